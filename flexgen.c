@@ -36,7 +36,7 @@ static void say_untied(const char *model) {
 
 static void say_processors(const TaskRun *run) {
     if (run->processors)
-        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->options->threads,
+        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->threads,
                 run->processors);
 }
 
@@ -196,7 +196,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
     if (progress)
         progress_open(progress, run->plan, task);
     if (verbose)
-        plan_print(stderr, run->plan, run->options->capacity, NULL);
+        plan_print(stderr, run->plan, run->capacity, NULL);
     int status = begin_run(run, err);
     if (!status)
         status = end_run(run, run_sweeps(run, task, listener, err), err);
@@ -238,7 +238,7 @@ static int read_job(Job *job, const Options *o, Error *err) {
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
-    const Policy *p = &o->policy;
+    const Policy *p = &run->given;
     const bool greedy = s->temperature <= 0;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
@@ -264,21 +264,6 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     return head;
 }
 
-static bool is_packed(const cJSON *head, const char *bits, const char *group) {
-    size_t b, g;
-    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
-           b == 4 && g == GROUP;
-}
-
-/* Keeps the compression that the search chose for the run before. */
-static void keep_compression(Options *o, const cJSON *head) {
-    if (!head || !o->allow_compression)
-        return;
-    o->allow_compression = false;
-    o->compress_weight |= is_packed(head, "bits of weights", "group of weights");
-    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache");
-}
-
 static bool alike(const cJSON *head, const cJSON *before, const char *key) {
     return cJSON_Compare(json_get(head, key), json_get(before, key), true);
 }
@@ -286,7 +271,7 @@ static bool alike(const cJSON *head, const cJSON *before, const char *key) {
 /* Adds to the head what else the tokens depend on. A job may go on on another machine, or with
  * another version of the program; then a line says that its tokens may differ. */
 static void add_machine(const TaskRun *run, const cJSON *before) {
-    const Policy *p = &run->options->policy;
+    const Policy *p = &run->plan->policy;
     cJSON *head = run->head;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
     cJSON_AddStringToObject(head, "instructions", host_isa());
@@ -340,7 +325,6 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
     if (!c)
         return -1;
-    keep_compression(run->options, completions_head(c));
     if (settle_compression(run, err))
         return -1;
     run->head = job_head(run, job);
@@ -463,15 +447,16 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 
 /* Returns the number of prompts: as many as are asked for, or one block. If the search chooses the
  * block (*one_block), this is the largest that it may choose. */
-static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
+static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1],
-        block = o->policy.gbs * o->policy.num_gpu_batches * flight_count(&o->policy);
+    const Options *o = run->options;
+    const Policy *p = &run->given;
+    int s = o->prompt_len[1], block = p->gbs * p->num_gpu_batches * flight_count(p);
     *one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts
                 : block        ? block
                                : imin(LARGEST_BLOCK, MAX_BENCH / s);
-    if (check_lengths(o, config, err))
+    if (check_lengths(o, &run->checkpoint->config, err))
         return -1;
     if ((double)count * s <= MAX_BENCH)
         return count;
@@ -523,7 +508,7 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
 static int bench(TaskRun *run, Error *err) {
     OptConfig *config = &run->checkpoint->config;
     bool one_block;
-    int count = bench_count(&one_block, run->options, config, err);
+    int count = bench_count(&one_block, run, err);
     if (count < 0)
         return -1;
     config->eos = -1; /* every sequence runs to its full length */
@@ -593,7 +578,7 @@ static int policy(TaskRun *run, Error *err) {
     bool one_block;
     if (o->paper_model)
         return paper_policy(run, err);
-    int count = bench_count(&one_block, o, &run->checkpoint->config, err);
+    int count = bench_count(&one_block, run, err);
     if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) ||
         settle_compression(run, err))
         return -1;
@@ -620,10 +605,10 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity,
+    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, run->threads, run->capacity,
                         stderr, err))
         return -1;
-    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads, stderr);
+    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, run->threads, stderr);
     FILE *out = output_open("--output", to, err);
     if (!out)
         return -1;
@@ -637,7 +622,7 @@ static int quantize(TaskRun *run, Error *err) {
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->threads,
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, run->threads,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);
@@ -740,7 +725,7 @@ static int join_pipeline(TaskRun *run, Command command, Error *err) {
 static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
-    Policy *p = &run->options->policy;
+    Policy *p = &run->given;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
         p->flights = m + 1; /* one for each stage and one on the wire; if the search chooses the
@@ -804,7 +789,6 @@ static void run_close(TaskRun *run) {
         trace_free(trace);
     free(trace);
     free(run->traces);
-    free(run->found);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
@@ -825,7 +809,6 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    TaskRun run = {.options = o};
     if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) {
         flags_help(stdout);
         return 0;
@@ -840,7 +823,7 @@ static int run_command(Options *o, char **args, int n, Error *err) {
         return -1;
     const bool opens = o->model && command != QUANTIZE,
                texts = command == GENERATE || command == EVAL;
-    run.flags = flags_digest(args, n);
+    TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
     int status = join_pipeline(&run, command, err);
     if (!status && !follows(&run))
         status = report_open(&run, err);

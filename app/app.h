@@ -76,10 +76,11 @@ typedef struct {
     World *world;
 } Stages;
 
-/* One run of a command: what it was asked, what it opened, where it runs, how it went. main opens
- * and closes it; choose.c decides, flexgen.c runs, report.c prints. */
+/* One run of a command: what it was asked, what it opened, where it runs, how it went. choose.c
+ * decides, flexgen.c runs, report.c prints. A policy takes one way: what is asked of it (options,
+ * then given), what is found for it (found), and the plan, which has it in its final form. */
 typedef struct {
-    Options *options;
+    const Options *options;
     Checkpoint *checkpoint; /* NULL: no model was named; on a stage, its part of the model */
     Checkpoint *whole, part;
     Net *net;      /* the pipeline; NULL: one machine ... */
@@ -90,7 +91,12 @@ typedef struct {
     Gpu *gpu;             /* NULL on the other devices */
     bool sim;             /* nothing is computed; --hardware names the machine that is simulated */
     Hardware *hardware;   /* the machine simulated or searched for; NULL: not needed */
-    Found *found;         /* what is expected of the policy; NULL: nothing */
+    Policy given;         /* what is asked of the policy: the flags', settled for this run */
+    bool may_pack;        /* the search may pack weights and cache */
+    Found found;          /* the policy that was chosen; the rest only if predicted */
+    bool predicted;       /* the cost model has predicted its costs */
+    int threads;          /* that compute */
+    Bytes capacity[NTIERS];
     Error no_gpu;         /* its text says why there is no GPU; empty with --device host */
     size_t in_use_before; /* bytes in use on the GPU before there is a tier, by its own account */
     size_t in_use;        /* the same count at the end of the run */
@@ -131,15 +137,15 @@ int read_machine(Hardware *hardware, const Options *options, Error *err);
 /* Finds out the numbers of the machine that the search is for: from a file, or by measuring this
  * one. Links that will be slowed are as slow in them. */
 int know_machine(const TaskRun *run, Error *err);
-/* Settles by the flags, or by a packed checkpoint, how weights and cache are packed, and that the
- * CPU attends if attention is sparse. */
-int settle_compression(const TaskRun *run, Error *err);
+/* Settles run->given: by the flags, a packed checkpoint, or the run before of a job that goes on,
+ * how weights and cache are packed; and that the CPU attends if attention is sparse. */
+int settle_compression(TaskRun *run, Error *err);
 /* Returns what is to be searched for: what the flags leave open. one_block: the task has as many
  * prompts as a block may have, and is cut to one block of the policy that is found. */
 Search search_for(const TaskRun *run, const Task *task, bool one_block);
 /* Finds the best policies, at most `most`, or takes the one that the flags give in full, with its
- * token table where there is room; and what is expected of them, if the machine is known (found not
- * NULL). Returns their number, or -1 and err. */
+ * token table where there is room; and what is expected of them, if the machine is known
+ * (s->hardware not NULL). Returns their number, or -1 and err. */
 int find_policies(Found *found, int most, Search *s, Error *err);
 /* Returns the machines of a pipeline, which are processes or simulated, and their network. */
 Cluster cluster_of(const TaskRun *run);

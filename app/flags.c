@@ -528,78 +528,117 @@ static int check_files(const Options *o, Error *err) {
     return 0;
 }
 
-int flags_check(const Options *o, Command command, Error *err) {
-    static const char
-        beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
-        length[] = ": the cost model paper knows one length; give one number",
-        exact[] = ": the cost model paper knows none; leave it out",
-        block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-        machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json",
-        greedy[] =
-            ": without --temperature the likeliest token is always taken; add --temperature, such "
-            "as 0.7";
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host"),
-               named = command == BENCH || command == POLICY;
-    const bool needs_model = command != PROFILE && !o->model,
-               needs_output = !o->output || !o->output[0];
-    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1],
-               gen_range = o->gen_len[0] < o->gen_len[1];
-    const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
-    const bool cold = command == GENERATE && !o->fixed_temperature;
-    const bool paper =
-        o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
-    const bool on_paper = o->nodes && command == POLICY;
-    bool some_fixed = false, empty_stop = false, odd_stop = false;
-    for (int i = 0; i < 6; i++)
-        some_fixed |= o->fixed[i];
-    for (int i = 0; i < o->stop.n; i++) {
-        empty_stop |= !o->stop.text[i][0];
-        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
-    }
-    const struct {
-        bool wrong;
-        const char *flag, *why;
-    } rules[] = {
-        {sim && command != BENCH, "--device sim",
-         ": it computes nothing, so only bench knows it; leave it out"},
-        {sim && !o->hardware, "--device sim: ", machine},
-        {o->with.n && !o->hardware, "--with",
-         ": changes a number of a machine's file; give --hardware FILE"},
-        {o->links && o->device && !host, "--link",
-         ": only links of the host device can be slowed; use --device host"},
-        {needs_model && named, "--model",
+/* A use that is wrong, and its message: the flag, and why it is wrong. */
+typedef struct {
+    bool wrong;
+    const char *flag, *why;
+} Rule;
+
+/* Refuses the first wrong use; the last rule has no flag. */
+static int check_rules(const Rule *rule, Error *err) {
+    while (rule->flag && !rule->wrong)
+        rule++;
+    return rule->flag ? fail(err, EXIT_USAGE, "%s%s", rule->flag, rule->why) : 0;
+}
+
+static const char no_machine[] =
+    "--hardware is missing; name the machine's file, such as hardware/t4.json";
+
+static int check_device(const Options *o, Command command, Error *err) {
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host");
+    if (o->device && !sim && !host && !device_is(o, "cuda"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
+    const Rule rules[] = {{sim && command != BENCH, "--device sim",
+                           ": it computes nothing, so only bench knows it; leave it out"},
+                          {sim && !o->hardware, "--device sim: ", no_machine},
+                          {o->with.n && !o->hardware, "--with",
+                           ": changes a number of a machine's file; give --hardware FILE"},
+                          {o->links && o->device && !host, "--link",
+                           ": only links of the host device can be slowed; use --device host"},
+                          {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks that a command has what it needs. */
+static int check_needs(const Options *o, Command command, Error *err) {
+    const bool no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
+    const Rule rules[] = {
+        {no_model && (command == BENCH || command == POLICY), "--model",
          " is missing; name a checkpoint directory or a size such as opt-125m"},
-        {needs_model, "--model", " is missing; name a checkpoint directory"},
-        {command == QUANTIZE && is_study(o->quant), "--bits, --group",
+        {no_model, "--model", " is missing; name a checkpoint directory"},
+        {copies && is_study(o->quant), "--bits, --group",
          ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
          "would cost"},
-        {command == QUANTIZE && needs_output, "--output",
+        {copies && (!o->output || !o->output[0]), "--output",
          " is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts, "",
          "give either --prompt TEXT or --prompts FILE"},
         {command == EVAL && !o->perplexity == !o->last_word, "",
          "give either --perplexity FILE or --last-word FILE"},
-        {paper && !o->hardware, "", machine},
-        {paper && !o->policy.gbs, "--gpu-batch-size", block},
-        {paper && !o->policy.num_gpu_batches, "--num-gpu-batches", block},
-        {paper && prompt_range, "--prompt-len", length},
-        {paper && gen_range, "--gen-len", length},
-        {paper && some_fixed, "--percent",
-         ": the cost model paper finds all of them; leave it out"},
-        {paper && is_sparse(&o->policy), "--attn-sparsity", exact},
-        {paper && packs, "compression", exact},
-        {paper && o->frontier, "--frontier", beyond},
-        {paper && o->nodes, "--nodes", beyond},
-        {paper && o->max_latency > 0, "--max-latency", beyond},
-        {o->nodes && !sim && command == BENCH, "--nodes",
+        {0}};
+    return check_rules(rules, err);
+}
+
+static bool is_range(const int lengths[2]) { return lengths[0] < lengths[1]; }
+
+/* Checks a question for the cost model paper: Appendix A.3 knows one block of equal prompts on one
+ * machine. */
+static int check_paper(const Options *o, Error *err) {
+    static const char beyond[] =
+        ": the cost model paper looks at one block on one machine; leave it out",
+                      length[] = ": the cost model paper knows one length; give one number",
+                      exact[] = ": the cost model paper knows none; leave it out",
+                      block[] =
+                          " is missing; give the block as --gpu-batch-size N --num-gpu-batches N";
+    bool some_fixed = false;
+    for (int i = 0; i < 6; i++)
+        some_fixed |= o->fixed[i];
+    const Rule rules[] = {
+        {!o->hardware, "", no_machine},
+        {!o->policy.gbs, "--gpu-batch-size", block},
+        {!o->policy.num_gpu_batches, "--num-gpu-batches", block},
+        {is_range(o->prompt_len), "--prompt-len", length},
+        {is_range(o->gen_len), "--gen-len", length},
+        {some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
+        {is_sparse(&o->policy), "--attn-sparsity", exact},
+        {o->compress_weight || o->compress_cache || o->allow_compression, "compression", exact},
+        {o->frontier, "--frontier", beyond},
+        {o->nodes, "--nodes", beyond},
+        {o->max_latency > 0, "--max-latency", beyond},
+        {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks the flags of a pipeline on paper or of sims, and those that do not go with it. */
+static int check_nodes(const Options *o, Command command, Error *err) {
+    const bool on_paper = o->nodes && command == POLICY;
+    const Rule rules[] = {
+        {o->nodes && !device_is(o, "sim") && command == BENCH, "--nodes",
          ": machines made of numbers; give --device sim"},
         {o->explain && (o->nodes || o->frontier), "--explain",
          ": is about the best policy of one machine; leave --nodes and --frontier out"},
         {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
         {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {on_paper && prompt_range, "--nodes",
+        {on_paper && is_range(o->prompt_len), "--nodes",
          ": knows one length; give one number for --prompt-len"},
-        {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
+        {on_paper && is_range(o->gen_len), "--nodes",
+         ": knows one length; give one number for --gen-len"},
+        {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks the flags of texts: windows, outputs, sampling and stop texts. */
+static int check_texts(const Options *o, Command command, Error *err) {
+    static const char greedy[] =
+        ": without --temperature the likeliest token is always taken; add --temperature, such as "
+        "0.7";
+    const bool cold = command == GENERATE && !o->fixed_temperature;
+    bool empty_stop = false, odd_stop = false;
+    for (int i = 0; i < o->stop.n; i++) {
+        empty_stop |= !o->stop.text[i][0];
+        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+    }
+    const Rule rules[] = {
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p", greedy},
@@ -607,18 +646,20 @@ int flags_check(const Options *o, Command command, Error *err) {
         {cold && o->sampling.seed, "--seed", greedy},
         {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
-    };
-    if (o->device && !sim && !host && !device_is(o, "cuda"))
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
-        if (rules[r].wrong)
-            return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
-    if (check_files(o, err))
+        {0}};
+    return check_rules(rules, err);
+}
+
+int flags_check(const Options *o, Command command, Error *err) {
+    const Policy *p = &o->policy;
+    if (check_device(o, command, err) || check_needs(o, command, err) ||
+        (o->paper_model && check_paper(o, err)) || check_nodes(o, command, err) ||
+        check_texts(o, command, err) || check_files(o, err))
         return -1;
-    if ((double)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
-        return fail(
-            err, EXIT_USAGE,
-            "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
-            o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
-    return 0;
+    if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
+        return 0;
+    return fail(
+        err, EXIT_USAGE,
+        "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
+        p->gbs, p->num_gpu_batches, MAX_GBS);
 }

@@ -319,15 +319,16 @@ static void print_pair(const char *name, double before, double after) {
 }
 
 void print_prediction(const TaskRun *run, const Task *task) {
-    if (!run->found)
+    if (!run->predicted)
         return;
-    const Cost *expected = &run->found->cost, was = measured(run);
-    const double rows = run->plan->config.l *
-                        flight_count(&run->found->policy); /* layers of all flights in a sweep */
+    const Found *found = &run->found;
+    const Cost *expected = &found->cost, was = measured(run);
+    const double rows =
+        run->plan->config.l * flight_count(&found->policy); /* layers of all flights in a sweep */
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
-    print_pair("T_pre (s)", run->found->pace.prefill_s / rows,
+    print_pair("T_pre (s)", found->pace.prefill_s / rows,
                was.T_pre); /* includes the time that a pipeline waits */
-    print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
+    print_pair("T_gen (s)", found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
     if (!task->scored)
         print_pair("throughput (token/s)", expected->throughput, was.throughput);
@@ -349,7 +350,7 @@ static double grown_bytes(const TaskRun *run) {
 
 void print_peaks(const TaskRun *run) {
     const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
-    plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
+    plan_print(stderr, run->plan, run->capacity, run->device->peak);
     if (!run->sim)
         fprintf(stderr,
                 "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f "
@@ -365,14 +366,14 @@ void print_peaks(const TaskRun *run) {
 
 /* Prints the policy and the device. */
 static void print_policy(FILE *out, const TaskRun *run) {
-    const Policy *p = &run->options->policy;
+    const Policy *p = &run->plan->policy;
     fprintf(out,
             "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d "
             "thread%s, %s\n",
             100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
             p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
-            run->options->threads, plural(run->options->threads), host_isa());
+            run->threads, plural(run->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {
@@ -422,7 +423,7 @@ static void report_tiers(const TaskRun *run) {
 /* Returns true if the channel's lanes have no times. On a GPU these lanes are streams; their marks
  * have times only in a trace, or if sweeps mix prompts with new tokens. */
 static bool is_untimed(const TaskRun *run, Channel c) {
-    return run->gpu && !run->device->trace && run->options->policy.schedule != SCHEDULE_DIAGONAL &&
+    return run->gpu && !run->device->trace && run->plan->policy.schedule != SCHEDULE_DIAGONAL &&
            (c == GPU || c == CTOG || c == GTOC);
 }
 
@@ -541,7 +542,7 @@ static void report_waiting(const TaskRun *run, int stages) {
 static void add_setting(const TaskRun *run) {
     cJSON_AddStringToObject(run->json, "model", run->plan->config.name);
     cJSON_AddStringToObject(run->json, "device", run->device->name);
-    add_policy(run->json, &run->options->policy);
+    add_policy(run->json, &run->plan->policy);
 }
 
 void report_bench(const TaskRun *run) {
@@ -562,8 +563,8 @@ void report_bench(const TaskRun *run) {
         report_stages(run, &run->stages);
     if (run->stages.n || run->net)
         report_waiting(run, run->net ? run->net->stages : run->stages.n);
-    if (run->found)
-        add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found->cost);
+    if (run->predicted)
+        add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found.cost);
 }
 
 void report_traced(const TaskRun *run) {
@@ -578,7 +579,7 @@ void report_traced(const TaskRun *run) {
 /* Reports that numbers were only rounded for a study: in memory and in traffic they were as large
  * as F16. */
 static void report_study(const TaskRun *run) {
-    const Policy *p = &run->options->policy;
+    const Policy *p = &run->plan->policy;
     const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
     if (!study.bits)
         return;
