@@ -64,7 +64,7 @@ static void check_in_use(TaskRun *run) {
     if (run->in_use > planned)
         fail(&run->device->notice, EXIT_OK,
              "the GPU counts %.1f MiB more in use than planned, by this program or by others",
-             (run->in_use - planned) / 1048576.0);
+             (run->in_use - planned) / MEBIBYTE);
 }
 
 static Device *open_device(TaskRun *run, Error *err) {
@@ -387,9 +387,9 @@ static int generate(TaskRun *run, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 enum {
-    MAX_BENCH = 1 << 28,
-    MAX_SLICES = 1 << 14
-}; /* most prompt tokens of a task; most slices of a trace that only adds up */
+    MAX_BENCH = 1 << 28, /* most prompt tokens of a task */
+    MAX_SLICES = 1 << 14 /* most slices of a trace that only adds up */
+};
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
@@ -727,9 +727,10 @@ static int take_stage(TaskRun *run, Error *err) {
     Net *net = run->net;
     Policy *p = &run->given;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
+     * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
-        p->flights = m + 1; /* one for each stage and one on the wire; if the search chooses the
-                               block, it chooses the flights too */
+        p->flights = m + 1;
     if (m && !net) {
         if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err))
             return -1;
@@ -741,7 +742,7 @@ static int take_stage(TaskRun *run, Error *err) {
     if (stage_join(net, run->checkpoint, run->flags, err))
         return -1;
     const int layers =
-        stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
+        stage_layers(&run->first_layer, run->checkpoint->config.l, net, &o->stages, err);
     if (layers < 0)
         return -1;
     run->part =
@@ -840,12 +841,12 @@ static int run_command(Options *o, char **args, int n, Error *err) {
 int main(int argc, char **argv) {
     Options o = options_default();
     Error err = {0};
-    signal(
-        SIGPIPE,
-        SIG_IGN); /* a closed pipe or a limit on file sizes becomes a failed write and one line */
+    /* a closed pipe or a limit on file sizes becomes a failed write and one line */
+    signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of address space, and keep \
-                      what threads free */
+#ifdef M_ARENA_MAX
+    /* glibc: a heap for each thread would take 64 MiB of address space, and keep what threads free
+     */
     mallopt(M_ARENA_MAX, 1);
 #endif
     open_standard_streams();

@@ -10,6 +10,8 @@
 extern "C" {
 #endif
 
+#define MEBIBYTE 1048576.0 /* bytes */
+
 // -------------------------------------------------------------------------------------------------
 // flags.c: the command line
 // -------------------------------------------------------------------------------------------------
@@ -206,10 +208,17 @@ int job_read(Job *job, const char *path, Error *err);
 void job_rest(Job *job);
 void job_free(Job *job);
 
+/* A text, and its name in messages. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *where;
+} Passage;
+
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
- * where names the text in messages. Returns their number, or -1 and err. */
-int text_encode(int32_t **ids, const char *text, size_t len, const char *where,
-                const Tokenizer *tokenizer, const OptConfig *config, Error *err);
+ * Returns their number, or -1 and err. */
+int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
+                Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk

@@ -99,8 +99,8 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const bool real = !run->sim && !on_paper;
     const size_t available = process_allowance("", NLANES).memory,
                  taken = process_room(run, run->trace_limit);
-    const int neighbours =
-        run->net ? imax(run->net->neighbours, 1) : 1; /* stages on one machine share it equally */
+    /* stages on one machine share it equally */
+    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
     const size_t share = available / neighbours,
                  percent = share > taken ? (share - taken) / 100 : 0;
     Bytes *c = run->capacity;
@@ -215,7 +215,7 @@ static Type act_type(const TaskRun *run) {
 // The policy
 // -------------------------------------------------------------------------------------------------
 
-/* Returns true if the run before packed the weights, or the cache, in the usual way. */
+/* Returns true if by the head of its journal (job_head) the run before packed weights or cache. */
 static bool was_packed(const cJSON *head, const char *bits, const char *group) {
     size_t b, g;
     return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
@@ -293,8 +293,8 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
 
 /* Returns true if the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
-    bool all =
-        s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit has to be checked */
+    /* a limit of the latency has to be checked by the search */
+    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0;
     for (int i = 0; i < 6; i++)
         all = all && s->fixed[i];
     return all && !s->may_pack;
@@ -382,7 +382,7 @@ static int add_limit(const TaskRun *run, Error *err) {
     const size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n,
-                 "; this process may have tiers of %.1f MiB in memory", run->memory / 1048576.0);
+                 "; this process may have tiers of %.1f MiB in memory", run->memory / MEBIBYTE);
     return -1;
 }
 

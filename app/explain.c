@@ -6,7 +6,8 @@
  * long as the same rows bind. So the price of a tier's row is seconds for each GB more, and rows
  * with price 0 have room to spare. The gain from a faster link is not the price of one row, since
  * the link's GB/s are in many coefficients. For links, and as a check for the tiers, the program is
- * solved once more with one more GB/s or GB. Read next: choose.c. */
+ * solved once more with one more GB/s or GB.
+ * Read next: choose.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 
@@ -92,29 +93,42 @@ static Tier row_tier(const Question *q, const Lp *lp, int i) {
     return (Tier)t;
 }
 
-/* Prints the terms of variables [from, to), such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
+/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". */
+typedef struct {
+    const double *a;
+    int from, to;
+    double scale;
+    const char *unit;
+} Terms;
+
+/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
  * coefficients are printed once. Returns true if nothing has been printed yet. */
-static bool print_terms(FILE *out, const Question *q, const double *a, int from, int to,
-                        double scale, const char *unit, bool first) {
-    for (int v = from; v < to; v++) {
-        int same = 0, before = from;
+static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
+    const double *a = t.a;
+    for (int v = t.from; v < t.to; v++) {
+        int same = 0, before = t.from;
         while (before < v && a[before] != a[v])
             before++;
         if (a[v] == 0 || before < v)
             continue;
-        for (int w = v; w < to; w++)
+        for (int w = v; w < t.to; w++)
             same += a[w] == a[v];
-        fprintf(out, "%s%s", first ? "" : a[v] < 0 ? " - " : " + ", first && a[v] < 0 ? "-" : "");
-        if (*unit || fabs(a[v] * scale) != 1)
-            fprintf(out, "%.4g%s ", fabs(a[v] * scale), unit);
-        for (int w = v, n = 0; w < to; w++)
-            if (a[w] == a[v])
-                fprintf(out, "%s%s",
-                        n++                 ? " + "
-                        : same > 1 && *unit ? "("
-                                            : "",
-                        variable_name(q, w));
-        fputs(same > 1 && *unit ? ")" : "", out);
+        const double size = fabs(a[v] * t.scale);
+        const bool brackets = same > 1 && *t.unit;
+        const char *before_name = brackets ? "(" : "";
+        if (a[v] < 0)
+            fputs(first ? "-" : " - ", out);
+        else
+            fputs(first ? "" : " + ", out);
+        if (*t.unit || size != 1)
+            fprintf(out, "%.4g%s ", size, t.unit);
+        for (int w = v; w < t.to; w++) {
+            if (a[w] != a[v])
+                continue;
+            fprintf(out, "%s%s", before_name, variable_name(q, w));
+            before_name = " + ";
+        }
+        fputs(brackets ? ")" : "", out);
         first = false;
     }
     return first;
@@ -125,7 +139,7 @@ static bool print_terms(FILE *out, const Question *q, const double *a, int from,
 typedef struct {
     const char *name, *unit;
     bool binds;
-    double left, right, price, constant; /* in units */
+    double left, right, price, constant; /* in the row's unit */
     double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
                            link, whose terms are bytes */
     double waits[LP_MAX_VARS]; /* coefficients of the times on the right side */
@@ -179,13 +193,15 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
     if (row->constant != 0)
         fprintf(out, "%.4g%s", row->constant, row->unit);
     fputs(link ? "(" : "", out);
-    bool first = print_terms(out, q, a, 0, NFRACTIONS, link ? row->rate / GB : row->scale,
-                             link ? " GB" : row->unit, row->constant == 0);
+    bool first = print_terms(
+        out, q,
+        (Terms){a, 0, NFRACTIONS, link ? row->rate / GB : row->scale, link ? " GB" : row->unit},
+        row->constant == 0);
     if (link)
         fprintf(out, ") / %.4g GB/s", row->rate / GB);
-    print_terms(out, q, times, NFRACTIONS, lp->n, 1, "", first);
+    print_terms(out, q, (Terms){times, NFRACTIONS, lp->n, 1, ""}, first);
     fputs(lp->row[i].equal ? " = " : " <= ", out);
-    if (print_terms(out, q, row->waits, NFRACTIONS, lp->n, 1, "", true))
+    if (print_terms(out, q, (Terms){row->waits, NFRACTIONS, lp->n, 1, ""}, true))
         fprintf(out, "%.5g%s", row->right, row->unit);
     fprintf(out, "\n");
 }
@@ -270,8 +286,8 @@ static void draw_objective(FILE *out, const Solved *s) {
 
 static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
-    const bool first = print_terms(out, q, s->lp.c, NFRACTIONS, s->lp.n, 1, "", true);
-    print_terms(out, q, s->lp.c, 0, NFRACTIONS, 1, " s", first);
+    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, ""}, true);
+    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s"}, first);
     fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
             q->policy ? " for the task" : ", T / bls, for a sequence");
     for (int v = 0; v < s->lp.n; v++)
@@ -299,8 +315,8 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     cJSON *regions = cJSON_AddObjectToObject(json, "regions");
     for (int t = 0; t < NTIERS && plan; t++) {
         cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
-        for (int id = 0; id < NREGIONS;
-             id++) { /* regions of one name have one purpose, such as the two slots of weights */
+        /* regions of one name have one purpose, such as the two slots of weights */
+        for (int id = 0; id < NREGIONS; id++) {
             const Region *region = &plan->region[id][t];
             cJSON *known =
                 region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;

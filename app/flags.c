@@ -1,9 +1,10 @@
-/* flags.c: the command line.
+/* flags.c: reads the command line.
  *
  * One table has every flag: which commands know it, how many values it takes, which function reads
  * them into which field of Options, and its line of the help text. When all flags are read,
  * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
- * one line that says what was expected. Read next: report.c. */
+ * one line that says what was expected.
+ * Read next: report.c. */
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
@@ -528,7 +529,7 @@ static int check_files(const Options *o, Error *err) {
     return 0;
 }
 
-/* A use that is wrong, and its message: the flag, and why it is wrong. */
+/* A rule about flags: if `wrong`, the message names the flag and says why. */
 typedef struct {
     bool wrong;
     const char *flag, *why;

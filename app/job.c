@@ -1,9 +1,10 @@
-/* job.c: prompts in.
+/* job.c: reads the prompts.
  *
  * All lines of a file are JSON, or all are plain text. A prompt that cannot be completed does not
  * stop the others: it becomes a request with an error, which its line of the output reports; with
  * `strict` the whole job is refused. Sampling depends on a prompt's place in the input, which does
- * not change when a job goes on with the prompts that are left. Read next: journal.c. */
+ * not change when a job goes on with the prompts that are left.
+ * Read next: journal.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
 
@@ -13,13 +14,13 @@
 // Prompts
 // -------------------------------------------------------------------------------------------------
 
-int text_encode(int32_t **ids, const char *text, size_t len, const char *where,
-                const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
+                Error *err) {
     Error inner;
     int32_t *bare;
-    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
+    int n = tokenizer_encode(tokenizer, passage.text, passage.len, &bare, &inner);
     if (n < 0)
-        return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
+        return fail(err, inner.code, "%.400s: %.600s", passage.where, inner.text);
     *ids = xcalloc((size_t)n + 1, sizeof **ids);
     (*ids)[0] = config->eos;
     if (n)
@@ -62,7 +63,8 @@ static int take_text(Job *job, const char *text, size_t len, int n, const char *
         return fail(err, EXIT_FAILED,
                     "%s: the prompt has at least %zu tokens and the model takes %d; shorten it",
                     where, least, most);
-    const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err);
+    const int s =
+        text_encode(&e->ids, (Passage){text, len, where}, job->tokenizer, job->config, err);
     if (s < 0)
         return -1;
     if (s > most)

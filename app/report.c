@@ -1,4 +1,4 @@
-/* report.c: what the commands say: one list of figures for people and for programs.
+/* report.c: prints what the commands have to say: one list of figures for people and for programs.
  *
  * The list is a cJSON object under the paper's names, which --json writes as it is. The text is a
  * form that fill_in fills in from the object, so that no figure is computed or named twice. Figures
@@ -11,7 +11,7 @@
 #include "app/app.h"
 #include "device/device.h"
 
-static const double MIB = 1048576, GIB = 1073741824;
+static const double GIB = 1073741824;
 
 // -------------------------------------------------------------------------------------------------
 // The plan
@@ -33,7 +33,7 @@ static void print_regions(FILE *out, const Plan *p) {
             continue;
         fprintf(out, "  %-32s", all[i].name);
         for (int t = 0; t < NTIERS; t++)
-            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
+            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / MEBIBYTE) : fprintf(out, " %12s", "");
         fprintf(out, "\n");
     }
 }
@@ -48,8 +48,8 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const By
     static const char *const row_name[] = {"planned", "capacity", "measured peak"};
     for (int r = 0; r < 3; r++)
         if (rows[r])
-            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0,
-                    rows[r][1] / 1048576.0, rows[r][2] / 1048576.0);
+            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / MEBIBYTE,
+                    rows[r][1] / MEBIBYTE, rows[r][2] / MEBIBYTE);
     const int batches =
         p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
     Bytes kv = 0;
@@ -61,7 +61,7 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const By
                 "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate "
                 "%.2f\n",
                 schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps,
-                plural(p->sweeps), kv / 1048576.0, p->a21_kv / 1048576.0);
+                plural(p->sweeps), kv / MEBIBYTE, p->a21_kv / MEBIBYTE);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0],
                 100 * p->achieved[w][1], 100 * p->achieved[w][2]);
@@ -323,18 +323,18 @@ void print_prediction(const TaskRun *run, const Task *task) {
         return;
     const Found *found = &run->found;
     const Cost *expected = &found->cost, was = measured(run);
-    const double rows =
-        run->plan->config.l * flight_count(&found->policy); /* layers of all flights in a sweep */
+    /* the layers of all flights in a sweep */
+    const double rows = run->plan->config.l * flight_count(&found->policy);
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
-    print_pair("T_pre (s)", found->pace.prefill_s / rows,
-               was.T_pre); /* includes the time that a pipeline waits */
+    /* with the time that a pipeline waits */
+    print_pair("T_pre (s)", found->pace.prefill_s / rows, was.T_pre);
     print_pair("T_gen (s)", found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
     if (!task->scored)
         print_pair("throughput (token/s)", expected->throughput, was.throughput);
     for (int t = 0; t < NTIERS; t++)
         fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "",
-                expected->peak[t] / MIB, was.peak[t] / MIB);
+                expected->peak[t] / MEBIBYTE, was.peak[t] / MEBIBYTE);
 }
 
 /* Returns the bytes of the tiers that are this process's memory. */
@@ -349,19 +349,20 @@ static double grown_bytes(const TaskRun *run) {
 }
 
 void print_peaks(const TaskRun *run) {
-    const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
+    const double peak = memory_peak() / MEBIBYTE,
+                 tiers = tiers_in_process(run, run->device->peak) / MEBIBYTE;
     plan_print(stderr, run->plan, run->capacity, run->device->peak);
     if (!run->sim)
         fprintf(stderr,
                 "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f "
                 "without the tiers\n",
-                run->overhead / MIB, peak, peak - tiers);
+                run->overhead / MEBIBYTE, peak, peak - tiers);
     if (run->gpu)
         fprintf(stderr,
                 "in use on the GPU, by its own account %12.2f = tier, context, workspaces and "
                 "other programs; besides the tier "
                 "it has grown by %.2f of %.2f set aside\n",
-                run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
+                run->in_use / MEBIBYTE, grown_bytes(run) / MEBIBYTE, run->gpu->spare / MEBIBYTE);
 }
 
 /* Prints the policy and the device. */
@@ -520,8 +521,8 @@ static void report_stages(const TaskRun *run, const Stages *all) {
             continue;
         fprintf(run->text,
                 "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s,
-                stage->first, stage->first + stage->part.config.l - 1, total[0] / MIB,
-                total[1] / MIB, total[2] / MIB);
+                stage->first, stage->first + stage->part.config.l - 1, total[0] / MEBIBYTE,
+                total[1] / MEBIBYTE, total[2] / MEBIBYTE);
         fill_in(run->text,
                 "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
     }

@@ -101,22 +101,26 @@ static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
     for (int i = 0; i < task->count; i++)
         n += sent_tokens(task, &sent[i]);
     int32_t *ids = xcalloc(n, sizeof *ids);
-    for (int i = 0; i < task->count && !net->stage; at += sent_tokens(task, &sent[i++]))
-        memcpy(ids + at, task->prompts[i].ids, sent_tokens(task, &sent[i]) * sizeof *ids);
+    for (int i = 0; i < task->count && !net->stage; i++) {
+        const size_t size = sent_tokens(task, &sent[i]);
+        memcpy(ids + at, task->prompts[i].ids, size * sizeof *ids);
+        at += size;
+    }
     const int status = net->share(net, ids, n * sizeof *ids, err);
     at = 0;
-    for (int i = 0; i < task->count && net->stage && !status; at += sent_tokens(task, &sent[i++])) {
-        const size_t size = sent_tokens(task, &sent[i]);
-        task->prompts[i] =
-            (Prompt){.s = sent[i].s, .n = sent[i].n, .from = sent[i].from, .place = sent[i].place};
+    for (int i = 0; i < task->count && net->stage && !status; i++) {
+        const Sent *q = &sent[i];
+        const size_t size = sent_tokens(task, q);
+        task->prompts[i] = (Prompt){.s = q->s, .n = q->n, .from = q->from, .place = q->place};
         task->prompts[i].ids = memcpy(xcalloc(size, sizeof *ids), ids + at, size * sizeof *ids);
+        at += size;
     }
     free(ids);
     return status;
 }
 
-/* With a job, the other stages fill in what their listeners need of its `requests`: the known
- * tokens. */
+/* Sends prompts and tokens. With a job, the other stages fill in its requests as far as their
+ * listeners need them: the known tokens. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     TaskHead head = {task->count, job ? job->count : 0, task->scored, task->sampling};
     if (net->share(net, &head, sizeof head, err))
@@ -170,8 +174,8 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
         if (s && net->receive(net, s, NET_SETUP, &line, sizeof line, err))
             return -1;
         fprintf(stderr, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n",
-                s, line.first, line.first + line.layers - 1, line.total[0] / 1048576.0,
-                line.total[1] / 1048576.0, line.total[2] / 1048576.0);
+                s, line.first, line.first + line.layers - 1, line.total[0] / MEBIBYTE,
+                line.total[1] / MEBIBYTE, line.total[2] / MEBIBYTE);
     }
     return 0;
 }
