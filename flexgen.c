@@ -731,23 +731,22 @@ static int take_stage(TaskRun *run, Error *err) {
      * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
         p->flights = m + 1;
-    if (m && !net) {
-        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err))
-            return -1;
-        run->whole = run->checkpoint;
-        run->checkpoint = &run->stages.stage[0].part;
-    }
-    if (!net)
+    if (!m)
         return 0;
-    if (stage_join(net, run->checkpoint, run->flags, err))
+    run->whole = run->checkpoint;
+    if (!net) {
+        if (stages_split(&run->stages, run->whole, m, &o->stages, err))
+            return -1;
+        run->checkpoint = &run->stages.stage[0].part;
+        return 0;
+    }
+    if (stage_join(net, run->whole, run->flags, err))
         return -1;
-    const int layers =
-        stage_layers(&run->first_layer, run->checkpoint->config.l, net, &o->stages, err);
+    const int l = run->whole->config.l,
+              layers = stage_layers(&run->first_layer, l, net, &o->stages, err);
     if (layers < 0)
         return -1;
-    run->part =
-        checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
-    run->whole = run->checkpoint;
+    run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
     run->checkpoint = &run->part;
     return 0;
 }

@@ -82,34 +82,41 @@ typedef struct {
  * decides, flexgen.c runs, report.c prints. A policy takes one way: what is asked of it (options,
  * then given), what is found for it (found), and the plan, which has it in its final form. */
 typedef struct {
+    /* what was asked, and what was opened for it */
     const Options *options;
-    Checkpoint *checkpoint; /* NULL: no model was named; on a stage, its part of the model */
-    Checkpoint *whole, part;
-    Net *net;      /* the pipeline; NULL: one machine ... */
-    Stages stages; /* ... or simulated ones; plan and device are then those of the first */
-    int first_layer;
-    uint64_t flags;       /* flags_digest */
-    Tokenizer *tokenizer; /* opened for commands that read texts */
-    Gpu *gpu;             /* NULL on the other devices */
-    bool sim;             /* nothing is computed; --hardware names the machine that is simulated */
-    Hardware *hardware;   /* the machine simulated or searched for; NULL: not needed */
-    Policy given;         /* what is asked of the policy: the flags', settled for this run */
-    bool may_pack;        /* the search may pack weights and cache */
-    Found found;          /* the policy that was chosen; the rest only if predicted */
-    bool predicted;       /* the cost model has predicted its costs */
-    int threads;          /* that compute */
-    Bytes capacity[NTIERS];
-    Error no_gpu;         /* its text says why there is no GPU; empty with --device host */
-    size_t in_use_before; /* bytes in use on the GPU before there is a tier, by its own account */
-    size_t in_use;        /* the same count at the end of the run */
-    int processors;       /* of the machine, if a CPU quota allows only some of them; else 0 */
-    size_t memory;        /* bytes of this process that the tiers may have together */
-    size_t overhead;      /* bytes that the process should have at most besides the tiers */
-    Plan *plan;
+    uint64_t flags;          /* flags_digest */
+    Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
+    Checkpoint *whole, part; /* in a pipeline: the whole model; a process's part of it */
+    int first_layer;         /* of that part */
+    Tokenizer *tokenizer;    /* opened for commands that read texts */
+    Net *net;                /* the pipeline; NULL: one machine ... */
+    Stages stages;           /* ... or simulated ones; plan and device are those of the first */
+
+    /* the machine */
+    bool sim;               /* nothing is computed; --hardware names the machine */
+    Gpu *gpu;               /* NULL on the other devices */
+    Error no_gpu;           /* its text says why there is no GPU; empty with --device host */
+    Hardware *hardware;     /* the machine simulated or searched for; NULL: not needed */
+    int threads;            /* that compute */
+    int processors;         /* of the machine, if a CPU quota allows only some of them; else 0 */
+    Bytes capacity[NTIERS]; /* of the tiers */
+    size_t memory;          /* bytes of this process that the tiers may have together */
+    size_t overhead;        /* bytes that the process should have at most besides the tiers */
+    size_t in_use_before;   /* bytes in use on the GPU before there is a tier, by its own account */
+    size_t in_use;          /* the same count at the end of the run */
+
+    /* the policy and the plan */
+    Policy given;   /* what is asked of the policy: the flags', settled for this run */
+    bool may_pack;  /* the search may pack weights and cache */
+    Found found;    /* the policy that was chosen; the rest only if predicted */
+    bool predicted; /* the cost model has predicted its costs */
+    Plan *plan;     /* with the policy in its final form */
+
+    /* the work, and how it went */
+    bool bench;
     Device *device;
     Completions *completions; /* generate's; NULL in other commands */
     cJSON *head;              /* generate's: the journal's head for this job */
-    bool bench;
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that a trace keeps at a time, if it only adds up; 0: all */
     Trace *traces;      /* of all stages, on the first, when the run is over */
