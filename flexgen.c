@@ -1,15 +1,17 @@
-/* flexgen.c: main, as a table of contents: the six commands.
+/* flexgen.c: the six commands, and main.
  *
  *   generate   prompts in, completions out
  *   bench      a named model with random weights, prompts of one length, measured throughput
  *   policy     the best policies for a machine, by a cost model
  *   profile    this machine as numbers
  *   quantize   a 4-bit copy of a checkpoint
- *   eval       perplexity, last words app/flags.c reads the command line, app/report.c says what
- * came of it. Between them a command that runs a task goes the same way: plan_task (app/choose.c)
- * chooses the machine, the policy and the place of every byte; run_task opens the device, loads the
- * weights and sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to
- * standard output, everything else to standard error. */
+ *   eval       perplexity, last words
+ *
+ * app/flags.c reads the command line, and app/report.c prints the results. Between them, every
+ * command that runs a task takes the same way: plan_task (app/choose.c) chooses the machine, the
+ * policy and the place of every byte; run_task opens the device, loads the weights and runs the
+ * sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard
+ * output, everything else to standard error. */
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -34,12 +36,13 @@ static void say_untied(const char *model) {
 
 static void say_processors(const TaskRun *run) {
     if (run->processors)
-        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->options->threads,
+        fprintf(stderr, "computing on %d of %d processors (quota of CPU)\n", run->threads,
                 run->processors);
 }
 
-/* What a user should know who expected another head, the GPU, or full speed of it. A person hears
- * it at once; in a log an error stays the only line. */
+/* Tells a user who expected another head, the GPU, or the GPU's full speed why it is otherwise. On
+ * a terminal this comes at once; in a log only after success, so that an error stays the only line.
+ */
 static void say_notices(const TaskRun *run, bool now) {
     if (follows(run))
         return;
@@ -54,14 +57,14 @@ static void say_notices(const TaskRun *run, bool now) {
         fprintf(stderr, "%s\n", run->device->notice.text);
 }
 
-/* The GPU's own account against the plan. */
+/* Compares the GPU's own account with the plan. */
 static void check_in_use(TaskRun *run) {
     size_t planned = run->in_use_before + run->plan->total[TIER_GPU] + run->gpu->spare;
     run->in_use = run->gpu->in_use(run->gpu);
     if (run->in_use > planned)
         fail(&run->device->notice, EXIT_OK,
              "the GPU counts %.1f MiB more in use than planned, by this program or by others",
-             (run->in_use - planned) / 1048576.0);
+             (run->in_use - planned) / MEBIBYTE);
 }
 
 static Device *open_device(TaskRun *run, Error *err) {
@@ -78,7 +81,7 @@ static Device *open_device(TaskRun *run, Error *err) {
     return host_open(run->plan, run->checkpoint, dir, err);
 }
 
-/* What was read of a checkpoint that has changed meanwhile is nobody's. */
+/* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */
 static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     if (run->stages.n)
         return stages_run(&run->stages, task, listener, &run->stats, err);
@@ -88,21 +91,8 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     return run->net ? run->net->agree(run->net, 0, err) : 0;
 }
 
-/* Sweeps for a job, which may be stopped and go on later. */
-static int complete(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    if (completions_begin(run->completions, run->head, err))
-        return -1;
-    stop_catch();
-    run->device->stop = stop_signal();
-    const int status = run_sweeps(run, task, listener, err);
-    if (!completions_end(run->completions, status, err))
-        return 0;
-    return *stop_signal()
-               ? stop_fail(err, completions_last(run->completions) ? "; go on with --resume" : "")
-               : -1;
-}
-
-/* Stages on one computer have one clock. */
+/* Gives each stage's device a trace. Stages on one computer share a clock; others note when all
+ * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
     Device *device = run->device;
@@ -118,32 +108,7 @@ static void begin_traces(TaskRun *run) {
     }
 }
 
-/* bench on a GPU measures first: a trace's marks take the GPU's time. */
-static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
-
-/* Loads the weights and sweeps. */
-static int run_on_device(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    Device *device = run->device;
-    memcpy(device->link, run->options->link, sizeof device->link);
-    if (run->net)
-        device->net = run->net;
-    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
-                      checkpoint_unchanged(run->checkpoint, err)))
-        return -1;
-    if (run->gpu && opt_warm_up(device, run->plan, err))
-        return -1;
-    if (run->net && run->net->agree(run->net, 0, err))
-        return -1; /* all are ready */
-    if (run->traced && !traced_later(run))
-        begin_traces(run);
-    int status = run->completions ? complete(run, task, listener, err)
-                                  : run_sweeps(run, task, listener, err);
-    if (run->gpu && !status)
-        check_in_use(run);
-    return status;
-}
-
-/* What all stages have noted, on the first of them. */
+/* Collects the traces of all stages on the first of them. */
 static int gather_traces(TaskRun *run, Error *err) {
     run->traces = xcalloc(trace_count(run), sizeof *run->traces);
     run->traces[0] = *run->device->trace;
@@ -160,8 +125,31 @@ static int write_trace(const TaskRun *run, Error *err) {
     return output_close(file, "--trace", run->options->trace, err);
 }
 
-/* Opens the device, which stays open for its counters, and runs. */
-static int run_traced(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
+/* Returns true for bench on a GPU, which measures first and traces in a second run, because a
+ * trace's marks take the GPU's time. */
+static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && !run->net; }
+
+/* Loads the weights, and begins the traces when all stages are ready. */
+static int load_device(TaskRun *run, Error *err) {
+    Device *device = run->device;
+    memcpy(device->link, run->options->link, sizeof device->link);
+    if (run->net)
+        device->net = run->net;
+    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
+                      checkpoint_unchanged(run->checkpoint, err)))
+        return -1;
+    if (run->gpu && opt_warm_up(device, run->plan, err))
+        return -1;
+    if (run->net && run->net->agree(run->net, 0, err))
+        return -1;
+    if (run->traced && !traced_later(run))
+        begin_traces(run);
+    return 0;
+}
+
+/* Opens the device, which stays open for its counters, and loads it. If the task is a job's, its
+ * output begins, and from now on a signal only stops the sweeps. */
+static int begin_run(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
     if (path && !follows(run) && output_check("--trace", path, err))
         return -1;
@@ -172,26 +160,46 @@ static int run_traced(TaskRun *run, const Task *task, const Listener *listener, 
     if (!run->device)
         return -1;
     say_notices(run, true);
-    if (run_on_device(run, task, listener, err))
+    if (load_device(run, err))
         return -1;
-    if (run->device->trace && gather_traces(run, err))
+    if (!run->completions)
+        return 0;
+    if (completions_begin(run->completions, run->head, err))
         return -1;
-    if (run->device->trace && path && !follows(run) && write_trace(run, err))
+    stop_catch();
+    run->device->stop = stop_signal();
+    return 0;
+}
+
+/* Ends the job's output, if there is a job; status is the success of the sweeps. Then compares
+ * memory, and writes the trace. */
+static int end_run(TaskRun *run, int status, Error *err) {
+    Completions *c = run->completions;
+    if (c && completions_end(c, status, err))
+        return *stop_signal() ? stop_fail(err, completions_last(c) ? "; go on with --resume" : "")
+                              : -1;
+    if (status)
+        return -1;
+    if (run->gpu)
+        check_in_use(run);
+    if (run->device->trace && (gather_traces(run, err) ||
+                               (run->options->trace && !follows(run) && write_trace(run, err))))
         return -1;
     say_notices(run, false);
     return 0;
 }
 
-/* The whole of a run, and what people are told of it: what it takes, what was expected. progress
- * may be NULL. */
+/* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
                     Error *err) {
     const bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress)
         progress_open(progress, run->plan, task);
     if (verbose)
-        plan_print(stderr, run->plan, run->options->capacity, NULL);
-    int status = run_traced(run, task, listener, err);
+        plan_print(stderr, run->plan, run->capacity, NULL);
+    int status = begin_run(run, err);
+    if (!status)
+        status = end_run(run, run_sweeps(run, task, listener, err), err);
     if (progress)
         progress_clear(progress);
     if (status)
@@ -207,26 +215,30 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
 // flexgen generate
 // -------------------------------------------------------------------------------------------------
 
-/* The prompts of the command line, or of a file. */
+/* Reads the prompts of the command line, or of a file. */
 static int read_job(Job *job, const Options *o, Error *err) {
     if (o->prompts) {
         if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO))
             fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
-        return job_read(job, o->prompts, err);
+        if (job_read(job, o->prompts, err))
+            return -1;
+        if (!job->count)
+            fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+        return 0;
     }
-    job->strict = true; /* whoever typed it is there to hear */
+    job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
         if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
             return -1;
     return job_settle(job, "--prompt", err);
 }
 
-/* Which job it is, so far as that decides about its tokens: what must not change when it goes on.
- */
+/* Returns a description of the job, as far as its tokens depend on it. It must be the same when the
+ * job goes on. */
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
-    const Policy *p = &o->policy;
+    const Policy *p = &run->given;
     const bool greedy = s->temperature <= 0;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
@@ -252,29 +264,15 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     return head;
 }
 
-static bool is_packed(const cJSON *head, const char *bits, const char *group) {
-    size_t b, g;
-    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
-           b == 4 && g == GROUP;
-}
-
-/* What the search was allowed to compress for the run before stays so. */
-static void keep_compression(Options *o, const cJSON *head) {
-    if (!head || !o->allow_compression)
-        return;
-    o->allow_compression = false;
-    o->compress_weight |= is_packed(head, "bits of weights", "group of weights");
-    o->compress_cache |= is_packed(head, "bits of the cache", "group of the cache");
-}
-
 static bool alike(const cJSON *head, const cJSON *before, const char *key) {
     return cJSON_Compare(json_get(head, key), json_get(before, key), true);
 }
 
-/* What else the tokens depend on. A job may go on elsewhere, or with another version of the
- * program; then it is said that its tokens may be others than they would have been. */
-static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
-    const Policy *p = &run->options->policy;
+/* Adds to the head what else the tokens depend on. A job may go on on another machine, or with
+ * another version of the program; then a line says that its tokens may differ. */
+static void add_machine(const TaskRun *run, const cJSON *before) {
+    const Policy *p = &run->plan->policy;
+    cJSON *head = run->head;
     cJSON_AddStringToObject(head, "device", run->gpu ? run->gpu->name : "host");
     cJSON_AddStringToObject(head, "instructions", host_isa());
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
@@ -291,31 +289,13 @@ static void add_machine(const TaskRun *run, cJSON *head, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* The stages of a pipeline are told what is left to do, which may be nothing. */
+/* Tells the stages of a pipeline what is left to do, which may be nothing. */
 static int share_job(const TaskRun *run, Job *job, Error *err) {
     return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
 }
 
-/* Runs what is left of a job; without anything left, its lines are written. */
-static int run_rest(TaskRun *run, Job *job, Completions *c, cJSON *head, Error *err) {
-    const Listener listener = completions_listener(c);
-    Progress *progress = completions_progress(c);
-    progress->on = isatty(STDERR_FILENO);
-    run->completions = c;
-    run->head = head;
-    if (share_job(run, job, err))
-        return -1;
-    if (job->task.count && plan_task(run, &job->task, false, err))
-        return -1;
-    if (job->task.count)
-        add_machine(run, head, completions_head(c));
-    if (job->task.count)
-        return run_task(run, &job->task, &listener, progress, err);
-    return completions_begin(c, head, err) || completions_end(c, 0, err) ? -1 : 0;
-}
-
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
-static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, Error *err) {
+static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
     int errors = 0, cut = 0;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
@@ -323,7 +303,7 @@ static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, 
         cut += e->cut && e->ended && !e->stopped;
     }
     if (job->task.count)
-        print_summary(run, job->count, completions_tokens(c));
+        print_summary(run, job->count, completions_tokens(run->completions));
     if (cut)
         fprintf(stderr,
                 "%d of %d completion%s cut short: the model has %d positions, too few for all "
@@ -336,39 +316,51 @@ static int sum_up_job(const TaskRun *run, const Job *job, const Completions *c, 
                 errors, job->count, plural(job->count));
 }
 
-static int complete_job(TaskRun *run, Job *job, Completions *c, Error *err) {
+/* Runs what is left of a job; if nothing is left, only its lines are written. */
+static int complete_job(TaskRun *run, Job *job, Error *err) {
+    const Task *task = &job->task;
     bool finished;
-    keep_compression(run->options, completions_head(c));
+    if (!job->count)
+        return share_job(run, job, err);
+    Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
+    if (!c)
+        return -1;
     if (settle_compression(run, err))
         return -1;
-    cJSON *head = job_head(run, job);
-    int status = completions_resume(c, head, &finished, err);
-    if (!status && finished) {
+    run->head = job_head(run, job);
+    if (completions_resume(c, run->head, &finished, err))
+        return -1;
+    if (finished)
         fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n",
                 run->options->output);
-        status = share_job(run, job, err);
-    } else if (!status) {
+    else
         job_rest(job);
-        status = run_rest(run, job, c, head, err);
-    }
-    if (!status)
-        status = sum_up_job(run, job, c, err);
-    cJSON_Delete(head);
-    return status;
+    if (share_job(run, job, err))
+        return -1;
+    if (task->count) {
+        const Listener listener = completions_listener(c);
+        Progress *progress = completions_progress(c);
+        progress->on = isatty(STDERR_FILENO);
+        if (plan_task(run, &job->task, false, err))
+            return -1;
+        add_machine(run, completions_head(c));
+        if (run_task(run, task, &listener, progress, err))
+            return -1;
+    } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
+        return -1;
+    return sum_up_job(run, job, err);
 }
 
-/* A stage behind the first does its part of the job that it is told. */
+/* Runs a following stage's part of the job that the first stage sends. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
     Completions *c = completions_follow(job, run->tokenizer, run->options);
     const Listener listener = completions_listener(c);
-    int status = 0;
-    if (job->task.count)
-        status = plan_task(run, &job->task, false, err) ||
-                         run_task(run, &job->task, &listener, NULL, err)
-                     ? -1
-                     : 0;
+    const int status = job->task.count && (plan_task(run, &job->task, false, err) ||
+                                           run_task(run, &job->task, &listener, NULL, err))
+                           ? -1
+                           : 0;
     completions_free(c);
     return status;
 }
@@ -381,22 +373,11 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
-    if (follows(run)) {
-        int status = follow_job(run, &job, err);
-        job_free(&job);
-        return status;
-    }
-    int status = read_job(&job, o, err);
-    if (!status && !job.count) {
-        fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
-        status = share_job(run, &job, err);
-    }
-    Completions *c = status || !job.count ? NULL : completions_open(&job, run->tokenizer, o, err);
-    if (c)
-        status = complete_job(run, &job, c, err);
-    else if (job.count)
-        status = -1;
-    completions_free(c);
+    const int status = follows(run)             ? follow_job(run, &job, err)
+                       : read_job(&job, o, err) ? -1
+                                                : complete_job(run, &job, err);
+    cJSON_Delete(run->head);
+    completions_free(run->completions);
     job_free(&job);
     return status;
 }
@@ -406,9 +387,9 @@ static int generate(TaskRun *run, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 enum {
-    MAX_BENCH = 1 << 28,
-    MAX_SLICES = 1 << 14
-}; /* prompt tokens of a task; slices of a trace that only adds up */
+    MAX_BENCH = 1 << 28, /* most prompt tokens of a task */
+    MAX_SLICES = 1 << 14 /* most slices of a trace that only adds up */
+};
 
 /* xorshift64 */
 static uint64_t draw(uint64_t *x) {
@@ -423,7 +404,7 @@ static int draw_in(uint64_t *x, const int range[2]) {
 
 static const uint64_t draw_start = 88172645463325252ull;
 
-/* Prompts of one length, or of lengths between two, so far without tokens. */
+/* Returns a task of prompts of one length, or of lengths between two, still without tokens. */
 static Task bench_task(const Options *o, int count) {
     uint64_t x = (draw_start + o->sampling.seed) ^ 1;
     Task task = {
@@ -435,7 +416,7 @@ static Task bench_task(const Options *o, int count) {
     return task;
 }
 
-/* Their tokens, at random. */
+/* Draws the prompts' tokens at random. */
 static void fill_prompts(Task *task, const OptConfig *config) {
     uint64_t x = draw_start + task->sampling.seed;
     for (int i = 0; i < task->count; i++) {
@@ -464,17 +445,18 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
         s, n, config->max_pos + 1, config->max_pos);
 }
 
-/* How many prompts: as many as are asked for, or one block, which the search may make as large as
- * this (*one_block). */
-static int bench_count(bool *one_block, const Options *o, const OptConfig *config, Error *err) {
+/* Returns the number of prompts: as many as are asked for, or one block. If the search chooses the
+ * block (*one_block), this is the largest that it may choose. */
+static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
-    int s = o->prompt_len[1],
-        block = o->policy.gbs * o->policy.num_gpu_batches * flight_count(&o->policy);
+    const Options *o = run->options;
+    const Policy *p = &run->given;
+    int s = o->prompt_len[1], block = p->gbs * p->num_gpu_batches * flight_count(p);
     *one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts
                 : block        ? block
                                : imin(LARGEST_BLOCK, MAX_BENCH / s);
-    if (check_lengths(o, config, err))
+    if (check_lengths(o, &run->checkpoint->config, err))
         return -1;
     if ((double)count * s <= MAX_BENCH)
         return count;
@@ -484,7 +466,7 @@ static int bench_count(bool *one_block, const Options *o, const OptConfig *confi
                 s, count, MAX_BENCH);
 }
 
-/* A completion's part of the run's digest, in whatever order they end. */
+/* Adds a completion to the run's digest, which does not depend on the order in which they end. */
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
@@ -497,7 +479,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-/* The task once more, for a trace. */
+/* Runs the task once more, for a trace. */
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
@@ -506,7 +488,8 @@ static int trace_again(TaskRun *run, const Task *task, const Listener *listener,
                : 0;
 }
 
-/* What has been measured is written before the run that is traced, which may not end. */
+/* Runs and reports a planned bench. The measurements are written before the traced run, which may
+ * not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
     if (run_task(run, task, &listener, NULL, err))
@@ -525,7 +508,7 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
 static int bench(TaskRun *run, Error *err) {
     OptConfig *config = &run->checkpoint->config;
     bool one_block;
-    int count = bench_count(&one_block, run->options, config, err);
+    int count = bench_count(&one_block, run, err);
     if (count < 0)
         return -1;
     config->eos = -1; /* every sequence runs to its full length */
@@ -533,7 +516,7 @@ static int bench(TaskRun *run, Error *err) {
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, one_block, err);
-    run->traced = !traced_later(run); /* there only where --trace asks for it */
+    run->traced = !traced_later(run); /* then only if --trace asks for it */
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
@@ -546,7 +529,7 @@ static int bench(TaskRun *run, Error *err) {
 // flexgen policy
 // -------------------------------------------------------------------------------------------------
 
-/* By Appendix A.3. */
+/* Finds the placement of one block by Appendix A.3. */
 static int paper_policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
@@ -563,7 +546,7 @@ static int paper_policy(TaskRun *run, Error *err) {
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
-/* One machine, the pipeline, the chain without offloading. */
+/* Compares one machine, the pipeline, and the chain without offloading. */
 static int cluster_policy(const TaskRun *run, const Search *search, Error *err) {
     Search alone = *search;
     Found one, pipeline, chain;
@@ -577,7 +560,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
     return 0;
 }
 
-/* The best ten, or the frontier. */
+/* Reports the best ten policies, or the frontier. */
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     const bool frontier = run->options->frontier;
@@ -595,7 +578,7 @@ static int policy(TaskRun *run, Error *err) {
     bool one_block;
     if (o->paper_model)
         return paper_policy(run, err);
-    int count = bench_count(&one_block, o, &run->checkpoint->config, err);
+    int count = bench_count(&one_block, run, err);
     if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) ||
         settle_compression(run, err))
         return -1;
@@ -610,8 +593,8 @@ static int policy(TaskRun *run, Error *err) {
 // flexgen profile, quantize and eval
 // -------------------------------------------------------------------------------------------------
 
-/* Measures the machine anew, at a model's shapes if one is named, keeps that for later runs, and
- * writes it. */
+/* Measures this machine anew (at a model's shapes, if one is named), keeps the result for later
+ * runs, and writes it. */
 static int profile(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const char *to = o->output ? o->output : "-";
@@ -622,10 +605,10 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity,
+    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, run->threads, run->capacity,
                         stderr, err))
         return -1;
-    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads, stderr);
+    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, run->threads, stderr);
     FILE *out = output_open("--output", to, err);
     if (!out)
         return -1;
@@ -635,11 +618,11 @@ static int profile(TaskRun *run, Error *err) {
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes shard_bytes = 5000000000; /* as others cut large checkpoints */
+    const Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->threads,
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, run->threads,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);
@@ -653,7 +636,7 @@ static int quantize(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* The texts are read. */
+/* Scores the texts that have been read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
     const Listener listener =
         follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
@@ -687,8 +670,8 @@ static int eval(TaskRun *run, Error *err) {
 // main
 // -------------------------------------------------------------------------------------------------
 
-/* The model's </s> is a special piece of the vocabulary, or the two files do not belong together.
- */
+/* Checks that the model's </s> is a special token of the vocabulary; otherwise the two files do not
+ * belong together. */
 static int check_eos(const TaskRun *run, Error *err) {
     size_t len;
     int32_t eos = run->checkpoint->config.eos;
@@ -701,8 +684,8 @@ static int check_eos(const TaskRun *run, Error *err) {
         run->options->model, eos);
 }
 
-/* A directory's checkpoint, or a named size with random weights; for texts a tokenizer, which only
- * a directory has. */
+/* Opens a directory's checkpoint, or makes a named size with random weights. Texts need a
+ * tokenizer, which only a directory has. */
 static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
@@ -724,7 +707,8 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     return run->tokenizer ? check_eos(run, err) : -1;
 }
 
-/* Under mpirun this process is a stage, and has only some of the layers. */
+/* Joins the pipeline, if this process was started under mpirun: it is then a stage and has only
+ * some of the layers. */
 static int join_pipeline(TaskRun *run, Command command, Error *err) {
     const Options *o = run->options;
     Net *net = run->net = net_open(o->wire_bytes_s, o->wire_delay_s, err);
@@ -736,38 +720,39 @@ static int join_pipeline(TaskRun *run, Command command, Error *err) {
     return 0;
 }
 
-/* A stage has some of the layers; of simulated machines the first is the one that all is told of.
- */
+/* Takes this stage's layers of the model. If the machines are simulated, all are in this process,
+ * and the run's checkpoint is the first one's part. */
 static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
-    Policy *p = &run->options->policy;
+    Policy *p = &run->given;
     const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
+     * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
-        p->flights = m + 1; /* one for each stage, and one on the wire; where blocks are searched
-                               for, flights are too */
-    if (m && !net) {
-        if (stages_split(&run->stages, run->checkpoint, m, &o->stages, err))
-            return -1;
-        run->whole = run->checkpoint;
-        run->checkpoint = &run->stages.stage[0].part;
-    }
-    if (!net)
+        p->flights = m + 1;
+    if (!m)
         return 0;
-    if (stage_join(net, run->checkpoint, run->flags, err))
+    run->whole = run->checkpoint;
+    if (!net) {
+        if (stages_split(&run->stages, run->whole, m, &o->stages, err))
+            return -1;
+        run->checkpoint = &run->stages.stage[0].part;
+        return 0;
+    }
+    if (stage_join(net, run->whole, run->flags, err))
         return -1;
-    const int layers =
-        stage_layers(&run->first_layer, run->checkpoint->config.l, net, &run->options->stages, err);
+    const int l = run->whole->config.l,
+              layers = stage_layers(&run->first_layer, l, net, &o->stages, err);
     if (layers < 0)
         return -1;
-    run->part =
-        checkpoint_stage(run->checkpoint, net->stage, net->stages, run->first_layer, layers);
-    run->whole = run->checkpoint;
+    run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
     run->checkpoint = &run->part;
     return 0;
 }
 
-/* Whether a stage has failed, and not this process alone: its number is in the text. */
+/* Returns true if the text names the stage that has failed, so that it is not this process's own
+ * failure alone. */
 static bool names_stage(const Error *err) {
     return !strncmp(err->text, "stage ", strlen("stage "));
 }
@@ -776,7 +761,8 @@ static void say_error(const Error *err) {
     fprintf(stderr, "%s: %s\n", names_stage(err) ? "flexgen" : speaker, err->text);
 }
 
-/* A stage that has failed ends all. Where all have agreed that one has, the first says so. */
+/* Leaves the pipeline. A stage that has failed ends all of them; a failure that all have agreed on
+ * is printed by the first. */
 static void leave_pipeline(TaskRun *run, int status, const Error *err) {
     Net *net = run->net;
     if (!net)
@@ -803,7 +789,6 @@ static void run_close(TaskRun *run) {
         trace_free(trace);
     free(trace);
     free(run->traces);
-    free(run->found);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
     checkpoint_close(run->whole ? run->whole : run->checkpoint);
@@ -813,8 +798,8 @@ static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
     [GENERATE] = generate, [BENCH] = bench,       [POLICY] = policy,
     [PROFILE] = profile,   [QUANTIZE] = quantize, [EVAL] = eval};
 
-/* A closed standard stream would lend its number to the next file opened, and our results would go
- * there. */
+/* Opens standard streams that were closed. Otherwise the next file opened would get the number of
+ * one of them, and results would go into it. */
 static void open_standard_streams(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 &&
@@ -824,7 +809,6 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    TaskRun run = {.options = o};
     if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) {
         flags_help(stdout);
         return 0;
@@ -839,7 +823,7 @@ static int run_command(Options *o, char **args, int n, Error *err) {
         return -1;
     const bool opens = o->model && command != QUANTIZE,
                texts = command == GENERATE || command == EVAL;
-    run.flags = flags_digest(args, n);
+    TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
     int status = join_pipeline(&run, command, err);
     if (!status && !follows(&run))
         status = report_open(&run, err);
@@ -856,12 +840,12 @@ static int run_command(Options *o, char **args, int n, Error *err) {
 int main(int argc, char **argv) {
     Options o = options_default();
     Error err = {0};
-    signal(
-        SIGPIPE,
-        SIG_IGN); /* a closed pipe or a limit on file sizes is a failed write, said in one line */
+    /* a closed pipe or a limit on file sizes becomes a failed write and one line */
+    signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-#ifdef M_ARENA_MAX /* glibc: a heap for each thread would take 64 MiB of its address space, and \
-                      keep what threads free */
+#ifdef M_ARENA_MAX
+    /* glibc: a heap for each thread would take 64 MiB of address space, and keep what threads free
+     */
     mallopt(M_ARENA_MAX, 1);
 #endif
     open_standard_streams();

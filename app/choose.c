@@ -1,6 +1,7 @@
-/* choose.c: what is decided before a task runs: on which machine, under which policy (section 4.3),
- * and where every byte of it lies. What the flags leave open is searched for; a pipeline's stages
- * agree.
+/* choose.c: decides before a task runs on which machine it runs, under which policy (section 4.3),
+ * and where every byte of it lies.
+ *
+ * The search finds what the flags leave open, and the stages of a pipeline agree on one policy.
  * Read next: flexgen.c. */
 #include <errno.h>
 #include <math.h>
@@ -15,27 +16,25 @@
 // The machine
 // -------------------------------------------------------------------------------------------------
 
-/* Of --gpu-mem, or of the whole GPU, what is left for the tier: the context and the workspaces take
- * their part of it, and other programs may have taken theirs. */
+/* Returns how much of --gpu-mem (or of the whole GPU) is left for the tier after the context, the
+ * workspaces, and what other programs have taken. */
 static Bytes gpu_room(Gpu *gpu, Bytes limit) {
     return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare),
                     gpu_left(gpu));
 }
 
-/* What the process takes besides the tiers when a task runs, apart from what it has by then:
- * program, libraries, tokenizer, prompts. Measured with models from opt-125m to opt-1.3b and 1 to
- * 32 threads, and rounded up:
- *   threads   a stack and the kernels' working memory; where weights are loaded, a piece of them
- *             too
- *   queues    of the lanes, and the buffers of the disk
- *   slices    of a trace, with their two edges each when bench adds them up. */
+/* Returns the bytes that the process will take besides the tiers when a task runs, in addition to
+ * what it has by then: program, libraries, tokenizer, prompts. Measured with models from opt-125m
+ * to opt-1.3b and 1 to 32 threads, and rounded up:
+ *   threads   a stack and the kernels' working memory, and a buffer for weights that it loads
+ *   queues    those of the lanes, and the buffers of the disk
+ *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
-    enum { THREAD = 256 << 10, PIECE = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
+    enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
     const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
-    return QUEUES + (size_t)(NLANES + run->options->threads) * THREAD +
-           run->options->threads * (packed > PIECE ? packed : PIECE) +
-           slices * (sizeof(Slice) + EDGES);
+    return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
+           run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
 
 int trace_count(const TaskRun *run) {
@@ -55,10 +54,10 @@ size_t process_planned(const TaskRun *run) {
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }
 
-/* Percent of what is free that a tier takes: room is left for the rest of the machine, for the page
- * tables of the tiers (0.2%) and for notes about their pages (a few percent of them at most), and
- * on the host device both upper tiers are one memory. However much is given, they take no more than
- * MOST together, and one leaves LEAST to the other. */
+/* Percent of the free memory that a tier takes by default. Room is left for the rest of the
+ * machine, for the page tables of the tiers (0.2%) and for notes about their pages (a few percent
+ * of them at most); on the host device both upper tiers share one memory. Tiers that the flags make
+ * larger take no more than MOST together, and one leaves LEAST to the other. */
 enum {
     HOST_GPU_SHARE = 45,
     HOST_CPU_SHARE = 40,
@@ -68,13 +67,14 @@ enum {
     LEAST_SHARE = 5
 };
 
-/* What the disk has room for, and the address space too beside the other tiers, since the offload
- * file is mapped. What the disk holds already of the checkpoint, which is not mapped, counts as
- * free. Files that are memory have what the other tiers leave of it. */
+/* Computes the room of the disk tier: what is free on the disk, but no more than the address space
+ * has beside the other tiers, since the offload file is mapped. Files of the checkpoint that are on
+ * the disk already are not mapped and count as free. If the directory is in memory (tmpfs), it has
+ * what the other tiers leave of that. */
 static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Bytes others[] = {process_room(run, run->trace_limit),
-                            run->gpu ? 0 : o->capacity[TIER_GPU], o->capacity[TIER_CPU]};
+                            run->gpu ? 0 : run->capacity[TIER_GPU], run->capacity[TIER_CPU]};
     Bytes mapped = process_allowance("", NLANES).address;
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
@@ -92,46 +92,44 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Capacities that were not given, and those of this process's memory no larger than that. The sim,
- * and a machine on paper, have what is given or what a file says. */
+/* Fills in the capacities that were not given, and limits those that are this process's memory. The
+ * sim and a machine on paper have what is given, or what a file says. */
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
-    Options *o = run->options;
-    const Hardware *h = run->hardware;
+    const Bytes *asked = run->options->capacity;
+    const bool real = !run->sim && !on_paper;
     const size_t available = process_allowance("", NLANES).memory,
                  taken = process_room(run, run->trace_limit);
-    const int neighbours =
-        run->net ? imax(run->net->neighbours, 1) : 1; /* stages share the machine equally */
+    /* stages on one machine share it equally */
+    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
     const size_t share = available / neighbours,
                  percent = share > taken ? (share - taken) / 100 : 0;
-    Bytes usual[NTIERS] = {percent * HOST_GPU_SHARE,
-                           percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE)},
-          *c = o->capacity;
-    const bool given[] = {c[TIER_GPU] != FROM_MACHINE, c[TIER_CPU] != FROM_MACHINE},
-               real = !run->sim && !on_paper;
+    Bytes *c = run->capacity;
     run->memory = percent * MOST_SHARE;
+    c[TIER_GPU] = percent * HOST_GPU_SHARE;
+    c[TIER_CPU] = percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE);
     for (int t = 0; t < NTIERS && run->sim; t++)
-        usual[t] = (Bytes)h->mem[t];
+        c[t] = (Bytes)run->hardware->mem[t];
     if (run->gpu)
-        usual[TIER_GPU] = gpu_room(run->gpu, c[TIER_GPU]);
+        c[TIER_GPU] = gpu_room(run->gpu, asked[TIER_GPU]);
     for (int t = run->gpu ? TIER_CPU : TIER_GPU; t < TIER_DISK; t++)
-        if (given[t])
-            usual[t] = real ? size_min(c[t], run->memory - percent * LEAST_SHARE) : c[t];
+        if (asked[t] != FROM_MACHINE)
+            c[t] = real ? size_min(asked[t], run->memory - percent * LEAST_SHARE) : asked[t];
     for (int t = TIER_GPU; t < TIER_DISK && real && !run->gpu; t++)
-        if (!given[t])
-            usual[t] = size_min(usual[t], run->memory - usual[1 - t]);
-    memcpy(c, usual, TIER_DISK * sizeof *c);
-    if (c[TIER_DISK] != FROM_MACHINE && !(real && memory_holds(o->offload_dir)))
-        return 0;
-    if (!run->sim && disk_room(&usual[TIER_DISK], run, err))
+        if (asked[t] == FROM_MACHINE)
+            c[t] = size_min(c[t], run->memory - c[1 - t]);
+    if (asked[TIER_DISK] != FROM_MACHINE && !(real && memory_holds(run->options->offload_dir)))
+        c[TIER_DISK] = asked[TIER_DISK];
+    else if (!run->sim && disk_room(&c[TIER_DISK], run, err))
         return -1;
-    c[TIER_DISK] = size_min(c[TIER_DISK], usual[TIER_DISK]);
+    c[TIER_DISK] = size_min(c[TIER_DISK], asked[TIER_DISK]);
     return 0;
 }
 
-/* Whether tiers that take so many bytes are more than this process may have, where flags have given
- * each of them much of it. Then from now on they share it: the larger one yields. */
-static bool share_memory(const TaskRun *run, Bytes bytes) {
-    Bytes *c = run->options->capacity;
+/* Makes the two upper tiers share the memory if together they take more bytes than this process may
+ * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
+ * true if capacities were lowered. */
+static bool share_memory(TaskRun *run, Bytes bytes) {
+    Bytes *c = run->capacity;
     const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
     if (run->gpu || run->sim || bytes <= run->memory)
         return false;
@@ -140,8 +138,8 @@ static bool share_memory(const TaskRun *run, Bytes bytes) {
     return true;
 }
 
-/* Opens the GPU, where it is wanted or there, if the model's heads fit its attention. Without one
- * the host device runs, unless the GPU was asked for. */
+/* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
+ * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
     const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
     if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
@@ -161,11 +159,11 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 void choose_threads(TaskRun *run) {
-    int *threads = &run->options->threads;
-    const int all = host_processors(), allowed = imin(all, process_allowance("", 0).processors);
-    if (!*threads && allowed < all)
+    const int asked = run->options->threads, all = host_processors(),
+              allowed = imin(all, process_allowance("", 0).processors);
+    if (!asked && allowed < all)
         run->processors = all;
-    *threads = host_set_threads(*threads ? *threads : allowed);
+    run->threads = host_set_threads(asked ? asked : allowed);
 }
 
 int read_machine(Hardware *hardware, const Options *o, Error *err) {
@@ -179,17 +177,16 @@ int read_machine(Hardware *hardware, const Options *o, Error *err) {
 
 int choose_machine(TaskRun *run, bool on_paper, Error *err) {
     enum { FOR_LANES = 2 };
-    Options *o = run->options;
+    const Options *o = run->options;
     run->hardware = xcalloc(1, sizeof *run->hardware);
     run->sim = device_is(o, "sim") || (on_paper && o->hardware);
-    const bool all_cores = !o->threads;
     choose_threads(run);
     if (run->sim && read_machine(run->hardware, o, err))
         return -1;
     if (!run->sim && !device_is(o, "host") && !o->links && choose_gpu(run, err))
         return -1;
-    if (run->gpu && all_cores)
-        o->threads = host_set_threads(imax(o->threads - FOR_LANES, (o->threads + 1) / 2));
+    if (run->gpu && !o->threads)
+        run->threads = host_set_threads(imax(run->threads - FOR_LANES, (run->threads + 1) / 2));
     return fill_capacities(run, on_paper, err);
 }
 
@@ -201,8 +198,8 @@ int know_machine(const TaskRun *run, Error *err) {
     if (!run->sim &&
         (o->hardware ? read_machine(h, o, err)
                      : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
-                           profile_machine(h, &size, run->gpu, o->offload_dir, o->threads,
-                                           o->capacity, progress, err)))
+                           profile_machine(h, &size, run->gpu, o->offload_dir, run->threads,
+                                           run->capacity, progress, err)))
         return -1;
     for (int c = CTOG; c <= CTOD; c++)
         for (int phase = 0; o->link[c] > 0 && phase < 2; phase++)
@@ -218,16 +215,30 @@ static Type act_type(const TaskRun *run) {
 // The policy
 // -------------------------------------------------------------------------------------------------
 
-int settle_compression(const TaskRun *run, Error *err) {
-    Options *o = run->options;
+/* Returns true if by the head of its journal (job_head) the run before packed weights or cache. */
+static bool was_packed(const cJSON *head, const char *bits, const char *group) {
+    size_t b, g;
+    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
+           b == 4 && g == GROUP;
+}
+
+int settle_compression(TaskRun *run, Error *err) {
+    const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
     const Quant none = {0, 0}, asked = is_study(o->quant) ? o->quant : none;
-    Policy *p = &o->policy;
-    p->weight_study = o->compress_weight ? asked : none;
-    p->cache_study = o->compress_cache ? asked : none;
-    p->weight_packed = c->packed || (o->compress_weight && !asked.bits);
-    p->cache_packed = o->compress_cache && !asked.bits;
+    const cJSON *before = run->completions ? completions_head(run->completions) : NULL;
+    const bool kept = before && o->allow_compression;
+    const bool weight =
+        o->compress_weight || (kept && was_packed(before, "bits of weights", "group of weights"));
+    const bool cache = o->compress_cache ||
+                       (kept && was_packed(before, "bits of the cache", "group of the cache"));
+    Policy *p = &run->given;
+    run->may_pack = o->allow_compression && !kept;
+    p->weight_study = weight ? asked : none;
+    p->cache_study = cache ? asked : none;
+    p->weight_packed = c->packed || (weight && !asked.bits);
+    p->cache_packed = cache && !asked.bits;
     if (is_sparse(p))
         p->cpu_attention = true;
     if (p->weight_study.bits && c->packed)
@@ -238,14 +249,14 @@ int settle_compression(const TaskRun *run, Error *err) {
     if (p->cache_study.bits && run->gpu)
         return fail(err, EXIT_USAGE,
                     "--bits, --group: a GPU knows none for --compress-cache; use --device host");
-    if ((p->cache_packed || o->allow_compression) && hd % 16)
+    if ((p->cache_packed || run->may_pack) && hd % 16)
         return fail(
             err, EXIT_USAGE,
             "%s: heads of %d numbers cannot be packed, only multiples of 16; leave it out: "
             "--compress-weight still packs "
             "the weights, and eval --compress-cache --group 32 says what packing would cost",
             p->cache_packed ? "--compress-cache" : "--allow-compression", hd);
-    return p->weight_packed || o->allow_compression ? checkpoint_packs(c, err) : 0;
+    return p->weight_packed || run->may_pack ? checkpoint_packs(c, err) : 0;
 }
 
 Cluster cluster_of(const TaskRun *run) {
@@ -258,32 +269,32 @@ Cluster cluster_of(const TaskRun *run) {
 
 Search search_for(const TaskRun *run, const Task *task, bool one_block) {
     const Options *o = run->options;
-    Search s = {
-        .hardware = run->hardware,
-        .checkpoint = run->checkpoint,
-        .task = task,
-        .cluster = cluster_of(run),
-        .one_block = one_block,
-        .act_type = act_type(run),
-        .given = o->policy,
-        .fixed_flights = o->policy.flights > 0,
-        .fixed_gbs = o->policy.gbs > 0,
-        .fixed_batches = o->policy.num_gpu_batches > 0 || o->policy.schedule == SCHEDULE_ROW,
-        .fixed_schedule = o->fixed_schedule,
-        .fixed_attention = o->policy.cpu_attention,
-        .max_latency = o->max_latency};
-    s.may_pack = o->allow_compression;
-    memcpy(s.capacity, o->capacity, sizeof s.capacity);
+    const Policy *given = &run->given;
+    Search s = {.hardware = run->hardware,
+                .checkpoint = run->checkpoint,
+                .task = task,
+                .cluster = cluster_of(run),
+                .one_block = one_block,
+                .act_type = act_type(run),
+                .given = *given,
+                .fixed_flights = given->flights > 0,
+                .fixed_gbs = given->gbs > 0,
+                .fixed_batches = given->num_gpu_batches > 0 || given->schedule == SCHEDULE_ROW,
+                .fixed_schedule = o->fixed_schedule,
+                .fixed_attention = given->cpu_attention,
+                .may_pack = run->may_pack,
+                .max_latency = o->max_latency};
+    memcpy(s.capacity, run->capacity, sizeof s.capacity);
     memcpy(s.fixed, o->fixed, sizeof s.fixed);
     if (!s.given.num_gpu_batches && s.fixed_batches)
         s.given.num_gpu_batches = 1;
     return s;
 }
 
-/* Whether the flags say everything that the search would look for. */
+/* Returns true if the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
-    bool all =
-        s->fixed_gbs && s->fixed_batches && s->max_latency <= 0; /* a limit must be looked at */
+    /* a limit of the latency has to be checked by the search */
+    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0;
     for (int i = 0; i < 6; i++)
         all = all && s->fixed[i];
     return all && !s->may_pack;
@@ -294,10 +305,12 @@ int find_policies(Found *found, int most, Search *s, Error *err) {
         return policy_search(found, most, s, err);
     if (fit_policy(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err))
         return -1;
-    return found && policy_predict(found, s, err) ? -1 : 1;
+    found->policy = s->given;
+    return s->hardware && policy_predict(found, s, err) ? -1 : 1;
 }
 
-/* The policy of a job whose lines somebody waits for: a shorter block, where that costs little. */
+/* Finds the policy of a job whose lines somebody waits for: one with a shorter block, if that costs
+ * little. */
 static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0)
@@ -311,133 +324,119 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
     return 1;
 }
 
-/* The policy becomes what the flags give, or the best that is found. Something is expected of it
- * where it was searched for or the machine is known anyway. */
-static int choose_policy(TaskRun *run, const Task *task, bool one_block, Error *err) {
-    Options *o = run->options;
+/* Finds the policy: the flags' or the best one, on a machine with less memory by the fraction
+ * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
+static int choose_policy(TaskRun *run, const Task *task, bool one_block, double less, Error *err) {
     Search search = search_for(run, task, one_block);
-    if (!all_given(&search) || run->sim || o->hardware) {
-        run->found = xcalloc(1, sizeof *run->found);
-        if (know_machine(run, err))
-            return -1;
-    }
-    const bool waits = run->completions && !all_given(&search) && search.max_latency <= 0;
-    if ((waits ? find_sooner(run->found, &search, err)
-               : find_policies(run->found, 1, &search, err)) < 0)
+    const bool searches = !all_given(&search),
+               waits = run->completions && searches && search.max_latency <= 0;
+    run->predicted = searches || run->sim || run->options->hardware;
+    if (run->predicted && know_machine(run, err))
         return -1;
-    o->policy = run->found ? run->found->policy : search.given;
-    return 0;
+    if (!run->predicted)
+        search.hardware = NULL;
+    for (int t = 0; t < NTIERS && less > 0; t++)
+        search.capacity[t] = (Bytes)(search.capacity[t] * (1 - less));
+    const int n = waits ? find_sooner(&run->found, &search, err)
+                        : find_policies(&run->found, 1, &search, err);
+    return n < 0 ? -1 : 0;
 }
 
 // -------------------------------------------------------------------------------------------------
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Where every byte lies. Prompts pass a layer of a GPU in larger pieces where it has room for them.
- */
+/* Makes the plan: where every byte lies. On a GPU, prompts pass a layer in larger pieces if there
+ * is room for them. */
 static int place_task(TaskRun *run, const Task *task, Error *err) {
-    Options *o = run->options;
+    Policy policy = run->found.policy;
     if (run->gpu)
-        fit_pieces(&o->policy, run->checkpoint, task, act_type(run), o->capacity);
-    run->plan = plan_make(run->checkpoint, &o->policy, task, act_type(run), err);
-    return run->plan && !plan_fits(run->plan, o->capacity, err) ? 0 : -1;
+        fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
+    run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
+    return run->plan && !plan_fits(run->plan, run->capacity, err) ? 0 : -1;
 }
 
-/* Under which policy, and where every byte lies. */
+/* Returns how many of the task's prompts one block of each flight holds. */
+static int block_count(const TaskRun *run, const Task *task) {
+    const Policy *p = &run->found.policy;
+    return imin(task->count, block_size(p) * flight_count(p));
+}
+
+/* Chooses the policy and makes the plan. */
 static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
-    const Policy *p = &run->options->policy;
-    if (choose_policy(run, task, one_block, err))
+    if (choose_policy(run, task, one_block, 0, err))
         return -1;
     if (one_block)
-        task->count = imin(task->count, block_size(p) * flight_count(p));
+        task->count = block_count(run, task);
     if (place_task(run, task, err))
         return -1;
-    for (int t = 0; t < NTIERS && run->found; t++)
-        run->found->cost.peak[t] = (double)run->plan->total[t];
+    for (int t = 0; t < NTIERS; t++)
+        run->found.cost.peak[t] = (double)run->plan->total[t];
     return 0;
 }
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
-/* A tier that is too small can be raised no further than there is memory. */
+/* Adds to a message about a tier that is too small how much memory it can have at most. */
 static int add_limit(const TaskRun *run, Error *err) {
     const size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n,
-                 "; this process may have tiers of %.1f MiB in memory", run->memory / 1048576.0);
+                 "; this process may have tiers of %.1f MiB in memory", run->memory / MEBIBYTE);
     return -1;
 }
 
-/* Whether all stages of a pipeline have room for the task: each places the token table, if it has
- * it. */
+/* Checks that all stages of a pipeline have room for the task. Each places the token table as high
+ * as it has room for. */
 static int fits_all(TaskRun *run, const Task *task, Error *err) {
-    Options *o = run->options;
+    Policy *p = &run->found.policy;
     if (run->stages.n)
-        return stages_plan(&run->stages, &o->policy, task, act_type(run), o->capacity, err);
-    int status = fit_policy(&o->policy, run->checkpoint, task, act_type(run), o->capacity, err);
+        return stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
+    int status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
     if (status)
         status = add_limit(run, err);
     return run->net->agree(run->net, status, err);
 }
 
-/* Prompts of a job that goes on are longer by what had been generated: where they do not fit any
- * more, its batches become smaller than what was given. */
-static bool shrink_batches(const TaskRun *run, Policy *given) {
-    if (!run->completions || !completions_head(run->completions) || given->gbs < 2)
+/* Halves the given batches of a job that goes on, because its prompts are longer by what had been
+ * generated and do not fit any more. Returns false if that is not possible. */
+static bool shrink_batches(TaskRun *run) {
+    int *gbs = &run->given.gbs;
+    if (!run->completions || !completions_head(run->completions) || *gbs < 2)
         return false;
-    given->gbs /= 2;
-    fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n",
-            given->gbs);
+    *gbs /= 2;
+    fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", *gbs);
     return true;
 }
 
-/* The policy becomes what is given or found, by a search which believes that its machine has `less`
- * less memory. */
-static int choose_smaller(TaskRun *run, const Policy *given, const Task *task, bool one_block,
-                          double less, Error *err) {
-    Options *o = run->options;
-    Bytes capacity[NTIERS];
-    memcpy(capacity, o->capacity, sizeof capacity);
-    for (int t = 0; t < NTIERS; t++)
-        o->capacity[t] = (Bytes)(capacity[t] * (1 - less));
-    o->policy = *given;
-    free(run->found);
-    run->found = NULL;
-    const int status = choose_policy(run, task, one_block, err);
-    memcpy(o->capacity, capacity, sizeof capacity);
-    return status;
-}
-
-/* The policy of a pipeline is the first stage's, for its own layers. Where another stage has less
- * room, the search has to do with less memory, each time by twice as much. */
+/* Chooses one policy for all stages: the first stage's, found for its own layers. If another stage
+ * has less room, the search is repeated with less memory, each time by twice as much. */
 static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
     enum { TRIES = 6 };
     static const double least = .01;
     Error why = {0};
-    Policy *p = &run->options->policy, given = *p;
+    Policy *p = &run->found.policy;
     Net *net = run->net;
     const Search asked = search_for(run, task, one_block);
     const bool leads = !follows(run), searches = !all_given(&asked);
     for (int i = 0;; i++) {
-        int status =
-                leads ? choose_smaller(run, &given, task, one_block, i ? least * (1 << i) : 0, err)
-                      : 0,
-            again;
-        Task block = *task;
+        const double less = i ? least * (1 << i) : 0;
+        int status = leads ? choose_policy(run, task, one_block, less, err) : 0;
         const bool chosen = !status;
+        Task block = *task;
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
         if (one_block)
-            block.count = imin(block.count, block_size(p) * flight_count(p));
+            block.count = block_count(run, task);
         if (!status)
             status = fits_all(run, &block, err);
-        if (!status)
+        if (!status) {
             task->count = block.count;
-        if (!status)
             return 0;
+        }
         if (!i)
-            why = *err; /* with all its memory */
-        again = leads && (searches ? chosen && i < TRIES : shrink_batches(run, &given));
+            why = *err; /* the reason with all memory is the one to report */
+        int again = leads && (searches ? chosen && i < TRIES : shrink_batches(run));
         if (net && net->share(net, &again, sizeof again, err))
             return -1;
         if (!again) {
@@ -447,56 +446,49 @@ static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err)
     }
 }
 
-/* What is expected of the policy that all stages have room for, if they have equal shares: the
- * formulas know no others. */
-static int expect_pipeline(TaskRun *run, const Task *task, Error *err) {
+/* Predicts the policy that all stages have room for. The formulas only know stages with equal
+ * shares; for others nothing is predicted. */
+static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
     Search part = search_for(run, task, false);
-    if (!run->found)
-        return 0;
-    if (!run->options->stages.n)
-        return policy_predict(run->found, &part, err);
-    free(run->found);
-    run->found = NULL;
-    return 0;
+    run->predicted = run->predicted && !run->options->stages.n;
+    part.given = run->plan->policy;
+    return run->predicted ? policy_predict(&run->found, &part, err) : 0;
 }
 
-/* Each stage's own plan for the same task; of simulated machines the first one's is the run's. */
+/* Makes each stage's own plan for the same task. The plan of the first simulated machine is the
+ * run's. */
 static int plan_pipeline(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (agree_on_policy(run, task, one_block, err))
         return -1;
-    if (run->stages.n) {
+    if (run->stages.n)
         run->plan = run->stages.stage[0].plan;
-        run->options->policy = run->plan->policy; /* as it fits */
-    } else if (place_task(run, task, err))
+    else if (place_task(run, task, err))
         return -1;
-    if (expect_pipeline(run, task, err))
+    if (predict_pipeline(run, task, err))
         return -1;
     return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
 }
 
 int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
-    Options *o = run->options;
     Net *net = run->net;
     int status = choose_machine(run, false, err);
     if (net)
-        share_memory(run, o->capacity[TIER_GPU] + o->capacity[TIER_CPU]);
+        share_memory(run, run->capacity[TIER_GPU] + run->capacity[TIER_CPU]);
     if (!status)
         status = settle_compression(run, err);
     if (net ? net->agree(net, status, err) : status)
         return -1;
     if (net || run->stages.n)
         return plan_pipeline(run, task, one_block, err);
-    for (Policy given = o->policy;; o->policy = given) {
+    for (;;) {
         const bool planned = make_plan(run, task, one_block, err) == 0;
         const bool shared =
             planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);
         if (planned && !shared)
             return 0;
-        if (!shared && !shrink_batches(run, &given))
+        if (!shared && !shrink_batches(run))
             return add_limit(run, err);
         plan_free(run->plan);
-        free(run->found);
         run->plan = NULL;
-        run->found = NULL;
     }
 }

@@ -47,7 +47,7 @@ int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer 
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    int tokens = text_encode(&ids, text, len, input_name(path), tokenizer, config, err);
+    int tokens = text_encode(&ids, (Passage){text, len, input_name(path)}, tokenizer, config, err);
     free(text);
     if (tokens < 0)
         return -1;
@@ -93,11 +93,11 @@ static int add_line(Eval *e, const char *text, const char *where, const Tokenize
                     "%s: the last word has %zu bytes, more than %d tokens, which the model takes; "
                     "shorten it",
                     where, len - before, most - 2);
-    int from = text_encode(&context, text, before, where, tokenizer, config, err);
+    int from = text_encode(&context, (Passage){text, before, where}, tokenizer, config, err);
     if (from < 0)
         return -1;
     free(context);
-    int tokens = text_encode(&ids, text, len, where, tokenizer, config, err);
+    int tokens = text_encode(&ids, (Passage){text, len, where}, tokenizer, config, err);
     if (tokens < 0)
         return -1;
     int drop = imax(tokens - most, 0), status = 0;

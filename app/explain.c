@@ -1,12 +1,12 @@
-/* explain.c: a linear program as a person writes it (section 4.3, Appendix A.3), its optimum and
- * its prices.
+/* explain.c: prints a linear program as a person writes it (section 4.3, Appendix A.3), its optimum
+ * and its prices.
  *
  * At the optimum some rows bind: their left side is as large as their right side. The dual price of
  * a row (LpAnswer.y) says how much the objective falls if the right side is one unit larger, as
  * long as the same rows bind. So the price of a tier's row is seconds for each GB more, and rows
- * with price 0 have room to spare. What a faster link brings is no price of one row, since its GB/s
- * are in many coefficients; there, and as a check for the tiers, the program is solved once more
- * with one more GB or GB/s.
+ * with price 0 have room to spare. The gain from a faster link is not the price of one row, since
+ * the link's GB/s are in many coefficients. For links, and as a check for the tiers, the program is
+ * solved once more with one more GB/s or GB.
  * Read next: choose.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -14,10 +14,10 @@
 #include "app/app.h"
 
 static const double GB = 1e9;
-static const double DUST = 1e-12; /* what rounding leaves of 0, as a share */
+static const double DUST = 1e-12; /* relative size below which a difference is rounding */
 
-/* What the program is of: a policy that was found (the cost model runtime), or without one a block,
- * by Appendix A.3. */
+/* The subject of a linear program: a policy that was found (the cost model runtime), or without one
+ * a block, by Appendix A.3. */
 typedef struct {
     const Search *search;
     const Policy *policy;
@@ -27,8 +27,8 @@ typedef struct {
 typedef struct {
     Lp lp;
     LpAnswer answer;
-    double tokens, seconds; /* that the sweeps make, that they take: the objective without what idle
-                               lanes cost */
+    double tokens, seconds; /* tokens that the sweeps make; seconds that they take, which is the
+                               objective without the small price of idle lanes */
 } Solved;
 
 // -------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ static bool optimum(Solved *s) {
 }
 
 static bool solve_question(Solved *s, const Question *q) {
-    s->tokens = q->policy ? 0 : q->block->n; /* A.3's objective is of one sequence */
+    s->tokens = q->policy ? 0 : q->block->n; /* A.3's objective is for one sequence */
     if (q->policy)
         policy_lp(&s->lp, &s->tokens, q->search, q->policy);
     else
@@ -52,7 +52,8 @@ static bool solve_question(Solved *s, const Question *q) {
     return optimum(s);
 }
 
-/* The same where a tier has one more GB, or, counted on behind the tiers, a link one more GB/s. */
+/* Solves the question for a machine with one GB more in tier `what`, or, counted on behind the
+ * tiers, one GB/s more on a link. */
 static bool solve_with_more(Solved *s, const Question *q, int what) {
     Search search = *q->search;
     Hardware h = *search.hardware;
@@ -79,7 +80,7 @@ static const char *variable_name(const Question *q, int v) {
     return q->policy ? runtime[v - NFRACTIONS] : paper[v - NFRACTIONS];
 }
 
-/* The tier that a row keeps from being exceeded; NTIERS: it is no such row. */
+/* Returns the tier whose capacity a row bounds; NTIERS: the row bounds none. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
     if (!q->policy)
         return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS
@@ -92,43 +93,56 @@ static Tier row_tier(const Question *q, const Lp *lp, int i) {
     return (Tier)t;
 }
 
-/* "0.5 GB (wc + wd) + 0.1 GB hc": the terms of variables [from, to), those with equal coefficients
- * together. */
-static bool print_terms(FILE *out, const Question *q, const double *a, int from, int to,
-                        double scale, const char *unit, bool first) {
-    for (int v = from; v < to; v++) {
-        int same = 0, before = from;
+/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". */
+typedef struct {
+    const double *a;
+    int from, to;
+    double scale;
+    const char *unit;
+} Terms;
+
+/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
+ * coefficients are printed once. Returns true if nothing has been printed yet. */
+static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
+    const double *a = t.a;
+    for (int v = t.from; v < t.to; v++) {
+        int same = 0, before = t.from;
         while (before < v && a[before] != a[v])
             before++;
         if (a[v] == 0 || before < v)
             continue;
-        for (int w = v; w < to; w++)
+        for (int w = v; w < t.to; w++)
             same += a[w] == a[v];
-        fprintf(out, "%s%s", first ? "" : a[v] < 0 ? " - " : " + ", first && a[v] < 0 ? "-" : "");
-        if (*unit || fabs(a[v] * scale) != 1)
-            fprintf(out, "%.4g%s ", fabs(a[v] * scale), unit);
-        for (int w = v, n = 0; w < to; w++)
-            if (a[w] == a[v])
-                fprintf(out, "%s%s",
-                        n++                 ? " + "
-                        : same > 1 && *unit ? "("
-                                            : "",
-                        variable_name(q, w));
-        fputs(same > 1 && *unit ? ")" : "", out);
+        const double size = fabs(a[v] * t.scale);
+        const bool brackets = same > 1 && *t.unit;
+        const char *before_name = brackets ? "(" : "";
+        if (a[v] < 0)
+            fputs(first ? "-" : " - ", out);
+        else
+            fputs(first ? "" : " + ", out);
+        if (*t.unit || size != 1)
+            fprintf(out, "%.4g%s ", size, t.unit);
+        for (int w = v; w < t.to; w++) {
+            if (a[w] != a[v])
+                continue;
+            fprintf(out, "%s%s", before_name, variable_name(q, w));
+            before_name = " + ";
+        }
+        fputs(brackets ? ")" : "", out);
         first = false;
     }
     return first;
 }
 
-/* A row with a capacity, a time or 1 alone on its right side; what does not depend on the fractions
- * is on the left. */
+/* A row as it is printed: a capacity, a time or 1 stands alone on its right side, and what does not
+ * depend on the fractions is on the left. */
 typedef struct {
     const char *name, *unit;
     bool binds;
-    double left, right, price, constant; /* in units */
-    double scale,
-        rate; /* units of 1; of A.3's rows about a link, whose terms are bytes: its bytes/s */
-    double waits[LP_MAX_VARS]; /* the time that the left side must not exceed */
+    double left, right, price, constant; /* in the row's unit */
+    double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
+                           link, whose terms are bytes */
+    double waits[LP_MAX_VARS]; /* coefficients of the times on the right side */
 } Row;
 
 static Row row_of(const Question *q, const Solved *s, int i) {
@@ -179,13 +193,15 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
     if (row->constant != 0)
         fprintf(out, "%.4g%s", row->constant, row->unit);
     fputs(link ? "(" : "", out);
-    bool first = print_terms(out, q, a, 0, NFRACTIONS, link ? row->rate / GB : row->scale,
-                             link ? " GB" : row->unit, row->constant == 0);
+    bool first = print_terms(
+        out, q,
+        (Terms){a, 0, NFRACTIONS, link ? row->rate / GB : row->scale, link ? " GB" : row->unit},
+        row->constant == 0);
     if (link)
         fprintf(out, ") / %.4g GB/s", row->rate / GB);
-    print_terms(out, q, times, NFRACTIONS, lp->n, 1, "", first);
+    print_terms(out, q, (Terms){times, NFRACTIONS, lp->n, 1, ""}, first);
     fputs(lp->row[i].equal ? " = " : " <= ", out);
-    if (print_terms(out, q, row->waits, NFRACTIONS, lp->n, 1, "", true))
+    if (print_terms(out, q, (Terms){row->waits, NFRACTIONS, lp->n, 1, ""}, true))
         fprintf(out, "%.5g%s", row->right, row->unit);
     fprintf(out, "\n");
 }
@@ -194,7 +210,7 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 // What more would bring
 // -------------------------------------------------------------------------------------------------
 
-/* A line for each tier and link. The dual price of a tier is that of its rows together. */
+/* Reports a line for each tier and link. The dual price of a tier is the sum over its rows. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
     static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog",
                                        "gtoc",       "dtoc",       "ctod"};
@@ -235,7 +251,7 @@ static void explain_more(const TaskRun *run, const Question *q, const Solved *s)
 // The picture
 // -------------------------------------------------------------------------------------------------
 
-/* The most of a fraction that fits. */
+/* Returns the largest value of a fraction that fits. */
 static double largest(const Solved *s, int fraction) {
     Solved most = *s;
     memset(most.lp.c, 0, sizeof most.lp.c);
@@ -243,8 +259,8 @@ static double largest(const Solved *s, int fraction) {
     return optimum(&most) ? most.answer.x[fraction] : 0;
 }
 
-/* The best token/s for each wg and cg that some placement fits, with the other fractions chosen
- * anew, in percent of the optimum's. */
+/* Draws the best token/s for each wg and cg that some placement fits, with the other fractions
+ * chosen anew, in percent of the optimum's. */
 static void draw_objective(FILE *out, const Solved *s) {
     enum { STEPS = 10 };
     const double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
@@ -270,8 +286,8 @@ static void draw_objective(FILE *out, const Solved *s) {
 
 static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
-    const bool first = print_terms(out, q, s->lp.c, NFRACTIONS, s->lp.n, 1, "", true);
-    print_terms(out, q, s->lp.c, 0, NFRACTIONS, 1, " s", first);
+    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, ""}, true);
+    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s"}, first);
     fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
             q->policy ? " for the task" : ", T / bls, for a sequence");
     for (int v = 0; v < s->lp.n; v++)
@@ -289,18 +305,18 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
             "price (s)");
 }
 
-/* What the policy's plan holds, by tier and purpose, in bytes. */
+/* Adds what the policy's plan holds, by tier and purpose, in bytes. */
 static void add_regions(cJSON *json, const Search *search, const Policy *policy) {
     Task task = *search->task;
-    Error ignored; /* the search has planned it */
+    Error ignored; /* unused: the search has planned it before */
     if (search->one_block)
         task.count = imin(block_size(policy) * flight_count(policy), task.count);
     Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
     cJSON *regions = cJSON_AddObjectToObject(json, "regions");
     for (int t = 0; t < NTIERS && plan; t++) {
         cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
-        for (int id = 0; id < NREGIONS;
-             id++) { /* two of one name are one purpose, as the two slots of weights */
+        /* regions of one name have one purpose, such as the two slots of weights */
+        for (int id = 0; id < NREGIONS; id++) {
             const Region *region = &plan->region[id][t];
             cJSON *known =
                 region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;

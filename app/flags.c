@@ -1,9 +1,9 @@
-/* flags.c: the command line.
+/* flags.c: reads the command line.
  *
  * One table has every flag: which commands know it, how many values it takes, which function reads
- * them into which field of Options, and the line of the help text. What no flag alone can get wrong
- * is looked at when all of them are read. A wrong use is one line that says what was expected, with
- * status 2.
+ * them into which field of Options, and its line of the help text. When all flags are read,
+ * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
+ * one line that says what was expected.
  * Read next: report.c. */
 #include <errno.h>
 #include <libgen.h>
@@ -12,7 +12,7 @@
 
 #include "app/app.h"
 
-/* The letter stands for the command in the table of flags and in the help text. */
+/* In the table of flags and in the help text, a letter stands for each command. */
 static const struct {
     char letter;
     const char *name, *use, *does;
@@ -33,8 +33,8 @@ static const struct {
 
 typedef struct Flag Flag;
 struct Flag {
-    const char *name, *commands; /* the letters of the commands that know it */
-    int values;                  /* how many it takes */
+    const char *name, *commands; /* letters of the commands that know it */
+    int values;                  /* number of values that it takes */
     int (*set)(Options *, const Flag *, char **values, Error *);
     size_t at, bytes; /* the field of Options, if it is one field */
     double low, high; /* bounds of a number */
@@ -49,8 +49,8 @@ static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* Standard output has many names, /dev/stdout for one. Opened anew it would be written from its
- * beginning. */
+/* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
+ * be written from its beginning. */
 static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
     (void)err;
     *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
@@ -72,7 +72,7 @@ static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
                : fail(err, EXIT_USAGE, "%s %.60s: expected jsonl or text", flag->name, v[0]);
 }
 
-/* What the flag stands for is its upper bound. */
+/* Stores the flag's constant, which stands in its upper bound. */
 static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     (void)v;
     (void)err;
@@ -80,7 +80,7 @@ static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* Into a field of 16, 32 or 64 bits. */
+/* Stores a whole number in a field of 16, 32 or 64 bits. */
 static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     char *end;
     errno = 0;
@@ -97,7 +97,7 @@ static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "512", or "16-512" for lengths between the two. */
+/* Reads "512", or "16-512" for lengths between the two. */
 static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
     int *range = field(o, flag), len = 0;
     long low, high;
@@ -118,12 +118,12 @@ static int parse_number(double *value, const Flag *flag, const char *text, Error
     errno = 0;
     *value = strtod(text, &end);
     if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high)
-        return 0; /* so NaN is refused */
+        return 0; /* written so that NaN is refused */
     return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text,
                 flag->low, flag->high);
 }
 
-/* Into a float or a double. */
+/* Stores a number in a float or a double. */
 static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
     double value;
     if (parse_number(&value, flag, v[0], err))
@@ -152,7 +152,7 @@ static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
         *share[i] /= 100;
     }
     for (int i = 0; i < 6; i += 2)
-        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* a sum of two rounded numbers */
+        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* allows for the sum of two rounded numbers */
             return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%",
                         flag->name, what[i / 2], 100 * (*share[i] + *share[i + 1]));
     return 0;
@@ -175,8 +175,8 @@ static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
     return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
 }
 
-/* A number with or without a unit of K, M, G or T behind it: powers of `thousand`. *end is behind
- * both. NaN if there is none. */
+/* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
+ * behind both. Returns NaN if there is no number. */
 static double with_unit(const char *text, char **end, double thousand) {
     static const char units[] = "KMGT";
     double value = strtod(text, end);
@@ -189,7 +189,7 @@ static double with_unit(const char *text, char **end, double thousand) {
     return value * pow(thousand, unit - units + 1);
 }
 
-/* "16G", "512M", "1.5G", "4096": powers of 1024. */
+/* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
 static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
@@ -200,7 +200,7 @@ static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "1G,0.5ms": bytes/s, powers of 1000. */
+/* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
 static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
     char *at = v[0];
     const double rate = with_unit(at, &at, 1000);
@@ -223,7 +223,7 @@ static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
     return 0;
 }
 
-/* "ctog=1G,dtoc=0.5G" */
+/* Reads "ctog=1G,dtoc=0.5G". */
 static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
     for (char *at = v[0];; at++) {
         int c = CTOG;
@@ -398,10 +398,10 @@ void flags_help(FILE *out) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Reading them
+// Reading the flags
 // -------------------------------------------------------------------------------------------------
 
-/* Levenshtein, for "did you mean". */
+/* Returns the Levenshtein distance, for "did you mean". */
 static int edit_distance(const char *a, const char *b) {
     int n = (int)strlen(b), row[128];
     CHECK(n < 128);
@@ -420,7 +420,7 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* "generate, bench and eval": the commands that know a flag. */
+/* Writes the commands that know a flag: "generate, bench and eval". */
 static const char *known_by(char *text, size_t size, const Flag *flag) {
     text[0] = 0;
     for (const char *letter = flag->commands; *letter; letter++) {
@@ -486,12 +486,12 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What no flag alone can get wrong
+// Flags that do not go together
 // -------------------------------------------------------------------------------------------------
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
-/* Whether results at this path would be written over a file of the model. */
+/* Returns true if results at this path would be written over a file of the model. */
 static bool is_of_model(const Options *o, const char *path) {
     static const char *const names[] = {"config.json", "vocab.json", "merges.txt",
                                         "model.safetensors.index.json"};
@@ -507,7 +507,8 @@ static bool is_of_model(const Options *o, const char *path) {
     return known && same_file(o->model, dirname(copy));
 }
 
-/* No result may be written over a file of the model, over what is read, or over another result. */
+/* Checks that no result is written over a file of the model, over an input, or over another result.
+ */
 static int check_files(const Options *o, Error *err) {
     enum { RESULTS = 3, FILES = 7 };
     const struct {
@@ -528,78 +529,117 @@ static int check_files(const Options *o, Error *err) {
     return 0;
 }
 
-int flags_check(const Options *o, Command command, Error *err) {
-    static const char
-        beyond[] = ": the cost model paper looks at one block on one machine; leave it out",
-        length[] = ": the cost model paper knows one length; give one number",
-        exact[] = ": the cost model paper knows none; leave it out",
-        block[] = " is missing; give the block as --gpu-batch-size N --num-gpu-batches N",
-        machine[] = "--hardware is missing; name the machine's file, such as hardware/t4.json",
-        greedy[] =
-            ": without --temperature the likeliest token is always taken; add --temperature, such "
-            "as 0.7";
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host"),
-               named = command == BENCH || command == POLICY;
-    const bool needs_model = command != PROFILE && !o->model,
-               needs_output = !o->output || !o->output[0];
-    const bool prompt_range = o->prompt_len[0] < o->prompt_len[1],
-               gen_range = o->gen_len[0] < o->gen_len[1];
-    const bool packs = o->compress_weight || o->compress_cache || o->allow_compression;
-    const bool cold = command == GENERATE && !o->fixed_temperature;
-    const bool paper =
-        o->paper_model; /* Appendix A.3 knows one block of equal prompts on one machine */
-    const bool on_paper = o->nodes && command == POLICY;
-    bool some_fixed = false, empty_stop = false, odd_stop = false;
-    for (int i = 0; i < 6; i++)
-        some_fixed |= o->fixed[i];
-    for (int i = 0; i < o->stop.n; i++) {
-        empty_stop |= !o->stop.text[i][0];
-        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
-    }
-    const struct {
-        bool wrong;
-        const char *flag, *why;
-    } rules[] = {
-        {sim && command != BENCH, "--device sim",
-         ": it computes nothing, so only bench knows it; leave it out"},
-        {sim && !o->hardware, "--device sim: ", machine},
-        {o->with.n && !o->hardware, "--with",
-         ": changes a number of a machine's file; give --hardware FILE"},
-        {o->links && o->device && !host, "--link",
-         ": only links of the host device can be slowed; use --device host"},
-        {needs_model && named, "--model",
+/* A rule about flags: if `wrong`, the message names the flag and says why. */
+typedef struct {
+    bool wrong;
+    const char *flag, *why;
+} Rule;
+
+/* Refuses the first wrong use; the last rule has no flag. */
+static int check_rules(const Rule *rule, Error *err) {
+    while (rule->flag && !rule->wrong)
+        rule++;
+    return rule->flag ? fail(err, EXIT_USAGE, "%s%s", rule->flag, rule->why) : 0;
+}
+
+static const char no_machine[] =
+    "--hardware is missing; name the machine's file, such as hardware/t4.json";
+
+static int check_device(const Options *o, Command command, Error *err) {
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host");
+    if (o->device && !sim && !host && !device_is(o, "cuda"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
+    const Rule rules[] = {{sim && command != BENCH, "--device sim",
+                           ": it computes nothing, so only bench knows it; leave it out"},
+                          {sim && !o->hardware, "--device sim: ", no_machine},
+                          {o->with.n && !o->hardware, "--with",
+                           ": changes a number of a machine's file; give --hardware FILE"},
+                          {o->links && o->device && !host, "--link",
+                           ": only links of the host device can be slowed; use --device host"},
+                          {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks that a command has what it needs. */
+static int check_needs(const Options *o, Command command, Error *err) {
+    const bool no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
+    const Rule rules[] = {
+        {no_model && (command == BENCH || command == POLICY), "--model",
          " is missing; name a checkpoint directory or a size such as opt-125m"},
-        {needs_model, "--model", " is missing; name a checkpoint directory"},
-        {command == QUANTIZE && is_study(o->quant), "--bits, --group",
+        {no_model, "--model", " is missing; name a checkpoint directory"},
+        {copies && is_study(o->quant), "--bits, --group",
          ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
          "would cost"},
-        {command == QUANTIZE && needs_output, "--output",
+        {copies && (!o->output || !o->output[0]), "--output",
          " is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts, "",
          "give either --prompt TEXT or --prompts FILE"},
         {command == EVAL && !o->perplexity == !o->last_word, "",
          "give either --perplexity FILE or --last-word FILE"},
-        {paper && !o->hardware, "", machine},
-        {paper && !o->policy.gbs, "--gpu-batch-size", block},
-        {paper && !o->policy.num_gpu_batches, "--num-gpu-batches", block},
-        {paper && prompt_range, "--prompt-len", length},
-        {paper && gen_range, "--gen-len", length},
-        {paper && some_fixed, "--percent",
-         ": the cost model paper finds all of them; leave it out"},
-        {paper && is_sparse(&o->policy), "--attn-sparsity", exact},
-        {paper && packs, "compression", exact},
-        {paper && o->frontier, "--frontier", beyond},
-        {paper && o->nodes, "--nodes", beyond},
-        {paper && o->max_latency > 0, "--max-latency", beyond},
-        {o->nodes && !sim && command == BENCH, "--nodes",
+        {0}};
+    return check_rules(rules, err);
+}
+
+static bool is_range(const int lengths[2]) { return lengths[0] < lengths[1]; }
+
+/* Checks a question for the cost model paper: Appendix A.3 knows one block of equal prompts on one
+ * machine. */
+static int check_paper(const Options *o, Error *err) {
+    static const char beyond[] =
+        ": the cost model paper looks at one block on one machine; leave it out",
+                      length[] = ": the cost model paper knows one length; give one number",
+                      exact[] = ": the cost model paper knows none; leave it out",
+                      block[] =
+                          " is missing; give the block as --gpu-batch-size N --num-gpu-batches N";
+    bool some_fixed = false;
+    for (int i = 0; i < 6; i++)
+        some_fixed |= o->fixed[i];
+    const Rule rules[] = {
+        {!o->hardware, "", no_machine},
+        {!o->policy.gbs, "--gpu-batch-size", block},
+        {!o->policy.num_gpu_batches, "--num-gpu-batches", block},
+        {is_range(o->prompt_len), "--prompt-len", length},
+        {is_range(o->gen_len), "--gen-len", length},
+        {some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
+        {is_sparse(&o->policy), "--attn-sparsity", exact},
+        {o->compress_weight || o->compress_cache || o->allow_compression, "compression", exact},
+        {o->frontier, "--frontier", beyond},
+        {o->nodes, "--nodes", beyond},
+        {o->max_latency > 0, "--max-latency", beyond},
+        {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks the flags of a pipeline on paper or of sims, and those that do not go with it. */
+static int check_nodes(const Options *o, Command command, Error *err) {
+    const bool on_paper = o->nodes && command == POLICY;
+    const Rule rules[] = {
+        {o->nodes && !device_is(o, "sim") && command == BENCH, "--nodes",
          ": machines made of numbers; give --device sim"},
         {o->explain && (o->nodes || o->frontier), "--explain",
          ": is about the best policy of one machine; leave --nodes and --frontier out"},
         {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
         {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {on_paper && prompt_range, "--nodes",
+        {on_paper && is_range(o->prompt_len), "--nodes",
          ": knows one length; give one number for --prompt-len"},
-        {on_paper && gen_range, "--nodes", ": knows one length; give one number for --gen-len"},
+        {on_paper && is_range(o->gen_len), "--nodes",
+         ": knows one length; give one number for --gen-len"},
+        {0}};
+    return check_rules(rules, err);
+}
+
+/* Checks the flags of texts: windows, outputs, sampling and stop texts. */
+static int check_texts(const Options *o, Command command, Error *err) {
+    static const char greedy[] =
+        ": without --temperature the likeliest token is always taken; add --temperature, such as "
+        "0.7";
+    const bool cold = command == GENERATE && !o->fixed_temperature;
+    bool empty_stop = false, odd_stop = false;
+    for (int i = 0; i < o->stop.n; i++) {
+        empty_stop |= !o->stop.text[i][0];
+        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+    }
+    const Rule rules[] = {
         {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
         {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p", greedy},
@@ -607,18 +647,20 @@ int flags_check(const Options *o, Command command, Error *err) {
         {cold && o->sampling.seed, "--seed", greedy},
         {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
         {empty_stop, "--stop", ": an empty text would end everything; give one"},
-    };
-    if (o->device && !sim && !host && !device_is(o, "cuda"))
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
-        if (rules[r].wrong)
-            return fail(err, EXIT_USAGE, "%s%s", rules[r].flag, rules[r].why);
-    if (check_files(o, err))
+        {0}};
+    return check_rules(rules, err);
+}
+
+int flags_check(const Options *o, Command command, Error *err) {
+    const Policy *p = &o->policy;
+    if (check_device(o, command, err) || check_needs(o, command, err) ||
+        (o->paper_model && check_paper(o, err)) || check_nodes(o, command, err) ||
+        check_texts(o, command, err) || check_files(o, err))
         return -1;
-    if ((double)o->policy.gbs * o->policy.num_gpu_batches > MAX_GBS)
-        return fail(
-            err, EXIT_USAGE,
-            "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
-            o->policy.gbs, o->policy.num_gpu_batches, MAX_GBS);
-    return 0;
+    if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
+        return 0;
+    return fail(
+        err, EXIT_USAGE,
+        "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
+        p->gbs, p->num_gpu_batches, MAX_GBS);
 }

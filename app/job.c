@@ -1,9 +1,9 @@
-/* job.c: prompts in.
+/* job.c: reads the prompts.
  *
- * A file has JSON lines or plain lines, as a whole. A prompt that cannot be completed does not stop
- * the others: it is a request with an error, and its line says so; with `strict` it refuses the
- * job. A prompt's place in the input is all that sampling knows of it, so that it stays when a job
- * goes on with what is left.
+ * All lines of a file are JSON, or all are plain text. A prompt that cannot be completed does not
+ * stop the others: it becomes a request with an error, which its line of the output reports; with
+ * `strict` the whole job is refused. Sampling depends on a prompt's place in the input, which does
+ * not change when a job goes on with the prompts that are left.
  * Read next: journal.c. */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -14,13 +14,13 @@
 // Prompts
 // -------------------------------------------------------------------------------------------------
 
-int text_encode(int32_t **ids, const char *text, size_t len, const char *where,
-                const Tokenizer *tokenizer, const OptConfig *config, Error *err) {
+int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
+                Error *err) {
     Error inner;
     int32_t *bare;
-    int n = tokenizer_encode(tokenizer, text, len, &bare, &inner);
+    int n = tokenizer_encode(tokenizer, passage.text, passage.len, &bare, &inner);
     if (n < 0)
-        return fail(err, inner.code, "%.400s: %.600s", where, inner.text);
+        return fail(err, inner.code, "%.400s: %.600s", passage.where, inner.text);
     *ids = xcalloc((size_t)n + 1, sizeof **ids);
     (*ids)[0] = config->eos;
     if (n)
@@ -29,7 +29,7 @@ int text_encode(int32_t **ids, const char *text, size_t len, const char *where,
     return n + 1;
 }
 
-/* A new request, without anything yet. */
+/* Returns a new, empty request at the end of the job. */
 static Request *new_request(Job *job, int line) {
     job->request = xrealloc(job->request, (size_t)job->count + 1, sizeof *job->request);
     Request *e = &job->request[job->count++];
@@ -39,7 +39,7 @@ static Request *new_request(Job *job, int line) {
 
 static Request *newest(const Job *job) { return &job->request[job->count - 1]; }
 
-/* The prompt cannot be completed. */
+/* Notes that a prompt cannot be completed; with `strict` that is an error. */
 static int impossible(const Job *job, Request *e, const Error *why, Error *err) {
     if (job->strict) {
         *err = *why;
@@ -57,13 +57,14 @@ static int take_text(Job *job, const char *text, size_t len, int n, const char *
     if (!utf8_valid(text, len))
         return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
     const int most = job->config->max_pos;
-    const size_t least =
-        1 + len / tokenizer_longest(job->tokenizer); /* a token for </s>; encoding takes memory */
+    /* the 1 is </s>; checked before encoding, which takes memory */
+    const size_t least = 1 + len / tokenizer_longest(job->tokenizer);
     if (least > (size_t)most)
         return fail(err, EXIT_FAILED,
                     "%s: the prompt has at least %zu tokens and the model takes %d; shorten it",
                     where, least, most);
-    const int s = text_encode(&e->ids, text, len, where, job->tokenizer, job->config, err);
+    const int s =
+        text_encode(&e->ids, (Passage){text, len, where}, job->tokenizer, job->config, err);
     if (s < 0)
         return -1;
     if (s > most)
@@ -94,8 +95,8 @@ static char *json_string(const char *s) {
     return text.text;
 }
 
-/* An id as JSON text, NULL if none is given. Beyond 2^53 a double skips whole numbers, and two ids
- * could become one. */
+/* Writes an id as JSON text, or leaves *text as it is if none is given. Beyond 2^53 a double skips
+ * whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
     char number[100];
     if (cJSON_IsString(id))
@@ -104,14 +105,13 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
         const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
         if (!(fabs(value) < 9007199254740992.0 && floor(value) == value))
             return json_refuse(err, where, "\"id\"", id, "a string, or a whole number below 2^53");
-        snprintf(number, sizeof number, "%.0f", value + 0); /* -0 is 0 */
+        snprintf(number, sizeof number, "%.0f", value + 0); /* turns -0 into 0 */
         *text = xstrdup(number);
     }
     return 0;
 }
 
-/* {"id"?, "prompt", "max_tokens"?}; null is as good as nothing, and other fields are none of our
- * business. */
+/* Reads {"id"?, "prompt", "max_tokens"?}. A null counts as absent, and other fields are ignored. */
 static int take_object(Job *job, const cJSON *line, const char *where, Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = (size_t)job->max_tokens;
@@ -142,7 +142,7 @@ static int add_json(Job *job, const Lines *l, Error *err) {
 // JSON lines or plain lines
 // -------------------------------------------------------------------------------------------------
 
-/* Whether text[0..len) is one whole JSON object, or one JSON array. */
+/* Returns true if text[0..len) is one whole JSON object, or with `array` one JSON array. */
 static bool is_json(const char *text, size_t len, bool array) {
     Error ignored;
     cJSON *value = json_parse(text, len, "", &ignored);
@@ -162,8 +162,8 @@ static int refuse_objects(Lines plain, Error *err) {
     return 0;
 }
 
-/* Reads the lines as what they are: by --format, or by the file's name, or by its first line. A
- * file that is neither as a whole is refused, instead of being completed as text. */
+/* Reads the lines as JSON or as plain text: by --format, by the file's name, or by its first line.
+ * A file that is neither as a whole is refused, instead of being completed as text. */
 static int read_lines(Job *job, const char *path, const char *text, size_t len, Error *err) {
     const char *name = input_name(path), *end = path + strlen(path),
                *first = text + strspn(text, "\xEF\xBB\xBF \t\r\n");
@@ -182,7 +182,7 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
     if (!job->format && !json &&
         refuse_objects((Lines){.text = text, .len = len, .name = name}, err))
         return -1;
-    /* an error that becomes a line of the output is the same wherever the prompts come from */
+    /* an error that becomes a line of the output does not depend on where the prompts come from */
     Lines l = {.text = text, .len = len, .name = job->strict ? name : ""};
     while (line_next(&l))
         if (json ? add_json(job, &l, err)
@@ -195,7 +195,7 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
 // The whole job
 // -------------------------------------------------------------------------------------------------
 
-/* By their ids, and with one id in the order of the input. */
+/* Compares two requests by their ids, and if these are equal by their order in the input. */
 static int by_id(const void *a, const void *b) {
     const Request *x = *(Request *const *)a, *y = *(Request *const *)b;
     const int order = strcmp(x->id, y->id);
@@ -206,8 +206,8 @@ static int has_id(const void *id, const void *request) {
     return strcmp(id, (*(Request *const *)request)->id);
 }
 
-/* Two completions with one id could not be told apart: of such prompts the first alone is possible.
- */
+/* Refuses prompts with an id that an earlier one has, since their completions could not be told
+ * apart. */
 static int refuse_twins(const Job *job, Request **given, int n, const char *name, Error *err) {
     Error why;
     int status = 0;
@@ -229,8 +229,8 @@ static int refuse_twins(const Job *job, Request **given, int n, const char *name
     return status;
 }
 
-/* Gives an id to those that came without: the number of the line, or, where somebody else was given
- * that, the first free one behind the last line. */
+/* Gives an id to requests that came without one: the number of the line, or, if another request has
+ * that, the first free number behind the last line. */
 static int settle_ids(Job *job, const char *name, Error *err) {
     Request **given = xcalloc((size_t)job->count, sizeof *given);
     int n = 0, next = job->count ? newest(job)->line + 1 : 0;

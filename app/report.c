@@ -1,8 +1,8 @@
-/* report.c: what the commands say: one list of figures for people and for programs.
+/* report.c: prints what the commands have to say: one list of figures for people and for programs.
  *
- * The list is a cJSON object under the paper's names, which --json writes as it is. A text is a
- * form that is filled in from the object, so that no figure is computed or named twice; what is
- * said to people alone (a rate beside bytes and seconds) is made from the figures on the way.
+ * The list is a cJSON object under the paper's names, which --json writes as it is. The text is a
+ * form that fill_in fills in from the object, so that no figure is computed or named twice. Figures
+ * for people alone (such as a rate beside bytes and seconds) are computed when they are printed.
  * Read next: explain.c. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -11,13 +11,13 @@
 #include "app/app.h"
 #include "device/device.h"
 
-static const double MIB = 1048576, GIB = 1073741824;
+static const double GIB = 1073741824;
 
 // -------------------------------------------------------------------------------------------------
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* A line a name, a column a tier; regions of one name are added up. */
+/* Prints a line for each name with a column for each tier; regions of one name are added up. */
 static void print_regions(FILE *out, const Plan *p) {
     const Region *all = &p->region[0][0];
     for (int i = 0; i < NREGIONS * NTIERS; i++) {
@@ -33,7 +33,7 @@ static void print_regions(FILE *out, const Plan *p) {
             continue;
         fprintf(out, "  %-32s", all[i].name);
         for (int t = 0; t < NTIERS; t++)
-            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / 1048576.0) : fprintf(out, " %12s", "");
+            bytes[t] ? fprintf(out, " %12.2f", bytes[t] / MEBIBYTE) : fprintf(out, " %12s", "");
         fprintf(out, "\n");
     }
 }
@@ -48,8 +48,8 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const By
     static const char *const row_name[] = {"planned", "capacity", "measured peak"};
     for (int r = 0; r < 3; r++)
         if (rows[r])
-            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / 1048576.0,
-                    rows[r][1] / 1048576.0, rows[r][2] / 1048576.0);
+            fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", row_name[r], rows[r][0] / MEBIBYTE,
+                    rows[r][1] / MEBIBYTE, rows[r][2] / MEBIBYTE);
     const int batches =
         p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flight_count(&p->policy);
     Bytes kv = 0;
@@ -61,7 +61,7 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS], const By
                 "  %s, %d batch%s in flight, %ld sweep%s; KV cache %.2f MiB, by A.2.1's estimate "
                 "%.2f\n",
                 schedule_name[p->policy.schedule], batches, batches == 1 ? "" : "es", p->sweeps,
-                plural(p->sweeps), kv / 1048576.0, p->a21_kv / 1048576.0);
+                plural(p->sweeps), kv / MEBIBYTE, p->a21_kv / MEBIBYTE);
     for (int w = 0; w < 3 && !peak; w++)
         fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", what[w], 100 * p->achieved[w][0],
                 100 * p->achieved[w][1], 100 * p->achieved[w][2]);
@@ -84,7 +84,7 @@ static void add_figures(cJSON *to, const Figure *figures, size_t n) {
     add_figures(to, (const Figure[]){__VA_ARGS__}, \
                 sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
 
-/* The figure of that name; "bound.T_gen" is in an object inside. */
+/* Returns the figure of that name; "bound.T_gen" is in an object inside. */
 static const cJSON *find_figure(const cJSON *figures, const char *name) {
     const char *dot = strchr(name, '.');
     char outer[48];
@@ -94,8 +94,10 @@ static const cJSON *find_figure(const cJSON *figures, const char *name) {
     return find_figure(json_get(figures, outer), dot + 1);
 }
 
-/* Prints a form: {%.3f name} stands for a number or {%s name} for a text of the figures, {%.1f
- * 100*name} for a number times another. {s name} is the ending of a noun behind that number. */
+/* Prints a form: a text with holes in braces, each filled with a figure of the object. {%.3f name}
+ * prints a number and {%s name} a text, with the format of printf; {%.1f 100*name} prints a number
+ * times a constant, and {s name} the plural ending of a noun after that number. With {"wg": 0.25,
+ * "n": 2}, the form "wg {%.0f 100*wg}%, {%.0f n} token{s n}" becomes "wg 25%, 2 tokens". */
 static void fill_in(FILE *out, const char *form, const cJSON *figures) {
     for (const char *hole; (hole = strchr(form, '{'));) {
         char format[16], what[48];
@@ -136,7 +138,7 @@ static int write_json(const TaskRun *run, const char *path, Error *err) {
 int report_write(const TaskRun *run, Error *err) {
     const char *path = run->options->json;
     if (run->text)
-        fflush(run->text); /* a fault is seen at the end */
+        fflush(run->text); /* an error is found when the stream is closed */
     return path && !output_is_special(path) ? write_json(run, path, err) : 0;
 }
 
@@ -152,7 +154,7 @@ int report_close(TaskRun *run, int status, Error *err) {
 // Policies and costs
 // -------------------------------------------------------------------------------------------------
 
-/* The disk's share, without the dust of a subtraction. */
+/* Returns the disk's share; a difference that is only rounding becomes 0. */
 static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
 
 static void add_policy(cJSON *json, const Policy *p) {
@@ -168,7 +170,7 @@ static void add_policy(cJSON *json, const Policy *p) {
 #define SHARES \
     "{%5.1f 100*wg} {%5.1f 100*wc} {%5.1f 100*cg} {%5.1f 100*cc} {%5.1f 100*hg} {%5.1f 100*hc}"
 
-/* What a cost model expects, and what binds it. */
+/* Adds what a cost model expects, and the rows that bind it. */
 static void add_cost(cJSON *json, const Cost *cost) {
     ADD(json, {"T", cost->T}, {"T_pre", cost->T_pre}, {"T_gen", cost->T_gen},
         {"throughput", cost->throughput});
@@ -189,7 +191,7 @@ static void add_found(cJSON *json, const Found *found) {
     cJSON_AddNumberToObject(json, "latency", found->latency);
 }
 
-/* What was asked: the last figures of the object, and the first line of the text. */
+/* Reports the question: the last figures of the object, and the first line of the text. */
 static void report_question(const TaskRun *run) {
     const Options *o = run->options;
     cJSON_AddStringToObject(run->json, "model", run->checkpoint->config.name);
@@ -199,7 +201,7 @@ static void report_question(const TaskRun *run) {
         fill_in(run->text, "{%s model}, s {%.0f s}, n {%.0f n}, on: {%s hardware}\n", run->json);
 }
 
-/* A line of the table: the policy, what it promises, what binds it. */
+/* Prints a line of the table: the policy, what it promises, what binds it. */
 static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     const Policy *p = &found->policy;
     fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
@@ -297,8 +299,8 @@ void report_clusters(const TaskRun *run, const Found *const found[3], int least)
 // Runs
 // -------------------------------------------------------------------------------------------------
 
-/* A run's times as a cost model would put them: T_pre and T_gen are seconds of a layer, in sweeps
- * with a prefill and in the others. */
+/* Returns a run's times in the terms of a cost model: T_pre and T_gen are seconds of a layer, in
+ * sweeps with a prefill and in the others. */
 static Cost measured(const TaskRun *run) {
     const RunStats *r = &run->stats;
     const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps,
@@ -317,60 +319,62 @@ static void print_pair(const char *name, double before, double after) {
 }
 
 void print_prediction(const TaskRun *run, const Task *task) {
-    if (!run->found)
+    if (!run->predicted)
         return;
-    const Cost *expected = &run->found->cost, was = measured(run);
-    const double rows =
-        run->plan->config.l * flight_count(&run->found->policy); /* of squares, of all flights */
+    const Found *found = &run->found;
+    const Cost *expected = &found->cost, was = measured(run);
+    /* the layers of all flights in a sweep */
+    const double rows = run->plan->config.l * flight_count(&found->policy);
     fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
-    print_pair("T_pre (s)", run->found->pace.prefill_s / rows,
-               was.T_pre); /* with what a pipeline waits */
-    print_pair("T_gen (s)", run->found->pace.token_s / rows, was.T_gen);
+    /* with the time that a pipeline waits */
+    print_pair("T_pre (s)", found->pace.prefill_s / rows, was.T_pre);
+    print_pair("T_gen (s)", found->pace.token_s / rows, was.T_gen);
     print_pair("T (s)", expected->T, was.T);
     if (!task->scored)
         print_pair("throughput (token/s)", expected->throughput, was.throughput);
     for (int t = 0; t < NTIERS; t++)
         fprintf(stderr, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "",
-                expected->peak[t] / MIB, was.peak[t] / MIB);
+                expected->peak[t] / MEBIBYTE, was.peak[t] / MEBIBYTE);
 }
 
-/* The tiers that are this process's memory. */
+/* Returns the bytes of the tiers that are this process's memory. */
 static Bytes tiers_in_process(const TaskRun *run, const Bytes bytes[NTIERS]) {
     return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
 }
 
-/* What the run has taken of the GPU besides its tier: kernels that were loaded, and what other
- * programs took meanwhile. */
+/* Returns the bytes that the GPU's use has grown by besides its tier: kernels that were loaded, and
+ * what other programs took meanwhile. */
 static double grown_bytes(const TaskRun *run) {
     return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
 }
 
 void print_peaks(const TaskRun *run) {
-    const double peak = memory_peak() / MIB, tiers = tiers_in_process(run, run->device->peak) / MIB;
-    plan_print(stderr, run->plan, run->options->capacity, run->device->peak);
+    const double peak = memory_peak() / MEBIBYTE,
+                 tiers = tiers_in_process(run, run->device->peak) / MEBIBYTE;
+    plan_print(stderr, run->plan, run->capacity, run->device->peak);
     if (!run->sim)
         fprintf(stderr,
                 "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f "
                 "without the tiers\n",
-                run->overhead / MIB, peak, peak - tiers);
+                run->overhead / MEBIBYTE, peak, peak - tiers);
     if (run->gpu)
         fprintf(stderr,
                 "in use on the GPU, by its own account %12.2f = tier, context, workspaces and "
                 "other programs; besides the tier "
                 "it has grown by %.2f of %.2f set aside\n",
-                run->in_use / MIB, grown_bytes(run) / MIB, run->gpu->spare / MIB);
+                run->in_use / MEBIBYTE, grown_bytes(run) / MEBIBYTE, run->gpu->spare / MEBIBYTE);
 }
 
-/* Under which policy, on what. */
+/* Prints the policy and the device. */
 static void print_policy(FILE *out, const TaskRun *run) {
-    const Policy *p = &run->options->policy;
+    const Policy *p = &run->plan->policy;
     fprintf(out,
             "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d "
             "thread%s, %s\n",
             100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
             p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
-            run->options->threads, plural(run->options->threads), host_isa());
+            run->threads, plural(run->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {
@@ -417,15 +421,15 @@ static void report_tiers(const TaskRun *run) {
     }
 }
 
-/* Whether a channel's lanes are streams, whose marks have times in a trace and where sweeps mix
- * prompts with new tokens. */
+/* Returns true if the channel's lanes have no times. On a GPU these lanes are streams; their marks
+ * have times only in a trace, or if sweeps mix prompts with new tokens. */
 static bool is_untimed(const TaskRun *run, Channel c) {
-    return run->gpu && !run->device->trace && run->options->policy.schedule != SCHEDULE_DIAGONAL &&
+    return run->gpu && !run->device->trace && run->plan->policy.schedule != SCHEDULE_DIAGONAL &&
            (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* What the lanes moved and how long they worked, and in the object their sums by channel. A GPU's
- * lanes do not know how long, unless their marks had times. */
+/* Reports what each lane moved and how long it worked, and in the object also the sums by channel.
+ * A GPU's lanes do not know how long, unless their marks have times. */
 static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     cJSON *channels = cJSON_AddObjectToObject(to, "channels"),
           *lanes = cJSON_AddObjectToObject(to, "lanes");
@@ -463,7 +467,7 @@ static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     }
 }
 
-/* One phase of Table 4. */
+/* Reports one phase of Table 4. */
 static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s,
                          const Share part[NPARTS]) {
     cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
@@ -478,7 +482,7 @@ static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name,
     }
 }
 
-/* Table 4. */
+/* Reports Table 4. */
 static void report_breakdown(const TaskRun *run, const Trace *trace) {
     const Breakdown b = trace_breakdown(trace);
     cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
@@ -492,8 +496,8 @@ static void report_breakdown(const TaskRun *run, const Trace *trace) {
         fprintf(run->text, "\n");
 }
 
-/* The machines of a simulated pipeline. The GPU's two lanes take turns; what is left of its time is
- * the bubble. */
+/* Reports the machines of a simulated pipeline. The GPU's two lanes take turns; the rest of its
+ * time is the bubble. */
 static void report_stages(const TaskRun *run, const Stages *all) {
     const double T = run->stats.total_s;
     cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
@@ -517,15 +521,14 @@ static void report_stages(const TaskRun *run, const Stages *all) {
             continue;
         fprintf(run->text,
                 "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f; ", s,
-                stage->first, stage->first + stage->part.config.l - 1, total[0] / MIB,
-                total[1] / MIB, total[2] / MIB);
+                stage->first, stage->first + stage->part.config.l - 1, total[0] / MEBIBYTE,
+                total[1] / MEBIBYTE, total[2] / MEBIBYTE);
         fill_in(run->text,
                 "{%s busiest} busy {%.1f 100*busy_share}%, GPU waits {%.1f 100*gpu_waits}%\n", one);
     }
 }
 
-/* The share of the time in which a stage of a pipeline has nothing to do but wait for others: the
- * bubble. */
+/* Reports the share of the time in which each stage of a pipeline waits for others: the bubble. */
 static void report_waiting(const TaskRun *run, int stages) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < stages; s++) {
@@ -536,11 +539,11 @@ static void report_waiting(const TaskRun *run, int stages) {
     }
 }
 
-/* On which model and device, under which policy. */
+/* Adds the model, the device and the policy. */
 static void add_setting(const TaskRun *run) {
     cJSON_AddStringToObject(run->json, "model", run->plan->config.name);
     cJSON_AddStringToObject(run->json, "device", run->device->name);
-    add_policy(run->json, &run->options->policy);
+    add_policy(run->json, &run->plan->policy);
 }
 
 void report_bench(const TaskRun *run) {
@@ -561,8 +564,8 @@ void report_bench(const TaskRun *run) {
         report_stages(run, &run->stages);
     if (run->stages.n || run->net)
         report_waiting(run, run->net ? run->net->stages : run->stages.n);
-    if (run->found)
-        add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found->cost);
+    if (run->predicted)
+        add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found.cost);
 }
 
 void report_traced(const TaskRun *run) {
@@ -574,9 +577,10 @@ void report_traced(const TaskRun *run) {
     report_breakdown(run, run->device->trace);
 }
 
-/* Numbers that were rounded for a study took the memory and the traffic of F16. */
+/* Reports that numbers were only rounded for a study: in memory and in traffic they were as large
+ * as F16. */
 static void report_study(const TaskRun *run) {
-    const Policy *p = &run->options->policy;
+    const Policy *p = &run->plan->policy;
     const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
     if (!study.bits)
         return;

@@ -1,16 +1,16 @@
-/* stage.c: what the stages of a pipeline agree on before a run (section 4.4), and whose traces come
- * together after it.
+/* stage.c: lets the stages of a pipeline agree before a run (section 4.4), and collects their
+ * traces after it.
  *
- * The first stage reads the input, searches for the policy and writes the output; the others learn
- * from it what is to be done. All of them then walk the same admission and know at any time who is
- * in flight. Of simulated machines all stages are in this process, each a thread.
+ * The first stage reads the input, searches for the policy and writes the output; it sends the task
+ * to the others. All stages then make the same admission decisions, so each knows which sequences
+ * are in flight. If the machines are simulated, all stages are in this process, one thread each.
  * Read next: flags.c. */
 #include <pthread.h>
 
 #include "device/device.h"
 #include "app/app.h"
 
-/* What must be the same on all stages. */
+/* Hashes of what must be the same on all stages. */
 typedef struct {
     uint64_t model, flags, program;
 } Identity;
@@ -18,7 +18,7 @@ typedef struct {
 uint64_t flags_digest(char **args, int n) {
     static const char *const own[] = {"--model",   "--offload-dir", "--threads",  "--gpu-mem",
                                       "--cpu-mem", "--disk-mem",    "--hardware", "--with",
-                                      "--device"}; /* of each machine */
+                                      "--device"}; /* these may differ from machine to machine */
     uint64_t hash = HASH_START;
     for (int a = 0; a < n; a++) {
         bool skip = false;
@@ -79,8 +79,8 @@ int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *e
 // The task
 // -------------------------------------------------------------------------------------------------
 
-/* A prompt on its way: without its tokens, of which the last `known` of the s were generated
- * before. */
+/* A prompt as it is sent to the other stages, without its tokens. The last `known` of its s tokens
+ * were generated before. */
 typedef struct {
     int s, n, from, place, known;
 } Sent;
@@ -95,28 +95,32 @@ static size_t sent_tokens(const Task *task, const Sent *sent) {
     return (size_t)sent->s + (task->scored ? sent->n : 0);
 }
 
-/* The tokens of all prompts, one behind the other. */
+/* Sends the tokens of all prompts, one behind the other. */
 static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
     size_t n = 0, at = 0;
     for (int i = 0; i < task->count; i++)
         n += sent_tokens(task, &sent[i]);
     int32_t *ids = xcalloc(n, sizeof *ids);
-    for (int i = 0; i < task->count && !net->stage; at += sent_tokens(task, &sent[i++]))
-        memcpy(ids + at, task->prompts[i].ids, sent_tokens(task, &sent[i]) * sizeof *ids);
+    for (int i = 0; i < task->count && !net->stage; i++) {
+        const size_t size = sent_tokens(task, &sent[i]);
+        memcpy(ids + at, task->prompts[i].ids, size * sizeof *ids);
+        at += size;
+    }
     const int status = net->share(net, ids, n * sizeof *ids, err);
     at = 0;
-    for (int i = 0; i < task->count && net->stage && !status; at += sent_tokens(task, &sent[i++])) {
-        const size_t size = sent_tokens(task, &sent[i]);
-        task->prompts[i] =
-            (Prompt){.s = sent[i].s, .n = sent[i].n, .from = sent[i].from, .place = sent[i].place};
+    for (int i = 0; i < task->count && net->stage && !status; i++) {
+        const Sent *q = &sent[i];
+        const size_t size = sent_tokens(task, q);
+        task->prompts[i] = (Prompt){.s = q->s, .n = q->n, .from = q->from, .place = q->place};
         task->prompts[i].ids = memcpy(xcalloc(size, sizeof *ids), ids + at, size * sizeof *ids);
+        at += size;
     }
     free(ids);
     return status;
 }
 
-/* With a job, which has `requests`, the others fill in what their listeners need: the known tokens.
- */
+/* Sends prompts and tokens. With a job, the other stages fill in its requests as far as their
+ * listeners need them: the known tokens. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     TaskHead head = {task->count, job ? job->count : 0, task->scored, task->sampling};
     if (net->share(net, &head, sizeof head, err))
@@ -155,7 +159,7 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
 // Plans
 // -------------------------------------------------------------------------------------------------
 
-/* A stage's plan in a few numbers. */
+/* A stage's plan in a few numbers, for its line on standard error. */
 typedef struct {
     int first, layers;
     size_t total[NTIERS];
@@ -170,8 +174,8 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
         if (s && net->receive(net, s, NET_SETUP, &line, sizeof line, err))
             return -1;
         fprintf(stderr, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n",
-                s, line.first, line.first + line.layers - 1, line.total[0] / 1048576.0,
-                line.total[1] / 1048576.0, line.total[2] / 1048576.0);
+                s, line.first, line.first + line.layers - 1, line.total[0] / MEBIBYTE,
+                line.total[1] / MEBIBYTE, line.total[2] / MEBIBYTE);
     }
     return 0;
 }
@@ -254,7 +258,7 @@ int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_ty
 
 void stages_open(Stages *all, const Hardware *hardware, double bytes_s, double delay_s) {
     Device **sim = xcalloc(all->n, sizeof(Device *));
-    Error none; /* a sim opens */
+    Error none; /* a sim always opens */
     for (int s = 0; s < all->n; s++)
         sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
     all->world = world_open(sim, all->n, bytes_s, delay_s);
