@@ -924,7 +924,7 @@ constexpr int PREFILL_BLOCKS = 2;
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r
  * has the numbers from start[r] / QUERIES + r on: at least as many as it needs. */
 static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
-    int r = last_where(0, nseq, [&](int r) { return start[r] / QUERIES + r <= number; });
+    int r = last_where(0, nseq, [&](int i) { return start[i] / QUERIES + i <= number; });
     *tile = number - (start[r] / QUERIES + r);
     return r;
 }

@@ -517,9 +517,9 @@ static int device_wait(Device *base, Event e, Error *err) {
     pthread_mutex_lock(&d->lock);
     await(d, NULL, e);
     if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
-        Error err;
-        logits_not_finite(&err);
-        note_failure(d, &err);
+        Error bad;
+        logits_not_finite(&bad);
+        note_failure(d, &bad);
     }
     bool failed = d->failed;
     if (failed)

@@ -402,14 +402,14 @@ enum { PLACED = 40, LAYERS = 48 };
 typedef struct {
     int home[PLACED][LAYERS][NROLES];
 } Placed;
-static int percent[PLACED][2];
+static int split[PLACED][2];
 static OptConfig opt_30b;
 
 static void place_each(void *answer, const void *about) {
     Tier(*home)[NROLES] = xcalloc(opt_30b.l, sizeof *home);
     (void)about;
     for (int i = 0; i < PLACED; i++) {
-        place_weights(home, &opt_30b, percent[i][0] / 100., percent[i][1] / 100.);
+        place_weights(home, &opt_30b, split[i][0] / 100., split[i][1] / 100.);
         for (int j = 0; j < opt_30b.l; j++)
             for (int r = 0; r < NROLES; r++) ((Placed *)answer)->home[i][j][r] = (int)home[j][r];
     }
@@ -436,9 +436,9 @@ static void diffusion_3_opt_30b(void) {
     draw_for("diffusion 3");
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&opt_30b, "opt-30b"), 0);
     CHECK(opt_30b.l == LAYERS);
-    for (int i = 0; i < PLACED; i++) percent[i][0] = draw(0, 100), percent[i][1] = draw(0, 100 - percent[i][0]);
+    for (int i = 0; i < PLACED; i++) split[i][0] = draw(0, 100), split[i][1] = draw(0, 100 - split[i][0]);
     const Placed *placed = ASK(Placed, place_each, NULL);
-    for (int i = 0; placed && i < PLACED; i++) assert_placed(placed->home[i], percent[i][0], percent[i][1]);
+    for (int i = 0; placed && i < PLACED; i++) assert_placed(placed->home[i], split[i][0], split[i][1]);
 }
 
 /* Equal items of which each so many are dealt exactly, but for what rounding leaves, which may be less than nothing for

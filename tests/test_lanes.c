@@ -255,7 +255,7 @@ static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
 
 /* Weights, and the cache with what else rests there, each by reads around the page cache; all to different places. */
 static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
-    enum { READS = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
+    enum { TIMES = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
     static const Lane lane[] = {W_READ, C_READ};
     Event last[2];
     int wrong = 0;
@@ -263,19 +263,19 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     Policy large_pages = {.wg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4096};
     large_pages.cpu_attention = true;
     ASSERT_OK(open_device(large_pages));
-    Tensor to[2 * READS], from[2];
-    for (int i = 0; i < 2 * READS; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
+    Tensor to[2 * TIMES], from[2];
+    for (int i = 0; i < 2 * TIMES; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
     for (int l = 0; l < 2; l++) {
         from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, l * SIZE, F16, CELLS);
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }
-    for (int i = 0; i < 2 * READS; i++) {
+    for (int i = 0; i < 2 * TIMES; i++) {
         Op op = {.lane = lane[i % 2], .kind = OTHER};
         last[i % 2] = device->post(device, op_copy(&op, &(Move){to[i], from[i % 2]}, 1));
     }
     for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
-    for (int i = 0; i < 2 * READS; i++) {
+    for (int i = 0; i < 2 * TIMES; i++) {
         const f16 *read = device->host(device, to[i]);
         for (int c = 0; c < CELLS; c++) wrong += read[c] != 1 + i % 2;
     }
@@ -587,10 +587,10 @@ static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     sleeps = all_set = set_anew = false;
     open_rows();
     Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
-    Event waits = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
+    Event waiting = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
     while (!sleeps) usleep(100);
     for (int k = 1; k <= MARKS + 1; k++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 200, 100, k, nothing);
-    ASSERT_OK(device->wait(device, waits, &err));
+    ASSERT_OK(device->wait(device, waiting, &err));
     ASSERT_OK(device->wait(device, last, &err));
     CU_ASSERT(all_set && !set_anew);
     close_device();
