@@ -145,7 +145,7 @@ static double lanes_settled(const LaneDevice *d) {
  * has begun was posted before, and what has ended has ended by now. */
 static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
     Span *span = &lane->span[first % RING];
-    double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
+    double begin = d->gpu->call->began(d->gpu, lane->index, first), end = begin + took;
     d->gpu_ahead = fmax(d->gpu_ahead, end - seconds_now());
     d->gpu_ahead = fmin(d->gpu_ahead, begin - span->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
@@ -160,7 +160,7 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         const Span *span = &lane->span[first % RING];
-        double took = span->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
+        double took = span->timed ? d->gpu->call->took(d->gpu, lane->index, first, end) : 0;
         const Slice *slice = &span->slice;
         d->base.count[slice->lane].busy_s += took;
         if (slice->prefill)
@@ -215,7 +215,7 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     Error err;
     lane->sleepers[mark % RING]++;
     pthread_mutex_unlock(&d->lock);
-    int status = d->gpu->sync(d->gpu, lane->index, mark, &err);
+    int status = d->gpu->call->sync(d->gpu, lane->index, mark, &err);
     pthread_mutex_lock(&d->lock);
     if (!--lane->sleepers[mark % RING])
         pthread_cond_broadcast(&lane->done_cond);
@@ -237,7 +237,8 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
     else if (!d->failed && lane->retired < e.seq &&
-             d->gpu->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
+             d->gpu->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING],
+                                 &err))
         note_failure(d, &err);
 }
 
@@ -253,7 +254,8 @@ static void end_span(LaneDevice *d, LaneState *lane) {
     for (uint64_t seq = lane->done + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
     const bool timed = lane->span[(lane->done + 1) % RING].timed;
-    if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err))
+    if (!d->failed &&
+        (timed ? d->gpu->call->end : d->gpu->call->mark)(d->gpu, lane->index, last, &err))
         note_failure(d, &err);
     lane->done = last;
     wake_waiting(d, lane);
@@ -296,7 +298,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         await(d, lane, op->after[i]);
     const bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
-    if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err))
+    if (timed && !d->failed && d->gpu->call->begin(d->gpu, lane->index, seq, &err))
         note_failure(d, &err);
 }
 

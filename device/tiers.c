@@ -89,8 +89,8 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         else if (to.tier == TIER_DISK)
             status = disk_write(a->disk, to, arenas_address(a, from), err);
         else if (gpu)
-            status = gpu->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
-                               arenas_address(a, from), from.ld * size, row, to.rows, err);
+            status = gpu->call->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
+                                     arenas_address(a, from), from.ld * size, row, to.rows, err);
         else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
             memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
         else
@@ -139,7 +139,7 @@ int arenas_run(const Arenas *a, Op *op, Error *err) {
         default:
             if (op->code == OP_EMBED && op->embed.table.file)
                 return disk_embed(a->disk, op, err);
-            return gpu ? gpu->run(gpu, op, err) : run_on_host(a, op, err);
+            return gpu ? gpu->call->run(gpu, op, err) : run_on_host(a, op, err);
     }
 }
 
@@ -149,7 +149,7 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
-        return a->gpu->upload(a->gpu, to, src, count * size, err);
+        return a->gpu->call->upload(a->gpu, to, src, count * size, err);
     memcpy(to, src, count * size);
     if (dst.tier == TIER_DISK)
         disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* piece by piece */
@@ -208,10 +208,10 @@ static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
 /* The upper tiers of the cuda device. Memory that cannot be pinned serves as well, slower. */
 static int open_gpu_memory(Arenas *a, const Plan *plan, Error *notice, Error *err) {
     a->bytes[TIER_GPU] = tier_bytes(plan, TIER_GPU);
-    a->arena[TIER_GPU] = a->gpu->alloc(a->gpu, a->bytes[TIER_GPU], err);
+    a->arena[TIER_GPU] = a->gpu->call->alloc(a->gpu, a->bytes[TIER_GPU], err);
     if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
         return -1;
-    a->pinned = !a->gpu->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
+    a->pinned = !a->gpu->call->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
     return 0;
 }
 
@@ -263,9 +263,9 @@ int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
 void arenas_close(Arenas *a) {
     disk_close(a->disk);
     if (a->gpu && a->arena[TIER_GPU])
-        a->gpu->release(a->gpu, a->arena[TIER_GPU]); /* waits for the streams */
+        a->gpu->call->release(a->gpu, a->arena[TIER_GPU]); /* waits for the streams */
     if (a->pinned)
-        a->gpu->unpin(a->gpu, a->arena[TIER_CPU]);
+        a->gpu->call->unpin(a->gpu, a->arena[TIER_CPU]);
     if (!a->gpu)
         close_memory(a, TIER_GPU);
     close_memory(a, TIER_CPU);

@@ -401,16 +401,16 @@ static void check_trace(double begin, double end) {
 
 /* What the GPU is asked for: marks of FINISH, and waits of its lanes for each other. */
 static int marks, waits;
-static int (*plain_mark)(Gpu *, Lane, uint64_t, Error *), (*plain_after)(Gpu *, Lane, Lane, uint64_t, Error *);
+static const GpuCalls *plain;
 
 static int count_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     marks += lane == FINISH;
-    return plain_mark(gpu, lane, mark, e);
+    return plain->mark(gpu, lane, mark, e);
 }
 
 static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
     waits += lane_channel[lane] == GPU && lane_channel[other] == GPU;
-    return plain_after(gpu, lane, other, mark, e);
+    return plain->after(gpu, lane, other, mark, e);
 }
 
 /* All of one batch follows in one stream. Of two batches each layer has marks. (PROJECT sets a few, and one more whenever
@@ -418,8 +418,10 @@ static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e)
 static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
     if (!test_gpu) return;
     untraced = true; /* a trace parts calls */
-    plain_mark = test_gpu->mark, plain_after = test_gpu->after;
-    test_gpu->mark = count_mark, test_gpu->after = count_after;
+    plain = test_gpu->call;
+    GpuCalls counting = *plain;
+    counting.mark = count_mark, counting.after = count_after;
+    test_gpu->call = &counting;
     Result one, two;
     for (int K = 1; K <= 2; K++) {
         Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS / K, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
@@ -429,7 +431,7 @@ static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
         CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
         close_device();
     }
-    test_gpu->mark = plain_mark, test_gpu->after = plain_after, untraced = false;
+    test_gpu->call = plain, untraced = false;
     CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
 }
 
@@ -563,7 +565,6 @@ static void a_lane_may_have_more_calls_than_marks(void) {
 /* Of the lane STORE: who waits for its first mark is held in CUDA until all other marks have been set, and a little longer,
  * or until the first one is set anew. */
 static atomic_bool sleeps, all_set, set_anew;
-static int (*plain_end)(Gpu *, Lane, uint64_t, Error *), (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
 
 static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     if (lane == STORE && mark == 1 && !atomic_exchange(&sleeps, true)) {
@@ -571,19 +572,21 @@ static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
         for (int ms = 0; ms < 50 && !set_anew; ms++) usleep(1000);
         sleeps = false;
     }
-    return plain_sync(gpu, lane, mark, e);
+    return plain->sync(gpu, lane, mark, e);
 }
 
 static int end_while_one_sleeps(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     if (lane == STORE && mark == MARKS) all_set = true;
     if (lane == STORE && mark == MARKS + 1) set_anew = sleeps;
-    return plain_end(gpu, lane, mark, e);
+    return plain->end(gpu, lane, mark, e);
 }
 
 static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     if (!test_gpu) return;
-    plain_end = test_gpu->end, plain_sync = test_gpu->sync;
-    test_gpu->end = end_while_one_sleeps, test_gpu->sync = sync_and_sleep;
+    plain = test_gpu->call;
+    GpuCalls sleeping = *plain;
+    sleeping.end = end_while_one_sleeps, sleeping.sync = sync_and_sleep;
+    test_gpu->call = &sleeping;
     sleeps = all_set = set_anew = false;
     open_rows();
     Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
@@ -594,7 +597,7 @@ static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     ASSERT_OK(device->wait(device, last, &err));
     CU_ASSERT(all_set && !set_anew);
     close_device();
-    test_gpu->end = plain_end, test_gpu->sync = plain_sync;
+    test_gpu->call = plain;
 }
 
 /* What is behind the point becomes nanoseconds, and never a whole second of them, which no wait would take. */
