@@ -204,9 +204,9 @@ Op *op_send(Op *op, Tensor x);
 typedef struct {
     Bytes moved[NKINDS]; /* bytes by kind */
     Bytes read[2];       /* bytes of K and of V that attention has read from the cache */
-    double busy_s;    /* seconds of work. Waiting for a slowed link counts, waiting for events does
-                         not.    A GPU's lanes are timed only in a trace and where sweeps mix prompts with
-                         new    tokens */
+    /* seconds of work. Waiting for a slowed link counts, waiting for events does not. A GPU's lanes
+     * are timed only in a trace and where sweeps mix prompts with new tokens. */
+    double busy_s;
     double prefill_s; /* the seconds of busy_s that were spent on batches in prefill */
 } LaneCount;
 

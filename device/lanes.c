@@ -50,9 +50,9 @@ typedef struct {
 /* A slowed link. The lanes on it share it equally, so one number says how far all of them are: a
  * lane that needs `bytes` has them when `served` has grown by as much. */
 typedef struct {
-    int busy; /* lanes on it */
-    double at,
-        served; /* `served`: bytes that a lane which was always on it would have got by time `at` */
+    int busy;            /* lanes on it */
+    double at;           /* the time of the last update */
+    double served;       /* bytes that a lane which was always on it would have got by then */
     pthread_cond_t left; /* signalled when a lane has left, so that the others are faster, or an op
                             has failed */
 } Link;
@@ -94,6 +94,7 @@ struct LaneDevice {
     Device base;
     Arenas arenas;
     Gpu *gpu;             /* NULL: the host device */
+    const GpuCalls *call; /* the functions of gpu */
     pthread_mutex_t lock; /* guards everything below and the lanes' counters */
     uint64_t nposted;
     bool closing, failed;
@@ -147,7 +148,7 @@ static double lanes_settled(const LaneDevice *d) {
  * the span began after it was posted, and has ended by now. */
 static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
     Span *span = &lane->span[first % RING];
-    double begin = d->gpu->call->began(d->gpu, lane->index, first), end = begin + took;
+    double begin = d->call->began(d->gpu, lane->index, first), end = begin + took;
     d->gpu_ahead = fmax(d->gpu_ahead, end - seconds_now());
     d->gpu_ahead = fmin(d->gpu_ahead, begin - span->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
@@ -162,7 +163,7 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         const Span *span = &lane->span[first % RING];
-        double took = span->timed ? d->gpu->call->took(d->gpu, lane->index, first, end) : 0;
+        double took = span->timed ? d->call->took(d->gpu, lane->index, first, end) : 0;
         const Slice *slice = &span->slice;
         d->base.count[slice->lane].busy_s += took;
         if (slice->prefill)
@@ -219,7 +220,7 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     Error err;
     lane->sleepers[mark % RING]++;
     pthread_mutex_unlock(&d->lock);
-    int status = d->gpu->call->sync(d->gpu, lane->index, mark, &err);
+    int status = d->call->sync(d->gpu, lane->index, mark, &err);
     pthread_mutex_lock(&d->lock);
     if (!--lane->sleepers[mark % RING])
         pthread_cond_broadcast(&lane->progress_cond);
@@ -241,8 +242,7 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
     else if (!d->failed && lane->retired < e.seq &&
-             d->gpu->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING],
-                                 &err))
+             d->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
         note_failure(d, &err);
 }
 
@@ -258,8 +258,7 @@ static void end_span(LaneDevice *d, LaneState *lane) {
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
     const bool timed = lane->span[(lane->waitable + 1) % RING].timed;
-    if (!d->failed &&
-        (timed ? d->gpu->call->end : d->gpu->call->mark)(d->gpu, lane->index, last, &err))
+    if (!d->failed && (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &err))
         note_failure(d, &err);
     lane->waitable = last;
     wake_waiting(d, lane);
@@ -300,7 +299,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
         await(d, lane, op->after[i]);
     const bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
-    if (timed && !d->failed && d->gpu->call->begin(d->gpu, lane->index, seq, &err))
+    if (timed && !d->failed && d->call->begin(d->gpu, lane->index, seq, &err))
         note_failure(d, &err);
 }
 
@@ -611,20 +610,24 @@ static int open_lanes(LaneDevice *d, Error *err) {
 static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
                            const char *offload_dir, Error *err) {
     LaneDevice *d = xcalloc(1, sizeof *d);
-    d->base =
-        (Device){.name = gpu ? "cuda" : "host", .act_type = gpu ? F16 : F32, .post = device_post};
-    d->base.upload = device_upload;
-    d->base.wait = device_wait;
-    d->base.host = device_host;
-    d->base.now = device_now;
-    d->base.close = device_close;
+    d->base = (Device){.name = gpu ? "cuda" : "host",
+                       .act_type = gpu ? F16 : F32,
+                       .post = device_post,
+                       .upload = device_upload,
+                       .wait = device_wait,
+                       .host = device_host,
+                       .now = device_now,
+                       .close = device_close};
     CHECK(plan->act_type == d->base.act_type);
     d->alone = plan->config.stages < 2;
-    d->gpu = gpu;
+    d->gpu = d->arenas.gpu = gpu;
     d->one_stream = gpu && plan->batches == 1;
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
-    if (gpu) /* then no other work would be done while a thread wakes up */
+    if (gpu) {
+        d->call = gpu->call;
+        /* with one stream no other work is done while a thread wakes up */
         gpu->poll_s = d->one_stream ? POLL : 0;
+    }
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity =
         2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
@@ -640,7 +643,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
              "%d of %d threads compute: no more can be started (see ulimit -u and the control "
              "group's pids limit)",
              host_threads(), host_threads() + host_threads_missing());
-    if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) &&
+    if (!arenas_open(&d->arenas, plan, checkpoint, offload_dir, &d->base.notice, err) &&
         !open_lanes(d, err))
         return &d->base;
     device_close(&d->base);

@@ -176,24 +176,14 @@ typedef struct Disk Disk;
  * the files of the checkpoint, which must outlive it. Returns NULL and err if the disk is full or
  * dir cannot be written to. */
 Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err);
-/* Returns where the offload file is mapped; NULL: there is none. */
-uint8_t *disk_map(const Disk *disk);
 /* Reads a dense view into memory. If its type is not `type`, it is a checkpoint's and becomes F16.
  * Two threads may read at a time, each with its own buffer, 0 or 1. Returns -1 and err for read
  * errors and files that have shrunk. */
 int disk_read(Disk *disk, void *memory, Tensor from, Type type, int buffer, Error *err);
 /* Writes memory to a dense view of the offload file. */
 int disk_write(Disk *disk, Tensor to, const void *memory, Error *err);
-/* Announces that these moves are about to be read. */
-void disk_expect(const Disk *disk, const Move *moves, int n);
-/* Sends `written` bytes of a range that was written through the mapping to disk, and out of memory.
- * written 0: only begins to send them, but the mapping no longer counts as this process's memory.
- */
-void disk_settle(const Disk *disk, size_t offset, size_t bytes, size_t written);
 /* Carries out an OP_EMBED whose table rests in the checkpoint. */
 int disk_embed(const Disk *disk, const Op *op, Error *err);
-/* Carries out an OP_FETCH from the offload file. */
-void disk_fetch(const Disk *disk, const Op *op);
 void disk_close(Disk *disk);
 
 // -------------------------------------------------------------------------------------------------
@@ -212,10 +202,10 @@ typedef struct {
     Net *net;         /* for RECEIVE and SEND */
 } Arenas;
 
-/* Makes the tiers as large as the plan says. notice: receives what the user should know, if
- * anything. To be closed even after -1. */
-int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
-                const char *offload_dir, Error *notice, Error *err);
+/* Makes the tiers as large as the plan says, in Arenas of zeros that have their gpu. notice:
+ * receives what the user should know, if anything. To be closed even after -1. */
+int arenas_open(Arenas *a, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
+                Error *notice, Error *err);
 /* Returns the address of a view; NULL for an absent tensor. */
 void *arenas_address(const Arenas *a, Tensor t);
 /* Returns an index table where the thread that posts can read it: a table on the GPU tier, which
