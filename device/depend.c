@@ -53,7 +53,7 @@ struct Depend {
     Clock host;                          /* the ops that the posting thread has waited for */
     Clock lane[NLANES];                  /* the ops that are over when the lane's newest op ends */
     Clock (*past)[REMEMBERED];           /* [NLANES] the same clock for each of its past ops */
-    uint64_t number[NLANES][REMEMBERED]; /* which op each entry of `past` is for; older ones have
+    uint64_t number[NLANES][REMEMBERED]; /* the op that each entry of `past` is for; older ones have
                                             been overwritten */
     Used used[MAX_USED];                 /* the cells of the op that is about to be posted */
     int nused;

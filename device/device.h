@@ -259,7 +259,7 @@ Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, cons
 // depend.c: posting, in an order that follows from use (section 4.2)
 // -------------------------------------------------------------------------------------------------
 
-/* Which ops have used each cell; parts.h says how post asks it. */
+/* The past users of each cell; parts.h says how post asks it. */
 typedef struct Depend Depend;
 
 /* Opens it for so many cells, none of which has been used. */
@@ -336,7 +336,7 @@ struct Gpu {
     void (*close)(Gpu *);
 
     /* for lanes.c and tiers.c */
-    const struct GpuCalls *call; /* what they ask of it: parts.h */
+    const struct GpuCalls *call; /* its functions for them: parts.h */
     double poll_s;   /* seconds for which sync polls before it sleeps; 0: none. Set by lanes.c */
     size_t pin_part; /* bytes that are pinned at a time; tests make it small, before they pin */
     const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc
@@ -450,7 +450,7 @@ typedef struct {
     double busy_s;         /* seconds in which some lane was busy, those of channel NET aside */
 } Breakdown;
 
-/* What one sweep holds, from the end of the sweep before it on. */
+/* The KV pages and sequences of one sweep, from the end of the sweep before it on. */
 typedef struct {
     double at;         /* seconds */
     int pages[NTIERS]; /* KV pages of each tier */

@@ -81,10 +81,11 @@ typedef struct {
     int sleepers[RING];  /* threads that sleep until a mark, which may not be reused meanwhile */
     Posted ring[RING];
     Span span[RING]; /* on a stream: indexed by its first op */
-    double began;    /* when the current op began to run or to be posted; INFINITY: there is none */
-    double noted;    /* when the newest op (on a stream: slice) ended */
-    bool on_link;    /* on its slowed link; it leaves when its next op is not ready */
-    double served;   /* Link.served at which its op is done */
+    double began;  /* time at which the current op began to run or to be posted; INFINITY: there is
+                      none */
+    double noted;  /* time at which the newest op (on a stream: slice) ended */
+    bool on_link;  /* on its slowed link; it leaves when its next op is not ready */
+    double served; /* Link.served at which its op is done */
     double copied, took; /* bytes and seconds of recent copies; older ones weigh less */
     Move *moves;         /* ring buffer of move_capacity; the moves of an op are contiguous */
     uint64_t moves_posted, moves_done;

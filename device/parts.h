@@ -198,7 +198,7 @@ typedef struct {
     uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an
                                address there */
     size_t bytes[NTIERS];
-    size_t tables[2]; /* where the index tables lie on GPU and CPU: mirrors of each other */
+    size_t tables[2]; /* offsets of the index tables on GPU and CPU: mirrors of each other */
     Net *net;         /* for RECEIVE and SEND */
 } Arenas;
 

@@ -64,7 +64,7 @@ typedef struct {
     pthread_mutex_t lock; /* guards the next five lines, and messages */
     pthread_cond_t asked, news;
     Message *first, **end; /* messages that have not begun, in order */
-    double wire_free;      /* when all messages so far have left on the slowed wire */
+    double wire_free;      /* time at which all messages so far have left on the slowed wire */
     bool opened, closing;
     int aborting; /* the exit status of a stage that has failed */
     double bytes_s, delay_s;
@@ -73,7 +73,7 @@ typedef struct {
     MPI_Comm comm[NKINDS_OF_MESSAGES];
     int nparts, capacity;
     Part *part;
-    double moved; /* when something last began or ended */
+    double moved; /* time at which something last began or ended */
 } Pipeline;
 
 /* Sleeps until the condition is signalled, or until that time. */

@@ -47,12 +47,12 @@ typedef struct {
     SimOp *ring;
     uint64_t capacity, posted, done;
     bool active;  /* op number `done` has begun */
-    double began; /* when it has */
+    double began; /* time at which it has begun */
 } SimLane;
 
 /* A message on its way to a stage. */
 typedef struct {
-    double at; /* when it arrives */
+    double at; /* time of its arrival */
     Bytes size;
 } Letter;
 
@@ -71,8 +71,8 @@ typedef struct {
     double bytes_s;                   /* bytes/s of its wire */
     Net net;
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
-    double wire_free;            /* when the last of its posted messages has left */
-    double next;                 /* when its next op ends or its next message arrives */
+    double wire_free;            /* time at which the last of its posted messages has left */
+    double next;                 /* time at which its next op ends or its next message arrives */
     bool waits; /* its thread waits: for a message, or if that is NULL for an event */
     const Inbox *message;
     Event event;
@@ -85,11 +85,11 @@ struct Sim {
     Hardware hardware;
     SimLane lane[NLANES];
     double clock;            /* seconds */
-    double speed[NCHANNELS]; /* of the active ops, as a share of what each has alone */
+    double speed[NCHANNELS]; /* the active ops' share of the speed that each has alone */
     double ends;             /* seconds until the first of the active ops ends */
     uint64_t nposted;
     uint8_t *tables;    /* index tables of the CPU tier */
-    Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
+    Bytes tables_at[2]; /* their offsets on GPU and CPU: mirrors of each other */
     Bytes tables_bytes;
     Reach reach;
     SimStage stage;

@@ -234,7 +234,8 @@ static int by_time(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* How many slices run at a moment: by phase and part, and in all except those of the network. */
+/* The numbers of slices that run at a moment: by phase and part, and in all except those of the
+ * network. */
 typedef struct {
     int part[2][NPARTS], local;
 } Running;
