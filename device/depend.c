@@ -47,6 +47,7 @@ typedef struct {
 } Used;
 enum { MAX_USED = 16 };
 
+/* The state of the rule for all cells and lanes. */
 struct Depend {
     Cell *cell;
     int ncells;

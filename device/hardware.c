@@ -19,6 +19,7 @@
 // and of reading memory
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the longer of computing and of reading memory. */
 static double bound_seconds(double flops, double rate, double bytes, double bdw) {
     return fmax(flops / rate, memory_seconds(bytes, bdw));
 }

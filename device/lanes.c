@@ -64,6 +64,7 @@ typedef struct {
     bool timed;
 } Span;
 
+/* A lane: its queue, its thread, and on a stream its marks and spans. */
 typedef struct {
     LaneDevice *device;
     int index;
@@ -91,6 +92,7 @@ typedef struct {
     uint64_t moves_posted, moves_done;
 } LaneState;
 
+/* The host device or the cuda device. */
 struct LaneDevice {
     Device base;
     Arenas arenas;
@@ -560,11 +562,12 @@ static double device_now(Device *base) {
 // Opening and closing
 // -------------------------------------------------------------------------------------------------
 
+/* Ends the threads, which skip all ops that are still queued, and frees everything. */
 static void device_close(Device *base) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     d->closing = true;
-    give_up(d); /* ops that are still queued are no longer wanted */
+    give_up(d);
     for (int i = 0; i < NLANES; i++)
         pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
@@ -593,6 +596,7 @@ static void init_locks(LaneDevice *d) {
         cond_open(&d->link[c].left); /* it uses the clock of seconds_now */
 }
 
+/* Starts the threads of the lanes. */
 static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];

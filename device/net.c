@@ -139,7 +139,7 @@ static bool driver_may_have_gpu(Error *err) {
 
 Gpu *gpu_find(Error *err) {
     char path[MAX_PATH];
-    Gpu *(*open)(Error *) = cuda_open_gpu;
+    Gpu *(*open)(Error *) = cuda_open_gpu; /* NULL if it is not linked */
     if (open)
         return open(err);
     program_file(path, "_cuda.so");

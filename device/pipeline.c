@@ -58,6 +58,7 @@ typedef struct {
     MPI_Request request;
 } Part;
 
+/* This stage's end of the network. */
 typedef struct {
     Net base;
     pthread_t thread;
@@ -91,6 +92,7 @@ static void abort_job(const Error *err) {
     MPI_Abort(MPI_COMM_WORLD, err->code);
 }
 
+/* Ends the job if MPI reports an error. */
 static void check_mpi(int status) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int len;
@@ -109,6 +111,7 @@ static void end_message(Pipeline *n, Message *m) {
         free(m);
 }
 
+/* Begins all parts of a message. */
 static void begin_message(Pipeline *n, Message *m) {
     for (size_t at = 0; at <= m->size; at += PART) {
         if (n->nparts == n->capacity) {
@@ -127,6 +130,7 @@ static void begin_message(Pipeline *n, Message *m) {
     }
 }
 
+/* Begins all messages that are due. */
 static void begin_due(Pipeline *n) {
     double t = seconds_now();
     for (Message *m, **at = &n->first; (m = *at);) {
@@ -189,6 +193,7 @@ static void look(Pipeline *n) {
     n->nparts = kept;
 }
 
+/* Sleeps until the next look, or until a thread asks for something. */
 static void pause_a_while(Pipeline *n) {
     double t = seconds_now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
     for (const Message *m = n->first; m; m = m->next)

@@ -32,6 +32,7 @@ enum { BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
  * layers, which take far longer than the check. */
 enum { LOOK_EVERY = 64 };
 
+/* The disk tier. */
 struct Disk {
     const Checkpoint *checkpoint;
     int file; /* descriptor of the offload file; -1: there is none */
