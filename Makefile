@@ -21,7 +21,7 @@ CFLAGS ?= -O3 -march=native
 # WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed
 WERROR ?= -Werror
 SETUP ?= setup
-WARN := -std=c11 -Wall -Wextra $(WERROR) -D_GNU_SOURCE
+WARN := -std=c11 -Wall -Wextra -Wshadow $(WERROR) -D_GNU_SOURCE
 BUILD ?= build
 ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
 ALL = $(CFLAGS) $(WARN) $(SANITIZE) -I. -MMD -MP
@@ -43,7 +43,7 @@ SERVED := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))
 # a GPU that is newer than nvcc is served by the PTX of the newest that nvcc knows
 ARCHS := $(filter $(WANTED) $(if $(filter-out $(SERVED),$(WANTED)),$(lastword $(SERVED))),$(SERVED))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
-NVWARN := -Xcompiler -Wall,-Wextra $(if $(WERROR),-Xcompiler -Werror -Werror all-warnings)
+NVWARN := -Xcompiler -Wall,-Wextra,-Wshadow $(if $(WERROR),-Xcompiler -Werror -Werror all-warnings)
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
 CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt

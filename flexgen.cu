@@ -177,7 +177,7 @@ struct CudaGpu : Gpu {
     int places;         /* two blocks on each multiprocessor */
     int packed_most;    /* the last of packed_kernels that shared memory is large enough for */
     int *not_finite;    /* `bad`, pinned: kernels write it, the host reads it */
-    char *pinned;       /* `pinned_bytes` of the host, in pieces of pin_piece */
+    char *pinned;       /* `pinned_bytes` of the host, in pieces of pin_part */
     size_t pinned_bytes;
 };
 
@@ -924,7 +924,7 @@ constexpr int PREFILL_BLOCKS = 2;
 /* The sequence that a block's tile of queries belongs to, and which of its tiles it is. Sequence r
  * has the numbers from start[r] / QUERIES + r on: at least as many as it needs. */
 static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
-    int r = last_where(0, nseq, [&](int r) { return start[r] / QUERIES + r <= number; });
+    int r = last_where(0, nseq, [&](int i) { return start[i] / QUERIES + i <= number; });
     *tile = number - (start[r] / QUERIES + r);
     return r;
 }
@@ -1845,7 +1845,7 @@ static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
 static size_t before_border(const CudaGpu *g, const void *p) {
     const size_t at =
         (size_t)((const char *)p - g->pinned); /* of another address beyond all of them */
-    return at < g->pinned_bytes ? g->pin_piece - at % g->pin_piece : SIZE_MAX;
+    return at < g->pinned_bytes ? g->pin_part - at % g->pin_part : SIZE_MAX;
 }
 
 /* Whole copies go in pieces, so that on a link that takes one at a time a slab of weights does not
@@ -1965,7 +1965,7 @@ static void gpu_release(Gpu *gpu, void *p) {
 
 static void gpu_unpin(Gpu *gpu, void *host) {
     CudaGpu *g = cuda(gpu);
-    for (size_t at = 0; at < g->pinned_bytes; at += g->pin_piece)
+    for (size_t at = 0; at < g->pinned_bytes; at += g->pin_part)
         cudaHostUnregister((char *)host + at);
     g->pinned = NULL;
     g->pinned_bytes = 0;
@@ -1977,7 +1977,7 @@ static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
     cudaError_t e = cudaSuccess;
     CHECK(!g->pinned_bytes);
     for (g->pinned = (char *)host; g->pinned_bytes < bytes && !e;) {
-        const size_t n = std::min(bytes - g->pinned_bytes, g->pin_piece);
+        const size_t n = std::min(bytes - g->pinned_bytes, g->pin_part);
         e = cudaHostRegister(g->pinned + g->pinned_bytes, n, cudaHostRegisterDefault);
         if (!e)
             g->pinned_bytes += n;
@@ -2161,7 +2161,7 @@ static int open_memory(CudaGpu *g, Error *err) {
         if (!(workspace = (char *)gpu_alloc(g, WORKSPACE, err)))
             return -1;
     g->max_head = TILES_MAX * TILE;
-    g->pin_piece = PINNED_AT_ONCE;
+    g->pin_part = PINNED_AT_ONCE;
     /* the context, which nobody tells the size of, is what is in use; where others use the GPU too,
      * at most `most` of it */
     size_t in_use = gpu_in_use(g);
@@ -2171,22 +2171,11 @@ static int open_memory(CudaGpu *g, Error *err) {
 }
 
 Gpu *cuda_open_gpu(Error *err) {
+    static const GpuCalls calls = {gpu_run,     gpu_copy, gpu_begin, gpu_end,    gpu_mark,
+                                   gpu_after,   gpu_sync, gpu_took,  gpu_began,  gpu_alloc,
+                                   gpu_release, gpu_pin,  gpu_unpin, gpu_upload, gpu_download};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
-    g->run = gpu_run;
-    g->copy = gpu_copy;
-    g->begin = gpu_begin;
-    g->end = gpu_end;
-    g->mark = gpu_mark;
-    g->after = gpu_after;
-    g->sync = gpu_sync;
-    g->took = gpu_took;
-    g->began = gpu_began;
-    g->alloc = gpu_alloc;
-    g->release = gpu_release;
-    g->pin = gpu_pin;
-    g->unpin = gpu_unpin;
-    g->upload = gpu_upload;
-    g->download = gpu_download;
+    g->call = &calls;
     g->in_use = gpu_in_use;
     g->close = gpu_close;
     if (!find_gpu(g, err) && !open_streams(g, err) && !open_clock(g, err) && !open_memory(g, err))

@@ -541,12 +541,12 @@ static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged
 static void place_block(Sequence *seq, int count) { /* its sequences, the buffers, the workspace */
     double dealt[NKINDS][NTIERS + 1] = {{0}};
     const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
-    size_t staged[NTIERS] = {0}, longest = 0, rows = 0;
+    size_t staged[NTIERS] = {0}, most_room = 0, rows = 0;
     K = (count + policy.gbs - 1) / policy.gbs;
     for (int k = 0; k <= K; k++) batch[k] = seq + min(k * gbs, count);
     for (int k = 0; k < K; k++) rows = max(rows, place_batch(k, dealt, staged));
     const size_t homes = arena[GPU].used - before; /* what A.3 does count */
-    for (int q = 0; q < count; q++) longest = max(longest, seq[q].room);
+    for (int q = 0; q < count; q++) most_room = max(most_room, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
@@ -554,7 +554,7 @@ static void place_block(Sequence *seq, int count) { /* its sequences, the buffer
     const size_t part = (rows + MT) * h1; /* floats */
     norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
     x_Out = floats(GPU, part), ffn = floats(GPU, (rows + MT) * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = max(max(GROUP * (PANEL + LD), hd + 2 * longest), 2 * h1);
+    scratch_floats = max(max(GROUP * (PANEL + LD), hd + 2 * most_room), 2 * h1);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
     if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
@@ -1002,8 +1002,8 @@ static const char **piece;                       // (vocab)
 static int nentries, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 static int find(const char *text) {
-    const struct Entry *found = bsearch(&text, entry, nentries, sizeof *entry, by_text);
-    return found ? found->number : -1;
+    const struct Entry *it = bsearch(&text, entry, nentries, sizeof *entry, by_text);
+    return it ? it->number : -1;
 }
 static char *put_utf8(char *to, long c) { /* a character below 2048 */
     if (c > 0x7f) *to++ = (char)(0xc0 | (c >> 6 & 31));
@@ -1188,10 +1188,10 @@ static void describe_machine(void) { /* this computer, or a file of Table 7's co
     const char *text = hardware ? read_text(2, "", hardware) : NULL;
     hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     for (int v = 0; v < 20 && text; v++) { /* KEY, or KEY_g and KEY_p: of generation, of prefill */
-        char stage[40];
-        snprintf(stage, sizeof stage, "%s_%c", key[v / 2], "gp"[v % 2]);
+        char of_phase[40];
+        snprintf(of_phase, sizeof of_phase, "%s_%c", key[v / 2], "gp"[v % 2]);
         const char *both = member(text, key[v / 2]);
-        const double value = atof(*both ? both : member(text, stage));
+        const double value = atof(*both ? both : member(text, of_phase));
         if (!(value >= 1e-9 && value <= 1e30)) die(2, "%s: %s: expected 1e-9 to 1e30", hardware, key[v / 2]);
         *(v < 6 ? &hw.mem[v / 2] : &hw.rate[v / 2 - 3][v % 2]) = value;
     }
@@ -1233,8 +1233,8 @@ static void choose_policy(void) { /* searches if none is given, and refuses what
             die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
                 tier_name[t], arena[t].peak, hw.mem[t]);
 }
-static void print_policy(int s, bool show_lp) { /* --policy: Eq. 1 as printed */
-    const double each = search(s, 1024, false, show_lp), n = generation_length;
+static void print_policy(int s, bool printed) { /* --policy: Eq. 1 as printed */
+    const double each = search(s, 1024, false, printed), n = generation_length;
     if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
     for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found.x[v]);
     printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);

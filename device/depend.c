@@ -1,65 +1,76 @@
-/* depend.c: order follows from use (section 4.2).
+/* depend.c: posting ops in an order that follows from use, and copies between tiers (section 4.2).
  *
- * Figure 4 posts its calls one after the other, and one after the other would be a right order of
- * doing them. What may overlap follows from who uses what: an op must come after the last writers
- * of what it reads, and after the last writers of what it writes and all who have read it since. So
- * schedule.c names no events; overlap is what is left when nothing forbids it.
+ * Figure 4 posts its calls one after the other, and this would be a correct order of executing
+ * them. What may overlap follows from which op uses which data: an op must come after the last
+ * writers of what it reads, and after the last writers of what it writes and all who have read it
+ * since. So schedule.c names no events; ops overlap wherever this rule does not forbid it.
  *
- * What is used is counted in cells, the smallest things that are used as a whole (a slot of a
- * workspace, a batch's pages of a layer on a tier); the plan numbers them and every view knows its
- * own. A cell keeps two clocks, of its writers and of its readers. A clock says of every lane how
- * many of its ops, from the first on, are meant; since lanes are in order, the newest says it all,
- * and joining two clocks is a maximum per lane.
+ * The unit of use is the cell: the smallest thing that is used as a whole (a slot of a workspace, a
+ * batch's pages of a layer on a tier). The plan numbers the cells, and every view knows its own. A
+ * cell keeps two clocks, one for its writers and one for its readers. A clock counts, for every
+ * lane, how many of the lane's ops are meant, from the first on. Since lanes are in order, the
+ * newest op stands for all before it, and joining two clocks is a maximum per lane.
  *
- * Most of what an op must come after is known to be over anyway when it begins: from the ops before
- * it on its lane and from all that those have waited for, or because the posting thread has waited
- * for it. Only the rest become its events, and of those only the ones that no other implies. The
- * posting thread is a user like any other: before it reads a batch's tokens or fills its index
+ * Most of the ops that an op depends on are known to be over when it begins: from the ops before it
+ * on its lane and from all that those have waited for, or because the posting thread has waited for
+ * them. Only the rest become its events, and of those only the ones that no other event implies.
+ * The posting thread is a user like any other: before it reads a batch's tokens or fills its index
  * tables it asks with depend_host.
- * Read next: quant.c. */
+ *
+ * The last chapter has the copies. Data that rests on disk comes to the GPU by way of the CPU, and
+ * goes back the same way: two ops on two lanes, so that the disk can read the next part while the
+ * link carries this one. Read next: quant.c. */
 #include <limits.h>
 
 #include "device/parts.h"
 
-/* Of each lane so many ops. Padded to whole vectors. */
+/* A number of ops for each lane. Padded to whole vectors. */
 enum { WIDTH = 16 };
 typedef struct {
     uint64_t ops[WIDTH];
 } Clock;
 _Static_assert((int)WIDTH >= (int)NLANES, "a clock has a place for every lane");
 
+/* The past users of a cell. */
 typedef struct {
-    Clock written, read; /* read: since it was written last */
+    Clock written, read; /* read: by ops since the last writer */
 } Cell;
 
-/* Of so many ops of a lane it is remembered what was over when they began; of older ones only that
- * their lane got there. */
+/* The number of ops of each lane for which it is remembered what was over when they ended; for
+ * older ones only that their lane got there. */
 enum { REMEMBERED = 256 };
 
-/* Neighbouring cells that an op uses as one. */
+/* Adjacent cells that an op uses as one. */
 typedef struct {
     int first, n;
     Use use;
 } Used;
 enum { MAX_USED = 16 };
 
+/* The state of the rule for all cells and lanes. */
 struct Depend {
     Cell *cell;
     int ncells;
-    Clock host;                          /* what the posting thread has waited for */
-    Clock lane[NLANES];                  /* what is over when the lane's newest op ends */
-    Clock (*past)[REMEMBERED];           /* [NLANES] the same of its ops before */
-    uint64_t number[NLANES][REMEMBERED]; /* which op it is; others have been overwritten */
-    Used used[MAX_USED];                 /* of the op that is about to be posted */
+    Clock host;                          /* the ops that the posting thread has waited for */
+    Clock lane[NLANES];                  /* the ops that are over when the lane's newest op ends */
+    Clock (*past)[REMEMBERED];           /* [NLANES] the same clock for each of its past ops */
+    uint64_t number[NLANES][REMEMBERED]; /* the op that each entry of `past` is for; older ones have
+                                            been overwritten */
+    Used used[MAX_USED];                 /* the cells of the op that is about to be posted */
     int nused;
 };
 
+// -------------------------------------------------------------------------------------------------
+// Clocks
+// -------------------------------------------------------------------------------------------------
+
+/* Makes clock a the maximum of both, lane by lane. */
 static void join(Clock *a, const Clock *b) {
     for (int i = 0; i < WIDTH; i++)
         a->ops[i] = a->ops[i] > b->ops[i] ? a->ops[i] : b->ops[i];
 }
 
-/* What is over when an event has happened. */
+/* Adds to a clock all that is over when an event has happened. */
 static void join_event(Clock *clock, const Depend *d, Event e) {
     if (d->number[e.lane][e.seq % REMEMBERED] == e.seq)
         join(clock, &d->past[e.lane][e.seq % REMEMBERED]);
@@ -67,7 +78,7 @@ static void join_event(Clock *clock, const Depend *d, Event e) {
         clock->ops[e.lane] = e.seq;
 }
 
-/* What a user of the cells must come after. */
+/* Adds to a clock all that a user of the cells must come after. */
 static void join_users(Clock *clock, const Depend *d, Used used) {
     CHECK(used.first >= 0 && used.first + used.n <= d->ncells);
     for (int c = used.first; c < used.first + used.n; c++) {
@@ -77,7 +88,11 @@ static void join_users(Clock *clock, const Depend *d, Used used) {
     }
 }
 
-/* The op's cells, each once, however many views or moves have it. */
+// -------------------------------------------------------------------------------------------------
+// The events that an op needs
+// -------------------------------------------------------------------------------------------------
+
+/* Lists the op's cells, each once, however many views or moves have it. */
 static void find_used(Depend *d, const Op *op) {
     Use use;
     d->nused = 0;
@@ -96,8 +111,8 @@ static void find_used(Depend *d, const Op *op) {
     }
 }
 
-/* Of the ops in `need` those that are not in `known`, without those that others imply; `known` has
- * them all in the end. */
+/* Finds the events of the ops in `need` that are not in `known`, without those that others imply;
+ * adds them to `known`. Returns how many there are. */
 static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *known) {
     int n = 0, kept = 0;
     for (int lane = 0; lane < NLANES; lane++)
@@ -109,7 +124,7 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
             if (o != i && wait[o].seq)
                 join_event(&others, d, wait[o]);
         if (others.ops[wait[i].lane] >= wait[i].seq)
-            wait[i].seq = 0; /* the others say it */
+            wait[i].seq = 0; /* the others imply it */
     }
     for (int i = 0; i < n; i++) {
         if (!wait[i].seq)
@@ -129,7 +144,7 @@ void depend_before(Depend *d, Op *op) {
     op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
 }
 
-/* A writer comes after all users before it, and so stands for them. */
+/* Notes a use of cells. A writer comes after all users before it, and so stands for them. */
 static void note_use(Depend *d, Used used, Event e) {
     for (int c = used.first; c < used.first + used.n; c++) {
         if (used.use == WRITES)
@@ -145,7 +160,8 @@ void depend_posted(Depend *d, Event e) {
     for (int r = 0; r < d->nused; r++)
         if (d->used[r].use == READS)
             note_use(d, d->used[r], e);
-    for (int r = 0; r < d->nused; r++) /* what an op reads and writes, it has written */
+    for (int r = 0; r < d->nused;
+         r++) /* last, since a cell that an op reads and writes counts as written */
         if (d->used[r].use == WRITES)
             note_use(d, d->used[r], e);
 }
@@ -190,6 +206,7 @@ void depend_close(Depend *d) {
 // Posting
 // -------------------------------------------------------------------------------------------------
 
+/* Waits for an event, if nothing has failed yet. */
 static bool wait_for(Poster *to, Event e) {
     if (!to->failed && to->device->wait(to->device, e, to->err))
         to->failed = true;
@@ -229,13 +246,8 @@ bool post_drain(Poster *to) {
 // Copies between tiers
 // -------------------------------------------------------------------------------------------------
 
-/* depend.c: copies between tiers, in one hop or in two (section 4.2).
- *
- * What rests on disk comes to the GPU by way of the CPU, and goes back the same way: two ops on two
- * lanes, so that the disk can read the next part while the link carries this one. */
-
-/* Whether a dense view begins where another ends, and its users are the same. Both together have no
- * more columns than an int counts. */
+/* Returns true if a dense view begins where another ends, its users are the same, and both together
+ * have no more columns than an int counts. */
 static bool continues(Tensor before, Tensor t) {
     return before.cols <= INT_MAX - t.rows * t.cols && before.tier == t.tier &&
            before.file == t.file && before.region == t.region && before.cell == t.cell &&
@@ -255,6 +267,7 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     return n;
 }
 
+/* Makes the two lists of moves of both hops, then posts them: upwards the disk's hop first. */
 void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops) {
     const Lane gpu_lane = op->lane;
     const bool up = lane_channel[gpu_lane] == CTOG;

@@ -200,68 +200,45 @@ Op *op_send(Op *op, Tensor x);
 // lanes.c: what every device offers; the host and the cuda device
 // -------------------------------------------------------------------------------------------------
 
+/* The counters of one lane. */
 typedef struct {
-    Bytes moved[NKINDS]; /* bytes, by what they were */
-    Bytes read[2];       /* bytes of K, of V that attention to the cache has read */
-    double busy_s;    /* seconds of work; waiting for a slowed link counts, waiting for events does
-                         not. A GPU's lanes have them only where its marks have times: in a trace,
-                         and where sweeps mix prompts with new tokens */
-    double prefill_s; /* of these, for batches in prefill */
+    Bytes moved[NKINDS]; /* bytes by kind */
+    Bytes read[2];       /* bytes of K and of V that attention has read from the cache */
+    /* seconds of work. Waiting for a slowed link counts, waiting for events does not. A GPU's lanes
+     * are timed only in a trace and where sweeps mix prompts with new tokens. */
+    double busy_s;
+    double prefill_s; /* the seconds of busy_s that were spent on batches in prefill */
 } LaneCount;
-
-/* The n-th of an op's views, and what it does with it. A copy has two for each move, the others up
- * to MAX_VIEWS. */
-static inline int op_nviews(const Op *op) {
-    return op->code == OP_COPY ? 2 * op->nmoves : MAX_VIEWS;
-}
-static inline const Tensor *op_view(const Op *op, int n, Use *use) {
-    if (op->code == OP_COPY) {
-        *use = n % 2 ? READS : WRITES;
-        return n % 2 ? &op->moves[n / 2].src : &op->moves[n / 2].dst;
-    }
-    *use = op_info[op->code].view[n].use;
-    return &op->view[n];
-}
-/* The lengths (1, nseq) of the sequences that an op on pages attends to; NULL for other ops. */
-const Tensor *op_lengths(const Op *op);
-/* How many tokens of K or V it reads: all, or in the second half of sparse attention the chosen
- * ones. len: what op_lengths stands for, where the CPU can read it. */
-long op_tokens(const Op *op, const int32_t *len);
-/* Adds the bytes that an op moves and reads to the counters of its lane, and returns those it
- * moves. len as above. */
-Bytes op_count(LaneCount *count, const Op *op, const int32_t *len);
 
 typedef struct Gpu Gpu;
 
 /* A device: in-order lanes that carry out ops and meet at events. */
 struct Device {
     const char *name;
-    Type act_type;      /* of activations: F32 on the host */
+    Type act_type;      /* the type of activations: F32 on the host */
     Bytes peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
     LaneCount count[NLANES];
-    Error notice; /* text: what its user should know, such as memory that could not be pinned;
-                     mostly empty */
-    Trace *trace; /* where finished ops are noted; NULL: nowhere. Set before the first op */
-    double link[NCHANNELS]; /* host device: bytes/s that a link is slowed to; 0: not slowed. Set
+    Error notice; /* text that the user should see, such as memory that could not be pinned; mostly
+                     empty */
+    Trace *trace; /* receives the ops that have finished; NULL: no trace. Set before the first op */
+    double link[NCHANNELS]; /* host device: bytes/s to which a link is slowed; 0: not slowed. Set
                                before the first op */
-    int delay_us[NLANES]; /* each op of a lane begins so much later; tests find missing events with
-                             it */
+    int delay_us[NLANES];   /* delays each op of a lane; tests find missing events with it */
     Net *net;        /* the pipeline that it is a stage of; NULL: none. Set before the first op */
-    const int *stop; /* once this is not 0 no further op begins, as if one had failed; NULL: never.
-                        Host, cuda */
+    const int *stop; /* host, cuda: once this is not 0, no further op begins, as if one had failed;
+                        NULL: never */
 
-    /* Queues the op and returns the event of its end. The op and its moves are copied, the index
-     * arrays that it points to are not. */
+    /* Queues the op and returns the event of its end. Copies the op and its moves, but not the
+     * index arrays that it points to. */
     Event (*post)(Device *, const Op *);
     /* Copies count elements to element `first` of a dense view on GPU or CPU, and returns when that
-     * is done: for loading, before any op is posted. NULL on the sim, which has nothing to load. */
+     * is done. Used for loading, before any op is posted. NULL on the sim, which loads nothing. */
     void (*upload)(Device *, Tensor dst, size_t first, const void *src, size_t count);
-    int (*wait)(
-        Device *, Event,
-        Error *); /* until it has happened; -1 once any op has failed (the first error sticks) */
-    void *(*host)(Device *,
-                  Tensor);   /* address of a view on the CPU tier, for the thread that posts; on the
-                                sim only index tables have one, the others are NULL */
+    /* Waits until the event has happened. Returns -1 and the first error once any op has failed. */
+    int (*wait)(Device *, Event, Error *);
+    /* Returns the address of a view on the CPU tier, for the thread that posts. On the sim only
+     * index tables have one; other views give NULL. */
+    void *(*host)(Device *, Tensor);
     double (*now)(Device *); /* seconds */
     void (*close)(Device *); /* ends lanes, frees tiers, removes the offload file */
 };
@@ -269,41 +246,33 @@ struct Device {
 /* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in
  * memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a full
  * disk is an error here and nowhere else). checkpoint serves disk reads of weights and must outlive
- * the device. NULL and err when there is not enough memory or disk. */
+ * the device. Returns NULL and err when there is not enough memory or disk. */
 Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
                   Error *err);
-/* Opens the cuda device on an open GPU, which must outlive it: the GPU tier is memory of the GPU,
- * the CPU tier is pinned (where that fails, a line on standard error says so and copies are
- * slower), lanes that touch the GPU are streams. The rest is as on the host. */
+/* Opens the cuda device on an open GPU, which must outlive it. The GPU tier is memory of the GPU,
+ * and lanes that touch the GPU are streams. The CPU tier is pinned; where that fails, the notice
+ * says so and copies are slower. Everything else is as on the host. */
 Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
                   Error *err);
 
 // -------------------------------------------------------------------------------------------------
-// depend.c: order follows from use (section 4.2)
+// depend.c: posting, in an order that follows from use (section 4.2)
 // -------------------------------------------------------------------------------------------------
 
+/* The past users of each cell; parts.h says how post asks it. */
 typedef struct Depend Depend;
 
-/* Opens it for so many cells, of which none has been used. */
+/* Opens it for so many cells, none of which has been used. */
 Depend *depend_open(int ncells);
-/* Fills op->after with the events that the op must wait for, without those that others imply. */
-void depend_before(Depend *d, Op *op);
-/* Notes that the same op has been posted, and that e is its event. */
-void depend_posted(Depend *d, Event e);
-/* The posting thread is about to use a view itself: the events that it must wait for first. Returns
- * how many. */
-int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);
-/* Notes that the posting thread has waited for e. */
-void depend_waited(Depend *d, Event e);
-/* From now on, whoever uses cell `to` must also come after the users of cell `from`. */
+/* Makes later users of cell `to` also come after the past users of cell `from`. */
 void depend_join(Depend *d, int to, int from);
-/* From now on, whoever uses any cell of the view must come after the users of all of them, since
- * their bounds change. */
+/* Makes later users of any cell of the view come after the past users of all of its cells, because
+ * the borders between them change. */
 void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
-/* Who posts: on which device, in which order. With overlap an op is only posted; without, each is
- * waited for at once, and that is the only difference. */
+/* The thread that posts: its device and the order that it has to keep. With overlap an op is only
+ * posted; without, each is waited for at once, and that is the only difference. */
 struct Poster {
     Device *device;
     Depend *depend; /* NULL: ops come with their own `after` */
@@ -311,28 +280,26 @@ struct Poster {
     Error *err; /* filled when it has failed */
     Event last[NLANES];
 };
+/* Posts an op after everything that it depends on, and returns the event of its end. */
 Event post(Poster *to, Op *op);
-/* When this returns, the posting thread may use the view; false if an op has failed. */
+/* Waits until the posting thread may use the view itself; false if an op has failed. */
 bool post_host(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */
 bool post_drain(Poster *to);
 
-// -------------------------------------------------------------------------------------------------
-// depend.c: copies between tiers, in one hop or in two (section 4.2)
-// -------------------------------------------------------------------------------------------------
-
-/* Appends a move between dense views to moves[0..n), as one row; one that goes on where the last
- * one ends, on both sides, becomes part of it. Returns how many there are. */
+/* Appends a move between dense views to moves[0..n), as one row. A move that goes on where the last
+ * one ends, on both sides, becomes part of it. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
-/* Where what is on its way between GPU and disk stops on the CPU. */
+/* A stop on the CPU for data on its way between GPU and disk: `via` on the CPU mirrors `here` on
+ * the GPU, byte for byte. */
 typedef struct {
     Tensor here, via;
 } Stop;
-/* Posts moves[0..n), which are between the GPU and the tiers below it, on op->lane. What rests on
- * the CPU crosses at once; what rests on disk makes a second hop, on disk_lane, and between them
- * stops on the CPU, where `via` mirrors `here` on the GPU byte for byte (of several pairs, by
- * ascending address, the last that begins before it). moves has room for 2 n, and is changed. */
+/* Posts moves[0..n), which are between the GPU and the tiers below it, on op->lane. Data that rests
+ * on the CPU crosses at once. Data that rests on disk makes a second hop, on disk_lane, and stops
+ * on the CPU between the two: of stops[0..nstops), by ascending address, at the last that begins
+ * before it. moves has room for 2 n, and is changed. */
 void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops);
 
 // -------------------------------------------------------------------------------------------------
@@ -347,176 +314,120 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 // host.c, host_linear.c, host_attend.c: the arithmetic of the device that is this CPU
 // -------------------------------------------------------------------------------------------------
 
-/* "AVX-512", "AVX2", "portable": what the kernels were compiled for. */
+/* Returns the instruction set that the kernels were compiled for: "AVX-512", "AVX2", "portable". */
 const char *host_isa(void);
-/* Counts the orders in which its products and its attention have added, since another order may
- * give other tokens: a job that began with another is told so when it goes on. */
+/* Counts the orders in which the host's products and attention have added up so far. Another order
+ * may give other tokens: a job that began with another is told so when it goes on. */
 enum { HOST_SUMS = 2 };
 
 // -------------------------------------------------------------------------------------------------
-// flexgen.cu: a GPU, as lanes.c and tiers.c see it
-//
-// Each lane has a stream. Ops are posted on the stream of their lane as kernels, the twins of the
-// host's functions: pointers are addresses on the GPU, activations F16, sums F32. A row of a result
-// depends only on that row's inputs and, in cuBLAS, on the number of rows: attention splits at
-// fixed tokens of a sequence.
+// flexgen.cu, net.c: a GPU
 // -------------------------------------------------------------------------------------------------
 
-enum { MARKS = 256 }; /* so many points of a stream can be waited for at a time */
-
+/* An open GPU. */
 struct Gpu {
     char name[96];   /* "NVIDIA H200, sm_90" */
     size_t total;    /* bytes of its memory */
-    size_t overhead; /* of them in use before there is a GPU tier: context, workspaces of cuBLAS and
+    size_t overhead; /* bytes in use before there is a GPU tier: context, workspaces of cuBLAS and
                         of attention */
-    size_t spare;    /* of them that kernels will take when they are loaded at their first use */
-    int max_head;    /* elements of a head that attention has room for */
-    double
-        poll_s; /* so long sync asks again and again before it sleeps; 0: never. lanes.c sets it */
-    size_t pin_piece; /* so many bytes are pinned at a time; tests make it small, before they pin */
-    const volatile int
-        *bad; /* not 0 once pick or score has met a logit that is not finite; alloc resets it */
-
-    /* Posts any op that host_run carries out, whose views are at addresses, and returns at once; -1
-     * and err if that fails. Products are of cuBLAS, or for packed w, whose y is F16, of a kernel
-     * of ours; they have no ReLU before a residual, and their lane is PROJECT or FINISH, which have
-     * a workspace each. */
-    int (*run)(Gpu *, const Op *, Error *);
-    /* rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or on the host
-     * (pinned, to overlap) */
-    int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                size_t row_bytes, int rows, Error *);
-
-    /* begin and end note the times before and after what is posted between them; mark is an end
-     * without one, which takes less of the GPU's time. Once a mark has passed, the one MARKS later
-     * may be made in its place. */
-    int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*mark)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark,
-                 Error *); /* lane goes on when other has reached the mark's end */
-    int (*sync)(Gpu *, Lane lane, uint64_t mark,
-                Error *); /* the calling thread sleeps until the mark's end */
-    double (*took)(Gpu *, Lane lane, uint64_t first,
-                   uint64_t last); /* seconds from first's begin to last's end, both past */
-    /* When a past mark began, in seconds: CLOCK_MONOTONIC at opening, plus the GPU's clock since
-     * then. To be asked in order on each lane, and as the last thing about this mark. */
-    double (*began)(Gpu *, Lane lane, uint64_t mark);
-
-    void *(*alloc)(Gpu *, size_t bytes, Error *); /* the GPU tier; one at a time */
-    void (*release)(Gpu *, void *);               /* waits for the streams first */
-    int (*pin)(Gpu *, void *host, size_t bytes,
-               Error *); /* memory of ours becomes page-locked, so that copies overlap; one
-                            range at a time */
-    void (*unpin)(Gpu *, void *host);
-    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* waits; any thread */
-    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *); /* for tests */
-    void (*forbid)(const void *,
-                   size_t);  /* NULL, or of tests: nobody may touch these bytes of the GPU tier */
-    size_t (*in_use)(Gpu *); /* cudaMemGetInfo: bytes of the whole GPU, by anyone */
+    size_t spare;    /* bytes that kernels will take when they are loaded at their first use */
+    int max_head;    /* elements of the largest head that attention has room for */
+    size_t (*in_use)(Gpu *); /* bytes of the whole GPU in use, by anyone: cudaMemGetInfo */
     void (*close)(Gpu *);
+
+    /* for lanes.c and tiers.c */
+    const struct GpuCalls *call; /* its functions for them: parts.h */
+    double poll_s;   /* seconds for which sync polls before it sleeps; 0: none. Set by lanes.c */
+    size_t pin_part; /* bytes that are pinned at a time; tests make it small, before they pin */
+    const volatile int *bad; /* not 0 once pick or score has met a logit that is not finite; alloc
+                                resets it */
+    void (*forbid)(const void *, size_t); /* a hook for tests, or NULL: nobody may touch these bytes
+                                             of the GPU tier */
 };
 
-/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. NULL and
- * err, one line that says what to do, without a driver, without a GPU, with one that is too old or
- * too full. Where flexgen.cu is not linked to the program but a library beside it, or was not
- * built, there is no such function: its address is NULL. */
-Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
-
-// -------------------------------------------------------------------------------------------------
-// net.c: the GPU on demand
-// -------------------------------------------------------------------------------------------------
-
-/* cuda_open_gpu, from the library beside the program if it is not linked. Loads nothing large where
- * there is no GPU. */
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses), out of the library beside the program if
+ * flexgen.cu is not linked. Loads nothing large where there is no GPU. */
 Gpu *gpu_find(Error *err);
-/* Bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
+/* Returns the bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
 Bytes gpu_left(Gpu *gpu);
 
 // -------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
 // -------------------------------------------------------------------------------------------------
 
-/* Opens the sim for a plan of any act_type: the same lanes and events, but an op only takes time:
- * bytes over the bandwidth of its channel, or flops over the rate of its processor (the longer of
- * that and its bytes over that processor's memory bandwidth). Lanes of one link share its bandwidth
- * equally; the GPU does one op at a time, in the order of posting. No data, no tiers: memory does
- * not grow with the model. now is the simulated clock. */
+/* Opens the sim for a plan of any act_type. It has the same lanes and events, but an op only takes
+ * time: bytes over the bandwidth of its channel, or flops over the rate of its processor (the
+ * longer of that and its bytes over that processor's memory bandwidth). Lanes of one link share its
+ * bandwidth equally; the GPU does one op at a time, in the order of posting. There are no data and
+ * no tiers: memory does not grow with the model. `now` is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
-/* Joins sims that have not been used yet, in one time, as the stages of a pipeline (section 4.4).
- * Each posts and waits on a thread of its own, and time passes when all of them wait; so the
- * schedule of every stage must run. The wire out of a stage takes bytes_s bytes/s, one message
- * after the other, and each arrives delay_s seconds after it has left. Of device->net, which they
- * have then, post, receive (of tokens) and fail are there: what stages agree on, their one process
- * knows. */
+/* Several sims in one time, as the stages of a pipeline (section 4.4). */
 typedef struct World World;
+/* Joins sims that have not been used yet. Each posts and waits on a thread of its own, and time
+ * passes when all of them wait; so the schedule of every stage must run. The wire out of a stage
+ * takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has
+ * left. Each sim gets a device->net, which has post, receive (of tokens) and fail alone: the stages
+ * are one process, and need not agree on anything. */
 World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s);
-/* The stage's thread has done. */
+/* Says that the stage's thread has finished. */
 void world_leave(Device *sim);
-void world_close(World *world); /* and the sims */
+/* Closes the world and its sims. */
+void world_close(World *world);
 
 // -------------------------------------------------------------------------------------------------
 // net.c: the network of a pipeline (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-/* What a pipeline of machines needs of a network (section 4.4). pipeline.c provides it over MPI,
- * sim.c between simulated machines (where only tokens use it), and for the tests tests/local_net.c
- * between the threads of one process. */
-
 /* Messages of different kinds never wait for each other: hidden states; new tokens, on their way
  * round; what is agreed on before the run. */
 typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
 
-/* One stage's end of the network. All functions but close may be called by several threads at once,
- * for a pair of stages and a kind by one at a time. Messages of one kind from one stage to another
- * arrive in the order in which they were sent. They fail, with -1 and one line that names the
- * stage, when any stage has failed; over MPI the launcher then ends all processes instead. What a
- * function was given is not touched any more once it has returned, however it ends. */
+/* One stage's end of the network. pipeline.c provides it over MPI, sim.c between simulated machines
+ * (where only tokens use it), and for the tests tests/local_net.c between the threads of a process.
+ *
+ * All functions but close may be called by several threads at once, but for one pair of stages and
+ * one kind by one thread at a time. Messages of one kind from one stage to another arrive in the
+ * order in which they were sent. When any stage has failed, the functions return -1 and one line
+ * that names the stage; over MPI the launcher ends all processes instead. No function touches its
+ * arguments after it has returned, however it ends. */
 struct Net {
     int stage, stages; /* stages are counted from 0 */
     int neighbours;    /* stages on this machine, with this one; 0: not known */
     /* Returns when the bytes may be changed again; that may be before or after they have arrived.
      */
     int (*send)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* Returns when they are here. A message of another size is an error, and as if this stage had
-     * failed. */
+    /* Returns when the bytes are here. A message of another size is an error, and as if this stage
+     * had failed. */
     int (*receive)(Net *, int from, NetKind kind, void *bytes, size_t size, Error *);
     /* Copies the bytes, and returns at once. */
     int (*post)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* All stages call it: stage 0's bytes come to all. */
+    /* Copies stage 0's bytes to all stages, all of which call it. */
     int (*share)(Net *, void *bytes, size_t size, Error *);
-    /* All stages call it, each with how far it has come: 0, or -1 and err. Returns 0 if all are
-     * well; else -1 to all, with err, which names the stage, of the first that is not. The network
-     * goes on in either case. */
+    /* Returns 0 if all stages are well; all call it, each with its own status: 0, or -1 and err.
+     * Otherwise returns -1 on all, with the err of the first stage that is not well, which it
+     * names. The network goes on in either case. */
     int (*agree)(Net *, int status, Error *);
-    /* This stage has failed: everybody's functions end with "stage 2: <text>", of the first one
-     * that fails. Over MPI it ends the job, and does not return; its caller has said why. */
+    /* Says that this stage has failed: everybody's functions end with "stage 2: <text>", of the
+     * first one that fails. Over MPI it ends the job and does not return; its caller has said why.
+     */
     void (*fail)(Net *, const Error *);
-    /* All stages call it, when no other function is running. It waits until they have. */
+    /* Closes it when all stages have called it. No other function is running then. */
     void (*close)(Net *);
 };
 
-/* The network that mpirun has started this process in. NULL and err if there is one and it cannot
- * be used; NULL and err's text empty, at once and without loading MPI, if there is none or this
- * process is alone in it. bytes_s, delay_s: the wire is slowed to so many bytes/s, and a message
- * takes so many seconds more (0: it is not); what is agreed on is not slowed.
- */
+/* Opens the network that mpirun has started this process in. Returns NULL and err if there is one
+ * and it cannot be used. Returns NULL with err's text empty, at once and without loading MPI, if
+ * there is none or this process is alone in it. The wire is slowed to bytes_s bytes/s, and a
+ * message takes delay_s seconds more (0: not slowed); messages of NET_SETUP are not slowed. */
 Net *net_open(double bytes_s, double delay_s, Error *err);
-
-/* The same out of the library for MPI, which net_open loads from beside the program. share and
- * agree are left to it. */
-Net *net_open_mpi(double bytes_s, double delay_s, Error *err);
-/* share and agree on top of send and receive, for all who provide a Net. */
-int net_share(Net *, void *bytes, size_t size, Error *);
-int net_agree(Net *, int status, Error *);
 
 // -------------------------------------------------------------------------------------------------
 // trace.c: what happened on the lanes
 // -------------------------------------------------------------------------------------------------
 
-/* One call of Figure 4 as it ran on one lane: ops of the same call that follow each other at once
- * are one slice. Seconds of Device.now. */
+/* One call of Figure 4 as it ran on one lane. Ops of the same call that follow each other at once
+ * are one slice. Times are seconds of Device.now. */
 typedef struct {
     Lane lane;
     Kind kind;
@@ -526,90 +437,77 @@ typedef struct {
     Bytes bytes; /* moved; 0 for arithmetic */
 } Slice;
 
-/* A part of Table 4 in one phase: the seconds in which its lanes were busy, and in how many of them
- * a processor was too. */
+/* A part of Table 4 in one phase: the seconds in which its lanes were busy, and those of them in
+ * which a processor was busy too. */
 typedef struct {
     double busy_s, hidden_s;
 } Share;
 enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS };
+/* The seconds of a run by the parts of Table 4. */
 typedef struct {
     Share part[2][NPARTS]; /* [prefill] */
-    double total_s[2];     /* in which anything was busy */
-    double busy_s;         /* in which some lane was busy, those of channel NET aside */
+    double total_s[2];     /* [prefill] seconds in which anything was busy */
+    double busy_s;         /* seconds in which some lane was busy, those of channel NET aside */
 } Breakdown;
 
-/* What a sweep holds, from the end of the sweep before it on: KV pages of each tier, sequences in
- * flight. */
+/* The KV pages and sequences of one sweep, from the end of the sweep before it on. */
 typedef struct {
-    double at;
-    int pages[NTIERS], sequences;
+    double at;         /* seconds */
+    int pages[NTIERS]; /* KV pages of each tier */
+    int sequences;     /* in flight */
 } Held;
 
-/* What a device did, in the order in which calls ended on each lane. */
+/* The record of what a device did, in the order in which calls ended on each lane. */
 struct Trace {
-    char name[64];   /* of its group of rows: the model, or the stage of a pipeline */
+    char name[64];   /* heads its rows in the viewer: the model, or the stage of a pipeline */
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
     size_t n, capacity;
     size_t limit; /* after so many more slices, those that are over are added up and dropped; 0: all
                      are kept */
-    size_t kept;  /* that were not over then */
-    Breakdown dropped; /* what the others add up to */
+    size_t kept;  /* slices that the last drop has left, which were not over then */
+    Breakdown dropped; /* the sum of the dropped slices */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
     Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
     size_t sweeps;
 };
 
-/* The slice of an op that has run from begin to end. */
-static inline Slice slice_of(const Op *op, Bytes bytes, double begin, double end) {
-    Slice s = {op->lane,      op->kind, op->prefill, op->prefill_sweep,
-               op->delegated, op->i,    op->j,       op->k,
-               op->batch,     begin,    end,         bytes};
-    return s;
-}
-/* Whether two slices are of the same call. */
-bool same_call(const Slice *a, const Slice *b);
-/* Notes a slice. It extends the lane's newest one if that is of the same call (kind, i, j, k,
- * batch, phase) and ended less than 0.1 ms before. settled: neither it nor a later one begins
- * before. A Trace of zeros is empty. Not thread safe: devices call it under their lock. */
-void trace_add(Trace *trace, const Slice *slice, double settled);
 /* Notes what a sweep holds, if the trace is for a file (without a limit). */
 void trace_hold(Trace *trace, const Held *held);
-/* Figure 4's name of the call that a slice is part of: "load_weight", "store_cache", "project", ...
- */
-const char *trace_call(const Slice *slice);
-/* Chrome trace JSON (chrome://tracing, Perfetto) of n traces: a group of rows a trace, one row a
+/* Writes n traces as Chrome trace JSON (chrome://tracing, Perfetto): one process a trace, one row a
  * lane, one slice a call with its i, j, k, its batch and that batch's token, bytes and phase, times
- * in microseconds from the first slice of all. What could not be written shows in ferror(out). */
+ * in microseconds from the first slice of all. A failed write shows in ferror(out). */
 void trace_write(const Trace *traces, int n, FILE *out);
 void trace_free(Trace *trace);
 
 extern const char *const part_name[NPARTS];
-/* Two lanes that are busy with the same part at the same time count once. COMPUTE is the lanes of
- * the GPU and of the CPU; its hidden_s is the time in which some copy ran beside them. A sweep in
- * which some batch prefills counts as prefill, as in RunStats. */
+/* Adds up a trace as Table 4 does. Two lanes that are busy with the same part at the same time
+ * count once. COMPUTE is the lanes of the GPU and of the CPU; its hidden_s is the time in which
+ * some copy ran beside them. A sweep in which some batch prefills counts as prefill, as in
+ * RunStats. */
 Breakdown trace_breakdown(const Trace *trace);
 
 // -------------------------------------------------------------------------------------------------
 // hardware.c: a machine as numbers (section 4.3, Table 7)
 // -------------------------------------------------------------------------------------------------
 
-/* A rate that depends on a size: between two points, seconds are taken to be linear in the size;
- * outside, proportional to it. */
 enum { MAX_POINTS = 16, MOST_NAME = 95 };
+/* A rate that depends on a size. Between two points, seconds are linear in the size; outside,
+ * proportional to it. */
 typedef struct {
     int n; /* points, by ascending size; 0: there is no curve */
     double size[MAX_POINTS], rate[MAX_POINTS];
 } Curve;
 
-/* Bytes/s that stand for a disk which cannot be written: so few that the search leaves it alone. */
+/* Bytes/s that stand for a disk which cannot be written: so few that the search does not use it. */
 static const double NO_DISK = 1e6;
 
-/* The hardware parameters of section 4.3 and Table 7. Of a pair [0] holds in generation, [1] in
+/* The hardware parameters of section 4.3 and Table 7. Of a pair, [0] holds in generation, [1] in
  * prefill. */
 struct Hardware {
-    char name[MOST_NAME + 65]; /* a file's, and behind it what is changed */
-    union {                    /* bytes that the tiers can hold */
+    char
+        name[MOST_NAME + 65]; /* the file's name for it, followed by the numbers that are changed */
+    union {                   /* bytes that the tiers can hold */
         struct {
             double gmem, cmem, nmem;
         };
@@ -621,61 +519,66 @@ struct Hardware {
         };
         double bdw[CTOD + 1][2];
     };
-    double mm_flops[2], bmm_flops[2],
-        cpu_flops[2]; /* FLOP/s of linear, of attention on the GPU, on the CPU */
+    double mm_flops[2];  /* FLOP/s of linear */
+    double bmm_flops[2]; /* FLOP/s of attention on the GPU */
+    double cpu_flops[2]; /* FLOP/s of attention on the CPU */
+
     /* keys that a file may leave out */
     double gpu_bdw,
         cpu_bdw;       /* bytes/s at which the processors read their own memory; 0: no bound */
-    double op_s;       /* seconds that every op takes in addition; 0 */
-    bool shared_cores; /* a host device: GPU and CPU lanes run on the same cores, activations are
-                          F32 */
+    double op_s;       /* seconds that every op takes in addition; 0: none */
+    bool shared_cores; /* a host device: GPU and CPU lanes run on the same cores, activations
+                          are F32 */
     /* seconds of these cores for each byte that a link copies within memory, or that is read from
-     * or written to disk; 0 */
+     * or written to disk; 0: none */
     double copy_core_s, disk_core_s;
-    /* FLOP/s as measured, with the reading of memory: of linear by its rows; of attention by the
-     * tokens of a prompt, and by the tokens that a new one attends to. They replace mm_flops,
-     * bmm_flops and cpu_flops. */
+    /* FLOP/s as measured, with the reading of memory: linear by its rows; attention by the tokens
+     * of a prompt, and by the tokens that a new one attends to. They replace mm_flops, bmm_flops
+     * and cpu_flops. */
     Curve mm_rows, bmm_tokens[2], cpu_tokens;
-    Curve mm_packed, bmm_packed,
-        cpu_packed; /* of linear with packed weights; of attention to packed pages */
+    Curve mm_packed;              /* like mm_rows, with packed weights */
+    Curve bmm_packed, cpu_packed; /* like bmm_tokens[0] and cpu_tokens, with packed pages */
 };
 
 /* Reads a hardware file: one JSON object with name, gmem cmem nmem, ctog_bdw gtoc_bdw dtoc_bdw
  * ctod_bdw, mm_flops bmm_flops cpu_flops, each rate also as a pair KEY_p, KEY_g; optional gpu_bdw
  * cpu_bdw op_s shared_cores copy_core_s disk_core_s; optional curves mm_rows, bmm_tokens_p,
  * bmm_tokens_g, cpu_tokens, mm_packed, bmm_packed, cpu_packed, lists of [size, FLOP/s] by ascending
- * size; sources, an object of texts that say where each value is from. -1 and one line (EXIT_USAGE)
- * for a missing, unknown, negative, zero or non-numeric value. */
+ * size; sources, an object of texts that say where each value is from. Returns -1 and one line
+ * (EXIT_USAGE) for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
-/* Changes one number of a machine that was read: "KEY=NUMBER"; of a rate KEY is both phases, KEY_p
- * and KEY_g are one. The name says so, too, where there is room. -1 and one line (EXIT_USAGE) for
- * what the file could not hold, or what a curve of the machine replaces. */
+/* Changes one number of a machine that was read: "KEY=NUMBER". For a rate, KEY is both phases,
+ * KEY_p and KEY_g are one. Adds the change to the name where there is room. Returns -1 and one line
+ * (EXIT_USAGE) for a value that the file could not hold, or that a curve of the machine replaces.
+ */
 int hardware_change(Hardware *hardware, const char *change, Error *err);
-/* Writes a file that hardware_read reads back to the same numbers. measured: by whom and when; then
- * it also says how each value was (NULL: it was not). What could not be written shows in
+/* Writes a file that hardware_read reads back to the same numbers. measured: by whom and when; the
+ * file then also says how each value was measured (NULL: it was not). A failed write shows in
  * ferror(out). */
 void hardware_write(const Hardware *hardware, const char *measured, FILE *out);
 
-/* The share of shared cores that a busy link takes. */
+/* Returns the share of shared cores that a busy link takes. */
 static inline double link_cores(const Hardware *hardware, Channel link, bool prefill) {
     return hardware->bdw[link][prefill] *
            (link < DTOC ? hardware->copy_core_s : hardware->disk_core_s);
 }
-/* Seconds in which a processor reads or writes so many bytes of its own memory; bdw 0: none. */
+/* Returns the seconds in which a processor reads or writes so many bytes of its own memory; 0 where
+ * bdw is 0. */
 static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
-/* Seconds that an op takes at full speed, without op_s. */
-/* y (m, n) = x (m, k) w^T: by the curve; without one, the longer of computing and of reading and
- * writing everything. act_bytes: of an element of x and y. packed: the weights are packed, and are
- * unpacked on the way. */
+/* The next three return the seconds that an op takes at full speed, without op_s: by the curve;
+ * without one, the longer of computing and of reading and writing memory. act_bytes: bytes of an
+ * element of x and y. */
+
+/* y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked on the way. */
 double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k,
                       double act_bytes, bool packed);
 /* Causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs of a query and a key,
  * of 4 h1 flops. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1,
                               double act_bytes);
-/* nseq new tokens attend to `len` tokens each over paged KV: 4 h1 flops and as many bytes a token;
- * packed, fewer bytes. */
+/* Attention of nseq new tokens to `len` tokens each over paged KV: 4 h1 flops and as many bytes a
+ * token; packed, fewer bytes. */
 double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len,
                       double h1, bool packed);
 

@@ -1,12 +1,12 @@
-/* hardware.c: a machine as numbers (section 4.3), and what an op takes on it.
+/* hardware.c: a machine as numbers (section 4.3), and the time that an op takes on it.
  *
- * The first chapter is what the cost model and the sim ask. The others are the hardware file, one
- * JSON object: what the paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A
+ * The first chapter answers the cost model and the sim. The others are the hardware file, one JSON
+ * object: it has what the paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A
  * rate may differ between the two phases, and then comes as a pair of keys with _p (prefill) and _g
  * (generation). A value that is missing, misspelt or impossible is refused by name, never guessed:
  * a wrong rate gives a wrong policy that looks like a right one. The file is a flag's argument, so
- * whatever is wrong with it asks for EXIT_USAGE. What is written is read back to the same bits.
- * Read next: base/team.c. */
+ * every fault in it gives EXIT_USAGE. A file that is written is read back to the same bits. Read
+ * next: base/team.c. */
 #include "device/parts.h"
 
 #include <cjson/cJSON.h>
@@ -15,16 +15,17 @@
 #include "io/io.h"
 
 // -------------------------------------------------------------------------------------------------
-// What an op takes: by the curve that was measured for it; where there is none, the longer of
-// computing and of reading memory
+// The time of an op: by the curve that was measured for it; without one, the longer of computing
+// and of reading memory
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the longer of computing and of reading memory. */
 static double bound_seconds(double flops, double rate, double bytes, double bdw) {
     return fmax(flops / rate, memory_seconds(bytes, bdw));
 }
 
-/* Flops of one size over the rate there. Between two points the seconds for a flop of each unit of
- * size are on a line. */
+/* Returns the seconds of flops of one size. Between two points of the curve, the seconds for a flop
+ * of each unit of size are interpolated linearly. */
 static double curve_seconds(const Curve *c, double size, double flops) {
     int i = 1;
     if (size <= c->size[0])
@@ -38,7 +39,8 @@ static double curve_seconds(const Curve *c, double size, double flops) {
     return flops / size * (before + part * (after - before));
 }
 
-/* Bytes of a packed number, of an F16: 4 bits, and a group's header of 32 for 64 numbers. */
+/* Bytes of a packed number over those of an F16: 4 bits, and a group's header of 32 for 64 numbers.
+ */
 static const double PACKED = 4.5 / 16;
 
 double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k,
@@ -78,15 +80,16 @@ double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq,
 
 typedef enum { NUMBER, PAIR, OPTIONAL, FLAG, CURVE } Form;
 
-/* Bounds keep every size below 2^63 and every quotient of a size and a rate finite. A pair fills
- * two doubles, a curve a Curve: its rates are in FLOP/s, and `unit` is what its sizes count. */
+/* A key of the file. The bounds lo and hi keep every size below 2^63 and every quotient of a size
+ * and a rate finite. A pair fills two doubles, a curve a Curve: its rates are in FLOP/s, and `unit`
+ * is what its sizes count. */
 typedef struct {
     const char *key;
     size_t offset;
     Form form;
     const char *unit;
     double lo, hi;
-    const char *measured; /* how profile.c has the number */
+    const char *measured; /* how profile.c measures the number */
 } Key;
 
 #define AT(field) offsetof(Hardware, field)
@@ -138,19 +141,19 @@ typedef struct {
     char text[MAX_KEY];
 } KeyName;
 
-/* The key of one phase of a pair. */
+/* Returns the key of one phase of a pair. */
 static KeyName phase_key(const char *key, int prefill) {
     KeyName name;
     snprintf(name.text, sizeof name.text, "%.20s_%c", key, "gp"[prefill]);
     return name;
 }
 
-/* The key of that name, of len characters; it stands for the phases from *first to *last. NULL:
- * there is none. */
+/* Finds the key of a name of len characters; it stands for the phases from *first to *last. Returns
+ * NULL if there is none. */
 static const Key *find_key(int *first, int *last, const char *name, size_t len) {
-    for (const Key *k = keys; k < keys + NKEYS; k++)
-        for (int phase = -1; phase < (k->form == PAIR ? 2 : 0);
-             phase++) { /* -1: both, or there are none */
+    for (const Key *k = keys; k < keys + NKEYS; k++) {
+        const int phases = k->form == PAIR ? 2 : 0;
+        for (int phase = -1; phase < phases; phase++) { /* -1: both phases, or a key without */
             const KeyName one = phase_key(k->key, phase == 1);
             const char *key = phase < 0 ? k->key : one.text;
             *first = phase == 1;
@@ -158,13 +161,15 @@ static const Key *find_key(int *first, int *last, const char *name, size_t len) 
             if (strlen(key) == len && !memcmp(key, name, len))
                 return k;
         }
+    }
     return NULL;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Reading one
+// Reading a hardware file
 // -------------------------------------------------------------------------------------------------
 
+/* The reading of one file. */
 typedef struct {
     const char *path;
     const cJSON *json;
@@ -176,7 +181,7 @@ static bool in_range(const cJSON *value, double lo, double hi) {
     return cJSON_IsNumber(value) && value->valuedouble >= lo && value->valuedouble <= hi;
 }
 
-/* name: of the value in messages. */
+/* Reads a number within the key's bounds. name: how messages call the value. */
 static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k,
                        const char *name) {
     if (!in_range(value, k->lo, k->hi))
@@ -186,7 +191,8 @@ static int read_number(double *number, const Reader *r, const cJSON *value, cons
     return 0;
 }
 
-/* Point i of a curve, counted from 1 for people: [size, rate], the size above the one before it. */
+/* Reads point i of a curve, counted from 1 for people: [size, rate], the size above the one before
+ * it. */
 static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, const Key *k) {
     const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
     const double before = i > 1 ? curve->size[i - 2] : 1;
@@ -222,8 +228,8 @@ static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Ke
     return 0;
 }
 
-/* Of a pair KEY is for both phases, or KEY_p and KEY_g for one each; what has been read is not 0.
- */
+/* Reads one member of the object. For a pair, KEY is both phases, KEY_p and KEY_g are one each. A
+ * number that has been read is not 0. */
 static int read_member(const Reader *r, const cJSON *value) {
     int first, last;
     const Key *k = find_key(&first, &last, value->string, strlen(value->string));
@@ -252,7 +258,7 @@ static int read_member(const Reader *r, const cJSON *value) {
     return 0;
 }
 
-/* Whether a number that must be there has not come. */
+/* Refuses a file without a number that must be there. */
 static int check_present(const Reader *r, const Key *k) {
     const double *number = (const double *)((const char *)r->to + k->offset);
     if (k->form == NUMBER && number[0] == 0)
@@ -266,7 +272,7 @@ static int check_present(const Reader *r, const Key *k) {
                 k->key);
 }
 
-/* It is printed on lines of its own. */
+/* Reads the name, which is printed on lines of its own. */
 static int read_name(const Reader *r) {
     const cJSON *name = json_get(r->json, "name");
     if (!name)
@@ -284,7 +290,7 @@ static int read_name(const Reader *r) {
     return 0;
 }
 
-/* Every source is of a value that is there. */
+/* Checks that every source is for a key of this file. */
 static int check_sources(const Reader *r, const cJSON *sources) {
     char name[80];
     if (sources && !cJSON_IsObject(sources))
@@ -328,7 +334,7 @@ int hardware_read(Hardware *hardware, const char *path, Error *err) {
     return status;
 }
 
-/* Whether a rate of some phase counts no more, since it was measured at several sizes. */
+/* Returns true if a curve replaces a rate in some phase. */
 static bool has_curve(const Hardware *h, const Key *k) {
     return (k->offset == AT(mm_flops) && h->mm_rows.n) ||
            (k->offset == AT(cpu_flops) && h->cpu_tokens.n) ||
@@ -362,7 +368,7 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Writing one
+// Writing a hardware file
 // -------------------------------------------------------------------------------------------------
 
 static cJSON *exact(double number) {
@@ -381,8 +387,8 @@ static cJSON *curve_points(const Curve *curve) {
     return list;
 }
 
-/* Into the file, and how it was measured into its sources. A pair of equal rates is written as one;
- * what may be left out is where it is 0. */
+/* Writes a key into the file, and how it was measured into the sources. A pair of equal rates is
+ * written as one; optional keys are left out where they are 0. */
 static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
     const void *from = (const char *)h + k->offset;
     const double *value = from;
@@ -413,7 +419,10 @@ void hardware_write(const Hardware *hardware, const char *measured, FILE *out) {
         cJSON_AddStringToObject(sources, "name", measured);
     for (int i = 0; i < NKEYS; i++)
         write_key(json, sources, hardware, &keys[i]);
-    measured ? (void)cJSON_AddItemToObject(json, "sources", sources) : cJSON_Delete(sources);
+    if (measured)
+        cJSON_AddItemToObject(json, "sources", sources);
+    else
+        cJSON_Delete(sources);
     json_print(out, json);
     cJSON_Delete(json);
 }

@@ -214,9 +214,9 @@ static void prefill_task(Tensor o, size_t at, const f16 *q, const f16 *k, const 
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
         int nt = imin(BLOCK, q0 + nq - t0);
         for (int t = 0; t < nt; t++) {
-            size_t at = (t0 + t) * ld;
-            a.krow[t] = memcpy(a.k + (size_t)t * hd, k + at, (size_t)hd * sizeof *k);
-            a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + at, (size_t)hd * sizeof *v);
+            size_t row = (t0 + t) * ld;
+            a.krow[t] = memcpy(a.k + (size_t)t * hd, k + row, (size_t)hd * sizeof *k);
+            a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + row, (size_t)hd * sizeof *v);
         }
         for (int t = nt; t < nt + NR; t++)
             a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */

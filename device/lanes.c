@@ -4,19 +4,19 @@
  * everything before it in its lane is done; its own event is its place in the lane. PROJECT and
  * FINISH share the GPU, and so a thread. On the host device every thread does the work itself. On
  * the cuda device a lane that touches the GPU is a stream, and its thread only posts there: it
- * waits until what an op needs is done or, on other streams, posted, tells its stream to wait for
- * those, and goes on ahead of the GPU. Where one batch is in flight alone, the halves of its layers
- * follow each other anyway: then ops of FINISH join the queue and the stream of PROJECT, and no
- * marks are needed between them.
+ * waits until the ops that its next op depends on are done or, on other streams, posted, tells its
+ * stream to wait for those, and goes on ahead of the GPU. If only one batch is in flight, the
+ * halves of its layers follow each other anyway: then ops of FINISH join the queue and the stream
+ * of PROJECT, and no marks are needed between them.
  *
- * The host device's links can be slowed (Device.link), to show on a laptop what a PCIe link or a
- * disk does to a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
- * first waits until its bytes would have crossed and copies them then, so that an event that is
- * missing shows; the wait counts as busy, since the link is.
+ * The host device's links can be slowed (Device.link), to show on a laptop how a PCIe link or a
+ * disk changes a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
+ * first waits until its bytes would have crossed and copies them then, so that a missing event
+ * shows as wrong data; the wait counts as busy, since the link is.
  *
- * With a trace every op is noted when it has ended: on a stream by spans between two marks, which
- * then are of one call of Figure 4 each, in times of the GPU's clock brought to ours. Without one
- * marks have no times, which would take the GPU's.
+ * With a trace every op is noted when it has ended. On a stream it is noted by spans between two
+ * marks; a span then belongs to one call of Figure 4, and its times, from the GPU's clock, are
+ * converted to ours. Without a trace marks have no times, which would cost time on the GPU.
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread
  * posts.
@@ -30,80 +30,86 @@
 
 enum { RING = MARKS };
 
-static const double CATCH_UP =
-    4e-3; /* of a slowed link: seconds that a lane may be late and still catch up */
-static const double MEMORY =
-    0.875; /* a copy leaves so much of what is remembered of those before it */
-static const double POLL = 50e-6; /* to be woken takes about as long */
+/* Seconds that a lane on a slowed link may be late and still catch up. */
+static const double CATCH_UP = 4e-3;
+/* Each copy multiplies the weight of those before it by this. */
+static const double MEMORY = 0.875;
+/* Seconds: about as long as a thread takes to wake up. */
+static const double POLL = 50e-6;
 
 typedef struct LaneDevice LaneDevice;
 
 /* A posted op. */
 typedef struct {
-    Op op;          /* its lane is the one whose queue it is in, its moves are in that one's ring */
-    Lane lane;      /* for which it was posted */
-    uint64_t order; /* how many ops of all lanes were posted before it */
-    size_t bytes;   /* that it moves */
-    size_t nmoves;  /* of the ring that are free again behind it */
+    Op op;          /* its lane is the queue that it is in, its moves are in that lane's ring */
+    Lane lane;      /* the lane that it was posted for */
+    uint64_t order; /* number of ops of all lanes that were posted before it */
+    size_t bytes;   /* bytes that it moves */
+    size_t nmoves;  /* moves of the ring that are free again when it is over */
 } Posted;
 
-/* A slowed link. The lanes on it share it equally, so one number tells how far all of them are: a
- * lane that needs `bytes` has them when served has grown by so much. */
+/* A slowed link. The lanes on it share it equally, so one number says how far all of them are: a
+ * lane that needs `bytes` has them when `served` has grown by as much. */
 typedef struct {
-    int busy; /* lanes that are on it */
-    double at,
-        served; /* by that time a lane that was always on it would have been given so many bytes */
-    pthread_cond_t left; /* a lane has left, so that the others are faster, or an op has failed */
+    int busy;            /* lanes on it */
+    double at;           /* the time of the last update */
+    double served;       /* bytes that a lane which was always on it would have got by then */
+    pthread_cond_t left; /* signalled when a lane has left, so that the others are faster, or an op
+                            has failed */
 } Link;
 
-/* Ops of a stream that begin one behind the other and belong to one call. */
+/* A span: ops of a stream that begin one behind the other and belong to one call. */
 typedef struct {
     Slice slice;
     double posted;
     bool timed;
 } Span;
 
+/* A lane: its queue, its thread, and on a stream its marks and spans. */
 typedef struct {
     LaneDevice *device;
     int index;
     pthread_t thread;
-    bool started;              /* there is a thread, to be joined */
-    pthread_cond_t ready_cond; /* its thread may go on */
-    pthread_cond_t done_cond;
-    uint64_t posted, begun,
-        done;         /* ops so far; on a stream done means posted there, with a mark behind */
-    uint64_t awaited; /* the first op for which someone sleeps on done_cond */
-    uint64_t retired; /* of a stream: ops known to have happened */
-    uint64_t
-        mark[RING];     /* of a stream: the op behind which the mark is that ends this one's span */
-    int sleepers[RING]; /* threads that sleep until a mark, which may not be set anew meanwhile */
+    bool started;                 /* its thread runs and is to be joined */
+    pthread_cond_t ready_cond;    /* wakes its thread, which may go on */
+    pthread_cond_t progress_cond; /* wakes those who wait for its ops */
+    uint64_t posted;              /* ops in the queue so far */
+    uint64_t begun;               /* ops that have run, or have been given to the stream */
+    uint64_t waitable;   /* ops that others can wait for: they are done, or on a stream have a mark
+                            behind them */
+    uint64_t awaited;    /* the first op that someone sleeps for, on progress_cond */
+    uint64_t retired;    /* on a stream: ops known to have happened */
+    uint64_t mark[RING]; /* on a stream: the op whose mark ends this one's span */
+    int sleepers[RING];  /* threads that sleep until a mark, which may not be reused meanwhile */
     Posted ring[RING];
-    Span span[RING]; /* of a stream: by its first op */
-    double began;    /* when the op that runs or is being posted began; INFINITY: none is */
-    double noted;    /* when the newest op, of a stream the newest slice, ended */
-    bool on_link; /* on its slowed link: from an op that had to wait to one behind which no other is
-                     ready */
-    double served;       /* Link.served at which its op is done */
-    double copied, took; /* recent copies: bytes and seconds, the older the less */
-    Move *moves;         /* ring of move_capacity; those of an op lie together */
+    Span span[RING]; /* on a stream: indexed by its first op */
+    double began;  /* time at which the current op began to run or to be posted; INFINITY: there is
+                      none */
+    double noted;  /* time at which the newest op (on a stream: slice) ended */
+    bool on_link;  /* on its slowed link; it leaves when its next op is not ready */
+    double served; /* Link.served at which its op is done */
+    double copied, took; /* bytes and seconds of recent copies; older ones weigh less */
+    Move *moves;         /* ring buffer of move_capacity; the moves of an op are contiguous */
     uint64_t moves_posted, moves_done;
 } LaneState;
 
+/* The host device or the cuda device. */
 struct LaneDevice {
     Device base;
     Arenas arenas;
     Gpu *gpu;             /* NULL: the host device */
+    const GpuCalls *call; /* the functions of gpu */
     pthread_mutex_t lock; /* guards everything below and the lanes' counters */
     uint64_t nposted;
-    bool stop, failed;
-    bool alone;      /* no pipeline: nothing will be sent */
-    bool one_stream; /* of FINISH and PROJECT */
-    bool mixes; /* sweeps mix prompts with new tokens, which share their seconds by what the lanes
-                   were busy */
+    bool closing, failed;
+    bool alone;      /* no pipeline: nothing is sent */
+    bool one_stream; /* FINISH and PROJECT share a stream */
+    bool mixes;      /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
+                        lanes were */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
-    double gpu_ahead; /* seconds by which the GPU's clock, begun with ours, is ahead now */
+    double gpu_ahead; /* seconds by which the GPU's clock, started with ours, is ahead now */
     size_t move_capacity;
     Reach reach;
 };
@@ -114,15 +120,15 @@ struct LaneDevice {
 
 static bool is_stream(const LaneDevice *d, int lane) { return arenas_is_stream(&d->arenas, lane); }
 
-/* From now on ops do nothing, and none waits for its link. With the lock held, as everywhere up to
- * post. */
+/* Makes all later ops do nothing, and none wait for its link. All functions up to device_post are
+ * called with the lock held. */
 static void give_up(LaneDevice *d) {
     d->failed = true;
     for (int c = 0; c < NCHANNELS; c++)
         pthread_cond_broadcast(&d->link[c].left);
 }
 
-/* The first fault stays. */
+/* Keeps the first error, and gives up. */
 static void note_failure(LaneDevice *d, const Error *err) {
     if (d->failed)
         return;
@@ -130,7 +136,7 @@ static void note_failure(LaneDevice *d, const Error *err) {
     give_up(d);
 }
 
-/* What will still be noted did not begin before. */
+/* Returns a time before which no slice begins that is still to be noted. */
 static double lanes_settled(const LaneDevice *d) {
     double first = seconds_now();
     for (int l = 0; l < NLANES; l++) {
@@ -142,11 +148,11 @@ static double lanes_settled(const LaneDevice *d) {
     return first;
 }
 
-/* A slice for a span that has happened. The GPU's clock does not run quite as ours does, but what
- * has begun was posted before, and what has ended has ended by now. */
+/* Notes the slice of a span that has happened. The GPU's clock does not run quite as ours does, but
+ * the span began after it was posted, and has ended by now. */
 static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double took) {
     Span *span = &lane->span[first % RING];
-    double begin = d->gpu->began(d->gpu, lane->index, first), end = begin + took;
+    double begin = d->call->began(d->gpu, lane->index, first), end = begin + took;
     d->gpu_ahead = fmax(d->gpu_ahead, end - seconds_now());
     d->gpu_ahead = fmin(d->gpu_ahead, begin - span->posted);
     begin = fmax(begin - d->gpu_ahead, lane->noted);
@@ -156,12 +162,12 @@ static void note_span(LaneDevice *d, LaneState *lane, uint64_t first, double too
     trace_add(d->base.trace, &span->slice, lanes_settled(d));
 }
 
-/* A stream's ops up to the mark behind op `last` have happened. */
+/* Counts and notes a stream's ops up to the mark behind op `last`, which have happened. */
 static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     while (lane->retired < last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         const Span *span = &lane->span[first % RING];
-        double took = span->timed ? d->gpu->took(d->gpu, lane->index, first, end) : 0;
+        double took = span->timed ? d->call->took(d->gpu, lane->index, first, end) : 0;
         const Slice *slice = &span->slice;
         d->base.count[slice->lane].busy_s += took;
         if (slice->prefill)
@@ -172,20 +178,22 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
     }
 }
 
-/* Sleeps until the lane has come to op seq, or not quite so far: whoever calls asks again. */
+/* Sleeps until the lane has made progress towards op seq. It may wake too early: the caller checks
+ * again. */
 static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
     if (seq < lane->awaited)
         lane->awaited = seq;
-    pthread_cond_wait(&lane->done_cond, &d->lock);
+    pthread_cond_wait(&lane->progress_cond, &d->lock);
 }
 
-/* Whether the lane's first op could begin now. */
+/* Returns true if the lane's first op could begin now. */
 static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
     if (lane->begun == lane->posted)
         return false;
     const Op *op = &lane->ring[lane->begun % RING].op;
     for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != lane->index && d->lane[op->after[i].lane].done < op->after[i].seq)
+        if (op->after[i].lane != lane->index &&
+            d->lane[op->after[i].lane].waitable < op->after[i].seq)
             return false;
     return true;
 }
@@ -196,19 +204,19 @@ static void wake_ready(LaneDevice *d, const LaneState *lane) {
         pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
 }
 
-/* The lane has come farther. It wakes only those who may go on: to wake a thread takes longer than
- * most ops of a small model do. */
+/* Wakes those who may go on after the lane has made progress, and only those: waking a thread takes
+ * longer than most ops of a small model. */
 static void wake_waiting(LaneDevice *d, LaneState *lane) {
     if (lane->begun >= lane->awaited) {
         lane->awaited = UINT64_MAX;
-        pthread_cond_broadcast(&lane->done_cond);
+        pthread_cond_broadcast(&lane->progress_cond);
     }
     for (int i = 0; i < NLANES; i++)
         wake_ready(d, &d->lane[i]);
 }
 
-/* Sleeps until a stream, which has been given op seq and a mark behind it, has done it. The lock is
- * free meanwhile. */
+/* Sleeps until a stream has done op seq, which has been posted there with a mark behind it. The
+ * lock is free meanwhile. */
 static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     if (d->failed || lane->retired >= seq)
         return;
@@ -216,51 +224,51 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
     Error err;
     lane->sleepers[mark % RING]++;
     pthread_mutex_unlock(&d->lock);
-    int status = d->gpu->sync(d->gpu, lane->index, mark, &err);
+    int status = d->call->sync(d->gpu, lane->index, mark, &err);
     pthread_mutex_lock(&d->lock);
     if (!--lane->sleepers[mark % RING])
-        pthread_cond_broadcast(&lane->done_cond);
+        pthread_cond_broadcast(&lane->progress_cond);
     if (status)
         note_failure(d, &err);
     else
         retire(d, lane, mark);
 }
 
-/* Sleeps until the event has happened; where a stream waits for a stream, only until it can be told
- * to. waiter: NULL for the thread that posts. */
+/* Sleeps until the event has happened. If a stream waits for a stream, sleeps only until it can be
+ * told to. waiter NULL: the thread that posts. */
 static void await(LaneDevice *d, LaneState *waiter, Event e) {
     LaneState *lane = &d->lane[e.lane];
     Error err;
-    while (lane->done < e.seq)
+    while (lane->waitable < e.seq)
         sleep_on(d, lane, e.seq);
     if (!is_stream(d, e.lane) || waiter == lane)
         return;
     if (!waiter || !is_stream(d, waiter->index))
         sleep_until(d, lane, e.seq);
     else if (!d->failed && lane->retired < e.seq &&
-             d->gpu->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
+             d->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
         note_failure(d, &err);
 }
 
-/* Sets a mark behind what a stream has been given, so that others can wait for it. One mark serves
- * a span of ops that begin one behind the other: marks take the GPU's time. */
+/* Sets a mark behind the ops that a stream has been given, so that others can wait for them. One
+ * mark serves a span of ops that begin one behind the other: marks take the GPU's time. */
 static void end_span(LaneDevice *d, LaneState *lane) {
     uint64_t last = lane->begun;
     Error err;
-    if (lane->done == last)
+    if (lane->waitable == last)
         return;
     while (lane->sleepers[last % RING])
-        pthread_cond_wait(&lane->done_cond, &d->lock); /* they are about to wake */
-    for (uint64_t seq = lane->done + 1; seq <= last; seq++)
+        pthread_cond_wait(&lane->progress_cond, &d->lock); /* the sleepers are about to wake */
+    for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
-    const bool timed = lane->span[(lane->done + 1) % RING].timed;
-    if (!d->failed && (timed ? d->gpu->end : d->gpu->mark)(d->gpu, lane->index, last, &err))
+    const bool timed = lane->span[(lane->waitable + 1) % RING].timed;
+    if (!d->failed && (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &err))
         note_failure(d, &err);
-    lane->done = last;
+    lane->waitable = last;
     wake_waiting(d, lane);
 }
 
-/* What no trace tells apart counts for the lane whose queue it was in. */
+/* Returns the slice of a job. Without a trace it counts for the lane whose queue it was in. */
 static Slice slice_of_job(const LaneDevice *d, const Posted *job, double begin, double end) {
     Slice slice = slice_of(&job->op, job->bytes, begin, end);
     if (d->base.trace)
@@ -268,36 +276,34 @@ static Slice slice_of_job(const LaneDevice *d, const Posted *job, double begin, 
     return slice;
 }
 
-/* Whether the op belongs to another call than the span that it could join: a trace tells them
- * apart. */
+/* Returns true if a trace has to tell the op from the span that it could join, since it belongs to
+ * another call. */
 static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Posted *job) {
     const Slice slice = slice_of_job(d, job, 0, 0),
-                *span = &lane->span[(lane->done + 1) % RING].slice;
-    return d->base.trace && lane->begun != lane->done &&
+                *span = &lane->span[(lane->waitable + 1) % RING].slice;
+    return d->base.trace && lane->begun != lane->waitable &&
            (span->lane != slice.lane || !same_call(span, &slice));
 }
 
-/* Makes the stream wait for what its next op needs. Ops without events of their own belong to the
- * span before them. */
+/* Makes the stream wait for the ops that its next op depends on. Ops without events of their own
+ * belong to the span before them. */
 static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
     Error err;
-    if (op->nafter || lane->begun - lane->done >= RING / 2 || is_other_call(d, lane, job))
+    if (op->nafter || lane->begun - lane->waitable >= RING / 2 || is_other_call(d, lane, job))
         end_span(d, lane);
-    if (seq > RING)
-        sleep_until(
-            d, lane,
-            seq - RING); /* its mark is needed again; no stream is farther ahead of the GPU */
-    if (lane->begun != lane->done) {
-        lane->span[(lane->done + 1) % RING].slice.bytes += job->bytes;
+    if (seq > RING) /* its mark is reused; no stream is farther ahead of the GPU */
+        sleep_until(d, lane, seq - RING);
+    if (lane->begun != lane->waitable) {
+        lane->span[(lane->waitable + 1) % RING].slice.bytes += job->bytes;
         return;
     }
     for (int i = 0; i < op->nafter; i++)
         await(d, lane, op->after[i]);
     const bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
-    if (timed && !d->failed && d->gpu->begin(d->gpu, lane->index, seq, &err))
+    if (timed && !d->failed && d->call->begin(d->gpu, lane->index, seq, &err))
         note_failure(d, &err);
 }
 
@@ -305,13 +311,13 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
 // Slowed links
 // -------------------------------------------------------------------------------------------------
 
-/* The rate that holds for the job, in bytes/s; 0: no slower than it is. */
+/* Returns the rate in bytes/s to which the job is slowed; 0: it is not. */
 static double link_rate(const LaneDevice *d, const Posted *job) {
     Channel c = lane_channel[job->op.lane];
     return d->gpu || c == GPU || c == CPU || !job->bytes ? 0 : d->base.link[c];
 }
 
-/* Reckons up to now. */
+/* Updates served to now. */
 static void link_advance(Link *link, double rate) {
     double t = seconds_now();
     if (link->busy)
@@ -319,7 +325,7 @@ static void link_advance(Link *link, double rate) {
     link->at = t;
 }
 
-/* Sleeps until the lane has got all it needs, or will have in `early` seconds. The lock is free
+/* Sleeps until the lane has all its bytes, or will have them in `early` seconds. The lock is free
  * meanwhile. */
 static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double rate, double early) {
     for (;;) {
@@ -327,17 +333,16 @@ static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double r
         double rest = (lane->served - link->served) * link->busy / rate - early;
         if (d->failed || rest <= 0)
             return;
-        double until =
-            link->at +
-            fmin(rest, 1e6); /* if no lane leaves before; one that joins makes it later */
+        /* if no lane leaves before; a lane that joins makes it later */
+        double until = link->at + fmin(rest, 1e6);
         const struct timespec t = timespec_at(until);
         pthread_cond_timedwait(&link->left, &d->lock, &t);
     }
 }
 
 /* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the
- * wait before it is shorter by what copies take. Threads wake late; an op that was ready begins
- * where the one before it should have ended. */
+ * wait before it is shorter by the time that copies take. Threads wake late: an op that was ready
+ * begins where the one before it should have ended. */
 static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate, Error *err) {
     Link *link = &d->link[lane_channel[lane->index]];
     int status = 0;
@@ -362,7 +367,8 @@ static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate,
     return status;
 }
 
-/* Behind the lane's last op that could begin, so that the others get its share. */
+/* Takes the lane off its link after its last op that could begin, so that the others get its share.
+ */
 static void link_leave(LaneDevice *d, LaneState *lane) {
     Link *link = &d->link[lane_channel[lane->index]];
     if (!lane->on_link)
@@ -395,7 +401,7 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
     if (status)
         note_failure(d, &err);
     if (is_stream(d, lane->index))
-        return; /* its marks tell */
+        return; /* a stream's seconds come from its marks */
     lane->noted = end;
     d->base.count[lane->index].busy_s += end - begin;
     if (job->op.prefill)
@@ -405,7 +411,7 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
         trace_add(d->base.trace, &slice, lanes_settled(d));
 }
 
-/* Runs the lane's first op, whose events have all happened, or on streams been posted. */
+/* Runs the lane's first op when its events have all happened, or on streams been posted. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
     bool stream = is_stream(d, lane->index);
@@ -419,8 +425,7 @@ static void run_first(LaneDevice *d, LaneState *lane) {
         pthread_mutex_lock(&d->lock);
     }
     if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED))
-        note_failure(d,
-                     &(Error){EXIT_FAILED, "stopped"}); /* somebody outside wants the run to end */
+        note_failure(d, &(Error){EXIT_FAILED, "stopped"}); /* a signal, for example */
     if (stream)
         begin_on_stream(d, lane, job);
     if (!d->failed)
@@ -429,12 +434,11 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     lane->moves_done += job->nmoves;
     lane->begun++;
     if (!stream)
-        lane->done = lane->begun;
+        lane->waitable = lane->begun;
     wake_waiting(d, lane);
 }
 
-/* The thread of a lane, or of the two that share the GPU: of their first ops it takes the one that
- * can begin, and of two that can the one that was posted earlier. */
+/* Is the thread of a lane, or of the two that share the GPU. */
 static void *lane_main(void *arg) {
     LaneState *lane = arg;
     LaneDevice *d = lane->device;
@@ -449,10 +453,11 @@ static void *lane_main(void *arg) {
             continue;
         }
         link_leave(d, lane);
-        if (lane->done != lane->begun || other->done != other->begun) {
-            end_span(d, lane); /* what others wait for may be in them */
+        if (lane->waitable != lane->begun || other->waitable != other->begun) {
+            end_span(d, lane); /* others may wait for ops of them */
             end_span(d, other);
-        } else if (d->stop && lane->done == lane->posted && other->done == other->posted) {
+        } else if (d->closing && lane->waitable == lane->posted &&
+                   other->waitable == other->posted) {
             break;
         } else {
             pthread_cond_wait(&lane->ready_cond, &d->lock);
@@ -462,15 +467,16 @@ static void *lane_main(void *arg) {
     return NULL;
 }
 
-/* A place for n moves behind those of the lane that are still wanted, and how many of the ring they
- * take: where they do not fit before its end, they begin anew. */
+/* Finds a place for n moves behind the moves of the lane that are still in use. Returns how much of
+ * the ring they take: if they do not fit before its end, they begin at its start. */
 static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, size_t *at) {
     size_t first = lane->moves_posted % d->move_capacity, rest = d->move_capacity - first;
     *at = n <= rest ? first : 0;
     return n <= rest ? n : rest + n;
 }
 
-/* The op as its queue has it: what comes before it there has happened when it begins. */
+/* Fills the job of an op in a queue. Events of the queue itself are dropped: they have happened
+ * when the op begins. */
 static void enqueue(Posted *job, const Op *op, Lane queue) {
     job->op = *op;
     job->op.lane = queue;
@@ -481,7 +487,7 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
             job->op.after[job->op.nafter++] = op->after[i];
 }
 
-/* Queues an op; waits only where the lane's ring is full. */
+/* Queues an op; waits only if the lane's ring is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
     const Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
@@ -491,12 +497,12 @@ static Event device_post(Device *base, const Op *op) {
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
     if (!d->nposted)
-        d->arenas.net = base->net; /* no lane has begun */
+        d->arenas.net = base->net; /* no lane has begun yet */
     reach_op(&d->reach, base->peak, op);
     size_t bytes =
         op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->done == RING ||
+    while (lane->posted - lane->waitable == RING ||
            lane->moves_posted - lane->moves_done + take > d->move_capacity)
         sleep_on(d, lane, lane->begun + 1);
     Posted *job = &lane->ring[lane->posted % RING];
@@ -518,9 +524,9 @@ static int device_wait(Device *base, Event e, Error *err) {
     pthread_mutex_lock(&d->lock);
     await(d, NULL, e);
     if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
-        Error err;
-        logits_not_finite(&err);
-        note_failure(d, &err);
+        Error bad;
+        logits_not_finite(&bad);
+        note_failure(d, &bad);
     }
     bool failed = d->failed;
     if (failed)
@@ -529,7 +535,7 @@ static int device_wait(Device *base, Event e, Error *err) {
     return failed ? -1 : 0;
 }
 
-/* By several threads at once. */
+/* Is called by several threads at once. */
 static void device_upload(Device *base, Tensor dst, size_t first, const void *src, size_t count) {
     LaneDevice *d = (LaneDevice *)base;
     Error err;
@@ -557,20 +563,21 @@ static double device_now(Device *base) {
 // Opening and closing
 // -------------------------------------------------------------------------------------------------
 
+/* Ends the threads, which skip all ops that are still queued, and frees everything. */
 static void device_close(Device *base) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
-    d->stop = true;
-    give_up(d); /* what is still queued is no longer wanted */
+    d->closing = true;
+    give_up(d);
     for (int i = 0; i < NLANES; i++)
         pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].started)
             pthread_join(d->lane[i].thread, NULL);
-    for (int i = 0; i < NLANES; i++) { /* not before: lanes signal each other */
+    for (int i = 0; i < NLANES; i++) { /* not before, since lanes signal each other */
         pthread_cond_destroy(&d->lane[i].ready_cond);
-        pthread_cond_destroy(&d->lane[i].done_cond);
+        pthread_cond_destroy(&d->lane[i].progress_cond);
         free(d->lane[i].moves);
     }
     arenas_close(&d->arenas);
@@ -584,18 +591,19 @@ static void init_locks(LaneDevice *d) {
     pthread_mutex_init(&d->lock, NULL);
     for (int i = 0; i < NLANES; i++) {
         pthread_cond_init(&d->lane[i].ready_cond, NULL);
-        pthread_cond_init(&d->lane[i].done_cond, NULL);
+        pthread_cond_init(&d->lane[i].progress_cond, NULL);
     }
     for (int c = 0; c < NCHANNELS; c++)
-        cond_open(&d->link[c].left); /* the clock of now */
+        cond_open(&d->link[c].left); /* it uses the clock of seconds_now */
 }
 
+/* Starts the threads of the lanes. */
 static int open_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
         lane->moves = xcalloc(d->move_capacity, sizeof(Move));
         if (i == FINISH || (lane_channel[i] == NET && d->alone))
-            continue; /* PROJECT's thread serves FINISH */
+            continue; /* PROJECT's thread serves FINISH; without a pipeline nothing is sent */
         int status = pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
         if (status)
@@ -604,24 +612,28 @@ static int open_lanes(LaneDevice *d, Error *err) {
     return 0;
 }
 
-/* gpu NULL: the host device. */
+/* Opens either device; gpu NULL: the host device. */
 static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
                            const char *offload_dir, Error *err) {
     LaneDevice *d = xcalloc(1, sizeof *d);
-    d->base =
-        (Device){.name = gpu ? "cuda" : "host", .act_type = gpu ? F16 : F32, .post = device_post};
-    d->base.upload = device_upload;
-    d->base.wait = device_wait;
-    d->base.host = device_host;
-    d->base.now = device_now;
-    d->base.close = device_close;
+    d->base = (Device){.name = gpu ? "cuda" : "host",
+                       .act_type = gpu ? F16 : F32,
+                       .post = device_post,
+                       .upload = device_upload,
+                       .wait = device_wait,
+                       .host = device_host,
+                       .now = device_now,
+                       .close = device_close};
     CHECK(plan->act_type == d->base.act_type);
     d->alone = plan->config.stages < 2;
-    d->gpu = gpu;
+    d->gpu = d->arenas.gpu = gpu;
     d->one_stream = gpu && plan->batches == 1;
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
-    if (gpu)
-        gpu->poll_s = d->one_stream ? POLL : 0; /* then nothing is done while a thread wakes up */
+    if (gpu) {
+        d->call = gpu->call;
+        /* with one stream no other work is done while a thread wakes up */
+        gpu->poll_s = d->one_stream ? POLL : 0;
+    }
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity =
         2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
@@ -637,7 +649,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
              "%d of %d threads compute: no more can be started (see ulimit -u and the control "
              "group's pids limit)",
              host_threads(), host_threads() + host_threads_missing());
-    if (!arenas_open(&d->arenas, gpu, plan, checkpoint, offload_dir, &d->base.notice, err) &&
+    if (!arenas_open(&d->arenas, plan, checkpoint, offload_dir, &d->base.notice, err) &&
         !open_lanes(d, err))
         return &d->base;
     device_close(&d->base);

@@ -1,8 +1,12 @@
-/* net.c: the network on demand, as net.c finds the GPU.
+/* net.c: finds the network of a pipeline and the GPU, and loads the libraries that they need.
  *
  * MPI takes a tenth of a second and tens of megabytes. Therefore pipeline.c is a library of its own
  * beside the program, and it is loaded only where mpirun has started this process as one of
  * several.
+ *
+ * cuBLAS alone takes 200 MB of memory and half a gigabyte of address space. Therefore flexgen.cu is
+ * a library too, and it is loaded only where NVIDIA's driver is installed and does not say that
+ * there is no GPU. A program that is linked with flexgen.cu, as the tests are, needs no library.
  * Read next: pipeline.c. */
 #include <dlfcn.h>
 #include <unistd.h>
@@ -10,8 +14,13 @@
 #include "device/parts.h"
 #include "io/io.h"
 
-/* By what mpirun of Open MPI, that of MPICH and Slurm's srun put into the environment. The last
- * does not say how many. */
+// -------------------------------------------------------------------------------------------------
+// The network
+// -------------------------------------------------------------------------------------------------
+
+/* Returns true if a launcher has started this process as one of several, as the variables show that
+ * mpirun of Open MPI, that of MPICH and Slurm's srun set. The last does not say how many there are.
+ */
 static bool started_by_mpirun(void) {
     const char *size = getenv("OMPI_COMM_WORLD_SIZE");
     if (!size)
@@ -19,10 +28,10 @@ static bool started_by_mpirun(void) {
     return size ? atoi(size) > 1 : getenv("PMIX_RANK") != NULL;
 }
 
-/* From now on every line that this process says names the stage. */
+/* Makes every line that this process prints name the stage. */
 static void name_speaker(void) {
     static char name[32];
-    const char *rank = getenv("PMIX_RANK"); /* of Open MPI and srun; MPICH has the other */
+    const char *rank = getenv("PMIX_RANK"); /* Open MPI and srun set this one, MPICH the other */
     if (!rank)
         rank = getenv("PMI_RANK");
     snprintf(name, sizeof name, "flexgen: stage %s", rank ? rank : "?");
@@ -30,8 +39,8 @@ static void name_speaker(void) {
 }
 
 Net *net_open(double bytes_s, double delay_s, Error *err) {
-    const size_t mpi_space = (size_t)128
-                             << 20; /* it takes 80 MiB; with 50 Open MPI 4.1 may wait forever */
+    /* MPI takes 80 MiB; with 50 Open MPI 4.1 may wait forever */
+    const size_t mpi_space = (size_t)128 << 20;
     const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     char path[MAX_PATH];
     Net *(*open)(double, double, Error *) = NULL, *net = NULL;
@@ -54,8 +63,8 @@ Net *net_open(double bytes_s, double delay_s, Error *err) {
              path);
         return NULL;
     }
-    void *library = dlopen(
-        path, RTLD_NOW | RTLD_GLOBAL); /* it stays; MPI's own plugins look for its functions */
+    /* it stays loaded; MPI's own plugins look for its functions */
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (library)
         *(void **)&open = dlsym(library, "net_open_mpi");
     if (!open)
@@ -79,7 +88,7 @@ int net_share(Net *net, void *bytes, size_t size, Error *err) {
     return 0;
 }
 
-/* Stage 0 asks all in turn, and tells all whom it heard of first. */
+/* Stage 0 asks all stages in turn, and tells all of them the first that is not well. */
 int net_agree(Net *net, int status, Error *err) {
     struct {
         int status;
@@ -105,17 +114,11 @@ int net_agree(Net *net, int status, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The GPU on demand
+// The GPU
 // -------------------------------------------------------------------------------------------------
 
-/* net.c: the GPU on demand.
- *
- * cuBLAS alone takes 200 MB of memory and half a gigabyte of address space. Therefore flexgen.cu is
- * a library of its own beside the program, and it is loaded only where NVIDIA's driver is installed
- * and does not say that there is no GPU. A program that is linked with flexgen.cu, as the tests
- * are, needs no library. */
-
-/* Whether it pays to load the library, which can say more about any other trouble. */
+/* Returns true unless the driver rules a GPU out. The library, which is then loaded, can say more
+ * about any other trouble. */
 static bool driver_may_have_gpu(Error *err) {
     enum { CUDA_ERROR_NO_DEVICE = 100 };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -136,7 +139,7 @@ static bool driver_may_have_gpu(Error *err) {
 
 Gpu *gpu_find(Error *err) {
     char path[MAX_PATH];
-    Gpu *(*open)(Error *) = cuda_open_gpu;
+    Gpu *(*open)(Error *) = cuda_open_gpu; /* NULL if it is not linked */
     if (open)
         return open(err);
     program_file(path, "_cuda.so");
@@ -147,8 +150,8 @@ Gpu *gpu_find(Error *err) {
     }
     if (!driver_may_have_gpu(err))
         return NULL;
-    void *library = dlopen(
-        path, RTLD_NOW); /* it stays, since CUDA's runtime has things to do when the program ends */
+    /* it stays loaded, since CUDA's runtime has things to do when the program ends */
+    void *library = dlopen(path, RTLD_NOW);
     if (library)
         *(void **)&open = dlsym(library, "cuda_open_gpu");
     if (open)

@@ -1,21 +1,22 @@
 /* pipeline.c: the network between the stages of a pipeline of machines (section 4.4), over MPI.
  *
  * MPI's own blocking calls spin, and each would take a processor from the stage. Here one thread
- * serves the network; it alone calls MPI, begins what the others ask for, looks which of it is
- * done, and sleeps between two looks. The others sleep until theirs is done. A slowed wire is a
- * time before which a message is not begun.
+ * serves the network. It alone calls MPI: it begins the messages that the others ask for, looks
+ * which of them are done, and sleeps between two looks. The other threads sleep until theirs is
+ * done. A message on a slowed wire has a time before which it is not begun.
  *
- * Why nothing can be stuck here. A message arrives when its sender and its receiver have both asked
+ * Why there is no deadlock here. A message arrives when its sender and its receiver have both asked
  * for it: each stage's thread then has its MPI_Isend or MPI_Irecv posted, and never waits for
- * anything but the next look, so that MPI gets as far as it can. Messages of a kind from one stage
- * to another arrive in order, as MPI does for a communicator, and each kind has one of its own, so
- * that none waits for another kind's. So whoever waits waits for a stage that has not yet asked.
- * That stages do not wait for each other in a circle is up to those who ask: schedule.c.
+ * anything but the next look, so that MPI makes progress. Messages of a kind from one stage to
+ * another arrive in order, as MPI guarantees for a communicator, and each kind has its own
+ * communicator, so that none waits for another kind's. So a stage that waits waits for a stage that
+ * has not yet asked. The callers must not let stages wait for each other in a circle: see
+ * schedule.c.
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
  * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:
- * the tiers are memory and a file without a name, and what a job has chosen is in its journal.
- * Read next: hardware.c. */
+ * the tiers are memory and a file without a name, and the tokens that a job has generated are in
+ * its journal. Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -27,52 +28,56 @@
 #include "device/parts.h"
 #include "base/base.h"
 
-/* A message crosses in pieces of this size and a last one that is smaller, which may be empty; so
- * one of another size than expected shows, and none is too large for MPI's int. */
-enum { PIECE = 4 << 20 };
+/* Bytes. A message crosses in parts of this size and a last one that is smaller, which may be
+ * empty; so a message of another size than expected is noticed, and no part is too large for MPI's
+ * int. */
+enum { PART = 4 << 20 };
 
-/* Seconds between two looks: a share of the time since something last moved, since what has waited
- * for long can wait a little longer. On average a message is found late by half of that. */
+/* Seconds between two looks: a share of the time since something last moved, since a message that
+ * has waited for long can wait a little longer. On average a message is found late by half of that.
+ */
 static const double SHORTEST = 20e-6, LONGEST = 1e-3, SHARE = 1.0 / 8;
 
-/* What is asked of the thread. One that nobody waits for has its bytes behind it, and the thread
- * frees it. */
+/* A message that the thread is asked to send or receive. One that nobody waits for has its bytes
+ * behind it, and the thread frees it. */
 typedef struct Message {
-    struct Message *next; /* of those that are not yet begun */
+    struct Message *next; /* the next message that has not begun */
     bool receives, nobody_waits, done;
     int peer, kind;
     void *bytes;
     size_t size;
-    double due; /* not to be begun before */
-    int pieces; /* under way */
+    double due; /* it may not begin before this time */
+    int parts;  /* parts in flight */
 } Message;
 
-/* A piece that is under way. */
+/* A part of a message in flight. */
 typedef struct {
     Message *message;
     size_t offset;
     int size;
     MPI_Request request;
-} Piece;
+} Part;
 
+/* This stage's end of the network. */
 typedef struct {
     Net base;
     pthread_t thread;
     pthread_mutex_t lock; /* guards the next five lines, and messages */
     pthread_cond_t asked, news;
-    Message *first, **end; /* to be begun, in order */
-    double wire_free;      /* when all that was sent so far has left on the slowed wire */
+    Message *first, **end; /* messages that have not begun, in order */
+    double wire_free;      /* time at which all messages so far have left on the slowed wire */
     bool opened, closing;
     int aborting; /* the exit status of a stage that has failed */
     double bytes_s, delay_s;
 
-    /* the thread's alone */
+    /* for the thread alone */
     MPI_Comm comm[NKINDS_OF_MESSAGES];
-    int npieces, capacity;
-    Piece *piece;
-    double moved; /* when something last began or ended */
+    int nparts, capacity;
+    Part *part;
+    double moved; /* time at which something last began or ended */
 } Pipeline;
 
+/* Sleeps until the condition is signalled, or until that time. */
 static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
     const struct timespec t = timespec_at(until);
     pthread_cond_timedwait(cond, &n->lock, &t);
@@ -87,6 +92,7 @@ static void abort_job(const Error *err) {
     MPI_Abort(MPI_COMM_WORLD, err->code);
 }
 
+/* Ends the job if MPI reports an error. */
 static void check_mpi(int status) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int len;
@@ -105,22 +111,26 @@ static void end_message(Pipeline *n, Message *m) {
         free(m);
 }
 
+/* Begins all parts of a message. */
 static void begin_message(Pipeline *n, Message *m) {
-    for (size_t at = 0; at <= m->size; at += PIECE) {
-        if (n->npieces == n->capacity)
-            n->piece = xrealloc(n->piece, n->capacity = 2 * n->capacity + 16, sizeof *n->piece);
-        Piece *p = &n->piece[n->npieces++];
+    for (size_t at = 0; at <= m->size; at += PART) {
+        if (n->nparts == n->capacity) {
+            n->capacity = 2 * n->capacity + 16;
+            n->part = xrealloc(n->part, n->capacity, sizeof *n->part);
+        }
+        Part *p = &n->part[n->nparts++];
         char *bytes = (char *)m->bytes + at;
-        *p = (Piece){
-            .message = m, .offset = at, .size = m->size - at < PIECE ? (int)(m->size - at) : PIECE};
+        *p = (Part){
+            .message = m, .offset = at, .size = m->size - at < PART ? (int)(m->size - at) : PART};
         check_mpi(
             m->receives
                 ? MPI_Irecv(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request)
                 : MPI_Isend(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request));
-        m->pieces++;
+        m->parts++;
     }
 }
 
+/* Begins all messages that are due. */
 static void begin_due(Pipeline *n) {
     double t = seconds_now();
     for (Message *m, **at = &n->first; (m = *at);) {
@@ -136,8 +146,8 @@ static void begin_due(Pipeline *n) {
         n->end = &(*n->end)->next;
 }
 
-/* A piece that MPI is done with. */
-static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *status) {
+/* Ends a part that MPI is done with. */
+static void end_part(Pipeline *n, const Part *p, int error, const MPI_Status *status) {
     Message *m = p->message;
     int count = p->size, class = MPI_SUCCESS;
     Error err;
@@ -151,11 +161,11 @@ static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *
              "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program "
              "with the same flags on all "
              "stages",
-             m->peer, sent, plural((double)sent), count >= PIECE ? " or more" : "", m->size);
+             m->peer, sent, plural((double)sent), count >= PART ? " or more" : "", m->size);
         abort_job(&err);
     }
     check_mpi(error);
-    if (!--m->pieces)
+    if (!--m->parts)
         end_message(n, m);
 }
 
@@ -163,26 +173,27 @@ static void end_piece(Pipeline *n, const Piece *p, int error, const MPI_Status *
 // The thread: its loop
 // -------------------------------------------------------------------------------------------------
 
-/* Lets MPI work, and ends what is done. */
+/* Lets MPI work, and ends the parts that are done. */
 static void look(Pipeline *n) {
     int kept = 0;
-    for (int i = 0; i < n->npieces; i++) {
-        Piece p = n->piece[i];
+    for (int i = 0; i < n->nparts; i++) {
+        Part p = n->part[i];
         MPI_Status status;
         int over = 0;
         pthread_mutex_unlock(&n->lock); /* MPI copies large messages here */
         const int error = MPI_Test(&p.request, &over, &status);
         pthread_mutex_lock(&n->lock);
         if (over || error != MPI_SUCCESS)
-            end_piece(n, &p, error, &status);
+            end_part(n, &p, error, &status);
         else
-            n->piece[kept++] = p;
+            n->part[kept++] = p;
     }
-    if (kept < n->npieces)
+    if (kept < n->nparts)
         n->moved = seconds_now();
-    n->npieces = kept;
+    n->nparts = kept;
 }
 
+/* Sleeps until the next look, or until a thread asks for something. */
 static void pause_a_while(Pipeline *n) {
     double t = seconds_now(), until = t + fmin(fmax(SHARE * (t - n->moved), SHORTEST), LONGEST);
     for (const Message *m = n->first; m; m = m->next)
@@ -191,28 +202,34 @@ static void pause_a_while(Pipeline *n) {
         doze(n, &n->asked, until);
 }
 
-/* Until there is nothing more to do, and all stages have come so far. */
+/* Serves until there is nothing more to do, and all stages have come so far. */
 static void serve(Pipeline *n) {
     MPI_Request all;
-    for (; !n->closing || n->npieces || n->first; pause_a_while(n)) {
+    int over = 0;
+    while (!n->closing || n->nparts || n->first) {
         if (n->aborting)
             MPI_Abort(MPI_COMM_WORLD, n->aborting);
         begin_due(n);
         look(n);
+        pause_a_while(n);
     }
     check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &all));
-    for (int over = 0; !over; pause_a_while(n))
+    while (!over) {
         check_mpi(MPI_Test(&all, &over, MPI_STATUS_IGNORE));
+        pause_a_while(n);
+    }
 }
 
-/* Opens MPI, serves, closes it. All that blocks in it is done together with the other stages, at
- * the beginning and end. */
+/* Opens MPI, serves, closes it. All blocking calls are made together with the other stages, at the
+ * beginning and end. */
 static void *thread_main(void *arg) {
     Pipeline *n = arg;
     int provided;
-    prctl(PR_SET_TIMERSLACK, 1); /* in ns; of the usual 50 us every short pause would become long */
+    /* in ns; with the usual 50 us every short pause would become long */
+    prctl(PR_SET_TIMERSLACK, 1);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* its copies have it too */
+    /* copies of the communicator have it too */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &n->base.stage);
     MPI_Comm_size(MPI_COMM_WORLD, &n->base.stages);
     for (int k = 0; k < NKINDS_OF_MESSAGES; k++)
@@ -235,8 +252,8 @@ static bool is_slowed(const Pipeline *n, NetKind kind) {
     return kind != NET_SETUP && (n->bytes_s > 0 || n->delay_s > 0);
 }
 
-/* Hands it to the thread. Returns when it leaves: on the slowed wire one message leaves after the
- * other. */
+/* Hands a message to the thread. Returns when it leaves: on the slowed wire one message leaves
+ * after the other. */
 static double hand_in(Pipeline *n, Message *m) {
     double leaves = seconds_now();
     CHECK(m->peer >= 0 && m->peer < n->base.stages && m->peer != n->base.stage && !n->closing);
@@ -260,14 +277,15 @@ static int ask_and_wait(Pipeline *n, Message *m) {
     return 0;
 }
 
-/* Sends a copy; waits no longer than until it has left. */
+/* Sends a copy; with wait, returns when it has left. */
 static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_t size, bool wait) {
     Message *m = xcalloc(1, sizeof *m + size);
     *m = (Message){.nobody_waits = true, .peer = to, .kind = kind, .bytes = m + 1, .size = size};
     if (size)
         memcpy(m->bytes, bytes, size);
     pthread_mutex_lock(&n->lock);
-    for (double leaves = hand_in(n, m); wait && seconds_now() < leaves;)
+    const double leaves = hand_in(n, m);
+    while (wait && seconds_now() < leaves)
         doze(n, &n->news, leaves);
     pthread_mutex_unlock(&n->lock);
     return 0;
@@ -277,7 +295,7 @@ static int pipeline_send(Net *net, int to, NetKind kind, const void *bytes, size
                          Error *err) {
     Pipeline *n = (Pipeline *)net;
     (void)err;
-    /* a copy, since it stays on the slowed wire while the next one leaves */
+    /* sends a copy, since the message stays on the slowed wire while the next one leaves */
     if (is_slowed(n, kind))
         return send_copy(n, to, kind, bytes, size, true);
     return ask_and_wait(n,
@@ -317,15 +335,17 @@ static void pipeline_close(Net *net) {
     pthread_cond_destroy(&n->asked);
     pthread_cond_destroy(&n->news);
     pthread_mutex_destroy(&n->lock);
-    free(n->piece);
+    free(n->part);
     free(n);
 }
 
 Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
     Pipeline *n = xcalloc(1, sizeof *n);
-    n->base = (Net){.send = pipeline_send, .receive = pipeline_receive, .post = pipeline_post};
-    n->base.fail = pipeline_fail;
-    n->base.close = pipeline_close;
+    n->base = (Net){.send = pipeline_send,
+                    .receive = pipeline_receive,
+                    .post = pipeline_post,
+                    .fail = pipeline_fail,
+                    .close = pipeline_close};
     n->bytes_s = bytes_s;
     n->delay_s = delay_s;
     n->end = &n->first;

@@ -1,19 +1,29 @@
-/* sim.c: the device that is a clock (section 4.3). The same lanes, events and counters as in
- * lanes.c, on hardware that is only numbers: no op touches data, each just takes its time.
+/* sim.c: the device that is a clock (section 4.3), alone or as the stages of a pipeline.
  *
- * Time stands still while ops are posted and moves inside wait: there the first op of every lane
+ * It has the same lanes, events and counters as lanes.c, on hardware that is only numbers: no op
+ * touches data, each just takes its time.
+ *
+ * Time stands still while ops are posted and advances inside wait: there the first op of every lane
  * whose events have all happened is active, and the clock goes from one end of an active op to the
  * next until the awaited event has happened. So an op never begins before the moment it was posted,
  * exactly as a real lane's thread would find it then.
  *   Links       the active lanes of one link share its bandwidth equally.
- *   GPU         one op at a time: of those that could begin the one posted earlier. It is not
+ *   GPU         one op at a time: of those that could begin, the one posted earlier. It is not
  *               interrupted.
  *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half
- * speed while both work; copies take their part of them, too. What an op takes at full speed is
- * known when it is posted: its bytes over the bandwidth of its link or of its processor's memory,
- * its flops over the rate, the longer of both, and op_s. The only memory is the index tables, which
- * the schedule writes and attention's lengths are read from; the GPU's are the same bytes, since
- * their copy has no other purpose. Contract: one thread posts and waits.
+ *               speed while both work; copies take their part of them, too.
+ * The time of an op at full speed is known when it is posted: its bytes over the bandwidth of its
+ * link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The
+ * only memory is the index tables, which the schedule writes and attention's lengths are read from;
+ * the GPU's are the same bytes, since their copy has no other purpose. Contract: one thread posts
+ * and waits.
+ *
+ * Several simulated machines share one time as the stages of a pipeline (section 4.4); for them
+ * this file is the network that pipeline.c is for real ones. A stage's thread computes nothing that
+ * takes time, so time passes only when all of them wait: then the last one to do so goes to the
+ * next moment at which an op ends or a message arrives anywhere, and wakes those who have waited
+ * for that. Results do not depend on how fast threads are. Only the sims where something happens
+ * are touched; the others' clocks are behind, and catch up when it is their turn.
  * Read next: trace.c. */
 #include <math.h>
 
@@ -23,83 +33,73 @@
 // A simulated machine
 // -------------------------------------------------------------------------------------------------
 
-/* A posted op: what it must come after, and what it takes. */
+/* A posted op. */
 typedef struct {
     int nafter;
-    Event after[NLANES];
-    Slice slice;       /* what it was */
-    uint64_t order;    /* how many were posted before it */
-    double work, left; /* seconds at full speed; of them not done yet */
+    Event after[NLANES]; /* it begins when these have happened */
+    Slice slice;         /* its begin and end are filled in when it ends */
+    uint64_t order;      /* number of ops that were posted before it */
+    double work, left;   /* seconds at full speed: all, and those not done yet */
 } SimOp;
 
-/* Op number n, counted from 0, lies at ring[n % capacity]. */
+/* A lane: its ops that are not done. Op number n, counted from 0, lies at ring[n % capacity]. */
 typedef struct {
     SimOp *ring;
     uint64_t capacity, posted, done;
-    bool active; /* op number `done` has begun */
-    double began;
+    bool active;  /* op number `done` has begun */
+    double began; /* time at which it has begun */
 } SimLane;
 
-/* Messages to a stage, in the order in which they arrive: when, and of how many bytes. Of n,
- * `taken` have been received. */
+/* A message on its way to a stage. */
 typedef struct {
-    struct {
-        double at;
-        Bytes size;
-    } * letter;
-    int n, taken;
+    double at; /* time of its arrival */
+    Bytes size;
+} Letter;
+
+/* The messages to a stage, in the order in which they arrive. */
+typedef struct {
+    Letter *letter;
+    int n, taken; /* messages so far, and those of them that have been received */
 } Inbox;
 
-typedef struct Sim {
+typedef struct Sim Sim;
+
+/* The part of a sim that makes it a stage of a pipeline; all zeros if the machine is alone. */
+typedef struct {
+    World *world;
+    void (*sent)(Sim *, Bytes bytes); /* called when an op on SEND has ended */
+    double bytes_s;                   /* bytes/s of its wire */
+    Net net;
+    Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
+    double wire_free;            /* time at which the last of its posted messages has left */
+    double next;                 /* time at which its next op ends or its next message arrives */
+    bool waits; /* its thread waits: for a message, or if that is NULL for an event */
+    const Inbox *message;
+    Event event;
+    pthread_cond_t woken;
+} SimStage;
+
+/* A simulated machine. */
+struct Sim {
     Device base;
     Hardware hardware;
     SimLane lane[NLANES];
     double clock;            /* seconds */
-    double speed[NCHANNELS]; /* of the active ops, as a share of what each has alone */
-    double ends; /* of the active ops the first ends after so many seconds more, at full speed or
-                    beside the others */
+    double speed[NCHANNELS]; /* the active ops' share of the speed that each has alone */
+    double ends;             /* seconds until the first of the active ops ends */
     uint64_t nposted;
     uint8_t *tables;    /* index tables of the CPU tier */
-    Bytes tables_at[2]; /* where they lie on GPU and CPU: mirrors of each other */
+    Bytes tables_at[2]; /* their offsets on GPU and CPU: mirrors of each other */
     Bytes tables_bytes;
     Reach reach;
-
-    /* of a stage of a pipeline, sim.c's: */
-    World *world;                            /* NULL: this machine is alone */
-    void (*sent)(struct Sim *, Bytes bytes); /* an op on SEND has ended */
-    double bytes_s;                          /* of its wire */
-    Net net;
-    Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
-    double wire_free;            /* when the last of its posted messages has left */
-    double next;                 /* when an op ends, or the next message arrives */
-    bool waits; /* its thread does: for a message, or if that is NULL for an event */
-    const Inbox *message;
-    Event event;
-    pthread_cond_t woken;
-} Sim;
+    SimStage stage;
+};
 
 /* Clocks of several machines that differ by less than this share show the same time: they have
  * added up other numbers. */
 static const double ROUNDING_OF_CLOCKS = 1e-12;
-
-static inline bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
-/* Whether a message is there that has not been taken. */
-static inline bool has_come(const Sim *d, const Inbox *box) {
-    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
-}
-static inline void take_letter(Inbox *box, Bytes size) {
-    CHECK(box->letter[box->taken++].size == size);
-}
-
-/* Begins what can begin, and looks when something will happen next (next, ends); INFINITY: nothing
- * by itself. */
-void sim_look_ahead(Sim *sim);
-/* dt seconds pass since that look, in which no active op ends, or at their end one or several
- * together. */
-void sim_pass(Sim *sim, double dt);
-
-/* An op is done when no more than this share of its work is left: rounding must not part ops that
- * end together. */
+/* An op is done when no more than this share of its work is left: rounding must not separate ops
+ * that end together. */
 static const double ROUNDING = 1e-9;
 /* The share of shared cores that arithmetic keeps beside any copies. */
 static const double LEAST_CORES = .1;
@@ -108,14 +108,23 @@ static const double LEAST_CORES = .1;
 // Lanes and the clock
 // -------------------------------------------------------------------------------------------------
 
+static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
+
+/* Returns true if a message has arrived that has not been taken. */
+static bool has_come(const Sim *d, const Inbox *box) {
+    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
+}
+
+static void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
+
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
-/* Whether the lane's first op can begin. */
+/* Returns true if the lane's first op can begin. */
 static bool is_ready(const Sim *d, int i) {
     const SimLane *lane = &d->lane[i];
     if (lane->active || lane->done == lane->posted)
         return false;
-    if (i == RECEIVE && !has_come(d, &d->inbox[NET_STATES]))
+    if (i == RECEIVE && !has_come(d, &d->stage.inbox[NET_STATES]))
         return false;
     const SimOp *op = first_op(lane);
     for (int n = 0; n < op->nafter; n++)
@@ -128,7 +137,7 @@ static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
     if (i == RECEIVE)
-        take_letter(&d->inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
+        take_letter(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
 static void begin_ready(Sim *d) {
@@ -144,7 +153,7 @@ static void begin_ready(Sim *d) {
         begin_op(d, turn);
 }
 
-/* When the oldest of the ops began that have not ended. */
+/* Returns when the oldest of the active ops began. */
 static double sim_settled(const Sim *d) {
     double first = d->clock;
     for (int i = 0; i < NLANES; i++)
@@ -161,13 +170,13 @@ static void end_op(Sim *d, int i) {
     if (d->base.trace)
         trace_add(d->base.trace, slice, sim_settled(d));
     if (i == SEND)
-        d->sent(d, slice->bytes);
+        d->stage.sent(d, slice->bytes);
     lane->active = false;
     lane->done++;
 }
 
-/* The share of full speed at which the active ops run beside each other. Copies leave so much of
- * shared cores to arithmetic; GPU and CPU have half of that each while both work. */
+/* Finds the share of full speed at which the active ops run beside each other. Copies leave the
+ * rest of shared cores to arithmetic; GPU and CPU have half of that each while both work. */
 static void find_speeds(Sim *d) {
     const Hardware *h = &d->hardware;
     int active[NCHANNELS] = {0};
@@ -183,20 +192,24 @@ static void find_speeds(Sim *d) {
     d->speed[GPU] = d->speed[CPU] = h->shared_cores ? cores : 1;
 }
 
-void sim_look_ahead(Sim *d) {
+/* Begins all ops that can begin, and finds when something will happen next (stage.next, ends);
+ * INFINITY: nothing by itself. */
+static void look_ahead(Sim *d) {
     begin_ready(d);
     find_speeds(d);
     d->ends = INFINITY;
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].active)
             d->ends = fmin(d->ends, first_op(&d->lane[i])->left / d->speed[lane_channel[i]]);
-    d->next = d->clock + d->ends;
-    for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++)
+    d->stage.next = d->clock + d->ends;
+    for (const Inbox *box = d->stage.inbox; box <= &d->stage.inbox[NET_TOKENS]; box++)
         if (box->taken < box->n && !has_come(d, box))
-            d->next = fmin(d->next, box->letter[box->taken].at);
+            d->stage.next = fmin(d->stage.next, box->letter[box->taken].at);
 }
 
-void sim_pass(Sim *d, double dt) {
+/* Lets dt seconds pass since that look, in which no active op ends, or at their end one or several
+ * together. */
+static void pass(Sim *d, double dt) {
     d->clock += dt;
     for (int i = 0; i < NLANES; i++) {
         if (!d->lane[i].active)
@@ -216,9 +229,9 @@ static int sim_wait(Device *base, Event e, Error *err) {
     (void)err;
     CHECK(e.seq <= d->lane[e.lane].posted);
     while (!happened(d, e)) {
-        sim_look_ahead(d);
-        CHECK(!isinf(d->ends)); /* ops wait only for ops posted before them */
-        sim_pass(d, d->ends);
+        look_ahead(d);
+        CHECK(!isinf(d->ends)); /* an op waits only for ops posted before it */
+        pass(d, d->ends);
     }
     return 0;
 }
@@ -237,7 +250,7 @@ static void grow_ring(SimLane *lane) {
     lane->capacity = capacity;
 }
 
-/* Seconds for so many bytes over the op's link, or in its processor's memory. */
+/* Returns the seconds for so many bytes over the op's link, or in its processor's memory. */
 static double moving(const Sim *d, const Op *op, double bytes) {
     const Hardware *h = &d->hardware;
     Channel c = lane_channel[op->lane];
@@ -246,7 +259,7 @@ static double moving(const Sim *d, const Op *op, double bytes) {
                                             : h->bdw[c][op->prefill]);
 }
 
-/* An index table; the GPU's is the CPU's. */
+/* Returns an index table; the GPU's is the CPU's. */
 static int32_t *indices(Sim *d, Tensor t) {
     CHECK(t.tier != TIER_DISK && t.type == I32 && t.offset >= d->tables_at[t.tier]);
     Bytes at = t.offset - d->tables_at[t.tier];
@@ -254,9 +267,8 @@ static int32_t *indices(Sim *d, Tensor t) {
     return (int32_t *)(d->tables + at);
 }
 
-/* Seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V (half of it)
- * or both are read.
- */
+/* Returns the seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V
+ * (half of it) or both are read. */
 static double attending(const Sim *d, const Op *op, const int32_t *len, int h1, bool packed) {
     const int n = op_lengths(op)->cols;
     double seconds = 0, all = 0;
@@ -285,13 +297,14 @@ static double multiplying(const Sim *d, const Op *op) {
                           packed);
 }
 
-/* What an op takes. moved: what it moves. */
+/* Returns the seconds that an op takes at full speed, without op_s. moved: the bytes that it moves.
+ */
 static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) {
     switch (op->code) {
         case OP_COPY:
         case OP_FETCH:
             return moving(d, op, moved);
-        case OP_EMBED: /* rows that are gathered */
+        case OP_EMBED: /* gathers rows */
             return moving(
                 d, op,
                 (double)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type));
@@ -317,10 +330,10 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
             return moving(d, op, tensor_bytes(op->pick.logits));
         case OP_SCORE:
             return moving(d, op, tensor_bytes(op->score.logits));
-        case OP_RECEIVE: /* the wire is the sender's */
+        case OP_RECEIVE: /* the wire belongs to the sender */
             return 0;
         case OP_SEND:
-            return (double)moved / d->bytes_s;
+            return moved / d->stage.bytes_s;
         default:
             CHECK(!"an op that takes no time");
     }
@@ -367,14 +380,14 @@ static void sim_close(Device *base) {
     for (int i = 0; i < NLANES; i++)
         free(d->lane[i].ring);
     for (int k = 0; k <= NET_TOKENS; k++)
-        free(d->inbox[k].letter);
+        free(d->stage.inbox[k].letter);
     free(d->tables);
     free(d);
 }
 
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
     Sim *d = xcalloc(1, sizeof *d);
-    (void)err; /* as the other devices; there is nothing here that could be missing */
+    (void)err; /* like the other devices; there is nothing here that could be missing */
     d->base = (Device){.name = "sim",
                        .act_type = plan->act_type,
                        .post = sim_post,
@@ -395,76 +408,76 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
 // A pipeline of sims
 // -------------------------------------------------------------------------------------------------
 
-/* sim.c: several simulated machines in one time, as the stages of a pipeline (section 4.4): the
- * network of pipeline.c as a clock.
- *
- * A stage's thread computes nothing that takes time, so time passes only when all of them wait:
- * then the last one to do so goes to the next moment at which an op ends or a message arrives
- * anywhere, and wakes those who have waited for that. Results do not depend on how fast threads
- * are. Only the sims where something happens are touched; the others' clocks are behind, and catch
- * up when it is their turn. */
-
 /* The sims of a pipeline and the wires between them. */
 struct World {
-    pthread_mutex_t lock; /* guards this, and inboxes; a sim's rest is its thread's as long as that
-                             runs, then the lock's */
+    pthread_mutex_t lock; /* guards this struct and inboxes; the rest of a sim belongs to its thread
+                             as long as that runs, then to the lock */
     Sim **sim;
-    int stages, running; /* threads that do not wait */
+    int stages, running; /* running: threads that do not wait */
     double delay_s;
     bool failed;
     Error error;
 };
 
-/* A message of a stage that has left at `leaves`. */
+/* Delivers a message that has left its stage at `leaves`. */
 static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
-    Sim *d = from->world->sim[to];
-    Inbox *box = &d->inbox[kind];
+    const World *w = from->stage.world;
+    SimStage *stage = &w->sim[to]->stage;
+    Inbox *box = &stage->inbox[kind];
     if (!(box->n & (box->n - 1)))
         box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
-    box->letter[box->n].at = leaves + from->world->delay_s;
-    d->next = fmin(d->next, box->letter[box->n].at);
-    box->letter[box->n++].size = size;
+    box->letter[box->n++] = (Letter){leaves + w->delay_s, size};
+    stage->next = fmin(stage->next, leaves + w->delay_s);
 }
 
 static void deliver_states(Sim *from, Bytes bytes) {
-    deliver(from, from->net.stage + 1, NET_STATES, bytes, from->clock);
+    deliver(from, from->stage.net.stage + 1, NET_STATES, bytes, from->clock);
 }
 
-/* To the next moment at which something happens, or several things together. All threads wait. */
+/* Goes to the next moment at which something happens, or several things together. All threads wait.
+ */
 static void step(World *w) {
     double t = INFINITY;
     for (int s = 0; s < w->stages; s++)
-        t = fmin(t, w->sim[s]->next);
-    CHECK(!isinf(t)); /* whoever waits for a message waits for one that comes */
+        t = fmin(t, w->sim[s]->stage.next);
+    CHECK(!isinf(t)); /* a stage waits only for a message that comes */
     const double together = t * (1 + ROUNDING_OF_CLOCKS);
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
-        if (d->next > together)
+        SimStage *stage = &d->stage;
+        if (stage->next > together)
             continue;
-        sim_pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
+        pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
         d->clock = t;
-        if (d->waits && (d->message ? has_come(d, d->message) : happened(d, d->event))) {
-            d->waits = false;
-            d->next = INFINITY;
+        if (stage->waits &&
+            (stage->message ? has_come(d, stage->message) : happened(d, stage->event))) {
+            stage->waits = false;
+            stage->next = INFINITY;
             w->running++;
-            pthread_cond_signal(&d->woken);
-        } else
-            sim_look_ahead(d);
+            pthread_cond_signal(&stage->woken);
+        } else {
+            look_ahead(d);
+        }
     }
 }
 
-/* The stage's thread waits: for a message, which it takes, or with box NULL for an event. */
+/* Makes the stage's thread wait: for a message, which it takes, or with box NULL for an event. */
 static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
-    World *w = d->world;
+    SimStage *stage = &d->stage;
+    World *w = stage->world;
     pthread_mutex_lock(&w->lock);
-    d->waits = box ? !has_come(d, box) : !happened(d, e);
-    if (d->waits) {
-        d->event = e;
-        d->message = box;
-        sim_look_ahead(d);
-        for (w->running--; d->waits && !w->failed;)
-            w->running ? (void)pthread_cond_wait(&d->woken, &w->lock) : step(w);
+    stage->waits = box ? !has_come(d, box) : !happened(d, e);
+    if (stage->waits) {
+        stage->event = e;
+        stage->message = box;
+        look_ahead(d);
+        w->running--;
     }
+    while (stage->waits && !w->failed)
+        if (w->running)
+            pthread_cond_wait(&stage->woken, &w->lock);
+        else
+            step(w);
     const int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
@@ -476,7 +489,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
 
 static void wake_all(World *w) {
     for (int s = 0; s < w->stages; s++)
-        pthread_cond_signal(&w->sim[s]->woken);
+        pthread_cond_signal(&w->sim[s]->stage.woken);
 }
 
 static int world_wait(Device *base, Event e, Error *err) {
@@ -485,32 +498,33 @@ static int world_wait(Device *base, Event e, Error *err) {
     return happened(d, e) ? 0 : wait_in_world(d, e, NULL, 0, err);
 }
 
-static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, net)); }
+static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, stage.net)); }
 
-/* A stage that posts has no op on SEND: it is the last. Only that a message comes matters; there is
- * nothing in it. */
+/* Posts a message without content: only its arrival matters. A stage that posts has no op on SEND:
+ * it is the last. */
 static int world_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     Sim *d = sim_of(net);
+    SimStage *stage = &d->stage;
     (void)bytes;
     (void)err;
     CHECK(kind == NET_TOKENS && net->stage == net->stages - 1);
-    pthread_mutex_lock(&d->world->lock);
-    d->wire_free = fmax(d->wire_free, d->clock) + (double)size / d->bytes_s;
-    deliver(d, to, kind, size, d->wire_free);
-    pthread_mutex_unlock(&d->world->lock);
+    pthread_mutex_lock(&stage->world->lock);
+    stage->wire_free = fmax(stage->wire_free, d->clock) + size / stage->bytes_s;
+    deliver(d, to, kind, size, stage->wire_free);
+    pthread_mutex_unlock(&stage->world->lock);
     return 0;
 }
 
-/* The sim has no tokens: -1. */
+/* Receives tokens, which are all -1: the sim has none. */
 static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
     Sim *d = sim_of(net);
     CHECK(kind == NET_TOKENS && from == net->stages - 1);
     memset(bytes, 0xff, size);
-    return wait_in_world(d, (Event){0, 0}, &d->inbox[kind], size, err);
+    return wait_in_world(d, (Event){0, 0}, &d->stage.inbox[kind], size, err);
 }
 
 static void world_fail(Net *net, const Error *err) {
-    World *w = sim_of(net)->world;
+    World *w = sim_of(net)->stage.world;
     pthread_mutex_lock(&w->lock);
     if (!w->failed)
         fail_of_stage(&w->error, net->stage, err);
@@ -521,43 +535,43 @@ static void world_fail(Net *net, const Error *err) {
 
 World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s) {
     World *w = xcalloc(1, sizeof *w);
-    *w = (World){.sim = xcalloc(stages, sizeof *w->sim),
-                 .stages = stages,
-                 .running = stages,
-                 .delay_s = delay_s};
+    w->sim = xcalloc(stages, sizeof *w->sim);
+    w->stages = w->running = stages;
+    w->delay_s = delay_s;
     pthread_mutex_init(&w->lock, NULL);
     for (int s = 0; s < stages; s++) {
         Sim *d = w->sim[s] = (Sim *)sim[s];
-        d->world = w;
-        d->sent = deliver_states;
-        d->bytes_s = bytes_s;
-        d->next = INFINITY;
+        SimStage *stage = &d->stage;
         d->base.wait = world_wait;
-        d->base.net = stages > 1 ? &d->net : NULL;
-        d->net = (Net){.stage = s,
-                       .stages = stages,
-                       .post = world_post,
-                       .receive = world_receive,
-                       .fail = world_fail};
-        pthread_cond_init(&d->woken, NULL);
+        d->base.net = stages > 1 ? &stage->net : NULL;
+        stage->world = w;
+        stage->sent = deliver_states;
+        stage->bytes_s = bytes_s;
+        stage->next = INFINITY;
+        stage->net = (Net){.stage = s,
+                           .stages = stages,
+                           .post = world_post,
+                           .receive = world_receive,
+                           .fail = world_fail};
+        pthread_cond_init(&stage->woken, NULL);
     }
     return w;
 }
 
 void world_leave(Device *sim) {
-    World *w = ((Sim *)sim)->world;
+    World *w = ((Sim *)sim)->stage.world;
     pthread_mutex_lock(&w->lock);
     w->running--;
-    wake_all(w); /* if nobody runs any more, one of those who wait goes on with the time */
+    wake_all(w); /* if no thread runs any more, one of those who wait goes on with the time */
     pthread_mutex_unlock(&w->lock);
 }
 
 void world_close(World *w) {
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
-        for (const Inbox *box = d->inbox; box <= &d->inbox[NET_TOKENS]; box++)
+        for (const Inbox *box = d->stage.inbox; box <= &d->stage.inbox[NET_TOKENS]; box++)
             CHECK(w->failed || box->taken == box->n);
-        pthread_cond_destroy(&d->woken);
+        pthread_cond_destroy(&d->stage.woken);
         d->base.close(&d->base);
     }
     pthread_mutex_destroy(&w->lock);

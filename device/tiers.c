@@ -1,4 +1,11 @@
-/* tiers.c: the tiers in memory, and ops carried out there.
+/* tiers.c: the three tiers (section 4.1), ops carried out there, and the loading of the weights.
+ *
+ * The disk tier is an offload file, and the files of the checkpoint. The offload file is mapped,
+ * has all its blocks before the first byte is written, and never has a name, so that no way of
+ * ending leaves it behind. Appends of single tokens go through the mapping; bulk traffic reads and
+ * writes the file. Large reads bypass the page cache, and whatever was touched is dropped from it,
+ * so that the page cache does not exceed the CPU tier's limit. A read error, or a file that shrank,
+ * is an error and never a signal.
  *
  * On the host device the GPU tier is an arena in RAM like the CPU tier, and a thread of ours does
  * the work itself. On the cuda device it is memory of the GPU: ops on lanes that touch it are
@@ -15,343 +22,78 @@
 #include "device/parts.h"
 #include "io/io.h"
 
-/* Under AddressSanitizer the regions of a tier in memory lie a page further apart than in the plan,
- * and to touch what lies behind one is an error, as if each were an allocation. */
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-enum { APART = 4096 };
-#else
-enum { APART = 0 };
-#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
-#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
-#endif
-
-/* How much further from the beginning of its tier than in the plan a region lies, or the end if id
- * is NREGIONS. */
-static size_t shift_of(int tier, int id) { return tier == TIER_DISK ? 0 : (size_t)APART * id; }
-
-void *arenas_address(const Arenas *a, Tensor t) {
-    if (!t.rows)
-        return NULL;
-    CHECK(t.tier < NTIERS && t.file == 0);
-    const size_t at = t.offset + shift_of(t.tier, t.region);
-    CHECK(at <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - at);
-    return a->arena[t.tier] + at;
-}
-
-const int32_t *arenas_indices(const Arenas *a, Tensor t) {
-    if (t.tier == TIER_GPU) {
-        t.offset = t.offset - a->tables[TIER_GPU] + a->tables[TIER_CPU];
-        t.tier = TIER_CPU;
-    }
-    return arenas_address(a, t);
-}
-
-bool arenas_is_stream(const Arenas *a, int lane) {
-    Channel c = lane_channel[lane];
-    return a->gpu && (c == GPU || c == CTOG || c == GTOC);
-}
-
 // -------------------------------------------------------------------------------------------------
-// Ops
+// The disk tier: reading and writing
 // -------------------------------------------------------------------------------------------------
 
-int logits_not_finite(Error *err) {
-    return fail(err, EXIT_FAILED,
-                "the model's logits are not finite: its weights hold NaN, or values too large; "
-                "check the checkpoint");
-}
-
-/* Of every logit, also of those that are not chosen: a row of the head that is not finite never
- * would be. */
-static int check_logits(Tensor t, Error *err) {
-    const float *logits = t.at;
-    const size_t n = (size_t)t.rows * t.cols;
-    uint32_t most = 0, infinite = 0x7f800000;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof bits);
-        bits &= INT32_MAX; /* without the sign numbers are ordered as their bits are, NaN last */
-        most = bits > most ? bits : most;
-    }
-    return most < infinite ? 0 : logits_not_finite(err);
-}
-
-static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
-    if (a->disk)
-        disk_expect(a->disk, op->moves, op->nmoves);
-    for (int i = 0; i < op->nmoves; i++) {
-        Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        const size_t size = type_bytes(to.type), row = to.cols * size;
-        int status = 0;
-        if (from.tier == TIER_DISK)
-            status =
-                disk_read(a->disk, arenas_address(a, to), from, to.type, op->lane == C_READ, err);
-        else if (to.tier == TIER_DISK)
-            status = disk_write(a->disk, to, arenas_address(a, from), err);
-        else if (gpu)
-            status = gpu->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
-                               arenas_address(a, from), from.ld * size, row, to.rows, err);
-        else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
-            memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
-        else
-            for (int r = 0; r < to.rows; r++)
-                memcpy(arenas_address(a, tensor_rows(to, r, 1)),
-                       arenas_address(a, tensor_rows(from, r, 1)), row);
-        if (status)
-            return status;
-    }
-    return 0;
-}
-
-/* On the CPU, and what is to be done about the result. */
-static int run_on_host(const Arenas *a, const Op *op, Error *err) {
-    const Tensor k = op->append.k, v = op->append.v;
-    host_run(op);
-    if (op->code == OP_PICK)
-        return check_logits(op->pick.logits, err);
-    if (op->code == OP_SCORE)
-        return check_logits(op->score.logits, err);
-    if (op->code == OP_APPEND &&
-        k.tier == TIER_DISK) /* K and V of a layer lie one after the other */
-        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset,
-                    tensor_bytes(op->append.kv));
-    return 0;
-}
-
-int arenas_run(const Arenas *a, Op *op, Error *err) {
-    Gpu *gpu = arenas_is_stream(a, op->lane) ? a->gpu : NULL;
-    const Tensor *x = &op->state.x;
-    for (int n = 0; n < MAX_VIEWS; n++) /* what rests in the checkpoint has no address */
-        if (op_info[op->code].view[n].use && !op->view[n].file)
-            op->view[n].at = arenas_address(a, op->view[n]);
-    switch (op->code) {
-        case OP_COPY:
-            return run_copy(a, op, gpu, err);
-        case OP_FETCH:
-            disk_fetch(a->disk, op);
-            return 0;
-        case OP_RECEIVE:
-            return a->net->receive(a->net, a->net->stage - 1, NET_STATES, x->at, tensor_bytes(*x),
-                                   err);
-        case OP_SEND:
-            return a->net->send(a->net, a->net->stage + 1, NET_STATES, x->at, tensor_bytes(*x),
-                                err);
-        default:
-            if (op->code == OP_EMBED && op->embed.table.file)
-                return disk_embed(a->disk, op, err);
-            return gpu ? gpu->run(gpu, op, err) : run_on_host(a, op, err);
-    }
-}
-
-int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count,
-                  Error *err) {
-    const size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
-    uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
-    CHECK(first + count <= all);
-    if (a->gpu && dst.tier == TIER_GPU)
-        return a->gpu->upload(a->gpu, to, src, count * size, err);
-    memcpy(to, src, count * size);
-    if (dst.tier == TIER_DISK)
-        disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* piece by piece */
-    if (dst.tier == TIER_DISK && first + count == all)
-        disk_settle(a->disk, dst.offset, tensor_span(dst), tensor_span(dst));
-    return 0;
-}
-
-// -------------------------------------------------------------------------------------------------
-// Opening and closing
-// -------------------------------------------------------------------------------------------------
-
-#ifndef MADV_POPULATE_WRITE /* of Linux 5.14; an older C library does not name it */
-#define MADV_POPULATE_WRITE 23
-#endif
-
-typedef struct {
-    uint8_t *at;
-    size_t bytes;
-} Memory;
-
-enum { SLICE = 64 << 20 };
-
-static void populate_slices(const void *memory, int first, int n) {
-    const Memory *m = memory;
-    const size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
-    madvise(m->at + at, (end < m->bytes ? end : m->bytes) - at, MADV_POPULATE_WRITE);
-}
-
-/* Gives a tier its pages before the first sweep, by all threads: a page that is met later holds up
- * the lane that meets it, and to pin memory would touch it by one thread. Where Linux does not know
- * the call they are met. */
-static void populate(uint8_t *memory, size_t bytes) {
-    host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices,
-               &(Memory){memory, bytes});
-}
-
-static size_t tier_bytes(const Plan *plan, Tier tier) {
-    return plan->total[tier] + shift_of(tier, NREGIONS);
-}
-
-static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return fail(err, EXIT_FAILED,
-                    "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
-                    bytes / 1048576.0, tier_name[tier], strerror(errno),
-                    tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
-    madvise(p, bytes, MADV_HUGEPAGE);
-    populate((uint8_t *)p, bytes);
-    a->arena[tier] = p;
-    a->bytes[tier] = bytes;
-    return 0;
-}
-
-/* The upper tiers of the cuda device. Memory that cannot be pinned serves as well, slower. */
-static int open_gpu_memory(Arenas *a, const Plan *plan, Error *notice, Error *err) {
-    a->bytes[TIER_GPU] = tier_bytes(plan, TIER_GPU);
-    a->arena[TIER_GPU] = a->gpu->alloc(a->gpu, a->bytes[TIER_GPU], err);
-    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
-        return -1;
-    a->pinned = !a->gpu->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
-    return 0;
-}
-
-/* Forbids what lies behind the regions that are in memory. */
-static void guard_regions(const Arenas *a, const Plan *plan) {
-    for (int tier = TIER_GPU; tier <= TIER_CPU && APART; tier++)
-        for (int id = 0; id < NREGIONS; id++) {
-            const Region *r = &plan->region[id][tier];
-            const Bytes used =
-                r->rows ? (Bytes)r->rows * r->cols * r->slots * type_bytes(r->type) : r->bytes;
-            uint8_t *end = a->arena[tier] + r->offset + shift_of(tier, id) + used;
-            if (!r->bytes)
-                continue;
-            if (tier == TIER_CPU || !a->gpu)
-                ASAN_POISON_MEMORY_REGION(end, r->bytes - used + APART);
-            else if (a->gpu->forbid)
-                a->gpu->forbid(end, r->bytes - used + APART);
-        }
-}
-
-/* Memory of ours goes back as it came. */
-static void close_memory(Arenas *a, Tier tier) {
-    if (!a->arena[tier])
-        return;
-    ASAN_UNPOISON_MEMORY_REGION(a->arena[tier], a->bytes[tier]);
-    munmap(a->arena[tier], a->bytes[tier]);
-}
-
-int arenas_open(Arenas *a, Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
-                const char *offload_dir, Error *notice, Error *err) {
-    *a = (Arenas){.gpu = gpu};
-    for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        a->tables[t] = plan->region[INDEX_TABLES][t].offset;
-    if (gpu ? open_gpu_memory(a, plan, notice, err)
-            : open_memory(a, TIER_GPU, tier_bytes(plan, TIER_GPU), err) ||
-                  open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
-        return -1;
-    guard_regions(a, plan);
-    if (!plan->total[TIER_DISK])
-        return 0;
-    a->disk = disk_open(offload_dir, plan->offload_bytes, checkpoint, err);
-    if (!a->disk)
-        return -1;
-    a->arena[TIER_DISK] = disk_map(a->disk);
-    a->bytes[TIER_DISK] = plan->offload_bytes;
-    return 0;
-}
-
-void arenas_close(Arenas *a) {
-    disk_close(a->disk);
-    if (a->gpu && a->arena[TIER_GPU])
-        a->gpu->release(a->gpu, a->arena[TIER_GPU]); /* waits for the streams */
-    if (a->pinned)
-        a->gpu->unpin(a->gpu, a->arena[TIER_CPU]);
-    if (!a->gpu)
-        close_memory(a, TIER_GPU);
-    close_memory(a, TIER_CPU);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The disk tier
-// -------------------------------------------------------------------------------------------------
-
-/* tiers.c: the disk tier (section 4.1): an offload file, and the files of the checkpoint.
- *
- * The offload file is mapped, has all its blocks before the first byte is written, and no name from
- * the start, so that no way of ending leaves it behind. Appends of single tokens go through the
- * mapping; bulk traffic reads and writes the file. Large reads go around the page cache, and
- * whatever was touched is dropped from it, so that the CPU tier's limit stays honest. A read error,
- * or a file that shrank, is an error and never a signal. */
-
-/* Direct reads are of whole blocks, through a buffer of BOUNCE bytes; smaller ones than DIRECT_MIN
+/* Direct reads are of whole blocks, through a buffer of BOUNCE bytes; reads of less than DIRECT_MIN
  * are quicker without. */
 enum { BLOCK = 4096, BOUNCE = 4 << 20, DIRECT_MIN = 1 << 18 };
-enum {
-    LOOK_EVERY =
-        64 /* reads of weights: some layers, which take far longer than a look at the files */
-};
+/* The files of the checkpoint are checked for changes once in so many reads of weights: a few
+ * layers, which take far longer than the check. */
+enum { LOOK_EVERY = 64 };
 
+/* The disk tier. */
 struct Disk {
     const Checkpoint *checkpoint;
-    int file; /* the offload file; -1: there is none */
+    int file; /* descriptor of the offload file; -1: there is none */
     uint8_t *map;
     size_t bytes;
-    int *direct; /* [1 + files of the checkpoint] descriptors that pass the page cache by; -1: there
+    int *direct; /* [1 + files of the checkpoint] descriptors that bypass the page cache; -1: there
                     is none */
     uint8_t *bounce[2];
-    unsigned weights_read; /* how often; atomic */
+    unsigned weights_read; /* reads of weights so far; atomic */
 };
 
-// -------------------------------------------------------------------------------------------------
-// Reading and writing
-// -------------------------------------------------------------------------------------------------
-
-/* Makes the kernel forget file pages that the tiers' accounting does not allow it to keep. What was
- * written must be on its way first: a lot is waited for; a little is only sent off, and dropped
- * when it is read. */
+/* Drops file pages from the page cache, which the tiers' accounting does not allow it to keep.
+ * Written pages must be on their way to disk first: many are waited for; a few are only sent off,
+ * and are dropped when they are read. */
 static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
     if (written && written < DIRECT_MIN) {
-        sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+        sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
         return;
     }
     if (written)
         sync_file_range(
-            fd, (off_t)offset, (off_t)bytes,
+            fd, offset, bytes,
             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+    posix_fadvise(fd, offset, bytes, POSIX_FADV_DONTNEED);
 }
 
-static int disk_fault(const Disk *d, int file, const char *what, size_t bytes, size_t offset,
-                      const char *why, Error *err) {
+/* Bytes of the offload file (file 0) or of a file of the checkpoint (counted from 1). */
+typedef struct {
+    int file;
+    size_t offset, bytes;
+} Extent;
+
+/* Fails with the message for an error of a file. what: "reading" or "writing". */
+static int disk_fault(const Disk *d, Extent at, const char *what, const char *why, Error *err) {
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
-                file ? d->checkpoint->files[file - 1].path : "the offload file", what, bytes,
-                plural((double)bytes), offset, why, file ? "" : " under --offload-dir");
+                at.file ? d->checkpoint->files[at.file - 1].path : "the offload file", what,
+                at.bytes, plural((double)at.bytes), at.offset, why,
+                at.file ? "" : " under --offload-dir");
 }
 
-/* Whole blocks into the bounce buffer, and what is wanted of them on from there. */
-static int read_direct(Disk *d, int buffer, int file, uint8_t *memory, size_t offset, size_t bytes,
-                       Error *err) {
+/* Reads whole blocks into the bounce buffer, and copies the wanted bytes from there. */
+static int read_direct(Disk *d, int buffer, uint8_t *memory, Extent from, Error *err) {
     uint8_t *bounce = d->bounce[buffer];
-    size_t begin = offset;
-    while (bytes) {
-        size_t skip = offset % BLOCK,
-               want = skip + bytes < BOUNCE ? (skip + bytes + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
-        ssize_t n = pread(d->direct[file], bounce, want, (off_t)(offset - skip));
+    const size_t begin = from.offset;
+    while (from.bytes) {
+        size_t skip = from.offset % BLOCK, end = skip + from.bytes;
+        size_t want = end < BOUNCE ? (end + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
+        ssize_t n = pread(d->direct[from.file], bounce, want, (from.offset - skip));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 || (size_t)n <= skip)
-            return disk_fault(d, file, "reading", bytes, offset,
-                              n < 0 ? strerror(errno) : "unexpected end", err);
-        size_t got = (size_t)n - skip < bytes ? (size_t)n - skip : bytes;
+            return disk_fault(d, from, "reading", n < 0 ? strerror(errno) : "unexpected end", err);
+        size_t got = (size_t)n < end ? (size_t)n - skip : from.bytes;
         memcpy(memory, bounce + skip, got);
         memory += got;
-        offset += got;
-        bytes -= got;
+        from.offset += got;
+        from.bytes -= got;
     }
-    if (!file)
-        drop_cache(d->file, begin, offset - begin,
-                   0); /* small writes since the last read are on disk now */
+    if (!from.file) /* small writes since the last read are on disk now */
+        drop_cache(d->file, begin, from.offset - begin, 0);
     return 0;
 }
 
@@ -362,8 +104,8 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
         checkpoint_unchanged(d->checkpoint, err))
         return -1;
     if (from.type == type && bytes >= DIRECT_MIN && d->direct[from.file] >= 0)
-        return read_direct(d, buffer, from.file, memory, from.offset, bytes, err);
-    if (from.file) { /* weights, which become F16 on the way */
+        return read_direct(d, buffer, memory, (Extent){from.file, from.offset, bytes}, err);
+    if (from.file) { /* weights become F16 on the way */
         if (checkpoint_fill(d->checkpoint, memory, &from, 0, count, err))
             return -1;
         drop_cache(d->checkpoint->files[from.file - 1].fd, from.offset, bytes, 0);
@@ -371,7 +113,7 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
     }
     const char *why = file_read_at(d->file, memory, bytes, from.offset);
     if (why)
-        return disk_fault(d, 0, "reading", bytes, from.offset, why, err);
+        return disk_fault(d, (Extent){0, from.offset, bytes}, "reading", why, err);
     drop_cache(d->file, from.offset, bytes, 0);
     return 0;
 }
@@ -381,36 +123,39 @@ int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     const size_t bytes = tensor_bytes(to);
     const char *why = file_write_at(d->file, memory, bytes, to.offset);
     if (why)
-        return disk_fault(d, 0, "writing", bytes, to.offset, why, err);
+        return disk_fault(d, (Extent){0, to.offset, bytes}, "writing", why, err);
     drop_cache(d->file, to.offset, bytes, bytes);
     return 0;
 }
 
-/* Small reads: the disk hears of all of them before the first is waited for. */
-void disk_expect(const Disk *d, const Move *moves, int n) {
+/* Tells the disk of all small reads before the first is waited for. */
+static void disk_expect(const Disk *d, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         Tensor from = moves[i].src;
         if (from.tier == TIER_DISK && !from.file && tensor_span(from) < DIRECT_MIN)
-            posix_fadvise(d->file, (off_t)from.offset, (off_t)tensor_span(from),
-                          POSIX_FADV_WILLNEED);
+            posix_fadvise(d->file, from.offset, tensor_span(from), POSIX_FADV_WILLNEED);
     }
 }
 
-void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
+/* Sends `written` bytes of a range that was written through the mapping to disk, and out of memory.
+ * written 0: only begins to send them, but the mapping no longer counts as this process's memory.
+ */
+static void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
     size_t head = offset % BLOCK;
-    madvise(d->map + offset - head, bytes + head,
-            MADV_DONTNEED); /* nothing is lost in a shared file */
+    /* nothing is lost in a shared mapping */
+    madvise(d->map + offset - head, bytes + head, MADV_DONTNEED);
     drop_cache(d->file, offset, bytes, written);
 }
 
-/* Rows are read one by one, never through a mapping: a file that shrank is then an error. */
+/* Embeds rows that are read one by one, never through a mapping, so that a file that shrank is an
+ * error. */
 int disk_embed(const Disk *d, const Op *op, Error *err) {
     const Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
     int32_t zero = 0;
     int status = 0;
-    Op one = *op; /* from a table of one row */
+    Op one = *op; /* reads from a table of one row */
     one.embed.table =
         (Tensor){.type = F16, .rows = 1, .cols = table.cols, .ld = table.cols, .at = row};
     one.embed.idx.at = &zero;
@@ -426,87 +171,86 @@ int disk_embed(const Disk *d, const Op *op, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The pieces of V that sparse attention chooses
+// The disk tier: the V of the tokens that sparse attention selects
 // -------------------------------------------------------------------------------------------------
 
-/* What is wanted of the offload file, by blocks. */
+/* A set of blocks of the offload file, as a bitmap. */
 typedef struct {
     uint64_t *bits;
-    size_t first, n; /* blocks */
+    size_t first, n; /* in blocks */
 } Blocks;
 
+/* Adds the blocks of a range of bytes to the set. */
 static void want(Blocks *b, size_t offset, size_t bytes) {
     for (size_t i = offset / BLOCK - b->first; i <= (offset + bytes - 1) / BLOCK - b->first; i++)
         b->bits[i / 64] |= 1ull << i % 64;
 }
 
-/* Tells the kernel of every run of wanted blocks. */
+/* Advises the kernel about every run of blocks in the set. */
 static void advise(const Disk *d, const Blocks *b, int advice) {
     for (size_t i = 0, run; i < b->n; i += run) {
         for (run = 0; i + run < b->n && (b->bits[(i + run) / 64] >> (i + run) % 64 & 1); run++)
             continue;
         if (run)
-            posix_fadvise(d->file, (off_t)((b->first + i) * BLOCK), (off_t)(run * BLOCK), advice);
+            posix_fadvise(d->file, ((b->first + i) * BLOCK), (run * BLOCK), advice);
         if (!run)
             run = 1;
     }
 }
 
-/* Goes through the pieces, one for each chosen token of each sequence and head; with blocks it only
- * wants them, without it copies them from their pages at home to the same places of the staged
- * ones. */
-static void for_pieces(const Disk *d, const Op *op, Blocks *blocks) {
-    const Tensor v = op->fetch.v, home = op->fetch.home_v, chosen = op->fetch.tokens,
-                 pages = op->fetch.pages;
+/* Visits the V of each selected token of each sequence and head. With blocks it only adds it to
+ * them; without, it copies it from its page at home to the same place of the staged page. */
+static void for_selected(const Disk *d, const Op *op, Blocks *blocks) {
+    const Tensor v = op->fetch.v, selected = op->fetch.tokens;
     const size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
-    const int32_t *to_page = pages.at, *from_page = op->fetch.home_pages.at,
-                  *len = op->fetch.len.at;
-    for (int r = 0; r < chosen.rows; r++, to_page += pages.ld, from_page += pages.ld) {
+    const int32_t *to_page = op->fetch.pages.at, *from_page = op->fetch.home_pages.at;
+    const int32_t *token = selected.at, *len = op->fetch.len.at;
+    for (int r = 0; r < selected.rows; r++) {
+        const int n =
+            sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
         for (int h = 0; h < op->nh; h++) {
-            const int32_t *token =
-                (const int32_t *)chosen.at + ((size_t)r * op->nh + h) * (chosen.cols / op->nh);
-            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - 1;
-                 i++) { /* the last is its own: it is here */
+            for (int i = 0; i < n; i++) {
                 int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
                 size_t to = ((size_t)to_page[page] * op->page_tokens + row) * row_bytes + h * head;
-                size_t from = home.offset +
-                              ((size_t)from_page[page] * op->page_tokens + row) * row_bytes +
-                              h * head;
+                size_t from = ((size_t)from_page[page] * op->page_tokens + row) * row_bytes +
+                              h * head + op->fetch.home_v.offset;
                 if (blocks)
                     want(blocks, from, head);
                 else
                     memcpy((uint8_t *)v.at + to, d->map + from, head);
             }
+            token += selected.cols / op->nh;
         }
+        to_page += op->fetch.pages.ld;
+        from_page += op->fetch.pages.ld;
     }
 }
 
-/* Many small pieces: the disk hears of all blocks that they lie in before the first is waited for;
- * then they are read through the mapping. */
-void disk_fetch(const Disk *d, const Op *op) {
+/* Tells the disk of all blocks that the many small reads lie in before the first is waited for;
+ * then reads through the mapping. */
+static void disk_fetch(const Disk *d, const Op *op) {
     const size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v),
                  head = home % BLOCK;
     Blocks blocks = {.first = home / BLOCK, .n = (home + bytes) / BLOCK + 1 - home / BLOCK};
     blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
-    for_pieces(d, op, &blocks);
+    for_selected(d, op, &blocks);
     advise(d, &blocks, POSIX_FADV_WILLNEED);
-    for_pieces(d, op, NULL);
+    for_selected(d, op, NULL);
     madvise(d->map + home - head, bytes + head, MADV_DONTNEED);
     advise(d, &blocks, POSIX_FADV_DONTNEED);
     free(blocks.bits);
 }
 
 // -------------------------------------------------------------------------------------------------
-// Opening and closing
+// The disk tier: opening and closing
 // -------------------------------------------------------------------------------------------------
 
-uint8_t *disk_map(const Disk *d) { return d->map; }
-
+/* Makes the offload file, reserves its blocks and maps it. */
 static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
     char path[4096];
     snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
     d->file = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (d->file < 0) { /* a file system without nameless files: nameless a moment later */
+    if (d->file < 0) { /* the file system has no nameless files: it is nameless a moment later */
         d->file = mkstemp(path);
         if (d->file >= 0)
             unlink(path);
@@ -516,7 +260,7 @@ static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
                     "cannot create the offload file in %s: %s; name a writable directory with "
                     "--offload-dir",
                     dir, strerror(errno));
-    int status = posix_fallocate(d->file, 0, (off_t)bytes);
+    int status = posix_fallocate(d->file, 0, bytes);
     if (status)
         return fail(err, EXIT_FAILED,
                     "cannot reserve %.1f MiB for the offload file in %s: %s; choose another "
@@ -529,15 +273,15 @@ static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
                     "cannot map the offload file, %.1f MiB, in %s: %s; raise ulimit -v, or move "
                     "less to the disk",
                     bytes / 1048576.0, dir, strerror(errno));
-    madvise(p, bytes,
-            MADV_RANDOM); /* a token's place is all that is touched; nothing around it is wanted */
+    /* only the bytes of a token are touched, and nothing around them is wanted */
+    madvise(p, bytes, MADV_RANDOM);
     d->map = p;
     d->bytes = bytes;
     return 0;
 }
 
-/* Second descriptors for direct reads. A file system without them (tmpfs) is read the ordinary way.
- */
+/* Opens second descriptors for direct reads. Files that do not support them (tmpfs) are read the
+ * ordinary way. */
 static void open_direct(Disk *d) {
     char path[64];
     for (int b = 0; b < 2; b++)
@@ -545,7 +289,7 @@ static void open_direct(Disk *d) {
             d->bounce[b] = NULL;
     if (!d->bounce[0] || !d->bounce[1])
         return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", d->file); /* it has no other name */
+    snprintf(path, sizeof path, "/proc/self/fd/%d", d->file); /* the file has no other name */
     if (d->file >= 0)
         d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
     for (int f = 1; f <= d->checkpoint->nfiles; f++)
@@ -584,65 +328,274 @@ void disk_close(Disk *d) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Loading
+// The tiers: the address of a view
 // -------------------------------------------------------------------------------------------------
 
-/* tiers.c: before a run. The weights come to where they rest, and a GPU's kernels are met once. */
+/* Under AddressSanitizer the regions of a tier in memory lie a page further apart than in the plan,
+ * and touching the bytes behind one is an error, as if each were an allocation. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+enum { APART = 4096 };
+#else
+enum { APART = 0 };
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
 
-/* Brings one tensor home in pieces; a real checkpoint's disk share already is. */
-static int load_tensor(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint,
-                       Device *device, Error *err) {
-    enum { PIECE = 1 << 19 }; /* each thread has one */
-    size_t count = (size_t)source->rows * source->cols;
-    f16 *piece = xcalloc(count < PIECE ? count : PIECE, sizeof *piece);
-    int status = 0;
-    for (size_t at = 0; at < count && !status; at += PIECE) {
-        size_t n = count - at < PIECE ? count - at : PIECE;
-        status = checkpoint_fill(checkpoint, piece, source, at, n, err);
-        if (!status)
-            device->upload(device, place->home, at, piece, n);
-    }
-    free(piece);
-    return status;
+/* Returns how much further from the beginning of its tier a region lies than in the plan, or the
+ * end if id is NREGIONS. */
+static size_t shift_of(int tier, int id) { return tier == TIER_DISK ? 0 : (size_t)APART * id; }
+
+void *arenas_address(const Arenas *a, Tensor t) {
+    if (!t.rows)
+        return NULL;
+    CHECK(t.tier < NTIERS && t.file == 0);
+    const size_t at = t.offset + shift_of(t.tier, t.region);
+    CHECK(at <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - at);
+    return a->arena[t.tier] + at;
 }
 
-/* The same packed, a row of groups at a time. */
-static int load_packed(const WeightPlace *place, const Tensor *source, const Checkpoint *checkpoint,
-                       Device *device, Error *err) {
-    Tensor home = place->home;
-    uint8_t *groups = xcalloc(home.cols, 1);
-    f16 *rows = xcalloc((size_t)GROUP * source->cols, sizeof *rows);
-    int status = 0;
-    for (int g = 0; g < home.rows && !status; g++) {
-        status = checkpoint_pack(checkpoint, groups, rows, source, g, err);
-        if (!status)
-            device->upload(device, home, (size_t)g * home.cols, groups, home.cols);
+const int32_t *arenas_indices(const Arenas *a, Tensor t) {
+    if (t.tier == TIER_GPU) {
+        t.offset = t.offset - a->tables[TIER_GPU] + a->tables[TIER_CPU];
+        t.tier = TIER_CPU;
     }
-    free(groups);
-    free(rows);
-    return status;
+    return arenas_address(a, t);
 }
 
-/* The same rounded, for a study. */
-static int load_rounded(const WeightPlace *place, const Tensor *source, Quant study,
-                        const Checkpoint *checkpoint, Device *device, Error *err) {
-    const size_t cols = (size_t)source->cols;
-    f16 *rows = xcalloc(study.group * cols, sizeof *rows);
-    int status = 0;
-    for (int row = 0; row < source->rows && !status; row += study.group) {
-        const int n = imin(study.group, source->rows - row);
-        status = checkpoint_fill(checkpoint, rows, source, row * cols, n * cols, err) ||
-                 checkpoint_finite(checkpoint, rows, source, row * cols, n * cols, err);
-        for (size_t c = 0; c < cols && !status; c++)
-            quant_round(rows + c, cols, n, study);
-        if (!status)
-            device->upload(device, place->home, row * cols, rows, n * cols);
-    }
-    free(rows);
-    return status;
+bool arenas_is_stream(const Arenas *a, int lane) {
+    Channel c = lane_channel[lane];
+    return a->gpu && (c == GPU || c == CTOG || c == GTOC);
 }
 
-/* All weights, by several threads; the first that fails stops the others, and says why. */
+// -------------------------------------------------------------------------------------------------
+// The tiers: carrying ops out
+// -------------------------------------------------------------------------------------------------
+
+int logits_not_finite(Error *err) {
+    return fail(err, EXIT_FAILED,
+                "the model's logits are not finite: its weights hold NaN, or values too large; "
+                "check the checkpoint");
+}
+
+/* Fails if any logit is not finite, also one that is not picked: a row of the head that is not
+ * finite never would be. */
+static int check_logits(Tensor t, Error *err) {
+    const float *logits = t.at;
+    const size_t n = (size_t)t.rows * t.cols;
+    uint32_t most = 0, infinite = 0x7f800000;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[i], sizeof bits);
+        bits &= INT32_MAX; /* without the sign, numbers are ordered as their bits are, NaN last */
+        most = bits > most ? bits : most;
+    }
+    return most < infinite ? 0 : logits_not_finite(err);
+}
+
+/* Runs a copy's moves; gpu NULL: in memory, or from or to disk. */
+static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
+    if (a->disk)
+        disk_expect(a->disk, op->moves, op->nmoves);
+    for (int i = 0; i < op->nmoves; i++) {
+        Tensor to = op->moves[i].dst, from = op->moves[i].src;
+        const size_t size = type_bytes(to.type), row = to.cols * size;
+        int status = 0;
+        if (from.tier == TIER_DISK)
+            status =
+                disk_read(a->disk, arenas_address(a, to), from, to.type, op->lane == C_READ, err);
+        else if (to.tier == TIER_DISK)
+            status = disk_write(a->disk, to, arenas_address(a, from), err);
+        else if (gpu)
+            status = gpu->call->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
+                                     arenas_address(a, from), from.ld * size, row, to.rows, err);
+        else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
+            memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
+        else
+            for (int r = 0; r < to.rows; r++)
+                memcpy(arenas_address(a, tensor_rows(to, r, 1)),
+                       arenas_address(a, tensor_rows(from, r, 1)), row);
+        if (status)
+            return status;
+    }
+    return 0;
+}
+
+/* Runs an op on the CPU, and then checks its logits, or sends its K and V to disk. */
+static int run_on_host(const Arenas *a, const Op *op, Error *err) {
+    const Tensor k = op->append.k, v = op->append.v;
+    host_run(op);
+    if (op->code == OP_PICK)
+        return check_logits(op->pick.logits, err);
+    if (op->code == OP_SCORE)
+        return check_logits(op->score.logits, err);
+    if (op->code == OP_APPEND && k.tier == TIER_DISK) /* K and V of a layer are adjacent */
+        disk_settle(a->disk, k.offset, v.offset + tensor_span(v) - k.offset,
+                    tensor_bytes(op->append.kv));
+    return 0;
+}
+
+int arenas_run(const Arenas *a, Op *op, Error *err) {
+    Gpu *gpu = arenas_is_stream(a, op->lane) ? a->gpu : NULL;
+    const Tensor *x = &op->state.x;
+    for (int n = 0; n < MAX_VIEWS; n++) /* a view of the checkpoint has no address */
+        if (op_info[op->code].view[n].use && !op->view[n].file)
+            op->view[n].at = arenas_address(a, op->view[n]);
+    switch (op->code) {
+        case OP_COPY:
+            return run_copy(a, op, gpu, err);
+        case OP_FETCH:
+            disk_fetch(a->disk, op);
+            return 0;
+        case OP_RECEIVE:
+            return a->net->receive(a->net, a->net->stage - 1, NET_STATES, x->at, tensor_bytes(*x),
+                                   err);
+        case OP_SEND:
+            return a->net->send(a->net, a->net->stage + 1, NET_STATES, x->at, tensor_bytes(*x),
+                                err);
+        default:
+            if (op->code == OP_EMBED && op->embed.table.file)
+                return disk_embed(a->disk, op, err);
+            return gpu ? gpu->call->run(gpu, op, err) : run_on_host(a, op, err);
+    }
+}
+
+int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count,
+                  Error *err) {
+    const size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
+    uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
+    CHECK(first + count <= all);
+    if (a->gpu && dst.tier == TIER_GPU)
+        return a->gpu->call->upload(a->gpu, to, src, count * size, err);
+    memcpy(to, src, count * size);
+    if (dst.tier == TIER_DISK)
+        disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* part by part */
+    if (dst.tier == TIER_DISK && first + count == all)
+        disk_settle(a->disk, dst.offset, tensor_span(dst), tensor_span(dst));
+    return 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The tiers: opening and closing
+// -------------------------------------------------------------------------------------------------
+
+#ifndef MADV_POPULATE_WRITE /* since Linux 5.14; an older C library does not define it */
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* Memory that is divided into slices. */
+typedef struct {
+    uint8_t *at;
+    size_t bytes;
+} Memory;
+
+enum { SLICE = 64 << 20 };
+
+static void populate_slices(const void *memory, int first, int n) {
+    const Memory *m = memory;
+    const size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
+    madvise(m->at + at, (end < m->bytes ? end : m->bytes) - at, MADV_POPULATE_WRITE);
+}
+
+/* Gives a tier its pages before the first sweep, by all threads: a page fault later would hold up
+ * the lane that meets it, and pinning touches memory by one thread only. Where Linux does not know
+ * the call, pages come with the first touch. */
+static void populate(uint8_t *memory, size_t bytes) {
+    host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices,
+               &(Memory){memory, bytes});
+}
+
+static size_t tier_bytes(const Plan *plan, Tier tier) {
+    return plan->total[tier] + shift_of(tier, NREGIONS);
+}
+
+/* Makes a tier in memory of ours. */
+static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return fail(err, EXIT_FAILED,
+                    "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
+                    bytes / 1048576.0, tier_name[tier], strerror(errno),
+                    tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
+    madvise(p, bytes, MADV_HUGEPAGE);
+    populate((uint8_t *)p, bytes);
+    a->arena[tier] = p;
+    a->bytes[tier] = bytes;
+    return 0;
+}
+
+/* Opens the upper tiers of the cuda device. Memory that cannot be pinned works as well, but is
+ * slower. */
+static int open_gpu_memory(Arenas *a, const Plan *plan, Error *notice, Error *err) {
+    a->bytes[TIER_GPU] = tier_bytes(plan, TIER_GPU);
+    a->arena[TIER_GPU] = a->gpu->call->alloc(a->gpu, a->bytes[TIER_GPU], err);
+    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
+        return -1;
+    a->pinned = !a->gpu->call->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
+    return 0;
+}
+
+/* Forbids touching the bytes behind the regions that are in memory. */
+static void guard_regions(const Arenas *a, const Plan *plan) {
+    for (int tier = TIER_GPU; tier <= TIER_CPU && APART; tier++)
+        for (int id = 0; id < NREGIONS; id++) {
+            const Region *r = &plan->region[id][tier];
+            const Bytes used =
+                r->rows ? (Bytes)r->rows * r->cols * r->slots * type_bytes(r->type) : r->bytes;
+            uint8_t *end = a->arena[tier] + r->offset + shift_of(tier, id) + used;
+            if (!r->bytes)
+                continue;
+            if (tier == TIER_CPU || !a->gpu)
+                ASAN_POISON_MEMORY_REGION(end, r->bytes - used + APART);
+            else if (a->gpu->forbid)
+                a->gpu->forbid(end, r->bytes - used + APART);
+        }
+}
+
+/* Unmaps a tier; its memory goes back as it came, without poison. */
+static void close_memory(Arenas *a, Tier tier) {
+    if (!a->arena[tier])
+        return;
+    ASAN_UNPOISON_MEMORY_REGION(a->arena[tier], a->bytes[tier]);
+    munmap(a->arena[tier], a->bytes[tier]);
+}
+
+int arenas_open(Arenas *a, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
+                Error *notice, Error *err) {
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        a->tables[t] = plan->region[INDEX_TABLES][t].offset;
+    if (a->gpu ? open_gpu_memory(a, plan, notice, err)
+               : open_memory(a, TIER_GPU, tier_bytes(plan, TIER_GPU), err) ||
+                     open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
+        return -1;
+    guard_regions(a, plan);
+    if (!plan->total[TIER_DISK])
+        return 0;
+    a->disk = disk_open(offload_dir, plan->offload_bytes, checkpoint, err);
+    if (!a->disk)
+        return -1;
+    a->arena[TIER_DISK] = a->disk->map;
+    a->bytes[TIER_DISK] = plan->offload_bytes;
+    return 0;
+}
+
+void arenas_close(Arenas *a) {
+    disk_close(a->disk);
+    if (a->gpu && a->arena[TIER_GPU])
+        a->gpu->call->release(a->gpu, a->arena[TIER_GPU]); /* it waits for the streams */
+    if (a->pinned)
+        a->gpu->call->unpin(a->gpu, a->arena[TIER_CPU]);
+    if (!a->gpu)
+        close_memory(a, TIER_GPU);
+    close_memory(a, TIER_CPU);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Loading the weights
+// -------------------------------------------------------------------------------------------------
+
+/* The loading of all weights by several threads; the first that fails stops the others, and fills
+ * err. */
 typedef struct {
     const Plan *plan;
     const Checkpoint *checkpoint;
@@ -651,6 +604,61 @@ typedef struct {
     Error *err;
 } Loading;
 
+/* Loads one tensor in parts; a real checkpoint's disk share is there already. */
+static int load_tensor(const Loading *a, const WeightPlace *place, const Tensor *source,
+                       Error *err) {
+    enum { PART = 1 << 19 }; /* elements; each thread has one part */
+    size_t count = (size_t)source->rows * source->cols;
+    f16 *part = xcalloc(count < PART ? count : PART, sizeof *part);
+    int status = 0;
+    for (size_t at = 0; at < count && !status; at += PART) {
+        size_t n = count - at < PART ? count - at : PART;
+        status = checkpoint_fill(a->checkpoint, part, source, at, n, err);
+        if (!status)
+            a->device->upload(a->device, place->home, at, part, n);
+    }
+    free(part);
+    return status;
+}
+
+/* Loads one tensor packed, a row of groups at a time. */
+static int load_packed(const Loading *a, const WeightPlace *place, const Tensor *source,
+                       Error *err) {
+    Tensor home = place->home;
+    uint8_t *groups = xcalloc(home.cols, 1);
+    f16 *rows = xcalloc((size_t)GROUP * source->cols, sizeof *rows);
+    int status = 0;
+    for (int g = 0; g < home.rows && !status; g++) {
+        status = checkpoint_pack(a->checkpoint, groups, rows, source, g, err);
+        if (!status)
+            a->device->upload(a->device, home, (size_t)g * home.cols, groups, home.cols);
+    }
+    free(groups);
+    free(rows);
+    return status;
+}
+
+/* Loads one tensor rounded, for a study. */
+static int load_rounded(const Loading *a, const WeightPlace *place, const Tensor *source,
+                        Error *err) {
+    const Quant study = a->plan->policy.weight_study;
+    const size_t cols = (size_t)source->cols;
+    f16 *rows = xcalloc(study.group * cols, sizeof *rows);
+    int status = 0;
+    for (int row = 0; row < source->rows && !status; row += study.group) {
+        const int n = imin(study.group, source->rows - row);
+        status = checkpoint_fill(a->checkpoint, rows, source, row * cols, n * cols, err) ||
+                 checkpoint_finite(a->checkpoint, rows, source, row * cols, n * cols, err);
+        for (size_t c = 0; c < cols && !status; c++)
+            quant_round(rows + c, cols, n, study);
+        if (!status)
+            a->device->upload(a->device, place->home, row * cols, rows, n * cols);
+    }
+    free(rows);
+    return status;
+}
+
+/* Loads tensors first .. first + n - 1, the layers' before the global ones. */
 static void load_tensors(const void *loading, int first, int n) {
     const Loading *a = loading;
     const int l = a->plan->config.l;
@@ -663,12 +671,10 @@ static void load_tensors(const void *loading, int first, int n) {
             j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file)
             continue;
-        const Quant study =
-            j < l && role_is_matrix((Role)r) ? a->plan->policy.weight_study : (Quant){0};
-        const int status =
-            place->home.type == U8 ? load_packed(place, source, a->checkpoint, a->device, &err)
-            : study.bits ? load_rounded(place, source, study, a->checkpoint, a->device, &err)
-                         : load_tensor(place, source, a->checkpoint, a->device, &err);
+        const bool rounded = j < l && role_is_matrix((Role)r) && a->plan->policy.weight_study.bits;
+        const int status = place->home.type == U8 ? load_packed(a, place, source, &err)
+                           : rounded              ? load_rounded(a, place, source, &err)
+                                                  : load_tensor(a, place, source, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;
     }

@@ -1,17 +1,17 @@
-/* trace.c: what happened on the lanes, as a file for a trace viewer and as the paper's Table 4.
+/* trace.c: the record of what ran on the lanes, as a file for a trace viewer and as the paper's
+ * Table 4.
  *
  * A device notes every op that has ended. Ops of one call of Figure 4 that follow each other at
  * once (the products and norms of half a layer) are one slice. Because lanes are in order, it is
- * enough to look at a lane's newest slice: what differs from it, or comes after a pause, begins a
- * new one. trace_write shows slices as they are. trace_breakdown adds them up as Table 4 does, but
- * for a run that overlaps: the time of a part is that of the union of its slices, and what of it
- * some processor was busy beside is hidden. Beside them stands the union of all slices but those of
- * the network: in the rest of the time a stage of a pipeline has nothing to do but wait. A trace
- * for this table alone drops slices when they are over and keeps their sums, so that a run of any
- * length is added up whole. For the file it has also what each sweep holds, KV pages and sequences,
- * as counters. A trace that is all zeros is empty and ready.
- * scripts/plot_trace.py draws the file.
- * Read next: net.c. */
+ * enough to look at a lane's newest slice: an op that differs from it, or comes after a pause,
+ * begins a new one. trace_write shows slices as they are. trace_breakdown adds them up as Table 4
+ * does, but for a run that overlaps: the time of a part is that of the union of its slices, and its
+ * share beside which some processor was busy is hidden. It also gives the union of all slices but
+ * those of the network: in the rest of the time a stage of a pipeline only waits. A trace for this
+ * table alone drops slices when they are over and keeps their sums, so that a run of any length is
+ * added up whole. A trace for the file also has what each sweep holds, KV pages and sequences, as
+ * counters. A trace that is all zeros is empty and ready. Read next: net.c. scripts/plot_trace.py
+ * draws the file. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -28,12 +28,12 @@ bool same_call(const Slice *a, const Slice *b) {
            a->k == b->k && a->batch == b->batch;
 }
 
-/* Seconds between two ops of one call that still count as none. */
+/* Seconds between two ops of one call that do not count as a pause. */
 static const double PAUSE = 1e-4;
 
 static void add_slices(Breakdown *sum, const Trace *trace, double until);
 
-/* Adds up what is over by then, and keeps of the slices what comes behind. */
+/* Adds up the slices until then, and keeps of them what comes later. */
 static void drop(Trace *trace, double until) {
     size_t kept = 0;
     add_slices(&trace->dropped, trace, until);
@@ -58,7 +58,7 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
         return;
     }
     if (trace->limit && trace->n == trace->kept + trace->limit)
-        drop(trace, settled - PAUSE); /* what may still grow is younger */
+        drop(trace, settled - PAUSE); /* a slice that may still grow ends later */
     if (trace->n == trace->capacity) {
         trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
@@ -69,7 +69,7 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
 
 void trace_hold(Trace *trace, const Held *held) {
     if (trace->limit)
-        return; /* only a file shows it */
+        return; /* only the file shows it */
     if (!(trace->sweeps & (trace->sweeps - 1)))
         trace->held =
             xrealloc(trace->held, trace->sweeps ? 2 * trace->sweeps : 1, sizeof *trace->held);
@@ -82,10 +82,10 @@ void trace_free(Trace *trace) {
     *trace = (Trace){0};
 }
 
-/* compute(j, k) goes by the names of its parts. What is not in Figure 4: "load_inputs", a batch's
- * index tables and embedding rows on their way up; "gather_tokens", the CPU picks those rows out of
- * the table; "tokens", the chosen ones on their way down, or the logits, and then the CPU's choice.
- */
+/* compute(j, k) appears under the names of its parts. Three names are not in Figure 4:
+ * "load_inputs", a batch's index tables and embedding rows on their way up; "gather_tokens", the
+ * CPU picks those rows out of the table; "tokens", the picked ones on their way down, or the
+ * logits, and then the CPU's choice. */
 const char *trace_call(const Slice *slice) {
     static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation",
                                              "load_inputs"};
@@ -102,9 +102,9 @@ const char *trace_call(const Slice *slice) {
     };
     const char *name = other[slice->lane][slice->kind];
     if (slice->lane == ATTEND && slice->kind == OTHER && slice->j)
-        name = "tokens"; /* rows are gathered for layer 0 */
+        name = "tokens"; /* rows are gathered for layer 0 alone */
     if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated)
-        name = "store_cache"; /* into its pages */
+        name = "store_cache"; /* it appends to its pages */
     return name ? name : load[slice->kind];
 }
 
@@ -112,7 +112,7 @@ const char *trace_call(const Slice *slice) {
 // The file
 // -------------------------------------------------------------------------------------------------
 
-/* Names the rows. tid is the lane, pid counts the traces from 1. */
+/* Writes the names of the rows. tid is the lane, pid counts the traces from 1. */
 static void write_rows(const Trace *trace, int pid, FILE *out) {
     fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":",
             pid);
@@ -133,8 +133,8 @@ static void write_rows(const Trace *trace, int pid, FILE *out) {
     }
 }
 
-/* Begin and end are rounded to nanoseconds one by one, so that neighbours that touch still do and
- * none overlap. */
+/* Writes a slice. Its begin and end are rounded to nanoseconds one by one, so that neighbours that
+ * touch still do and none overlap. entered: the sweep in which its batch entered. */
 static void write_slice(const Slice *s, int pid, double first, int entered, FILE *out) {
     long long begin = llround((s->begin - first) * 1e9),
               took = llround((s->end - first) * 1e9) - begin;
@@ -148,7 +148,7 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
             s->prefill ? "prefill" : "decode");
 }
 
-/* Two counters: a viewer shows each value until the next one. */
+/* Writes two counters; a viewer shows each value until the next one. */
 static void write_held(const Held *h, int pid, double first, FILE *out) {
     const long long at = llround(fmax(h->at - first, 0) * 1e9);
     fprintf(
@@ -163,7 +163,7 @@ static void write_held(const Held *h, int pid, double first, FILE *out) {
     fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
 }
 
-/* [number of batches] the sweep in which each one entered. */
+/* Returns [number of batches] the sweep in which each batch entered. */
 static int *first_sweeps(const Trace *trace) {
     int batches = 0;
     for (size_t n = 0; n < trace->n; n++)
@@ -208,8 +208,8 @@ void trace_write(const Trace *traces, int n, FILE *out) {
 const char *const part_name[NPARTS] = {"compute", "weight (R)", "cache (R)", "cache (W)",
                                        "activation"};
 
-/* Delegated attention's queries go down together with the new k and v: "cache (W)". What comes up
- * is no cache. */
+/* Returns the part of Table 4 that a slice belongs to. Delegated attention's queries go down
+ * together with the new k and v: "cache (W)". Its results, which come up, are no cache. */
 static int slice_part(const Slice *slice) {
     Channel channel = lane_channel[slice->lane];
     bool read = channel == DTOC || channel == CTOG;
@@ -222,7 +222,7 @@ static int slice_part(const Slice *slice) {
     return ACTIVATION_MOVES;
 }
 
-/* Where a slice begins (step 1) or ends (-1). */
+/* The beginning (step 1) or end (-1) of a slice. */
 typedef struct {
     double at;
     int prefill, part, step;
@@ -234,13 +234,14 @@ static int by_time(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* How many slices run: of each stage and part, and those of them that are not of the network. */
+/* The numbers of slices that run at a moment: by phase and part, and in all except those of the
+ * network. */
 typedef struct {
     int part[2][NPARTS], local;
 } Running;
 
-/* Seconds in which these run. A sweep belongs to prefill as a whole when some batch prefills in it.
- */
+/* Adds seconds in which these run. A sweep belongs to prefill as a whole when some batch prefills
+ * in it. */
 static void add_span(Breakdown *sum, const Running *running, double seconds) {
     int computing = running->part[0][COMPUTE] + running->part[1][COMPUTE], all = 0;
     for (int part = 0; part < NPARTS; part++)
@@ -263,7 +264,7 @@ static void add_span(Breakdown *sum, const Running *running, double seconds) {
         sum->busy_s += seconds;
 }
 
-/* What the slices do until then. */
+/* Adds up the slices until then. */
 static void add_slices(Breakdown *sum, const Trace *trace, double until) {
     Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
     Running running = {{{0}}, 0};

@@ -178,12 +178,12 @@ static int read_sizes(OptConfig *c, const Fields *f) {
     const struct {
         const char *key;
         int *size, most;
-    } sizes[] = {
+    } known_as[] = {
         {"num_hidden_layers", &c->l, 1024}, {"hidden_size", &c->h1, 1 << 16},
         {"ffn_dim", &c->h2, 1 << 19},       {"num_attention_heads", &c->nh, 1 << 16},
         {"vocab_size", &c->vocab, 1 << 20}, {"max_position_embeddings", &c->max_pos, 1 << 20}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (whole_field(sizes[i].size, f, sizes[i].key, 1, sizes[i].most, -1) != 0)
+    for (size_t i = 0; i < sizeof known_as / sizeof *known_as; i++)
+        if (whole_field(known_as[i].size, f, known_as[i].key, 1, known_as[i].most, -1) != 0)
             return -1;
     if (whole_field(&c->embed, f, "word_embed_proj_dim", 1, 1 << 16, c->h1) != 0)
         return -1;
@@ -993,9 +993,9 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 uint64_t checkpoint_digest(const Checkpoint *c) {
     enum { SAMPLE = 4096 }; /* bytes; two models of one size differ everywhere in their tensors */
     const OptConfig *o = &c->config;
-    const int sizes[] = {o->l,       o->h1,    o->h2,       o->nh,         o->vocab,
-                         o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
-    uint64_t hash = hash_bytes(HASH_START, sizes, sizeof sizes);
+    const int dims[] = {o->l,       o->h1,    o->h2,       o->nh,         o->vocab,
+                        o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
+    uint64_t hash = hash_bytes(HASH_START, dims, sizeof dims);
     uint8_t bytes[SAMPLE];
     Error ignored; /* if a tensor cannot be read now, filling it will report why */
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);

@@ -248,14 +248,14 @@ static double seconds_of(Make make) {
     std::vector<double> seconds;
     Error err;
     for (int r = -1; r < RUNS; r++) { /* the first warms up */
-        int status = gpu->begin(gpu, PROJECT, 0, &err);
+        int status = gpu->call->begin(gpu, PROJECT, 0, &err);
         for (int i = 0; i < TIMES && !status; i++) {
             const Op op = make(i);
-            status = gpu->run(gpu, &op, &err);
+            status = gpu->call->run(gpu, &op, &err);
         }
-        if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err))
+        if (status || gpu->call->end(gpu, PROJECT, 0, &err) || gpu->call->sync(gpu, PROJECT, 0, &err))
             fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-        if (r >= 0) seconds.push_back(gpu->took(gpu, PROJECT, 0, 0) / TIMES);
+        if (r >= 0) seconds.push_back(gpu->call->took(gpu, PROJECT, 0, 0) / TIMES);
     }
     return median(seconds);
 }

@@ -86,14 +86,14 @@ static void packed_rate(int m, int n, int k) {
 
 /* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
 static void quant_rates(void) {
-    enum { N = 2048, K = 4096, HD = 128 };
+    enum { N = 2048, K = 4096, DIM = 128 };
     f16 *w = (f16 *)room((size_t)N * K, 2);
     uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
     SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / HD, HD));
+    SECONDS(heads, quant_pack_heads(packed, w, N * K / DIM, DIM));
     printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
            2e-9 * N * K / unpack, 2e-9 * N * K / heads);
     free(w), free(packed);

@@ -859,9 +859,11 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
-    const long bytes = width * height;
-    if (s && bytes > __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED))
-        __atomic_store_n(&cuda_cpu_largest, bytes, __ATOMIC_RELAXED);
+    long largest = __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED); /* streams are fed by several threads */
+    while (s && largest < long(width * height) &&
+           !__atomic_compare_exchange_n(&cuda_cpu_largest, &largest, long(width * height), false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED))
+        continue;
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */

@@ -72,7 +72,7 @@ static void gpu_close(void) {
 }
 
 static void arena_close(void) {
-    if (arena.gpu) gpu->release(gpu, arena.gpu);
+    if (arena.gpu) gpu->call->release(gpu, arena.gpu);
     arena.gpu = NULL;
     while (ntemps) free(temps[--ntemps]);
     free(temps);
@@ -92,7 +92,7 @@ static void arena_open(size_t bytes) {
     gpu_open();
     arena_close(); /* a test may have been left by a fatal failure */
     arena.bytes = bytes;
-    arena.gpu = (uint8_t *)gpu->alloc(gpu, bytes, &err);
+    arena.gpu = (uint8_t *)gpu->call->alloc(gpu, bytes, &err);
     CU_ASSERT_FATAL(arena.gpu != NULL);
     arena.before = (uint8_t *)temp(bytes, 1), arena.after = (uint8_t *)temp(bytes, 1);
     clear();
@@ -118,11 +118,11 @@ static void *room(const void *src, size_t bytes) {
 /* What was at an address of the GPU when the work had ended. */
 static void *result(const void *at) { return arena.after + ((const uint8_t *)at - arena.gpu); }
 
-#define POST(lane, f, ...) ASSERT_OK(gpu->f(gpu, lane, __VA_ARGS__, &err))
+#define POST(lane, f, ...) ASSERT_OK(gpu->call->f(gpu, lane, __VA_ARGS__, &err))
 
 static void start(Lane lane) {
     arena.mark = (arena.mark + 1) % MARKS;
-    ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    ASSERT_OK(gpu->call->upload(gpu, arena.gpu, arena.before, arena.used, &err));
     POST(lane, begin, arena.mark);
 }
 
@@ -130,7 +130,7 @@ static void finish(Lane lane) {
     size_t at = 0;
     POST(lane, end, arena.mark);
     POST(lane, sync, arena.mark);
-    ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    ASSERT_OK(gpu->call->download(gpu, arena.after, arena.gpu, arena.used, &err));
     bool untouched = true;
     for (int i = 0; i < arena.nrooms; i++) {
         untouched &= memcmp(arena.before + at, arena.after + at, arena.room[i] - at) == 0;
@@ -141,7 +141,7 @@ static void finish(Lane lane) {
 
 static void post_op(Lane lane, Op op) {
     op.lane = lane;
-    ASSERT_OK(gpu->run(gpu, &op, &err));
+    ASSERT_OK(gpu->call->run(gpu, &op, &err));
 }
 /* An op alone, and a copy. */
 static void on_gpu(Lane lane, Op op) {
@@ -1111,12 +1111,12 @@ static void copy_case(Lane lane, int way, uint8_t *host, size_t dst_pitch, size_
 static void copies_go_up_down_and_across_whole_and_by_rows(void) {
     static const Lane copiers[] = {W_LOAD, FINISH, STORE};
     arena_open(MIB);
-    const size_t usual = gpu->pin_piece;
+    const size_t usual = gpu->pin_part;
     uint8_t *host = (uint8_t *)aligned_alloc(4096, 65536);
     CU_ASSERT_FATAL(host != NULL);
     for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 3; pinned++) { /* strict: no others */
-        if (pinned == 2) gpu->pin_piece = 4096; /* borders within copies, and within their rows */
-        if (pinned) ASSERT_OK(gpu->pin(gpu, host, 65536, &err));
+        if (pinned == 2) gpu->pin_part = 4096; /* borders within copies, and within their rows */
+        if (pinned) ASSERT_OK(gpu->call->pin(gpu, host, 65536, &err));
         for (int way = 0; way < 3; way++) {
             copy_case(copiers[way], way, host, 30000, 30000, 30000, 1);
             copy_case(copiers[way], way, host, 100, 100, 100, 65); /* dense */
@@ -1126,9 +1126,9 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
             copy_case(copiers[way], way, host, 62, 127, 62, 33); /* a border within the last row alone, of src, of dst */
             copy_case(copiers[way], way, host, 127, 62, 62, 33);
         }
-        if (pinned) gpu->unpin(gpu, host);
+        if (pinned) gpu->call->unpin(gpu, host);
     }
-    gpu->pin_piece = usual;
+    gpu->pin_part = usual;
     free(host);
     arena_close();
 }
@@ -1141,9 +1141,9 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     const size_t bytes = (size_t)(every_third() > 1 ? 16 : 32) * MIB + 64, words = bytes / sizeof(uint32_t);
     uint32_t *from = (uint32_t *)aligned_alloc(64, 2 * bytes), *back = from + words;
     gpu_open();
-    void *there = gpu->alloc(gpu, bytes, &err);
+    void *there = gpu->call->alloc(gpu, bytes, &err);
     CU_ASSERT_FATAL(from && there);
-    ASSERT_OK(gpu->pin(gpu, from, 2 * bytes, &err));
+    ASSERT_OK(gpu->call->pin(gpu, from, 2 * bytes, &err));
     for (size_t i = 0; i < words; i++) from[i] = (uint32_t)i, back[i] = 0;
     POST(W_LOAD, copy, there, bytes, from, bytes, bytes, 1);
     POST(W_LOAD, end, 7);
@@ -1153,7 +1153,7 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
     CU_ASSERT(!&cuda_cpu_largest || cuda_cpu_largest <= 16 * MIB);
-    gpu->unpin(gpu, from), gpu->release(gpu, there);
+    gpu->call->unpin(gpu, from), gpu->call->release(gpu, there);
     free(from);
 }
 
@@ -1205,7 +1205,7 @@ static void a_copy_is_only_posted(void) {
     arena_open(MIB);
     uint8_t *host = (uint8_t *)aligned_alloc(4096, BYTES);
     CU_ASSERT_FATAL(host != NULL);
-    ASSERT_OK(gpu->pin(gpu, host, BYTES, &err));
+    ASSERT_OK(gpu->call->pin(gpu, host, BYTES, &err));
     f16 *numbers = random_halves(BYTES / 2, 1);
     const void *from = put(numbers, BYTES);
     void *other = room(NULL, BYTES);
@@ -1215,14 +1215,14 @@ static void a_copy_is_only_posted(void) {
         start(STORE);
         __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
         POST(STORE, copy, host, pitch, from, row, pitch, ROWS);
-        ASSERT_OK(gpu->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
+        ASSERT_OK(gpu->call->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
         bool moved = memcmp(host, numbers, pitch) == 0;
         __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
         CU_ASSERT(!moved);
         finish(STORE);
         CU_ASSERT(memcmp(host, numbers, pitch) == 0);
     }
-    gpu->unpin(gpu, host);
+    gpu->call->unpin(gpu, host);
     free(host);
     arena_close();
 }
@@ -1237,7 +1237,7 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     const void *table = put(row, sizeof row), *idx = put(&zero, 4);
     void *first = room(NULL, sizeof row), *second = room(NULL, sizeof row);
     uint8_t *bulk = (uint8_t *)room(NULL, 2 * BULK);
-    ASSERT_OK(gpu->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    ASSERT_OK(gpu->call->upload(gpu, arena.gpu, arena.before, arena.used, &err));
     struct timespec from, to;
     clock_gettime(CLOCK_MONOTONIC, &from);
     POST(PROJECT, begin, 7);
@@ -1260,11 +1260,12 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     POST(FINISH, sync, 8);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
-    ASSERT_OK(gpu->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    ASSERT_OK(gpu->call->download(gpu, arena.after, arena.gpu, arena.used, &err));
     CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
-    double one = gpu->took(gpu, PROJECT, 7, 7), both = gpu->took(gpu, PROJECT, 7, 8), other = gpu->took(gpu, FINISH, 7, 7);
+    double one = gpu->call->took(gpu, PROJECT, 7, 7), both = gpu->call->took(gpu, PROJECT, 7, 8),
+           other = gpu->call->took(gpu, FINISH, 7, 7);
     CU_ASSERT(one > 0 && both >= one && both <= all && other > 0 && other <= all);
-    const double begun = gpu->began(gpu, PROJECT, 7), later = gpu->began(gpu, PROJECT, 8) - begun;
+    const double begun = gpu->call->began(gpu, PROJECT, 7), later = gpu->call->began(gpu, PROJECT, 8) - begun;
     CU_ASSERT(later >= one - 1e-4 && later <= all);
     arena_close();
 }
@@ -1299,7 +1300,7 @@ static void nothing_to_do_is_nothing_done(void) {
 static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
     gpu_open();
     err.text[0] = 0;
-    CU_ASSERT_PTR_NULL_FATAL(gpu->alloc(gpu, 2 * gpu->total, &err));
+    CU_ASSERT_PTR_NULL_FATAL(gpu->call->alloc(gpu, 2 * gpu->total, &err));
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--gpu-mem"));
     arena_open(MIB); /* and what is there is still given */
     const void *x = put(random_halves(32, 1), 64);
@@ -1315,15 +1316,15 @@ static void what_is_pinned_of_a_range_that_fails_is_given_back(void) {
     gpu_open();
     uint8_t *host = (uint8_t *)aligned_alloc(PIECE, PIECE * PIECES);
     CU_ASSERT_FATAL(host != NULL);
-    const size_t usual = gpu->pin_piece;
-    gpu->pin_piece = PIECE;
+    const size_t usual = gpu->pin_part;
+    gpu->pin_part = PIECE;
     setenv("CUDA_CPU_PIN_FAILS", "3", 1);
-    CU_ASSERT_EQUAL(gpu->pin(gpu, host, PIECE * PIECES, &err), -1);
+    CU_ASSERT_EQUAL(gpu->call->pin(gpu, host, PIECE * PIECES, &err), -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ulimit -l"));
     unsetenv("CUDA_CPU_PIN_FAILS");
-    ASSERT_OK(gpu->pin(gpu, host, PIECE * PIECES, &err));
-    gpu->unpin(gpu, host);
-    gpu->pin_piece = usual;
+    ASSERT_OK(gpu->call->pin(gpu, host, PIECE * PIECES, &err));
+    gpu->call->unpin(gpu, host);
+    gpu->pin_part = usual;
     free(host);
 }
 
@@ -1332,10 +1333,10 @@ static void what_is_released_and_closed_is_free_again(void) {
     CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
     size_t bytes = gpu->total / 4 < 256 * MIB ? gpu->total / 4 : 256 * MIB, slack = bytes / 8; /* others may be there */
     size_t before = gpu->in_use(gpu);
-    void *p = gpu->alloc(gpu, bytes, &err);
+    void *p = gpu->call->alloc(gpu, bytes, &err);
     CU_ASSERT_FATAL(p != NULL);
     CU_ASSERT(gpu->in_use(gpu) + slack >= before + bytes);
-    gpu->release(gpu, p);
+    gpu->call->release(gpu, p);
     CU_ASSERT(gpu->in_use(gpu) <= before + slack);
     for (int i = 0; i < 3; i++) { /* what an open GPU takes is as much the third time */
         gpu_close();

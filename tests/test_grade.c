@@ -402,14 +402,14 @@ enum { PLACED = 40, LAYERS = 48 };
 typedef struct {
     int home[PLACED][LAYERS][NROLES];
 } Placed;
-static int percent[PLACED][2];
+static int split[PLACED][2];
 static OptConfig opt_30b;
 
 static void place_each(void *answer, const void *about) {
     Tier(*home)[NROLES] = xcalloc(opt_30b.l, sizeof *home);
     (void)about;
     for (int i = 0; i < PLACED; i++) {
-        place_weights(home, &opt_30b, percent[i][0] / 100., percent[i][1] / 100.);
+        place_weights(home, &opt_30b, split[i][0] / 100., split[i][1] / 100.);
         for (int j = 0; j < opt_30b.l; j++)
             for (int r = 0; r < NROLES; r++) ((Placed *)answer)->home[i][j][r] = (int)home[j][r];
     }
@@ -436,9 +436,9 @@ static void diffusion_3_opt_30b(void) {
     draw_for("diffusion 3");
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&opt_30b, "opt-30b"), 0);
     CHECK(opt_30b.l == LAYERS);
-    for (int i = 0; i < PLACED; i++) percent[i][0] = draw(0, 100), percent[i][1] = draw(0, 100 - percent[i][0]);
+    for (int i = 0; i < PLACED; i++) split[i][0] = draw(0, 100), split[i][1] = draw(0, 100 - split[i][0]);
     const Placed *placed = ASK(Placed, place_each, NULL);
-    for (int i = 0; placed && i < PLACED; i++) assert_placed(placed->home[i], percent[i][0], percent[i][1]);
+    for (int i = 0; placed && i < PLACED; i++) assert_placed(placed->home[i], split[i][0], split[i][1]);
 }
 
 /* Equal items of which each so many are dealt exactly, but for what rounding leaves, which may be less than nothing for
@@ -1311,15 +1311,15 @@ static void normalize_on_host(f16 *y, const Norm *s) {
 /* x, y (rows, cols), w, b (cols), all F16 in one allocation; in place: y is x. */
 static void normalize_on_gpu(Gpu *gpu, f16 *y, const Norm *s) {
     const size_t row = (size_t)s->cols * sizeof(f16), all = s->rows * row, apart = whole_lines(all);
-    uint8_t *at = gpu->alloc(gpu, 4 * apart, &err), *to = s->in_place ? at : at + apart;
+    uint8_t *at = gpu->call->alloc(gpu, 4 * apart, &err), *to = s->in_place ? at : at + apart;
     MUST(at);
-    MUST(!gpu->upload(gpu, at, s->x, all, &err) && !gpu->upload(gpu, at + 2 * apart, s->w, row, &err));
-    MUST(!gpu->upload(gpu, at + 3 * apart, s->b, row, &err) && !gpu->begin(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->upload(gpu, at, s->x, all, &err) && !gpu->call->upload(gpu, at + 2 * apart, s->w, row, &err));
+    MUST(!gpu->call->upload(gpu, at + 3 * apart, s->b, row, &err) && !gpu->call->begin(gpu, PROJECT, MARK, &err));
     const Op op = norm(F16, to, at, at + 2 * apart, at + 3 * apart, s->rows, s->cols);
-    MUST(!gpu->run(gpu, &op, &err));
-    MUST(!gpu->end(gpu, PROJECT, MARK, &err) && !gpu->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->download(gpu, y, to, all, &err));
-    gpu->release(gpu, at);
+    MUST(!gpu->call->run(gpu, &op, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->download(gpu, y, to, all, &err));
+    gpu->call->release(gpu, at);
 }
 
 static void normalize_each(void *answer, const void *about) {
@@ -2117,9 +2117,9 @@ typedef struct {
 
 /* n bytes that the GPU then holds; NULL: of no matter. */
 static void *on_gpu(Gpu *gpu, const void *bytes, size_t n) {
-    void *at = gpu->alloc(gpu, whole_lines(n), &err);
+    void *at = gpu->call->alloc(gpu, whole_lines(n), &err);
     MUST(at);
-    MUST(!bytes || !gpu->upload(gpu, at, bytes, n, &err));
+    MUST(!bytes || !gpu->call->upload(gpu, at, bytes, n, &err));
     return at;
 }
 
@@ -2134,13 +2134,13 @@ static void gather_on_gpu(Gpu *gpu, Gathered *to, int i, bool append) {
     const PageTable into = paged(k, v, pages, NULL, 2, POOL / 2, PER_PAGE, g->cols / 2, 1, false);
     const Op op = append ? appending(into, y, g->cols, false, g->cols, seq, pos, GATHERED)
                          : embedding(y, F16, table, F16, g->cols, idx, GATHERED, g->cols, g->add);
-    MUST(!gpu->begin(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->run(gpu, &op, &err));
-    MUST(!gpu->end(gpu, PROJECT, MARK, &err) && !gpu->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->download(gpu, to->y[i], y, GATHERED * row, &err));
-    MUST(!gpu->download(gpu, to->k[i], k, pool, &err) && !gpu->download(gpu, to->v[i], v, pool, &err));
+    MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->run(gpu, &op, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->download(gpu, to->y[i], y, GATHERED * row, &err));
+    MUST(!gpu->call->download(gpu, to->k[i], k, pool, &err) && !gpu->call->download(gpu, to->v[i], v, pool, &err));
     void *const all[] = {table, y, idx, k, v, pages, seq, pos};
-    for (int j = 0; j < 8; j++) gpu->release(gpu, all[j]);
+    for (int j = 0; j < 8; j++) gpu->call->release(gpu, all[j]);
 }
 
 /* Without a GPU the host's, whose activations are floats. */

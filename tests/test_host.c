@@ -777,12 +777,12 @@ static void attention_to_packed_pages_is_that_to_halves_of_the_same_numbers(void
 }
 
 static void append_packs_every_head(void) {
-    enum { HD = 80, NH = 5, LD = 2 * HD * NH + 3 }; /* enough of it for several threads */
+    enum { DIM = 80, NH = 5, LD = 2 * DIM * NH + 3 }; /* enough of it for several threads */
     for (int c = 0; c < 2; c++) {
         const int PT = 2 + c % 2;
         f16 *kv = random_halves((size_t)TOKENS * LD, 2);
-        Paged p = paged_new(kv, LD, lengths, NSEQ, HD, NH, PT, true);
-        size_t head = quant_bytes(HD);
+        Paged p = paged_new(kv, LD, lengths, NSEQ, DIM, NH, PT, true);
+        size_t head = quant_bytes(DIM);
         uint8_t *k = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         uint8_t *v = (uint8_t *)memset(xcalloc(p.bytes, 1), 0x7f, p.bytes);
         const f16 *x = kv;
@@ -790,7 +790,7 @@ static void append_packs_every_head(void) {
             for (int t = 0; t < lengths[r]; t++, x += LD)
                 for (int h = 0; h < 2 * NH; h++) {
                     size_t row = (size_t)p.pages[r * p.max_pages + t / PT] * PT + t % PT;
-                    plain_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x + h * HD, 1, HD);
+                    plain_pack((h < NH ? k : v) + (row * NH + h % NH) * head, x + h * DIM, 1, DIM);
                 }
         CU_ASSERT(same_bits(k, p.k, p.bytes)); /* nothing else was touched */
         CU_ASSERT(same_bits(v, p.v, p.bytes));
@@ -801,7 +801,7 @@ static void append_packs_every_head(void) {
 
 /* A study's k and v are halves, each head in groups of its own. */
 static void append_rounds_every_head_for_a_study(void) {
-    enum { HD = 20, NH = 3, H1 = HD * NH, ROWS = 9 };
+    enum { DIM = 20, NH = 3, H1 = DIM * NH, ROWS = 9 };
     static const Quant studies[] = {{3, 64}, {4, 16}, {8, 7}};
     for (int c = 0; c < 3; c++) {
         f16 *kv = random_halves(ROWS * 2 * H1, 2), k[ROWS * H1], v[ROWS * H1];
@@ -812,7 +812,7 @@ static void append_rounds_every_head_for_a_study(void) {
         for (int r = 0; r < ROWS; r++) {
             const size_t at = (size_t)(pages[pos[r] / 3] * 3 + pos[r] % 3) * H1;
             f16 *row = kv + r * 2 * H1;
-            for (int h = 0; h < 2 * NH; h++) quant_round(row + h * HD, 1, HD, studies[c]);
+            for (int h = 0; h < 2 * NH; h++) quant_round(row + h * DIM, 1, DIM, studies[c]);
             CU_ASSERT(same_bits(k + at, row, H1 * sizeof *k) && same_bits(v + at, row + H1, H1 * sizeof *v));
         }
         free(kv);
@@ -825,16 +825,16 @@ static void decode_from_packed_pages_matches_double_precision(void) {
     int32_t start[NSEQ + 1] = {0};
     for (int r = 0; r < NSEQ; r++) start[r + 1] = start[r] + lengths[r];
     for (size_t c = 0; c < sizeof dims / sizeof *dims; c++) {
-        const int HD = dims[c], H1 = HD * NH;
-        Prompts p = prompts_new(start, NSEQ, HD, NH);
+        const int DIM = dims[c], H1 = DIM * NH;
+        Prompts p = prompts_new(start, NSEQ, DIM, NH);
         f16 *q = random_halves((size_t)NSEQ * H1, 1);
         float o[NSEQ * MOST], *numbers = random_floats((size_t)p.rows * p.ld, 1);
         double ref[MOST], worst = 0;
         for (int r = 0; r < NSEQ; r++) memcpy(q + r * H1, p.q + (size_t)(start[r + 1] - 1) * p.ld, H1 * sizeof *q);
-        Paged packed = paged_new(p.kv, p.ld, lengths, NSEQ, HD, NH, 16, true);
+        Paged packed = paged_new(p.kv, p.ld, lengths, NSEQ, DIM, NH, 16, true);
         paged_attend(o, q, F32, &packed);
         for (int row = 0; row < p.rows; row++) /* kv begins one width into rows of three */
-            packed_numbers(numbers + (size_t)row * p.ld, p.kv + (size_t)row * p.ld, 2 * NH, HD);
+            packed_numbers(numbers + (size_t)row * p.ld, p.kv + (size_t)row * p.ld, 2 * NH, DIM);
         for (int r = 0; r < NSEQ; r++) {
             attention_reference(ref, &p, numbers, start[r], start[r + 1] - 1);
             for (int d = 0; d < H1; d++) worst = worse(worst, fabs(ref[d] - o[r * H1 + d]));
@@ -913,23 +913,23 @@ static f16 *whole_numbers(int heads, int hd) {
 
 static void the_largest_scores_are_chosen_and_of_equal_ones_the_earlier(void) {
     static const double sparsities[] = {1e-9, 0.004, 0.1, 0.5, 0.9999, 1};
-    enum { HD = 16, NH = 3, H1 = HD * NH };
-    f16 *kv = whole_numbers(TOKENS * 2 * NH, HD);
+    enum { DIM = 16, NH = 3, H1 = DIM * NH };
+    f16 *kv = whole_numbers(TOKENS * 2 * NH, DIM);
     f16 *q = random_halves(NSEQ * H1, 1);
     float *numbers = random_floats(TOKENS * 2 * H1, 1);
     for (int i = 0; i < TOKENS * 2 * H1; i++) numbers[i] = f16_to_f32(kv[i]);
     int wrong = 0;
     for (int i = 0; i < NSEQ * H1; i++) /* few scores are possible */
-        q[i] = f32_to_f16((float)(i % HD % 5 == 2) - (float)(i % HD == 6));
+        q[i] = f32_to_f16((float)(i % DIM % 5 == 2) - (float)(i % DIM == 6));
     for (int c = 0; c < 12; c++) {
         double sparsity = sparsities[c / 2], score[200];
-        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 7, c % 2);
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, DIM, NH, 7, c % 2);
         Sparse s = sparse_attend(q, &p, sparsity, 2);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++])
             for (int h = 0; h < NH; h++) {
                 size_t at = ((size_t)r * NH + h) * s.most;
                 for (int t = 0; t < lengths[r]; t++)
-                    score[t] = dot_reference(q + r * H1 + h * HD, numbers + (size_t)(row + t) * 2 * H1 + h * HD, HD);
+                    score[t] = dot_reference(q + r * H1 + h * DIM, numbers + (size_t)(row + t) * 2 * H1 + h * DIM, DIM);
                 wrong += sparse_faults(s.tokens + at, s.weights + at, s.most, score, lengths[r], sparsity);
             }
         sparse_free(&s);
@@ -1023,13 +1023,13 @@ static void sparse_attention_is_softmax_over_all_and_v_of_the_largest(void) {
 }
 
 static void choosing_every_token_is_dense_attention(void) {
-    enum { HD = 64, NH = 4, N = NSEQ * HD * NH };
+    enum { DIM = 64, NH = 4, N = NSEQ * DIM * NH };
     for (int c = 0; c < 2; c++) {
-        f16 *kv = random_halves((size_t)TOKENS * 2 * HD * NH, 2);
+        f16 *kv = random_halves((size_t)TOKENS * 2 * DIM * NH, 2);
         f16 *q = random_halves(N, 3);
         float *o = random_floats(N, 1);
         double worst = 0;
-        Paged p = paged_new(kv, 2 * HD * NH, lengths, NSEQ, HD, NH, 16, c);
+        Paged p = paged_new(kv, 2 * DIM * NH, lengths, NSEQ, DIM, NH, 16, c);
         Sparse s = sparse_attend(q, &p, 1, 0);
         paged_attend(o, q, F32, &p);
         for (int i = 0; i < N; i++) worst = worse(worst, fabs(o[i] - s.o[i]));
@@ -1043,16 +1043,16 @@ static void choosing_every_token_is_dense_attention(void) {
 }
 
 static void page_size_company_and_threads_never_change_a_bit_of_sparse_attention(void) {
-    enum { HD = 80, NH = 7, H1 = HD * NH };
+    enum { DIM = 80, NH = 7, H1 = DIM * NH };
     int wrong = 0;
     for (int c = 0; c < 2; c++) {
         f16 *kv = random_halves((size_t)TOKENS * 2 * H1, 2);
         f16 *q = random_halves(NSEQ * H1, 3);
-        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, HD, NH, 16, c);
+        Paged p = paged_new(kv, 2 * H1, lengths, NSEQ, DIM, NH, 16, c);
         Sparse s = sparse_attend(q, &p, 0.1, 0);
         for (int r = 0, row = 0; r < NSEQ; row += lengths[r++]) {
             host_set_threads(1 + r * 2);
-            Paged alone = paged_new(kv + (size_t)row * 2 * H1, 2 * H1, lengths + r, 1, HD, NH, 1 + r, c);
+            Paged alone = paged_new(kv + (size_t)row * 2 * H1, 2 * H1, lengths + r, 1, DIM, NH, 1 + r, c);
             Sparse one = sparse_attend(q + r * H1, &alone, 0.1, 0);
             wrong += !same_bits(one.o, s.o + r * H1, sizeof(float[H1]));
             for (int h = 0; h < NH; h++) {
@@ -1073,17 +1073,17 @@ static void page_size_company_and_threads_never_change_a_bit_of_sparse_attention
 
 /* A token's row of V is a page of memory, and only what was chosen may be read. */
 static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
-    enum { LEN = 40, HD = 64, NH = 32, H1 = HD * NH, PT = 4 }; /* the heads have the same k and q, so they agree */
+    enum { LEN = 40, DIM = 64, NH = 32, H1 = DIM * NH, PT = 4 }; /* the heads have the same k and q, so they agree */
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), row = H1 * sizeof(f16);
     if (row % page) return;
     const int32_t len = LEN;
     f16 *kv = random_halves((size_t)LEN * 2 * H1, 1);
     f16 *q = random_halves(H1, 1);
     float *o = random_floats(H1, 1), *again = random_floats(H1, 1);
-    for (int i = HD; i < H1; i++) q[i] = q[i - HD];
+    for (int i = DIM; i < H1; i++) q[i] = q[i - DIM];
     for (int t = 0; t < LEN; t++)
-        for (int i = HD; i < H1; i++) kv[(size_t)t * 2 * H1 + i] = kv[(size_t)t * 2 * H1 + i - HD];
-    Paged p = paged_new(kv, 2 * H1, &len, 1, HD, NH, PT, false);
+        for (int i = DIM; i < H1; i++) kv[(size_t)t * 2 * H1 + i] = kv[(size_t)t * 2 * H1 + i - DIM];
+    Paged p = paged_new(kv, 2 * H1, &len, 1, DIM, NH, PT, false);
     Sparse s = sparse_attend(q, &p, 0.1, 0);
     uint8_t *v = (uint8_t *)mmap(NULL, p.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CU_ASSERT_FATAL(v != MAP_FAILED);

@@ -255,7 +255,7 @@ static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
 
 /* Weights, and the cache with what else rests there, each by reads around the page cache; all to different places. */
 static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
-    enum { READS = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
+    enum { TIMES = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
     static const Lane lane[] = {W_READ, C_READ};
     Event last[2];
     int wrong = 0;
@@ -263,19 +263,19 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     Policy large_pages = {.wg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4096};
     large_pages.cpu_attention = true;
     ASSERT_OK(open_device(large_pages));
-    Tensor to[2 * READS], from[2];
-    for (int i = 0; i < 2 * READS; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
+    Tensor to[2 * TIMES], from[2];
+    for (int i = 0; i < 2 * TIMES; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
     for (int l = 0; l < 2; l++) {
         from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, l * SIZE, F16, CELLS);
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }
-    for (int i = 0; i < 2 * READS; i++) {
+    for (int i = 0; i < 2 * TIMES; i++) {
         Op op = {.lane = lane[i % 2], .kind = OTHER};
         last[i % 2] = device->post(device, op_copy(&op, &(Move){to[i], from[i % 2]}, 1));
     }
     for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
-    for (int i = 0; i < 2 * READS; i++) {
+    for (int i = 0; i < 2 * TIMES; i++) {
         const f16 *read = device->host(device, to[i]);
         for (int c = 0; c < CELLS; c++) wrong += read[c] != 1 + i % 2;
     }
@@ -401,16 +401,16 @@ static void check_trace(double begin, double end) {
 
 /* What the GPU is asked for: marks of FINISH, and waits of its lanes for each other. */
 static int marks, waits;
-static int (*plain_mark)(Gpu *, Lane, uint64_t, Error *), (*plain_after)(Gpu *, Lane, Lane, uint64_t, Error *);
+static const GpuCalls *plain;
 
 static int count_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     marks += lane == FINISH;
-    return plain_mark(gpu, lane, mark, e);
+    return plain->mark(gpu, lane, mark, e);
 }
 
 static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
     waits += lane_channel[lane] == GPU && lane_channel[other] == GPU;
-    return plain_after(gpu, lane, other, mark, e);
+    return plain->after(gpu, lane, other, mark, e);
 }
 
 /* All of one batch follows in one stream. Of two batches each layer has marks. (PROJECT sets a few, and one more whenever
@@ -418,8 +418,10 @@ static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e)
 static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
     if (!test_gpu) return;
     untraced = true; /* a trace parts calls */
-    plain_mark = test_gpu->mark, plain_after = test_gpu->after;
-    test_gpu->mark = count_mark, test_gpu->after = count_after;
+    plain = test_gpu->call;
+    GpuCalls counting = *plain;
+    counting.mark = count_mark, counting.after = count_after;
+    test_gpu->call = &counting;
     Result one, two;
     for (int K = 1; K <= 2; K++) {
         Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS / K, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
@@ -429,7 +431,7 @@ static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
         CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
         close_device();
     }
-    test_gpu->mark = plain_mark, test_gpu->after = plain_after, untraced = false;
+    test_gpu->call = plain, untraced = false;
     CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
 }
 
@@ -563,7 +565,6 @@ static void a_lane_may_have_more_calls_than_marks(void) {
 /* Of the lane STORE: who waits for its first mark is held in CUDA until all other marks have been set, and a little longer,
  * or until the first one is set anew. */
 static atomic_bool sleeps, all_set, set_anew;
-static int (*plain_end)(Gpu *, Lane, uint64_t, Error *), (*plain_sync)(Gpu *, Lane, uint64_t, Error *);
 
 static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     if (lane == STORE && mark == 1 && !atomic_exchange(&sleeps, true)) {
@@ -571,30 +572,32 @@ static int sync_and_sleep(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
         for (int ms = 0; ms < 50 && !set_anew; ms++) usleep(1000);
         sleeps = false;
     }
-    return plain_sync(gpu, lane, mark, e);
+    return plain->sync(gpu, lane, mark, e);
 }
 
 static int end_while_one_sleeps(Gpu *gpu, Lane lane, uint64_t mark, Error *e) {
     if (lane == STORE && mark == MARKS) all_set = true;
     if (lane == STORE && mark == MARKS + 1) set_anew = sleeps;
-    return plain_end(gpu, lane, mark, e);
+    return plain->end(gpu, lane, mark, e);
 }
 
 static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     if (!test_gpu) return;
-    plain_end = test_gpu->end, plain_sync = test_gpu->sync;
-    test_gpu->end = end_while_one_sleeps, test_gpu->sync = sync_and_sleep;
+    plain = test_gpu->call;
+    GpuCalls sleeping = *plain;
+    sleeping.end = end_while_one_sleeps, sleeping.sync = sync_and_sleep;
+    test_gpu->call = &sleeping;
     sleeps = all_set = set_anew = false;
     open_rows();
     Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
-    Event waits = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
+    Event waiting = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
     while (!sleeps) usleep(100);
     for (int k = 1; k <= MARKS + 1; k++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 200, 100, k, nothing);
-    ASSERT_OK(device->wait(device, waits, &err));
+    ASSERT_OK(device->wait(device, waiting, &err));
     ASSERT_OK(device->wait(device, last, &err));
     CU_ASSERT(all_set && !set_anew);
     close_device();
-    test_gpu->end = plain_end, test_gpu->sync = plain_sync;
+    test_gpu->call = plain;
 }
 
 /* What is behind the point becomes nanoseconds, and never a whole second of them, which no wait would take. */

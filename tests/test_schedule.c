@@ -618,19 +618,19 @@ static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
         Error err;
         p.schedule = (Schedule)(way / 3), p.cpu_attention = way % 2, p.gbs = 1 + way % 4;
         for (int i = 0; i < PROMPTS; i++) {
-            const int known = (i + way) % (reference.n[i] + 1), s = task.prompts[i].s;
-            if (known == reference.n[i]) continue; /* it has ended */
+            const int given = (i + way) % (reference.n[i] + 1), s = task.prompts[i].s;
+            if (given == reference.n[i]) continue; /* it has ended */
             Prompt *q = &rest.prompts[rest.count++];
             *q = (Prompt){
-                .ids = xcalloc(s + known, sizeof(int32_t)), .s = s + known, .n = task.prompts[i].n - known, .place = i};
+                .ids = xcalloc(s + given, sizeof(int32_t)), .s = s + given, .n = task.prompts[i].n - given, .place = i};
             memcpy(q->ids, task.prompts[i].ids, s * sizeof *q->ids);
-            memcpy(q->ids + s, reference.tokens[i], known * sizeof *q->ids);
+            memcpy(q->ids + s, reference.tokens[i], given * sizeof *q->ids);
         }
         ASSERT_OK(run(&r, model, &p, &rest, &err));
         for (int i = 0; i < rest.count; i++) {
-            const int place = rest.prompts[i].place, known = rest.prompts[i].s - task.prompts[place].s;
-            CU_ASSERT_EQUAL_FATAL(r.n[i], reference.n[place] - known);
-            CU_ASSERT(!memcmp(r.tokens[i], reference.tokens[place] + known, r.n[i] * sizeof(int32_t)));
+            const int place = rest.prompts[i].place, given = rest.prompts[i].s - task.prompts[place].s;
+            CU_ASSERT_EQUAL_FATAL(r.n[i], reference.n[place] - given);
+            CU_ASSERT(!memcmp(r.tokens[i], reference.tokens[place] + given, r.n[i] * sizeof(int32_t)));
         }
         result_close(&r);
         free_task(&rest);
