@@ -19,7 +19,8 @@
  *
  * The last chapter has the copies. Data that rests on disk comes to the GPU by way of the CPU, and
  * goes back the same way: two ops on two lanes, so that the disk can read the next part while the
- * link carries this one. Read next: quant.c. */
+ * link carries this one.
+ * Read next: quant.c. */
 #include <limits.h>
 
 #include "device/parts.h"

@@ -5,8 +5,8 @@
  * rate may differ between the two phases, and then comes as a pair of keys with _p (prefill) and _g
  * (generation). A value that is missing, misspelt or impossible is refused by name, never guessed:
  * a wrong rate gives a wrong policy that looks like a right one. The file is a flag's argument, so
- * every fault in it gives EXIT_USAGE. A file that is written is read back to the same bits. Read
- * next: base/team.c. */
+ * every fault in it gives EXIT_USAGE. A file that is written is read back to the same bits.
+ * Read next: base/team.c. */
 #include "device/parts.h"
 
 #include <cjson/cJSON.h>

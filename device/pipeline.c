@@ -16,7 +16,8 @@
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
  * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:
  * the tiers are memory and a file without a name, and the tokens that a job has generated are in
- * its journal. Read next: hardware.c. */
+ * its journal.
+ * Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>

@@ -10,8 +10,9 @@
  * those of the network: in the rest of the time a stage of a pipeline only waits. A trace for this
  * table alone drops slices when they are over and keeps their sums, so that a run of any length is
  * added up whole. A trace for the file also has what each sweep holds, KV pages and sequences, as
- * counters. A trace that is all zeros is empty and ready. Read next: net.c. scripts/plot_trace.py
- * draws the file. */
+ * counters. A trace that is all zeros is empty and ready.
+ * scripts/plot_trace.py draws the file.
+ * Read next: net.c. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
