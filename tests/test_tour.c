@@ -920,6 +920,17 @@ static void the_experiments_are_what_their_script_makes(void) {
     free(said);
 }
 
+/* Every figure may differ by the tolerance of what is kept, and no word may. */
+static void points_are_alike_if_all_their_figures_are(void) {
+    if (!has_python()) return;
+    CU_ASSERT(
+        !system("python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); from experiments import alike\n"
+                "kept = \"K = 3: 100.0, 8: 200.0\"\n"
+                "asked = {kept: True, \"K = 3: 100.4, 8: 200.8\": True, \"K = 3: 100.0, 8: 202.0\": False,\n"
+                "         \"K = 3: 102.0, 8: 200.0\": False, \"K = 3: 100.0, 8 200.0\": False, \"K = 3: 100.0\": False}\n"
+                "sys.exit([alike(kept, new, .005) for new in asked] != [*asked.values()] or alike(\"1\", \"1.001\", 0))'"));
+}
+
 /* What is measured depends on the machine and its load: only that there are figures. */
 static void an_experiment_is_measured_on_the_host(void) {
     if (!has_python()) return;
@@ -1053,6 +1064,7 @@ CU_TestInfo tests[] = {
     {"the commands of the tour print what is below them", the_commands_of_the_tour_print_what_is_below_them},
     {"the commands of the experiments print what is below them", the_commands_of_the_experiments_print_what_is_below_them},
     {"the experiments are what their script makes", the_experiments_are_what_their_script_makes},
+    {"points are alike if all their figures are", points_are_alike_if_all_their_figures_are},
     {"an experiment is measured on the host", an_experiment_is_measured_on_the_host},
     {"the page is made of the tour and no link leads out of docs",
      the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs},
