@@ -1,6 +1,6 @@
 /* test_summary.c: how suites are run and counted (scripts/suite.sh, scripts/summary.sh). What fails, crashes, hangs or ends
  * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. Then how the program
- * is measured: its speed (scripts/bench.sh) and its size (scripts/size.py). */
+ * is measured: its speed (scripts/bench.sh), its kernels (scripts/gpu_kernels.sh), its size (scripts/size.py). */
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -156,6 +156,17 @@ static void a_bench_says_the_median_of_three(void) {
     }
 }
 
+/* All that the script computes from the constants of flexgen.cu alone, without nvcc; it is the file's end. */
+static void the_waves_of_the_kernels_are_of_todays_constants(void) {
+    char *said, *kept = contents("results/kernels.md", NULL);
+    run_suites();
+    CU_ASSERT_EQUAL(said_by(&said, "sed -n '/^value()/p; /^constants=/p; /^awk /,$p' scripts/gpu_kernels.sh | %s", "bash"),
+                    0);
+    const char *there = strstr(kept, said);
+    CU_ASSERT(strstr(said, "| 30B | FC2 |") && there && !there[strlen(said)]);
+    free(said), free(kept);
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // scripts/size.py
 // ---------------------------------------------------------------------------------------------------------------
@@ -222,6 +233,7 @@ CU_TestInfo tests[] = {
     {"a suite that ends early fails the summary", a_suite_that_ends_early_fails_the_summary},
     {"what a suite leaves running is ended", what_a_suite_leaves_running_is_ended},
     {"a bench says the median of three", a_bench_says_the_median_of_three},
+    {"the waves of the kernels are of today's constants", the_waves_of_the_kernels_are_of_todays_constants},
     {"a rule of size that is broken is said and fails", a_rule_of_size_that_is_broken_is_said_and_fails},
     CU_TEST_INFO_NULL,
 };
