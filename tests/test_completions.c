@@ -3,6 +3,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -102,6 +103,31 @@ static char *written(const char *prompt, const char *text, const Texts *stop, si
     job_free(&job);
     CU_ASSERT(access(journal, F_OK) != 0);
     return contents(output, len);
+}
+
+/* As into a file. */
+static void a_line_longer_than_a_pipe_takes_at_once_is_whole(void) {
+    const Texts none = {0};
+    char text[N], path[40];
+    int ends[2];
+    size_t len;
+    for (int i = 0; i < N; i++) text[i] = (char)('!' + i % 90);
+    text[N - 1] = 0;
+    char *line = written(text, text, &none, &len), *got = xcalloc(2, len);
+    CU_ASSERT_FATAL(len > PIPE_BUF && len < SIZE);
+    CHECK(!pipe2(ends, O_CLOEXEC));
+    snprintf(path, sizeof path, "/dev/fd/%d", ends[1]);
+    Job job = new_job(text);
+    const Options o = {.output = path};
+    bool finished;
+    Completions *c = begin(&job, &o, &finished);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+    sweep(&job, c, (const char *const[]){text}, N);
+    ASSERT_OK(completions_end(c, 0, &err));
+    completions_free(c);
+    CU_ASSERT(read(ends[0], got, 2 * len) == (ssize_t)len && !memcmp(got, line, len));
+    close(ends[0]), close(ends[1]);
+    free(line), free(got), job_free(&job);
 }
 
 static const char *string(const cJSON *line, const char *name) {
@@ -783,6 +809,7 @@ CU_TestInfo tests[] = {
     {"two jobs never share an output", two_jobs_never_share_an_output},
     {"zeros at the end of an output never reached the disk", zeros_at_the_end_of_an_output_never_reached_the_disk},
     {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
+    {"a line longer than a pipe takes at once is whole", a_line_longer_than_a_pipe_takes_at_once_is_whole},
     {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
     {"memory that runs out loses no line", memory_that_runs_out_loses_no_line},
     {"a job ends when its journal and then its output are on the disk",

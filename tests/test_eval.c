@@ -170,6 +170,24 @@ static void every_policy_gives_the_same_scores(void) {
     }
 }
 
+/* Those on the disk, too, which other weights would reach straight from the checkpoint. */
+static void rounded_weights_give_the_same_scores_on_all_tiers(void) {
+    static const double placements[][2] = {{0, 1}, {0, 0}, {.3, .3}};
+    Checkpoint *checkpoint = open_golden(0);
+    Policy p = all_gpu(6, 1);
+    make_task(&checkpoint->config, 6);
+    const Scores exact = score(checkpoint, &p, &scored);
+    p.weight_study = (Quant){.bits = 3, .group = 64};
+    const Scores reference = score(checkpoint, &p, &scored);
+    CU_ASSERT(!same(&reference, &exact));
+    for (int i = 0; i < 3; i++) {
+        p.wg = placements[i][0], p.wc = placements[i][1];
+        const Scores s = score(checkpoint, &p, &scored);
+        CU_ASSERT(same(&s, &reference));
+    }
+    checkpoint_close(checkpoint);
+}
+
 /* More rows than become logits at a time, with the head streamed and a prompt's rows cut in two by a piece's end. */
 static void only_the_rows_that_are_wanted_go_through_the_head(void) {
     Checkpoint *checkpoint = open_golden(0);
@@ -467,6 +485,7 @@ CU_TestInfo tests[] = {
     {"every score is what the plain forward says", every_score_is_what_the_plain_forward_says},
     {"a prefill scores what token by token scores", a_prefill_scores_what_token_by_token_scores},
     {"every policy gives the same scores", every_policy_gives_the_same_scores},
+    {"rounded weights give the same scores on all tiers", rounded_weights_give_the_same_scores_on_all_tiers},
     {"only the rows that are wanted go through the head", only_the_rows_that_are_wanted_go_through_the_head},
     {"on the sim each wanted row takes its product", on_the_sim_each_wanted_row_takes_its_product},
     {"logits that are no numbers end the run", logits_that_are_no_numbers_end_the_run},

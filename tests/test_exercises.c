@@ -78,9 +78,24 @@ static void the_points_are_those_of_the_steps_that_passed(void) {
     }
 }
 
+/* Of two trees one is worked in, and the other has links to its files. */
+static void what_a_student_hands_in_does_not_come_from_elsewhere(void) {
+    char command[800];
+    const char *dir = temp_dir();
+    snprintf(command, sizeof command,
+             "mkdir %s/own %s/links && cp opt_model.c %s/own && ln -s ../own/opt_model.c %s/links && "
+             "python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); import grade_all, exercise\n"
+             "task = exercise.read_table(exercise.TABLE)[1], exercise.tracked()\n"
+             "own, links = (grade_all.submitted(\"%s/\" + of, task[1], task[0]) for of in (\"own\", \"links\"))\n"
+             "sys.exit(list(own[0]) != [\"plain_attention\"] or own[1] is not None or links != ({}, None))'",
+             dir, dir, dir, dir, dir);
+    CU_ASSERT_EQUAL(system(command), 0);
+}
+
 CU_TestInfo tests[] = {
     {"starters have no points and mistakes lose theirs", starters_have_no_points_and_mistakes_lose_theirs},
     {"a program that does not say the secret has no points", a_program_that_does_not_say_the_secret_has_no_points},
     {"the points are those of the steps that passed", the_points_are_those_of_the_steps_that_passed},
+    {"what a student hands in does not come from elsewhere", what_a_student_hands_in_does_not_come_from_elsewhere},
     CU_TEST_INFO_NULL,
 };

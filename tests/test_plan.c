@@ -223,6 +223,26 @@ static void a_diagonal_of_very_large_batches_is_planned(void) {
     checkpoint_close(checkpoint);
 }
 
+/* Of each batch a quarter is on the GPU. Two have six sequences off it between them, four of which may end in one sweep, so
+ * that those which enter for them have no row on the GPU. */
+static void an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches(void) {
+    enum { GBS = 4, S = 10 };
+    const OptConfig c = SMALL_CONFIG(-1);
+    Error err;
+    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
+    Task t = even_task(20, S, 4);
+    for (int batches = 1; batches <= 2; batches++) {
+        Policy p = all_gpu(GBS, batches);
+        p.cg = .25, p.cc = .5, p.schedule = SCHEDULE_DIAGONAL;
+        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        CU_ASSERT_EQUAL(plan->off_rows, (batches == 1 ? 3 : GBS) * S);
+        plan_free(plan);
+    }
+    free_task(&t);
+    checkpoint_close(checkpoint);
+}
+
 /* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
  */
 static void only_where_a_gpu_would_sample_do_logits_come_down(void) {
@@ -594,6 +614,8 @@ CU_TestInfo tests[] = {
     {"the advice is about what can be smaller", the_advice_is_about_what_can_be_smaller},
     {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
     {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
+    {"an entrance has room for the rows off the GPU of all batches",
+     an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches},
     {"the plan of OPT-175B is the same on 32 bits", the_plan_of_opt_175b_is_the_same_on_32_bits},
     {"only where a GPU would sample do logits come down", only_where_a_gpu_would_sample_do_logits_come_down},
     {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},

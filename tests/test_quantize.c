@@ -410,6 +410,25 @@ static void what_a_killed_copy_has_left_is_cleared_away(void) {
     close(fd);
 }
 
+/* A file and a directory. Another process begins one with the same target. */
+static void what_a_running_process_has_begun_is_left_alone(void) {
+    Error err;
+    for (int directory = 0; directory < 2; directory++) {
+        char mine[700], to[700];
+        int status;
+        snprintf(to, sizeof to, "%s", path_in(temp_dir(), "new"));
+        const int fd = unfinished_begin(to, directory, &err);
+        CU_ASSERT_FATAL(fd >= 0);
+        snprintf(mine, sizeof mine, "%s", unfinished_name());
+        const pid_t other = fork();
+        if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
+        CU_ASSERT(waitpid(other, &status, 0) == other && !status && !access(mine, F_OK));
+        unfinished_remove();
+        CU_ASSERT(access(mine, F_OK));
+        if (!directory) close(fd);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // What is refused
 // ---------------------------------------------------------------------------------------------------------------
@@ -699,6 +718,7 @@ CU_TestInfo tests[] = {
     {"the small files come along", the_small_files_come_along},
     {"numbers that are not finite are named and leave nothing", numbers_that_are_not_finite_are_named_and_leave_nothing},
     {"what a killed copy has left is cleared away", what_a_killed_copy_has_left_is_cleared_away},
+    {"what a running process has begun is left alone", what_a_running_process_has_begun_is_left_alone},
     {"a small file that cannot come along is an error", a_small_file_that_cannot_come_along_is_an_error},
     {"a signal leaves nothing", a_signal_leaves_nothing},
     {"a second signal ends the program at once", a_second_signal_ends_the_program_at_once},

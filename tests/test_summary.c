@@ -1,6 +1,8 @@
 /* test_summary.c: how suites are run and counted (scripts/suite.sh, scripts/summary.sh). What fails, crashes, hangs or ends
- * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. */
+ * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. Then how the program
+ * is measured: its speed (scripts/bench.sh), its kernels (scripts/gpu_kernels.sh), its size (scripts/size.py). */
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,8 +28,9 @@ static const struct {
     {"leaks", LISTED "echo '  Test: first ...passed'\n" TOTALS(3, 0) "exit 23\n", 23},
     {"crashes", LISTED "echo '  Test: first ...passed'; echo '  Test: second ...'; exit 139\n", 139},
     {"hangs", LISTED "echo '  Test: first ...'; exec sleep 60\n", 124},
+    {"leaves", LISTED "sleep 60 &\n" TOTALS(3, 0), 0},
 };
-enum { SUITES = sizeof suites / sizeof *suites };
+enum { SUITES = sizeof suites / sizeof *suites, LEAVES = SUITES - 1 };
 
 /* Exit status, and in *said, which the caller frees, what a command of the shell prints. */
 static int said_by(char **said, const char *format, const char *words) {
@@ -103,6 +106,19 @@ static void a_suite_that_ends_early_fails_the_summary(void) {
     expect("hangs good", 1, 3, 1, 2, "/hangs: ended after 1 s, in test \"first\"\n");
 }
 
+/* It would go on to hold the pipe's end that it has inherited. */
+static void what_a_suite_leaves_running_is_ended(void) {
+    enum { PATIENCE = 20000 }; /* ms, less than it sleeps */
+    int ends[2];
+    run_suites();
+    CHECK(!pipe(ends));
+    CU_ASSERT_EQUAL(run_suite(LEAVES), suites[LEAVES].status);
+    close(ends[1]);
+    struct pollfd left = {.fd = ends[0], .events = POLLIN};
+    CU_ASSERT(poll(&left, 1, PATIENCE) == 1 && left.revents == POLLHUP);
+    close(ends[0]);
+}
+
 /* One that sleeps and one that computes, in a child that is a suite of its own: it removes its directories. */
 static void a_program_that_hangs_is_named_and_a_second_one_ends_its_suite(void) {
     static const char *const programs[][4] = {{"sleep", "60"}, {"sh", "-c", "while :; do :; done"}};
@@ -128,6 +144,85 @@ static void a_program_that_hangs_is_named_and_a_second_one_ends_its_suite(void) 
     CU_ASSERT_PTR_NOT_NULL(strstr(said, "the suite ends: 2 programs hang\n"));
 }
 
+/* By size, and not as text. */
+static void a_bench_says_the_median_of_three(void) {
+    static const char *const runs[] = {"9 10.5 200", "9 200 10.5", "10.5 9 200", "10.5 200 9", "200 9 10.5", "200 10.5 9"};
+    run_suites();
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+        char *said;
+        CU_ASSERT_EQUAL(said_by(&said, "eval \"$(grep '^median()' scripts/bench.sh)\"; median %s", runs[r]), 0);
+        CU_ASSERT_STRING_EQUAL(said, "10.5\n");
+        free(said);
+    }
+}
+
+/* All that the script computes from the constants of flexgen.cu alone, without nvcc; it is the file's end. */
+static void the_waves_of_the_kernels_are_of_todays_constants(void) {
+    char *said, *kept = contents("results/kernels.md", NULL);
+    run_suites();
+    CU_ASSERT_EQUAL(said_by(&said, "sed -n '/^value()/p; /^constants=/p; /^awk /,$p' scripts/gpu_kernels.sh | %s", "bash"),
+                    0);
+    const char *there = strstr(kept, said);
+    CU_ASSERT(strstr(said, "| 30B | FC2 |") && there && !there[strlen(said)]);
+    free(said), free(kept);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// scripts/size.py
+// ---------------------------------------------------------------------------------------------------------------
+
+#define TEN "1234567890"
+#define HUNDRED_COLUMNS "//34567890" TEN TEN TEN TEN TEN TEN TEN TEN TEN
+#define LOW "int low(void) {\n    return 1;\n}\n"
+#define BUDGETS "10 base/low.c\n6 base/low.h\n15 io/high.c\n"
+#define MEASURE                                                      \
+    "here=$PWD && cd %s && cc -c -I. base/low.c -o build/base/low.o" \
+    " && cc -c -I. io/high.c -o build/io/high.o && python3 -B $here/scripts/size.py build"
+
+/* Two floors, whose files have exactly as many tokens as they may. */
+static const struct {
+    const char *path, *text;
+} program[] = {{"base/low.c", LOW},
+               {"base/low.h", "int low(void);\n"},
+               {"io/high.c", "#include \"base/low.h\"\nint high(void) {\n    return low();\n}\n"},
+               {"scripts/size.txt", BUDGETS "31 total\n"}};
+
+/* Of the program each case changes one file. */
+static void a_rule_of_size_that_is_broken_is_said_and_fails(void) {
+    static const char *const folders[] = {"base", "io", "scripts", "build", "build/base", "build/io"};
+    static const struct {
+        const char *path, *text, *said; /* NULL: it passes */
+    } cases[] = {
+        {"base/low.c", HUNDRED_COLUMNS "\n" LOW, NULL},
+        {"base/low.c", HUNDRED_COLUMNS "1\n" LOW, "base/low.c:1: 101 columns, more than 100\n"},
+        {"base/low.c", LOW ";\n", "base/low.c: 11 tokens, and its budget is 10\n"},
+        {"base/low.c", "#include \"io/high.c\"\n" LOW, "base/low.c: includes io/high.c, which is on a higher floor\n"},
+        {"base/low.c", "int high(void);\nint low(void) { return high(); }\n",
+         "base/low.c: uses high of io/high.c, which is on a higher floor\n"
+         "size.py: these need each other: base/low.c -> io/high.c -> base/low.c\n"
+         "size.py: these need each other: base -> io -> base\n"},
+        {"base/low.h", "int low(void), a[1];\n", "base/low.h: 11.00 tokens a line\n"},
+        {"scripts/size.txt", BUDGETS "30 total\n", "total: 31 tokens, and its budget is 30\n"},
+        {"scripts/size.txt", "31 total\n", "base/low.h: has no budget in scripts/size.txt\n"},
+    };
+    char tree[300];
+    if (!has_python()) return;
+    run_suites();
+    snprintf(tree, sizeof tree, "%s", temp_dir());
+    for (size_t d = 0; d < sizeof folders / sizeof *folders; d++) CHECK(!mkdir(in_dir(tree, folders[d]), 0777));
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        char *said;
+        for (size_t f = 0; f < sizeof program / sizeof *program; f++)
+            write_file(tree, program[f].path, program[f].text, strlen(program[f].text));
+        write_file(tree, cases[c].path, cases[c].text, strlen(cases[c].text));
+        const int status = said_by(&said, MEASURE, tree);
+        const bool right = cases[c].said ? status == 1 && strstr(said, cases[c].said) : !status;
+        if (!right) fprintf(stderr, "\n    case %zu: exit status %d: %s", c, status, said);
+        CU_ASSERT(right);
+        free(said);
+    }
+}
+
 CU_TestInfo tests[] = {
     {"a program that hangs is named and a second one ends its suite", /* first, while there are no directories */
      a_program_that_hangs_is_named_and_a_second_one_ends_its_suite},
@@ -136,5 +231,9 @@ CU_TestInfo tests[] = {
     {"a suite that ends badly behind its tests fails the summary",
      a_suite_that_ends_badly_behind_its_tests_fails_the_summary},
     {"a suite that ends early fails the summary", a_suite_that_ends_early_fails_the_summary},
+    {"what a suite leaves running is ended", what_a_suite_leaves_running_is_ended},
+    {"a bench says the median of three", a_bench_says_the_median_of_three},
+    {"the waves of the kernels are of today's constants", the_waves_of_the_kernels_are_of_todays_constants},
+    {"a rule of size that is broken is said and fails", a_rule_of_size_that_is_broken_is_said_and_fails},
     CU_TEST_INFO_NULL,
 };

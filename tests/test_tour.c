@@ -920,6 +920,74 @@ static void the_experiments_are_what_their_script_makes(void) {
     free(said);
 }
 
+/* Every figure may differ by the tolerance of what is kept, and no word may. */
+static void points_are_alike_if_all_their_figures_are(void) {
+    if (!has_python()) return;
+    CU_ASSERT(
+        !system("python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); from experiments import alike\n"
+                "kept = \"K = 3: 100.0, 8: 200.0\"\n"
+                "asked = {kept: True, \"K = 3: 100.4, 8: 200.8\": True, \"K = 3: 100.0, 8: 202.0\": False,\n"
+                "         \"K = 3: 102.0, 8: 200.0\": False, \"K = 3: 100.0, 8 200.0\": False, \"K = 3: 100.0\": False}\n"
+                "sys.exit([alike(kept, new, .005) for new in asked] != [*asked.values()] or alike(\"1\", \"1.001\", 0))'"));
+}
+
+/* Lanes have a busy_s too, of which none is asked for. */
+static void make_bench_reads_the_figures_of_a_run(void) {
+    char names[] =
+        "prefill_s decode_s decode_throughput dtoc.moved_bytes dtoc.busy_s ctog.moved_bytes gpu.busy_s cpu.busy_s";
+    char command[1000], path[420], *save;
+    snprintf(command, sizeof command,
+             "./flexgen bench --device sim --hardware hardware/t4.json --model opt-125m --prompt-len 8 --gen-len 4 "
+             "--gpu-batch-size 2 --num-gpu-batches 2 --percent 0 50 0 50 100 0 --cpu-cache-compute --json /tmp/run.json "
+             ">/tmp/out\n"
+             "eval \"$(sed -n '/^get()/,/^}/p' scripts/bench.sh)\"; tmp=/tmp/\n"
+             "for name in %s; do get run $name; done\n",
+             names);
+    char *said = printed_by(command, false), *at = said;
+    snprintf(path, sizeof path, "%srun.json", tmp_place());
+    char *text = contents(path, NULL);
+    cJSON *run = cJSON_Parse(text), *channels = cJSON_GetObjectItem(run, "channels");
+    for (char *name = strtok_r(names, " ", &save); name; name = strtok_r(NULL, " ", &save)) {
+        char *dot = strchr(name, '.');
+        if (dot) *dot = 0;
+        const cJSON *figure =
+            dot ? cJSON_GetObjectItem(cJSON_GetObjectItem(channels, name), dot + 1) : cJSON_GetObjectItem(run, name);
+        CU_ASSERT(cJSON_GetNumberValue(figure) > 0 && strtod(at, &at) == figure->valuedouble && *at++ == '\n');
+    }
+    CU_ASSERT(!*at);
+    cJSON_Delete(run), free(text), free(said);
+}
+
+/* Three policies, each ten times as slow and as fast as the one before: the second is in the middle of both axes, where 10
+ * and 20 are. */
+static void a_frontier_is_drawn_where_its_figures_say(void) {
+    static const char *const shown[] = {
+        "<circle cx='473' cy='218'",
+        "<text x='473' y='409' font-size='11' text-anchor='middle'>10<",
+        "<text x='59' y='222' font-size='11' text-anchor='end'>20<",
+        ">10 x 3 diagonal: 20 67.5 0 100 50 25, GPU attention<",
+        ">100 x 3: 20 67.5 0 100 50 25<",
+        ">m, s 8, n 4, h<",
+    };
+    if (!has_python()) return;
+    FILE *out = fopen(in_dir(tmp_place(), "frontier.json"), "w");
+    CHECK(out);
+    fprintf(out, "{\"model\": \"m\", \"hardware\": \"h\", \"s\": 8, \"n\": 4, \"frontier\": [");
+    for (int x = 1; x <= 100; x *= 10)
+        fprintf(out,
+                "%s{\"latency\": %d, \"throughput\": %d, \"gbs\": %d, \"num_gpu_batches\": 3, \"wg\": 0.2, \"wc\": 0.675, "
+                "\"cg\": 0, \"cc\": 1, \"hg\": 0.5, \"hc\": 0.25, \"schedule\": \"%s\", \"cpu_cache_compute\": %s}",
+                x > 1 ? ", " : "", x, 2 * x, x, x == 10 ? "diagonal" : "zigzag", x == 10 ? "false" : "true");
+    fprintf(out, "]}");
+    CHECK(!fclose(out));
+    char *svg = printed_by("python3 -B scripts/plot_frontier.py /tmp/frontier.json /tmp/svg && cat /tmp/svg", false);
+    for (size_t s = 0; s < sizeof shown / sizeof *shown; s++) {
+        if (!strstr(svg, shown[s])) fprintf(stderr, "\n    the drawing has no %s", shown[s]);
+        CU_ASSERT_PTR_NOT_NULL(strstr(svg, shown[s]));
+    }
+    free(svg);
+}
+
 /* What is measured depends on the machine and its load: only that there are figures. */
 static void an_experiment_is_measured_on_the_host(void) {
     if (!has_python()) return;
@@ -1053,6 +1121,9 @@ CU_TestInfo tests[] = {
     {"the commands of the tour print what is below them", the_commands_of_the_tour_print_what_is_below_them},
     {"the commands of the experiments print what is below them", the_commands_of_the_experiments_print_what_is_below_them},
     {"the experiments are what their script makes", the_experiments_are_what_their_script_makes},
+    {"points are alike if all their figures are", points_are_alike_if_all_their_figures_are},
+    {"make bench reads the figures of a run", make_bench_reads_the_figures_of_a_run},
+    {"a frontier is drawn where its figures say", a_frontier_is_drawn_where_its_figures_say},
     {"an experiment is measured on the host", an_experiment_is_measured_on_the_host},
     {"the page is made of the tour and no link leads out of docs",
      the_page_is_made_of_the_tour_and_no_link_leads_out_of_docs},
