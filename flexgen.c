@@ -622,10 +622,14 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, o->threads, o->capacity,
-                        stderr, err))
+    const ThisMachine here = {.gpu = run->gpu,
+                              .offload_dir = o->offload_dir,
+                              .threads = o->threads,
+                              .capacity = o->capacity,
+                              .progress = stderr};
+    if (profile_measure(run->hardware, &size, &here, err))
         return -1;
-    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, o->threads, stderr);
+    profile_keep(run->hardware, &size, &here);
     FILE *out = output_open("--output", to, err);
     if (!out)
         return -1;
