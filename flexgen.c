@@ -622,11 +622,7 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    const ThisMachine here = {.gpu = run->gpu,
-                              .offload_dir = o->offload_dir,
-                              .threads = o->threads,
-                              .capacity = o->capacity,
-                              .progress = stderr};
+    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity, stderr};
     if (profile_measure(run->hardware, &size, &here, err))
         return -1;
     profile_keep(run->hardware, &size, &here);

@@ -62,29 +62,34 @@ typedef struct {
     int off_pages[NTIERS]; /* pages on CPU and disk when the sequences are longest */
 } BatchNeed;
 
+/* Makes *most at least n. */
+static void raise_to(int *most, int n) { *most = imax(*most, n); }
+
 /* Raises the plan's maxima to what batch k needs. */
 static void note_batch(Plan *p, int k, const BatchNeed *b) {
-    p->batches = imax(p->batches, k + 1);
-    p->max_rows = imax(p->max_rows, b->rows);
-    p->max_seqs = imax(p->max_seqs, b->seqs);
-    p->last_rows = imax(p->last_rows, b->last_rows);
-    p->off_rows = imax(p->off_rows, b->off_rows);
-    p->off_seqs = imax(p->off_seqs, b->off_seqs);
+    raise_to(&p->batches, k + 1);
+    raise_to(&p->max_rows, b->rows);
+    raise_to(&p->max_seqs, b->seqs);
+    raise_to(&p->last_rows, b->last_rows);
+    raise_to(&p->off_rows, b->off_rows);
+    raise_to(&p->off_seqs, b->off_seqs);
     for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t][k] = imax(p->act_rows[t][k], b->act_rows[t]);
-        p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);
+        raise_to(&p->act_rows[t][k], b->act_rows[t]);
+        raise_to(&p->max_act_rows[t], b->act_rows[t]);
     }
     if (!p->policy.cpu_attention)
-        p->staged_pages[0] =
-            imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
-    p->staged_pages[1] = imax(p->staged_pages[1], b->off_pages[TIER_DISK]);
+        raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
+    raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
+}
+
+/* Returns the pages of a prompt's sequence at its end. */
+static int most_pages(const Plan *p, const Prompt *q) {
+    return pages_for(q->s + q->n - 1, p->policy.page_tokens);
 }
 
 /* Returns the pages of a prompt's sequence when they are loaded for the last time; a sequence of
  * one new token never loads any. */
-static int longest_pages(const Plan *p, const Prompt *q) {
-    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
-}
+static int loaded_pages(const Plan *p, const Prompt *q) { return q->n > 1 ? most_pages(p, q) : 0; }
 
 /* Adds a sequence of s prompt tokens in this seat. */
 static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
@@ -104,7 +109,7 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
-            add_seat(&b, &seats[r], q->s, longest_pages(p, q));
+            add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
             b.last_rows += last_rows(task, q);
         }
         note_batch(p, seats[first].k, &b);
@@ -120,8 +125,8 @@ static BatchNeed widest_window(const Task *task, int gbs) {
         const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
         rows += in->s - (out ? out->s : 0);
         last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
-        most.rows = imax(most.rows, rows);
-        most.last_rows = imax(most.last_rows, last);
+        raise_to(&most.rows, rows);
+        raise_to(&most.last_rows, last);
     }
     return most;
 }
@@ -136,8 +141,8 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     BatchNeed topups = widest_window(task, gbs);
     int s = 0, pages = 0, seqs[NTIERS];
     for (int i = 0; i < task->count; i++) {
-        s = imax(s, task->prompts[i].s);
-        pages = imax(pages, longest_pages(p, &task->prompts[i]));
+        raise_to(&s, task->prompts[i].s);
+        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
     }
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.rows = 0};
@@ -269,9 +274,9 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long de
  * may take any seat, so each tier with a seat must have room for the longest sequence alone. */
 static void note_pages(Plan *p, const Admission *a) {
     for (int t = 0; t < NTIERS; t++)
-        p->npages[t] = imax(p->npages[t], a->peak[t]);
+        raise_to(&p->npages[t], a->peak[t]);
     for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
-        p->npages[a->seat[e].kv] = imax(p->npages[a->seat[e].kv], p->max_pages);
+        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
 }
 
 /* Walks the whole task through admission. Flights sweep in turn, so the next step is that of the
@@ -307,7 +312,7 @@ static void size_pieces(Plan *p, const Task *task) {
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
     for (int i = 0; i < task->count; i++)
-        p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
+        raise_to(&p->piece_rows, task->prompts[i].s);
     p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
     p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, in_flight);
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
@@ -320,14 +325,13 @@ static void size_pieces(Plan *p, const Task *task) {
  * pages, sweeps and their work. */
 static void plan_batches(Plan *p, const Task *task) {
     long dealt[2][NTIERS] = {{0}};
-    const int flights = flight_count(&p->policy);
+    const int flights = flight_count(&p->policy), most = flights * (p->policy.num_gpu_batches + 1);
     for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
-        p->act_first[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
+        p->act_rows[t] = xcalloc(most, sizeof(int));
+        p->act_first[t] = xcalloc(most, sizeof(int));
     }
     for (int i = 0; i < task->count; i++)
-        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1,
-                                                    p->policy.page_tokens));
+        raise_to(&p->max_pages, most_pages(p, &task->prompts[i]));
     walk_task(p, task, dealt);
     const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;
@@ -351,21 +355,9 @@ static const char *const smaller = "%s";
 static const char *const percent_w =
     "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
-void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
-    r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
-    r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
-    if (line.tier == TIER_DISK)
-        p->offload_bytes += r.bytes;
-    p->total[line.tier] += r.bytes;
-    p->region[line.id][line.tier] = r;
-}
-
-/* Adds a region of r.bytes of weights, which nothing writes. The disk's share of a real checkpoint
+/* Lays out a region behind those that its tier has already. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
-static void add_resting(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
-    r.type = U8;
-    r.slots = 1;
+static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
     r.offset = UINT64_MAX;
     if (!in_checkpoint) {
         r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
@@ -374,6 +366,12 @@ static void add_resting(Plan *p, RegionId id, Tier tier, Region r, bool in_check
     }
     p->total[tier] += r.bytes;
     p->region[id][tier] = r;
+}
+
+void add_region(Plan *p, Wanted line) {
+    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+    r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
+    lay_out(p, line.id, line.tier, r, false);
 }
 
 /* Numbers the cells when all regions are declared. A slot is one cell, except that
@@ -588,28 +586,26 @@ static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 /* Adds the weight slots. The layers that stream take the two slots in turn: if their number is
  * even, each slot always holds the same layers; if it is odd, both hold all. */
 static void plan_slots(Plan *p) {
-    Bytes on_gpu[2] = {0}, on_cpu[2] = {0}; /* on the CPU only what comes from disk */
+    Bytes most[2][2] = {{0}}; /* on the GPU [0], and what comes from disk on the CPU [1]; by slot */
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++)
         streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
     for (int j = 0; j <= p->config.l; j++) {
-        if (!(p->cpu_slab[j] + p->disk_slab[j]))
+        const Bytes from_disk = p->disk_slab[j], slab = p->cpu_slab[j] + from_disk;
+        if (!slab)
             continue;
         for (int slot = 0; slot < 2; slot++) {
             if (streaming % 2 == 0 && slot != turn % 2)
                 continue;
-            on_gpu[slot] = larger(on_gpu[slot], p->cpu_slab[j] + p->disk_slab[j]);
-            on_cpu[slot] = larger(on_cpu[slot], p->disk_slab[j]);
+            most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], slab);
+            most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
         }
         turn++;
     }
-    for (int slot = 0; slot < 2; slot++) {
-        const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
-        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1,
-                               (int)(on_gpu[slot] / 2), 1});
-        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1,
-                               (int)(on_cpu[slot] / 2), 1});
-    }
+    for (int slot = 0; slot < 2; slot++)
+        for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
+            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", percent_w,
+                                   F16, 1, (int)(most[t][slot] / 2), 1});
 }
 
 /* Adds room for a layer's matrices in F16 if large batches need packed weights unpacked, as on a
@@ -638,12 +634,12 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
         const bool file = t == TIER_DISK && !copied_to_disk(p, c);
         const bool globals_file = t == TIER_DISK && !c->dummy;
-        const Region of_layers = {file ? "weights (checkpoint)" : "weights", percent_w,
-                                  .bytes = layers[t]};
+        const Region of_layers = {file ? "weights (checkpoint)" : "weights", percent_w, U8,
+                                  .slots = 1, .bytes = layers[t]};
         const Region of_globals = {globals_file ? "embeddings (checkpoint)" : "embeddings",
-                                   "use a smaller model", .bytes = globals[t]};
-        add_resting(p, RESTING_WEIGHTS, t, of_layers, file);
-        add_resting(p, EMBEDDINGS, t, of_globals, globals_file);
+                                   "use a smaller model", U8, .slots = 1, .bytes = globals[t]};
+        lay_out(p, RESTING_WEIGHTS, t, of_layers, file);
+        lay_out(p, EMBEDDINGS, t, of_globals, globals_file);
     }
     /* The layers begin their tiers, and these tensors lie behind them. */
     for (int g = 0; g < NGLOBALS; g++) {
@@ -680,8 +676,7 @@ static void plan_cache(Plan *p, const Task *task) {
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
-        p->most_chosen =
-            imax(p->most_chosen,
+        raise_to(&p->most_chosen,
                  sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
     static const char *const percent_c =
         "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
@@ -689,12 +684,12 @@ static void plan_cache(Plan *p, const Task *task) {
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     /* The slots are K and V of each layer in turn. */
-    for (int t = 0; t < NTIERS; t++)
+    for (Tier t = TIER_GPU; t < NTIERS; t++)
         add_region(p,
-                   (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
+                   (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
                             flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
-    for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type,
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
+        add_region(p, (Wanted){KV_STAGING, t, "KV staging", staging_remedy[t], type,
                                p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
@@ -703,10 +698,9 @@ static void plan_activations(Plan *p) {
     static const char *const percent_h =
         "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
     const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
-    for (int t = 0; t < NTIERS; t++) {
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
         int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(
-            p, (Wanted){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
+        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
     add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h,
                            p->act_type, staged, h1, 2});

@@ -155,10 +155,10 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
                  .h1 = h1,
                  .h2 = h2,
                  .nh = config->nh,
+                 .gbs = block->gbs,
+                 .bls = bls,
+                 .weights = 8 * h1 * h1 + 4 * h1 * h2,
                  .hw = hardware};
-    a.gbs = block->gbs;
-    a.bls = bls;
-    a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls;
     lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */

@@ -195,11 +195,8 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ThisMachine here = {.gpu = run->gpu,
-                              .offload_dir = o->offload_dir,
-                              .threads = o->threads,
-                              .capacity = o->capacity,
-                              .progress = isatty(STDERR_FILENO) ? stderr : NULL};
+    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity,
+                              isatty(STDERR_FILENO) ? stderr : NULL};
     ProfileSize size;
     if (!run->sim &&
         (o->hardware ? read_machine(h, o, err)
