@@ -847,7 +847,7 @@ void plan_free(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Whether a plan fits
+// Fitting a plan into the tiers
 // -------------------------------------------------------------------------------------------------
 
 Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {

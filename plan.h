@@ -113,8 +113,8 @@ struct Plan {
     int max_rows, max_seqs; /* of a batch: token rows, sequences */
     int max_pages;          /* of a sequence */
     int piece_rows, pieces; /* of a batch in prefill: rows of a piece; pieces; both at most */
-    int last_rows,
-        head_chunk;         /* rows of a batch that the head needs; rows of its logits at a time */
+    int last_rows;          /* of a batch, at most: rows that the head needs */
+    int head_chunk;         /* rows of its logits at a time */
     int off_rows, off_seqs; /* of a batch, at most: rows, sequences whose KV is not on the GPU */
     Bytes kv_row;           /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */
@@ -124,8 +124,7 @@ struct Plan {
     int *act_first[NTIERS]; /* [batches] the first of these rows in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
     int packed_rows; /* batches of at most so many rows use packed weights directly */
-    Tier
-        chooser; /* chooses the next tokens: the GPU, or the CPU where a GPU would have to sample */
+    Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
     Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
 };
