@@ -529,9 +529,8 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu), 0, gpu);
     if (off && !delegated(run, b)) {
-        PageTable near =
-            plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq,
-                       b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq,
+                                    b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
         near.pages = b->gpu.staged;
         near.len = b->gpu.len;
         append(run, op, b, near, new_kv_off(run, b, gpu, off), gpu, off);
