@@ -37,8 +37,9 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak,
-                             tables->pages, tables->len);
+    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
+    t.pages = tables->pages;
+    t.len = tables->len;
     t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->index, j);
     return t;
 }

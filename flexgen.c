@@ -605,10 +605,10 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    if (profile_measure(run->hardware, &size, run->gpu, o->offload_dir, run->threads, run->capacity,
-                        stderr, err))
+    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity, stderr};
+    if (profile_measure(run->hardware, &size, &here, err))
         return -1;
-    profile_keep(run->hardware, &size, run->gpu, o->offload_dir, run->threads, stderr);
+    profile_keep(run->hardware, &size, &here);
     FILE *out = output_open("--output", to, err);
     if (!out)
         return -1;

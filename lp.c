@@ -3,10 +3,10 @@
  *
  *     minimize c x   subject to   a x <= b or a x = b for every row,   x >= 0
  *
- * The first chapter is the method as in a textbook. The others are for numbers: rows and columns
- * are scaled, by powers of two so that nothing is rounded; the tableau is computed again from the
- * LP before anything is decided on a small number; and no verdict is believed: each has a proof
- * (see LpAnswer), which is checked against the LP.
+ * The first chapter is the method as in a textbook. The other chapters deal with rounding. Rows and
+ * columns are scaled, by powers of two so that scaling rounds nothing. Before a decision rests on a
+ * small number, the tableau is computed again from the LP. And no verdict is believed: each has a
+ * proof (see LpAnswer), which is checked against the LP.
  *
  * Read next: policy.c. */
 #include <limits.h>
@@ -19,33 +19,30 @@ enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
 enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
 
-/* What counts as 0 of scaled numbers, which are around 1. */
-static const double EPS =
-    1e-9; /* a cost that falls, an entry to pivot on: above what rounding leaves of 0 */
-static const double SMALL =
-    1e-4; /* below it, a number may be mostly rounding, and is looked at in a fresh tableau */
-static const double NOISE =
-    1e-13; /* what is left of a number where equal ones cancel, as a share of it */
-static const double TIE =
-    1e-12; /* two quotients that differ by less are equal, as a share of them */
+/* Scaled numbers are around 1. These bounds say which of them are too small to count. */
+static const double EPS = 1e-9;    /* of costs and pivots: above what rounding leaves of 0 */
+static const double SMALL = 1e-4;  /* smaller numbers may be mostly rounding: refresh first */
+static const double NOISE = 1e-13; /* of a difference, as a share of what it was taken from */
+static const double TIE = 1e-12;   /* of two quotients' difference, as a share: they are equal */
 
-/* Every row i with a slack variable s_i, which is 0 in a row with =: a_i x + s_i = b_i, where b_i
- * >= 0. (A row with b_i < 0 is turned round first.) Rows with =, and rows turned round, start with
- * an artificial variable instead of their slack. One variable of each row is basic, the others are
- * 0. The cells are the rows, multiplied by the inverse of the basis so that each is solved for its
- * basic variable; below them the costs of both phases, reduced to the variables that are not basic.
- */
+/* The tableau of the simplex method. Every row i has a slack variable s_i, which is 0 in a row with
+ * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) Rows with
+ * =, and rows multiplied by -1, start with an artificial variable instead of their slack. One
+ * variable of each row is basic, the others are 0. The cells are the rows, multiplied by the
+ * inverse of the basis so that each is solved for its basic variable; below them are the costs of
+ * both phases, reduced to the variables that are not basic. */
 typedef struct {
     const Lp *lp;
     int n, m, width; /* columns: n variables, m slacks, artificials, the right-hand side */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
-    int row_exp[LP_MAX_ROWS + 1];               /* the powers of two by which its rows */
-    int col_exp[LP_MAX_VARS + 1];               /* and columns were multiplied */
-    double sign[LP_MAX_ROWS];                   /* -1: the row was turned round */
-    int unit[LP_MAX_ROWS]; /* the slack or artificial that was basic at first: its column is the
-                              inverse's for this row */
-    int basis[LP_MAX_ROWS], pivots; /* the basic variable of each row */
-    bool fresh;                     /* computed from a, not by the pivots of a search */
+    int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
+    int col_exp[LP_MAX_VARS + 1];               /* and so was each column */
+    double sign[LP_MAX_ROWS];                   /* -1: the row was multiplied by -1; else 1 */
+    /* the slack or artificial that was basic at first: its column is the inverse's for this row */
+    int unit[LP_MAX_ROWS];
+    int basis[LP_MAX_ROWS]; /* the basic variable of each row */
+    int pivots;             /* made so far */
+    bool fresh;             /* computed from a, not by the pivots of a search */
     double cell[LP_MAX_ROWS + NPHASES][COLS];
 } Tableau;
 
@@ -54,12 +51,13 @@ typedef struct {
 //
 // Phase 1 minimizes the sum of the artificials, which fill the gaps that no x closes yet; if the
 // least sum is not 0, no x satisfies the rows. Phase 2 minimizes c x. A pivot brings one variable
-// into the basis and takes one out. Bland's rule chooses both: the first column that lowers the
-// cost, and of the rows that block it first the one with the first basic variable. Other rules need
-// fewer pivots, but may go round in circles.
+// into the basis and takes one out. Bland's rule chooses both: it takes the first column that
+// lowers the cost, and of the rows that block it first the row with the first basic variable. Other
+// rules need fewer pivots, but may go round in circles.
 // -------------------------------------------------------------------------------------------------
 
-/* The first tableau: the basis is each row's slack, or an artificial where the slack cannot be. */
+/* Fills the first tableau. Its basis is each row's slack, or an artificial if the row's slack
+ * cannot be basic. */
 static void load(Tableau *t) {
     double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
     t->width = t->n + t->m + 1;
@@ -78,7 +76,7 @@ static void load(Tableau *t) {
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
         if (t->unit[i] < t->n + t->m)
             continue;
-        cost_1[t->unit[i]] += 1; /* and reduced at once, as it is basic */
+        cost_1[t->unit[i]] += 1; /* reduced at once, as it is basic */
         for (int c = 0; c < t->width; c++)
             cost_1[c] -= row[c];
     }
@@ -86,7 +84,7 @@ static void load(Tableau *t) {
         cost_2[j] = t->a[t->m][j];
 }
 
-/* a -= times b; what is left where equal numbers cancel is 0. */
+/* Computes a -= times b. Where equal numbers cancel, what rounding leaves of them becomes 0. */
 static void subtract(double *restrict a, double times, const double *restrict b, int n) {
     for (int k = 0; k < n; k++) {
         double before = a[k], difference = before - times * b[k];
@@ -94,7 +92,7 @@ static void subtract(double *restrict a, double times, const double *restrict b,
     }
 }
 
-/* Solves row r for the variable of column c, and removes that from all others. */
+/* Solves row r for the variable of column c, and removes the variable from all other rows. */
 static void pivot(Tableau *t, int r, int c) {
     double *row = t->cell[r], factor = 1 / row[c];
     for (int k = 0; k < t->width; k++)
@@ -110,7 +108,7 @@ static void pivot(Tableau *t, int r, int c) {
     t->fresh = false;
 }
 
-/* The first column that lowers the cost; -1: none does. Artificials stay out. */
+/* Returns the first column that lowers the cost, or -1 if none does. Artificials stay out. */
 static int entering(const Tableau *t, int phase) {
     for (int c = 0; c < t->n + t->m; c++)
         if (t->cell[t->m + phase][c] < -EPS)
@@ -118,9 +116,9 @@ static int entering(const Tableau *t, int phase) {
     return -1;
 }
 
-/* The row whose basic variable is the first to reach 0 as column c's grows, of several the one with
- * the first variable; -1: none does. An artificial that is still basic in phase 2 is 0 and has to
- * stay so: it leaves at once. */
+/* Returns the row whose basic variable is the first to reach 0 as column c's grows, of several the
+ * row with the first variable, or -1 if none does. An artificial that is still basic in phase 2 is
+ * 0 and has to stay so: it leaves at once. */
 static int leaving(const Tableau *t, int phase, int c) {
     int best = -1;
     double least = 0;
@@ -139,15 +137,15 @@ static int leaving(const Tableau *t, int phase, int c) {
     return best;
 }
 
-/* Whether a decision for column c and row r (-1: none) rests on nothing small. */
+/* Returns true if the decision for column c and row r (-1: none) rests on no small number. */
 static bool is_clear(const Tableau *t, int phase, int r, int c) {
     return r >= 0 && fabs(t->cell[r][c]) > SMALL && t->cell[t->m + phase][c] < -SMALL;
 }
 
 static bool refresh(Tableau *t);
 
-/* Pivots until nothing lowers the phase's cost any more. *way: the column that lowers it without
- * end, or -1. */
+/* Pivots until nothing lowers the phase's cost any more. Sets *way to the column that lowers it
+ * without end, or to -1. */
 static LpVerdict minimize(Tableau *t, int phase, int *way) {
     for (;;) {
         int c = *way = entering(t, phase), r = c < 0 ? -1 : leaving(t, phase, c);
@@ -167,20 +165,21 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Scaling. An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, and no one number could
-// tell a small entry from an error. So rows and columns in turn are divided by their middle number,
-// and at the end by their largest, until all are around 1
+// Scaling
+//
+// An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, and no single bound could tell a
+// small entry from an error. So rows and columns in turn are divided by their middle number, and at
+// the end by their largest, until all are around 1.
 // -------------------------------------------------------------------------------------------------
 
-/* The LP as given, with c below the rows and b right of the columns. */
+/* Returns a number of the LP as given, with c below the rows and b right of the columns. */
 static double given(const Tableau *t, int i, int j) {
     if (i < t->m)
         return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
     return j < t->n ? t->lp->c[j] : 0;
 }
 
-/* Fills a, and the exponents of what its rows and columns were multiplied by. False: some number is
- * not finite. */
+/* Fills a, row_exp and col_exp. Returns false if some number is not finite. */
 static bool scale(Tableau *t) {
     enum { PASSES = 4 };
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
@@ -214,13 +213,16 @@ static bool scale(Tableau *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Refreshing. Every pivot rounds, and what it rounds stays. Before a pivot on something small, and
-// before a phase ends, the tableau of the present basis is computed anew: from the LP, and with the
-// largest pivots first, which rounds least
+// Refreshing
+//
+// Every pivot rounds, and its errors stay. Before a pivot on something small, and before a phase
+// ends, the tableau of the present basis is computed anew: from the LP, and with the largest pivots
+// first, which rounds least.
 // -------------------------------------------------------------------------------------------------
 
-/* False: columns of the basis depend on each other. Slacks and artificials that are in the first
- * basis as well stay with their rows. */
+/* Computes the tableau of the present basis anew. Slacks and artificials that are in the first
+ * basis as well stay with their rows. Returns false if columns of the basis depend on each other.
+ */
 static bool refresh(Tableau *t) {
     int columns[LP_MAX_ROWS], n = 0;
     bool wanted[COLS] = {false}, solved[LP_MAX_ROWS];
@@ -239,8 +241,11 @@ static bool refresh(Tableau *t) {
         double largest = 0;
         for (int i = 0; i < t->m; i++)
             for (int k = 0; k < n && !solved[i]; k++)
-                if (fabs(t->cell[i][columns[k]]) > largest)
-                    largest = fabs(t->cell[r = i][*(c = &columns[k])]);
+                if (fabs(t->cell[i][columns[k]]) > largest) {
+                    r = i;
+                    c = &columns[k];
+                    largest = fabs(t->cell[i][*c]);
+                }
         if (r < 0)
             return false;
         pivot(t, r, *c);
@@ -251,47 +256,52 @@ static bool refresh(Tableau *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Proofs. A sum is 0 if it is small beside the terms that it is made of. x and y are scaled as the
-// tableau is, which changes nothing in what they prove
+// Proofs
+//
+// A sum counts as 0 if it is small beside the terms that it is made of. x and y are scaled as the
+// tableau is, which changes nothing in what they prove.
 // -------------------------------------------------------------------------------------------------
 
 static const double TOLERANCE = 1e-9; /* of a sum, as a share of its terms */
 
+/* A sum, and the sum of its terms' absolute values. One with a NaN is neither <= 0 nor >= 0. */
 typedef struct {
-    double sum, size; /* size: of all terms. NaN passes for nothing */
-} Sum;
-static const Sum NOTHING = {
-    0, 1e-3}; /* beside numbers around 1: what rounding leaves of a sum of zeros is 0 */
+    double sum, size;
+} Tally;
+/* The empty sum. Its size makes what rounding leaves of a sum of zeros count as 0, beside numbers
+ * around 1. */
+static const Tally NOTHING = {0, 1e-3};
 
-static void add(Sum *s, double term) {
+static void add(Tally *s, double term) {
     s->sum += term;
     s->size += fabs(term);
 }
-static bool at_most_0(Sum s) { return s.sum <= TOLERANCE * s.size; }
-static bool at_least_0(Sum s) { return s.sum >= -TOLERANCE * s.size; }
+static bool at_most_0(Tally s) { return s.sum <= TOLERANCE * s.size; }
+static bool at_least_0(Tally s) { return s.sum >= -TOLERANCE * s.size; }
 
-/* start + a x - b */
-static Sum excess(Sum start, const double *a, const double *x, int n, double b) {
+/* Returns start + a x - b. */
+static Tally excess(Tally start, const double *a, const double *x, int n, double b) {
     for (int j = 0; j < n; j++)
         add(&start, a[j] * x[j]);
     add(&start, -b);
     return start;
 }
 
-/* Whether x satisfies every row (b_weight 1), or leads from one point that does to others (0). */
+/* Returns true if x satisfies every row (b_weight 1), or if it is a direction that leads from any
+ * point which satisfies them to others (b_weight 0). */
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
-        Sum s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
+        Tally s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
         if (!at_most_0(s) || (t->lp->row[i].equal && !at_least_0(s)))
             return false;
     }
     return true;
 }
 
-/* Whether c_weight c + y A >= 0. */
+/* Returns true if c_weight c + y A >= 0. */
 static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     for (int j = 0; j < t->n; j++) {
-        Sum s = NOTHING;
+        Tally s = NOTHING;
         add(&s, c_weight * t->a[t->m][j]);
         for (int i = 0; i < t->m; i++)
             add(&s, y[i] * t->a[i][j]);
@@ -301,10 +311,11 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     return true;
 }
 
-/* What the verdict claims (see LpAnswer), of which infeasible has no x and unbounded no y. */
+/* Returns true if the answer's proof (see LpAnswer) holds. The verdict infeasible has no x, and
+ * unbounded no y. */
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
     const bool x = p->verdict != LP_INFEASIBLE, y = p->verdict != LP_UNBOUNDED;
-    Sum gap = NOTHING; /* c x + y b, as far as there are an x and a y */
+    Tally gap = NOTHING; /* c x + y b, as far as there are an x and a y */
     if (p->verdict == LP_LOST || (x && !rows_hold(t, p->x, y)) || (y && !columns_hold(t, p->y, x)))
         return false;
     for (int j = 0; j < t->n && x; j++)
@@ -318,10 +329,10 @@ static bool is_proved(const Tableau *t, const LpAnswer *p) {
 // The answer
 // -------------------------------------------------------------------------------------------------
 
-/* A scaled 0 as rounding leaves it. */
+/* Returns the scaled value, or 0 if it is no more than what rounding leaves of 0. */
 static double clean(double value) { return fabs(value) <= NOISE ? 0 : value; }
 
-/* x as the basis says, or the direction in which column `way` leads. */
+/* Reads x from the basis, or the direction in which column `way` leads if that is not -1. */
 static void read_x(double *x, const Tableau *t, int way) {
     for (int j = 0; j < t->n; j++)
         x[j] = j == way;
@@ -330,8 +341,8 @@ static void read_x(double *x, const Tableau *t, int way) {
             x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
 }
 
-/* The reduced cost of a row's unit column shows what the row is worth; an artificial's has its own
- * cost of 1 in phase 1. */
+/* Reads y. The reduced cost of a row's unit column is what the row is worth; that of an artificial
+ * contains its own cost, 1, in phase 1. */
 static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {
         bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
@@ -340,7 +351,7 @@ static void read_y(double *y, const Tableau *t, int phase) {
     }
 }
 
-/* Phase 1, and phase 2 where that leaves a point which satisfies the rows. */
+/* Runs phase 1, and then phase 2 if phase 1 has found a point that satisfies the rows. */
 static void find_answer(LpAnswer *answer, Tableau *t) {
     int way;
     answer->verdict = minimize(t, PHASE_1, &way);
@@ -357,7 +368,7 @@ static void find_answer(LpAnswer *answer, Tableau *t) {
     }
 }
 
-/* Back to the units of the LP. */
+/* Brings the answer back to the units of the LP. */
 static void unscale(LpAnswer *answer, const Tableau *t) {
     int b_exp = answer->verdict == LP_UNBOUNDED ? 0 : t->col_exp[t->n];
     for (int j = 0; j < t->n; j++)
@@ -394,8 +405,8 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
     return row;
 }
 
-static Sum row_excess(const LpRow *row, const double *x, int n) {
-    return excess((Sum){0, 0}, row->a, x, n, row->b);
+static Tally row_excess(const LpRow *row, const double *x, int n) {
+    return excess((Tally){0, 0}, row->a, x, n, row->b);
 }
 double lp_excess(const LpRow *row, const double *x, int n) { return row_excess(row, x, n).sum; }
 bool lp_binds(const LpRow *row, const double *x, int n) {

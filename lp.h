@@ -5,14 +5,14 @@
 
 enum { LP_MAX_VARS = 24, LP_MAX_ROWS = 64 };
 
-/* a x <= b, or with equal set a x = b. */
+/* A row: a x <= b, or a x = b if equal is set. */
 typedef struct {
     const char *name;
     double a[LP_MAX_VARS], b;
     bool equal;
 } LpRow;
 
-/* Minimize c x subject to the m rows and x >= 0; x has n variables. */
+/* A linear program: minimize c x subject to the m rows and x >= 0, where x has n variables. */
 typedef struct {
     int n, m;
     double c[LP_MAX_VARS];
@@ -21,16 +21,14 @@ typedef struct {
 
 typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
 
-/* A verdict and its proof: x, and a weight y for every row, at least 0 for a row with <=.
+/* A verdict and its proof: x, and a weight y for every row, which is at least 0 for a row with <=.
  *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y says
- *                what a row's b is worth:
- *                how much the value falls for each unit that is added to b
+ *                what a row's b is worth: how much the value falls for each unit added to b.
  *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible.
- *                Rows with y = 0 play
- *                no part
- *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0
- *   lost         no verdict passed its own test: the numbers are too far apart for doubles, or not
- *                finite */
+ *                Rows with y = 0 play no part.
+ *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0.
+ *   lost         No verdict passed its own test: the numbers are too far apart for doubles, or are
+ *                not finite. */
 typedef struct {
     LpVerdict verdict;
     int pivots;
@@ -38,14 +36,14 @@ typedef struct {
     double x[LP_MAX_VARS], y[LP_MAX_ROWS];
 } LpAnswer;
 
-/* Adds the row 0 x <= b, or = b, and returns it for its coefficients. The name is kept, not copied.
- */
+/* Adds the row 0 x <= b, or = b, and returns it so that the caller can set its coefficients. The
+ * name is not copied. */
 LpRow *lp_row(Lp *lp, const char *name, bool equal, double b);
-/* Simplex in two phases; rows and columns may be of any size, from 1e-12 to 1e15. Takes some 50
- * microseconds for the LPs of policy.c. */
+/* Solves the LP by simplex in two phases. Its numbers may be of any size from 1e-12 to 1e15. Takes
+ * some 50 microseconds for the LPs of policy.c. */
 void lp_solve(LpAnswer *answer, const Lp *lp);
-/* a x - b of a row: at most 0 where it holds. */
+/* Returns a x - b of a row, which is at most 0 if the row holds. */
 double lp_excess(const LpRow *row, const double *x, int n);
-/* Whether x satisfies the row with nothing to spare. */
+/* Returns true if x satisfies the row with nothing to spare. */
 bool lp_binds(const LpRow *row, const double *x, int n);
 #endif

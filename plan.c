@@ -3,13 +3,14 @@
  * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier
  * completely, before anything is allocated. Each tier is then one allocation, and the loop
  * allocates nothing.
- *   Weights      whole tensors of the decoder layers, chosen by error diffusion (place_weights).
+ *   Weights      whole tensors of the decoder layers, placed by error diffusion (place_weights)
  *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as
- * (layer, K|V, page, token, h1), so one page index serves all layers, K and V lie apart, and
- * neighbouring pages of a layer cross a link as one copy.
- *   Activations  rows of each GPU batch, dealt by sequence. Sequences are dealt to tiers inside
- * each GPU batch so that the block as a whole has the policy's fractions (deal_block).
- * Read next: device/depend.c. */
+ *                (layer, K|V, page, token, h1), so that one page index serves all layers, K and V
+ *                lie apart, and neighbouring pages of a layer cross a link as one copy.
+ *   Activations  rows of each GPU batch, by sequence
+ * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
+ * policy's fractions (deal_block). How many rows and pages all this takes is counted by walking
+ * through the whole task before it runs. Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
 
@@ -19,14 +20,14 @@
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
 // -------------------------------------------------------------------------------------------------
-// Dealing: weights to tiers, sequences to batches and tiers
+// The placement of weights
 // -------------------------------------------------------------------------------------------------
 
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
-    /* large tensors first: the small ones then even out what is left */
+    /* Large tensors come first; the small ones then even out what is left. */
     static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
     Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
-    if (d.share[TIER_DISK] < 1e-9)
+    if (d.share[TIER_DISK] < 1e-9) /* what rounding has left of 0 */
         d.share[TIER_DISK] = 0;
     for (int j = 0; j < config->l; j++) {
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
@@ -43,56 +44,350 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 }
 
 // -------------------------------------------------------------------------------------------------
-// The plan of a tier: regions, and views of them
+// The walk: what a task will need
+//
+// Before a task runs, it is walked through admission as if no sequence stopped early. The plan
+// wants the largest that anything becomes: the rows of a batch, the pages of a pool. The cost model
+// (cost/runtime.c) wants sums: how many sweeps there are, and how much work they have. One walk
+// counts both. A step of the walk is one sweep that sequences enter, together with all sweeps
+// behind it in which no sequence enters or leaves.
 // -------------------------------------------------------------------------------------------------
 
-/* A remedy of which %s stands for what makes the block smaller. */
+/* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
+typedef struct {
+    int rows, last_rows; /* token rows of its prefill; those of them that the head needs */
+    int seqs;            /* sequences */
+    int off_rows, off_seqs;
+    int act_rows[NTIERS];  /* rows by the tier of their activations */
+    int off_pages[NTIERS]; /* pages on CPU and disk when the sequences are longest */
+} BatchNeed;
+
+/* Makes *most at least n. */
+static void raise_to(int *most, int n) { *most = imax(*most, n); }
+
+/* Raises the plan's maxima to what batch k needs. */
+static void note_batch(Plan *p, int k, const BatchNeed *b) {
+    raise_to(&p->batches, k + 1);
+    raise_to(&p->max_rows, b->rows);
+    raise_to(&p->max_seqs, b->seqs);
+    raise_to(&p->last_rows, b->last_rows);
+    raise_to(&p->off_rows, b->off_rows);
+    raise_to(&p->off_seqs, b->off_seqs);
+    for (int t = 0; t < NTIERS; t++) {
+        raise_to(&p->act_rows[t][k], b->act_rows[t]);
+        raise_to(&p->max_act_rows[t], b->act_rows[t]);
+    }
+    if (!p->policy.cpu_attention)
+        raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
+    raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
+}
+
+/* Returns the pages of a prompt's sequence at its end. */
+static int most_pages(const Plan *p, const Prompt *q) {
+    return pages_for(q->s + q->n - 1, p->policy.page_tokens);
+}
+
+/* Returns the pages of a prompt's sequence when they are loaded for the last time; a sequence of
+ * one new token never loads any. */
+static int loaded_pages(const Plan *p, const Prompt *q) { return q->n > 1 ? most_pages(p, q) : 0; }
+
+/* Adds a sequence of s prompt tokens in this seat. */
+static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
+    b->rows += s;
+    b->seqs++;
+    b->act_rows[seat->act] += s;
+    if (seat->kv != TIER_GPU) {
+        b->off_rows += s;
+        b->off_seqs++;
+        b->off_pages[seat->kv] += pages;
+    }
+}
+
+/* Notes the batches of a block that has just been seated as a whole. */
+static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
+    for (int first = 0; first < count; first += p->policy.gbs) {
+        BatchNeed b = {.rows = 0};
+        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
+            const Prompt *q = &task->prompts[seats[r].prompt];
+            add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
+            b.last_rows += last_rows(task, q);
+        }
+        note_batch(p, seats[first].k, &b);
+    }
+}
+
+/* Returns the most rows of any gbs neighbouring prompts, and the most of such rows that the head
+ * needs. */
+static BatchNeed widest_window(const Task *task, int gbs) {
+    BatchNeed most = {.seqs = gbs};
+    int rows = 0, last = 0;
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
+        rows += in->s - (out ? out->s : 0);
+        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
+        raise_to(&most.rows, rows);
+        raise_to(&most.last_rows, last);
+    }
+    return most;
+}
+
+/* Notes bounds for the batches of the diagonal schedule, where any sequence may come to sit in any
+ * seat: a batch is as large as with gbs of the longest prompts, but a prefill holds only prompts
+ * that are neighbours in the input. Topups get a batch of their own, behind the others. */
+static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+    const int gbs = imin(p->policy.gbs, count);
+    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
+                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
+    BatchNeed topups = widest_window(task, gbs);
+    int s = 0, pages = 0, seqs[NTIERS];
+    for (int i = 0; i < task->count; i++) {
+        raise_to(&s, task->prompts[i].s);
+        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
+    }
+    for (int first = 0; first < count; first += gbs) {
+        BatchNeed b = {.rows = 0};
+        for (int r = first; r < imin(first + gbs, count); r++)
+            add_seat(&b, &seats[r], s, pages);
+        b.rows = imin(b.rows, topups.rows);
+        b.last_rows = topups.last_rows;
+        b.off_rows = imin(b.off_rows, topups.rows);
+        for (int t = 0; t < NTIERS; t++)
+            b.act_rows[t] = imin(b.act_rows[t], topups.rows);
+        note_batch(p, seats[first].k, &b);
+        topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
+    }
+    /* However many topups there are, they have the policy's fractions among themselves. */
+    for (int n = 1; n <= gbs; n++) {
+        apportion(seqs, share, n); /* as deal_block does */
+        for (int t = 0; t < NTIERS; t++)
+            topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), topups.rows);
+    }
+    note_batch(p, (count + gbs - 1) / gbs, &topups);
+}
+
+/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
+static const Prompt *prompt_in(const Admission *a, int seat) {
+    const int prompt = a->seat[seat].prompt;
+    return prompt < 0 ? NULL : &a->task->prompts[prompt];
+}
+
+/* Counts the work of seats first .. end-1, which are one GPU batch, in sweep a->sweep. Returns true
+ * if the batch has topups: they prefill while the rest of it decodes. */
+static bool count_batch(Workload *now, const Admission *a, int first, int end) {
+    bool decodes = false, prefills = false;
+    for (int e = first; e < end; e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (!q)
+            continue;
+        const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
+        if (age > 0) {
+            decodes = true;
+            now->steps++;
+            now->past += s + age;
+            now->last_rows++;
+        } else {
+            prefills = true;
+            now->prompts++;
+            now->prompt_rows += s;
+            now->pairs += s * (s + 1) / 2;
+            now->last_rows += last_rows(a->task, q);
+        }
+    }
+    now->decodes += decodes;
+    now->prefills += prefills && !decodes;
+    return prefills && decodes;
+}
+
+/* Counts the work of `more` sweeps behind a->sweep, in which no sequence enters or leaves: all
+ * decode, and attend to one token more in each sweep. */
+static void count_later(Workload *later, const Admission *a, double more) {
+    double tokens = 0, batches = 0;
+    for (int e = 0; e < a->nseats; e++) {
+        const Prompt *q = prompt_in(a, e);
+        tokens += q ? (double)(q->s + a->sweep - a->seat[e].since) : 0;
+    }
+    for (int k = 0; k < a->policy->num_gpu_batches; k++)
+        batches += a->in_batch[k] > 0;
+    later->sweeps += more;
+    later->decodes += more * batches;
+    later->steps += more * a->seated;
+    later->past += more * tokens + a->seated * more * (more + 1) / 2;
+    later->last_rows += more * a->seated;
+}
+
+/* Adds to the plan the work of sweep a->sweep, and of the sweeps behind it up to `until`. Topups
+ * come through the entrance, which is a batch of its own for one sweep: however many batches have
+ * topups, they are one more batch in prefill. */
+static void note_work(Plan *p, const Admission *a, bool entering, long until) {
+    Workload *now = &p->work[entering];
+    bool topups = false;
+    now->sweeps++;
+    for (int first = 0; first < a->nseats; first += a->policy->gbs)
+        topups |= count_batch(now, a, first, imin(first + a->policy->gbs, a->nseats));
+    now->prefills += topups;
+    count_later(&p->work[0], a, (double)(until - a->sweep - 1));
+}
+
+/* Returns the first sweep before which some sequence that is now in flight has all its tokens. */
+static long next_end(const Admission *a) {
+    long end = LONG_MAX;
+    for (int e = 0; e < a->nseats; e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (q && a->seat[e].since + q->n < end)
+            end = a->seat[e].since + q->n;
+    }
+    return end;
+}
+
+/* Takes one step of a flight: counts what its next sweep needs, and the sweeps behind it in which
+ * nothing changes. Counts in dealt the sequences that enter, by the tier of their KV [0] and of
+ * their activations [1]. Returns the next sweep that a sequence may enter, or -1 when the flight
+ * has ended. entered is scratch. */
+static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const Task *task = a->task;
+    int topups, n = admission_next(a, sweep, entered, &topups);
+    if (n && !diagonal)
+        measure_block(p, task, a->seat, n);
+    if (n && diagonal && !sweep)
+        bound_batches(p, task, a->seat, a->nseats);
+    for (int e = 0; e < n; e++) {
+        dealt[0][a->seat[entered[e]].kv]++;
+        dealt[1][a->seat[entered[e]].act]++;
+    }
+    if (!a->seated)
+        return -1;
+    /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
+    const bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
+    const long next = diagonal && opening ? sweep + 1 : next_end(a);
+    note_work(p, a, n > 0, next);
+    p->sweeps += next - sweep;
+    for (int e = 0; e < a->nseats; e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (q && a->seat[e].since + q->n <= next)
+            admission_leave(a, e, q->n);
+    }
+    return next;
+}
+
+/* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
+ * may take any seat, so each tier with a seat must have room for the longest sequence alone. */
+static void note_pages(Plan *p, const Admission *a) {
+    for (int t = 0; t < NTIERS; t++)
+        raise_to(&p->npages[t], a->peak[t]);
+    for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
+        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
+}
+
+/* Walks the whole task through admission. Flights sweep in turn, so the next step is that of the
+ * flight that has had the fewest sweeps, and of several such flights the first. */
+static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
+    const int flights = flight_count(&p->policy);
+    Admission *a = xcalloc(flights, sizeof *a);
+    long *next = xcalloc(flights, sizeof *next);
+    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
+    for (int g = 0; g < flights; g++)
+        admission_open(&a[g], &p->policy, task, &line, NULL);
+    for (int g = 0; g >= 0;) {
+        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
+        g = -1;
+        for (int e = 0; e < flights; e++)
+            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
+                g = e;
+    }
+    for (int g = 0; g < flights; g++) {
+        note_pages(p, &a[g]);
+        admission_close(&a[g]);
+    }
+    free(entered);
+    free(next);
+    free(a);
+}
+
+/* Sets the sizes of pieces and of the workspaces that batches and pieces take in turn. */
+static void size_pieces(Plan *p, const Task *task) {
+    enum {
+        HEAD_ROWS = 64
+    }; /* the head makes the logits of so many rows at a time, or of max_seqs */
+    const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
+    p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
+    for (int i = 0; i < task->count; i++)
+        raise_to(&p->piece_rows, task->prompts[i].s);
+    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
+    p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, in_flight);
+    p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
+    /* Two neighbouring pieces together have more rows than one may have. */
+    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
+    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
+}
+
+/* Fills in the part of the plan that depends on which sequences are in flight when: batches, rows,
+ * pages, sweeps and their work. */
+static void plan_batches(Plan *p, const Task *task) {
+    long dealt[2][NTIERS] = {{0}};
+    const int flights = flight_count(&p->policy), most = flights * (p->policy.num_gpu_batches + 1);
+    for (int t = 0; t < NTIERS; t++) {
+        p->act_rows[t] = xcalloc(most, sizeof(int));
+        p->act_first[t] = xcalloc(most, sizeof(int));
+    }
+    for (int i = 0; i < task->count; i++)
+        raise_to(&p->max_pages, most_pages(p, &task->prompts[i]));
+    walk_task(p, task, dealt);
+    const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
+    p->batches *= flights;
+    for (int t = 0; t < NTIERS; t++) {
+        for (int k = batches; k < p->batches; k++)
+            p->act_rows[t][k] = p->act_rows[t][k - batches];
+        for (int k = 1; k < p->batches; k++)
+            p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
+        for (int what = 0; what < 2; what++)
+            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
+    }
+    size_pieces(p, task);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Regions of a tier, and views of them
+// -------------------------------------------------------------------------------------------------
+
+/* A remedy in which %s stands for the advice of smaller_block. */
 static const char *const smaller = "%s";
 static const char *const percent_w =
     "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
-void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
-    r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
-    r.offset = line.tier == TIER_DISK ? p->offload_bytes : p->total[line.tier];
-    if (line.tier == TIER_DISK)
-        p->offload_bytes += r.bytes;
-    p->total[line.tier] += r.bytes;
-    p->region[line.id][line.tier] = r;
-}
-
-/* Weights at rest: so many bytes, which nobody writes. The disk's share of a real checkpoint stays
- * where it is: it is counted, but not part of the offload file. */
-static void add_resting(Plan *p, RegionId id, Tier tier, Bytes bytes, bool in_checkpoint,
-                        const char *name, const char *remedy) {
-    Region r = {.name = name,
-                .remedy = remedy,
-                .type = U8,
-                .slots = 1,
-                .offset = UINT64_MAX,
-                .bytes = bytes};
+/* Lays out a region behind those that its tier has already. The disk's share of a real checkpoint
+ * stays where it is: it is counted, but is not part of the offload file. */
+static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
+    r.offset = UINT64_MAX;
     if (!in_checkpoint) {
         r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
         if (tier == TIER_DISK)
-            p->offload_bytes += bytes;
+            p->offload_bytes += r.bytes;
     }
-    p->total[tier] += bytes;
+    p->total[tier] += r.bytes;
     p->region[id][tier] = r;
 }
 
-/* Gives the cells their numbers, when everything is declared. Each slot is one, but
- *   of a weight staging slot on the CPU, every part of a layer is one;
- *   of a hidden state on the GPU, every piece: where pieces begin changes only when a whole batch
- *     has come anew;
- *   of the KV cache, every batch in every layer; in each flight and layer one more stands for the
- *     pages that nobody has. */
+void add_region(Plan *p, Wanted line) {
+    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+    r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
+    lay_out(p, line.id, line.tier, r, false);
+}
+
+/* Numbers the cells when all regions are declared. A slot is one cell, except that
+ *   a weight staging slot on the CPU has one cell for every part of a layer;
+ *   ATTENDED has one for the sequences with KV on the GPU and one for the others;
+ *   UNPACKED_WEIGHTS has one for each half of a layer;
+ *   a hidden state on the GPU has one for every piece: where pieces begin changes only when all
+ *     sequences of a batch are new;
+ *   the KV cache has one for every batch in every layer, and for each flight and layer one more,
+ *     which stands for the free pages. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++)
             p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
-        p->region[ATTENDED][t].cells =
-            2; /* of the sequences with KV on the GPU, and of the others */
-        p->region[UNPACKED_WEIGHTS][t].cells = 2; /* each half of a layer */
+        p->region[ATTENDED][t].cells = 2;
+        p->region[UNPACKED_WEIGHTS][t].cells = 2;
         p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells =
             t == TIER_GPU ? p->pieces : 1;
         for (int id = 0; id < NREGIONS; id++) {
@@ -154,13 +449,10 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
     return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
 }
 
-PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages, Tensor pages,
-                     Tensor len) {
+PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages) {
     const int page = p->policy.page_tokens;
     return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
-                       .pages = pages,
-                       .len = len,
                        .page_tokens = page,
                        .nh = p->config.nh};
 }
@@ -169,6 +461,7 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 // The plan of the weights
 // -------------------------------------------------------------------------------------------------
 
+/* Returns a tensor of t's shape in F16 at this place. */
 static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
     return (Tensor){.tier = tier,
                     .type = F16,
@@ -179,7 +472,8 @@ static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
                     .region = id};
 }
 
-/* A layer's tensor as it rests. A packed checkpoint has packed ones so already. */
+/* Returns a layer's tensor as it rests on a tier. In a packed checkpoint packed tensors already
+ * have that shape. */
 static Tensor as_stored(Tensor t, bool packed, Tier tier, Bytes offset) {
     Tensor home = as_f16(t, RESTING_WEIGHTS, tier, offset);
     if (!packed)
@@ -198,15 +492,17 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || p->policy.weight_study.bits || (p->policy.weight_packed && !c->packed);
 }
 
-/* Whether role a comes before role b in a slab: first q, k and v, then the others as they lie in
- * the checkpoint, so that neighbours on disk are neighbours in the slab and are read as one. In our
- * packed copies q, k and v are neighbours too; in other checkpoints they are some reads more. */
+/* Returns true if role a comes before role b in a slab. q, k and v are first; the others follow in
+ * the order of the checkpoint, so that neighbours on disk are neighbours in the slab and are read
+ * as one. In our packed copies q, k and v are neighbours too; in other checkpoints they take some
+ * reads more. */
 static bool comes_before(const Tensor *t, Role a, Role b) {
     if (imin(role_place(a), role_place(b)) <= role_place(V_B))
         return role_place(a) < role_place(b);
     return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
 }
 
+/* Sorts the roles of a layer, whose tensors in the checkpoint are t, as they lie in its slab. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
         for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
@@ -215,8 +511,8 @@ static void slab_order(Role order[NROLES], const Tensor *t) {
     }
 }
 
-/* Where role r ends that begins at `at`: at a whole line, if the next one need not lie just behind
- * it. */
+/* Returns where role r ends, which begins at `at`: at a whole line, unless the next role must lie
+ * just behind it. */
 static Bytes role_end(Role r, Bytes at, Bytes bytes) {
     return role_goes_on(r) ? at + bytes : whole_lines(at + bytes);
 }
@@ -230,43 +526,43 @@ Bytes plan_layer_bytes(const Plan *p) {
     return sum;
 }
 
-/* Gives every tensor of the decoder layers its home; the sum of bytes per tier comes back in bytes.
- */
+/* Gives role r of layer j its home on a tier, behind the *bytes that the tier has already, and its
+ * place in the layer's slab. */
+static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
+    const Tensor t = c->layer[j][r];
+    WeightPlace *w = &p->weight[j][r];
+    w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), tier, *bytes);
+    const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
+    w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
+    w->slab_bytes = tier == TIER_DISK ? size : padded;
+    if (tier == TIER_DISK && !copied_to_disk(p, c))
+        w->home = t;
+    if (tier != TIER_GPU)
+        (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[j] += padded;
+    *bytes += padded;
+}
+
+/* Gives every tensor of the decoder layers its home, and returns in bytes the sum for each tier. */
 static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
         slab_order(p->slab_order[j], c->layer[j]);
-        for (int pass = TIER_GPU; pass <= TIER_DISK; pass++) {
+        for (Tier tier = TIER_GPU; tier < NTIERS; tier++)
             for (int i = 0; i < NROLES; i++) {
-                Role r = p->slab_order[j][i];
-                if ((int)home[j][r] != pass)
-                    continue;
-                Tensor t = c->layer[j][r];
-                WeightPlace *w = &p->weight[j][r];
-                w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), (Tier)pass,
-                                    bytes[pass]);
-                const Bytes size = tensor_bytes(w->home),
-                            padded = role_end(r, bytes[pass], size) - bytes[pass];
-                w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
-                w->slab_bytes = pass == TIER_DISK ? size : padded;
-                if (pass == TIER_DISK && !copied_to_disk(p, c))
-                    w->home = t;
-                if (pass == TIER_CPU)
-                    p->cpu_slab[j] += padded;
-                if (pass == TIER_DISK)
-                    p->disk_slab[j] += padded;
-                bytes[pass] += padded;
+                const Role r = p->slab_order[j][i];
+                if (home[j][r] == tier)
+                    rest_weight(p, c, j, r, tier, &bytes[tier]);
             }
-        }
     }
     for (int t = 0; t < NTIERS; t++)
         p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
     free(home);
 }
 
-/* The tensors outside the layers: small ones always on the GPU, tables at policy.table_home. */
+/* Gives the tensors outside the layers their homes: small ones always rest on the GPU, tables at
+ * policy.table_home. */
 static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     for (int g = 0; g < NGLOBALS; g++) {
@@ -287,35 +583,33 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
 
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
-/* The layers that stream take the two slots in turn. Where their number is even, each slot always
- * sees the same layers; where it is odd, both see all. */
+/* Adds the weight slots. The layers that stream take the two slots in turn: if their number is
+ * even, each slot always holds the same layers; if it is odd, both hold all. */
 static void plan_slots(Plan *p) {
-    Bytes on_gpu[2] = {0}, on_cpu[2] = {0}; /* on the CPU, what comes from disk */
+    Bytes most[2][2] = {{0}}; /* on the GPU [0], and what comes from disk on the CPU [1]; by slot */
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++)
         streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
     for (int j = 0; j <= p->config.l; j++) {
-        if (!(p->cpu_slab[j] + p->disk_slab[j]))
+        const Bytes from_disk = p->disk_slab[j], slab = p->cpu_slab[j] + from_disk;
+        if (!slab)
             continue;
         for (int slot = 0; slot < 2; slot++) {
             if (streaming % 2 == 0 && slot != turn % 2)
                 continue;
-            on_gpu[slot] = larger(on_gpu[slot], p->cpu_slab[j] + p->disk_slab[j]);
-            on_cpu[slot] = larger(on_cpu[slot], p->disk_slab[j]);
+            most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], slab);
+            most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
         }
         turn++;
     }
-    for (int slot = 0; slot < 2; slot++) {
-        const RegionId id = (RegionId)(WEIGHT_SLOT + slot);
-        add_region(p, (Wanted){id, TIER_GPU, "weight staging", percent_w, F16, 1,
-                               (int)(on_gpu[slot] / 2), 1});
-        add_region(p, (Wanted){id, TIER_CPU, "weight staging", percent_w, F16, 1,
-                               (int)(on_cpu[slot] / 2), 1});
-    }
+    for (int slot = 0; slot < 2; slot++)
+        for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
+            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", percent_w,
+                                   F16, 1, (int)(most[t][slot] / 2), 1});
 }
 
-/* Room for a layer's matrices in F16, where not every batch takes packed ones: on a GPU, whose
- * activations are F16. */
+/* Adds room for a layer's matrices in F16 if large batches need packed weights unpacked, as on a
+ * GPU, whose activations are F16. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
     p->packed_rows = p->act_type == F16 ? PACKED_ROWS : INT_MAX;
@@ -337,15 +631,18 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
     Bytes layers[NTIERS] = {0}, globals[NTIERS] = {0};
     plan_layers(p, c, layers);
     plan_globals(p, c, globals);
-    for (int t = 0; t < NTIERS; t++) {
-        bool file = t == TIER_DISK && !copied_to_disk(p, c),
-             globals_file = t == TIER_DISK && !c->dummy;
-        add_resting(p, RESTING_WEIGHTS, (Tier)t, layers[t], file,
-                    file ? "weights (checkpoint)" : "weights", percent_w);
-        add_resting(p, EMBEDDINGS, (Tier)t, globals[t], globals_file,
-                    globals_file ? "embeddings (checkpoint)" : "embeddings", "use a smaller model");
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
+        const bool globals_file = t == TIER_DISK && !c->dummy;
+        const Region of_layers = {file ? "weights (checkpoint)" : "weights", percent_w, U8,
+                                  .slots = 1, .bytes = layers[t]};
+        const Region of_globals = {globals_file ? "embeddings (checkpoint)" : "embeddings",
+                                   "use a smaller model", U8, .slots = 1, .bytes = globals[t]};
+        lay_out(p, RESTING_WEIGHTS, t, of_layers, file);
+        lay_out(p, EMBEDDINGS, t, of_globals, globals_file);
     }
-    for (int g = 0; g < NGLOBALS; g++) { /* behind the layers, which begin their tiers */
+    /* The layers begin their tiers, and these tensors lie behind them. */
+    for (int g = 0; g < NGLOBALS; g++) {
         Tensor *home = &p->global[g].home;
         if (!home->file)
             home->offset += p->region[EMBEDDINGS][home->tier].offset;
@@ -355,12 +652,12 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The plan of cache, activations and workspaces, by what the batches need (plan.c)
+// The plan of cache, activations and workspaces, by what the walk has counted
 // -------------------------------------------------------------------------------------------------
 
-/* A.2.1's peak memory, its KV term: 4 h1 bls l (s + n), and for the diagonal schedule 4 h1 bls l
- * (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep and lets K grow
- * without bound, so what pages really need is a little more. */
+/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l (s + n), and for the diagonal
+ * schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep
+ * and lets K grow without bound, so the pages really need a little more. */
 static double a21_cache(const Plan *p, const Task *task) {
     double s = 0, n = 0,
            each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
@@ -379,20 +676,20 @@ static void plan_cache(Plan *p, const Task *task) {
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
-        p->most_chosen =
-            imax(p->most_chosen,
+        raise_to(&p->most_chosen,
                  sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
     static const char *const percent_c =
         "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
     const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
-    for (int t = 0; t < NTIERS; t++) /* K and V of a layer in turn */
+    /* The slots are K and V of each layer in turn. */
+    for (Tier t = TIER_GPU; t < NTIERS; t++)
         add_region(p,
-                   (Wanted){KV_CACHE, (Tier)t, "KV cache", percent_c, type,
+                   (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
                             flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
-    for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, (Tier)t, "KV staging", staging_remedy[t], type,
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
+        add_region(p, (Wanted){KV_STAGING, t, "KV staging", staging_remedy[t], type,
                                p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
@@ -401,10 +698,9 @@ static void plan_activations(Plan *p) {
     static const char *const percent_h =
         "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
     const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
-    for (int t = 0; t < NTIERS; t++) {
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
         int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(
-            p, (Wanted){ACTIVATIONS, (Tier)t, "activations", percent_h, p->act_type, rows, h1, 1});
+        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, p->act_type, rows, h1, 1});
     }
     add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h,
                            p->act_type, staged, h1, 2});
@@ -412,18 +708,33 @@ static void plan_activations(Plan *p) {
                            p->act_type, staged, h1, 2});
 }
 
-/* Integers of a batch's index tables: four a row, five a sequence, two page tables, and of the rows
- * that the head wants which they are and in a scored task the tokens behind them (batch.c lays them
- * out). */
+/* Returns the integers in a batch's index tables, which batch.c lays out: four for each row, five
+ * for each sequence, two page tables, the number of each row that the head needs, and in a scored
+ * task the token behind that row. */
 static Bytes table_ints(const Plan *p, const Task *task) {
     Bytes rows = p->max_rows, seqs = p->max_seqs;
     return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages +
            (Bytes)p->last_rows * (task->scored ? 2 : 1);
 }
 
-/* The workspaces: one line each, with what it is for (RegionId), and when it is there at all (rows
- * 0: not). */
-static void plan_workspace(Plan *p, const Task *task) {
+/* Adds the index tables and the results of each batch, of which both upper tiers have a copy. */
+static void plan_tables(Plan *p, const Task *task) {
+    const bool last = is_last(&p->config), scored = task->scored;
+    const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4), batches = p->batches;
+    const int chosen = scored || !last ? 0 : p->max_seqs,
+              scores = scored && last ? p->last_rows : 0;
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
+        add_region(p,
+                   (Wanted){INDEX_TABLES, t, "index tables", smaller, I32, 1, ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", smaller, I32, 1, chosen, batches});
+        add_region(p, (Wanted){LOG_PROBS, t, "scores", smaller, F32, 1, scores, batches});
+        add_region(p, (Wanted){GREEDY, t, "scores", smaller, I32, 1, scores, batches});
+    }
+}
+
+/* Adds the workspaces, one line of the table for each purpose (RegionId); one of 0 rows is not
+ * needed. */
+static void plan_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
     const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows,
@@ -432,7 +743,7 @@ static void plan_workspace(Plan *p, const Task *task) {
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
-    const bool scored = task->scored, keep = task->keep_logits;
+    const bool keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c),
                off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
     const Wanted workspace[] = {
@@ -466,34 +777,25 @@ static void plan_workspace(Plan *p, const Task *task) {
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
         add_region(p, workspace[i]);
-    const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4);
-    for (int t = TIER_GPU; t <= TIER_CPU; t++) { /* one's mirror is the other */
-        add_region(
-            p, (Wanted){INDEX_TABLES, (Tier)t, "index tables", smaller, I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, (Tier)t, "new tokens", smaller, I32, 1,
-                               scored || !last ? 0 : seqs, batches});
-        add_region(p, (Wanted){LOG_PROBS, (Tier)t, "scores", smaller, F32, 1,
-                               scored && last ? for_head : 0, batches});
-        add_region(p, (Wanted){GREEDY, (Tier)t, "scores", smaller, I32, 1,
-                               scored && last ? for_head : 0, batches});
-    }
 }
 
 // -------------------------------------------------------------------------------------------------
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
 
+/* Fails (EXIT_USAGE) if a block has too many tokens, or a prompt does not fit the model. */
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
                          Error *err) {
+    enum { MOST_ROWS = 1 << 29 }; /* counts of rows are ints */
     long rows = 0;
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         rows = (i % block_size(policy) ? rows : 0) + q->s;
-        if (rows > 1 << 29)
+        if (rows > MOST_ROWS)
             return fail(
                 err, EXIT_USAGE,
                 "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
-                1 << 29);
+                MOST_ROWS);
         CHECK(!task->scored || (q->from >= 1 && q->from < q->s + q->n && !task->keep_logits));
         if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
             return fail(err, EXIT_USAGE,
@@ -524,7 +826,8 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_batches(p, task);
     plan_cache(p, task);
     plan_activations(p);
-    plan_workspace(p, task);
+    plan_workspaces(p, task);
+    plan_tables(p, task);
     number_cells(p);
     return p;
 }
@@ -544,7 +847,7 @@ void plan_free(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Does it fit
+// Fitting a plan into the tiers
 // -------------------------------------------------------------------------------------------------
 
 Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
@@ -554,6 +857,7 @@ Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
     return missing;
 }
 
+/* Returns advice on how to make the policy's block smaller. */
 static const char *smaller_block(const Policy *p) {
     if (p->gbs > 1)
         return "lower --gpu-batch-size";
@@ -561,7 +865,7 @@ static const char *smaller_block(const Policy *p) {
                                   : "use a smaller model, or shorten prompts or outputs";
 }
 
-/* One digit behind the point, or as many as it takes to tell the two apart. */
+/* Prints both in MiB with one digit behind the point, or as many as it takes to tell them apart. */
 static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
     for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
         snprintf(needs, 32, "%.*f", digits, need / 1048576.0);
@@ -633,7 +937,7 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// KV pages
+// Pools of KV pages
 // -------------------------------------------------------------------------------------------------
 
 void pool_open(PagePool *pool, int first, int npages) {
@@ -664,275 +968,3 @@ void pool_give(PagePool *pool, int page) {
 }
 
 void pool_close(PagePool *pool) { free(pool->free); }
-
-// -------------------------------------------------------------------------------------------------
-// The walk: what a task will need
-// -------------------------------------------------------------------------------------------------
-
-/* plan.c: what a task will need, counted before it runs: the whole task walked through admission as
- * if nobody stopped early.
- *
- * The plan (plan.c) wants the largest that anything becomes: the rows of a batch, the pages of a
- * pool. The cost model (cost/runtime.c) wants sums: how many sweeps there are and what they have to
- * do. Both come from one walk. Each step of it is one sweep before which someone enters, and all
- * sweeps behind it in which only ages change. */
-
-enum { HEAD_ROWS = 64 };
-
-// -------------------------------------------------------------------------------------------------
-// The largest
-// -------------------------------------------------------------------------------------------------
-
-/* Of one GPU batch, at most: rows of its prefill, and of them those that the head wants; of those
- * of its sequences that have KV off the GPU the rows, and the pages on CPU and disk when they are
- * longest; rows by the tier of their activations.
- */
-typedef struct {
-    int rows, last_rows, seqs, off_rows, off_seqs, act_rows[NTIERS], off_pages[NTIERS];
-} BatchNeed;
-
-static void note_batch(Plan *p, int k, const BatchNeed *b) {
-    p->batches = imax(p->batches, k + 1);
-    p->max_rows = imax(p->max_rows, b->rows);
-    p->max_seqs = imax(p->max_seqs, b->seqs);
-    p->last_rows = imax(p->last_rows, b->last_rows); /* at least one of each prompt */
-    p->off_rows = imax(p->off_rows, b->off_rows);
-    p->off_seqs = imax(p->off_seqs, b->off_seqs);
-    for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t][k] = imax(p->act_rows[t][k], b->act_rows[t]);
-        p->max_act_rows[t] = imax(p->max_act_rows[t], b->act_rows[t]);
-    }
-    if (!p->policy.cpu_attention)
-        p->staged_pages[0] =
-            imax(p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
-    p->staged_pages[1] = imax(p->staged_pages[1], b->off_pages[TIER_DISK]);
-}
-
-static int longest_pages(const Plan *p, const Prompt *q) {
-    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
-}
-
-/* A sequence of s tokens sits there. */
-static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
-    b->rows += s;
-    b->seqs++;
-    b->act_rows[seat->act] += s;
-    if (seat->kv != TIER_GPU) {
-        b->off_rows += s;
-        b->off_seqs++;
-        b->off_pages[seat->kv] += pages;
-    }
-}
-
-/* The batches of a block that has just been seated as a whole. */
-static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
-    for (int first = 0; first < count; first += p->policy.gbs) {
-        BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
-            const Prompt *q = &task->prompts[seats[r].prompt];
-            add_seat(&b, &seats[r], q->s, longest_pages(p, q));
-            b.last_rows += last_rows(task, q);
-        }
-        note_batch(p, seats[first].k, &b);
-    }
-}
-
-/* Most rows that gbs neighbouring prompts have, and most of them that the head wants. */
-static BatchNeed widest_window(const Task *task, int gbs) {
-    BatchNeed most = {.seqs = gbs};
-    int rows = 0, last = 0;
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
-        rows += in->s - (out ? out->s : 0);
-        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
-        most.rows = imax(most.rows, rows);
-        most.last_rows = imax(most.last_rows, last);
-    }
-    return most;
-}
-
-/* With the diagonal schedule anybody may come to sit anywhere, beside anybody: a batch needs what
- * gbs of the longest would, but a prefill has only neighbours of the input in it. */
-static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    const int gbs = imin(p->policy.gbs, count);
-    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
-                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
-    BatchNeed topups = widest_window(task, gbs);
-    int s = 0, pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++) {
-        s = imax(s, task->prompts[i].s);
-        pages = imax(pages, longest_pages(p, &task->prompts[i]));
-    }
-    for (int first = 0; first < count; first += gbs) {
-        BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + gbs, count); r++)
-            add_seat(&b, &seats[r], s, pages);
-        b.rows = imin(b.rows, topups.rows);
-        b.last_rows = topups.last_rows;
-        b.off_rows = imin(b.off_rows, topups.rows);
-        for (int t = 0; t < NTIERS; t++)
-            b.act_rows[t] = imin(b.act_rows[t], topups.rows);
-        note_batch(p, seats[first].k, &b);
-        topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
-    }
-    for (int n = 1; n <= gbs;
-         n++) { /* topups have the policy's fractions among themselves, however many they are */
-        apportion(seqs, share, n); /* as deal_block does */
-        for (int t = 0; t < NTIERS; t++)
-            topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), topups.rows);
-    }
-    note_batch(p, (count + gbs - 1) / gbs, &topups);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The sums
-// -------------------------------------------------------------------------------------------------
-
-/* When the next of those seated has all its tokens. */
-static long next_end(const Admission *a) {
-    long end = LONG_MAX;
-    for (int e = 0; e < a->nseats; e++) {
-        const Seat *seat = &a->seat[e];
-        if (seat->prompt < 0)
-            continue;
-        long at = seat->since + a->task->prompts[seat->prompt].n;
-        if (at < end)
-            end = at;
-    }
-    return end;
-}
-
-/* Adds what this sweep and those before sweep `until` have to do; in them nobody enters or leaves.
- * Seats lie batch by batch; who prefills in a batch that decodes has come through the entrance,
- * which is a batch of its own for one sweep. */
-static void note_work(Plan *p, const Admission *a, bool entering, long until) {
-    Workload *now = &p->work[entering], *later = &p->work[0];
-    const double more = (double)(until - a->sweep - 1);
-    bool entrance = false;
-    now->sweeps++;
-    later->sweeps += more;
-    for (int e = 0; e < a->nseats;) {
-        bool decodes = false, prefills = false;
-        for (const int k = a->seat[e].k; e < a->nseats && a->seat[e].k == k; e++) {
-            if (a->seat[e].prompt < 0)
-                continue;
-            const Prompt *q = &a->task->prompts[a->seat[e].prompt];
-            const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
-            if (age > 0) {
-                decodes = true;
-                now->steps++;
-                now->past += s + age;
-                now->last_rows++;
-            } else {
-                prefills = true;
-                now->prompts++;
-                now->prompt_rows += s;
-                now->pairs += s * (s + 1) / 2;
-
-                now->last_rows += last_rows(a->task, q);
-            }
-            later->last_rows += more;
-            later->steps += more;
-            later->past += more * (s + age) + more * (more + 1) / 2;
-        }
-        now->decodes += decodes;
-        now->prefills += prefills && !decodes;
-        later->decodes += more * (decodes || prefills);
-        entrance = entrance || (prefills && decodes);
-    }
-    now->prefills += entrance;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The walk
-// -------------------------------------------------------------------------------------------------
-
-/* Before a flight's sweep: who enters, and what that takes. Returns its next sweep in which someone
- * may enter, or -1: it has ended. */
-static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const Task *task = a->task;
-    int topups, n = admission_next(a, sweep, entered, &topups);
-    if (n && !diagonal)
-        measure_block(p, task, a->seat, n);
-    if (n && diagonal && !sweep)
-        bound_batches(p, task, a->seat, a->nseats);
-    for (int e = 0; e < n; e++) {
-        dealt[0][a->seat[entered[e]].kv]++;
-        dealt[1][a->seat[entered[e]].act]++;
-    }
-    if (!a->seated)
-        return -1;
-    bool opening = *a->next_prompt < task->count &&
-                   a->seated < a->nseats; /* someone may enter before anybody leaves */
-    const long next = diagonal && opening ? sweep + 1 : next_end(a);
-    note_work(p, a, n > 0, next);
-    p->sweeps += next - sweep;
-    for (int e = 0; e < a->nseats; e++)
-        if (a->seat[e].prompt >= 0 && a->seat[e].since + task->prompts[a->seat[e].prompt].n <= next)
-            admission_leave(a, e, task->prompts[a->seat[e].prompt].n);
-    return next;
-}
-
-/* Walks the whole task through admission: pools as large as the largest need of a flight, batches
- * as large as the largest. Flights sweep in turn, so that of those who may let someone enter the
- * first is the one with the fewest sweeps. */
-static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    const int flights = flight_count(&p->policy);
-    Admission *a = xcalloc(flights, sizeof *a);
-    long *next = xcalloc(flights, sizeof *next);
-    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    for (int g = 0; g < flights; g++)
-        admission_open(&a[g], &p->policy, task, &line, NULL);
-    for (int g = 0; g >= 0;) {
-        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
-        g = -1;
-        for (int e = 0; e < flights; e++)
-            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
-                g = e;
-    }
-    for (int g = 0; g < flights; g++) {
-        for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a[g].nseats; e++)
-            a[g].peak[a[g].seat[e].kv] =
-                imax(a[g].peak[a[g].seat[e].kv], p->max_pages); /* alone there, it must have room */
-        for (int t = 0; t < NTIERS; t++)
-            p->npages[t] = imax(p->npages[t], a[g].peak[t]);
-        admission_close(&a[g]);
-    }
-    free(entered);
-    free(next);
-    free(a);
-}
-
-void plan_batches(Plan *p, const Task *task) {
-    long dealt[2][NTIERS] = {{0}};
-    const int flights = flight_count(&p->policy);
-    for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
-        p->act_first[t] = xcalloc(flights * (p->policy.num_gpu_batches + 1), sizeof(int));
-    }
-    for (int i = 0; i < task->count; i++)
-        p->max_pages = imax(p->max_pages, pages_for(task->prompts[i].s + task->prompts[i].n - 1,
-                                                    p->policy.page_tokens));
-    walk_task(p, task, dealt);
-    const int batches = p->batches; /* of a flight, and any flight's may be like any other's */
-    p->batches *= flights;
-    for (int t = 0; t < NTIERS; t++) {
-        for (int k = batches; k < p->batches; k++)
-            p->act_rows[t][k] = p->act_rows[t][k - batches];
-        for (int k = 1; k < p->batches; k++)
-            p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
-        for (int what = 0; what < 2; what++)
-            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
-    }
-    p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
-    for (int i = 0; i < task->count; i++)
-        p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
-    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
-    const int batches_under_way = imin(WORKSPACES, imax(p->batches, 1));
-    p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, batches_under_way);
-    p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
-    /* two neighbouring pieces together have more rows than one may have */
-    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
-}

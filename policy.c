@@ -1,16 +1,19 @@
 /* policy.c: what a placement costs (section 4.3): Appendix A.3 and Eq. (1) to the letter.
  *
- * With gbs and bls fixed everything in this cost model, `paper`, is linear in the nine fractions,
- * so that the best placement is a linear program: a max is one row for each of its terms, < is <=.
- * What is printed stays even where it is no machine's behaviour: attention over all KV that is not
- * on the GPU is the CPU's, and so ctog^g has no KV read and gtoc^g no new K and V; prefill stores s
- * + 1 tokens; att_1^p and att_2^p are multiplied by cg although prefill runs on the GPU; gpu_w^g
- * holds the activations of a whole prompt; comp^g adds two processors that could work at once;
- * embeddings and logits take no memory. The disk's fractions are wn, cn, hn there and wd, cd, hd
- * here.
+ * With gbs and bls fixed, everything in this cost model, `paper`, is linear in the nine fractions,
+ * so the best placement is a linear program: a max becomes one row for each of its terms, and <
+ * becomes <=. The appendix is followed as printed even where no machine behaves like that:
+ *   the CPU attends to all KV that is not on the GPU, so that ctog^g has no KV read and gtoc^g no
+ *     new K and V
+ *   prefill stores s + 1 tokens
+ *   att_1^p and att_2^p are multiplied by cg although prefill runs on the GPU
+ *   gpu_w^g holds the activations of a whole prompt
+ *   comp^g adds two processors that could work at once
+ *   embeddings and logits take no memory
+ * The disk's fractions are wn, cn, hn there and wd, cd, hd here.
  *
- * What this engine really does is the cost model `runtime` of cost/runtime.c.
- * Read next: device/ops.c. */
+ * The cost model `runtime` of cost/runtime.c describes what this engine really does. Read next:
+ * device/ops.c. */
 #include <math.h>
 
 #include "policy.h"
@@ -23,9 +26,10 @@
 const char *const fraction_name[NFRACTIONS] = {"wg", "wc", "wd", "cg", "cc",
                                                "cd", "hg", "hc", "hd"};
 
-/* A.3's letters; weights: the bytes of a layer, 8 h1^2 + 4 h1 h2. */
+/* The letters of A.3 for one model, block and machine. */
 typedef struct {
-    double s, n, l, h1, h2, nh, gbs, bls, weights;
+    double s, n, l, h1, h2, nh, gbs, bls;
+    double weights; /* bytes of a layer, 8 h1^2 + 4 h1 h2 */
     const Hardware *hw;
 } Letters;
 
@@ -47,9 +51,9 @@ void peak_row(Lp *lp, const char *name, Sum sum, double capacity) {
         row->a[f] = sum.at[f];
 }
 
-/* T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), and T_gen = max of the same with ^g. The
- * phases differ in the q new tokens of a sequence, in the cache that is stored and loaded, and in
- * who attends. */
+/* Adds T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), or T_gen = max of the same terms with
+ * ^g. The phases differ in the q new tokens of a sequence, in the cache that is stored and loaded,
+ * and in the processor that attends. */
 static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     static const char *const name[2][5] = {{"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"},
                                            {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "comp^p"}};
@@ -60,10 +64,9 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
     const double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1, *bmm_flops = a->hw->bmm_flops;
     Sum comp = {.one = linear_layer / a->hw->mm_flops[prefill]};
-    if (prefill)
+    if (prefill) {
         comp.one += att / bmm_flops[1];
-    else /* gpu_comp^g + cpu_comp^g */
-    {
+    } else { /* gpu_comp^g + cpu_comp^g */
         comp.cg = att / bmm_flops[0];
         comp.cc = comp.cd = att / a->hw->cpu_flops[0];
     }
@@ -77,9 +80,9 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
                     c <= CTOD ? a->hw->bdw[c][prefill] : 1);
 }
 
-/* gpu_peak^p = gpu_home^p + gpu_w^p < gmem with q = s new tokens a sequence, which attend to `past`
- * = s tokens; and the same with ^g, where q = 1 and past = s + n. gpu_w has the activations of a
- * whole prompt in both, as printed. */
+/* Adds gpu_peak^p = gpu_home^p + gpu_w^p < gmem, where a sequence has q = s new tokens, which
+ * attend to past = s tokens; or the same with ^g, where q = 1 and past = s + n. gpu_w has the
+ * activations of a whole prompt in both, as printed. */
 static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
     const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs,
                  bls = a->bls;
@@ -112,7 +115,7 @@ static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
     }
 }
 
-/* cpu_peak^p = cpu_home^p + cpu_w^p < cmem, the same with ^g, and nvme_peak < nmem */
+/* Adds cpu_peak^p = cpu_home^p + cpu_w^p < cmem, the same with ^g, and nvme_peak < nmem. */
 static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
     const double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls,
                  weights = a->weights;
@@ -120,15 +123,14 @@ static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
                  hidden_w = 2 * s * h1 * gbs;
     Sum cpu_p = {.wc = all_weights, .hc = 2 * s * h1 * bls, .cc = cache};
     Sum cpu_g = {.wc = all_weights, .hc = 2 * h1 * bls, .cc = cache};
-    sum_add(&cpu_p, 1,
-            (Sum){.one = weights + hidden_w,
-                  .wg = -weights,
-                  .hg = -hidden_w}); /* cpu_w^p: 1 - wg, 1 - hg */
-    sum_add(
-        &cpu_g, 1,
-        (Sum){
-            .wd = weights, .hd = 2 * 2 * h1 * gbs, .cd = 2 * 4 * (s + n) * h1 * gbs}); /* cpu_w^g */
-    cpu_g.one = 2 * nh * (s + n) * gbs + 2 * h1 * gbs;
+    /* cpu_w^p, where weights and activations are multiplied by 1 - wg and 1 - hg */
+    sum_add(&cpu_p, 1, (Sum){.one = weights + hidden_w, .wg = -weights, .hg = -hidden_w});
+    /* cpu_w^g */
+    sum_add(&cpu_g, 1,
+            (Sum){.one = 2 * nh * (s + n) * gbs + 2 * h1 * gbs,
+                  .wd = weights,
+                  .cd = 2 * 4 * (s + n) * h1 * gbs,
+                  .hd = 2 * 2 * h1 * gbs});
     peak_row(lp, "cpu_peak^p", cpu_p, a->hw->cmem);
     peak_row(lp, "cpu_peak^g", cpu_g, a->hw->cmem);
     peak_row(lp, "nvme_peak", (Sum){.wd = all_weights, .hd = 2 * s * h1 * bls, .cd = cache},
@@ -153,10 +155,10 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
                  .h1 = h1,
                  .h2 = h2,
                  .nh = config->nh,
+                 .gbs = block->gbs,
+                 .bls = bls,
+                 .weights = 8 * h1 * h1 + 4 * h1 * h2,
                  .hw = hardware};
-    a.gbs = block->gbs;
-    a.bls = bls;
-    a.weights = 8 * h1 * h1 + 4 * h1 * h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls;
     lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
@@ -175,8 +177,8 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 
 static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
-/* The names of those of rows [from, to) that x meets with nothing to spare; returns the largest
- * excess of all. */
+/* Writes the names of the rows in [from, to) that x satisfies with nothing to spare. Returns the
+ * largest excess of all rows in [from, to). */
 static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
                            int to) {
     double most = -INFINITY;
@@ -190,8 +192,9 @@ static double binding_rows(char *text, size_t size, const Lp *lp, const double *
     return most;
 }
 
-/* The tiers are given more bytes until a placement fits, the disk's being the cheapest and the
- * GPU's the dearest. */
+/* Writes the message that no placement fits. It names how many bytes each tier lacks: the LP is
+ * solved with a variable for each tier's missing bytes, of which the disk's cost the least and the
+ * GPU's the most. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
     char who[200] = "";
@@ -230,9 +233,8 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
             err, EXIT_FAILED,
             "%s: its numbers and those of %s are too far apart to be solved in doubles; check them",
             hardware->name, config->name);
-    /* At a corner of the LP T_pre and T_gen are the largest of their terms, also T_gen for n = 1,
-     * where it costs nothing.
-     */
+    /* At a corner of the LP T_pre and T_gen are the largest of their terms, even T_gen for n = 1,
+     * where it costs nothing. */
     const double *x = answer.x;
     memcpy(cost->fraction, x, sizeof cost->fraction);
     cost->T_pre = x[T_PRE];

@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-/* The nine fractions, the first variables of every LP here. */
+/* The nine fractions, which are the first variables of every LP here. */
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS };
 extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
 
@@ -18,35 +18,35 @@ typedef union {
     };
     double at[NFRACTIONS + 1];
 } Sum;
+/* Adds factor * more. */
 void sum_add(Sum *to, double factor, Sum more);
-/* sum / rate <= T, where T is a variable of time: a term of its max. */
+/* Adds the row sum / rate <= T, one term of a max, to the LP; T is a variable of time. */
 void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
-/* sum <= capacity */
+/* Adds the row sum <= capacity. */
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
-/* Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1 */
+/* Adds Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1. */
 void sum_rows(Lp *lp);
 
 /* A placement and what a cost model expects of it. */
 typedef struct {
     double fraction[NFRACTIONS]; /* wg wc wd cg cc cd hg hc hd */
-    double T_pre, T_gen,
-        T; /* seconds: of a layer, of a layer, of a block (runtime: of the whole task) */
-    double throughput;   /* token/s */
-    double peak[NTIERS]; /* bytes */
-    char slowest[2][96],
-        full[NTIERS][200]; /* the rows that bind T_gen [0], T_pre [1]; full tiers; or "" */
+    double T_pre, T_gen;         /* seconds of a layer in prefill, in generation */
+    double T;                    /* seconds of a block (runtime: of the whole task) */
+    double throughput;           /* token/s */
+    double peak[NTIERS];         /* bytes */
+    char slowest[2][96];         /* the rows that bind T_gen [0], T_pre [1] */
+    char full[NTIERS][200];      /* the rows of a full tier, else "" */
 } Cost;
 
-/* What one LP of the paper is for: s and n, and a block of num_gpu_batches GPU batches of gbs
+/* The size of one LP of the paper: s, n, and a block of num_gpu_batches GPU batches of gbs
  * sequences. */
 typedef struct {
     int s, n, gbs, num_gpu_batches;
 } Block;
 
-/* The paper's variables: the fractions, and the seconds that a layer takes in prefill and in
- * generation. */
+/* The paper's variables: the fractions, and the seconds of a layer in prefill and in generation. */
 enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
-/* Its rows, by what they bound: the first of each kind. */
+/* The paper's rows, by what they bound: the first row of each kind. */
 enum {
     T_PRE_ROWS = 0,
     T_GEN_ROWS = 5,
@@ -57,12 +57,13 @@ enum {
     NROWS = 28
 };
 
-/* Appendix A.3 as printed, for one block: minimize T / bls over placements, with a row for each
- * term of each max. Rows have the names of their equations: "ctog^p", "gpu_peak^g with att_1^g". */
+/* Writes the LP of Appendix A.3 as printed, for one block: minimize T / bls over placements, with a
+ * row for each term of each max. Rows have the names of their equations: "ctog^p", "gpu_peak^g with
+ * att_1^g". */
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
 
-/* The best placement of one block by A.3. -1 and one line (EXIT_USAGE) that names the tiers which
- * cannot hold it. */
+/* Finds the best placement of one block by A.3. Returns -1 and one line (EXIT_USAGE) that names the
+ * tiers which cannot hold the block. */
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
                Error *err);
 

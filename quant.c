@@ -4,13 +4,12 @@
  *     x_quant = round((x - min) / (max - min) * (2^b - 1))
  *
  * for each group of g contiguous numbers. The paper takes b = 4 and g = 64, which is 4.5 bits a
- * number with the group's min and scale in F16. The layout is in quant.h. First comes the plain
- * function, which rounds numbers to any b in any g; then the fast ones, which pack 4 bits in groups
- * of 64.
+ * number with the group's min and scale in F16. quant.h describes the layout. The plain function,
+ * which rounds numbers to any b in any g, comes first; the fast functions, which pack 4 bits in
+ * groups of 64, follow.
  *
- * Contract: a finite number comes back within half a scale and one rounding to F16. One that is not
- * finite makes its whole group NaN, so that it cannot pass for a number.
- * Read next: lp.c. */
+ * Contract: a finite number comes back within half a scale and one rounding to F16. A number that
+ * is not finite makes its whole group NaN, so that no number takes its place. Read next: lp.c. */
 #include "quant.h"
 
 #include <math.h>
@@ -23,28 +22,31 @@
 
 enum { LEVELS = 15 }; /* the largest code of 4 bits */
 
-/* (max - min) / levels as F16, rounded up, so that the largest code reaches max however coarse F16
- * is there; down where the largest code would pass F16's range. */
+/* Returns (max - min) / levels as F16, rounded up, so that the largest code reaches max however
+ * coarse F16 is there; or rounded down if the largest code would pass F16's range. */
 static f16 group_scale(float min, float max, int levels) {
     const float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
     if (f16_to_f32(scale) < exact)
         scale++;
-    if (min + levels * f16_to_f32(scale) >= 65520)
+    if (min + levels * f16_to_f32(scale) >= 65520) /* F16 rounds it to infinity */
         scale--;
     return scale;
 }
 
-/* Writes a group's min and scale; 1 / scale, or 0 where all are equal or one is not finite. */
+/* Writes a group's min and scale. Returns 1 / scale, or 0 if all numbers are equal or one is not
+ * finite. */
 static float put_header(void *to, float min, float max, bool finite, int levels) {
-    min += 0;
-    max += 0; /* -0, which is equal to 0, becomes it: which of them comes first must not matter */
-    const f16 poison = 0x7e00, header[2] = {finite ? f32_to_f16(min) : poison,
-                                            finite ? group_scale(min, max, levels) : 0};
+    min += 0; /* -0 becomes 0, which is equal to it: it must not matter which of them comes first */
+    max += 0;
+    const f16 poison = 0x7e00; /* NaN */
+    const f16 header[2] = {finite ? f32_to_f16(min) : poison,
+                           finite ? group_scale(min, max, levels) : 0};
     memcpy(to, header, GROUP_HEADER);
     return header[1] ? 1 / f16_to_f32(header[1]) : 0;
 }
 
+/* Rounds the numbers of one group. Returns false if one is not finite; all are then NaN. */
 static bool round_group(f16 *x, size_t stride, int n, int levels) {
     float min = INFINITY, max = -INFINITY, zero = 0;
     f16 header[2];
@@ -52,7 +54,7 @@ static bool round_group(f16 *x, size_t stride, int n, int levels) {
         float value = f16_to_f32(x[i * stride]);
         min = value < min ? value : min;
         max = value > max ? value : max;
-        zero += value - value; /* NaN of what is not finite */
+        zero += value - value; /* NaN if the value is not finite */
     }
     const float inverse = put_header(header, min, max, zero == 0, levels);
     for (int i = 0; i < n; i++) {
@@ -73,35 +75,35 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 // -------------------------------------------------------------------------------------------------
 // Groups of 4 bits, a vector at a time
 //
-// Of a matrix, VL neighbouring columns are packed together: lane l works on column l, whose group
-// runs down the rows. 32 rows have their codes in 16 bytes, which are made 4 bytes (8 nibbles, u =
-// 0 to 7) at a time:
+// VL neighbouring columns of a matrix are packed together: element l of a vector works on column l,
+// whose group runs down the rows. 32 rows have their codes in 16 bytes, which are made 4 bytes (8
+// nibbles, u = 0 to 7) at a time. These are the rows whose codes lie in each byte:
 //
 //     byte          0   1   2   3  |  4   5  ..  |  .. 15  | 16  17  ..
-//     high half    16  17  18  19  | 20  21      |     31  | 48  49            the rows whose codes
-//     lie there low half      0   1   2   3  |  4   5      |     15  | 32  33
+//     high half    16  17  18  19  | 20  21      |     31  | 48  49
+//     low half      0   1   2   3  |  4   5      |     15  | 32  33
 //                  u = 0 is row 0, u = 1 row 16, u = 2 row 1, u = 3 row 17 ...
 //
-// A group of the KV cache lies in a row, so that its numbers themselves fill the vectors.
+// A group of the KV cache lies in a row, so its numbers themselves fill the vectors.
 // -------------------------------------------------------------------------------------------------
 
-/* Codes as rintf rounds: x + 1.5 2^23 has the nearest integer in its low bits, of two the even one.
- * Of at most 15. */
+/* Returns codes of at most 15, rounded as rintf rounds: x + 1.5 2^23 has the nearest integer in its
+ * low bits, and of two equally near ones the even one. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; }
 
-/* The row whose code is nibble u of the 4 bytes that begin at byte `at`, as in the picture. */
+/* Returns the row whose code is nibble u of the 4 bytes from byte `at` on, as in the picture. */
 INLINE int nibble_row(int at, int u) {
     return (at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16;
 }
 
-/* The groups of VL columns of w (GROUP, k). */
+/* Packs the groups of VL columns of w (GROUP, k). Returns false if a number is not finite. */
 static bool pack_columns(uint8_t *to, const f16 *w, int k) {
     V min = v_set(INFINITY), max = -min, zero = {0}, inverse = {0};
     bool finite = true;
     for (int i = 0; i < GROUP; i++) {
         V x = v_load_f16(w + (size_t)i * k);
-        __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0,
-                           2); /* of so many rows the processor foresees none */
+        /* The processor does not foresee so many rows. */
+        __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0, 2);
         min = v_min(min, x);
         max = v_max(max, x);
         zero += x - x;
@@ -114,8 +116,8 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
         VI word = {0};
         for (int u = 0; u < 8; u++) {
             V x = v_load_f16(w + (size_t)nibble_row(at, u) * k);
-            word |= nearest((x - min) * inverse)
-                    << 4 * u; /* 0 in a poisoned group, and NaN's low bits are 0 as well */
+            /* 0 in a group that is not finite: its inverse is 0, and NaN's low bits are 0 too */
+            word |= nearest((x - min) * inverse) << 4 * u;
         }
         for (int l = 0; l < VL; l++) {
             uint32_t codes = word[l];
@@ -145,7 +147,7 @@ static void unpack_columns(f16 *w, const uint8_t *from, int k) {
     }
 }
 
-/* The codes of 16 or 32 numbers. */
+/* Packs the codes of 16 or 32 numbers. */
 static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inverse) {
     uint8_t code[32] = {0};
     for (int i = 0; i < n; i += VL) {
@@ -156,7 +158,7 @@ static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inv
         codes[i] = (uint8_t)(code[i] | code[16 + i] << 4);
 }
 
-/* A group of n neighbours. */
+/* Packs a group of n neighbours. Returns false if a number is not finite. */
 static bool pack_run(uint8_t *to, const f16 *x, int n) {
     V low = v_set(INFINITY), high = -low, zero = {0};
     for (int i = 0; i < n; i += VL) {

@@ -365,8 +365,8 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const int cpu = b->nstaged[TIER_CPU], disk = b->nstaged[TIER_DISK],
               page = run->plan->policy.page_tokens;
     const Tier side = delegated(run, b) ? TIER_CPU : TIER_GPU;
-    const PageTable to = plan_pages(run->plan, KV_STAGING, side, 2 * sq, cpu + disk, none, none);
-    const PageTable via = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, disk, none, none);
+    const PageTable to = plan_pages(run->plan, KV_STAGING, side, 2 * sq, cpu + disk);
+    const PageTable via = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, disk);
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
@@ -498,8 +498,9 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
                     gpu, cpu);
     }
     if (disk) {
-        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK],
-                                    b->cpu.staged, b->cpu.len);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK]);
+        near.pages = b->cpu.staged;
+        near.len = b->cpu.len;
         PageTable home = batch_pages(run->flight, b, TIER_DISK, j);
         home.pages = tensor_rows(home.pages, gpu + cpu, disk);
         append(run, op, b, near, tensor_rows(kv, cpu, disk), gpu + cpu, disk);
@@ -528,9 +529,10 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu), 0, gpu);
     if (off && !delegated(run, b)) {
-        PageTable near =
-            plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq,
-                       b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * sq,
+                                    b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
+        near.pages = b->gpu.staged;
+        near.len = b->gpu.len;
         append(run, op, b, near, new_kv_off(run, b, gpu, off), gpu, off);
         attend_rows(run, op, near, NULL, attended_elsewhere(run, b), tensor_rows(q, gpu, off), gpu,
                     off);

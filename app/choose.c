@@ -193,13 +193,13 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    FILE *progress = isatty(STDERR_FILENO) ? stderr : NULL;
+    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity,
+                              isatty(STDERR_FILENO) ? stderr : NULL};
     ProfileSize size;
     if (!run->sim &&
         (o->hardware ? read_machine(h, o, err)
                      : profile_size(&size, run->gpu, &run->checkpoint->config, run->memory, err) ||
-                           profile_machine(h, &size, run->gpu, o->offload_dir, run->threads,
-                                           run->capacity, progress, err)))
+                           profile_machine(h, &size, &here, err)))
         return -1;
     for (int c = CTOG; c <= CTOD; c++)
         for (int phase = 0; o->link[c] > 0 && phase < 2; phase++)

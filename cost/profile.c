@@ -1,23 +1,21 @@
 /* profile.c measures this machine (section 4.3: "the hardware parameters are profiled").
  *
- * Every number is taken through the table of device functions that a run goes through: a device is
- * opened on a small plan, the same ops are posted on the same lanes, and the clock is read when the
- * last of them has happened. So a rate is what the engine gets, lanes and launches included, on the
- * host device and on a GPU alike.
- *   links         copies pieces between the CPU and the GPU tier, out of memory that no cache holds
- *   disk          writes the offload file until it is on the disk, and reads it back past the page
+ * Every number is measured through the table of device functions that a run uses: a device is
+ * opened on a small plan, the same operations are posted on the same lanes, and the clock is read
+ * when the last of them has finished. So a rate is what the engine gets, lanes and launches
+ * included, on the host device and on a GPU alike.
+ *   links         copies between the CPU and the GPU tier, out of memory that no cache holds
+ *   disk          the offload file is written until it is on the disk, and read back past the page
  *                 cache
  *   curves        linear by its rows, with weights that come from memory as a layer's do; attention
- *                 by tokens, over cold
- *                 pages
- *   op_s          runs a chain of ops that have nothing to do, from lane to lane; the time of every
- *                 other op is reduced by
- *                 so much
- *   shared cores  finds how much longer a product takes on the host device beside copies and beside
- * reads of the disk Products and attention have the shapes of the model that will run. A rate is
- * the median of several samples. A curve ends early where its next point would take too long. The
- * result is kept in the user's cache under a name that stands for all that it depends on.
- * Read next: runtime.c. */
+ *                 by tokens, over cold pages
+ *   op_s          a chain of operations that have nothing to do, from lane to lane; the time of
+ *                 every other operation is reduced by this much
+ *   shared cores  how much longer a product takes on the host device beside copies and beside reads
+ *                 of the disk
+ * Products and attention have the shapes of the model that will run. A rate is the median of
+ * several samples. A curve ends early if its next point would take too long. The result is kept in
+ * the user's cache under a name that stands for all that it depends on. Read next: runtime.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -29,24 +27,21 @@
 #include "cost/cost.h"
 
 enum {
-    PROFILE_VERSION = 5, /* counts the changes of what is measured, or of kernels and lanes, that
-                            make older files wrong */
-    PAGE_TOKENS = 16,    /* of a KV page, as in a run */
-    PIECE = 8 << 20,     /* bytes of a copy, about a matrix of a layer */
-    AT_ONCE = 4,         /* pieces that are on their way to or from the disk at once */
-    LEAST_DISK = 2 * AT_ONCE * PIECE,
-    TINY = 100,           /* ops of a chain that measures what an op takes besides its work */
-    CONTENTION_ROWS = 16, /* rows of a product beside copies: one that decodes, and is busy with
-                             reading weights */
+    /* counts the changes of measurements, kernels or lanes that make older files wrong */
+    PROFILE_VERSION = 5,
+    PAGE_TOKENS = 16, /* of a KV page, as in a run */
+    CHUNK = 8 << 20,  /* bytes of a copy, about a matrix of a layer */
+    AT_ONCE = 4,      /* chunks that are in flight to or from the disk */
+    LEAST_DISK = 2 * AT_ONCE * CHUNK,
+    TINY = 100,           /* operations of the chain that measures op_s */
+    CONTENTION_ROWS = 16, /* of a product beside copies, as in decoding: it waits for weights */
     SAMPLES = 64,         /* of a value, at most */
-    LEAST_SAMPLES = 3,    /* and at least, if three times the usual time is enough for them */
+    LEAST_SAMPLES = 3,    /* at least, if three times the usual time is enough for them */
     PAIRS = 5,            /* samples of a product alone and beside copies */
-    BRIEF =
-        20, /* samples shorter than this part of the time for a value are of several rounds ... */
-    MOST_ROUNDS = 100, /* ... of so many at most */
-    POINT_TIMES = 10,  /* a point of a curve may take so many times the time for a value */
-    DISK_TIMES =
-        25, /* and a pass over the file; with less, a slow disk would show little but its cache */
+    BRIEF = 20,           /* a sample shorter than 1 / BRIEF of a value's time has several rounds */
+    MOST_ROUNDS = 100,    /* of these, at most */
+    POINT_TIMES = 10,     /* a point of a curve may take so many times a value's time */
+    DISK_TIMES = 25,      /* and so may a pass over the file: less would show little but a cache */
 };
 
 static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
@@ -56,27 +51,27 @@ enum {
     NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes
 };
 
-/* A device with memory to work on, and what is being measured on it. */
+/* A device with memory to work on, and the measurement that is under way on it. */
 typedef struct {
     ProfileSize size;
     Device *device;
     Plan plan;
-    Checkpoint none; /* the device's, without files */
+    Checkpoint none; /* the device's checkpoint, which has no files */
     bool packed;     /* the numbers in the cold memory are packed; else they are F16 */
     size_t span;     /* bytes of the cold memory that weights are read from */
-    size_t at;       /* where in them the next op begins */
+    size_t at;       /* where in it the next op reads */
     Event product;   /* the newest product, which the next one waits for */
-    Event copied;    /* a copy that the next product waits for besides */
-    double op_s;
-    double work; /* what the ops posted since the last sample do: flops, or bytes */
-    int ops;     /* their number */
-    double round_s;
+    Event copied;    /* a copy that the next product waits for too */
+    double op_s;     /* seconds of an op besides its work, once it is measured */
+    double work;     /* flops or bytes of the ops posted since the last sample */
+    int ops;         /* the number of these ops */
+    double round_s;  /* seconds of a round in the last sample */
     FILE *progress;
     Error *err;
 } Profile;
 
-/* One thing to measure. post posts one round of it, at point i of a curve, and adds to work and
- * ops; a copy has a lane and goes from tier to tier, attention has a lane and a tier. */
+/* A kind of operation to measure. post posts one round of it, at point i of a curve, and adds to
+ * work and ops. A copy has a lane and two tiers; attention has a lane and a tier, which is `to`. */
 typedef struct Work {
     const char *name; /* of a curve */
     Event (*post)(Profile *, const struct Work *, int i);
@@ -88,8 +83,8 @@ typedef struct Work {
 // The memory of a measurement
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the columns of the widest result of a layer's products: that of q, k and v, or of the
- * MLP. */
+/* Returns the columns of the widest result of a layer's products, which is q, k and v or the MLP's
+ * inner result. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
 /* The index tables of a point of a curve are one row: where its prompts start, then the lengths of
@@ -114,31 +109,35 @@ static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
     }
 }
 
-/* Returns a matrix that begins at byte `at` of a region. */
-static Tensor matrix(const Profile *p, RegionId id, Tier tier, Bytes at, Type type, int rows,
-                     int cols) {
-    Tensor t = plan_bytes(&p->plan, id, tier, at, type, cols);
-    t.rows = rows;
-    return t;
+/* Returns the matrix of so many rows that begins with this one. */
+static Tensor matrix(Tensor row, int rows) {
+    row.rows = rows;
+    return row;
 }
 
 static Tensor results(const Profile *p, Tier tier, int rows, int cols) {
-    return matrix(p, MLP, tier, 0, p->plan.act_type, rows, cols);
+    return matrix(plan_bytes(&p->plan, MLP, tier, 0, p->plan.act_type, cols), rows);
+}
+
+/* Returns bytes of the cold memory from byte `at` on, as numbers of a type. */
+static Tensor cold_as(const Profile *p, Tier tier, Bytes at, Type type, int rows, int cols) {
+    return matrix(plan_bytes(&p->plan, RESTING_WEIGHTS, tier, at, type, cols), rows);
 }
 
 /* Returns cold numbers in F16. */
 static Tensor cold(const Profile *p, Tier tier, Bytes at, int rows, int cols) {
-    return matrix(p, RESTING_WEIGHTS, tier, at, F16, rows, cols);
+    return cold_as(p, tier, at, F16, rows, cols);
 }
 
-/* Returns cold numbers (rows, cols) or, where they are packed, rows of so many bytes. */
+/* Returns cold numbers (rows, cols) or, if they are packed, rows of so many bytes. */
 static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, int cols, size_t packed) {
     if (!p->packed)
         return cold(p, tier, at, rows, cols);
-    return matrix(p, RESTING_WEIGHTS, tier, at, U8, rows, (int)packed);
+    return cold_as(p, tier, at, U8, rows, (int)packed);
 }
 
-/* Returns where the next bytes of the first `span` of cold memory are that lie together. */
+/* Takes the next `bytes` of the first `span` bytes of cold memory, which are used in turn. Returns
+ * where they begin. */
 static size_t next_cold(Profile *p, size_t span, size_t bytes) {
     CHECK(bytes <= span);
     const size_t at = p->at + bytes <= span ? p->at : 0;
@@ -153,13 +152,13 @@ static Tensor table(const Profile *p, Tier tier, int i, int first, int n) {
 }
 
 /* Returns the bytes of a copy. */
-static size_t piece(const Profile *p) { return size_min(p->size.cold / 2, PIECE); }
+static size_t chunk(const Profile *p) { return size_min(p->size.cold / 2, CHUNK); }
 
 // -------------------------------------------------------------------------------------------------
 // Ops
 // -------------------------------------------------------------------------------------------------
 
-/* Posts an op that does so much. */
+/* Posts an op that has so much work, in flops or bytes. */
 static Event post_op(Profile *p, const Op *op, double work) {
     p->work += work;
     p->ops++;
@@ -172,13 +171,13 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
                  none = {0};
     Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
-    const Tensor x = matrix(p, HIDDEN, TIER_GPU, 0, p->plan.act_type, m, k);
+    const Tensor x = matrix(plan_bytes(&p->plan, HIDDEN, TIER_GPU, 0, p->plan.act_type, k), m);
     op_linear(&op, results(p, TIER_GPU, m, n), x, w, none, none, false);
     p->product = post_op(p, &op, 2.0 * m * n * k);
     return p->product;
 }
 
-/* Posts a layer's products, from lane to lane as in a layer. */
+/* Posts a layer's products, on the lanes that a layer has them on. */
 static Event post_linear(Profile *p, const Work *w, int i) {
     const int m = row_sizes[i], h1 = p->size.h1, h2 = p->size.h2;
     (void)w;
@@ -188,7 +187,8 @@ static Event post_linear(Profile *p, const Work *w, int i) {
     return post_product(p, FINISH, m, h1, h2);
 }
 
-/* Posts attention of as many prompts as have the tokens of the longest. */
+/* Posts attention of prompts of one length. Together they have as many tokens as the longest
+ * prompt. */
 static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
@@ -199,8 +199,8 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
 
-/* Posts attention of new tokens. K is in the first half of the cold memory and V in the second,
- * further on each time. */
+/* Posts attention of new tokens. K is in the first half of the cold memory and V in the second;
+ * each round uses the next part of them. */
 static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, each = pages_for(len, PAGE_TOKENS);
     const size_t row = p->packed ? p->size.nh * quant_bytes(h1 / p->size.nh)
@@ -223,10 +223,10 @@ static Event post_attend(Profile *p, const Work *w, int i) {
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
-/* Returns piece i of a tier. Towards the GPU it is in one half of the cold memory, away from it in
- * the other, so that both may run beside a product that reads the first. */
-static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
-    const size_t bytes = piece(p), half = p->size.cold / 2;
+/* Returns chunk i of a tier. Copies towards the GPU use one half of the cold memory and copies away
+ * from it the other, so that both may run beside a product that reads the first. */
+static Tensor chunk_of(const Profile *p, const Work *w, Tier tier, int i) {
+    const size_t bytes = chunk(p), half = p->size.cold / 2;
     const size_t all = tier == TIER_DISK ? p->plan.offload_bytes : half / bytes * bytes;
     const size_t first = tier != TIER_DISK && w->to < w->from ? half : 0;
     return cold(p, tier, first + (size_t)i * bytes % all, 1, (int)(bytes / sizeof(f16)));
@@ -234,27 +234,27 @@ static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
 
 static Event post_copy(Profile *p, const Work *w, int i) {
     Op op = {.lane = w->lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
-    const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
-    return post_op(p, op_copy(&op, &move, 1), (double)piece(p));
+    const Move move = {chunk_of(p, w, w->to, i), chunk_of(p, w, w->from, i)};
+    return post_op(p, op_copy(&op, &move, 1), (double)chunk(p));
 }
 
 /* Posts copies of all of one half. */
 static Event post_copies(Profile *p, const Work *w, int i) {
     Event last = {0, 0};
-    for (i = 0; i < (int)(p->size.cold / 2 / piece(p)); i++)
+    for (i = 0; i < (int)(p->size.cold / 2 / chunk(p)); i++)
         last = post_copy(p, w, i);
     return last;
 }
 
-/* Sends half of the cold memory through layernorm into the other half, which holds no weights any
- * more. */
+/* Posts a layernorm of half of the cold memory into the other half, which overwrites its weights.
+ * */
 static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
     const int h1 = p->size.h1, rows = (int)(half / row) - 1;
-    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* a row at the beginning, and x behind it */
-    const Tensor x = matrix(p, RESTING_WEIGHTS, TIER_GPU, row, act, rows, h1);
-    const Tensor y = matrix(p, RESTING_WEIGHTS, TIER_GPU, half, act, rows, h1);
+    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* the first row; x lies behind it */
+    const Tensor x = cold_as(p, TIER_GPU, row, act, rows, h1);
+    const Tensor y = cold_as(p, TIER_GPU, half, act, rows, h1);
     Op op = {.lane = FINISH, .kind = OTHER};
     (void)w;
     (void)i;
@@ -308,7 +308,7 @@ static int wait_for(const Profile *p, Event event) {
     return p->device->wait(p->device, event, p->err);
 }
 
-/* Posts rounds and waits for the last; *seconds is what all took. */
+/* Posts rounds and waits for the last. Returns in *seconds the time of all of them. */
 static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int rounds) {
     Event last = {0, 0};
     p->work = 0;
@@ -323,8 +323,8 @@ static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int
     return 0;
 }
 
-/* Rates that were sampled: work a second, not counting the time that ops take besides their work.
- */
+/* Rates that were sampled, in work a second. The time that ops take besides their work is not
+ * counted. */
 typedef struct {
     int n;
     double rate[SAMPLES];
@@ -380,7 +380,7 @@ __attribute__((format(printf, 2, 3))) static void tell(Profile *p, const char *f
 }
 
 // -------------------------------------------------------------------------------------------------
-// What is measured
+// The measurements
 // -------------------------------------------------------------------------------------------------
 
 static void set_both(double phase[2], double value) {
@@ -398,41 +398,42 @@ static int measure_links(Hardware *h, Profile *p) {
     return 0;
 }
 
-/* Measures the bytes/s of the whole file, or of as many of its *pieces as there is time for. */
-static int measure_pass(double *rate, Profile *p, const Work *w, int *pieces) {
+/* Measures the bytes/s of the whole file, or of as many of its *chunks as there is time for. */
+static int measure_pass(double *rate, Profile *p, const Work *w, int *chunks) {
     const double begin = now(p);
     double took = 0;
     int n = 0;
-    while (n < *pieces && took < DISK_TIMES * p->size.seconds) {
+    while (n < *chunks && took < DISK_TIMES * p->size.seconds) {
         Event last = {0, 0};
-        for (int g = 0; g < AT_ONCE && n < *pieces; g++)
+        for (int g = 0; g < AT_ONCE && n < *chunks; g++)
             last = post_copy(p, w, n++);
         if (wait_for(p, last))
             return -1;
         took = now(p) - begin;
     }
-    *rate = (double)n * piece(p) / fmax(took, 1e-9);
-    *pieces = n;
+    *rate = (double)n * chunk(p) / fmax(took, 1e-9);
+    *chunks = n;
     return 0;
 }
 
 static int measure_disk(Hardware *h, Profile *p) {
     double read = NO_DISK, write = NO_DISK;
-    int pieces = (int)(p->plan.offload_bytes / piece(p));
-    if (pieces &&
-        (measure_pass(&write, p, &ctod, &pieces) || measure_pass(&read, p, &dtoc, &pieces)))
+    int chunks = (int)(p->plan.offload_bytes / chunk(p));
+    if (chunks &&
+        (measure_pass(&write, p, &ctod, &chunks) || measure_pass(&read, p, &dtoc, &chunks)))
         return -1;
     set_both(h->ctod_bdw, write);
     set_both(h->dtoc_bdw, read);
-    if (pieces)
+    if (chunks)
         tell(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
     return 0;
 }
 
-/* Measures points as far as the profile's size goes, as long as the next one is expected to be
- * quick enough; each twice, since trouble comes in bursts. By rows and by tokens to attend to, a
- * smaller op never takes longer than a larger one: where it seems to, something else was at work.
- * (A prompt of twice the tokens has twice the pairs for each.) */
+/* Measures the points of a curve up to the profile's size, as long as the next point is expected to
+ * be quick enough. Each is measured twice, because disturbances come in bursts. A smaller op never
+ * takes longer than one with more rows, or more tokens to attend to; if it seems to, something else
+ * has disturbed it. (This is not true of prompts: one of twice the tokens has twice the pairs for
+ * each.) */
 static int measure_curve(Curve *c, Profile *p, const Work *w) {
     const bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes, n = by_rows ? NROW_SIZES : NTOKEN_SIZES;
@@ -458,7 +459,7 @@ static int measure_curve(Curve *c, Profile *p, const Work *w) {
     return 0;
 }
 
-/* Measures op_s and products. The single rates of Table 7 are those of the curves at the sizes of
+/* Measures op_s and products. The single rates of Table 7 are read from the curves at the sizes of
  * its experiments. */
 static int measure_linear(Hardware *h, Profile *p) {
     enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
@@ -475,8 +476,9 @@ static int measure_linear(Hardware *h, Profile *p) {
     return 0;
 }
 
+/* Measures attention, and the rates of Table 7 as above. */
 static int measure_attention(Hardware *h, Profile *p) {
-    const double s = 512;
+    const double s = 512; /* the prompt length of these experiments */
     if (measure_curve(&h->bmm_tokens[1], p, &prompts) ||
         measure_curve(&h->bmm_tokens[0], p, &on_gpu) || measure_curve(&h->cpu_tokens, p, &on_cpu))
         return -1;
@@ -488,8 +490,8 @@ static int measure_attention(Hardware *h, Profile *p) {
     return 0;
 }
 
-/* Measures products and attention again with packed numbers; products on a GPU only as far as it
- * takes packed weights as they lie. */
+/* Measures products and attention again with packed numbers; products on a GPU only up to the rows
+ * for which it uses packed weights directly. */
 static int measure_packed(Hardware *h, Profile *p) {
     const int rows = p->size.rows;
     if (p->size.h1 % GROUP || p->size.h2 % GROUP || p->size.h1 / p->size.nh % 16)
@@ -506,9 +508,9 @@ static int measure_packed(Hardware *h, Profile *p) {
     return 0;
 }
 
-/* Measures the seconds by which products take longer, for each byte, while the weights of the next
- * ones are copied beside them. As in a layer, `each` rounds of products wait for the copy that was
- * made beside those before. */
+/* Measures how many seconds longer products take for each byte that is copied beside them. As in a
+ * layer, the copies are of the weights for the next products: `each` rounds of products wait for
+ * the copy that was made beside the rounds before. */
 static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int copies, int each) {
     double alone, bytes = 0;
     Event last = {0, 0}, next = {0, 0};
@@ -518,7 +520,7 @@ static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int 
     for (int c = 0; c < copies; c++) {
         p->copied = next;
         next = post_copy(p, beside, c);
-        bytes += (double)piece(p);
+        bytes += (double)chunk(p);
         for (int r = 0; r < each; r++)
             last = post_linear(p, &linear, i);
     }
@@ -529,10 +531,11 @@ static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int 
     return wait_for(p, next);
 }
 
-/* Measures with so many products beside each copy that it alone would take half as long. */
+/* Measures the seconds lost for each byte. Beside each copy there are so many products that the
+ * copy alone would take half as long as they do. */
 static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Work *beside,
                         double rate) {
-    const double most = 2 * p->size.seconds, copy = piece(p) / rate, begin = now(p);
+    const double most = 2 * p->size.seconds, copy = chunk(p) / rate, begin = now(p);
     double lost[PAIRS], t;
     int i = 0, n = 0;
     while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS)
@@ -572,7 +575,7 @@ static int measure_all(Hardware *h, Profile *p) {
                  {"linear", measure_linear},
                  {"attention", measure_attention},
                  {"packed weights and cache", measure_packed},
-                 {"products beside copies", measure_shared_cores}}; /* only of the host device */
+                 {"products beside copies", measure_shared_cores}}; /* on the host device only */
     const int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
     for (int i = 0; i < n; i++) {
         tell(p, "measuring this machine: %s", parts[i].what);
@@ -583,7 +586,7 @@ static int measure_all(Hardware *h, Profile *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// How much is measured
+// The size of the measurements
 // -------------------------------------------------------------------------------------------------
 
 /* Halves the layer; each head keeps its size. */
@@ -593,7 +596,7 @@ static void halve_layer(ProfileSize *s) {
     s->nh /= 2;
 }
 
-/* Makes what is measured smaller until the plan of its memory fits. The cold memory is halved, and
+/* Makes the measurements smaller until the plan of their memory fits. Halves the cold memory, and
  * with it the products, whose weights need half of it, and their rows, whose inputs and results
  * need no more than all of it. */
 static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
@@ -620,8 +623,8 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
     }
 }
 
-/* Returns so many bytes of cold memory, or more where half of it should be more than the last cache
- * holds, so that going round in it finds nothing there. */
+/* Returns the bytes of cold memory: at least `least`, and enough that half of it does not fit into
+ * the last cache, so that a round through it finds nothing there. */
 static size_t cold_bytes(size_t least) {
     const size_t most = (size_t)1 << 30;
     long cache = 0;
@@ -633,7 +636,7 @@ static size_t cold_bytes(size_t least) {
     return size_min(4 * (size_t)cache / 4096 * 4096, most);
 }
 
-/* Chooses the largest layer that is measured within a minute, or the model's own where that is
+/* Chooses the largest layer that can be measured within a minute, or the model's own if that is
  * smaller. On the host device both upper tiers are memory of this process. */
 int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory,
                  Error *err) {
@@ -655,31 +658,29 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
     return fit_memory(size, gpu ? 1 : 2, memory, err);
 }
 
-/* Makes the measurements smaller where the GPU has less room. */
+/* Makes the measurements smaller, down to h1 = 512, if the GPU has less room: for the cold memory,
+ * inputs and results in F16, and 32 MiB of index tables. */
 static void fit_gpu(ProfileSize *s, Gpu *gpu) {
     const Bytes room = gpu_left(gpu);
     while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room) {
-        s->h1 /= 2;
-        s->h2 /= 2;
-        s->nh /= 2;
+        halve_layer(s);
         s->cold /= 2;
     }
 }
 
-/* Returns the bytes of the file: all that is asked for, or half of what the disk has room for; at
- * least something, unless the disk is memory. */
+/* Returns the bytes of the file: those asked for, or half of the disk's room if that is less; but
+ * at least LEAST_DISK, unless the disk is memory. */
 static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
     const size_t bytes = size_min(capacity / 2, asked), least = size_min(asked, LEAST_DISK);
     return bytes < least && !memory ? least : bytes;
 }
 
-static void plan_profile(Profile *p, Type act, const char *offload_dir,
-                         const Bytes capacity[NTIERS]) {
+static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
     plan_memory(&p->plan, &p->size, act);
-    const int pieces =
-        (int)(disk_bytes(p->size.disk, capacity[TIER_DISK], memory_holds(offload_dir)) / piece(p));
-    const int cols = (int)(piece(p) / sizeof(f16));
-    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, pieces, cols, 1});
+    const size_t bytes =
+        disk_bytes(p->size.disk, here->capacity[TIER_DISK], memory_holds(here->offload_dir));
+    const int chunks = (int)(bytes / chunk(p)), cols = (int)(chunk(p) / sizeof(f16));
+    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, chunks, cols, 1});
     p->span = p->size.cold;
 }
 
@@ -687,7 +688,7 @@ static void plan_profile(Profile *p, Type act, const char *offload_dir,
 // The device to measure on
 // -------------------------------------------------------------------------------------------------
 
-/* Fills a row with small numbers without an order, of which no sum overflows. */
+/* Fills a row with small numbers in no order, of which no sum overflows. */
 static void fill(Profile *p, Tensor row) {
     enum { N = 1 << 16 };
     float *single = xcalloc(N, sizeof *single);
@@ -703,8 +704,8 @@ static void fill(Profile *p, Tensor row) {
     free(half);
 }
 
-/* Fills the index tables of a point: its prompts and its sequences have the same number of tokens
- * each. */
+/* Fills the index tables of a point, whose prompts and sequences have token_sizes[i] tokens each.
+ * */
 static void fill_tables(Profile *p, Tier tier, int i) {
     const int nstarts = starts_each(&p->size), npages = pages_each(&p->size), nseq = p->size.nseq;
     const Tensor all = table(p, tier, i, 0, nstarts + nseq + npages);
@@ -730,7 +731,7 @@ static void fill_memory(Profile *p) {
     }
 }
 
-/* Writes the "model name" of /proc/cpuinfo, or the kind of machine. */
+/* Writes the "model name" of /proc/cpuinfo, or uname's machine if there is none. */
 static void processor(char *name, size_t size) {
     FILE *f = fopen("/proc/cpuinfo", "r");
     char line[300], *colon;
@@ -763,23 +764,23 @@ static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
         h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
 }
 
-/* Measures at this size; with size->disk 0, without a disk. Otherwise like profile_measure. */
-static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu,
-                           const char *offload_dir, int threads, const Bytes capacity[NTIERS],
-                           FILE *progress, Error *err) {
+/* Measures at this size; without a disk if size->disk is 0. Otherwise like profile_measure. */
+static int measure_machine(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
+                           Error *err) {
     Profile *p = xcalloc(1, sizeof *p);
     Hardware measured = {.name = ""};
-    threads = host_set_threads(threads);
-    *p = (Profile){.size = *size, .progress = progress, .err = err};
+    Gpu *gpu = here->gpu;
+    const int threads = host_set_threads(here->threads);
+    *p = (Profile){.size = *size, .progress = here->progress, .err = err};
     if (gpu)
         fit_gpu(&p->size, gpu);
-    plan_profile(p, gpu ? F16 : F32, offload_dir, capacity);
+    plan_profile(p, gpu ? F16 : F32, here);
     name_machine(measured.name, MOST_NAME + 1, gpu, threads);
-    set_capacities(&measured, capacity);
+    set_capacities(&measured, here->capacity);
     if (!p->plan.offload_bytes)
         measured.nmem = 1;
-    p->device = gpu ? cuda_open(gpu, &p->plan, &p->none, offload_dir, err)
-                    : host_open(&p->plan, &p->none, offload_dir, err);
+    p->device = gpu ? cuda_open(gpu, &p->plan, &p->none, here->offload_dir, err)
+                    : host_open(&p->plan, &p->none, here->offload_dir, err);
     int status = -1;
     if (p->device) {
         fill_memory(p);
@@ -792,21 +793,21 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu
     return status;
 }
 
-int profile_measure(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir,
-                    int threads, const Bytes capacity[NTIERS], FILE *progress, Error *err) {
+int profile_measure(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
+                    Error *err) {
     ProfileSize without = *size;
     Error fault;
     without.disk = 0;
-    if (!measure_machine(hardware, size, gpu, offload_dir, threads, capacity, progress, &fault))
+    if (!measure_machine(hardware, size, here, &fault))
         return 0;
-    if (measure_machine(hardware, &without, gpu, offload_dir, threads, capacity, progress, err))
+    if (measure_machine(hardware, &without, here, err))
         return -1;
-    fprintf(progress ? progress : stderr, "measured without a disk: %s\n", fault.text);
+    fprintf(here->progress ? here->progress : stderr, "measured without a disk: %s\n", fault.text);
     return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
-// As a file
+// A measured machine as a file
 // -------------------------------------------------------------------------------------------------
 
 void profile_write(const Hardware *hardware, FILE *out) {
@@ -817,7 +818,7 @@ void profile_write(const Hardware *hardware, FILE *out) {
     hardware_write(hardware, date, out);
 }
 
-/* Writes the directory of the cache and returns its length, or 0 if there is none. */
+/* Writes the directory of the user's cache. Returns its length, or 0 if there is none. */
 static int cache_dir(char *dir, size_t size) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int n = cache && cache[0] == '/' ? snprintf(dir, size, "%s", cache)
@@ -826,27 +827,28 @@ static int cache_dir(char *dir, size_t size) {
     return n < (int)size ? n : 0;
 }
 
-void profile_path(char *path, size_t size, const ProfileSize *shapes, const Gpu *gpu,
-                  const char *offload_dir, int threads) {
+void profile_path(char *path, size_t size, const ProfileSize *shapes, const ThisMachine *here) {
     char dir[4000], cpu[200], key[800];
     struct stat disk = {.st_dev = 0};
     struct statfs fs = {.f_type = 0};
     path[0] = 0;
-    if (!cache_dir(dir, sizeof dir) || stat(offload_dir, &disk) || statfs(offload_dir, &fs))
+    if (!cache_dir(dir, sizeof dir) || stat(here->offload_dir, &disk) ||
+        statfs(here->offload_dir, &fs))
         return;
     processor(cpu, sizeof cpu);
     snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION,
              shapes->h1, shapes->h2, shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu,
-             host_set_threads(threads), host_isa(), gpu ? gpu->name : "",
+             host_set_threads(here->threads), host_isa(), here->gpu ? here->gpu->name : "",
              (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
+    /* The number is the start of an FNV-1a hash. */
     const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
     if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash) >=
         (int)size)
         path[0] = 0;
 }
 
-/* Makes the cache's directories, which mostly exist already. Returns 0, or why one of them cannot
- * be made. */
+/* Makes the cache's directories, which mostly exist already. Returns 0, or the errno of the one
+ * that cannot be made. */
 static int make_cache_dir(void) {
     char dir[4200];
     if (!cache_dir(dir, sizeof dir - 10))
@@ -867,29 +869,28 @@ static int write_profile(const Hardware *hardware, const char *path, Error *err)
     return f ? output_close(f, "cannot write", path, err) : -1;
 }
 
-void profile_keep(const Hardware *hardware, const ProfileSize *size, const Gpu *gpu,
-                  const char *offload_dir, int threads, FILE *progress) {
+void profile_keep(const Hardware *hardware, const ProfileSize *size, const ThisMachine *here) {
     char path[4100];
     Error err;
     if (hardware->dtoc_bdw[0] == NO_DISK)
         return; /* the disk may be back the next time */
-    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    profile_path(path, sizeof path, size, here);
     if (write_profile(hardware, path, &err))
-        fprintf(progress ? progress : stderr,
+        fprintf(here->progress ? here->progress : stderr,
                 "the next run will measure again: %s (XDG_CACHE_HOME)\n", err.text);
 }
 
-int profile_machine(Hardware *hardware, const ProfileSize *size, Gpu *gpu, const char *offload_dir,
-                    int threads, const Bytes capacity[NTIERS], FILE *progress, Error *err) {
+int profile_machine(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
+                    Error *err) {
     char path[4100];
     Error damaged;
-    profile_path(path, sizeof path, size, gpu, offload_dir, threads);
+    profile_path(path, sizeof path, size, here);
     if (path[0] && access(path, R_OK) == 0 && hardware_read(hardware, path, &damaged) == 0) {
-        set_capacities(hardware, capacity);
+        set_capacities(hardware, here->capacity);
         return 0;
     }
-    if (profile_measure(hardware, size, gpu, offload_dir, threads, capacity, progress, err) != 0)
+    if (profile_measure(hardware, size, here, err) != 0)
         return -1;
-    profile_keep(hardware, size, gpu, offload_dir, threads, progress);
+    profile_keep(hardware, size, here);
     return 0;
 }

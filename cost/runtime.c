@@ -1,32 +1,32 @@
-/* runtime.c: what this engine does with a task, as a linear program (section 4.3): the cost model
- * `runtime`.
+/* runtime.c: the cost model `runtime`, which describes what this engine does with a task as a
+ * linear program (section 4.3).
  *
- * Appendix A.3 (policy.c) is the paper's machine. This is what schedule.c posts and hardware.c
- * prices, by lanes: a row for the seconds that each takes in a layer, in sweeps with a prefill and
- * in the others, as the plan's walk through the task counts them.
- * Read next: search.c. */
+ * Appendix A.3 (policy.c) describes the paper's machine. This model adds up the operations that
+ * schedule.c posts, at the prices of hardware.c. Each lane has a row for the seconds that its work
+ * takes in a layer, one for sweeps with a prefill and one for the others; the plan's walk through
+ * the task has counted both kinds of sweeps. Read next: search.c. */
 #include <math.h>
 
 #include "cost/cost.h"
 
 // -------------------------------------------------------------------------------------------------
-// What this engine does: one kind of sweep
+// One kind of sweep
 //
 // A sweep takes every batch in flight through every layer. Sweeps with a prefill (^p) and sweeps
-// without one (^g) differ, as the paper's two stages do, and each kind has two variables of time:
+// without one (^g) differ, as the paper's two phases do, and each kind has two variables of time:
 // the seconds of a layer, and those of the last layer with the head behind it. As in A.3 a layer
 // takes as long as the slowest of its lanes, and each lane has a row
 //     seconds that its work takes <= seconds of the layer.
 // -------------------------------------------------------------------------------------------------
 
-/* What bounds a layer: the six channels of a machine (flexgen.h), and nine more rows. */
+/* The rows that bound a layer: the six channels of a machine (flexgen.h), and nine more. NET is not
+ * a channel of a single machine. */
 enum {
-    CORES =
-        CPU + 1, /* the cores on which a host device computes and copies; NET is no machine's own */
-    UNDER_WAY,   /* a batch's whole way through the layer, since only a few are under way at once */
-    STORING,     /* the same for the way of its new k and v */
-    QUEUED,      /* caches that cannot load while another batch is in prefill */
-    COMP_WITH_CTOG, /* a link, the disk, a processor: two of them, when both are busy */
+    CORES = CPU + 1, /* the cores on which a host device computes and copies */
+    UNDER_WAY,       /* a batch's whole way through the layer: only a few are under way at once */
+    STORING,         /* the same for the way of its new k and v */
+    QUEUED,          /* caches that cannot load while another batch is in prefill */
+    COMP_WITH_CTOG,  /* from here on: two lanes that are both busy */
     COMP_WITH_DTOC,
     CPU_WITH_CTOG,
     CPU_WITH_DTOC,
@@ -42,8 +42,8 @@ static const char *const bound_name[2][NBOUNDS] = {
      "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
-/* Seconds of each in one sweep: in a layer; in the last layer and the head, what they take more
- * than a layer. */
+/* The seconds of each bound in one sweep: those of a layer, and those by which the last layer with
+ * the head takes longer than a layer. */
 typedef struct {
     Sum layer[NBOUNDS], head[NBOUNDS];
 } Seconds;
@@ -54,18 +54,18 @@ typedef struct {
     const OptConfig *config;
     const Plan *plan;
     int phase;                     /* 0: ^g, 1: ^p */
-    bool delegated;                /* the CPU attends to what is not on the GPU */
+    bool delegated;                /* the CPU attends to the cache that is not on the GPU */
     double ctog, gtoc, dtoc, ctod; /* bytes/s */
-    double batches[2], rows[2];    /* that decode [0], that are in prefill [1]; their new tokens */
-    double K, all_rows;            /* both together */
-    double prompts, len, past, last_rows; /* prompts and their length; tokens that a new one attends
-                                             to; rows of the head */
-    double act, kv;                       /* bytes of one activation, of the K and V of one token */
-    double v_read;                        /* the share of V that sparse attention reads; 1 */
-    double weights, on_disk; /* of the weights as they rest and move; as they lie on the disk */
-    double hidden, fresh,
-        cache; /* of the hidden states; of new k and v; of the pages attended to */
-    double table, table_on_disk; /* of the head's matrix */
+    double batches[2], rows[2];    /* batches that decode [0], in prefill [1]; their new tokens */
+    double K, all_rows;            /* batches, new tokens of both kinds */
+    double prompts, len;           /* prompts in prefill; their length */
+    double past, last_rows;        /* tokens that a new one attends to; rows that the head needs */
+    double act, kv;                /* bytes of one activation; of one token's K and V */
+    double v_read;               /* share of V that attention reads: less than 1 if it is sparse */
+    double weights, on_disk;     /* bytes of the weights as they rest and move; as on the disk */
+    double hidden, fresh;        /* bytes of the hidden states; of new k and v */
+    double cache;                /* bytes of the pages that new tokens attend to */
+    double table, table_on_disk; /* bytes of the head's matrix as it moves; as on the disk */
 } Sweep;
 
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
@@ -77,70 +77,78 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .config = &checkpoint->config,
                .plan = plan,
                .phase = phase,
-               .delegated = delegated};
-    a.ctog = hw->ctog_bdw[phase];
-    a.gtoc = hw->gtoc_bdw[phase];
-    a.dtoc = hw->dtoc_bdw[phase];
-    a.ctod = hw->ctod_bdw[phase];
-    a.batches[0] = w->decodes / sweeps;
-    a.batches[1] = w->prefills / sweeps;
+               .delegated = delegated,
+               .ctog = hw->ctog_bdw[phase],
+               .gtoc = hw->gtoc_bdw[phase],
+               .dtoc = hw->dtoc_bdw[phase],
+               .ctod = hw->ctod_bdw[phase],
+               .batches = {w->decodes / sweeps, w->prefills / sweeps},
+               .rows = {w->steps / sweeps, w->prompt_rows / sweeps},
+               .prompts = w->prompts / sweeps,
+               .past = w->steps > 0 ? w->past / w->steps : 0,
+               .last_rows = w->last_rows / sweeps,
+               .act = type_bytes(plan->act_type),
+               .kv = 2.0 * plan->kv_row,
+               .v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1,
+               .weights = (double)plan_layer_bytes(plan)};
     a.K = a.batches[1] + a.batches[0];
-    a.rows[0] = w->steps / sweeps;
-    a.rows[1] = w->prompt_rows / sweeps;
     a.all_rows = a.rows[1] + a.rows[0];
-    a.prompts = w->prompts / sweeps;
-    a.last_rows = w->last_rows / sweeps;
-    a.past = w->steps > 0 ? w->past / w->steps : 0;
-    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2
-                           : 0; /* len (len + 1) / 2 = pairs of a prompt */
-    a.act = type_bytes(plan->act_type);
-    a.kv = 2.0 * plan->kv_row;
-    a.v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1;
-    a.weights = (double)plan_layer_bytes(plan);
+    /* len solves len (len + 1) / 2 = pairs of a prompt. */
+    a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
     for (int r = 0; r < NROLES; r++)
         a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
     if (copied_to_disk(plan, checkpoint))
         a.on_disk = a.weights;
     a.hidden = a.act * a.config->h1 * a.all_rows;
     a.fresh = a.kv * a.all_rows;
-    /* past counts the new token, which is not loaded; pages move whole, and on average half of the
-     * last one is empty */
+    /* past includes the new token, which is not loaded. Pages move whole, and on average half of
+     * the last one is empty. */
     a.cache = a.kv * a.rows[0] * (a.past - 1 + page / 2);
     a.table = 2.0 * head.rows * head.cols;
     a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
     return a;
 }
 
-/* w, c, h of what is not on the GPU: weights, cache, activations. */
+/* Returns a sum with these factors for the shares of weights, cache and activations off the GPU. */
 static Sum off_gpu(double w, double c, double h) {
     return (Sum){.wc = w, .wd = w, .cc = c, .cd = c, .hc = h, .hd = h};
 }
 
 // -------------------------------------------------------------------------------------------------
-// The links, by the calls of Figure 4: the bytes of each call over the bandwidth of its link. Every
-// op takes op_s besides; weights cross in K parts, one beside each batch, and the K batches' caches
-// and hidden states one by one
+// The links, by the calls of Figure 4
+//
+// A call takes its bytes over the bandwidth of its link, and every operation op_s besides. Weights
+// cross in K parts, one beside each batch; the caches and hidden states of the K batches cross one
+// by one.
 // -------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
     const double numbers = a->delegated ? a->config->h1 * a->rows[0] : 0,
                  queries = sizeof(f16) * numbers;
     const double results = a->act * numbers, op = a->hw->op_s, each = a->K * op;
-    /* ctog = load_weight (wc + wd) weights + load_cache (cc + cd) cache + load_activation (hc + hd)
-     * hidden. The CPU's attention sends its results up in place of the cache. */
+    // clang-format off
+    /* ctog = (wc + wd) weights    load_weight
+            + (cc + cd) cache      load_cache; with delegation the results of attention instead
+            + (hc + hd) hidden     load_activation */
+    // clang-format on
     t->layer[CTOG] = off_gpu(a->weights / a->ctog + each,
                              (a->delegated ? results : a->cache) / a->ctog + a->batches[0] * op,
                              a->hidden / a->ctog + each);
-    /* gtoc = store_cache (cc + cd) fresh + store_activation (hc + hd) hidden, and the queries of
-     * the CPU's attention. */
+    // clang-format off
+    /* gtoc = (cc + cd) fresh      store_cache; with delegation the queries too
+            + (hc + hd) hidden     store_activation */
+    // clang-format on
     t->layer[GTOC] =
         off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
-    /* dtoc = load_weight wd weights + load_cache cd cache + load_activation hd hidden. Of V, half
-     * of the cache, sparse attention reads a share. */
+    // clang-format off
+    /* dtoc = wd weights           load_weight
+            + cd cache             load_cache; sparse attention reads a share of V, half of the cache
+            + hd hidden            load_activation */
+    // clang-format on
     t->layer[DTOC] = (Sum){.wd = a->on_disk / a->dtoc + each,
                            .cd = a->cache * (1 + a->v_read) / 2 / a->dtoc,
                            .hd = a->hidden / a->dtoc + each};
-    /* ctod = store_cache cd fresh + store_activation hd hidden */
+    /* ctod = cd fresh (store_cache) + hd hidden (store_activation) */
     t->layer[CTOD] = (Sum){.cd = a->fresh / a->ctod + each, .hd = a->hidden / a->ctod + each};
 }
 
@@ -148,15 +156,15 @@ static void link_rows(Seconds *t, const Sweep *a) {
 // The processors
 // -------------------------------------------------------------------------------------------------
 
-/* Whether the batches in prefill, or those that decode, multiply with packed weights as they lie.
- */
+/* Returns true if the batches in prefill, or those that decode, use packed weights directly. */
 static bool takes_packed_weights(const Sweep *a, bool prefill) {
     return a->plan->policy.weight_packed &&
            a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
-/* The four products of a layer, for the batches in prefill or those that decode. The rows of a
- * batch go through in pieces; beside the products of a piece its k and v are put away. */
+/* Returns the seconds of a layer's four products, for the batches in prefill or those that decode.
+ * A batch passes the layer piece by piece, and each piece has one operation more, which stores its
+ * k and v. */
 static double products(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
     const Hardware *h = a->hw;
@@ -172,8 +180,9 @@ static double products(const Sweep *a, bool prefill) {
     return batches * pieces * (qkv + out + (mlp_1 + mlp_2) + (4 + 1) * h->op_s);
 }
 
-/* What the GPU does for these batches wherever the cache is: products, two layernorms, which each
- * read and write the hidden state, and attention within prompts. */
+/* Returns the seconds of the GPU's work for these batches that does not depend on placement:
+ * products, two layernorms, each of which reads and writes the hidden state, and attention within
+ * prompts. */
 static double gpu_seconds(const Sweep *a, bool prefill) {
     const double h1 = a->config->h1, batches = a->batches[prefill];
     double norms = memory_seconds(4 * a->act * h1 * a->rows[prefill], a->hw->gpu_bdw) +
@@ -183,18 +192,20 @@ static double gpu_seconds(const Sweep *a, bool prefill) {
     return products(a, prefill) + norms + attention;
 }
 
-/* The layer's six matrices are unpacked where some batch's products want F16. */
+/* Returns the seconds that it takes to unpack the layer's matrices, if the products of some batch
+ * need F16. */
 static double unpacking_seconds(const Sweep *a) {
+    enum { MATRICES = 6 }; /* of a layer */
     if (!a->plan->policy.weight_packed ||
         (takes_packed_weights(a, false) && takes_packed_weights(a, true)))
         return 0;
     return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes,
                           a->hw->gpu_bdw) +
-           6 * a->hw->op_s;
+           MATRICES * a->hw->op_s;
 }
 
-/* Attention of new tokens to the whole cache, on either side. It reads K, and of V the share that
- * it wants. */
+/* Returns the seconds of attention of new tokens to the whole cache, on one processor. It reads K,
+ * and v_read of V. */
 static double attend_cache(const Sweep *a, bool on_cpu) {
     if (a->rows[0] <= 0)
         return 0;
@@ -210,24 +221,28 @@ static void processor_rows(Seconds *t, const Sweep *a) {
     const double packing =
         a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
-    /* gpu = what is done for all batches + cg (attention + new k and v to their pages) + (cc + cd)
-     * new k and v packed, and where the CPU does not attend (cc + cd) (attention + new k and v of
-     * decoding batches to the pages that have been loaded) */
+    // clang-format off
+    /* gpu = work that does not depend on placement
+           + cg (attention + new k and v to their pages)
+           + (cc + cd) packing of new k and v
+       and without delegation
+           + (cc + cd) (attention + new k and v of decoding batches to the pages in staging) */
+    // clang-format on
     gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + unpacking_seconds(a);
     gpu->cg = on_gpu + memory_seconds(made, gpu_bdw);
     gpu->cc = gpu->cd =
         packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
-    /* cpu = (cc + cd) attention where it attends, + cc (new k and v to their pages) */
+    /* cpu = (cc + cd) attention, with delegation, + cc (new k and v to their pages) */
     cpu->cc = cpu->cd = a->delegated ? on_cpu : 0;
     cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->hw->op_s;
 }
 
-/* What the last layer and the head take more than a layer. Layer 0 loads no hidden states of
- * `rows`, but the head those of `last_rows`, mostly one of each sequence. The table of tokens
- * streams like a layer when it is not on the GPU, and the rows of new tokens are gathered where it
- * rests. The GPU embeds (ids, then hidden states, each read and written), and for every batch of
- * the head normalizes, multiplies with the table and chooses; where the CPU chooses, the logits go
- * down. */
+/* Fills in the seconds by which the last layer with the head takes longer than a layer. Layer 0
+ * loads no hidden states of `rows`, but the head loads those of `last_rows`, mostly one of each
+ * sequence. The token table streams like a layer when it is not on the GPU, and the rows of new
+ * tokens are gathered on the tier where it rests. The GPU embeds (ids, then hidden states, each
+ * read and written), and for every batch of the head it normalizes, multiplies with the table and
+ * chooses; if the CPU chooses, the logits go down. */
 static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
@@ -260,21 +275,25 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// What perfect overlap leaves out
+// Times that perfect overlap leaves out
 // -------------------------------------------------------------------------------------------------
 
-/* There are nws rotating workspaces, so at most nws batches are on their way through a layer at
- * once. If K batches take t seconds each from lane to lane, a layer takes at least K t / min(K,
- * nws). In sweeps with a prefill only the batches in prefill are counted: their way is by far the
- * longest.
- *     chain = GPU's work + (hc + hd) hidden up and down + hd hidden from and to the disk, and in
- *       generation
- *             + attention wherever the cache is; and if the CPU attends, + (cc + cd) (q, k and v
- *               down, o up) for that, of
- *             4 ops: down, append, attend, up
+// clang-format off
+/* Fills in chain and store. There are nws rotating workspaces, so at most nws batches are on their
+ * way through a layer at once. If K batches take t seconds each from lane to lane, a layer takes at
+ * least K t / min(K, nws). In sweeps with a prefill only the batches in prefill are counted: their
+ * way is by far the longest.
+ *     chain = the GPU's work
+ *           + (hc + hd) hidden up and down + hd hidden from and to the disk
+ *       and in generation
+ *           + attention on the processor that has it
+ *       and in generation with delegation
+ *           + (cc + cd) (q, k and v down, o up), of 4 operations: down, append, attend, up
  *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
  * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
+// clang-format on
 static void under_way_rows(Seconds *t, const Sweep *a) {
+    enum { TRIP_OPS = 4 };
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill],
                  hidden = a->act * a->config->h1 * rows;
@@ -282,7 +301,7 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
                  under_way = fmax(1, fmin(K, most));
     const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
     const double trip = (sizeof(f16) * a->config->h1 * rows + fresh) / a->gtoc + hidden / a->ctog +
-                        4 * K * a->hw->op_s;
+                        TRIP_OPS * K * a->hw->op_s;
     const double attend = prefill ? 0 : attend_cache(a, a->delegated);
     Sum chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0),
                         hidden / a->ctog + hidden / a->gtoc);
@@ -296,9 +315,9 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
     sum_add(&t->layer[STORING], 1 / under_way, store);
 }
 
-/* queue: load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the caches of
- * the batch before it and of the one behind it can be on their way; those of the other decoding
- * batches come after its GPU work: they are loaded, or the CPU attends to them. */
+/* Fills in queue. load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the
+ * caches of the batch before it and of the batch behind it can be in flight; those of the other
+ * decoding batches come after its GPU work: they are loaded, or the CPU attends to them. */
 static void queue_row(Seconds *t, const Sweep *a) {
     enum { BESIDE_PREFILL = 2 };
     if (a->batches[1] <= 0 || a->rows[0] <= 0)
@@ -310,13 +329,13 @@ static void queue_row(Seconds *t, const Sweep *a) {
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
 
-/* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, not
- * derived; without it the model would prefer placements whose two slowest lanes are equal to the
- * last percent. */
+/* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, which is
+ * not derived; without it the model would prefer placements whose two slowest lanes are equal to
+ * the last percent. */
 static const double HELD_UP = 1.06;
 
-/* Rows that are made of others: cores = gpu + cpu + copies; one lane with another = HELD_UP (one +
- * other) / 2. Without overlap everything adds up. */
+/* Fills in the bounds that are made of others: cores = gpu + cpu + copies, and for two lanes
+ * HELD_UP (one + other) / 2. Without overlap everything adds up. */
 static void joint_rows(Sum *of, const Sweep *a) {
     Sum all = {.one = 0};
     for (int c = CTOG; c <= CPU; c++)
@@ -336,7 +355,7 @@ static void joint_rows(Sum *of, const Sweep *a) {
 // The LP
 // -------------------------------------------------------------------------------------------------
 
-/* Whether some placement makes it more than 0. */
+/* Returns true if the sum is more than 0 for some placement. */
 static bool is_positive(const Sum *sum) {
     for (int f = 0; f <= NFRACTIONS; f++)
         if (sum->at[f] > 0)
@@ -344,10 +363,11 @@ static bool is_positive(const Sum *sum) {
     return false;
 }
 
-/* Of placements that are equally fast, that which moves least: a second of a lane that others hide
- * costs a little, beside a second that passes. */
+/* The cost of a second of a lane that other lanes hide, beside a second that passes. So the LP
+ * chooses, of placements that are equally fast, the one that moves least. */
 static const double PRICE_OF_IDLE = .02;
 
+/* Adds the rows of one kind of sweep to the LP, and the price of its lanes' seconds. */
 static void sweep_rows(Lp *lp, const Sweep *a) {
     Seconds t = {.layer = {{.one = 0}}};
     const int layer = LAYER_S + a->phase, last = LAST_S + a->phase;
@@ -378,18 +398,19 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 }
 
 // clang-format off
-/* What the plan holds on each tier, in bytes. It is linear between the corners of placement, but
- * for the padding of regions; so the rows start from the plan that has everything on the CPU tier,
- * and say what a share takes elsewhere:
- *     GPU    wg weights + cg cache + hg states + (wc + wd) 2 layers + (cc + cd) 2 batches' pages +
- *            (hc + hd) x
- *            + (cc + cd) new k and v, packed
- *     CPU    wc weights + cc cache + hc states + (cc + cd) new k and v + wd 2 layers + cd 2
- *            batches' pages
- *            + hd 4 batches' states
- *     disk   wd weights + cd cache + hd states What is loaded takes two slots in turn, and states
- * on their way to the disk two more; x and the new k and v are workspaces. With delegation no pages
- * go to the GPU, and queries and results have workspaces on the CPU. */
+/* Adds a row for each tier: the bytes that the plan holds there must not exceed its capacity. They
+ * are linear between the corners of placement, but for the padding of regions; so the rows start
+ * from the plan that has everything on the CPU tier, and say what a share takes elsewhere:
+ *     GPU    wg weights + cg cache + hg states
+ *          + (wc + wd) 2 layers + (cc + cd) 2 batches' pages + (hc + hd) x
+ *          + (cc + cd) new k and v, packed
+ *     CPU    wc weights + cc cache + hc states
+ *          + (cc + cd) new k and v
+ *          + wd 2 layers + cd 2 batches' pages + hd 4 batches' states
+ *     disk   wd weights + cd cache + hd states
+ * Weights and pages are loaded into two slots in turn, and states on their way to the disk have two
+ * more; x and the new k and v are workspaces. With delegation no pages go to the GPU, and queries
+ * and results have workspaces on the CPU. */
 // clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
@@ -412,7 +433,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     sum_add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
     sum_add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
     if (p->policy.cache_packed)
-        sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* from where they come down, packed */
+        sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* before they go down */
     sum_add(&tier[TIER_CPU], 1, (Sum){.wd = two_layers, .cd = two_pages, .hd = four_states});
     for (int t = 0; t < NTIERS; t++)
         tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
@@ -448,14 +469,15 @@ void runtime_sweeps(double sweep_s[2], const double *x, int l) {
 // The cost of one plan, by the rows of its LP
 // -------------------------------------------------------------------------------------------------
 
-/* The row that bounds the variable from below most, at x, where that is more than *most seconds; or
- * `slowest`. A layer's row and the last layer's behind it, of one name, are one. */
+/* Returns the row that bounds the variable most from below, at x, and puts its seconds into *most;
+ * or `slowest` if no row has more than *most. Where a layer's row and the last layer's row follow
+ * each other and have the same name, the first stands for both. */
 static int slowest_row(const Lp *lp, const double *x, int variable, int slowest, double *most) {
     for (int i = 0; i < lp->m; i++) {
         if (lp->row[i].a[variable] >= 0)
             continue;
-        double seconds =
-            lp_excess(&lp->row[i], x, lp->n); /* the variable is 0 in x: what the others come to */
+        /* The variable is 0 in x, so this is the sum of the other terms. */
+        double seconds = lp_excess(&lp->row[i], x, lp->n);
         if (seconds > *most) {
             *most = seconds;
             slowest = i - (i > 0 && lp->row[i - 1].name == lp->row[i].name);
@@ -464,8 +486,9 @@ static int slowest_row(const Lp *lp, const double *x, int variable, int slowest,
     return slowest;
 }
 
-/* Seconds of a sweep, layer by layer: beside each loads the next, whose weights are where the plan
- * has put them. *slowest: the name of the row that bounds most seconds. */
+/* Returns the seconds of a sweep, layer by layer: beside each layer the weights of the next are
+ * loaded from where the plan has put them. Writes to slowest the name of the row that bounds the
+ * most seconds. */
 static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase, char *slowest,
                             size_t size) {
     const int l = plan->config.l;

@@ -1,133 +1,69 @@
-/* search.c: many machines on paper: pipeline parallelism (section 4.4), and the chain without
- * offloading that section 6.4 compares with.
+/* search.c: the policy search (section 4.3), which finds of all block sizes, schedules and
+ * placements the one with the best throughput, for one machine or for a pipeline (section 4.4).
  *
- * The layers are split equally over M machines, l each (rounded up). G flights of K GPU batches are
- * in flight and sweep in turn (schedule.c), each machine running a flight's K batches through its
- * layers as if the model had only those; so the policy search for one machine is used as it is,
- * with room for the caches of G flights, and G is one more number that it looks for. In its last
- * layer's row a sweep's batches leave one by one, and the next machine begins with the first: 2 h1
- * bytes a token travel, x seconds a batch on the wire, and d more until they arrive. With t the
- * seconds of a machine's sweep (t_pre, t_gen):
+ * As in the paper there are two levels. The outer level is a loop over block sizes (gbs,
+ * num_gpu_batches), here also over schedules, over delegation of attention, over compression, and
+ * in a pipeline over flights. The inner level is a linear program over the nine fractions. The LP
+ * takes memory and time to be linear in the fractions, so its optimum is a bound that plans come
+ * close to:
  *
- *   leave    (1 - 1/l) t + t / (l K)                     until a sweep's first batch is through the
- *            last layer's row
- *   hop      leave + d + x + (K - 1) max(0, x - t / (l K)) until the next machine is as far; slow
- *            wires delay its row 0
- *   round    max(G t, G K x, (M - 1) hop + t + d)            a sweep of every flight: no machine
- *            and no wire does more, and
- *                                                            a flight's tokens, which its head's
- *                                                              row gives, must be round
- *   prefill  (M - 1) hop_pre + G max(t_pre, K x_pre)         the pipeline fills; then the last
- *            machine sets the pace
- *   all      T = prefill + (n - 1) round_gen,   throughput = G bls n / T; a later block's prefill
- *            is one more round
+ *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch
+ *      fits, and for each of them num_gpu_batches = 1, 2, 4, ... while more batches help. Each such
+ *      candidate is an LP; its optimum is the bound.
+ *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises
+ *      with the block until memory or a processor is full, and falls slowly behind that; so
+ *      doubling finds the right hill, and steps of an eighth come near its top. test_search.c
+ *      compares with all placements of a grid.
+ *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and
+ *      planned. If that plan is too large for a tier, the LP is solved again with this tier
+ *      smaller. Policies are compared by the costs of such plans.
+ *   4. Stop when the next bound is no better than the best that has been found.
  *
- * The bubble, the share of T in which a machine has nothing to do, is 1 - G (t_pre + (n - 1) t_gen)
- * / T: with G > M and a fast wire hardly more than the filling, (M - 1) / (M - 1 + G) of the
- * prefill. More flights make it smaller, and cost: each streams the weights anew and has a cache of
- * its own. Less memory pressure on each machine allows larger blocks and faster tiers, which is why
- * decoding may scale better than linearly, while the bubble of a short prefill holds generation
- * back. Without offloading (Petals and the like) everything rests on the GPUs: the same formulas
- * with 100 0 100 0 100 0, and M must be large enough. The head is counted on every machine, as the
- * slowest sets the pace.
- * Read next: io/file.c. */
+ * The last chapter is about pipelines. Read next: io/file.c. */
 #include <math.h>
 
 #include "cost/cost.h"
 
-Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
-    const Workload *work = plan->work;
-    const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
-    const double G = fmax(1, fmin(flight_count(&plan->policy),
-                                  work[1].sweeps)); /* with fewer blocks, of those that have one */
-    double hop[2], pace[2];
-    for (int pre = 0; pre < 2; pre++) {
-        const Workload *w = &work[pre];
-        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
-                     K = batches / fmax(1, w->sweeps);
-        const double state = (double)type_bytes(plan->act_type) * plan->config.h1,
-                     square = t / (l * K);
-        const double x =
-            M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
-        hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
-        pace[pre] = G * fmax(t, K * x);
-    }
-    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1]};
-    p.token_s = fmax(pace[0], (M - 1) * hop[0] + sweep_s[0] + d);
-    const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
-    p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
-    return p;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The policy search
-// -------------------------------------------------------------------------------------------------
-
-/* search.c: the policy search (section 4.3): of all block sizes, schedules and placements the one
- * with the best throughput.
- *
- * As in the paper there are two levels: a loop over block sizes (gbs, num_gpu_batches), here also
- * over schedules, over who attends to the cache off the GPU, over compression, and in a pipeline
- * over flights; and inside it a linear program over the nine fractions. The LP takes memory and
- * time to be linear in the fractions, so its optimum is a bound that plans come close to:
- *
- *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch
- *     fits, and for each
- *      num_gpu_batches = 1, 2, 4, ... while more batches help. Each such candidate is an LP; its
- *        optimum is the bound.
- *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises
- *     with the block until
- *      memory or a processor is full and falls slowly behind that, so doubling finds the right
- *        hill, and steps of an eighth
- *      come near its top. test_search.c compares with all placements of a grid.
- *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and
- *     planned. Where that plan is
- *      too large for a tier, the LP is solved again with this tier smaller. What counts is the cost
- *        of the plan.
- *   4. Stop where the next bound is no better than what has been found.
- *
- * */
-
 enum {
-    MAX_CANDIDATES = 4096, /* some hundred are enumerated for each number of flights; there is no
-                              room for more */
-    MAX_BATCHES =
-        64, /* of a block: with so many a layer's weights are a small part of what moves */
+    MAX_CANDIDATES = 4096, /* more than enough: some hundred are enumerated for each G */
+    MAX_BATCHES = 64,      /* of a block: a layer's weights are then a small part of what moves */
     MAX_REALIZED = 64,     /* mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
     AROUND = 3,            /* ... from so many candidates */
-    ENOUGH_PROMPTS = 2048, /* a longer task is looked at through so many of its prompts */
+    ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
 };
-static const double HELPS = 1.005; /* twice the batches must bring so much for more to be tried */
-static const double WAITS_MORE = 1.01; /* fewer workspaces must bring so much: batches wait for each
-                                          other in more ways than the cost model knows */
-static const double COSTS_LITTLE =
-    .95; /* the share of the best throughput that is good enough for a shorter block */
-static const double LATENCY_SLACK =
-    1.05; /* the LP's latency may be a little more than that of the best plan */
-static const double PRICE_OF_CORES = .02;  /* see score() */
-static const double PRICE_OF_BLOCKS = .01; /* see score() */
+/* Twice the batches must bring half a percent for more to be tried. */
+static const double HELPS = 1.005;
+/* Fewer workspaces must bring one percent: batches wait for each other in more ways than the cost
+ * model knows. */
+static const double WAITS_MORE = 1.01;
+/* This share of the best throughput is good enough for a shorter block. */
+static const double COSTS_LITTLE = .95;
+/* The LP's latency may be a little more than that of the best plan. */
+static const double LATENCY_SLACK = 1.05;
+/* See score(). */
+static const double PRICE_OF_CORES = .02, PRICE_OF_BLOCKS = .01;
 
-/* A policy with its fractions still to be found. */
+// -------------------------------------------------------------------------------------------------
+// The linear program of one candidate
+// -------------------------------------------------------------------------------------------------
+
+/* A policy whose fractions are still to be found. */
 typedef struct {
     Policy policy;
     double bound; /* token/s that the LP promises; 0: nothing fits */
-    double score; /* of the bound; 0 where a block takes too long */
-    int number;   /* in the order in which they were found; the last word between equals: qsort has
-                     none, or another one when memory is short */
+    double score; /* of the bound; 0 if a block takes too long */
+    int number;   /* in the order of discovery; decides between equals, as qsort does not */
 } Candidate;
 
+/* The candidates that a search has found so far. */
 typedef struct {
     const Search *s;
     Candidate *list;
     int n;
 } Candidates;
 
-// -------------------------------------------------------------------------------------------------
-// The linear program of one candidate
-// -------------------------------------------------------------------------------------------------
-
-/* The task as a policy sees it: all of it, or one block for each flight. */
+/* Returns the task by which a policy is judged: all of it, or one block for each flight. */
 static Task task_for(const Search *s, const Policy *policy) {
     Task task = *s->task;
     if (s->one_block)
@@ -140,7 +76,7 @@ static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
     return plan_make(s->checkpoint, policy, &task, s->act_type, err);
 }
 
-/* The plan that runtime_lp starts from: everything on the CPU. */
+/* Returns the plan that runtime_lp starts from: everything on the CPU. */
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
@@ -150,7 +86,7 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
     return plan_for(s, &corner, &ignored);
 }
 
-/* The best fractions, with those that are given fixed, are this program's. */
+/* Writes the LP whose optimum is the best fractions; those that are given are fixed. */
 static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
                     const double capacity[NTIERS]) {
     static const char *const name[6] = {"wg given", "wc given", "cg given",
@@ -163,7 +99,7 @@ static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *c
             lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
 }
 
-/* False: no fractions fit. */
+/* Solves the LP of a policy. Returns false if no fractions fit. */
 static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy,
                   const Plan *corner, const double capacity[NTIERS]) {
     fill_lp(lp, s, policy, corner, capacity);
@@ -171,7 +107,7 @@ static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *polic
     return answer->verdict == LP_OPTIMAL;
 }
 
-/* Tokens that the plan's sweeps make. */
+/* Returns the tokens that the plan's sweeps generate. */
 static double tokens_of_plan(const Plan *plan) {
     return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts +
            plan->work[1].steps;
@@ -187,19 +123,20 @@ void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *polic
     plan_free(corner);
 }
 
-/* What all sweeps take at a point of the LP. */
+/* Returns how long all sweeps take at a point of the LP. */
 static Pace lp_pace(const Search *s, const Plan *plan, const double *x) {
     double sweep_s[2];
     runtime_sweeps(sweep_s, x, plan->config.l);
     return cluster_pace(&s->cluster, plan, sweep_s);
 }
 
-/* The prompts of one flight, if all have equally many. */
+/* Returns the prompts of one flight, if all flights have equally many. */
 static int prompts_each(const Search *s, const Policy *p) {
     return (s->task->count + flight_count(p) - 1) / flight_count(p);
 }
 
-/* Seconds of one block: of as many of its flight's sweeps as its longest prompt has tokens. */
+/* Returns the seconds of one block: of as many sweeps of its flight as its longest output has
+ * tokens. */
 static double latency_of(const Search *s, const Plan *plan, double T) {
     const Task task = task_for(s, &plan->policy);
     int n = 0;
@@ -208,10 +145,10 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
     return T * n * flight_count(&plan->policy) / (double)plan->sweeps;
 }
 
-/* What counts: token/s, less two prices. On shared cores twice the batches must bring two percent
- * more: arithmetic beside copies is never quite as fast as it was measured alone, and more squares
- * suffer more. Where blocks may be of any size, twice the block must bring one percent: it takes
- * twice as long to show for it. */
+/* Returns token/s, less two prices. On shared cores twice the batches must bring two percent more:
+ * arithmetic beside copies is never quite as fast as it was measured alone, and more squares suffer
+ * more. If blocks may be of any size, twice the block must bring one percent, because the first
+ * results take twice as long. */
 static double score(const Search *s, double throughput, const Policy *p) {
     const double block = block_size(p), batches = block / p->gbs;
     const double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
@@ -225,14 +162,14 @@ static double found_score(const Search *s, const Found *f) {
 // 1. Enumerate
 // -------------------------------------------------------------------------------------------------
 
+/* Returns true if the policies differ in placement, attention and workspaces at most. */
 static bool same_block(const Policy *a, const Policy *b) {
     return a->flights == b->flights && a->gbs == b->gbs &&
            a->num_gpu_batches == b->num_gpu_batches && a->schedule == b->schedule &&
            a->weight_packed == b->weight_packed && a->cache_packed == b->cache_packed;
 }
 
-/* Fills the candidate's bound and score, with its workspaces, and its table of tokens where it
- * says. */
+/* Fills in the bound and the score of a candidate, whose workspaces and table_home are chosen. */
 static void set_bound(Candidate *c, const Search *s) {
     const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1],
                                      (double)s->capacity[2]};
@@ -249,8 +186,8 @@ static void set_bound(Candidate *c, const Search *s) {
     plan_free(corner);
 }
 
-/* Adds the candidate if it is new, its table of tokens on the highest tier that leaves room for the
- * rest, with the best number of workspaces there. Returns its bound. */
+/* Adds a candidate if it is new. Its token table is on the highest tier that leaves room for the
+ * rest, and it has the best number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
     Candidate c = {.bound = 0};
     for (int i = 0; i < all->n; i++) {
@@ -273,7 +210,8 @@ static double consider(Candidates *all, Policy policy) {
     return c.bound;
 }
 
-/* num_gpu_batches = 1, 2, 4, ... while more batches help. Returns the bound of the first. */
+/* Considers num_gpu_batches = 1, 2, 4, ... while more batches help. Returns the bound of the
+ * first. */
 static double double_batches(Candidates *c, Policy policy) {
     const Search *s = c->s;
     const int enough = imin(MAX_BATCHES, (prompts_each(s, &policy) + policy.gbs - 1) / policy.gbs);
@@ -290,7 +228,7 @@ static double double_batches(Candidates *c, Policy policy) {
     }
 }
 
-/* gbs = 1, 2, 4, ... Where one batch does not fit, no larger one does. */
+/* Considers gbs = 1, 2, 4, ... until one batch does not fit; then no larger one does. */
 static void double_gbs(Candidates *c, Policy policy) {
     const Search *s = c->s;
     const int most = s->fixed_gbs ? s->given.gbs : prompts_each(s, &policy);
@@ -298,9 +236,9 @@ static void double_gbs(Candidates *c, Policy policy) {
         policy.gbs = imin(2 * policy.gbs, most);
 }
 
-/* Row is zig-zag with one batch, and is looked at where it is given only. The diagonal schedule
- * needs more prompts than a block has; where it is given and its pacing adds nothing it is zig-zag.
- */
+/* Returns true if the search considers a schedule. Row is zig-zag with one batch, and is considered
+ * only if it is given. The diagonal schedule needs more prompts than a block has; if it is given
+ * but staggering does not help, zig-zag is the same. */
 static bool may_be(const Search *s, Schedule schedule) {
     if (!s->fixed_schedule)
         return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
@@ -310,8 +248,8 @@ static bool may_be(const Search *s, Schedule schedule) {
            !s->fixed_batches;
 }
 
-/* Where the compression, the schedule and who attends are given, or come to the same, consider()
- * knows them already. Sparse attention is the CPU's. */
+/* Considers all compressions, schedules and delegations that are not given. consider() drops those
+ * that come to the same policy. Sparse attention is always delegated to the CPU. */
 static void enumerate_flights(Candidates *c, int flights) {
     const Search *s = c->s;
     const bool sparse = is_sparse(&s->given);
@@ -332,8 +270,9 @@ static void enumerate_flights(Candidates *c, int flights) {
             }
 }
 
-/* A pipeline of M machines needs M flights to have work for all, and one more to hide the wire;
- * more of them wait less, and cost memory or weights that stream once for each. */
+/* Considers several numbers of flights. A pipeline of M machines needs M flights to have work for
+ * all, and one more to hide the wire; with more flights machines wait less, but each flight takes
+ * memory, or streams the weights once more. */
 static void enumerate(Candidates *c) {
     const int M = c->s->cluster.nodes, flights[] = {1, M, M + 1, 2 * M, 4 * M};
     if (c->s->fixed_flights || M <= 1)
@@ -360,8 +299,8 @@ static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
     consider(c, p);
 }
 
-/* Smaller steps in both directions; one batch more or less; and batches such that one to four
- * blocks share the task equally. */
+/* Considers smaller steps in both directions, one batch more or less, and batches such that one to
+ * four blocks share the task equally. */
 static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
     const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
@@ -386,7 +325,7 @@ static int by_score(const void *a, const void *b) {
     return x->policy.gbs != y->policy.gbs ? x->policy.gbs - y->policy.gbs : x->number - y->number;
 }
 
-/* Leaves the candidates sorted, best first. */
+/* Adds candidates around the best ones. Leaves all sorted, best first. */
 static void refine(Candidates *c) {
     qsort(c->list, c->n, sizeof *c->list, by_score);
     for (int round = 0; round < ROUNDS; round++) {
@@ -396,9 +335,9 @@ static void refine(Candidates *c) {
     }
 }
 
-/* All candidates, best first. Of a long task prompts are looked at that are taken from all of it at
- * equal distances. */
-static Candidates gather(const Search *search) {
+/* Returns all candidates, best first. They are judged by a part of a long task, whose prompts are
+ * taken from all of it at equal distances. */
+static Candidates find_candidates(const Search *search) {
     Search thin = *search;
     Task task = *search->task;
     Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
@@ -422,7 +361,7 @@ static Candidates gather(const Search *search) {
 // 3. Realize
 // -------------------------------------------------------------------------------------------------
 
-/* To whole steps of 1 / steps; a share that is nothing is 0. */
+/* Rounds x to steps of 1 / steps, so that the shares add up to 1. Shares that are fixed stay. */
 static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2],
                          int steps) {
     if (fixed[0] && fixed[1])
@@ -435,8 +374,9 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
         *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
 }
 
-/* Weights to percentages with one digit behind the point, cache and activations to sequences of the
- * block; as long as one digit can tell them apart. What is given stays. */
+/* Sets the policy's fractions to x, rounded: weights to percentages with one digit behind the
+ * point, cache and activations to sequences of the block, as long as one digit can tell these
+ * apart. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
     round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
@@ -444,7 +384,7 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
     round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
 }
 
-/* What the plan costs by the rows of the LP. */
+/* Returns the plan's policy with its cost by the rows of the LP. */
 static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
@@ -457,7 +397,7 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     return found;
 }
 
-/* The tiers that the LP would have larger. */
+/* Notes the tiers that bind: with more memory there the LP's optimum would be better. */
 static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
     for (int i = 0; i < lp->m; i++)
         for (int t = 0; t < NTIERS; t++)
@@ -465,8 +405,9 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
 }
 
-/* Of a candidate, the placement that is best for so much memory. 1: its plan fits into what there
- * is, and *found is that; 0: it does not, by excess bytes on each tier; -1: there is none. */
+/* Plans the placement of a candidate that is best for so much memory. Returns 1 and *found if the
+ * plan fits the search's capacities; 0 if it exceeds them, by excess bytes on each tier; -1 if
+ * there is no such placement. */
 static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy,
                  const Plan *corner, const double capacity[NTIERS]) {
     Error ignored;
@@ -489,13 +430,15 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     return fits;
 }
 
-/* The candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by a
- * little more than the excess, and each time by twice as much: a rounded share falls in steps (a
- * step of OPT-175B's weights is 350 MB), and the excess may be a small part of one. After TRIES
- * times that is thousands of times the excess; so then halving looks for what was jumped over. */
+/* Finds the candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by
+ * a little more than the excess, and each time by twice as much: a rounded share falls in steps (a
+ * step of OPT-175B's weights is 350 MB), and the excess may be a small part of one. After 12 tries
+ * that is thousands of times the excess, more than a step. Placements may have been jumped over, so
+ * halving then looks for a better one. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12, HALVINGS = 3 };
-    double capacity[NTIERS], before[NTIERS], excess[NTIERS], times = 1.05;
+    double capacity[NTIERS], before[NTIERS], excess[NTIERS];
+    double times = 1.05; /* the excess, and a little more */
     Plan *corner = corner_plan(s, &c->policy);
     int fits = 0, tries = 0;
     for (int t = 0; t < NTIERS; t++)
@@ -537,9 +480,8 @@ int policy_predict(Found *found, const Search *search, Error *err) {
     return fits ? 0 : -1;
 }
 
-/* Whether the plan of search->given fits. Of those that do not err has the one that misses least,
- * so far `missing` bytes.
- */
+/* Returns true if the plan of search->given fits. Of the plans that do not, err describes the one
+ * that misses the fewest bytes, so far *missing. */
 static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     bool placed = false;
@@ -554,8 +496,9 @@ static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
     return !misses;
 }
 
-/* No candidate has a bound: the smallest block, with everything that is open on one tier, or the
- * reason why not. Tries all tiers for weights, cache, activations and the table of tokens. */
+/* Looks for any policy when no candidate has a bound: the smallest block, with all tiers in turn
+ * for the weights, the cache, the activations and the token table, as far as they are not given.
+ * Returns 0, or -1 and err with the reason why there is none. */
 static int last_resort(Found *found, const Search *s, Error *err) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS * NTIERS };
     Search least = *s;
@@ -595,11 +538,11 @@ static int last_resort(Found *found, const Search *s, Error *err) {
 // 4. The search
 // -------------------------------------------------------------------------------------------------
 
-/* Keeps the list sorted, best first, with one entry for a block and schedule. Returns the new
- * number. */
+/* Inserts *one into a list that is sorted, best first, and has one entry for a block and schedule.
+ * Returns the new number of entries. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
     double value = found_score(s, one);
-    int out = 0; /* who leaves: the same block, or the last of a full list */
+    int out = 0; /* the entry that leaves: the same block, or the last of a full list */
     while (out < n && !same_block(&found[out].policy, &one->policy))
         out++;
     if (out == n && n < most)
@@ -615,7 +558,7 @@ static int insert(Found *found, int n, int most, const Search *s, const Found *o
 }
 
 int policy_search(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = gather(search);
+    Candidates c = find_candidates(search);
     int n = 0;
     for (int i = 0; i < imin(c.n, MAX_REALIZED) && c.list[i].score > 0; i++) {
         Found one;
@@ -644,13 +587,13 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
 }
 
 static int by_latency(const void *a, const void *b) {
-    const Found *x = *(Found *const *)a,
-                *y = *(Found *const *)b; /* in one list: equals stay in its order */
+    const Found *x = *(Found *const *)a, *y = *(Found *const *)b;
+    /* Both are in one array, and equals stay in its order. */
     return x->latency != y->latency ? (x->latency > y->latency ? 1 : -1) : (x > y) - (x < y);
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = gather(search);
+    Candidates c = find_candidates(search);
     int n = 0, all = 0;
     Found *every = xcalloc(c.n + 1, sizeof *every), **sorted = xcalloc(c.n + 1, sizeof *sorted);
     for (int i = 0; i < c.n; i++)
@@ -661,7 +604,8 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err) {
     for (int i = 0; i < all; i++)
         sorted[i] = &every[i];
     qsort(sorted, all, sizeof *sorted, by_latency);
-    for (int i = 0; i < all && n < most; i++) /* one that is slower must be better */
+    /* A policy with a longer latency must have a better throughput. */
+    for (int i = 0; i < all && n < most; i++)
         if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput)
             found[n++] = *sorted[i];
     free(sorted);
@@ -671,17 +615,71 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Many machines (sections 4.4 and 6.4): the search for one, over its part of the model
+// Pipelines of machines (section 4.4), and the chain without offloading that section 6.4 compares
+// with
+//
+// The layers are split equally over M machines, l each (rounded up). G flights of K GPU batches are
+// in flight and sweep in turn (schedule.c). Each machine runs a flight's K batches through its
+// layers as if the model had only those; so the policy search for one machine is used as it is,
+// with room for the caches of G flights, and G is one more number that it chooses. In its last
+// layer's row a sweep's batches leave one by one, and the next machine begins with the first: 2 h1
+// bytes a token travel, x seconds a batch on the wire, and d more until they arrive. With t the
+// seconds of a machine's sweep (t_pre, t_gen):
+//
+//   leave = (1 - 1/l) t + t / (l K)
+//       seconds until a sweep's first batch is through the last layer's row
+//   hop = leave + d + x + (K - 1) max(0, x - t / (l K))
+//       seconds until the next machine is as far; a slow wire delays its row 0
+//   round = max(G t, G K x, (M - 1) hop + t + d)
+//       seconds of a sweep of every flight: no machine and no wire does more, and a flight's
+//       tokens, which its head's row gives, must have come round
+//   prefill = (M - 1) hop_pre + G max(t_pre, K x_pre)
+//       the pipeline fills; then the last machine sets the pace
+//   T = prefill + (n - 1) round_gen,   throughput = G bls n / T
+//       a later block's prefill is one more round
+//
+// The bubble, which is the share of T in which a machine has nothing to do, is
+// 1 - G (t_pre + (n - 1) t_gen) / T: with G > M and a fast wire it is hardly more than the filling,
+// (M - 1) / (M - 1 + G) of the prefill. More flights make it smaller, but each streams the weights
+// anew and has a cache of its own. A machine with less memory pressure can have larger blocks and
+// use faster tiers, which is why decoding may scale better than linearly, while the bubble of a
+// short prefill holds generation back. Without offloading (Petals and the like) everything rests on
+// the GPUs: the formulas are the same, with 100 0 100 0 100 0, and M must be large enough. The head
+// is counted on every machine, as the slowest sets the pace.
 // -------------------------------------------------------------------------------------------------
 
-/* The model as one of `nodes` machines has it. */
+Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
+    const Workload *work = plan->work;
+    const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
+    /* With fewer blocks than flights only the flights that have a block count. */
+    const double G = fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps));
+    double hop[2], pace[2];
+    for (int pre = 0; pre < 2; pre++) {
+        const Workload *w = &work[pre];
+        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
+                     K = batches / fmax(1, w->sweeps);
+        const double state = (double)type_bytes(plan->act_type) * plan->config.h1,
+                     square = t / (l * K);
+        const double x =
+            M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
+        hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
+        pace[pre] = G * fmax(t, K * x);
+    }
+    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1]};
+    p.token_s = fmax(pace[0], (M - 1) * hop[0] + sweep_s[0] + d);
+    const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
+    p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
+    return p;
+}
+
+/* Returns the part of the model that one of `nodes` machines has. */
 static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
     OptConfig config = whole->config;
     config.l = (config.l + nodes - 1) / nodes;
     return checkpoint_dummy(&config, whole->seed);
 }
 
-/* Everything on the GPU. */
+/* Fixes a placement with everything on the GPU. */
 static void hold_on_gpu(Search *s) {
     Policy *p = &s->given;
     p->wg = p->cg = p->hg = 1;

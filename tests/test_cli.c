@@ -1585,7 +1585,7 @@ static void the_machine_that_was_measured_before_is_used(void) {
     open_directories();
     ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
     strcpy(h.name, "measured before");
-    profile_keep(&h, &size, NULL, offload, host_set_threads(0), NULL);
+    profile_keep(&h, &size, &(ThisMachine){.offload_dir = offload, .threads = host_set_threads(0)});
     Result r = RUN("policy", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--json", "-");
     assert_done(&r);
     cJSON *json = parse_out(&r);

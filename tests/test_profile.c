@@ -26,7 +26,8 @@ static void fresh_cache(char *dir, size_t size) {
 }
 
 static int machine(Hardware *h, const char *offload, int threads) {
-    return profile_machine(h, &tiny, NULL, offload, threads, capacity, NULL, &err);
+    return profile_machine(h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = threads, .capacity = capacity},
+                           &err);
 }
 
 static bool positive(double x) { return x > 0 && isfinite(x); }
@@ -54,7 +55,8 @@ static void a_layer_with_a_narrow_mlp_is_measured(void) {
     Hardware h;
     ProfileSize narrow = tiny;
     narrow.h2 = narrow.h1, narrow.tokens = narrow.rows;
-    ASSERT_OK(profile_measure(&h, &narrow, NULL, temp_dir(), 2, capacity, NULL, &err));
+    ASSERT_OK(
+        profile_measure(&h, &narrow, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity}, &err));
     check_machine(&h);
 }
 
@@ -63,7 +65,8 @@ static void prompts_of_more_rows_than_products_are_measured(void) {
     Hardware h;
     ProfileSize few = tiny;
     few.rows = 16;
-    ASSERT_OK(profile_measure(&h, &few, NULL, temp_dir(), 2, capacity, NULL, &err));
+    ASSERT_OK(
+        profile_measure(&h, &few, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity}, &err));
     check_machine(&h);
 }
 
@@ -72,7 +75,8 @@ static void everything_is_measured(void) {
     Hardware h;
     FILE *progress = fmemopen(said, sizeof said, "w");
     snprintf(offload, sizeof offload, "%s", temp_dir());
-    ASSERT_OK(profile_measure(&h, &tiny, NULL, offload, 2, capacity, progress, &err));
+    ASSERT_OK(profile_measure(
+        &h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 2, .capacity = capacity, .progress = progress}, &err));
     fclose(progress);
     check_machine(&h);
     check_curve(&h.mm_rows, 1, 7); /* 1 to 64 */
@@ -89,7 +93,8 @@ static void everything_is_measured(void) {
 static void a_measured_machine_is_a_hardware_file_with_sources(void) {
     char path[400];
     Hardware h, back;
-    ASSERT_OK(profile_measure(&h, &tiny, NULL, temp_dir(), 1, capacity, NULL, &err));
+    ASSERT_OK(
+        profile_measure(&h, &tiny, &(ThisMachine){.offload_dir = temp_dir(), .threads = 1, .capacity = capacity}, &err));
     snprintf(path, sizeof path, "%s/hw.json", temp_dir());
     FILE *f = fopen(path, "w");
     profile_write(&h, f);
@@ -113,16 +118,16 @@ static void the_second_time_it_is_read(void) {
     fresh_cache(cache, sizeof cache);
     snprintf(offload, sizeof offload, "%s", temp_dir());
     ASSERT_OK(machine(&h, offload, 1));
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     CU_ASSERT_EQUAL(access(path, R_OK), 0);
     CU_ASSERT_EQUAL(strncmp(path, cache, strlen(cache)), 0);
     snprintf(cache + strlen(cache), 20, "/flexgen");
     CU_ASSERT_EQUAL(count_files(cache), 1); /* and nothing half */
     h.op_s = 77;
     strcpy(h.name, "planted");
-    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     CU_ASSERT_EQUAL(count_files(cache), 1);
-    ASSERT_OK(profile_machine(&again, &tiny, NULL, offload, 1, more, NULL, &err));
+    ASSERT_OK(profile_machine(&again, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1, .capacity = more}, &err));
     CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
     CU_ASSERT(again.mm_rows.n == h.mm_rows.n && again.ctog_bdw[0] == h.ctog_bdw[0]);
     CU_ASSERT(again.gmem == 7 && again.cmem == 8 && again.nmem == 9);
@@ -134,7 +139,7 @@ static void a_damaged_file_is_measured_anew(void) {
     Hardware h;
     fresh_cache(cache, sizeof cache);
     snprintf(offload, sizeof offload, "%s", temp_dir());
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     snprintf(cache + strlen(cache), 20, "/flexgen");
     CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
@@ -152,7 +157,7 @@ static void check_unkept(const char *offload, const char *why) {
     Hardware h;
     FILE *progress = fmemopen(said, sizeof said, "w");
     ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
-    profile_keep(&h, &tiny, NULL, offload, 1, progress);
+    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1, .progress = progress});
     fclose(progress);
     CU_ASSERT(strstr(said, "the next run will measure again") && strstr(said, why));
     CU_ASSERT(said[0] && strchr(said, '\n') == said + strlen(said) - 1);
@@ -169,7 +174,7 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     check_machine(&h);
     check_unkept(offload, "Not a directory");
     fresh_cache(cache, sizeof cache);
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     snprintf(cache + strlen(cache), 20, "/flexgen");
     CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
     CU_ASSERT_EQUAL_FATAL(mkdir(path, 0700), 0);
@@ -182,12 +187,12 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
     check_unkept(offload, "/nonexistent/cache/flexgen");
     char *home = getenv("HOME") ? xstrdup(getenv("HOME")) : NULL;
     unsetenv("XDG_CACHE_HOME"), unsetenv("HOME");
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     CU_ASSERT_EQUAL(path[0], 0);
     ASSERT_OK(machine(&h, offload, 1));
     check_unkept(offload, "HOME");
     setenv("HOME", "/a/home", 1);
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     CU_ASSERT_EQUAL(strncmp(path, "/a/home/.cache/flexgen/hardware-", 32), 0);
     if (home) setenv("HOME", home, 1);
     free(home);
@@ -203,22 +208,22 @@ static void no_half_of_a_profile_stays(void) {
     fresh_cache(cache, sizeof cache);
     snprintf(offload, sizeof offload, "%s", temp_dir());
     ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
-    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
-    profile_path(path, sizeof path, &tiny, NULL, offload, 1);
+    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     snprintf(cache + strlen(cache), 20, "/flexgen");
     CU_ASSERT_FATAL(!access(path, R_OK) && count_files(cache) == 1 && !unlink(path));
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (!pid) {
         cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = no_memory, .free_fn = free});
-        profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+        profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
         _exit(0);
     }
     CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
     CU_ASSERT_EQUAL(count_files(cache), 0);
     snprintf(half, sizeof half, "%s.tmp-1", strrchr(path, '/') + 1);
     write_file(cache, half, "{", 1);
-    profile_keep(&h, &tiny, NULL, offload, 1, NULL);
+    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
     CU_ASSERT(!access(path, R_OK) && count_files(cache) == 1);
 }
 
@@ -227,18 +232,19 @@ static void the_key_stands_for_threads_gpu_and_disk(void) {
     Gpu gpu = {.name = "a GPU"}, other = {.name = "another"};
     fresh_cache(cache, sizeof cache);
     snprintf(offload, sizeof offload, "%s", temp_dir());
-    profile_path(one, sizeof one, &tiny, NULL, offload, 1);
-    profile_path(path, sizeof path, &tiny, NULL, temp_dir(), 1); /* another directory of the same disk */
+    profile_path(one, sizeof one, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
+    profile_path(path, sizeof path, &tiny,
+                 &(ThisMachine){.offload_dir = temp_dir(), .threads = 1}); /* another directory of the same disk */
     CU_ASSERT_STRING_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, NULL, offload, 2);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 2});
     CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, NULL, "/proc", 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = "/proc", .threads = 1});
     CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, &gpu, offload, 1);
+    profile_path(path, sizeof path, &tiny, &(ThisMachine){.gpu = &gpu, .offload_dir = offload, .threads = 1});
     CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(one, sizeof one, &tiny, &other, offload, 1);
+    profile_path(one, sizeof one, &tiny, &(ThisMachine){.gpu = &other, .offload_dir = offload, .threads = 1});
     CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, 20, &tiny, NULL, offload, 1); /* no room for it */
+    profile_path(path, 20, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1}); /* no room for it */
     CU_ASSERT_EQUAL(path[0], 0);
 }
 
@@ -253,7 +259,10 @@ static void without_a_disk_the_rest_is_measured(void) {
         ProfileSize size = tiny;
         if (i) size.disk = (size_t)1 << 50;
         FILE *progress = fmemopen(said, sizeof said, "w");
-        ASSERT_OK(profile_machine(&h, &size, NULL, dirs[i], 1, i ? all : capacity, progress, &err));
+        ASSERT_OK(profile_machine(
+            &h, &size,
+            &(ThisMachine){.offload_dir = dirs[i], .threads = 1, .capacity = i ? all : capacity, .progress = progress},
+            &err));
         fclose(progress);
         CU_ASSERT(strstr(said, "measured without a disk: ") && strstr(said, why[i]));
         CU_ASSERT(positive(h.mm_flops[0]) && positive(h.ctog_bdw[0]) && h.nmem == 1 && h.dtoc_bdw[0] < 1e7);
@@ -304,7 +313,8 @@ static void with_the_least_memory_everything_is_measured(void) {
         CU_ASSERT_EQUAL(opt_config_by_name(&config, models[m]), 0);
         ASSERT_OK(profile_size(&size, NULL, &config, (size_t)8 << 20, &err));
         size.seconds = tiny.seconds, size.disk = tiny.disk;
-        ASSERT_OK(profile_measure(&h, &size, NULL, temp_dir(), 2, capacity, NULL, &err));
+        ASSERT_OK(profile_measure(&h, &size, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity},
+                                  &err));
         check_machine(&h);
     }
 }

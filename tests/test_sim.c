@@ -286,7 +286,10 @@ static void put(int ints, const int32_t *values, int n) {
 
 static PageTable pool(Tier tier, int seqs) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    return plan_pages(rig.plan, KV_CACHE, tier, 0, 2, table_view(side, 32, seqs, 2), table_view(side, 0, 1, seqs));
+    PageTable table = plan_pages(rig.plan, KV_CACHE, tier, 0, 2);
+    table.pages = table_view(side, 32, seqs, 2);
+    table.len = table_view(side, 0, 1, seqs);
+    return table;
 }
 
 static Event attend(Lane lane) {
