@@ -10,7 +10,8 @@
  *   Activations  rows of each GPU batch, by sequence
  * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
  * policy's fractions (deal_block). How many rows and pages all this takes is counted by walking
- * through the whole task before it runs. Read next: device/depend.c. */
+ * through the whole task before it runs.
+ * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
 

@@ -9,7 +9,8 @@
  * groups of 64, follow.
  *
  * Contract: a finite number comes back within half a scale and one rounding to F16. A number that
- * is not finite makes its whole group NaN, so that no number takes its place. Read next: lp.c. */
+ * is not finite makes its whole group NaN, so that no number takes its place.
+ * Read next: lp.c. */
 #include "quant.h"
 
 #include <math.h>

@@ -15,7 +15,8 @@
  *                 of the disk
  * Products and attention have the shapes of the model that will run. A rate is the median of
  * several samples. A curve ends early if its next point would take too long. The result is kept in
- * the user's cache under a name that stands for all that it depends on. Read next: runtime.c. */
+ * the user's cache under a name that stands for all that it depends on.
+ * Read next: runtime.c. */
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>

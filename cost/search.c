@@ -19,7 +19,8 @@
  *      smaller. Policies are compared by the costs of such plans.
  *   4. Stop when the next bound is no better than the best that has been found.
  *
- * The last chapter is about pipelines. Read next: io/file.c. */
+ * The last chapter is about pipelines.
+ * Read next: io/file.c. */
 #include <math.h>
 
 #include "cost/cost.h"
