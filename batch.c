@@ -551,6 +551,7 @@ void flight_open(Flight *f) {
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
         b->index = f->number * f->batches + k;
+        b->page_tokens = p->policy.page_tokens;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
@@ -584,9 +585,9 @@ void flight_close(Flight *f) {
     free(f->came);
 }
 
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from,
-                int page_tokens) {
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from) {
     const Staged *list = b->staged[tier];
+    const int page_tokens = b->page_tokens;
     for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
         for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
                            list[i + together].page == list[i].page + together;

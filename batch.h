@@ -61,6 +61,7 @@ typedef struct {
     Staged *staged[NTIERS]; /* the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
+    int page_tokens;
     long turn; /* of its newest piece: pieces take the workspaces in turn */
 } Batch;
 
@@ -142,6 +143,5 @@ PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
 /* Adds to moves[0..n) those of the batch's staged pages of a tier that hold past tokens, K or V,
  * from their home `from` to `to`, where they follow each other. Runs of neighbours are one move.
  * Returns how many moves there are. */
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from,
-                int page_tokens);
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from);
 #endif

@@ -87,6 +87,7 @@ static inline Tensor tensor_cols(Tensor t, int first, int n) {
 typedef struct Checkpoint Checkpoint;
 typedef struct Plan Plan;
 typedef struct Device Device;
+typedef struct Call Call;
 typedef struct Op Op;
 typedef struct Poster Poster;
 typedef struct Hardware Hardware;
@@ -342,14 +343,16 @@ void admission_close(Admission *a);
 /* The hidden state of new tokens: x = token rows + position rows. tokens: (rows, embed) their rows
  * of the token table, which are x itself where there is no project_in. positions (1, rows) I32 are
  * already offset by 2. */
-void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Tensor positions);
+void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions);
 /* The half of a layer before attention: qkv (rows, 3 h1) F16, a row's q, k and v side by side. */
-void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv, Tensor x);
+void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
+                 Tensor x);
 /* The half after it: x += o w_O, then the MLP; o (rows, h1). */
-void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o);
+void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
+                Tensor o);
 /* Final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows, h1), which
  * it overwrites. */
-void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x);
+void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 /* Computes every product of a layer and of the head once, at the shapes of a prefill and of a
  * decoding step, on whatever the workspaces hold. A GPU's library chooses and loads a kernel when
  * it first meets a shape, and the first prompts should not wait for that. To be called before the

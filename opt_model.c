@@ -237,11 +237,11 @@ static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
     return plan_view(plan, id, TIER_GPU, 0, 0, x.rows);
 }
 
-void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
+void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
     const bool projected = plan->config.embed != plan->config.h1;
-    post(to, op_embed(&op, x, plan->global[POS_EMBED].home, positions, !projected));
+    post(to, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
     if (projected)
-        post(to, op_linear(&op, x, tokens, plan->global[PROJECT_IN].home, none, x, false));
+        post(to, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
 }
 
 /* The tensors of q, k and v as one. */
@@ -253,40 +253,41 @@ static Tensor joined(const Tensor *q) {
     return all;
 }
 
-void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
+void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
     const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
-        post(to, op_layernorm(&op, in, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(&op, qkv, in, matrix, bias, none, false));
+        post(to, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear(call, qkv, in, matrix, bias, none));
 }
 
-void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o) {
+void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
+                Tensor o) {
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x,
                  hidden = scratch_rows(plan, MLP, x);
-    post(to, op_linear(&op, x, o, w[O_W], w[O_B], x, false));
+    post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
     if (!pre_norm)
-        post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
+        post(to, op_layernorm(call, x, x, w[LN1_W], w[LN1_B]));
     if (pre_norm)
-        post(to, op_layernorm(&op, in, x, w[LN2_W], w[LN2_B]));
-    post(to, op_linear(&op, hidden, in, w[FC1_W], w[FC1_B], none, true));
-    post(to, op_linear(&op, x, hidden, w[FC2_W], w[FC2_B], x, false));
+        post(to, op_layernorm(call, in, x, w[LN2_W], w[LN2_B]));
+    post(to, op_linear_relu(call, hidden, in, w[FC1_W], w[FC1_B]));
+    post(to, op_linear(call, x, hidden, w[FC2_W], w[FC2_B], x));
     if (!pre_norm)
-        post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
+        post(to, op_layernorm(call, x, x, w[LN2_W], w[LN2_B]));
 }
 
-void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
+void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
     const bool projected = plan->config.embed != plan->config.h1;
     const Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
     if (plan->config.final_norm)
-        post(to,
-             op_layernorm(&op, x, x, plan->global[FINAL_LN_W].home, plan->global[FINAL_LN_B].home));
+        post(to, op_layernorm(call, x, x, plan->global[FINAL_LN_W].home,
+                              plan->global[FINAL_LN_B].home));
     if (projected)
-        post(to, op_linear(&op, in, x, plan->global[PROJECT_OUT].home, none, none, false));
-    post(to, op_linear(&op, logits, in, head, none, none, false));
+        post(to, op_linear(call, in, x, plan->global[PROJECT_OUT].home, none, none));
+    post(to, op_linear(call, logits, in, head, none, none));
 }
 
 /* Layer 0's tensors as batches of so many rows take them. */
@@ -302,7 +303,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const int sizes[] = {plan->piece_rows, plan->max_seqs};
     const int slot = plan->region[WEIGHT_SLOT][TIER_GPU].bytes <
                      plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes; /* the larger */
-    const Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    const Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     Poster to = {.device = device, .overlap = true, .err = err};
     Tensor w[NROLES];
     for (int i = 0; i < 2; i++) {

@@ -44,197 +44,169 @@ const OpInfo op_info[NCODES] = {
 // Constructors
 // -------------------------------------------------------------------------------------------------
 
-/* Bytes of a token's K, or V, in a page. */
-static Bytes row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
-
-Op *op_copy(Op *op, const Move *moves, int n) {
+Op op_copy(Call call, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         const Move *m = &moves[i];
         CHECK((Bytes)m->dst.rows * m->dst.cols == (Bytes)m->src.rows * m->src.cols);
         CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
     }
-    op->code = OP_COPY;
-    op->moves = moves;
-    op->nmoves = n;
-    return op;
+    return (Op){.code = OP_COPY, .call = call, .moves = moves, .nmoves = n};
 }
 
-Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
+Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add) {
     CHECK(y.cols == table.cols && y.ld == (size_t)y.cols && (!idx.rows || idx.cols == y.rows));
-    op->code = OP_EMBED;
-    op->add = add;
-    op->embed.y = y;
-    op->embed.table = table;
-    op->embed.idx = idx;
-    return op;
+    return (Op){.code = OP_EMBED, .call = call, .embed = {y, table, idx}, .add = add};
 }
 
-Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
+Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b) {
     CHECK(y.rows == x.rows && y.cols == x.cols && w.cols == x.cols && b.cols == x.cols);
-    op->code = OP_LAYERNORM;
-    op->layernorm.y = y;
-    op->layernorm.x = x;
-    op->layernorm.w = w;
-    op->layernorm.b = b;
-    return op;
+    return (Op){.code = OP_LAYERNORM, .call = call, .layernorm = {y, x, w, b}};
 }
 
-Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
+Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual) {
     if (w.type == U8)
         CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(y.cols, x.cols));
     else
         CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     CHECK(y.rows == x.rows &&
           (!residual.rows || (residual.rows == y.rows && residual.cols == y.cols)));
-    op->code = OP_LINEAR;
-    op->relu = relu;
-    op->linear.y = y;
-    op->linear.x = x;
-    op->linear.w = w;
-    op->linear.b = b;
-    op->linear.residual = residual;
+    return (Op){.code = OP_LINEAR, .call = call, .linear = {y, x, w, b, residual}};
+}
+
+Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b) {
+    Op op = op_linear(call, y, x, w, b, (Tensor){0});
+    op.relu = true;
     return op;
 }
 
-Op *op_unpack(Op *op, Tensor w, Tensor packed) {
+Op op_unpack(Call call, Tensor w, Tensor packed) {
     CHECK(w.type == F16 && packed.type == U8);
-    op->code = OP_UNPACK;
-    op->unpack.w = w;
-    op->unpack.packed = packed;
-    return op;
+    return (Op){.code = OP_UNPACK, .call = call, .unpack = {w, packed}};
 }
 
-Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh) {
+Op op_pack(Call call, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
-    op->code = OP_PACK;
-    op->nh = nh;
-    op->hd = kv.cols / 2 / nh;
-    op->pack.packed = packed;
-    op->pack.kv = kv;
-    return op;
+    const int hd = kv.cols / 2 / nh;
+    return (Op){.code = OP_PACK, .call = call, .pack = {packed, kv}, .nh = nh, .hd = hd};
 }
 
-Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols &&
-          kv.ld == q.ld);
+Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    CHECK(o.rows == q.rows && o.cols == q.cols);
+    CHECK(kv.rows == q.rows && kv.cols == 2 * q.cols && kv.ld == q.ld);
     CHECK(q.type == F16 && kv.type == F16 && start.type == I32);
-    op->code = OP_ATTEND_PREFILL;
-    op->nh = nh;
-    op->hd = q.cols / nh;
-    op->prefilled.o = o;
-    op->prefilled.q = q;
-    op->prefilled.kv = kv;
-    op->prefilled.start = start;
-    return op;
+    return (Op){.code = OP_ATTEND_PREFILL,
+                .call = call,
+                .prefilled = {o, q, kv, start},
+                .nh = nh,
+                .hd = q.cols / nh};
 }
 
-/* What the ops on a page table have in common. h1: of a token. */
-static void on_pages(Op *op, OpCode code, const PageTable *table, int h1) {
-    CHECK(table->len.cols == table->pages.rows && table->pages.type == I32 &&
-          table->k.cols == table->v.cols);
-    op->code = code;
-    op->nh = table->nh;
-    op->hd = h1 / table->nh;
-    op->page_tokens = table->page_tokens;
+static void check_table(const PageTable *t) {
+    CHECK(t->len.cols == t->pages.rows && t->pages.type == I32 && t->k.cols == t->v.cols);
 }
 
-/* Attention, and both halves of sparse attention: which of the views they use is in op_info. */
-static Op *attend(Op *op, OpCode code, Tensor o, Tensor q, Tensor tokens, Tensor weights,
-                  const PageTable *table, double sparsity) {
-    on_pages(op, code, table, imax(o.cols, q.cols));
-    CHECK(imax(o.rows, q.rows) == table->len.cols && (!q.rows || q.type == F16));
-    CHECK(tokens.cols == weights.cols && tokens.cols % table->nh == 0 &&
-          (!tokens.rows || tokens.rows == table->len.cols));
-    op->sparsity = sparsity;
-    op->attend.o = o;
-    op->attend.q = q;
-    op->attend.tokens = tokens;
-    op->attend.weights = weights;
-    op->attend.k = table->k;
-    op->attend.v = table->v;
-    op->attend.pages = table->pages;
-    op->attend.len = table->len;
-    return op;
+static void check_chosen(const PageTable *t, Tensor tokens, Tensor weights) {
+    CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
+    CHECK(!tokens.rows || tokens.rows == t->len.cols);
 }
 
-Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
-    CHECK(q.rows == o.rows && q.cols == o.cols);
-    return attend(op, OP_ATTEND, o, q, (Tensor){0}, (Tensor){0}, table, 1);
+Op op_attend(Call call, Tensor o, Tensor q, const PageTable *t) {
+    check_table(t);
+    CHECK(q.rows == t->len.cols && q.type == F16 && q.rows == o.rows && q.cols == o.cols);
+    return (Op){.code = OP_ATTEND,
+                .call = call,
+                .attend = {.o = o, .q = q, .k = t->k, .v = t->v, .pages = t->pages, .len = t->len},
+                .nh = t->nh,
+                .hd = q.cols / t->nh,
+                .page_tokens = t->page_tokens,
+                .sparsity = 1};
 }
-Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
-              double sparsity) {
-    return attend(op, OP_SELECT, (Tensor){0}, q, tokens, weights, table, sparsity);
-}
-Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+
+Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *t,
              double sparsity) {
-    return attend(op, OP_WEIGH, o, (Tensor){0}, tokens, weights, table, sparsity);
+    const Tensor o = {0};
+    check_table(t);
+    check_chosen(t, tokens, weights);
+    CHECK(q.rows == t->len.cols && q.type == F16);
+    return (Op){.code = OP_SELECT,
+                .call = call,
+                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
+                .nh = t->nh,
+                .hd = q.cols / t->nh,
+                .page_tokens = t->page_tokens,
+                .sparsity = sparsity};
 }
 
-Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
-             double sparsity) {
-    CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK &&
-          staged->v.tier == TIER_CPU);
-    on_pages(op, OP_FETCH, staged, staged->nh);
-    op->sparsity = sparsity;
-    op->fetch.v = staged->v;
-    op->fetch.pages = staged->pages;
-    op->fetch.len = staged->len;
-    op->fetch.home_v = home->v;
-    op->fetch.home_pages = home->pages;
-    op->fetch.tokens = tokens;
-    return op;
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *t,
+            double sparsity) {
+    const Tensor q = {0};
+    check_table(t);
+    check_chosen(t, tokens, weights);
+    CHECK(o.rows == t->len.cols);
+    return (Op){.code = OP_WEIGH,
+                .call = call,
+                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
+                .nh = t->nh,
+                .hd = o.cols / t->nh,
+                .page_tokens = t->page_tokens,
+                .sparsity = sparsity};
 }
 
-Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    on_pages(op, OP_APPEND, table, kv.cols / 2);
-    if (kv.type == table->k.type)
-        CHECK(kv.cols == 2 * table->k.cols);
+Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
+            double sparsity) {
+    const PageTable *t = staged;
+    check_table(t);
+    CHECK(lane_channel[call.lane] == DTOC && home->v.tier == TIER_DISK && t->v.tier == TIER_CPU);
+    return (Op){.code = OP_FETCH,
+                .call = call,
+                .fetch = {t->v, t->pages, t->len, home->v, home->pages, tokens},
+                .nh = t->nh,
+                .hd = 1,
+                .page_tokens = t->page_tokens,
+                .sparsity = sparsity};
+}
+
+Op op_append(Call call, const PageTable *t, Tensor kv, Tensor seq, Tensor pos) {
+    const int hd = kv.cols / 2 / t->nh;
+    check_table(t);
+    if (kv.type == t->k.type)
+        CHECK(kv.cols == 2 * t->k.cols);
     else
-        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(op->hd));
+        CHECK(kv.type == F16 && (size_t)t->k.cols == t->nh * quant_bytes(hd));
     CHECK(seq.cols == kv.rows && pos.cols == kv.rows);
-    op->append.k = table->k;
-    op->append.v = table->v;
-    op->append.kv = kv;
-    op->append.seq = seq;
-    op->append.pos = pos;
-    op->append.pages = table->pages;
-    return op;
+    return (Op){.code = OP_APPEND,
+                .call = call,
+                .append = {t->k, t->v, kv, seq, pos, t->pages},
+                .nh = t->nh,
+                .hd = hd,
+                .page_tokens = t->page_tokens};
 }
 
-Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-            const Sampling *sampling) {
+Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+           const Sampling *sampling) {
     CHECK(ids.cols == logits.rows && ids.type == I32 && logits.type == F32);
-    op->code = OP_PICK;
-    op->sampling = *sampling;
-    op->pick.ids = ids;
-    op->pick.logits = logits;
-    op->pick.prompt = prompt;
-    op->pick.pos = pos;
-    return op;
+    return (Op){
+        .code = OP_PICK, .call = call, .pick = {ids, logits, prompt, pos}, .sampling = *sampling};
 }
 
-Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target) {
     CHECK(logp.cols == logits.rows && best.cols == logits.rows && target.cols == logits.rows);
-    op->code = OP_SCORE;
-    op->score.logp = logp;
-    op->score.best = best;
-    op->score.logits = logits;
-    op->score.target = target;
-    return op;
+    return (Op){.code = OP_SCORE, .call = call, .score = {logp, best, logits, target}};
 }
 
-static Op *op_state(Op *op, OpCode code, Tensor x) {
+static Op op_state(Call call, OpCode code, Tensor x) {
     CHECK(x.tier == TIER_CPU && x.ld == (size_t)x.cols);
-    op->code = code;
-    op->state.x = x;
-    return op;
+    return (Op){.code = code, .call = call, .state = {x}};
 }
-Op *op_receive(Op *op, Tensor x) { return op_state(op, OP_RECEIVE, x); }
-Op *op_send(Op *op, Tensor x) { return op_state(op, OP_SEND, x); }
+Op op_receive(Call call, Tensor x) { return op_state(call, OP_RECEIVE, x); }
+Op op_send(Call call, Tensor x) { return op_state(call, OP_SEND, x); }
 
 // -------------------------------------------------------------------------------------------------
 // What an op counts for
 // -------------------------------------------------------------------------------------------------
+
+/* Returns the bytes of a token's K, or V, in a page. */
+static Bytes row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
 
 const Tensor *op_lengths(const Op *op) {
     switch (op->code) {
