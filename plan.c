@@ -597,7 +597,7 @@ int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) {
 
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
-    const int most = policy->workspaces ? policy->workspaces : WORKSPACES;
+    const int most = most_workspaces(policy);
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
@@ -925,12 +925,12 @@ void plan_batches(Plan *p, const Task *task) {
         for (int what = 0; what < 2; what++)
             p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
     }
-    p->piece_rows = p->policy.piece_rows ? p->policy.piece_rows : PIECE_ROWS;
+    p->piece_rows = most_piece_rows(&p->policy);
     for (int i = 0; i < task->count; i++)
         p->piece_rows = imax(p->piece_rows, task->prompts[i].s);
     p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
     const int batches_under_way = imin(WORKSPACES, imax(p->batches, 1));
-    p->nws = imin(p->policy.workspaces ? p->policy.workspaces : WORKSPACES, batches_under_way);
+    p->nws = imin(most_workspaces(&p->policy), batches_under_way);
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : batches_under_way;
     /* two neighbouring pieces together have more rows than one may have */
     p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));

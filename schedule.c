@@ -60,7 +60,7 @@ typedef struct {
 typedef struct {
     const Plan *plan;
     const Task *task;
-    Poster to;
+    Poster *to;
     Flight *flight, *flights; /* the one that sweeps; all, [flight_count] */
     Line line;
     int l, i, K;            /* decoder layers; number of this sweep over all flights; its batches */
@@ -272,11 +272,11 @@ static void load_part(Run *run, int j, int k, int K) {
         run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
     Tensor via = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
     if (!k && disk) /* the last layer in this slot was cut into other parts */
-        depend_fold(run->to.depend, &via);
+        depend_fold(run->to->depend, &via);
     int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
     const Stop stop = {slot_bytes(run, cpu, 0), tensor_cells(via, k, 1)};
-    carry(&run->to, call_on(run, W_LOAD, WEIGHT, j, k), run->moves, n, &stop, 1);
+    carry(run->to, call_on(run, W_LOAD, WEIGHT, j, k), run->moves, n, &stop, 1);
 }
 
 /* Returns true if some flight will sweep once more. */
@@ -330,7 +330,7 @@ static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, b
         }
         high += alone ? q->last_rows : rows;
     }
-    carry(&run->to, call_on(run, lane[store][tier], ACTIVATION, j, k), run->moves, n, &stop, 1);
+    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, j, k), run->moves, n, &stop, 1);
 }
 
 /* Returns true if the hidden state does not rest behind layer j, because the head takes it or
@@ -357,7 +357,7 @@ static void append(Run *run, Call call, const Batch *b, PageTable table, Tensor 
     Op op = op_append(call, &table, kv, tensor_cols(t->row_seq, first, kv.rows),
                       tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
-    post(&run->to, op);
+    post(run->to, op);
 }
 
 /* Stores the new k and v of a piece whose cache is on the CPU or on disk. If the CPU attends, they
@@ -370,7 +370,7 @@ static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
     Tensor below = new_kv_below(run, b, cpu + disk);
     if (!delegated(run, b)) {
         Move down = {below, new_kv_off(run, b, gpu, cpu + disk)};
-        post(&run->to, op_copy(call_on(run, STORE, CACHE, j, k), &down, 1));
+        post(run->to, op_copy(call_on(run, STORE, CACHE, j, k), &down, 1));
     }
     if (cpu && !delegated(run, b))
         append(run, call_on(run, ATTEND, CACHE, j, k), b, batch_pages(run->flight, b, TIER_CPU, j),
@@ -415,9 +415,9 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
             n = batch_moves(run->moves, n, b, (Tier)t, stops[1].here, home.v);
         CHECK(2 * (size_t)n <= run->room);
         if (side == TIER_CPU)
-            post(&run->to, op_copy(call_on(run, C_READ, CACHE, j, k), run->moves, n));
+            post(run->to, op_copy(call_on(run, C_READ, CACHE, j, k), run->moves, n));
         else
-            carry(&run->to, call_on(run, C_LOAD, CACHE, j, k), run->moves, n, stops, 2);
+            carry(run->to, call_on(run, C_LOAD, CACHE, j, k), run->moves, n, stops, 2);
     }
 }
 
@@ -458,7 +458,7 @@ static void layer_weights(Run *run, int j, int k, Tensor w[NROLES]) {
         const bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
-            post(&run->to,
+            post(run->to,
                  op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, j, k), w[r], streamed));
     }
     run->now.unpacked = run->now.unpacked || many_rows;
@@ -470,18 +470,18 @@ static void embed(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
     const long sq = square_number(run, 0, k);
     const Tensor x = hidden(run, b, sq), table = p->global[TOK_EMBED].home;
-    const bool same_width = p->config.embed == p->config.h1;
-    const Tensor tokens = same_width ? x : workspace(run, EMBEDDED, sq, b->rows);
+    const Tensor tokens =
+        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, sq, b->rows);
     const Call call = call_on(run, PROJECT, OTHER, 0, k);
     if (table.tier == TIER_GPU) {
-        post(&run->to, op_embed(call, tokens, table, b->gpu.ids, false));
+        post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
         const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        const Move up = {tokens, plan_view(p, EMBEDDED, TIER_CPU, sq, 0, b->rows)};
-        post(&run->to, op_embed(call_on(run, lane, OTHER, 0, k), up.src, table, b->cpu.ids, false));
-        post(&run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
+        Move up = {tokens, plan_view(p, EMBEDDED, TIER_CPU, sq, 0, b->rows)};
+        post(run->to, op_embed(call_on(run, lane, OTHER, 0, k), up.src, table, b->cpu.ids, false));
+        post(run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
     }
-    opt_embed(&run->to, call, p, x, tokens, b->gpu.positions);
+    opt_embed(run->to, call, p, x, tokens, b->gpu.positions);
 }
 
 /* Receives the hidden state from the stage before: layer 0 of this stage begins where the last
@@ -494,18 +494,17 @@ static void embed(Run *run, Batch *b, int k) {
  * smallest that has not come can always be sent. All stages agree on which messages exist: that
  * depends on which batches are in flight, and the tokens tell all stages the same. */
 static void receive(Run *run, Batch *b, long sq, int k) {
-    const Move up = {hidden(run, b, sq),
-                     plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
-    post(&run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, 0, k), up.src));
-    post(&run->to, op_copy(call_on(run, C_LOAD, ACTIVATION, 0, k), &up, 1));
+    Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
+    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, 0, k), up.src));
+    post(run->to, op_copy(call_on(run, C_LOAD, ACTIVATION, 0, k), &up, 1));
 }
 
 /* Sends the hidden state to the next stage. */
 static void send(Run *run, Batch *b, int j, int k) {
-    const Move down = {plan_view(run->plan, SENDING, TIER_CPU, b->index, 0, b->rows),
-                       hidden(run, b, square_number(run, j, k))};
-    post(&run->to, op_copy(call_on(run, STORE, ACTIVATION, j, k), &down, 1));
-    post(&run->to, op_send(call_on(run, SEND, ACTIVATION, j, k), down.dst));
+    Move down = {plan_view(run->plan, SENDING, TIER_CPU, b->index, 0, b->rows),
+                 hidden(run, b, square_number(run, j, k))};
+    post(run->to, op_copy(call_on(run, STORE, ACTIVATION, j, k), &down, 1));
+    post(run->to, op_send(call_on(run, SEND, ACTIVATION, j, k), down.dst));
 }
 
 /* Computes q, k and v of a piece. New k and v go into the pages on the GPU, or are packed to leave
@@ -513,11 +512,11 @@ static void send(Run *run, Batch *b, int j, int k) {
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     const Call call = call_on(run, PROJECT, CACHE, j, k);
-    opt_project(&run->to, call_on(run, PROJECT, OTHER, j, k), run->plan, w,
+    opt_project(run->to, call_on(run, PROJECT, OTHER, j, k), run->plan, w,
                 workspace(run, QKV, b->turn, piece->rows),
                 hidden_piece(run, b, square_number(run, j, k), piece));
     if (off && run->plan->policy.cache_packed)
-        post(&run->to,
+        post(run->to,
              op_pack(call, new_kv_off(run, b, gpu, off),
                      tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
     if (gpu)
@@ -542,18 +541,18 @@ static void attend_rows(Run *run, Call call, PageTable table, const PageTable *h
     const double sparsity = p->policy.sparsity;
     const Tier side = call.lane == ATTEND ? TIER_CPU : TIER_GPU;
     if (!is_sparse(&p->policy)) {
-        post(&run->to, op_attend(call, o, q, &table));
+        post(run->to, op_attend(call, o, q, &table));
         return;
     }
     const Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
     const Tensor weights = plan_view(p, WEIGHING, side, 0, 0, q.rows);
-    post(&run->to, op_select(call, tokens, weights, q, &table, sparsity));
+    post(run->to, op_select(call, tokens, weights, q, &table, sparsity));
     if (home) {
         Call read = call;
         read.lane = C_READ;
-        post(&run->to, op_fetch(read, &table, home, tokens, sparsity));
+        post(run->to, op_fetch(read, &table, home, tokens, sparsity));
     }
-    post(&run->to, op_weigh(call, o, tokens, weights, &table, sparsity));
+    post(run->to, op_weigh(call, o, tokens, weights, &table, sparsity));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
@@ -561,42 +560,41 @@ static void attend_rows(Run *run, Call call, PageTable table, const PageTable *h
 static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     const long sq = square_number(run, j, k);
     const int gpu = b->kv_seqs[TIER_GPU], cpu = b->kv_seqs[TIER_CPU], disk = b->kv_seqs[TIER_DISK];
-    const Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, cpu + disk);
-    const Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, cpu + disk);
-    const Tensor kv = new_kv_below(run, b, cpu + disk);
-    const Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)},
-                         {kv, new_kv_off(run, b, gpu, cpu + disk)}};
-    const Move up = {attended_elsewhere(run, b), result};
+    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, cpu + disk);
+    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, cpu + disk);
+    Tensor kv = new_kv_below(run, b, cpu + disk);
+    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)},
+                   {kv, new_kv_off(run, b, gpu, cpu + disk)}};
+    Move up = {attended_elsewhere(run, b), result};
     const Call call = call_on(run, ATTEND, CACHE, j, k);
-    post(&run->to, op_copy(call_on(run, A_DOWN, CACHE, j, k), down, 2));
+    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, j, k), down, 2));
     if (cpu) {
-        const PageTable home = batch_pages(run->flight, b, TIER_CPU, j);
+        PageTable home = batch_pages(run->flight, b, TIER_CPU, j);
         append(run, call, b, home, tensor_rows(kv, 0, cpu), gpu);
         attend_rows(run, call, table_rows(home, gpu, cpu), NULL, tensor_rows(result, 0, cpu),
                     tensor_rows(query, 0, cpu));
     }
     if (disk) {
-        const PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq,
-                                          b->nstaged[TIER_DISK], b->cpu.staged, b->cpu.len);
-        const PageTable home =
-            table_rows(batch_pages(run->flight, b, TIER_DISK, j), gpu + cpu, disk);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK],
+                                    b->cpu.staged, b->cpu.len);
+        PageTable home = table_rows(batch_pages(run->flight, b, TIER_DISK, j), gpu + cpu, disk);
         append(run, call, b, near, tensor_rows(kv, cpu, disk), gpu + cpu);
         attend_rows(run, call, table_rows(near, gpu + cpu, disk), &home,
                     tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk));
     }
-    post(&run->to, op_copy(call_on(run, A_UP, CACHE, j, k), &up, 1));
+    post(run->to, op_copy(call_on(run, A_UP, CACHE, j, k), &up, 1));
 }
 
 /* Posts the attention of a piece: in prefill to the k and v that have just been computed, otherwise
  * to the pages on the GPU, and to the others in staging or on the CPU. */
 static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    const Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
+    Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
     const Call call = call_on(run, FINISH, CACHE, j, k);
     if (b->prefill) {
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
-        post(&run->to, op_attend_prefill(call, workspace(run, ATTENDED, b->turn, n), q,
-                                         new_kv(run, b, n), start, run->plan->config.nh));
+        post(run->to, op_attend_prefill(call, workspace(run, ATTENDED, b->turn, n), q,
+                                        new_kv(run, b, n), start, run->plan->config.nh));
         return;
     }
     if (off && delegated(run, b))
@@ -606,7 +604,7 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu));
     if (off && !delegated(run, b)) {
-        const PageTable near =
+        PageTable near =
             plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * square_number(run, j, k),
                        b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
         append(run, call, b, near, new_kv_off(run, b, gpu, off), gpu);
@@ -617,7 +615,7 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
 
 /* Computes the half of the layer after attention for a piece. */
 static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    opt_finish(&run->to, call_on(run, FINISH, OTHER, j, k), run->plan, w,
+    opt_finish(run->to, call_on(run, FINISH, OTHER, j, k), run->plan, w,
                hidden_piece(run, b, square_number(run, j, k), piece),
                workspace(run, ATTENDED, b->turn, piece->rows));
 }
@@ -631,11 +629,11 @@ static void choose_tokens(Run *run, Batch *b, int k, Tensor logits, int first) {
     const int n = logits.rows;
     Tensor ids = tensor_cols(batch_newest(run->flight, b, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored) {
-        post(&run->to, op_pick(call, ids, logits, t->prompt, t->at, &run->task->sampling));
+        post(run->to, op_pick(call, ids, logits, t->prompt, t->at, &run->task->sampling));
         return;
     }
     Tensor logp = tensor_cols(batch_newest(run->flight, b, LOG_PROBS, TIER_GPU), first, n);
-    post(&run->to, op_score(call, logp, ids, logits, tensor_cols(b->gpu.target, first, n)));
+    post(run->to, op_score(call, logp, ids, logits, tensor_cols(b->gpu.target, first, n)));
 }
 
 /* Copies the chosen tokens to the CPU, and the logits if they are kept or if the CPU is to choose
@@ -651,7 +649,7 @@ static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
                             batch_newest(f, b, LOG_PROBS, TIER_GPU)};
     if (run->task->keep_logits || !chosen)
         moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    post(&run->to, op_copy(call_on(run, A_DOWN, OTHER, run->l, k), moves, n));
+    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, run->l, k), moves, n));
 }
 
 /* Computes layer l: the rows that the head needs (the last of each sequence, or more in a scored
@@ -664,13 +662,13 @@ static void compute_head(Run *run, Batch *b, int k) {
     Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->last_rows);
     Tensor logits = none;
     if (resting)
-        post(&run->to,
+        post(run->to,
              op_embed(call, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                       tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->last_rows; first += p->head_chunk) {
         const int n = imin(p->head_chunk, b->last_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
-        opt_logits(&run->to, call, p, head, logits, tensor_rows(x, first, n));
+        opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
             choose_tokens(run, b, k, logits, first);
     }
@@ -714,7 +712,7 @@ static void compute(Run *run, int j, int k) {
 /* Figure 4 waits for all devices here. DIFFERS: every op already waits for the ops that it needs,
  * so this waits only with --synchronize. Returns false when the run has failed. */
 static bool synchronize(Run *run) {
-    return run->plan->policy.synchronize ? post_drain(&run->to) : !run->to.failed;
+    return run->plan->policy.synchronize ? post_drain(run->to) : !run->to->failed;
 }
 
 /* Opens batch k's part in this sweep: waits for its newest tokens, then sends its index tables up
@@ -722,13 +720,13 @@ static bool synchronize(Run *run) {
 static bool begin(Run *run, int k) {
     Batch *b = run->flight->in_sweep[k];
     if (!batch_begin(run->flight, b))
-        return !run->to.failed;
-    const Move up = {b->gpu.all, b->cpu.all};
-    post(&run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
+        return !run->to->failed;
+    Move up = {b->gpu.all, b->cpu.all};
+    post(run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
     if (!is_first(&run->plan->config))
         receive(run, b, square_number(run, 0, k), k);
     bring_cache(run, b, 0, k); /* load_cache brings that of the other layers, one square ahead */
-    return !run->to.failed;
+    return !run->to->failed;
 }
 
 /* Notes in the trace the pages and sequences of all flights, which are in use at the same time. */
@@ -741,15 +739,15 @@ static void note_held(const Run *run) {
         for (int k = 0; k < f->K; k++)
             held.sequences += f->in_sweep[k]->nseq + f->in_sweep[k]->njoining;
     }
-    if (run->to.device->trace)
-        trace_hold(run->to.device->trace, &held);
+    if (run->to->device->trace)
+        trace_hold(run->to->device->trace, &held);
 }
 
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
  * are empty. While all have members, sweep i belongs to flight i mod flight_count. */
 static void sweep_all(Run *run) {
     const int flights = flight_count(&run->plan->policy);
-    for (int g = 0, idle = 0; idle < flights && !run->to.failed; g = (g + 1) % flights) {
+    for (int g = 0, idle = 0; idle < flights && !run->to->failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
         idle++;
         if (!flight_admit(run->flight))
@@ -779,13 +777,11 @@ static void divide_seconds(RunStats *s, const Device *device) {
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {
     const int flights = flight_count(&plan->policy);
-    Run run = {.plan = plan, .task = task, .l = plan->config.l};
+    Poster to = {.device = device, .overlap = plan->policy.overlap, .err = err};
+    Run run = {.plan = plan, .task = task, .to = &to, .l = plan->config.l};
     CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
-    run.to = (Poster){.device = device,
-                      .depend = depend_open(plan->ncells),
-                      .overlap = plan->policy.overlap,
-                      .err = err};
+    to.depend = depend_open(plan->ncells);
     run.room = 4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
     run.moves = xcalloc(run.room, sizeof *run.moves);
     run.line.swept_at = device->now(device);
@@ -795,21 +791,21 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
                                   .task = task,
                                   .listener = listener,
                                   .stats = stats,
-                                  .to = &run.to,
+                                  .to = &to,
                                   .line = &run.line,
                                   .number = g};
         flight_open(&run.flights[g]);
     }
     if (task->count)
         sweep_all(&run);
-    if (!run.to.failed)
-        post_drain(&run.to); /* the last stores, and weights loaded for a sweep that did not come */
-    if (!run.to.failed)
+    if (!to.failed)
+        post_drain(&to); /* the last stores, and weights loaded for a sweep that did not come */
+    if (!to.failed)
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)
         flight_close(&run.flights[g]);
-    depend_close(run.to.depend);
+    depend_close(to.depend);
     free(run.moves);
     free(run.flights);
-    return run.to.failed ? -1 : 0;
+    return to.failed ? -1 : 0;
 }

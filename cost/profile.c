@@ -159,6 +159,9 @@ static size_t piece(const Profile *p) { return size_min(p->size.cold / 2, PIECE)
 // Ops
 // -------------------------------------------------------------------------------------------------
 
+/* Returns what ops on a lane are for. */
+static Call measure_on(Lane lane) { return (Call){.lane = lane, .kind = OTHER}; }
+
 /* Posts an op that does so much. */
 static Event post_op(Profile *p, const Op *op, double work) {
     p->work += work;
@@ -172,8 +175,7 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
                  none = {0};
     const Tensor x = matrix(p, HIDDEN, TIER_GPU, 0, p->plan.act_type, m, k);
-    Op op = op_linear((Call){.lane = lane, .kind = OTHER}, results(p, TIER_GPU, m, n), x, w, none,
-                      none);
+    Op op = op_linear(measure_on(lane), results(p, TIER_GPU, m, n), x, w, none, none);
     op.nafter = 2;
     op.after[0] = p->product;
     op.after[1] = p->copied;
@@ -196,9 +198,10 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
     const Tensor qkv = cold(p, w->to, at, rows, 3 * h1), start = table(p, w->to, i, 0, nseq + 1);
-    const Call call = {.lane = w->lane, .kind = OTHER, .prefill = true};
-    const Op op = op_attend_prefill(call, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
-                                    tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
+    Call call = measure_on(w->lane);
+    call.prefill = true;
+    Op op = op_attend_prefill(call, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
+                              tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
 
@@ -221,8 +224,8 @@ static Event post_attend(Profile *p, const Work *w, int i) {
                    .nh = p->size.nh};
     t.pages.rows = nseq;
     t.pages.ld = each;
-    const Call call = {.lane = w->lane, .kind = OTHER};
-    const Op op = op_attend(call, results(p, w->to, nseq, h1), cold(p, w->to, 0, nseq, h1), &t);
+    Op op = op_attend(measure_on(w->lane), results(p, w->to, nseq, h1), cold(p, w->to, 0, nseq, h1),
+                      &t);
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
@@ -237,9 +240,8 @@ static Tensor piece_of(const Profile *p, const Work *w, Tier tier, int i) {
 
 static Event post_copy(Profile *p, const Work *w, int i) {
     const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
-    Op op = op_copy((Call){.lane = w->lane, .kind = OTHER}, &move, 1);
-    op.nafter = 1;
-    op.after[0] = p->product;
+    Op op = op_copy(measure_on(w->lane), &move, 1);
+    op.after[op.nafter++] = p->product;
     return post_op(p, &op, (double)piece(p));
 }
 
@@ -260,7 +262,7 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* a row at the beginning, and x behind it */
     const Tensor x = matrix(p, RESTING_WEIGHTS, TIER_GPU, row, act, rows, h1);
     const Tensor y = matrix(p, RESTING_WEIGHTS, TIER_GPU, half, act, rows, h1);
-    const Op op = op_layernorm((Call){.lane = FINISH, .kind = OTHER}, y, x, one, one);
+    Op op = op_layernorm(measure_on(FINISH), y, x, one, one);
     (void)w;
     (void)i;
     return post_op(p, &op, 2.0 * rows * row);
@@ -273,8 +275,7 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     (void)w;
     (void)i;
     for (int n = 0; n < TINY; n++) {
-        const Call call = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER};
-        Op op = op_layernorm(call, row, row, one, one);
+        Op op = op_layernorm(measure_on(n % 2 ? FINISH : PROJECT), row, row, one, one);
         op.nafter = n > 0;
         op.after[0] = last;
         last = p->device->post(p->device, &op);

@@ -54,8 +54,8 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* What an op is for: the lane that carries it out, and the square whose call of Figure 4 posts it.
- * Traces, counters and the rates of the sim need it. */
+/* The purpose of an op: the lane that carries it out, and the square whose call of Figure 4 posts
+ * it. Traces, counters and the rates of the sim depend on it. */
 struct Call {
     Lane lane;
     Kind kind;
@@ -95,7 +95,7 @@ enum { MAX_VIEWS = 8 };
 struct Op {
     OpCode code;
     // clang-format off
-    union { /* what it is for; the fields of Call can be named directly */
+    union { /* its purpose; the fields of Call can be named directly */
         Call call;
         struct { Lane lane; Kind kind; bool prefill, prefill_sweep, delegated; int i, j, k, batch; };
     };
@@ -132,7 +132,7 @@ struct Op {
 // ops.c: ops as data
 // -------------------------------------------------------------------------------------------------
 
-/* What an op does with one of its views. */
+/* The way in which an op uses one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
 /* The description of a code: its name, and its views with their names. The views of a copy are

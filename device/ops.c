@@ -1,10 +1,11 @@
 /* ops.c: ops as data (section 4.2).
  *
- * An op says what is to be done, on which lane, with which views, and which square (i, j, k) it is
- * for. Here is what is the same for all devices: the names of lanes and channels, a table of what
- * each code reads and writes, the constructors with the checks of shapes, and what an op counts
- * for. Peaks, byte counters, traces, the sim's seconds and the order of ops all come from here; a
- * device only carries out. Read next: lanes.c. */
+ * An op says what a device is to do: on which lane, with which views, and for which square
+ * (i, j, k). This file has everything about ops that is the same for all devices: the names of
+ * lanes and channels, a table of the views that each code reads and writes, the constructors with
+ * their checks of shapes, and the bytes that an op counts for. The peaks, the byte counters, the
+ * traces, the seconds of the sim and the order of ops all follow from it; a device only carries ops
+ * out. Read next: lanes.c. */
 #include "device/parts.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC,
@@ -15,24 +16,30 @@ const char *const lane_name[NLANES] = {
     "attend",       "receive",        "send"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu", "net"};
 
-/* Views in the order of the op's struct. A product that adds its residual reads it; that it may be
- * y itself changes nothing, since who writes also comes after everyone who wrote before. An
- * embedding that adds reads y for the same reason.
- */
+/* The views, in the order of the op's struct. A product reads the residual that it adds. This may
+ * be y itself: an op that writes a view comes after all earlier ops that wrote it, so y needs no
+ * entry as an input. For the same reason an embedding that adds to y only WRITES it. */
 // clang-format off
 const OpInfo op_info[NCODES] = {
     [OP_COPY] = {"copy", {{"", UNUSED}}},
     [OP_EMBED] = {"embed", {{"y", WRITES}, {"table", READS}, {"idx", READS}}},
     [OP_LAYERNORM] = {"layernorm", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}}},
-    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}, {"residual", READS}}},
+    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS},
+        {"w", READS}, {"b", READS}, {"residual", READS}}},
     [OP_UNPACK] = {"unpack", {{"w", WRITES}, {"packed", READS}}},
     [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
-    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS}, {"kv", READS}, {"start", READS}}},
-    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED}, {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES}, {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
-    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS}, {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS}, {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
+    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS},
+        {"kv", READS}, {"start", READS}}},
+    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED},
+        {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES},
+        {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
+    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS},
+        {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
+    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS},
+        {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS},
+        {"seq", READS}, {"pos", READS}, {"pages", READS}}},
     [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
     [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
     [OP_SEND] = {"send", {{"x", READS}}},
@@ -42,6 +49,10 @@ const OpInfo op_info[NCODES] = {
 
 // -------------------------------------------------------------------------------------------------
 // Constructors
+//
+// device.h says what each op computes. The checks here hold for all devices: a wrong shape is a bug
+// of who posts, and is found where the op is made. Fields that are not named become 0: absent
+// views, no events to wait for.
 // -------------------------------------------------------------------------------------------------
 
 Op op_copy(Call call, const Move *moves, int n) {
@@ -101,68 +112,58 @@ Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int
                 .hd = q.cols / nh};
 }
 
+/* Checks the shapes of a page table. */
 static void check_table(const PageTable *t) {
     CHECK(t->len.cols == t->pages.rows && t->pages.type == I32 && t->k.cols == t->v.cols);
 }
 
-static void check_chosen(const PageTable *t, Tensor tokens, Tensor weights) {
+/* Returns attention to a page table, or half of sparse attention, of which some views are absent:
+ * view is {o, q, tokens, weights}. */
+static Op attend(Call call, OpCode code, const Tensor view[4], const PageTable *t,
+                 double sparsity) {
+    const Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
+    const int nseq = t->len.cols;
+    check_table(t);
+    CHECK(imax(o.rows, q.rows) == nseq && (!q.rows || q.type == F16));
     CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
-    CHECK(!tokens.rows || tokens.rows == t->len.cols);
-}
-
-Op op_attend(Call call, Tensor o, Tensor q, const PageTable *t) {
-    check_table(t);
-    CHECK(q.rows == t->len.cols && q.type == F16 && q.rows == o.rows && q.cols == o.cols);
-    return (Op){.code = OP_ATTEND,
+    CHECK(!tokens.rows || tokens.rows == nseq);
+    return (Op){.code = code,
                 .call = call,
-                .attend = {.o = o, .q = q, .k = t->k, .v = t->v, .pages = t->pages, .len = t->len},
+                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
                 .nh = t->nh,
-                .hd = q.cols / t->nh,
+                .hd = imax(o.cols, q.cols) / t->nh,
                 .page_tokens = t->page_tokens,
-                .sparsity = 1};
+                .sparsity = sparsity};
 }
 
-Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *t,
+Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
+    CHECK(q.rows == o.rows && q.cols == o.cols);
+    return attend(call, OP_ATTEND, (Tensor[4]){o, q}, table, 1);
+}
+
+Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity) {
-    const Tensor o = {0};
-    check_table(t);
-    check_chosen(t, tokens, weights);
-    CHECK(q.rows == t->len.cols && q.type == F16);
-    return (Op){.code = OP_SELECT,
-                .call = call,
-                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
-                .nh = t->nh,
-                .hd = q.cols / t->nh,
-                .page_tokens = t->page_tokens,
-                .sparsity = sparsity};
+    const Tensor view[] = {{0}, q, tokens, weights};
+    return attend(call, OP_SELECT, view, table, sparsity);
 }
 
-Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *t,
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
             double sparsity) {
-    const Tensor q = {0};
-    check_table(t);
-    check_chosen(t, tokens, weights);
-    CHECK(o.rows == t->len.cols);
-    return (Op){.code = OP_WEIGH,
-                .call = call,
-                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
-                .nh = t->nh,
-                .hd = o.cols / t->nh,
-                .page_tokens = t->page_tokens,
-                .sparsity = sparsity};
+    const Tensor view[] = {o, {0}, tokens, weights};
+    return attend(call, OP_WEIGH, view, table, sparsity);
 }
 
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
             double sparsity) {
-    const PageTable *t = staged;
-    check_table(t);
-    CHECK(lane_channel[call.lane] == DTOC && home->v.tier == TIER_DISK && t->v.tier == TIER_CPU);
+    const Tensor to = staged->v, from = home->v;
+    check_table(staged);
+    CHECK(lane_channel[call.lane] == DTOC && from.tier == TIER_DISK && to.tier == TIER_CPU);
     return (Op){.code = OP_FETCH,
                 .call = call,
-                .fetch = {t->v, t->pages, t->len, home->v, home->pages, tokens},
-                .nh = t->nh,
+                .fetch = {to, staged->pages, staged->len, from, home->pages, tokens},
+                .nh = staged->nh,
                 .hd = 1,
-                .page_tokens = t->page_tokens,
+                .page_tokens = staged->page_tokens,
                 .sparsity = sparsity};
 }
 
@@ -194,6 +195,7 @@ Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target) {
     return (Op){.code = OP_SCORE, .call = call, .score = {logp, best, logits, target}};
 }
 
+/* Returns an op of a pipeline: x is a hidden state that is sent or received. */
 static Op op_state(Call call, OpCode code, Tensor x) {
     CHECK(x.tier == TIER_CPU && x.ld == (size_t)x.cols);
     return (Op){.code = code, .call = call, .state = {x}};
@@ -202,7 +204,7 @@ Op op_receive(Call call, Tensor x) { return op_state(call, OP_RECEIVE, x); }
 Op op_send(Call call, Tensor x) { return op_state(call, OP_SEND, x); }
 
 // -------------------------------------------------------------------------------------------------
-// What an op counts for
+// The bytes and tokens that an op counts for
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the bytes of a token's K, or V, in a page. */
@@ -225,7 +227,8 @@ long op_tokens(const Op *op, const int32_t *len) {
     long tokens = 0;
     for (int r = 0, n = op_lengths(op)->cols; r < n; r++) {
         if (op->code == OP_FETCH)
-            tokens += sparse_tokens(op->sparsity, len[r]) - 1; /* its own is here */
+            tokens +=
+                sparse_tokens(op->sparsity, len[r]) - 1; /* its own token's V is not on disk */
         else
             tokens += op->code == OP_WEIGH ? sparse_tokens(op->sparsity, len[r]) : len[r];
     }
@@ -271,12 +274,15 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
     return moved;
 }
 
+// -------------------------------------------------------------------------------------------------
+// How far ops reach into their regions
+// -------------------------------------------------------------------------------------------------
+
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
     memset(reach->high, 0, sizeof reach->high);
     memcpy(reach->region, plan->region, sizeof reach->region);
     memset(peak, 0, NTIERS * sizeof *peak);
-    for (int id = 0; id < NREGIONS;
-         id++) /* what rests in the checkpoint is in use from the start */
+    for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
             if (plan->region[id][t].offset == SIZE_MAX)
                 peak[t] += plan->region[id][t].bytes;

@@ -231,6 +231,9 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
  * finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
                     size_t count, Error *err);
+/* Reads a whole tensor as floats and unpacks it if it is packed. The caller frees them. NULL and
+ * err if it cannot be read. */
+float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err);
 /* Whether the matrices of the layers can be packed, in whole groups; -1 and err (EXIT_USAGE) if
  * not. */
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err);
