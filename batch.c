@@ -132,8 +132,7 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     f->stats->generated++;
     f->stats->decoded += decoded;
     f->stats->beside += decoded && f->prefill_sweep;
-    bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
-    stop = stop || eos;
+    bool stop = (to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
     while (q->npages)
@@ -556,7 +555,6 @@ bool flight_is_empty(const Flight *f) {
 void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
-    size_t pages = (size_t)p->max_seqs * p->max_pages;
     f->batches = p->batches / flight_count(&p->policy);
     f->batch = xcalloc(f->batches, sizeof *f->batch);
     f->in_sweep = xcalloc(f->batches, sizeof *f->in_sweep);
@@ -575,7 +573,7 @@ void flight_open(Flight *f) {
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
-            b->staged[t] = xcalloc(pages, sizeof(Staged));
+            b->staged[t] = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Staged));
     }
     f->came = is_last(&p->config)
                   ? NULL
@@ -607,15 +605,14 @@ void flight_close(Flight *f) {
 
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from) {
     const Staged *list = b->staged[tier];
-    const int page_tokens = b->page_tokens;
-    for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
-        for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
-                           list[i + together].page == list[i].page + together;
-             together++)
-            continue;
-        if (together)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, together * page_tokens),
-                         tensor_rows(from, list[i].page * page_tokens, together * page_tokens));
+    const int page = b->page_tokens;
+    for (int i = 0, end; i < b->nstaged[tier]; i = imax(end, i + 1)) {
+        for (end = i; end < b->nstaged[tier] && list[end].past; end++)
+            if (list[end].page - list[i].page != end - i)
+                break;
+        if (end > i)
+            n = add_move(moves, n, tensor_rows(to, i * page, (end - i) * page),
+                         tensor_rows(from, list[i].page * page, (end - i) * page));
     }
     return n;
 }
