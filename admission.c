@@ -1,19 +1,18 @@
-/* admission.c: who is in flight. The three schedules (section 4.1, Figure 3; appendix A.2, Figure
- * 6), between two sweeps.
+/* admission.c: which prompts enter a sweep. The three schedules (section 4.1, Figure 3; appendix
+ * A.2, Figure 6), between two sweeps.
  *
- * A block is a number of seats: a place in a GPU batch and the homes of the KV cache and
- * activations of whoever sits there. Before each sweep admission says which waiting prompts take
- * which vacant seats; they prefill in that sweep and stay until they have their n tokens or stop.
- * Row, zig-zag and diagonal differ in nothing but how many seats may be taken now, one small
- * function each. Nobody is ever moved out, and prompts enter in the order of the input, so nobody
- * starves.
+ * A block is a number of seats. A seat is a place in a GPU batch, with a home for the KV cache and
+ * one for the activations of the sequence that takes it. Before each sweep, admission decides which
+ * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
+ * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now:
+ * each is one small function. No sequence is ever moved out, and prompts enter in the order of the
+ * input, so no prompt starves.
  *
- * The ledger `need` knows how many KV pages of each tier those seated hold in every sweep to come,
- * if none stops early (stopping early only helps). The plan walks the whole task through this file
- * with no limit and makes the pools as large as the largest need (plan.c); the run walks it again
- * with that limit, and a prompt enters only when its pages fit in every sweep up to its last.
- * Without early stops both walks are the same.
- * Read next: schedule.c. */
+ * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
+ * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
+ * whole task through this file without a limit and makes the pools as large as the largest need
+ * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
+ * sweep up to its last. Without early stops both come to the same. Read next: schedule.c. */
 #include <math.h>
 
 #include "flexgen.h"
@@ -21,7 +20,7 @@
 const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
 
 // -------------------------------------------------------------------------------------------------
-// Dealing: seats to GPU batches and to tiers
+// Dealing seats to GPU batches and to tiers
 // -------------------------------------------------------------------------------------------------
 
 Tier diffuse(Diffusion *d, double size) {
@@ -39,7 +38,6 @@ int block_size(const Policy *policy) {
     return policy->schedule == SCHEDULE_ROW ? policy->gbs : policy->gbs * policy->num_gpu_batches;
 }
 
-/* Whole sequences per tier, nearest to the shares: largest remainders get what the floors leave. */
 void apportion(int count[NTIERS], const double share[NTIERS], int total) {
     double rest[NTIERS];
     int left = total;
@@ -68,6 +66,7 @@ static int by_tier(const void *a, const void *b) {
     return (int)*(const Tier *)a - (int)*(const Tier *)b;
 }
 
+/* Returns an error diffusion that deals `count` items in whole numbers nearest to the shares. */
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
@@ -99,23 +98,25 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// How many may be seated, by schedule
+// How many prompts may take a seat, by schedule
 // -------------------------------------------------------------------------------------------------
 
-/* Figure 3(a): the next GPU batch when the one before it has finished. */
+/* Figure 3(a): the next GPU batch enters when the one before it has finished. */
 static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs; }
 
-/* Figures 3(b) and 4: the next block when the whole block has finished. */
+/* Figures 3(b) and 4: the next block enters when the whole block has finished. */
 static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Figure 6: one more GPU batch every n/K sweeps until all K are in flight, and from then on whoever
- * leaves is replaced: with equal lengths that is again one batch every n/K sweeps.
+/* Figure 6: one more GPU batch enters every n/K sweeps until all K are in flight; from then on
+ * every sequence that leaves is replaced. With equal lengths that is again one batch every n/K
+ * sweeps.
  *
- * The order of squares: sweep i computes, layer by layer, the square (token i - i_k, layer j) of
- * every batch k in flight, the oldest batch, which is the farthest to the right, first. These
- * squares, one in each row, are one diagonal of Figure 6; those of one layer are its sub-diagonal,
- * and share the weights. The warm-up is the figure's gray area: batch 0 alone, then with batch 1,
- * until K batches are n/K tokens apart. */
+ * In which order squares are computed: batch k has entered with sweep i_k. Sweep i computes, layer
+ * by layer, the square (token i - i_k, layer j) of every batch k in flight, beginning with the
+ * oldest batch, which is the farthest to the right in the figure. These squares, one in each row,
+ * are one diagonal of Figure 6; the squares of one layer are its sub-diagonal, and share the
+ * weights. The warm-up is the figure's gray area: first batch 0 alone, then with batch 1, until K
+ * batches are n/K tokens apart. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
@@ -127,11 +128,12 @@ int (*seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats
 // The ledger of pages
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the need in a sweep to come, which may be changed. */
 static int *need_in(const Admission *a, Tier tier, long sweep) {
     return &a->need[tier][sweep % a->horizon];
 }
 
-/* Whether the prompt's pages are there in every sweep that it will take part in. */
+/* Returns true if there are pages for the prompt in every sweep that it will take part in. */
 static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     for (int x = 0; a->limit && x < q->n; x++)
         if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
@@ -140,7 +142,7 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     return true;
 }
 
-/* The next prompt takes the seat, if it may. */
+/* Seats the next prompt, if its pages fit; returns false if not. */
 static bool take_seat(Admission *a, int seat) {
     Seat *to = &a->seat[seat];
     const Prompt *q = &a->task->prompts[*a->next_prompt];
@@ -173,15 +175,15 @@ void admission_leave(Admission *a, int seat, int generated) {
 // Between two sweeps
 // -------------------------------------------------------------------------------------------------
 
-/* The seats of a block. With the diagonal schedule there is one block, and it never ends. */
+/* Deals the seats of a block. With the diagonal schedule there is one block, and it never ends. */
 static void deal_seats(Admission *a) {
     int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : *a->next_prompt);
     a->nseats = imin(block_size(a->policy), left);
     deal_block(a->seat, a->policy, a->nseats);
 }
 
-/* Prompts take vacant seats, at most `most`, in batches that have members (or have none), in the
- * order of the input. */
+/* Seats at most `most` prompts, in the order of the input, in batches that have members (or in
+ * those that have none). Returns how many. */
 static int fill_seats(Admission *a, int *entered, int most, const bool *with_members,
                       bool members) {
     int n = 0;

@@ -1,15 +1,14 @@
 /* batch.c: who sits in a batch (sections 4.1 and A.2).
  *
- * admission.c says which prompts take which seats; here they become sequences of GPU batches: with
- * tokens, rows of the hidden state, pages of the KV cache, and index tables that tell the kernels
- * where all that is. A batch's part in a sweep begins with the tokens that the sweep before has
- * chosen for it (batch_begin), which is where a sequence is found to have ended; the members of the
- * flight change between sweeps (flight_admit). New members of a batch that has members prefill
- * together in one batch of their own, the entrance, and join at their batch's next sweep.
+ * admission.c decides which prompts take which seats. Here they become sequences of GPU batches:
+ * with tokens, rows of the hidden state, pages of the KV cache, and index tables that tell the
+ * kernels where all that is. A batch's part in a sweep begins (batch_begin) with the tokens that
+ * the sweep before has chosen for it; this is where sequences are found to have ended. The members
+ * of a flight change between sweeps (flight_admit). New members of a batch that has members already
+ * prefill in a batch of their own first, the entrance.
  *
- * Contract: the thread that posts is the only one here. Before it reads or writes what ops use too,
- * it asks post_host.
- * Read next: plan.c. */
+ * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
+ * too, it calls post_host. Read next: plan.c. */
 #include "batch.h"
 
 #include "device/device.h"
@@ -50,18 +49,19 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // KV pages
 // -------------------------------------------------------------------------------------------------
 
-/* Whom the cache's cells know as the owner of pages of this flight that nobody has. */
+/* Returns the batch number under which the cache's cells keep the free pages of this flight. */
 static int nobody(const Flight *f) { return f->plan->batches + f->number; }
 
-/* Batch `to` has pages of a tier from now on that were those of batch `from`. */
+/* Notes that pages of a tier pass from batch `from` to batch `to`, so that users of the new owner
+ * come after those of the old one. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
         depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
                     cache_cell(f->plan, tier, from, j));
 }
 
-/* Gives every sequence of the batch the pages for this sweep's tokens, page by page across the
- * batch, so that what is taken together lies together. */
+/* Gives every sequence of the batch the pages for this sweep's tokens, one page to each in turn, so
+ * that pages taken in one sweep lie together. */
 static void grow_pages(Flight *f, Batch *b) {
     bool took[NTIERS] = {false};
     for (bool grew = true; grew;) {
@@ -83,8 +83,8 @@ static int by_page(const void *a, const void *b) {
     return ((const Staged *)a)->page - ((const Staged *)b)->page;
 }
 
-/* Lists the pages of one tier that attention will want elsewhere, and writes their places in
- * staging, from base on, into the table. */
+/* Lists the pages of one tier that attention needs elsewhere, and writes their places in staging,
+ * from base on, into the table. */
 static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table) {
     Staged *list = b->staged[tier];
     int n = 0;
@@ -105,6 +105,7 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
 // The newest tokens
 // -------------------------------------------------------------------------------------------------
 
+/* Counts the sweep whose last tokens have just come, and tells the listener. */
 static void end_sweep(Flight *f) {
     double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
     f->line->swept_at = t;
@@ -118,8 +119,8 @@ static void end_sweep(Flight *f) {
         f->to->failed = true;
 }
 
-/* One new token of a sequence, or in a scored task (id -1) the given one, which never ends it.
- * Returns whether the sequence goes on; if not, its pages are free again. */
+/* Adds one new token to a sequence: id, or in a scored task (id -1) the given one, which never ends
+ * it early. Returns true if the sequence goes on; if not, frees its pages and reports it. */
 static bool next_token(Flight *f, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
@@ -132,8 +133,7 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     f->stats->generated++;
     f->stats->decoded += decoded;
     f->stats->beside += decoded && f->prefill_sweep;
-    bool stop = to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated);
-    stop = stop || eos;
+    bool stop = (to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
     while (q->npages)
@@ -145,26 +145,24 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     return false;
 }
 
-/* Tells the scores of the newest step, sequence by sequence; of those that the head gave besides,
- * nothing. */
+/* Reports the scores of the newest step, sequence by sequence, without those of tokens before
+ * Prompt.from. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
-    const float *logp = f->logp;
-    const int32_t *best = f->ids;
-    if (!to->scored)
+    if (!to->scored || !f->logp)
         return;
-    for (int r = 0, row = 0; r < b->nseq && logp; r++) {
+    for (int r = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         for (int e = 1; e <= q->last_rows; e++, row++) {
             int at = q->s + q->generated - q->last_rows + e;
             if (at >= f->task->prompts[q->prompt].from)
-                to->scored(to->ctx, q->prompt, at, logp[row], best[row]);
+                to->scored(to->ctx, q->prompt, at, f->logp[row], f->ids[row]);
         }
     }
 }
 
-/* What the last stage alone knows goes round to all (section 4.4), which then know as well who has
- * ended. */
+/* Sends the new tokens (or scores) from the last stage of a pipeline to all stages (section 4.4),
+ * so that each knows which sequences have ended. Returns false if that fails. */
 static bool go_round(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
     const int last = net->stages - 1;
@@ -182,20 +180,19 @@ static bool go_round(Flight *f, const Batch *b) {
     return !status;
 }
 
-/* Waits for a batch's newest tokens; in a scored task, for the scores of its newest step. On the
- * sim there are none. */
+/* Waits for a batch's newest tokens, or in a scored task for the scores of its newest step, and
+ * points f->ids and f->logp to them (NULL on the sim). Returns false if the run has failed. */
 static bool newest_come(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
         if (!post_host(f->to, newest, READS))
-            return false; /* what came down with it is here too */
+            return false; /* the results that came down in the same op are here too */
         f->ids = host(f, newest);
         if (scored)
             f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
-    } else { /* none come before its states have gone; on this stage itself something may have
-                failed before that */
+    } else { /* the tokens come after this stage has sent its states, or failed to */
         if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES))
             return false;
         f->ids = f->came;
@@ -204,8 +201,8 @@ static bool newest_come(Flight *f, const Batch *b) {
     return !f->to->device->net || go_round(f, b);
 }
 
-/* Waits for the batch's newest tokens, hands them out, and lets the sequences that have ended go.
- */
+/* Waits for the batch's newest tokens, gives each sequence its own, and removes the sequences that
+ * have ended. */
 static void collect(Flight *f, Batch *b) {
     if (!b->waiting || f->to->failed)
         return;
@@ -237,10 +234,67 @@ static void collect(Flight *f, Batch *b) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// A batch begins: its rows, its tables
+// The entrance
 // -------------------------------------------------------------------------------------------------
 
-/* Those that have prefilled elsewhere take their places among the others, in the order of seats. */
+// clang-format off
+/* With the diagonal schedule, prompts take the seats of sequences that have ended in batches that go
+ * on: the topups. A batch is either in prefill or decodes, so that topups of all batches prefill
+ * together in one more batch, the entrance, before they join the batches of their seats:
+ *
+ *                  sweep i - 1               sweep i                       sweep i + 1
+ *
+ *   entrance       -                         prefills x, y
+ *   batch 0        decodes a, b, c           decodes a, c      <- x        decodes a, x, c
+ *   batch 1        decodes d, e, f           decodes d, e      <- y        decodes d, e, y
+ *                  b and f end               x and y have their seats      x and y have joined
+ *
+ * While x prefills, its Sequence.home is 0. Before sweep i + 1, when its first token is known, x moves
+ * to batch 0's `joining` (leave_entrance). When batch 0 begins sweep i + 1, x becomes a member, in the
+ * order of seats (take_in). */
+// clang-format on
+
+/* Returns the flight's entrance; only the diagonal schedule has one. */
+static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
+
+/* Orders the sequences in the entrance, whose seats are in several batches, by the tier of their
+ * KV, and deals the homes of their activations anew, since they must lie in the entrance's rows. */
+static void order_entrance(Flight *f) {
+    Batch *b = entrance(f);
+    int at = 0;
+    Sequence **order = b->joining; /* free, because no sequence joins the entrance */
+    Seat *deal = xcalloc(b->nseq, sizeof *deal);
+    deal_block(deal, &f->plan->policy, b->nseq);
+    for (int t = 0; t < NTIERS; t++)
+        for (int r = 0; r < b->nseq; r++)
+            if ((int)b->seq[r]->kv == t)
+                order[at++] = b->seq[r];
+    for (int r = 0; r < at; r++) {
+        b->seq[r] = order[r];
+        b->seq[r]->act = deal[r].act;
+    }
+    free(deal);
+}
+
+/* Moves the sequences that have prefilled in the entrance on to the batches of their seats. Users
+ * of their pages there come after the users here. */
+static void leave_entrance(Flight *f) {
+    Batch *from = entrance(f);
+    for (int r = 0; r < from->nseq; r++) {
+        Sequence *q = from->seq[r];
+        Batch *home = &f->batch[q->home];
+        q->act = f->admission.seat[q - f->seqs].act;
+        home->joining[home->njoining++] = q;
+        const Sequence *before =
+            r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
+        if (!before || before->kv != q->kv || before->home != q->home)
+            pages_move(f, q->kv, home->index, from->index);
+        CHECK(home->in_flight); /* it was topped up because it had members */
+    }
+    from->nseq = 0;
+}
+
+/* Makes the joining sequences members of the batch, in the order of seats. */
 static void take_in(Batch *b) {
     for (int n = 0; n < b->njoining; n++) {
         int at = b->nseq++;
@@ -251,7 +305,12 @@ static void take_in(Batch *b) {
     b->njoining = 0;
 }
 
-/* Counts the rows of the new tokens, and where they belong. */
+// -------------------------------------------------------------------------------------------------
+// A batch begins its sweep: its rows, its tables
+// -------------------------------------------------------------------------------------------------
+
+/* Counts the rows of the new tokens, by the tier of their activations, and the sequences by the
+ * tier of their KV. */
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->last_rows = 0;
     memset(b->kv_seqs, 0, sizeof b->kv_seqs);
@@ -269,7 +328,7 @@ static void count_rows(Flight *f, Batch *b) {
     }
 }
 
-/* The next n integers of a block of tables, with room for `room`. */
+/* Returns the next n integers of a block of tables, and advances *at by `room`. */
 static Tensor ints(const Tensor *all, size_t *at, int n, size_t room) {
     Tensor t = tensor_cols(*all, (int)*at, n);
     t.ld = (size_t)n;
@@ -298,7 +357,7 @@ static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
     t->target = ints(&t->all, &at, f->task->scored ? b->last_rows : 0, p->last_rows);
 }
 
-/* Lists the rows that the head wants, and the tokens that are given behind them. */
+/* Lists the rows that the head needs, and in a scored task the tokens given after them. */
 static void fill_head(const Flight *f, Batch *b) {
     int32_t *head = host(f, b->cpu.head), *target = f->task->scored ? host(f, b->cpu.target) : NULL;
     for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
@@ -312,8 +371,8 @@ static void fill_head(const Flight *f, Batch *b) {
     }
 }
 
-/* Writes what there is a number of for each row: those of sequence r begin with row `row`. Returns
- * where they end. */
+/* Writes the tables that have one number a row, for sequence r, whose rows begin with `row`.
+ * Returns the first row behind them. */
 static int fill_rows(const Flight *f, Batch *b, int r, int row) {
     const Sequence *q = b->seq[r];
     int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
@@ -342,7 +401,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
     return p->nseq > 0;
 }
 
-/* Where the sequences of every piece begin in it, and where the last one ends. */
+/* Lists for every piece of a prefill the first rows of its sequences in it, and the end. */
 static void fill_starts(const Flight *f, const Batch *b) {
     int32_t *start = host(f, b->cpu.start);
     for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
@@ -400,40 +459,18 @@ bool batch_begin(Flight *f, Batch *b) {
 // Between sweeps
 // -------------------------------------------------------------------------------------------------
 
-/* The batch through which topups enter: they prefill together, and are in the batches of their
- * seats from then on. */
-static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
-
-/* Whoever has prefilled in the entrance moves on, and with them the order that their pages must
- * keep. */
-static void leave_entrance(Flight *f) {
-    Batch *from = entrance(f);
-    for (int r = 0; r < from->nseq; r++) {
-        Sequence *q = from->seq[r];
-        Batch *home = &f->batch[q->home];
-        q->act = f->admission.seat[q - f->seqs].act;
-        home->joining[home->njoining++] = q;
-        const Sequence *before =
-            r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
-        if (!before || before->kv != q->kv || before->home != q->home)
-            pages_move(f, q->kv, home->index, from->index);
-        CHECK(home->in_flight); /* it was topped up because it had members */
-    }
-    from->nseq = 0;
-}
-
-/* Whether no token is to be posted behind its newest one, which may not be known yet. */
+/* Returns true if the sequence's newest token, which may not be known yet, is its last one. */
 static bool is_last_token(const Batch *b, const Sequence *q) {
     return q->generated + b->waiting == q->n;
 }
 
-/* Waits for the tokens of every batch in which a sequence ends, and of the entrance; drops empty
- * batches. In a pipeline without overlap it waits for all, or two stages would wait for each other.
- */
+/* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty
+ * batches. In a pipeline without overlap it waits for all batches, because two stages could wait
+ * for each other otherwise. */
 static void leave(Flight *f) {
-    int K = 0, flew = f->K;
+    int K = 0;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
-    for (int k = 0; k < flew; k++) {
+    for (int k = 0; k < f->K; k++) {
         Batch *b = f->in_sweep[k];
         bool ends = b == in || (f->to->device->net && !f->to->overlap);
         for (int r = 0; r < b->nseq; r++)
@@ -453,7 +490,7 @@ static void leave(Flight *f) {
     f->K = K;
 }
 
-/* The sequence of a seat that has just been taken enters a batch. */
+/* Puts the sequence of a seat that has just been taken into a batch. */
 static void take_place(Flight *f, int seat, Batch *b) {
     const Seat *from = &f->admission.seat[seat];
     Sequence *q = &f->seqs[seat];
@@ -473,32 +510,13 @@ static void take_place(Flight *f, int seat, Batch *b) {
     b->seq[b->nseq++] = q;
 }
 
-/* Seats of several batches meet in the entrance: they are ordered by the tier of their KV, and
- * activations dealt anew. */
-static void order_entrance(Flight *f) {
-    Batch *b = entrance(f);
-    int at = 0;
-    Sequence **order = b->joining; /* nobody ever joins here */
-    Seat *deal = xcalloc(b->nseq, sizeof *deal);
-    deal_block(deal, &f->plan->policy, b->nseq);
-    for (int t = 0; t < NTIERS; t++)
-        for (int r = 0; r < b->nseq; r++)
-            if ((int)b->seq[r]->kv == t)
-                order[at++] = b->seq[r];
-    for (int r = 0; r < at; r++) {
-        b->seq[r] = order[r];
-        b->seq[r]->act = deal[r].act;
-    }
-    free(deal);
-}
-
 bool flight_admit(Flight *f) {
-    int topups, n;
+    int topups;
     leave(f);
     f->prefill = false;
     if (f->to->failed)
         return false;
-    n = admission_next(&f->admission, f->i, f->entered, &topups);
+    const int n = admission_next(&f->admission, f->i, f->entered, &topups);
     for (int e = 0; e < topups; e++)
         take_place(f, f->entered[e], entrance(f));
     if (topups) {
@@ -538,7 +556,6 @@ bool flight_is_empty(const Flight *f) {
 void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
-    size_t pages = (size_t)p->max_seqs * p->max_pages;
     f->batches = p->batches / flight_count(&p->policy);
     f->batch = xcalloc(f->batches, sizeof *f->batch);
     f->in_sweep = xcalloc(f->batches, sizeof *f->in_sweep);
@@ -553,10 +570,11 @@ void flight_open(Flight *f) {
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
         b->index = f->number * f->batches + k;
+        b->page_tokens = p->policy.page_tokens;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
-            b->staged[t] = xcalloc(pages, sizeof(Staged));
+            b->staged[t] = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Staged));
     }
     f->came = is_last(&p->config)
                   ? NULL
@@ -586,17 +604,16 @@ void flight_close(Flight *f) {
     free(f->came);
 }
 
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from,
-                int page_tokens) {
+int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from) {
     const Staged *list = b->staged[tier];
-    for (int i = 0, together; i < b->nstaged[tier]; i += imax(together, 1)) {
-        for (together = 0; i + together < b->nstaged[tier] && list[i + together].past &&
-                           list[i + together].page == list[i].page + together;
-             together++)
-            continue;
-        if (together)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, together * page_tokens),
-                         tensor_rows(from, list[i].page * page_tokens, together * page_tokens));
+    const int page = b->page_tokens;
+    for (int i = 0, end; i < b->nstaged[tier]; i = imax(end, i + 1)) {
+        for (end = i; end < b->nstaged[tier] && list[end].past; end++)
+            if (list[end].page - list[i].page != end - i)
+                break;
+        if (end > i)
+            n = add_move(moves, n, tensor_rows(to, i * page, (end - i) * page),
+                         tensor_rows(from, list[i].page * page, (end - i) * page));
     }
     return n;
 }

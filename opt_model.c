@@ -1,16 +1,17 @@
 /* opt_model.c: OPT, the model (section 3 of the paper).
  *
- * First a plain forward of one whole sequence, which is the specification of everything else; then
- * the same as pieces of a sweep. A decoder layer computes, in the paper's letters with x of (n,
- * h1),
+ * First comes a plain forward pass of one whole sequence, which is the specification of everything
+ * else; then the same computation as ops, for the pieces of a sweep. A decoder layer computes, in
+ * the paper's letters and with x of shape (n, h1),
  *
- *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v            a = softmax(q k^T / sqrt(hd)) v      x =
- *                                                          a w_o + x
+ *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v
+ *     a = softmax(q k^T / sqrt(hd)) v
+ *     x = a w_o + x
  *     x = relu(ln(x) w_1) w_2 + x
  *
- * where every product also adds a bias, and opt-350m normalizes after each sum instead of before
- * each product. The paper prints the layer without its layernorms; the checkpoints have them.
- * Read next: admission.c. */
+ * where every product also adds a bias. opt-350m normalizes after each sum instead of before each
+ * product. The paper prints the layer without its layernorms; the checkpoints have them. Read next:
+ * admission.c. */
 #include <math.h>
 
 #include "device/device.h"
@@ -20,31 +21,7 @@
 // The plain forward
 // -------------------------------------------------------------------------------------------------
 
-/* A whole tensor as floats; the caller frees it. NULL if it is absent (rows 0, err untouched) or
- * cannot be read. */
-static float *tensor_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    if (!tensor->rows)
-        return NULL;
-    const bool packed = tensor->type == U8; /* a row of it is then a row of groups */
-    const int k = packed ? tensor->cols / GROUP_BYTES : tensor->cols;
-    const size_t size = (size_t)tensor->rows * tensor->cols,
-                 count = (size_t)tensor->rows * k * (packed ? GROUP : 1);
-    f16 *numbers = (f16 *)xcalloc(count, sizeof *numbers);
-    uint8_t *bytes = (uint8_t *)xcalloc(packed ? size : 0, 1);
-    float *values = NULL;
-    if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
-        values = (float *)xcalloc(count, sizeof *values);
-        for (size_t g = 0; packed && g < (size_t)tensor->rows; g++)
-            quant_unpack_rows(numbers + g * GROUP * k, bytes + g * tensor->cols, k);
-        for (size_t i = 0; i < count; i++)
-            values[i] = f16_to_f32(numbers[i]);
-    }
-    free(bytes);
-    free(numbers);
-    return values;
-}
-
-/* y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or NULL. */
+/* Computes y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or NULL. */
 static void plain_linear(float *y, const float *x, const float *w, const float *b, int m, int n,
                          int k) {
     for (int r = 0; r < m; r++)
@@ -57,8 +34,8 @@ static void plain_linear(float *y, const float *x, const float *w, const float *
         }
 }
 
-/* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row; y may be x. y, x (rows, cols), w, b
- * (cols). */
+/* Computes y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row; y may be x. y, x (rows, cols), w,
+ * b (cols). */
 static void plain_layernorm(float *y, const float *x, const float *w, const float *b, int rows,
                             int cols) {
     for (int r = 0; r < rows; r++, x += cols, y += cols) {
@@ -74,12 +51,13 @@ static void plain_layernorm(float *y, const float *x, const float *w, const floa
     }
 }
 
+/* Adds y to x. */
 static void plain_add(float *x, const float *y, size_t n) {
     for (size_t i = 0; i < n; i++)
         x[i] += y[i];
 }
 
-/* To what the engine would keep. */
+/* Rounds x as the engine does when it stores q, k and v. */
 static void plain_round_to_f16(float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         x[i] = f16_to_f32(f32_to_f16(x[i]));
@@ -91,7 +69,9 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
     for (int head = 0; head < nh; head++)
         for (int t = 0; t < n; t++) {
             const float *qt = q + t * h1 + head * hd;
-            float *ot = o + t * h1 + head * hd, max = -INFINITY, sum = 0;
+            float *ot = o + t * h1 + head * hd;
+            float max = -INFINITY, sum = 0;
+            /* the scores of the tokens that it sees */
             for (int u = 0; u <= t; u++) {
                 const float *ku = k + u * h1 + head * hd;
                 score[u] = 0;
@@ -100,6 +80,7 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
                 score[u] /= sqrtf(hd);
                 max = fmaxf(max, score[u]);
             }
+            /* their softmax, and the weighted sum of v */
             for (int u = 0; u <= t; u++)
                 sum += score[u] = expf(score[u] - max);
             for (int d = 0; d < hd; d++)
@@ -110,20 +91,20 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
         }
 }
 
-/* The floats of one forward; n tokens. */
+/* The activations of one forward pass of n tokens, by name or by number. */
 typedef union {
     struct {
-        float *x;         /* (n, h1) what flows from layer to layer */
-        float *y;         /* (n, max(h1, embed)) */
+        float *x;         /* (n, h1) the hidden state, which passes from layer to layer */
+        float *y;         /* (n, max(h1, embed)) normalized x, results of products */
         float *q, *k, *v; /* (n, h1) */
-        float *a;         /* (n, h1) */
-        float *hidden;    /* (n, h2) */
-        float *score;     /* (n) */
+        float *a;         /* (n, h1) the result of attention */
+        float *hidden;    /* (n, h2) between the two products of the MLP */
+        float *score;     /* (n) of one query */
     };
     float *all[8];
 } Buffers;
 
-/* Multi-head attention with its residual; w holds the layer's tensors. */
+/* Computes multi-head attention with its residual; w holds the layer's tensors. */
 static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
     const float *in = c->pre_norm ? s->y : s->x;
     if (c->pre_norm)
@@ -141,7 +122,8 @@ static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig 
         plain_layernorm(s->x, s->x, w[LN1_W], w[LN1_B], n, c->h1);
 }
 
-/* The feed-forward network with its residual. */
+/* Computes the feed-forward network with its residual; w as above. The hidden numbers pass ReLU, so
+ * that the negative ones become 0. */
 static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
     const float *in = c->pre_norm ? s->y : s->x;
     if (c->pre_norm)
@@ -155,8 +137,8 @@ static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, in
         plain_layernorm(s->x, s->x, w[LN2_W], w[LN2_B], n, c->h1);
 }
 
-/* x = project_in(token table[ids]) + position table[2 ..]; g holds the tensors outside the layers.
- */
+/* Computes x = project_in(token table[ids]) + position table[2 ..]. g holds the tensors outside the
+ * layers; without project_in the rows of the token table are taken as they are. */
 static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, const int32_t *ids,
                         int n) {
     size_t row = (size_t)c->embed * sizeof(float);
@@ -169,7 +151,7 @@ static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, cons
     plain_add(s->x, g[POS_EMBED] + 2 * (size_t)c->h1, (size_t)n * c->h1);
 }
 
-/* logits (n, vocab) from x. */
+/* Computes logits (n, vocab) from x: final norm, project_out, then the head. */
 static void plain_head(float *logits, Buffers *s, float *g[NGLOBALS], const OptConfig *c, int n) {
     const float *in = g[PROJECT_OUT] ? s->y : s->x;
     if (g[FINAL_LN_W])
@@ -179,16 +161,17 @@ static void plain_head(float *logits, Buffers *s, float *g[NGLOBALS], const OptC
     plain_linear(logits, in, g[LM_HEAD] ? g[LM_HEAD] : g[TOK_EMBED], NULL, n, c->vocab, c->embed);
 }
 
-/* Reads count tensors as floats; absent ones become NULL. On failure those read so far stay for the
- * caller to free. */
+/* Reads count tensors as floats; absent ones stay NULL. On failure the tensors read so far stay for
+ * the caller to free. */
 static int tensors_floats(float **values, const Checkpoint *checkpoint, const Tensor *tensors,
                           int count, Error *err) {
     for (int i = 0; i < count; i++)
-        if (!(values[i] = tensor_floats(checkpoint, &tensors[i], err)) && tensors[i].rows > 0)
+        if (tensors[i].rows && !(values[i] = checkpoint_floats(checkpoint, &tensors[i], err)))
             return -1;
     return 0;
 }
 
+/* Frees count tensors and makes them absent. */
 static void free_floats(float **values, int count) {
     for (int i = 0; i < count; i++) {
         free(values[i]);
@@ -199,11 +182,12 @@ static void free_floats(float **values, int count) {
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n,
                       Error *err) {
     const OptConfig *c = &checkpoint->config;
-    float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
     CHECK(n > 0 && n <= c->max_pos);
     for (int t = 0; t < n; t++)
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
+    /* floats a token of x, y, q, k, v, a, hidden, score */
     const size_t width[8] = {c->h1, imax(c->embed, c->h1), c->h1, c->h1, c->h1, c->h1, c->h2, 1};
+    float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
     Buffers buffers;
     for (int b = 0; b < 8; b++)
         buffers.all[b] = (float *)xcalloc(n * width[b], sizeof(float));
@@ -230,21 +214,22 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 // The forward pass as ops, in pieces of a sweep
 // -------------------------------------------------------------------------------------------------
 
+/* A view that is absent. */
 static const Tensor none = {.rows = 0};
 
-/* Scratch for a step's rows on the GPU; what only one step at a time uses. */
+/* Returns scratch on the GPU for the rows of x, in a region that only one op at a time uses. */
 static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
     return plan_view(plan, id, TIER_GPU, 0, 0, x.rows);
 }
 
-void opt_embed(Poster *to, Op op, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
+void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
     const bool projected = plan->config.embed != plan->config.h1;
-    post(to, op_embed(&op, x, plan->global[POS_EMBED].home, positions, !projected));
+    post(to, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
     if (projected)
-        post(to, op_linear(&op, x, tokens, plan->global[PROJECT_IN].home, none, x, false));
+        post(to, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
 }
 
-/* The tensors of q, k and v as one. */
+/* Returns the tensors of q, k and v, which lie one behind the other, as one. */
 static Tensor joined(const Tensor *q) {
     const Tensor k = q[K_W - Q_W], v = q[V_W - Q_W];
     Tensor all = *q;
@@ -253,43 +238,44 @@ static Tensor joined(const Tensor *q) {
     return all;
 }
 
-void opt_project(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
+void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
     const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
-        post(to, op_layernorm(&op, in, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(&op, qkv, in, matrix, bias, none, false));
+        post(to, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear(call, qkv, in, matrix, bias, none));
 }
 
-void opt_finish(Poster *to, Op op, const Plan *plan, const Tensor w[NROLES], Tensor x, Tensor o) {
+void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
+                Tensor o) {
     const bool pre_norm = plan->config.pre_norm;
-    const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x,
-                 hidden = scratch_rows(plan, MLP, x);
-    post(to, op_linear(&op, x, o, w[O_W], w[O_B], x, false));
-    if (!pre_norm)
-        post(to, op_layernorm(&op, x, x, w[LN1_W], w[LN1_B]));
+    const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
+    const Tensor hidden = scratch_rows(plan, MLP, x);
+    post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
     if (pre_norm)
-        post(to, op_layernorm(&op, in, x, w[LN2_W], w[LN2_B]));
-    post(to, op_linear(&op, hidden, in, w[FC1_W], w[FC1_B], none, true));
-    post(to, op_linear(&op, x, hidden, w[FC2_W], w[FC2_B], x, false));
+        post(to, op_layernorm(call, in, x, w[LN2_W], w[LN2_B]));
+    else /* opt-350m: in is x */
+        post(to, op_layernorm(call, x, x, w[LN1_W], w[LN1_B]));
+    post(to, op_linear_relu(call, hidden, in, w[FC1_W], w[FC1_B]));
+    post(to, op_linear(call, x, hidden, w[FC2_W], w[FC2_B], x));
     if (!pre_norm)
-        post(to, op_layernorm(&op, x, x, w[LN2_W], w[LN2_B]));
+        post(to, op_layernorm(call, x, x, w[LN2_W], w[LN2_B]));
 }
 
-void opt_logits(Poster *to, Op op, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
+void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
     const bool projected = plan->config.embed != plan->config.h1;
     const Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
     if (plan->config.final_norm)
-        post(to,
-             op_layernorm(&op, x, x, plan->global[FINAL_LN_W].home, plan->global[FINAL_LN_B].home));
+        post(to, op_layernorm(call, x, x, plan->global[FINAL_LN_W].home,
+                              plan->global[FINAL_LN_B].home));
     if (projected)
-        post(to, op_linear(&op, in, x, plan->global[PROJECT_OUT].home, none, none, false));
-    post(to, op_linear(&op, logits, in, head, none, none, false));
+        post(to, op_linear(call, in, x, plan->global[PROJECT_OUT].home, none, none));
+    post(to, op_linear(call, logits, in, head, none, none));
 }
 
-/* Layer 0's tensors as batches of so many rows take them. */
+/* Returns in w the tensors of layer 0 in the format that batches of so many rows use. */
 static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
     for (int r = 0; r < NROLES; r++) {
         w[r] = plan_weight(plan, &plan->weight[0][r], slot);
@@ -300,16 +286,18 @@ static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const int sizes[] = {plan->piece_rows, plan->max_seqs};
-    const int slot = plan->region[WEIGHT_SLOT][TIER_GPU].bytes <
-                     plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes; /* the larger */
-    const Op project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    /* the larger of the two staging slots */
+    const int slot =
+        plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
+    const Call project = {.lane = PROJECT, .kind = OTHER};
+    const Call finish = {.lane = FINISH, .kind = OTHER};
     Poster to = {.device = device, .overlap = true, .err = err};
     Tensor w[NROLES];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) { /* the products of a prefill, then of a decoding step */
         const int n = sizes[i];
         Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n);
-        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type,
-                              plan->config.h1); /* q, k and v are not wanted */
+        /* x overwrites q, k and v, which nothing reads */
+        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);
         x.rows = n;
         warm_layer(plan, slot, n, w);
         opt_project(&to, project, plan, w, plan_view(plan, QKV, TIER_GPU, 0, 0, n), o);
@@ -322,8 +310,8 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     if (is_last(&plan->config)) {
         Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
-        opt_logits(&to, project, plan, plan_weight(plan, &plan->global[plan->head], slot), logits,
-                   x);
+        Tensor head = plan_weight(plan, &plan->global[plan->head], slot);
+        opt_logits(&to, project, plan, head, logits, x);
         if (!post_drain(&to))
             return -1;
     }

@@ -159,7 +159,10 @@ static size_t chunk(const Profile *p) { return size_min(p->size.cold / 2, CHUNK)
 // Ops
 // -------------------------------------------------------------------------------------------------
 
-/* Posts an op that has so much work, in flops or bytes. */
+/* Returns what ops on a lane are for. */
+static Call measure_on(Lane lane) { return (Call){.lane = lane, .kind = OTHER}; }
+
+/* Posts an op that does so much. */
 static Event post_op(Profile *p, const Op *op, double work) {
     p->work += work;
     p->ops++;
@@ -171,9 +174,11 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const int rows = p->packed ? n / GROUP : n;
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
                  none = {0};
-    Op op = {.lane = lane, .kind = OTHER, .nafter = 2, .after = {p->product, p->copied}};
-    const Tensor x = matrix(plan_bytes(&p->plan, HIDDEN, TIER_GPU, 0, p->plan.act_type, k), m);
-    op_linear(&op, results(p, TIER_GPU, m, n), x, w, none, none, false);
+    const Tensor x = matrix(p, HIDDEN, TIER_GPU, 0, p->plan.act_type, m, k);
+    Op op = op_linear(measure_on(lane), results(p, TIER_GPU, m, n), x, w, none, none);
+    op.nafter = 2;
+    op.after[0] = p->product;
+    op.after[1] = p->copied;
     p->product = post_op(p, &op, 2.0 * m * n * k);
     return p->product;
 }
@@ -194,9 +199,10 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
     const Tensor qkv = cold(p, w->to, at, rows, 3 * h1), start = table(p, w->to, i, 0, nseq + 1);
-    Op op = {.lane = w->lane, .kind = OTHER, .prefill = true};
-    op_attend_prefill(&op, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
-                      tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
+    Call call = measure_on(w->lane);
+    call.prefill = true;
+    Op op = op_attend_prefill(call, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
+                              tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
 
@@ -219,8 +225,8 @@ static Event post_attend(Profile *p, const Work *w, int i) {
                    .nh = p->size.nh};
     t.pages.rows = nseq;
     t.pages.ld = each;
-    Op op = {.lane = w->lane, .kind = OTHER};
-    op_attend(&op, results(p, w->to, nseq, h1), cold(p, w->to, 0, nseq, h1), &t);
+    Op op = op_attend(measure_on(w->lane), results(p, w->to, nseq, h1), cold(p, w->to, 0, nseq, h1),
+                      &t);
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
@@ -234,9 +240,10 @@ static Tensor chunk_of(const Profile *p, const Work *w, Tier tier, int i) {
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
-    Op op = {.lane = w->lane, .kind = OTHER, .nafter = 1, .after = {p->product}};
-    const Move move = {chunk_of(p, w, w->to, i), chunk_of(p, w, w->from, i)};
-    return post_op(p, op_copy(&op, &move, 1), (double)chunk(p));
+    const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
+    Op op = op_copy(measure_on(w->lane), &move, 1);
+    op.after[op.nafter++] = p->product;
+    return post_op(p, &op, (double)piece(p));
 }
 
 /* Posts copies of all of one half. */
@@ -253,13 +260,12 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
     const int h1 = p->size.h1, rows = (int)(half / row) - 1;
-    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* the first row; x lies behind it */
-    const Tensor x = cold_as(p, TIER_GPU, row, act, rows, h1);
-    const Tensor y = cold_as(p, TIER_GPU, half, act, rows, h1);
-    Op op = {.lane = FINISH, .kind = OTHER};
+    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* a row at the beginning, and x behind it */
+    const Tensor x = matrix(p, RESTING_WEIGHTS, TIER_GPU, row, act, rows, h1);
+    const Tensor y = matrix(p, RESTING_WEIGHTS, TIER_GPU, half, act, rows, h1);
+    Op op = op_layernorm(measure_on(FINISH), y, x, one, one);
     (void)w;
     (void)i;
-    op_layernorm(&op, y, x, one, one);
     return post_op(p, &op, 2.0 * rows * row);
 }
 
@@ -270,8 +276,10 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     (void)w;
     (void)i;
     for (int n = 0; n < TINY; n++) {
-        Op op = {.lane = n % 2 ? FINISH : PROJECT, .kind = OTHER, .nafter = n > 0, .after = {last}};
-        last = p->device->post(p->device, op_layernorm(&op, row, row, one, one));
+        Op op = op_layernorm(measure_on(n % 2 ? FINISH : PROJECT), row, row, one, one);
+        op.nafter = n > 0;
+        op.after[0] = last;
+        last = p->device->post(p->device, &op);
     }
     p->work += TINY;
     return last;

@@ -216,10 +216,10 @@ static bool wait_for(Poster *to, Event e) {
     return !to->failed;
 }
 
-Event post(Poster *to, Op *op) {
+Event post(Poster *to, Op op) {
     if (to->depend)
-        depend_before(to->depend, op);
-    Event e = to->device->post(to->device, op);
+        depend_before(to->depend, &op);
+    Event e = to->device->post(to->device, &op);
     if (to->depend)
         depend_posted(to->depend, e);
     to->last[e.lane] = e;
@@ -268,9 +268,9 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     return n;
 }
 
-/* Makes the two lists of moves of both hops, then posts them: upwards the disk's hop first. */
-void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops) {
-    const Lane gpu_lane = op->lane;
+void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops) {
+    static const Lane beside[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    const Lane gpu_lane = call.lane;
     const bool up = lane_channel[gpu_lane] == CTOG;
     Move *far = moves + n;
     int hops = 0, crossing = 0;
@@ -293,8 +293,8 @@ void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *s
     }
     for (int hop = 0; hop < 2; hop++) {
         const bool disk = hop == !up;
-        op->lane = disk ? disk_lane : gpu_lane;
+        call.lane = disk ? beside[gpu_lane] : gpu_lane;
         if (disk ? hops : crossing)
-            post(to, op_copy(op, disk ? far : moves, disk ? hops : crossing));
+            post(to, op_copy(call, disk ? far : moves, disk ? hops : crossing));
     }
 }

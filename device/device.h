@@ -13,11 +13,12 @@ extern "C" {
 // Lanes and ops (section 4.2)
 // -------------------------------------------------------------------------------------------------
 
-/* In-order queues. W_: weights, C_: cache and activations; READ: disk to CPU, LOAD: CPU to GPU.
- * A_DOWN and A_UP carry the queries of delegated attention down and its results up, so that they
- * never wait behind a slab or a store. PROJECT and FINISH are the two halves of a layer on either
- * side of its attention; they share the GPU, so that batch k+1 can be projected while the CPU still
- * attends for batch k. RECEIVE and SEND are there in a pipeline only. */
+/* A lane is an in-order queue of a device. W_ lanes carry weights, C_ lanes cache and activations;
+ * READ is from disk to CPU, LOAD from CPU to GPU. A_DOWN carries the queries of delegated attention
+ * to the CPU and A_UP its results back, so that these never wait behind a slab or a store. PROJECT
+ * and FINISH are the two halves of a layer, before and after its attention; they share the GPU, so
+ * that batch k+1 can be projected while the CPU still attends for batch k. RECEIVE and SEND exist
+ * only in a pipeline. */
 typedef enum {
     W_READ,
     W_LOAD,
@@ -44,16 +45,28 @@ typedef struct {
     uint64_t seq;
 } Event;
 
-/* What moves or is computed, for the counters. */
+/* The kind of data that an op moves or computes, for the counters. */
 typedef enum { WEIGHT, CACHE, ACTIVATION, OTHER, NKINDS } Kind;
 
-/* One piece of a copy: dst and src have the same shape; their types differ only when weights from
- * disk become F16. */
+/* One part of a copy. dst and src have the same number of elements; their types differ only when
+ * weights from disk become F16. */
 typedef struct {
     Tensor dst, src;
 } Move;
 
-/* What a device can do. op_info (ops.c) says what each is called, and which views it reads and
+/* The purpose of an op: the lane that carries it out, and the square whose call of Figure 4 posts
+ * it. Traces, counters and the rates of the sim depend on it. */
+struct Call {
+    Lane lane;
+    Kind kind;
+    bool prefill;       /* the batch is in prefill; for weights, some batch of the sweep is */
+    bool prefill_sweep; /* some batch of the sweep is in prefill */
+    bool delegated;     /* the CPU attends for the batch */
+    int i, j, k;        /* sweep, layer, place of the batch in the sweep */
+    int batch;          /* number of the batch, in the order in which batches enter */
+};
+
+/* The operations of a device. op_info (ops.c) has the name of each, and which views it reads and
  * writes. */
 typedef enum {
     OP_COPY,           /* moves */
@@ -61,7 +74,7 @@ typedef enum {
     OP_LAYERNORM,      /* y = layernorm(x) w + b */
     OP_LINEAR,         /* y = x w^T + b, ReLU, + residual */
     OP_UNPACK,         /* packed weights to F16 */
-    OP_PACK,           /* new k, v that go down to rows of packed pages */
+    OP_PACK,           /* new k, v that leave the GPU, to rows of packed pages */
     OP_ATTEND_PREFILL, /* causal attention of whole prompts */
     OP_ATTEND,         /* attention of new tokens to pages */
     OP_SELECT,         /* sparse attention: the chosen tokens, and their weights */
@@ -77,19 +90,15 @@ typedef enum {
 
 enum { MAX_VIEWS = 8 };
 
-/* What a lane is to do, as data. The constructors below say what each code computes, with its
+/* One operation of a lane, as data. The constructors below say what each code computes, with its
  * shapes. */
 struct Op {
     OpCode code;
-    Lane lane;
-    /* what it is for, which traces, counters and the sim's rates need: i is the sweep, j the layer,
-     * k the GPU batch by its place in the sweep, batch the same by its number in the order of
-     * entering; prefill: whether it is in prefill, prefill_sweep: whether some batch of the sweep
-     * is; delegated: whether the CPU attends for it */
-    Kind kind;
-    bool prefill, prefill_sweep, delegated;
-    int i, j, k, batch;
     // clang-format off
+    union { /* its purpose; the fields of Call can be named directly */
+        Call call;
+        struct { Lane lane; Kind kind; bool prefill, prefill_sweep, delegated; int i, j, k, batch; };
+    };
     union { /* its views, by number, or by name for each code */
         Tensor view[MAX_VIEWS];
         struct { Tensor y, table, idx; } embed;
@@ -103,17 +112,19 @@ struct Op {
         struct { Tensor k, v, kv, seq, pos, pages; } append;
         struct { Tensor ids, logits, prompt, pos; } pick;
         struct { Tensor logp, best, logits, target; } score;
-        struct { Tensor x; } state; /* that travels */
+        struct { Tensor x; } state; /* the hidden state that travels */
     };
     // clang-format on
-    const Move *moves; /* of a copy; they may be changed once it has been posted */
+    const Move *moves; /* [nmoves] of a copy; the caller may change them once it has been posted */
     int nmoves;
-    int nh, hd, page_tokens; /* heads, and elements of each */
-    bool add, relu;
+    int nh, hd, page_tokens; /* heads; elements of a head; tokens of a page */
+    bool add;                /* an embedding adds to y */
+    bool relu;               /* a product passes ReLU */
     double sparsity;
-    Quant study; /* of an append: how what it has put there is rounded, on the host; bits 0: not */
+    Quant study; /* an append to F16 pages rounds k and v so, on the host (bits 0: not at all); set
+                    by who makes the op */
     Sampling sampling;
-    int nafter; /* it begins when these events have happened */
+    int nafter; /* the op begins when these events have happened */
     Event after[NLANES];
 };
 
@@ -121,11 +132,11 @@ struct Op {
 // ops.c: ops as data
 // -------------------------------------------------------------------------------------------------
 
-/* What an op does with one of its views. */
+/* The way in which an op uses one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
-/* What is known of a code: its name, and its views with their names. A copy's views are those of
- * its moves. */
+/* The description of a code: its name, and its views with their names. The views of a copy are
+ * those of its moves. */
 typedef struct {
     const char *name;
     struct {
@@ -135,66 +146,68 @@ typedef struct {
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
-/* The constructors, which say what each op computes. `op` brings the lane and what it is for, and
- * is returned; shapes are checked here, for all devices. Absent: rows 0. Index tables are I32,
- * weights and biases F16. Activations are F32 on the host, whose functions host_NAME are the
- * specification, and F16 on a GPU.
+/* The constructors. Each returns an op that is for `call`, and checks the shapes for all devices.
+ * A view that is absent has rows 0. Index tables are I32, weights and biases F16. Activations are
+ * F32 on the host, whose functions host_NAME are the specification, and F16 on a GPU.
  *
  * Batch invariance, on the host: a row of a result depends on that row's inputs only, bit for bit,
  * whatever the other rows, the number of threads, the page size or the number of sequences. */
-Op *op_copy(Op *op, const Move *moves, int n);
-/* y[r] = table[idx[r]], or y[r] += if add. y (rows, cols), table (any, cols) F16, and on the CPU or
- * in the checkpoint also BF16 or F32; idx (1, rows) */
-Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add);
+Op op_copy(Call call, const Move *moves, int n);
+/* y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, and on the CPU or
+ * in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table */
+Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add);
 /* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w, b (1,
  * cols) */
-Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b);
-/* y = x w^T + b, then ReLU if relu, then + residual (section 3's x.w_Q and so on). x (m, k) dense;
- * w (n, k) F16, or packed, U8, where the device takes packed weights for so many rows
- * (Plan.packed_rows); y (m, n) F32, or F16; residual with y's type and ld, which may be y itself,
- * and on a GPU must be. On the host every output sums over k in one fixed order, with packed w,
- * which is unpacked on the way, in another. */
-Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu);
-/* w (n, k) F16 = what quant_unpack_rows gives of packed weights, for products of more rows than
- * those that take them */
-Op *op_unpack(Op *op, Tensor w, Tensor packed);
-/* New k, v, rows of (2 h1) F16, as rows of U8 for packed pages: k's heads, then v's */
-Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh);
+Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
+/* y = x w^T + b, then ReLU in op_linear_relu, then + residual (section 3's x.w_Q and so on). x (m,
+ * k) dense; w (n, k) F16, or packed, U8, if the device takes packed weights for so many rows
+ * (Plan.packed_rows); y (m, n) F32, or F16; residual has y's type and ld; it may be y itself, and
+ * on a GPU it must be. On the host every output sums over k in one fixed order; with packed w,
+ * which is unpacked during the product, this order is another one. */
+Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual);
+Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
+/* w (n, k) F16 = packed weights as quant_unpack_rows unpacks them, for products of more rows than
+ * those that take packed weights */
+Op op_unpack(Call call, Tensor w, Tensor packed);
+/* packed = rows of U8 for packed pages, k's heads, then v's, from kv: rows of new k, v (2 h1)
+ * F16 */
+Op op_pack(Call call, Tensor packed, Tensor kv, int nh);
 /* Prefill: o = causal softmax(q k^T / sqrt(hd)) v of whole prompts, one after another. o (rows,
  * h1); q (rows, h1) F16, not yet scaled; kv (rows, 2 h1) F16, a row's k, then its v, with q's ld;
- * start (1, nseq + 1): where the prompts' rows begin, and the end. Working memory does not grow
- * with nseq or with the length of a prompt. */
-Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
+ * start (1, nseq + 1): the first row of each prompt, and the end. Working memory does not grow with
+ * nseq or with the length of a prompt. */
+Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
 /* Attention of one new token per sequence to paged KV, on the GPU or the CPU (section 4.2,
  * computation delegation). o (nseq, h1), F16 for a GPU; q (nseq, h1) F16, not yet scaled. Reads
  * every byte of K and V once, in place. */
-Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table);
-/* Sparse attention (section 5). select, the first half: the chosen tokens I32, ascending, and their
- * weights F32, both (nseq, nh * most), most >= sparse_tokens(sparsity, len[r]) of every r; the
- * softmax is over all tokens, and the weights of the others are dropped. It does not touch V. fetch
- * brings the V of these tokens, and no other, from their home on disk to their places in the staged
- * pages; it belongs on C_READ. weigh, the second half: o = the weighted sum of that V. */
-Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
-              double sparsity);
-Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
+Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table);
+/* Sparse attention (section 5). select, the first half, gives the chosen tokens I32, ascending, and
+ * their weights F32, both (nseq, nh * most), most >= sparse_tokens(sparsity, len[r]) of every r;
+ * the softmax is over all tokens, and the weights of the others are dropped. It does not touch V.
+ * fetch brings the V of these tokens, and no other, from its home on disk to its place in the
+ * staged pages; it belongs on C_READ. weigh, the second half, gives o, the weighted sum of that
+ * V. */
+Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity);
-Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
-             double sparsity);
+Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
+            double sparsity);
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+            double sparsity);
 /* kv row r becomes token pos[r] of sequence seq[r] of the page table; seq may skip and repeat, but
- * no token comes twice. kv is as its pages are, or F16 to be packed; of F16 pages `study` is set
- * before */
-Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
+ * no token comes twice. kv has the type of its pages, or is F16 to be packed. */
+Op op_append(Call call, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
 /* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among
  * equals. Otherwise softmax at temperature, cut to top_k, then to the smallest set with mass >=
  * top_p, drawn with a counter-based generator from (seed, prompt[r], pos[r]) alone; a GPU only
  * chooses greedily. NaN logits never win over numbers; the run then fails. */
-Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Sampling *sampling);
+Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+           const Sampling *sampling);
 /* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as
  * op_pick makes it. logp (1, rows) F32, best and target (1, rows) I32 */
-Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target);
+Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target);
 /* x (rows, h1) on the CPU, dense */
-Op *op_receive(Op *op, Tensor x);
-Op *op_send(Op *op, Tensor x);
+Op op_receive(Call call, Tensor x);
+Op op_send(Call call, Tensor x);
 
 // -------------------------------------------------------------------------------------------------
 // lanes.c: what every device offers; the host and the cuda device
@@ -280,9 +293,8 @@ struct Poster {
     Error *err; /* filled when it has failed */
     Event last[NLANES];
 };
-/* Posts an op after everything that it depends on, and returns the event of its end. */
-Event post(Poster *to, Op *op);
-/* Waits until the posting thread may use the view itself; false if an op has failed. */
+Event post(Poster *to, Op op);
+/* When this returns, the posting thread may use the view; false if an op has failed. */
 bool post_host(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */
 bool post_drain(Poster *to);
@@ -291,16 +303,16 @@ bool post_drain(Poster *to);
  * one ends, on both sides, becomes part of it. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
-/* A stop on the CPU for data on its way between GPU and disk: `via` on the CPU mirrors `here` on
- * the GPU, byte for byte. */
+/* A place on the CPU where moves between GPU and disk stop: `via` mirrors `here` on the GPU byte
+ * for byte. */
 typedef struct {
     Tensor here, via;
 } Stop;
-/* Posts moves[0..n), which are between the GPU and the tiers below it, on op->lane. Data that rests
- * on the CPU crosses at once. Data that rests on disk makes a second hop, on disk_lane, and stops
- * on the CPU between the two: of stops[0..nstops), by ascending address, at the last that begins
- * before it. moves has room for 2 n, and is changed. */
-void carry(Poster *to, Op *op, Lane disk_lane, Move *moves, int n, const Stop *stops, int nstops);
+/* Posts moves[0..n), which are between the GPU and the tiers below it, on call.lane. Moves to or
+ * from the CPU take one hop. Moves to or from disk take a second hop, on the disk's lane beside
+ * call.lane, and stop on the CPU in between: at the last of the stops, which have ascending
+ * addresses, that begins before them. moves has room for 2 n, and is changed. */
+void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops);
 
 // -------------------------------------------------------------------------------------------------
 // tiers.c: before a run

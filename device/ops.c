@@ -1,11 +1,11 @@
 /* ops.c: ops as data (section 4.2).
  *
- * An op says what is to be done, on which lane, with which views, and which square (i, j, k) it is
- * for. Here is what is the same for all devices: the names of lanes and channels, a table of what
- * each code reads and writes, the constructors with the checks of shapes, and what an op counts
- * for. Peaks, byte counters, traces, the sim's seconds and the order of ops all come from here; a
- * device only carries out.
- * Read next: lanes.c. */
+ * An op says what a device is to do: on which lane, with which views, and for which square
+ * (i, j, k). This file has everything about ops that is the same for all devices: the names of
+ * lanes and channels, a table of the views that each code reads and writes, the constructors with
+ * their checks of shapes, and the bytes that an op counts for. The peaks, the byte counters, the
+ * traces, the seconds of the sim and the order of ops all follow from it; a device only carries ops
+ * out. Read next: lanes.c. */
 #include "device/parts.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC,
@@ -16,24 +16,30 @@ const char *const lane_name[NLANES] = {
     "attend",       "receive",        "send"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu", "net"};
 
-/* Views in the order of the op's struct. A product that adds its residual reads it; that it may be
- * y itself changes nothing, since who writes also comes after everyone who wrote before. An
- * embedding that adds reads y for the same reason.
- */
+/* The views, in the order of the op's struct. A product reads the residual that it adds. This may
+ * be y itself: an op that writes a view comes after all earlier ops that wrote it, so y needs no
+ * entry as an input. For the same reason an embedding that adds to y only WRITES it. */
 // clang-format off
 const OpInfo op_info[NCODES] = {
     [OP_COPY] = {"copy", {{"", UNUSED}}},
     [OP_EMBED] = {"embed", {{"y", WRITES}, {"table", READS}, {"idx", READS}}},
     [OP_LAYERNORM] = {"layernorm", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}}},
-    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}, {"residual", READS}}},
+    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS},
+        {"w", READS}, {"b", READS}, {"residual", READS}}},
     [OP_UNPACK] = {"unpack", {{"w", WRITES}, {"packed", READS}}},
     [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
-    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS}, {"kv", READS}, {"start", READS}}},
-    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED}, {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES}, {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
-    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS}, {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS}, {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS}, {"seq", READS}, {"pos", READS}, {"pages", READS}}},
+    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS},
+        {"kv", READS}, {"start", READS}}},
+    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED},
+        {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES},
+        {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
+    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS},
+        {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
+    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS},
+        {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
+    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS},
+        {"seq", READS}, {"pos", READS}, {"pages", READS}}},
     [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
     [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
     [OP_SEND] = {"send", {{"x", READS}}},
@@ -43,199 +49,166 @@ const OpInfo op_info[NCODES] = {
 
 // -------------------------------------------------------------------------------------------------
 // Constructors
+//
+// device.h says what each op computes. The checks here hold for all devices: a wrong shape is a bug
+// of who posts, and is found where the op is made. Fields that are not named become 0: absent
+// views, no events to wait for.
 // -------------------------------------------------------------------------------------------------
 
-/* Bytes of a token's K, or V, in a page. */
-static Bytes row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
-
-Op *op_copy(Op *op, const Move *moves, int n) {
+Op op_copy(Call call, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         const Move *m = &moves[i];
         CHECK((Bytes)m->dst.rows * m->dst.cols == (Bytes)m->src.rows * m->src.cols);
         CHECK(m->dst.type == m->src.type || (m->src.file && m->dst.type == F16));
     }
-    op->code = OP_COPY;
-    op->moves = moves;
-    op->nmoves = n;
-    return op;
+    return (Op){.code = OP_COPY, .call = call, .moves = moves, .nmoves = n};
 }
 
-Op *op_embed(Op *op, Tensor y, Tensor table, Tensor idx, bool add) {
+Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add) {
     CHECK(y.cols == table.cols && y.ld == (size_t)y.cols && (!idx.rows || idx.cols == y.rows));
-    op->code = OP_EMBED;
-    op->add = add;
-    op->embed.y = y;
-    op->embed.table = table;
-    op->embed.idx = idx;
-    return op;
+    return (Op){.code = OP_EMBED, .call = call, .embed = {y, table, idx}, .add = add};
 }
 
-Op *op_layernorm(Op *op, Tensor y, Tensor x, Tensor w, Tensor b) {
+Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b) {
     CHECK(y.rows == x.rows && y.cols == x.cols && w.cols == x.cols && b.cols == x.cols);
-    op->code = OP_LAYERNORM;
-    op->layernorm.y = y;
-    op->layernorm.x = x;
-    op->layernorm.w = w;
-    op->layernorm.b = b;
-    return op;
+    return (Op){.code = OP_LAYERNORM, .call = call, .layernorm = {y, x, w, b}};
 }
 
-Op *op_linear(Op *op, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual, bool relu) {
+Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual) {
     if (w.type == U8)
         CHECK((size_t)w.rows * w.cols == quant_matrix_bytes(y.cols, x.cols));
     else
         CHECK(x.cols == w.cols && y.cols == w.rows && w.type == F16);
     CHECK(y.rows == x.rows &&
           (!residual.rows || (residual.rows == y.rows && residual.cols == y.cols)));
-    op->code = OP_LINEAR;
-    op->relu = relu;
-    op->linear.y = y;
-    op->linear.x = x;
-    op->linear.w = w;
-    op->linear.b = b;
-    op->linear.residual = residual;
+    return (Op){.code = OP_LINEAR, .call = call, .linear = {y, x, w, b, residual}};
+}
+
+Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b) {
+    Op op = op_linear(call, y, x, w, b, (Tensor){0});
+    op.relu = true;
     return op;
 }
 
-Op *op_unpack(Op *op, Tensor w, Tensor packed) {
+Op op_unpack(Call call, Tensor w, Tensor packed) {
     CHECK(w.type == F16 && packed.type == U8);
-    op->code = OP_UNPACK;
-    op->unpack.w = w;
-    op->unpack.packed = packed;
-    return op;
+    return (Op){.code = OP_UNPACK, .call = call, .unpack = {w, packed}};
 }
 
-Op *op_pack(Op *op, Tensor packed, Tensor kv, int nh) {
+Op op_pack(Call call, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
-    op->code = OP_PACK;
-    op->nh = nh;
-    op->hd = kv.cols / 2 / nh;
-    op->pack.packed = packed;
-    op->pack.kv = kv;
-    return op;
+    const int hd = kv.cols / 2 / nh;
+    return (Op){.code = OP_PACK, .call = call, .pack = {packed, kv}, .nh = nh, .hd = hd};
 }
 
-Op *op_attend_prefill(Op *op, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
-    CHECK(o.rows == q.rows && o.cols == q.cols && kv.rows == q.rows && kv.cols == 2 * q.cols &&
-          kv.ld == q.ld);
+Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int nh) {
+    CHECK(o.rows == q.rows && o.cols == q.cols);
+    CHECK(kv.rows == q.rows && kv.cols == 2 * q.cols && kv.ld == q.ld);
     CHECK(q.type == F16 && kv.type == F16 && start.type == I32);
-    op->code = OP_ATTEND_PREFILL;
-    op->nh = nh;
-    op->hd = q.cols / nh;
-    op->prefilled.o = o;
-    op->prefilled.q = q;
-    op->prefilled.kv = kv;
-    op->prefilled.start = start;
-    return op;
+    return (Op){.code = OP_ATTEND_PREFILL,
+                .call = call,
+                .prefilled = {o, q, kv, start},
+                .nh = nh,
+                .hd = q.cols / nh};
 }
 
-/* What the ops on a page table have in common. h1: of a token. */
-static void on_pages(Op *op, OpCode code, const PageTable *table, int h1) {
-    CHECK(table->len.cols == table->pages.rows && table->pages.type == I32 &&
-          table->k.cols == table->v.cols);
-    op->code = code;
-    op->nh = table->nh;
-    op->hd = h1 / table->nh;
-    op->page_tokens = table->page_tokens;
+/* Checks the shapes of a page table. */
+static void check_table(const PageTable *t) {
+    CHECK(t->len.cols == t->pages.rows && t->pages.type == I32 && t->k.cols == t->v.cols);
 }
 
-/* Attention, and both halves of sparse attention: which of the views they use is in op_info. */
-static Op *attend(Op *op, OpCode code, Tensor o, Tensor q, Tensor tokens, Tensor weights,
-                  const PageTable *table, double sparsity) {
-    on_pages(op, code, table, imax(o.cols, q.cols));
-    CHECK(imax(o.rows, q.rows) == table->len.cols && (!q.rows || q.type == F16));
-    CHECK(tokens.cols == weights.cols && tokens.cols % table->nh == 0 &&
-          (!tokens.rows || tokens.rows == table->len.cols));
-    op->sparsity = sparsity;
-    op->attend.o = o;
-    op->attend.q = q;
-    op->attend.tokens = tokens;
-    op->attend.weights = weights;
-    op->attend.k = table->k;
-    op->attend.v = table->v;
-    op->attend.pages = table->pages;
-    op->attend.len = table->len;
-    return op;
+/* Returns attention to a page table, or half of sparse attention, of which some views are absent:
+ * view is {o, q, tokens, weights}. */
+static Op attend(Call call, OpCode code, const Tensor view[4], const PageTable *t,
+                 double sparsity) {
+    const Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
+    const int nseq = t->len.cols;
+    check_table(t);
+    CHECK(imax(o.rows, q.rows) == nseq && (!q.rows || q.type == F16));
+    CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
+    CHECK(!tokens.rows || tokens.rows == nseq);
+    return (Op){.code = code,
+                .call = call,
+                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
+                .nh = t->nh,
+                .hd = imax(o.cols, q.cols) / t->nh,
+                .page_tokens = t->page_tokens,
+                .sparsity = sparsity};
 }
 
-Op *op_attend(Op *op, Tensor o, Tensor q, const PageTable *table) {
+Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
     CHECK(q.rows == o.rows && q.cols == o.cols);
-    return attend(op, OP_ATTEND, o, q, (Tensor){0}, (Tensor){0}, table, 1);
-}
-Op *op_select(Op *op, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
-              double sparsity) {
-    return attend(op, OP_SELECT, (Tensor){0}, q, tokens, weights, table, sparsity);
-}
-Op *op_weigh(Op *op, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
-             double sparsity) {
-    return attend(op, OP_WEIGH, o, (Tensor){0}, tokens, weights, table, sparsity);
+    return attend(call, OP_ATTEND, (Tensor[4]){o, q}, table, 1);
 }
 
-Op *op_fetch(Op *op, const PageTable *staged, const PageTable *home, Tensor tokens,
+Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity) {
-    CHECK(lane_channel[op->lane] == DTOC && home->v.tier == TIER_DISK &&
-          staged->v.tier == TIER_CPU);
-    on_pages(op, OP_FETCH, staged, staged->nh);
-    op->sparsity = sparsity;
-    op->fetch.v = staged->v;
-    op->fetch.pages = staged->pages;
-    op->fetch.len = staged->len;
-    op->fetch.home_v = home->v;
-    op->fetch.home_pages = home->pages;
-    op->fetch.tokens = tokens;
-    return op;
+    const Tensor view[] = {{0}, q, tokens, weights};
+    return attend(call, OP_SELECT, view, table, sparsity);
 }
 
-Op *op_append(Op *op, const PageTable *table, Tensor kv, Tensor seq, Tensor pos) {
-    on_pages(op, OP_APPEND, table, kv.cols / 2);
-    if (kv.type == table->k.type)
-        CHECK(kv.cols == 2 * table->k.cols);
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+            double sparsity) {
+    const Tensor view[] = {o, {0}, tokens, weights};
+    return attend(call, OP_WEIGH, view, table, sparsity);
+}
+
+Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
+            double sparsity) {
+    const Tensor to = staged->v, from = home->v;
+    check_table(staged);
+    CHECK(lane_channel[call.lane] == DTOC && from.tier == TIER_DISK && to.tier == TIER_CPU);
+    return (Op){.code = OP_FETCH,
+                .call = call,
+                .fetch = {to, staged->pages, staged->len, from, home->pages, tokens},
+                .nh = staged->nh,
+                .hd = 1,
+                .page_tokens = staged->page_tokens,
+                .sparsity = sparsity};
+}
+
+Op op_append(Call call, const PageTable *t, Tensor kv, Tensor seq, Tensor pos) {
+    const int hd = kv.cols / 2 / t->nh;
+    check_table(t);
+    if (kv.type == t->k.type)
+        CHECK(kv.cols == 2 * t->k.cols);
     else
-        CHECK(kv.type == F16 && (size_t)table->k.cols == table->nh * quant_bytes(op->hd));
+        CHECK(kv.type == F16 && (size_t)t->k.cols == t->nh * quant_bytes(hd));
     CHECK(seq.cols == kv.rows && pos.cols == kv.rows);
-    op->append.k = table->k;
-    op->append.v = table->v;
-    op->append.kv = kv;
-    op->append.seq = seq;
-    op->append.pos = pos;
-    op->append.pages = table->pages;
-    return op;
+    return (Op){.code = OP_APPEND,
+                .call = call,
+                .append = {t->k, t->v, kv, seq, pos, t->pages},
+                .nh = t->nh,
+                .hd = hd,
+                .page_tokens = t->page_tokens};
 }
 
-Op *op_pick(Op *op, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-            const Sampling *sampling) {
+Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
+           const Sampling *sampling) {
     CHECK(ids.cols == logits.rows && ids.type == I32 && logits.type == F32);
-    op->code = OP_PICK;
-    op->sampling = *sampling;
-    op->pick.ids = ids;
-    op->pick.logits = logits;
-    op->pick.prompt = prompt;
-    op->pick.pos = pos;
-    return op;
+    return (Op){
+        .code = OP_PICK, .call = call, .pick = {ids, logits, prompt, pos}, .sampling = *sampling};
 }
 
-Op *op_score(Op *op, Tensor logp, Tensor best, Tensor logits, Tensor target) {
+Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target) {
     CHECK(logp.cols == logits.rows && best.cols == logits.rows && target.cols == logits.rows);
-    op->code = OP_SCORE;
-    op->score.logp = logp;
-    op->score.best = best;
-    op->score.logits = logits;
-    op->score.target = target;
-    return op;
+    return (Op){.code = OP_SCORE, .call = call, .score = {logp, best, logits, target}};
 }
 
-static Op *op_state(Op *op, OpCode code, Tensor x) {
+/* Returns an op of a pipeline: x is a hidden state that is sent or received. */
+static Op op_state(Call call, OpCode code, Tensor x) {
     CHECK(x.tier == TIER_CPU && x.ld == (size_t)x.cols);
-    op->code = code;
-    op->state.x = x;
-    return op;
+    return (Op){.code = code, .call = call, .state = {x}};
 }
-Op *op_receive(Op *op, Tensor x) { return op_state(op, OP_RECEIVE, x); }
-Op *op_send(Op *op, Tensor x) { return op_state(op, OP_SEND, x); }
+Op op_receive(Call call, Tensor x) { return op_state(call, OP_RECEIVE, x); }
+Op op_send(Call call, Tensor x) { return op_state(call, OP_SEND, x); }
 
 // -------------------------------------------------------------------------------------------------
-// What an op counts for
+// The bytes and tokens that an op counts for
 // -------------------------------------------------------------------------------------------------
+
+/* Returns the bytes of a token's K, or V, in a page. */
+static Bytes row_bytes(Tensor pages) { return pages.cols * type_bytes(pages.type); }
 
 const Tensor *op_lengths(const Op *op) {
     switch (op->code) {
@@ -254,7 +227,8 @@ long op_tokens(const Op *op, const int32_t *len) {
     long tokens = 0;
     for (int r = 0, n = op_lengths(op)->cols; r < n; r++) {
         if (op->code == OP_FETCH)
-            tokens += sparse_tokens(op->sparsity, len[r]) - 1; /* its own is here */
+            tokens +=
+                sparse_tokens(op->sparsity, len[r]) - 1; /* its own token's V is not on disk */
         else
             tokens += op->code == OP_WEIGH ? sparse_tokens(op->sparsity, len[r]) : len[r];
     }
@@ -300,12 +274,15 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
     return moved;
 }
 
+// -------------------------------------------------------------------------------------------------
+// How far ops reach into their regions
+// -------------------------------------------------------------------------------------------------
+
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
     memset(reach->high, 0, sizeof reach->high);
     memcpy(reach->region, plan->region, sizeof reach->region);
     memset(peak, 0, NTIERS * sizeof *peak);
-    for (int id = 0; id < NREGIONS;
-         id++) /* what rests in the checkpoint is in use from the start */
+    for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
             if (plan->region[id][t].offset == SIZE_MAX)
                 peak[t] += plan->region[id][t].bytes;

@@ -986,9 +986,25 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// The digest, and stages of a pipeline
-// -------------------------------------------------------------------------------------------------
+float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
+    const bool packed = tensor->type == U8; /* each row is then a row of groups */
+    const size_t rows = tensor->rows, size = rows * tensor->cols;
+    const int groups = tensor->cols / GROUP_BYTES; /* in a packed row */
+    const size_t count = packed ? rows * groups * GROUP : size;
+    f16 *numbers = xcalloc(count, sizeof *numbers);
+    uint8_t *bytes = xcalloc(packed ? size : 0, 1);
+    float *values = NULL;
+    if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
+        values = xcalloc(count, sizeof *values);
+        for (size_t r = 0; packed && r < rows; r++)
+            quant_unpack_rows(numbers + r * GROUP * groups, bytes + r * tensor->cols, groups);
+        for (size_t i = 0; i < count; i++)
+            values[i] = f16_to_f32(numbers[i]);
+    }
+    free(bytes);
+    free(numbers);
+    return values;
+}
 
 uint64_t checkpoint_digest(const Checkpoint *c) {
     enum { SAMPLE = 4096 }; /* bytes; two models of one size differ everywhere in their tensors */

@@ -850,8 +850,8 @@ static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
 enum { NOTHING, EARLIER_EVENT, EVENT, WAIT, LANE, THIRD_LANE, WAYS };
 
 static Event post_copy(Checker *c, Lane lane, Event after, const Move *moves, int n) {
-    Op op = (Op){.lane = lane, .nafter = after.seq > 0, .after = {after}};
-    op_copy(&op, moves, n);
+    Op op = op_copy((Call){.lane = lane}, moves, n);
+    if (after.seq) op.after[op.nafter++] = after;
     return c->base.post(&c->base, &op);
 }
 

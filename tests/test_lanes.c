@@ -77,8 +77,9 @@ static void open_rows(void) {
 
 /* n elements of the rows from `first` on, as call k. */
 static Event move_rows(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
-    Op op = {.lane = lane, .kind = OTHER, .k = k, .nafter = after.seq > 0, .after = {after}};
-    op_copy(&op, &(Move){tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)}, 1);
+    const Move move = {tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)};
+    Op op = op_copy((Call){.lane = lane, .kind = OTHER, .k = k}, &move, 1);
+    if (after.seq) op.after[op.nafter++] = after;
     return device->post(device, &op);
 }
 static const Event nothing = {0, 0};
@@ -187,8 +188,7 @@ static void trouble_ends_every_wait(void) {
     memcpy(&bad, nan, 4);
     device->upload(device, logits, 0, &bad, 1);
     Sampling greedy = {0, 1, 0, 0};
-    Op pick = (Op){.lane = PROJECT, .kind = OTHER};
-    op_pick(&pick, ids, logits, ids, ids, &greedy);
+    const Op pick = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
     device->post(device, &pick);
     for (int w = 0; w < WAYS; w++) {
         err.text[0] = 0;
@@ -216,10 +216,9 @@ static void moves_stay_until_their_op_is_done(void) {
     open_rows();
     device->delay_us[W_LOAD] = 1000;
     for (int i = 0; i < OPS; i++) {
-        Op op = {.lane = W_LOAD, .kind = OTHER};
         for (int m = 0, c = i * MOVES; m < MOVES; m++, c++)
             moves[m] = (Move){tensor_cols(on[TIER_GPU], c, 1), tensor_cols(on[TIER_CPU], c, 1)};
-        op_copy(&op, moves, MOVES);
+        const Op op = op_copy((Call){.lane = W_LOAD, .kind = OTHER}, moves, MOVES);
         ASSERT_OK(i + 1 < OPS ? (device->post(device, &op), 0) : device->wait(device, device->post(device, &op), &err));
     }
     const f16 *low = device->host(device, on[TIER_CPU]);
@@ -270,9 +269,9 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }
-    for (int i = 0; i < 2 * TIMES; i++) {
-        Op op = {.lane = lane[i % 2], .kind = OTHER};
-        last[i % 2] = device->post(device, op_copy(&op, &(Move){to[i], from[i % 2]}, 1));
+    for (int i = 0; i < 2 * READS; i++) {
+        const Op op = op_copy((Call){.lane = lane[i % 2], .kind = OTHER}, &(Move){to[i], from[i % 2]}, 1);
+        last[i % 2] = device->post(device, &op);
     }
     for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
     for (int i = 0; i < 2 * TIMES; i++) {
@@ -296,8 +295,7 @@ static void one_logit_that_is_no_number_ends_the_run(void) {
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, ROWS);
         Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
         device->upload(device, logits, 0, numbers, ROWS * VOCAB);
-        Op pick = (Op){.lane = PROJECT, .kind = OTHER};
-        op_pick(&pick, ids, logits, ids, ids, &greedy);
+        const Op pick = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
         CU_ASSERT_EQUAL(device->wait(device, device->post(device, &pick), &err), i ? -1 : 0);
         close_device();
     }

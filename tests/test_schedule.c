@@ -416,9 +416,9 @@ static Tensor row_of(void *at, Type type, int n) {
 /* What the host's sampler takes for the last token of prompt i, from the logits of the run. */
 static int32_t host_choice(const Result *r, int i) {
     int32_t id, at = prompt_len[i] + r->n[i] - 1, place = task.prompts[i].place;
-    Op op = {.lane = ATTEND};
-    host_run(op_pick(&op, row_of(&id, I32, 1), row_of(r->last[i], F32, r->vocab), row_of(&place, I32, 1),
-                     row_of(&at, I32, 1), &task.sampling));
+    const Op op = op_pick((Call){.lane = ATTEND}, row_of(&id, I32, 1), row_of(r->last[i], F32, r->vocab),
+                          row_of(&place, I32, 1), row_of(&at, I32, 1), &task.sampling);
+    host_run(&op);
     return id;
 }
 
@@ -1046,13 +1046,12 @@ static void run_far_ahead(bool timed) {
     device->upload(device, up, MARKS, number + MARKS, OPS - MARKS); /* as large tensors are, piece by piece */
     int32_t *arrived = memset(device->host(device, down), 0, sizeof number);
     double start = device->now(device), busy;
-    Op op = (Op){.lane = W_LOAD, .kind = OTHER};
-    op_copy(&op, &(Move){other, bulk}, 1);
+    Op op = op_copy((Call){.lane = W_LOAD, .kind = OTHER}, &(Move){other, bulk}, 1);
     Event first = device->post(device, &op);
     for (int i = 0; i < OPS; i++) { /* something that takes time, then a number; an event makes it a group of its own */
         Move moves[] = {{other, bulk}, {other, bulk}, {other, bulk}, {tensor_cols(down, i, 1), tensor_cols(up, i, 1)}};
-        op = (Op){.lane = STORE, .kind = OTHER, .nafter = 1, .after = {first}};
-        op_copy(&op, moves, 4);
+        op = op_copy((Call){.lane = STORE, .kind = OTHER}, moves, 4);
+        op.after[op.nafter++] = first;
         done[i] = device->post(device, &op);
     }
     int missing = 0;

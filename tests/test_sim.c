@@ -94,19 +94,19 @@ static Tensor piece(Tier tier, size_t bytes) {
     return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
-static Event post_op(const Op *op) { return rig.device->post(rig.device, op); }
+static Event post_op(Op op) { return rig.device->post(rig.device, &op); }
 
-static Op op_on(Lane lane, bool prefill) { return (Op){.lane = lane, .kind = CACHE, .prefill = prefill}; }
+static Call on(Lane lane, bool prefill) { return (Call){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
 /* A copy of so many bytes in generation, behind an event. */
 static Event copy_after(Lane lane, size_t bytes, Event e) {
     static const Tier from[NCHANNELS] = {TIER_CPU, TIER_GPU, TIER_DISK, TIER_CPU, TIER_GPU, TIER_CPU},
                       to[NCHANNELS] = {TIER_GPU, TIER_CPU, TIER_CPU, TIER_DISK, TIER_GPU, TIER_CPU};
-    Op op = op_on(lane, false);
     Channel c = lane_channel[lane];
-    if (e.seq) op.after[op.nafter++] = e;
     Move m = {piece(to[c], bytes), piece(from[c], bytes)};
-    return post_op(op_copy(&op, &m, 1));
+    Op op = op_copy(on(lane, false), &m, 1);
+    if (e.seq) op.after[op.nafter++] = e;
+    return post_op(op);
 }
 static const Event nothing = {0, 0};
 static Event copy(Lane lane, size_t bytes) { return copy_after(lane, bytes, nothing); }
@@ -165,9 +165,8 @@ static void each_stage_has_its_rate(void) {
         {TIER_GPU, TIER_CPU}, {TIER_CPU, TIER_GPU}, {TIER_CPU, TIER_DISK}, {TIER_DISK, TIER_CPU}};
     for (int i = 0; i < 4; i++) {
         open_mixed(&round_rates);
-        Op op = op_on(lanes[i], true);
         Move m = {piece(tiers[i][0], 1000), piece(tiers[i][1], 1000)};
-        EXPECT_SECONDS(wait_for(post_op(op_copy(&op, &m, 1))), 1000 / rate[i]);
+        EXPECT_SECONDS(wait_for(post_op(op_copy(on(lanes[i], true), &m, 1))), 1000 / rate[i]);
         close_rig();
     }
 }
@@ -254,9 +253,7 @@ static Event linear(int rows, bool prefill) {
     int j = 0;
     while (rig.plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
     const WeightPlace *w = rig.plan->weight[j];
-    Op op = op_on(PROJECT, prefill);
-    return post_op(
-        op_linear(&op, ws(MLP, rows), ws(ATTENDED, rows), w[FC1_W].home, w[FC1_B].home, (Tensor){.rows = 0}, true));
+    return post_op(op_linear_relu(on(PROJECT, prefill), ws(MLP, rows), ws(ATTENDED, rows), w[FC1_W].home, w[FC1_B].home));
 }
 
 static void a_product_takes_its_flops_or_its_bytes(void) {
@@ -297,8 +294,7 @@ static Event attend(Lane lane) {
     PageTable table = pool(side, 2);
     Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
     Tensor o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
-    Op op = op_on(lane, false);
-    return post_op(op_attend(&op, o, q, &table));
+    return post_op(op_attend(on(lane, false), o, q, &table));
 }
 
 /* 4 h1 flops and 4 h1 bytes a token, of lengths that rest in the tables when the op is posted. */
@@ -328,9 +324,8 @@ static void prefill_attention_takes_half_the_square(void) {
     static const int32_t start[] = {0, 3, 4, 11};
     open_mixed(&round_rates);
     put(0, start, 4);
-    Op op = op_on(FINISH, true);
     Tensor qkv = ws(QKV, 11);
-    Event e = post_op(op_attend_prefill(&op, ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
+    Event e = post_op(op_attend_prefill(on(FINISH, true), ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
                                         tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 0, 1, 4), small.nh));
     EXPECT_SECONDS(wait_for(e), 4. * 60 * (6 + 1 + 28) / 4e5);
     close_rig();
@@ -347,12 +342,12 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     for (int disk = 0; disk < 2; disk++) {
         Tier tier = disk ? TIER_DISK : TIER_CPU;
         PageTable table = pool(tier, 2);
-        Op op = op_on(disk ? D_WRITE : ATTEND, false);
+        const Call call = on(disk ? D_WRITE : ATTEND, false);
         size_t peak = rig.device->peak[tier];
         double from = now();
-        Event e = post_op(op_append(&op, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
+        Event e = post_op(op_append(call, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
         EXPECT_SECONDS(wait_for(e) - from, 480. / (disk ? 200 : 48));
-        CU_ASSERT_EQUAL(rig.device->count[op.lane].moved[CACHE], disk ? 480 : 0);
+        CU_ASSERT_EQUAL(rig.device->count[call.lane].moved[CACHE], disk ? 480 : 0);
         size_t reached = rig.device->peak[tier] - peak, half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
         if (disk) CU_ASSERT_EQUAL(reached, (half + 32 * 120 + 63) / 64 * 64); /* all of K and two pages of V */
     }
@@ -365,24 +360,24 @@ static void other_ops_take_their_bytes(void) {
     open_mixed(&h);
     Device *d = rig.device;
     const Plan *p = rig.plan;
-    Op op = op_on(PROJECT, false), gather = op_on(ATTEND, false);
+    Call call = on(PROJECT, false), gather = on(ATTEND, false);
     Tensor x = ws(ATTENDED, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
     double t = 0;
-    EXPECT_SECONDS(wait_for(post_op(op_layernorm(&op, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(&op, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_layernorm(call, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(call, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
     Tensor rows = plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(&gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
+    EXPECT_SECONDS(wait_for(post_op(op_embed(gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
     CU_ASSERT_EQUAL(d->count[ATTEND].moved[CACHE], 0);
     Tensor logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, 2),
            ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
-    EXPECT_SECONDS(wait_for(post_op(op_pick(&op, ids, logits, none, none, &rig.task.sampling))), t += 2 * 131 * 4 / 1000.);
+    EXPECT_SECONDS(wait_for(post_op(op_pick(call, ids, logits, none, none, &rig.task.sampling))), t += 2 * 131 * 4 / 1000.);
     close_rig();
     Policy on_disk = mixed(); /* rows that are gathered on disk have moved */
     on_disk.table_home = TIER_DISK;
     rig_open(&rig, &small, &on_disk, &round_rates, SEQS, S, N);
     gather.lane = C_READ;
     rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5);
-    Event e = post_op(op_embed(&gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
+    Event e = post_op(op_embed(gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
     EXPECT_SECONDS(wait_for(e), 600 / 100.);
     CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
     close_rig();
@@ -454,11 +449,12 @@ static void a_trace_says_when_each_op_ran(void) {
     Trace trace = {.n = 0};
     open_mixed(&round_rates);
     rig.device->trace = &trace;
-    Op up = op_on(W_LOAD, false), down = op_on(STORE, false);
+    Call load = on(W_LOAD, false);
     Move m = {piece(TIER_GPU, 1000), piece(TIER_CPU, 1000)}, back = {m.src, m.dst};
-    up.kind = WEIGHT, up.i = 4, up.j = 5, up.k = 6;
-    down.after[down.nafter++] = post_op(op_copy(&up, &m, 1));
-    Event e = post_op(op_copy(&down, &back, 1));
+    load.kind = WEIGHT, load.i = 4, load.j = 5, load.k = 6;
+    Op down = op_copy(on(STORE, false), &back, 1);
+    down.after[down.nafter++] = post_op(op_copy(load, &m, 1));
+    Event e = post_op(down);
     CU_ASSERT_EQUAL(trace.n, 0); /* nothing has run yet */
     wait_for(e);
     CU_ASSERT_EQUAL_FATAL(trace.n, 2);
