@@ -12,7 +12,8 @@
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
  * whole task through this file without a limit and makes the pools as large as the largest need
  * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
- * sweep up to its last. Without early stops both come to the same. Read next: schedule.c. */
+ * sweep up to its last. Without early stops both come to the same.
+ * Read next: schedule.c. */
 #include <math.h>
 
 #include "flexgen.h"

@@ -8,7 +8,8 @@
  * prefill in a batch of their own first, the entrance.
  *
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
- * too, it calls post_host. Read next: plan.c. */
+ * too, it calls post_host.
+ * Read next: plan.c. */
 #include "batch.h"
 
 #include "device/device.h"

@@ -10,8 +10,8 @@
  *     x = relu(ln(x) w_1) w_2 + x
  *
  * where every product also adds a bias. opt-350m normalizes after each sum instead of before each
- * product. The paper prints the layer without its layernorms; the checkpoints have them. Read next:
- * admission.c. */
+ * product. The paper prints the layer without its layernorms; the checkpoints have them.
+ * Read next: admission.c. */
 #include <math.h>
 
 #include "device/device.h"

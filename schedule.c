@@ -9,8 +9,8 @@
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
  * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) is project,
  * attend and finish, in prefill one piece after the other. Three workspaces rotate, so that while
- * the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next:
- * batch.c. */
+ * the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
+ * Read next: batch.c. */
 #include "batch.h"
 #include "device/device.h"
 
@@ -575,8 +575,9 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
                     tensor_rows(query, 0, cpu));
     }
     if (disk) {
-        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK],
-                                    b->cpu.staged, b->cpu.len);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK]);
+        near.pages = b->cpu.staged;
+        near.len = b->cpu.len;
         PageTable home = table_rows(batch_pages(run->flight, b, TIER_DISK, j), gpu + cpu, disk);
         append(run, call, b, near, tensor_rows(kv, cpu, disk), gpu + cpu);
         attend_rows(run, call, table_rows(near, gpu + cpu, disk), &home,
@@ -604,9 +605,10 @@ static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu));
     if (off && !delegated(run, b)) {
-        PageTable near =
-            plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * square_number(run, j, k),
-                       b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK], b->gpu.staged, b->gpu.len);
+        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * square_number(run, j, k),
+                                    b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
+        near.pages = b->gpu.staged;
+        near.len = b->gpu.len;
         append(run, call, b, near, new_kv_off(run, b, gpu, off), gpu);
         attend_rows(run, call, table_rows(near, gpu, off), NULL, attended_elsewhere(run, b),
                     tensor_rows(q, gpu, off));

@@ -162,7 +162,7 @@ static size_t chunk(const Profile *p) { return size_min(p->size.cold / 2, CHUNK)
 /* Returns what ops on a lane are for. */
 static Call measure_on(Lane lane) { return (Call){.lane = lane, .kind = OTHER}; }
 
-/* Posts an op that does so much. */
+/* Posts an op that has so much work, in flops or bytes. */
 static Event post_op(Profile *p, const Op *op, double work) {
     p->work += work;
     p->ops++;
@@ -174,7 +174,7 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const int rows = p->packed ? n / GROUP : n;
     const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
                  none = {0};
-    const Tensor x = matrix(p, HIDDEN, TIER_GPU, 0, p->plan.act_type, m, k);
+    const Tensor x = matrix(plan_bytes(&p->plan, HIDDEN, TIER_GPU, 0, p->plan.act_type, k), m);
     Op op = op_linear(measure_on(lane), results(p, TIER_GPU, m, n), x, w, none, none);
     op.nafter = 2;
     op.after[0] = p->product;
@@ -240,10 +240,10 @@ static Tensor chunk_of(const Profile *p, const Work *w, Tier tier, int i) {
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
-    const Move move = {piece_of(p, w, w->to, i), piece_of(p, w, w->from, i)};
+    const Move move = {chunk_of(p, w, w->to, i), chunk_of(p, w, w->from, i)};
     Op op = op_copy(measure_on(w->lane), &move, 1);
     op.after[op.nafter++] = p->product;
-    return post_op(p, &op, (double)piece(p));
+    return post_op(p, &op, (double)chunk(p));
 }
 
 /* Posts copies of all of one half. */
@@ -260,9 +260,9 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
     const int h1 = p->size.h1, rows = (int)(half / row) - 1;
-    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* a row at the beginning, and x behind it */
-    const Tensor x = matrix(p, RESTING_WEIGHTS, TIER_GPU, row, act, rows, h1);
-    const Tensor y = matrix(p, RESTING_WEIGHTS, TIER_GPU, half, act, rows, h1);
+    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* the first row; x lies behind it */
+    const Tensor x = cold_as(p, TIER_GPU, row, act, rows, h1);
+    const Tensor y = cold_as(p, TIER_GPU, half, act, rows, h1);
     Op op = op_layernorm(measure_on(FINISH), y, x, one, one);
     (void)w;
     (void)i;

@@ -5,7 +5,8 @@
  * lanes and channels, a table of the views that each code reads and writes, the constructors with
  * their checks of shapes, and the bytes that an op counts for. The peaks, the byte counters, the
  * traces, the seconds of the sim and the order of ops all follow from it; a device only carries ops
- * out. Read next: lanes.c. */
+ * out.
+ * Read next: lanes.c. */
 #include "device/parts.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC,

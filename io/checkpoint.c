@@ -1006,6 +1006,10 @@ float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Err
     return values;
 }
 
+// -------------------------------------------------------------------------------------------------
+// The digest, and stages of a pipeline
+// -------------------------------------------------------------------------------------------------
+
 uint64_t checkpoint_digest(const Checkpoint *c) {
     enum { SAMPLE = 4096 }; /* bytes; two models of one size differ everywhere in their tensors */
     const OptConfig *o = &c->config;

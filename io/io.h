@@ -241,11 +241,11 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed);
  * BF16 or F32 value is not finite in F16. Thread safe. */
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
                     size_t count, Error *err);
-/* Reads a whole tensor as floats and unpacks it if it is packed. The caller frees them. NULL and
- * err if it cannot be read. */
+/* Reads a whole tensor as floats, and unpacks it if it is packed. The caller frees them. Returns
+ * NULL and fills err if it cannot be read. */
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err);
-/* Whether the matrices of the layers can be packed, in whole groups; -1 and err (EXIT_USAGE) if
- * not. */
+/* Checks that the matrices of the layers can be packed in whole groups. Returns -1 and fills err
+ * (EXIT_USAGE) if not. */
 int checkpoint_packs(const Checkpoint *checkpoint, Error *err);
 /* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: the result of
  * quant_pack_rows for rows [row * GROUP, (row + 1) * GROUP). Copies the bytes of a U8 tensor.
