@@ -140,8 +140,8 @@ static __device__ N last_where(N low, N high, Holds holds) {
 // An open GPU, and what launchers need of it
 // -------------------------------------------------------------------------------------------------
 
-/* What distinguishes products for cuBLAS: y (m, n) = x (m, k) w^T. All are of 4 bytes, since shapes
- * are compared as bytes. */
+/* A product y (m, n) = x (m, k) w^T, as far as cuBLAS distinguishes products. All fields have 4
+ * bytes, since shapes are compared as bytes. */
 struct Shape {
     int m, n, k, y_ld, y_type, bias, relu;
 };
@@ -650,7 +650,7 @@ union Room {
     float sums[SIDES][TILES * FEW][SUMS_LD];
 };
 
-/* Where the next portion of a warp begins. */
+/* The beginning of a warp's next portion, in memory. */
 struct Portion {
     const unsigned *w;
     const half *x;
@@ -676,8 +676,8 @@ static __device__ void load_portions(Slot<TILES> *to, const Portion &from) {
     }
 }
 
-/* What a thread has of two neighbouring columns: a word of codes of each, their mins, their
- * scales. */
+/* A thread's part of two neighbouring columns: a word of codes of each, their mins, their scales.
+ */
 struct Columns {
     unsigned codes[2];
     half2 min, scale;

@@ -821,6 +821,14 @@ extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
 extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
 long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
+/* Notes the size of a copy in cuda_cpu_largest. Several threads may post copies at a time; this orders nothing between
+ * them. */
+inline void note_size(long bytes) {
+    long largest = __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED);
+    while (largest < bytes &&
+           !__atomic_compare_exchange_n(&cuda_cpu_largest, &largest, bytes, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -862,7 +870,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
-    if (s) cuda_cpu_largest = std::max(cuda_cpu_largest, long(width * height));
+    if (s) note_size(width * height);
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
