@@ -19,7 +19,7 @@ wait
 for arch; do [ -s "$work/$arch" ] || exit 1; cat "$report.$arch"; done >"$report"
 version=$("$bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 value() { sed -n "s/.*\b$1 = \([0-9]*\)[,;].*/\1/p" flexgen.cu | head -n 1; } # of a constant
-constants="-v SIDES=$(value SIDES) -v SLICES=$(value SLICES) -v STAGES=$(value STAGES) -v PORTION=$(value PORTION)"
+constants="-v SIDES=$(value SIDES) -v SLICES=$(value SLICES) -v SLOTS=$(value SLOTS) -v PORTION=$(value PORTION)"
 constants="$constants -v SHARERS=$(value SHARERS) -v BLOCKS=$(value BLOCKS) -v PORTIONS=$(value PORTIONS)"
 # shellcheck disable=SC2086
 c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
@@ -27,12 +27,12 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
     function threads(name) { return name ~ /^(pick|score|layernorm)_/ ? 1024 : name ~ /^unpack_kernel/ ? 64 : name ~ /^(attend|weigh|select)_/ ? 128 : 256 }
     # what a block of products with packed weights asks for: a ring, in whose place sums come
     function room(tiles,    ring, sums) {
-        ring = STAGES * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * (PORTION + 8) * 2)
+        ring = SLOTS * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * (PORTION + 8) * 2)
         sums = SIDES * tiles * 8 * 68 * 4
         return ring > sums ? ring : sums
     }
     # bytes of w and x on their way in one of its blocks
-    function ahead(tiles) { return (STAGES - 1) * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * PORTION * 2) }
+    function ahead(tiles) { return (SLOTS - 1) * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * PORTION * 2) }
     # blocks on an SM: the least that threads, registers (for each warp, in steps of 256) and shared memory allow
     function most_threads(arch) { return arch == 75 ? 1024 : arch == 80 || arch == 90 ? 2048 : 1536 }
     function at_once(arch, t, r, s,    most, shared, warps, blocks, b) {
@@ -71,7 +71,7 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         print "# Kernels: registers, occupancy, shared memory, spills, instructions, waves\n"
         print "Made by `scripts/gpu_kernels.sh`, from what ptxas of CUDA " version " reports. For each GPU: registers of a thread, and the"
         print "largest share of the threads of an SM that can be there at once with the block that the launcher asks for (the largest, where"
-        print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the lanes that share a token, how pages hold"
+        print "it depends on a row). The flags behind `attend_kernel` and `weigh_kernel` are the threads that share a token, how pages hold"
         print "numbers (0: as halfs, 1: in 4 bits, as codes), and whether only scores are wanted;"
         print "behind `attend_prefill_kernel` the tiles of 16 that a head has; behind `packed_linear_kernel` the eights of rows of a block."
         print "A dash: blocks of that kernel need more shared memory than there is, and others run."
@@ -89,8 +89,8 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         }
         print "\nFunctions that kernels call have " all + 0 " bytes of local memory."
         print "\n## Products with packed weights: bytes on their way on an SM\n"
-        print "All but one of a ring'\''s stages, w and x, in KB of 1024 bytes, of the blocks that an SM holds. On sm_75, which has no asynchronous"
-        print "copies, a stage is waited for where it is asked for.\n"
+        print "All but one of the slots of a ring buffer, w and x, in KB of 1024 bytes, of the blocks that an SM holds. On sm_75, which has no asynchronous"
+        print "copies, a slot is waited for where it is filled.\n"
         line = "| rows |"; rule = "|---|"
         for (i = 1; i <= count; i++) if (a[i] > 75) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line "\n" rule
@@ -126,7 +126,7 @@ if [ -n "$cuobjdump" ]; then
     printf '| | K | V |\n|---|---|---|\n'
     for arch; do
         loops "$arch" _Z13attend_kernelILi16EL5Pages1ELb0EEv2OpbPf | awk -v arch="$arch" '
-            $3 && !$2 { shares = $1 / $3 } # 2 stores of 32 lanes are 16 tokens of two groups
+            $3 && !$2 { shares = $1 / $3 } # 2 stores of the 32 threads are 16 tokens of two groups
             $2 { loop[++n] = $1 / 2 }
             END { printf "| sm_%s | %.0f | %.0f |\n", arch, loop[1], loop[2] + shares }'
     done

@@ -1,5 +1,6 @@
-/* bench_gpu.cu: what this machine's GPU can do at best, for scripts/gpu_check.sh to put beside what flexgen does, and what
- * flexgen's own kernels do by themselves. One "name value" a line; medians. Its arguments choose parts; without any, all:
+/* bench_gpu.cu: measures what this machine's GPU can do at best, for scripts/gpu_check.sh to put beside what flexgen does,
+ * and what flexgen's own kernels do by themselves. Prints a line "name value" for each figure, a median. Its arguments
+ * choose parts; without any it measures all of these:
  *
  * copies, in 1e9 bytes a second:
  *   h2d d2h             from host to device, and back
@@ -16,14 +17,18 @@
  *   attend_B_S          1e9 bytes a second of fp16 K and V, B sequences of S tokens; attend4_B_S: of 4 bits
  *   attend_prefill_B_S  1e9 FLOP a second, B prompts of S tokens
  *   layernorm_M unpack  1e9 bytes a second, read and written
- *   pick_greedy   microseconds for 64 rows of 50,272 logits
+ *   pick_greedy         microseconds for 64 rows of 50,272 logits
  * waits, in microseconds:
- *   launch              an empty kernel behind others; launch_mark, launch_timed: with a mark behind each, without a time
- * and between two with one sync_sleep sync_poll   from posting an empty kernel to knowing that it is over copy_64k a copy
- * of 64 KB up; copy_64k_16m, copy_64k_4m: beside copies of 256 MB in pieces of so many MiB, and pieces_16m, pieces_4m:
- * their 1e9 bytes a second register            milliseconds for a GB of memory that is there already
+ *   launch              an empty kernel behind others
+ *   launch_mark         the same with a mark behind each, without a time
+ *   launch_timed        the same between two marks with a time
+ *   sync_sleep sync_poll    from posting an empty kernel to knowing that it is over
+ *   copy_64k            a copy of 64 KB up
+ *   copy_64k_16m copy_64k_4m    the same beside copies of 256 MB in parts of so many MiB
+ *   pieces_16m pieces_4m        1e9 bytes a second of those copies
+ *   register            milliseconds for a GB of memory that is there already
  *
- * Random data throughout: on zeros a GPU draws less power and is faster than it will ever be. */
+ * All data are random: on zeros a GPU draws less power and is faster than it will ever be. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -36,6 +41,8 @@
 #include <iterator>
 #include <vector>
 
+#include "device/parts.h"
+extern "C" void host_run(const Op *op); /* parts.h has it for C alone; ops.h calls it */
 #include "ops.h"
 
 enum { RUNS = 9, COPIES = 4, ALGORITHMS = 8, WEIGHTS = 4 };
@@ -64,14 +71,14 @@ static double median(std::vector<double> v) {
     return v[v.size() / 2];
 }
 
-/* Seconds between two events, both past. */
+/* Returns the seconds between two events, both past. */
 static double between(cudaEvent_t begin, cudaEvent_t end) {
     float ms;
     CUDA(cudaEventElapsedTime(&ms, begin, end));
     return ms / 1e3;
 }
 
-/* Uniform in [-1, 1) * scale. */
+/* Fills x with numbers that are uniform in [-1, 1) * scale. */
 static __global__ void fill_kernel(half *x, size_t n, uint32_t seed, float scale) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         uint32_t h = (uint32_t)i * 2654435761u ^ seed;
@@ -108,7 +115,8 @@ typedef struct {
     cudaEvent_t begin, end;
 } Copy;
 
-/* Starts the n copies of `bytes` at once, COPIES times each; rate[c]: of copy c in its own time, *sum: of all of them. */
+/* Starts the n copies of `bytes` at once, COPIES times each. rate[c] becomes the rate of copy c in its own time, *sum that
+ * of all of them. */
 static void copy_rates(double *rate, double *sum, Copy *copies, int n, size_t bytes) {
     std::vector<double> one[2], all;
     for (int r = -1; r < RUNS; r++) { /* the first warms up */
@@ -168,15 +176,16 @@ static void print_copies(void) {
 // Matrix products
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A matrix of fp16, column by column, as cublasLt sees it. */
+/* Describes a matrix of fp16, column by column, as cublasLt sees it. */
 static cublasLtMatrixLayout_t layout(int rows, int cols) {
     cublasLtMatrixLayout_t l;
     LT(cublasLtMatrixLayoutCreate(&l, CUDA_R_16F, rows, cols, rows));
     return l;
 }
 
-/* Products a second of y = x w^T with x (m, k), w (n, k), y (m, n), row by row, which to cublasLt is y^T = w x^T: the
- * fastest of the algorithms it proposes. Each product reads another copy of w, so that none is met in the cache. */
+/* Returns the products a second of y = x w^T with x (m, k), w (n, k), y (m, n), row by row, which to cublasLt is y^T = w
+ * x^T, by the fastest of the algorithms that it proposes. Each product reads another copy of w, so that none is in the
+ * cache. */
 static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int launches) {
     size_t each = (size_t)n * k;
     half *w = (half *)device_memory(WEIGHTS * each * sizeof(half), 3, 0.05f),
@@ -217,7 +226,10 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
         }
         best = std::max(best, median(rates));
     }
-    if (!best) fprintf(stderr, "bench_gpu: cublasLt knows no algorithm for %d x %d x %d\n", m, n, k), exit(1);
+    if (!best) {
+        fprintf(stderr, "bench_gpu: cublasLt knows no algorithm for %d x %d x %d\n", m, n, k);
+        exit(1);
+    }
     CUDA(cudaEventDestroy(begin));
     CUDA(cudaEventDestroy(end));
     for (cublasLtMatrixLayout_t l : {lw, lx, ly}) LT(cublasLtMatrixLayoutDestroy(l));
@@ -234,7 +246,7 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
 static Gpu *gpu;
 enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
 
-/* Whether the GPU has so many bytes left; else says so. */
+/* Returns true if the GPU has so many bytes left; otherwise says that `name` does not fit. */
 static bool has_room(const char *name, size_t bytes) {
     size_t available = 0, total;
     CUDA(cudaMemGetInfo(&available, &total));
@@ -242,7 +254,7 @@ static bool has_room(const char *name, size_t bytes) {
     return bytes + MEMORY <= available;
 }
 
-/* Median seconds of the ops that make(i) makes, posted on PROJECT; i counts up, for other memory each time. */
+/* Returns the median seconds of the ops that make(i) makes, posted on PROJECT. i counts up, for other memory each time. */
 template <class Make>
 static double seconds_of(Make make) {
     std::vector<double> seconds;
@@ -253,9 +265,11 @@ static double seconds_of(Make make) {
             const Op op = make(i);
             status = gpu->call->run(gpu, &op, &err);
         }
-        if (status || gpu->call->end(gpu, PROJECT, 0, &err) || gpu->call->sync(gpu, PROJECT, 0, &err))
-            fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
-        if (r >= 0) seconds.push_back(gpu->call->took(gpu, PROJECT, 0, 0) / TIMES);
+        if (status || gpu->end(gpu, PROJECT, 0, &err) || gpu->sync(gpu, PROJECT, 0, &err)) {
+            fprintf(stderr, "bench_gpu: %s\n", err.text);
+            exit(1);
+        }
+        if (r >= 0) seconds.push_back(gpu->took(gpu, PROJECT, 0, 0) / TIMES);
     }
     return median(seconds);
 }
@@ -347,7 +361,10 @@ static void print_kernels(void) {
     static const int shapes[][2] = {{3 * H1, H1}, {H1, H1}, {H2, H1}, {H1, H2}};
     Error err;
     gpu = cuda_open_gpu(&err);
-    if (!gpu) fprintf(stderr, "bench_gpu: %s\n", err.text), exit(1);
+    if (!gpu) {
+        fprintf(stderr, "bench_gpu: %s\n", err.text);
+        exit(1);
+    }
     for (bool packed : {true, false}) /* flexgen's own first */
         for (const int *shape : shapes)
             for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], packed);
@@ -365,7 +382,7 @@ static void print_kernels(void) {
 
 static __global__ void empty_kernel(void) {}
 
-/* Median microseconds of one of n times what `once` does, by the host's clock. */
+/* Calls once() n times in a row, and returns the median microseconds of one call, by the host's clock. */
 template <class Once>
 static double microseconds(int n, Once once) {
     std::vector<double> each;
@@ -415,8 +432,9 @@ static void print_launches(void) {
     CUDA(cudaStreamDestroy(stream));
 }
 
-/* Microseconds of a small copy that is posted behind a large one in pieces, on a stream of its own; piece 0: alone. */
-static void print_small_copy(size_t piece, char *to, const char *from) {
+/* Prints the microseconds of a small copy that is posted behind a large one in parts, on a stream of its own. part: the
+ * bytes of a part; 0: the small copy alone. */
+static void print_small_copy(size_t part, char *to, const char *from) {
     enum { SMALL = 64 << 10 };
     cudaStream_t bulk, small;
     cudaEvent_t begin[2], end[2];
@@ -425,8 +443,8 @@ static void print_small_copy(size_t piece, char *to, const char *from) {
     for (cudaEvent_t *e : {&begin[0], &begin[1], &end[0], &end[1]}) CUDA(cudaEventCreate(e));
     for (int r = -1; r < RUNS; r++) {
         CUDA(cudaEventRecord(begin[0], bulk));
-        for (size_t at = 0; piece && at < LINK; at += piece)
-            CUDA(cudaMemcpyAsync(to + at, from + at, piece, cudaMemcpyDefault, bulk));
+        for (size_t at = 0; part && at < LINK; at += part)
+            CUDA(cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDefault, bulk));
         CUDA(cudaEventRecord(end[0], bulk));
         CUDA(cudaEventRecord(begin[1], small));
         CUDA(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
@@ -434,11 +452,14 @@ static void print_small_copy(size_t piece, char *to, const char *from) {
         CUDA(cudaDeviceSynchronize());
         if (r < 0) continue;
         seconds.push_back(between(begin[1], end[1]));
-        if (piece) rates.push_back(LINK / between(begin[0], end[0]));
+        if (part) rates.push_back(LINK / between(begin[0], end[0]));
     }
-    const int mib = (int)(piece >> 20);
-    piece ? printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6) : printf("copy_64k %.1f\n", median(seconds) * 1e6);
-    if (piece) printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
+    const int mib = (int)(part >> 20);
+    if (part) {
+        printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
+        printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
+    } else
+        printf("copy_64k %.1f\n", median(seconds) * 1e6);
     for (cudaEvent_t e : {begin[0], begin[1], end[0], end[1]}) CUDA(cudaEventDestroy(e));
     for (cudaStream_t s : {bulk, small}) CUDA(cudaStreamDestroy(s));
 }
@@ -447,11 +468,14 @@ static void print_waits(void) {
     const size_t bytes = LINK + (1 << 20);
     print_launches();
     char *on_gpu = (char *)device_memory(bytes, 1, 1), *pinned = (char *)pinned_memory(bytes, on_gpu);
-    for (size_t piece : {0, 16, 4}) print_small_copy(piece << 20, on_gpu, pinned);
+    for (size_t part : {0, 16, 4}) print_small_copy(part << 20, on_gpu, pinned);
     CUDA(cudaFreeHost(pinned));
     CUDA(cudaFree(on_gpu));
     char *own = (char *)aligned_alloc(4096, MEMORY);
-    if (!own) fprintf(stderr, "bench_gpu: no memory to register\n"), exit(1);
+    if (!own) {
+        fprintf(stderr, "bench_gpu: no memory to register\n");
+        exit(1);
+    }
     std::fill(own, own + MEMORY, 1);
     const double begin = seconds_now();
     CUDA(cudaHostRegister(own, MEMORY, cudaHostRegisterDefault));
@@ -484,8 +508,10 @@ int main(int argc, char **argv) {
         {"copies", print_copies}, {"products", print_products}, {"kernels", print_kernels}, {"waits", print_waits}};
     setvbuf(stdout, NULL, _IOLBF, 0); /* what was measured stays when something later is cut off */
     for (int a = 1; a < argc; a++)
-        if (std::none_of(std::begin(parts), std::end(parts), [&](const auto &p) { return !strcmp(p.name, argv[a]); }))
-            fprintf(stderr, "bench_gpu: no part %s; there are copies, products, kernels and waits\n", argv[a]), exit(2);
+        if (std::none_of(std::begin(parts), std::end(parts), [&](const auto &p) { return !strcmp(p.name, argv[a]); })) {
+            fprintf(stderr, "bench_gpu: no part %s; there are copies, products, kernels and waits\n", argv[a]);
+            exit(2);
+        }
     for (const auto &p : parts) {
         bool wanted = argc < 2;
         for (int a = 1; a < argc; a++) wanted = wanted || !strcmp(p.name, argv[a]);

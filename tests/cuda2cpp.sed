@@ -1,5 +1,5 @@
-# Rewrites the two pieces of CUDA syntax that C++ cannot express, for cuda_cpu.h; lines keep their numbers.
-# One launch a line, from the kernel's name to the parenthesis after >>>.
+# Rewrites, for cuda_cpu.h, the two constructs of CUDA that C++ cannot express. Lines keep their numbers.
+# A launch must stand on one line, from the kernel's name to the parenthesis after >>>.
 # kernel<N><<<grid, block, shared, stream>>>(args)  ->  cuda_cpu::launch("kernel<N>", kernel<N>, grid, ...)(args)
 s/([A-Za-z_][A-Za-z_0-9]*)(<[^<>;]*>)? *<<<(.*)>>> *\(/cuda_cpu::launch("\1\2", \1\2, \3)(/
 # extern __shared__ float s[];  ->  float *s = (float *)cuda_cpu::dynamic_shared();

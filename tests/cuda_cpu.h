@@ -6,7 +6,7 @@
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
  * variable of that thread. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
- * are tagged, so that the host cannot follow them, and kernels get them untagged as arguments, as views of an op too.
+ * are tagged, so that the host cannot follow them, and kernels get them untagged, as arguments and in the views of an op.
  *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
  * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
  *   An asynchronous copy into shared memory leaves NaN there until it is waited for. What cudaMemcpy brings to the device
@@ -78,8 +78,8 @@
 #else
 #define CUDA_CPU_TSAN(...)
 #endif
-/* The machinery, which TSan must not judge: it runs on all fibers. What touches no memory of a kernel needs no check at
- * all. */
+/* UNSEEN is for the machinery, which runs on all fibers, so that TSan must not judge it. UNCHECKED is for code that touches
+ * no memory of a kernel and needs no check at all. */
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
 #define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
@@ -153,14 +153,14 @@ enum { MOST_COPIES = 32 };
 struct Thread { /* a CUDA thread */
     Context context;
     uint3 idx;
-    int lane;
+    int in_warp;
     State state;
     int line;      /* of the barrier or warp operation where it waits */
     unsigned mask; /* the operands and the result of a warp operation */
     WarpOp op;
     int src;
     uint64_t in, out;
-    const uint16_t *row; /* of matrices in shared memory: the one that this lane has read */
+    const uint16_t *row; /* of matrices in shared memory: the one that this thread has read */
     unsigned *m;         /* and its part of them */
     unsigned a[4], b[2]; /* its parts of d += a b */
     float d[4];
@@ -170,7 +170,7 @@ struct Thread { /* a CUDA thread */
         int group;
     } copy[MOST_COPIES]; /* asynchronous ones that it has not waited for */
     int copies, groups;
-    unsigned arrived; /* in the first thread of a warp: its lanes that are at a warp operation */
+    unsigned arrived; /* in the first thread of a warp: a bit for each thread that is at a warp operation */
     long roundings;   /* to halves: how the work of a block is shared */
     int phase;        /* in the first thread of a mask: its syncs so far */
     char sync[2];     /* their addresses stand for these, of which one ends while the next begins */
@@ -187,7 +187,7 @@ struct Block { /* what this OS thread is running */
 };
 static thread_local Block blk;
 
-/* In this pass; null when it is over. */
+/* Returns the next thread that is ready in this pass, or null when the pass is over. */
 CUDA_CPU_UNCHECKED Thread *next_ready() {
     while (++blk.position < blk.n) {
         Thread *t = &blk.threads[blk.index];
@@ -207,7 +207,7 @@ CUDA_CPU_UNSEEN void suspend(State why) {
     switch_context(&me->context, next ? &next->context : &blk.scheduler);
 }
 
-/* Not inlined, as the next kernel's OS thread may be another one, whose blk lies elsewhere. */
+/* It is not inlined, as the next kernel's OS thread may be another one, whose blk lies elsewhere. */
 __attribute__((noinline)) CUDA_CPU_UNSEEN void run_thread() {
     CUDA_CPU_TSAN(__tsan_acquire(&blk.start));
     (*blk.kernel)();
@@ -227,7 +227,7 @@ inline void create_fiber(Context *c) {
     CUDA_CPU_TSAN(c->size *= 4);
     c->stack = (char *)aligned_alloc(64, c->size);
     if (!c->stack) complain(true, "no memory for fibers");
-    /* Not all at the same place of their pages, which would share a few lines of the caches. */
+    /* Stacks begin at different places of their pages, since equal places would share a few lines of the caches. */
     static std::atomic<unsigned> fibers;
     void **top = (void **)(c->stack + c->size - fibers.fetch_add(1, std::memory_order_relaxed) % 16 * 1088);
     std::fill(top - 8, top, nullptr);
@@ -247,7 +247,7 @@ inline void create_fiber(Context *c) {
     abort();
 }
 
-/* A walk over 0..n-1, modulo n. */
+/* Chooses a walk over 0..n-1, modulo n. */
 inline void choose_order(int n, int *first, int *stride) {
     *first = settings.random ? rand() % n : settings.reverse ? n - 1 : 0;
     *stride = settings.reverse ? n - 1 : 1;
@@ -256,14 +256,14 @@ inline void choose_order(int n, int *first, int *stride) {
     while (std::gcd(*stride, n) != 1);
 }
 
-inline std::atomic<long> most_roundings; /* of a thread of the kernels since it was last asked for */
+inline std::atomic<long> most_roundings; /* the most of one thread in the kernels since this was last asked for */
 
 CUDA_CPU_UNSEEN void run_block() {
     blk.done = 0;
     for (int i = 0, x = blockDim.x, y = blockDim.y; i < blk.n; i++) {
         Thread *t = &blk.threads[i];
         t->idx = {unsigned(i % x), unsigned(i / x % y), unsigned(i / (x * y))};
-        t->state = READY, t->lane = i % 32, t->line = 0, t->arrived = 0, t->roundings = 0;
+        t->state = READY, t->in_warp = i % 32, t->line = 0, t->arrived = 0, t->roundings = 0;
     }
     CUDA_CPU_TSAN(__tsan_release(&blk.start));
     while (blk.done < blk.n) {
@@ -284,10 +284,10 @@ CUDA_CPU_UNSEEN void run_block() {
     if (most > most_roundings) most_roundings = most; /* of concurrent kernels either; the grades ask about one alone */
 }
 
-/* Memory as the device hands it out: NaN in all float types. TSan, for which a memset is dear, need not see it. */
+/* Fills memory as the device hands it out: NaN in all float types. TSan, for which a memset is slow, need not see it. */
 inline void poison(void *p, size_t n) { asm volatile("rep stosb" : "+D"(p), "+c"(n) : "a"(0xff) : "memory"); }
 
-/* This OS thread will run blocks with these threads. */
+/* Makes this OS thread run blocks with these threads. */
 inline void open_block(Thread *threads) {
     blk.threads = threads;
     CUDA_CPU_TSAN(blk.scheduler.tsan = __tsan_get_current_fiber());
@@ -318,7 +318,7 @@ inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_byte
 // ---------------------------------------------------------------------------------------------------------------
 
 inline void *dynamic_shared() { return blk.shared; }
-inline int lane_id() { return blk.cur->lane; }
+inline int in_warp() { return blk.cur->in_warp; }
 
 CUDA_CPU_UNSEEN void sync_threads(int line) {
     CUDA_CPU_TSAN(char *edge = &blk.barrier[blk.phase & 1]; __tsan_release(edge));
@@ -327,47 +327,48 @@ CUDA_CPU_UNSEEN void sync_threads(int line) {
     CUDA_CPU_TSAN(__tsan_acquire(edge));
 }
 
-/* All lanes of the mask must come here. The last to come gets true, does what there is to do for all of them, and lets them
- * go. This orders nothing: where TSan shall see an order, it must be told. */
+/* All threads of the mask must come here. Returns true in the last of them, which does what there is to do for all, and
+ * lets them go. This orders nothing: where TSan shall see an order, it must be told. */
 CUDA_CPU_UNCHECKED bool last_of_warp(unsigned mask, WarpOp op, int line) {
-    Thread *me = blk.cur, *warp = me - me->lane;
+    Thread *me = blk.cur, *warp = me - me->in_warp;
     me->mask = mask, me->op = op, me->line = line;
-    warp->arrived |= 1u << me->lane;
-    if ((warp->arrived & mask) != mask || !(mask >> me->lane & 1)) {
+    warp->arrived |= 1u << me->in_warp;
+    if ((warp->arrived & mask) != mask || !(mask >> me->in_warp & 1)) {
         suspend(AT_WARP_OP);
         return false;
     }
     for (int l = 0; l < 32; l++) {
         Thread *t = &warp[l];
         if ((mask >> l & 1) && (t->mask != mask || t->line != line || t->op != op))
-            complain(true, "%s: lane %d at line %d with mask %08x cannot join lane %d at line %d with mask %08x", blk.name,
-                     l, t->line, t->mask, me->lane, line, mask);
+            complain(true,
+                     "%s: thread %d of a warp, at line %d with mask %08x, cannot join thread %d, at line %d with mask %08x",
+                     blk.name, l, t->line, t->mask, me->in_warp, line, mask);
     }
     return true;
 }
 CUDA_CPU_UNCHECKED void let_go(unsigned mask) {
-    Thread *warp = blk.cur - blk.cur->lane;
+    Thread *warp = blk.cur - blk.cur->in_warp;
     for (int l = 0; l < 32; l++)
         if (mask >> l & 1) warp[l].state = READY;
     warp->arrived &= ~mask;
 }
 
 CUDA_CPU_UNCHECKED uint64_t exchange(unsigned mask, uint64_t in, int src, int line) {
-    Thread *me = blk.cur, *warp = me - me->lane;
+    Thread *me = blk.cur, *warp = me - me->in_warp;
     me->in = in, me->src = src;
     if (!last_of_warp(mask, SHUFFLE, line)) return me->out;
     for (int l = 0; l < 32; l++) {
         if (!(mask >> l & 1)) continue;
         if (!(mask >> warp[l].src & 1))
-            complain(true, "%s, line %d: lane %d is not in the mask", blk.name, line, warp[l].src);
+            complain(true, "%s, line %d: thread %d of the warp is not in the mask", blk.name, line, warp[l].src);
         warp[l].out = warp[warp[l].src].in;
     }
     let_go(mask);
     return me->out;
 }
-/* Bit l is set where lane l of the mask says yes. */
+/* Returns a mask whose bit l is set where thread l of the mask says yes. */
 CUDA_CPU_UNCHECKED unsigned ballot(int line, unsigned mask, bool yes) {
-    Thread *me = blk.cur, *warp = me - me->lane;
+    Thread *me = blk.cur, *warp = me - me->in_warp;
     me->in = yes;
     if (!last_of_warp(mask, BALLOT, line)) return unsigned(me->out);
     unsigned all = 0;
@@ -382,13 +383,13 @@ T shfl_xor(int line, unsigned mask, T v, int x) {
     uint64_t bits = 0;
     static_assert(sizeof v <= sizeof bits);
     memcpy(&bits, &v, sizeof v);
-    bits = exchange(mask, bits, lane_id() ^ x, line);
+    bits = exchange(mask, bits, in_warp() ^ x, line);
     memcpy(&v, &bits, sizeof v);
     return v;
 }
 
 CUDA_CPU_UNSEEN void sync_warp(int line, unsigned mask = ~0u) {
-    Thread *first = blk.cur - lane_id() + (mask ? __builtin_ctz(mask) : 0);
+    Thread *first = blk.cur - in_warp() + (mask ? __builtin_ctz(mask) : 0);
     CUDA_CPU_TSAN(char *edge = &first->sync[first->phase & 1]; __tsan_release(edge));
     if (last_of_warp(mask, SYNC, line)) first->phase++, let_go(mask);
     CUDA_CPU_TSAN(__tsan_acquire(edge));
@@ -420,7 +421,8 @@ inline half to_half(float f) {
     return ::__float2half(f);
 #endif
 }
-/* Rounded once: a float takes what a half has no place for, and of what that loses the last bit keeps a trace. */
+/* Rounds once, through a float: where the float loses bits of d, its last bit is set, so that the half is not a tie by
+ * mistake. */
 inline half rounded_once(double d) {
     float f = (float)d;
     uint32_t bits;
@@ -431,7 +433,7 @@ inline half rounded_once(double d) {
 }
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
-/* a b + c; the product is exact. */
+/* Returns a b + c; the product is exact. */
 inline half2 multiply_add2(half2 a, half2 b, half2 c) {
     float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
     return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
@@ -479,28 +481,28 @@ inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); 
 // ---------------------------------------------------------------------------------------------------------------
 // Tensor cores and asynchronous copies: what device/tensor_core.h declares, from the tables of the PTX ISA
 //
-// Each lane reads and writes memory for itself, for the sanitizers to see; that orders nothing between lanes.
+// Each thread reads and writes memory for itself, for the sanitizers to see; that orders nothing between threads.
 // ---------------------------------------------------------------------------------------------------------------
 
 namespace cuda_cpu {
-/* Row and column of element i of a lane's fragment, "Matrix Fragments for mma.m16n8k16 with floating point type". */
+/* Row and column of element i of a thread's fragment, "Matrix Fragments for mma.m16n8k16 with floating point type". */
 struct Place {
     int row, col;
 };
-CUDA_CPU_UNCHECKED Place place_a(int lane, int i) {
-    return {lane / 4 + (i < 2 || (4 <= i && i < 6) ? 0 : 8), lane % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
+CUDA_CPU_UNCHECKED Place place_a(int in_warp, int i) {
+    return {in_warp / 4 + (i < 2 || (4 <= i && i < 6) ? 0 : 8), in_warp % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
 }
-CUDA_CPU_UNCHECKED Place place_b(int lane, int i) { return {lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), lane / 4}; }
-CUDA_CPU_UNCHECKED Place place_d(int lane, int i) { return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)}; }
+CUDA_CPU_UNCHECKED Place place_b(int in_warp, int i) { return {in_warp % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), in_warp / 4}; }
+CUDA_CPU_UNCHECKED Place place_d(int in_warp, int i) { return {in_warp / 4 + (i < 2 ? 0 : 8), in_warp % 4 * 2 + (i & 1)}; }
 
-/* Element i of words that have two halfs each. */
+/* Returns element i of words that have two halfs each. */
 CUDA_CPU_UNCHECKED float element(const unsigned *words, int i) {
     return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff);
 }
 
 typedef float Floats __attribute__((vector_size(32)));
 
-/* Every sum in the order of k. */
+/* Computes d += a b for a warp; every sum is in the order of k. */
 CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
     float a[16][16];
     union {
@@ -518,10 +520,10 @@ CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
         for (int i = 0; i < 4; i++) warp[l].d[i] = d.at[place_d(l, i).row][place_d(l, i).col];
 }
 
-/* "ldmatrix": lane l has brought row l % 8 of matrix l / 8 and gets from each matrix two elements of row l / 4, or of the
- * transposed one. */
+/* Does "ldmatrix": thread l has brought row l % 8 of matrix l / 8 and gets from each matrix two elements of row l / 4, or
+ * of that row of the transposed matrix. */
 CUDA_CPU_UNSEEN void deal_rows(unsigned *m, const uint64_t *row, bool transposed, int line) {
-    Thread *me = blk.cur, *warp = me - me->lane;
+    Thread *me = blk.cur, *warp = me - me->in_warp;
     me->row = (const uint16_t *)row, me->m = m;
     if (!last_of_warp(~0u, LOAD, line)) return;
     for (int l = 0; l < 32; l++)
@@ -550,7 +552,7 @@ CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigne
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     for (int i = 0; i < 4; i++) me->a[i] = a[i], me->b[i / 2] = b[i / 2], me->d[i] = d[i];
     if (cuda_cpu::last_of_warp(~0u, cuda_cpu::MULTIPLY, line))
-        cuda_cpu::multiply_fragments(me - me->lane), cuda_cpu::let_go(~0u);
+        cuda_cpu::multiply_fragments(me - me->in_warp), cuda_cpu::let_go(~0u);
     for (int i = 0; i < 4; i++) d[i] = me->d[i];
 }
 inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
@@ -559,7 +561,7 @@ inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_L
 inline void load_transposed(unsigned m[4], const half *row, int line = __builtin_LINE()) {
     cuda_cpu::load_rows(m, row, true, line);
 }
-/* Nothing certain is there until the wait: NaN, and only then what was asked for. */
+/* Writes NaN, since until the wait nothing certain is there. wait_for_copies writes what was asked for. */
 inline void copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     cuda_cpu::check_aligned(to, line), cuda_cpu::check_aligned(from, line);
@@ -595,7 +597,7 @@ inline float power_of_2(float x) {
 // ---------------------------------------------------------------------------------------------------------------
 
 namespace cuda_cpu {
-/* Set once. What precedes set() precedes what follows wait(). */
+/* A flag that is set once. All that precedes set() comes before all that follows wait(). */
 struct Flag {
     int value = 0;
 
@@ -614,7 +616,8 @@ struct Op {
     Op *next = nullptr;
     Flag has_next{};
 };
-/* One cudaEventRecord. It serves for another one when nobody uses it: its event as the latest, its stream, who waits. */
+/* One cudaEventRecord. Its users are its event, while it is the latest, its stream, and whoever waits. It is used again for
+ * another one when it has no users. */
 struct Record {
     Flag done;
     int64_t when = 0;
@@ -699,13 +702,13 @@ struct CUevent_st {
     std::deque<cuda_cpu::Record> records{}; /* as many as are in use at once */
     cuda_cpu::Record *latest = nullptr;
 
-    /* The latest recording, in use by the caller; null when there is none. */
+    /* Returns the latest recording, in use by the caller; null when there is none. */
     cuda_cpu::Record *use() {
         std::lock_guard<std::mutex> guard(lock);
         if (latest) latest->use(1);
         return latest;
     }
-    /* A new one, in use by the event and the caller. */
+    /* Returns a new recording, in use by the event and the caller. */
     cuda_cpu::Record *record() {
         std::lock_guard<std::mutex> guard(lock);
         if (latest) latest->use(-1);
@@ -717,7 +720,7 @@ struct CUevent_st {
         latest->use(2);
         return latest;
     }
-    /* Whether all that was recorded is done; at what time. */
+    /* Returns true if all that was recorded is done, and in *when its time. */
     bool is_done(int64_t *when) {
         std::lock_guard<std::mutex> guard(lock);
         if (latest && !latest->done.is_set()) return false;
@@ -764,14 +767,14 @@ T *untag(T *p) {
 }
 inline size_t capacity() { return size_t(env_number("CUDA_CPU_MEM_MB", 2048)) << 20; }
 
-/* Whether [p, p+n) lies in one allocation, of whatever kind. */
+/* Returns true if [p, p+n) lies in one allocation, of whatever kind. */
 inline bool allocated(const void *p, size_t n) {
     std::shared_lock<std::shared_mutex> guard(host);
     auto it = allocations.upper_bound((uintptr_t)p);
     return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) &&
            n <= it->second.size - ((uintptr_t)p - it->first);
 }
-/* Whether p lies within memory of the host that is pinned. */
+/* Returns true if p lies within memory of the host that is pinned. */
 inline bool begins_pinned(const void *p) { return !is_device(p) && allocated(p, 1); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     std::lock_guard<std::shared_mutex> guard(host);
@@ -818,12 +821,20 @@ extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
 extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
 long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
+/* Notes the size of a copy in cuda_cpu_largest. Several threads may post copies at a time; this orders nothing between
+ * them. */
+inline void note_size(long bytes) {
+    long largest = __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED);
+    while (largest < bytes &&
+           !__atomic_compare_exchange_n(&cuda_cpu_largest, &largest, bytes, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-/* One copy engine each way. */
+/* Sleeps as long as the bytes take on the link, which has one copy engine each way. */
 inline void throttle(size_t bytes, bool to_device) {
     static std::atomic<int64_t> busy_until[2];
     if (settings.bytes_per_ns <= 0) return;
@@ -859,11 +870,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
-    long largest = __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED); /* streams are fed by several threads */
-    while (s && largest < long(width * height) &&
-           !__atomic_compare_exchange_n(&cuda_cpu_largest, &largest, long(width * height), false, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED))
-        continue;
+    if (s) note_size(width * height);
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
@@ -883,7 +890,7 @@ T *argument(const char *name, T *p) {
     if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
     return untag(p);
 }
-/* An op's pointers are the addresses of its views. Other structs have none. */
+/* Untags the pointers of an op, which are the addresses of its views. Other structs have none. */
 template <class T>
 auto untag_views(const char *name, T &op, int) -> decltype((void)op.view[0].at) {
     for (auto &view : op.view) view.at = argument(name, view.at);
@@ -1131,7 +1138,7 @@ struct Preference {
 static_assert(sizeof(Product) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) &&
               sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
-/* What a cublasLtMatmulAlgo_t holds: the problem that it was found for, and what that may rely on. */
+/* The contents of a cublasLtMatmulAlgo_t: the problem that it was found for, and what that may rely on. */
 struct Algorithm {
     uint32_t m, n, k, ld[4], workspace;
     uint16_t align[4];
@@ -1145,7 +1152,7 @@ inline cublasStatus_t refuse(cublasStatus_t s, const char *where, const char *wh
     return s;
 }
 
-/* The problem as an Algorithm, with nothing to rely on; not known when the parts do not fit together. */
+/* Returns the problem as an Algorithm with nothing to rely on; `known` is 0 when the parts do not fit together. */
 inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
     Algorithm r{};
     bool ta = p->op_a == CUBLAS_OP_T, tb = p->op_b == CUBLAS_OP_T;
@@ -1161,7 +1168,7 @@ inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, con
 
 enum { ROWS = 16, COLS = 4 }; /* of a tile of D; ROWS are two Floats */
 
-/* d[col][row] = a[k][row] b[k][col] summed over k in its order, each element for itself. */
+/* Computes d[col][row] = the sum of a[k][row] b[k][col] over k, in the order of k, each element for itself. */
 CUDA_CPU_UNCHECKED void multiply_panels(float *d, const float *a, const float *b, size_t k) {
     Floats sum[COLS][2] = {};
     for (size_t i = 0; i < k; i++)
@@ -1172,8 +1179,8 @@ CUDA_CPU_UNCHECKED void multiply_panels(float *d, const float *a, const float *b
     for (int c = 0; c < COLS; c++) ((Floats *)d)[2 * c] = sum[c][0], ((Floats *)d)[2 * c + 1] = sum[c][1];
 }
 
-/* panel[i][r] = op(m)[first + r][i] for i < k, r < width, or zero where that is outside of `all`. m's stored columns are
- * runs along k if along is true, else across it. */
+/* Sets panel[i][r] to op(m)[first + r][i] for i < k, r < width, or to zero where that is outside of `all`. m's stored
+ * columns are runs along k if along is true, else across it. */
 inline void fill_panel(float *panel, const half *m, size_t ld, bool along, size_t first, size_t all, size_t k,
                        size_t width) {
     size_t n = std::min(width, all - first);
@@ -1228,7 +1235,7 @@ inline void run_product(const Algorithm &q, float alpha, const half *a, const ha
     }
 }
 
-/* Why a matrix may not be used, or null. */
+/* Returns why a matrix may not be used, or null. */
 inline const char *matrix_fault(const void *p, const Layout *l, uint32_t align) {
     if (!is_device(p) || !allocated(p, l->bytes())) return "a matrix is not within a device allocation";
     if ((uintptr_t)p % align || (uintptr_t)p % l->element()) return "an address is less aligned than was promised";
@@ -1240,7 +1247,7 @@ inline bool overlap(const void *p, size_t n, const void *q, size_t m) {
     return (uintptr_t)p < (uintptr_t)q + m && (uintptr_t)q < (uintptr_t)p + n;
 }
 
-/* An attribute's value, which must have the size of what it goes to. */
+/* Sets an attribute, whose value must have the size of what it goes to. */
 template <class T>
 cublasStatus_t set(T *to, const void *from, size_t size) {
     if (size != sizeof *to) return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLt", "an attribute of another size");
@@ -1290,7 +1297,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulPreferenceSetAttribute", "not emulated");
 }
 
-/* Has one answer. An epilogue for results that are not 16-byte aligned it has not, for its callers to do without. */
+/* Gives one answer, or none for an epilogue with results that are not 16-byte aligned, so that callers must do without. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int asked,
@@ -1357,7 +1364,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
 }
 }  // namespace cuda_cpu
 
-/* The toolkit's headers have this for nvcc only. */
+/* The toolkit's headers have this function for nvcc only. */
 template <class... P>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, void (*kernel)(P...)) {
     return cudaFuncGetAttributes(a, (const void *)kernel);
