@@ -14,7 +14,8 @@
  *   Memory   Most of the traffic is K, V and the weights. Kernels read these once, and 16 bytes at
  * a time where the length of a row allows it (`wide`).
  *   Threads   A thread's place in its warp is `in_warp`. Four neighbouring threads are a quad:
- * `quad` is in_warp / 4, `in_quad` is in_warp % 4. Read next: cost/profile.c. */
+ * `quad` is in_warp / 4, `in_quad` is in_warp % 4.
+ * Read next: cost/profile.c. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

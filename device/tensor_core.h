@@ -6,7 +6,8 @@
  * place of a thread in its warp, r is l / 4 and c is l % 4 * 2. A word holds two halfs, the first
  * in its low bits. The layouts are those of the PTX ISA, under "Matrix Fragments for mma.m16n8k16"
  * and "ldmatrix". All threads of a warp must call multiply_add and load_... together.
- * tests/cuda_cpu.h has the same functions for a CPU. Read next: flexgen.cu. */
+ * tests/cuda_cpu.h has the same functions for a CPU.
+ * Read next: flexgen.cu. */
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
