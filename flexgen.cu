@@ -187,7 +187,7 @@ struct CudaGpu : Gpu {
     int places;         /* two blocks on each multiprocessor */
     int packed_most;    /* the last of packed_kernels that shared memory is large enough for */
     int *not_finite;    /* Gpu.bad, in pinned memory: kernels write it, the host reads it */
-    char *pinned;       /* `pinned_bytes` of the host, pinned in ranges of pin_piece */
+    char *pinned;       /* `pinned_bytes` of the host, pinned in ranges of pin_part */
     size_t pinned_bytes;
 };
 
@@ -1931,7 +1931,7 @@ static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
  * if p is not pinned. */
 static size_t before_border(const CudaGpu *g, const void *p) {
     size_t at = (size_t)((const char *)p - g->pinned); /* wraps around if p lies before it */
-    return at < g->pinned_bytes ? g->pin_piece - at % g->pin_piece : SIZE_MAX;
+    return at < g->pinned_bytes ? g->pin_part - at % g->pin_part : SIZE_MAX;
 }
 
 /* Copies contiguous rows in parts, so that on a link that takes one copy at a time a slab of
@@ -2062,13 +2062,13 @@ static void gpu_unpin(Gpu *gpu, void *host) {
     g->pinned_bytes = 0;
 }
 
-/* Pins memory in ranges of pin_piece bytes. If one fails, those before it are unpinned. */
+/* Pins memory in ranges of pin_part bytes. If one fails, those before it are unpinned. */
 static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
     CudaGpu *g = cuda(gpu);
     cudaError_t e = cudaSuccess;
     CHECK(!g->pinned_bytes);
     for (g->pinned = (char *)host; g->pinned_bytes < bytes && !e;) {
-        size_t n = std::min(bytes - g->pinned_bytes, g->pin_piece);
+        size_t n = std::min(bytes - g->pinned_bytes, g->pin_part);
         e = cudaHostRegister(g->pinned + g->pinned_bytes, n, cudaHostRegisterDefault);
         if (!e)
             g->pinned_bytes += n;
@@ -2256,7 +2256,7 @@ static int open_memory(CudaGpu *g, Error *err) {
             return -1;
     }
     g->max_head = TILES_MAX * TILE;
-    g->pin_piece = PINNED_AT_ONCE;
+    g->pin_part = PINNED_AT_ONCE;
     /* CUDA does not tell the size of the context; it is what is in use now, or, where others use
      * the GPU too, at most `most` of that. */
     g->overhead = std::min(gpu_in_use(g), most);
