@@ -269,7 +269,7 @@ static double seconds_of(Make make) {
             fprintf(stderr, "bench_gpu: %s\n", err.text);
             exit(1);
         }
-        if (r >= 0) seconds.push_back(gpu->took(gpu, PROJECT, 0, 0) / TIMES);
+        if (r >= 0) seconds.push_back(gpu->call->took(gpu, PROJECT, 0, 0) / TIMES);
     }
     return median(seconds);
 }
