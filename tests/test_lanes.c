@@ -269,7 +269,7 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }
-    for (int i = 0; i < 2 * READS; i++) {
+    for (int i = 0; i < 2 * TIMES; i++) {
         const Op op = op_copy((Call){.lane = lane[i % 2], .kind = OTHER}, &(Move){to[i], from[i % 2]}, 1);
         last[i % 2] = device->post(device, &op);
     }
