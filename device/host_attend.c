@@ -156,9 +156,9 @@ INLINE float exponentiate(float *score, int n, const int room, float *m) {
 
 /* Turns n scores of a block into weights, and rescales what was seen before. */
 static void softmax_block(float *score, int n, Seen *seen, float *o, int hd) {
-    const float before = seen->m;
-    const float sum = exponentiate(score, n, BLOCK, &seen->m);
-    const float scale = v_exp(v_set(before - seen->m))[0];
+    float before = seen->m;
+    float sum = exponentiate(score, n, BLOCK, &seen->m);
+    float scale = v_exp(v_set(before - seen->m))[0];
     if (scale != 1)
         for (int d = 0; d < hd; d += VL)
             v_store(o + d, v_load(o + d) * scale);

@@ -107,10 +107,10 @@ void arenas_close(Arenas *a);
 // host.c, host_linear.c, host_attend.c
 // -------------------------------------------------------------------------------------------------
 
-/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
+/* Carries out any op except copies, fetches and those of a pipeline; its views have addresses. */
 void host_run(const Op *op);
 
-/* The ops of these names (device.h), of the files beside host.c. */
+/* Carry out the ops of these names (device.h); they are in the files beside host.c. */
 void host_linear(const Op *op);
 void host_attend_prefill(const Op *op);
 void host_attend(const Op *op);
