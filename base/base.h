@@ -1,5 +1,5 @@
-/* base.h: what every file uses: errors, small numbers, the clock, halfs, random numbers, threads,
- * and what differs between systems. For C, C++ and CUDA; it knows nothing of models.
+/* base.h: declares what every file uses: errors, small numbers, the clock, halfs, random numbers,
+ * threads, and what differs between systems. For C, C++ and CUDA; it knows nothing of models.
  *
  * Two kinds of trouble exist. A bug of ours aborts with file and line (CHECK). A fault of the
  * outside world (a checkpoint, a prompt file, a disk, a flag) becomes one line for a person in an
@@ -36,6 +36,7 @@ enum {
     EXIT_SIGNAL = 128 /* and the signal's number */
 };
 
+/* A fault, as one line for a person. */
 typedef struct {
     int code; /* exit status this fault asks for: EXIT_FAILED, or EXIT_USAGE for wrong use and "does
                  not fit" */
@@ -56,12 +57,12 @@ __attribute__((format(printf, 3, 4))) static inline int fail(Error *err, int cod
     return -1;
 }
 
-/* The same error, of a stage of a pipeline. */
+/* Fills err with the error `why` of a stage of a pipeline, and returns -1. */
 static inline int fail_of_stage(Error *err, int stage, const Error *why) {
     return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
 }
 
-/* Why pthread_create has not made a thread. */
+/* Reports that pthread_create has failed with the error number `why`. Returns -1. */
 static inline int fail_to_start(Error *err, int why) {
     return fail(err, EXIT_FAILED,
                 "cannot start a thread: %s; raise ulimit -u or -v, or the control group's pids "
@@ -70,10 +71,10 @@ static inline int fail_to_start(Error *err, int why) {
                 strerror(why));
 }
 
-/* Who speaks to the user; in a pipeline it is "flexgen: stage 1". */
+/* The name that begins a message to the user; in a pipeline it is "flexgen: stage 1". */
 __attribute__((weak)) const char *speaker = "flexgen";
 
-/* A condition that only a bug of ours can break. */
+/* Aborts unless `cond` holds, which only a bug of ours can break. */
 #define CHECK(cond)                                                                      \
     do {                                                                                 \
         if (!(cond)) {                                                                   \
@@ -90,7 +91,8 @@ static inline void *out_of_memory(size_t count, size_t size) {
     exit(EXIT_FAILED);
 }
 
-/* Small allocations (never the tiers): out of memory here is the end. Zeroed. */
+/* Allocates zeroed memory for small things, never for the tiers; ends the program if there is none.
+ */
 static inline void *xcalloc(size_t count, size_t size) {
     void *p = calloc(count ? count : 1, size ? size : 1);
     return p ? p : out_of_memory(count, size);
@@ -112,7 +114,7 @@ static inline char *xstrdup(const char *s) {
 // Numbers, the clock
 // -------------------------------------------------------------------------------------------------
 
-/* Before a function that GPUs run as well. */
+/* Stands before a function that GPUs run as well. */
 #ifdef __CUDACC__
 #define HOST_AND_GPU __host__ __device__
 #else
@@ -128,10 +130,10 @@ HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
 static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
 static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
 
-/* The ending of a noun behind a count: "1 token", "2 tokens". */
+/* Returns the ending of a noun behind a count: "1 token", "2 tokens". */
 static inline const char *plural(double n) { return n == 1 ? "" : "s"; }
 
-/* Seconds of CLOCK_MONOTONIC. */
+/* Returns the seconds of CLOCK_MONOTONIC. */
 static inline double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -143,7 +145,7 @@ static inline struct timespec timespec_at(double seconds) {
     t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
     return t;
 }
-/* A condition whose timed waits end by that clock. */
+/* Opens a condition whose timed waits end by CLOCK_MONOTONIC. */
 static inline void cond_open(pthread_cond_t *cond) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -152,7 +154,7 @@ static inline void cond_open(pthread_cond_t *cond) {
     pthread_condattr_destroy(&monotonic);
 }
 
-/* Bytes of a path, with its end. */
+/* Bytes of a path, with its closing 0, at most. */
 enum { MAX_PATH = 4096 };
 
 // -------------------------------------------------------------------------------------------------
@@ -206,11 +208,10 @@ static inline f16 f32_to_f16(float x) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Hashes. Random numbers are hashes of what they are drawn for, so that nothing else can change
-// them
+// Hashes. A random number is the hash of what it is drawn for, so that nothing else can change it.
 // -------------------------------------------------------------------------------------------------
 
-/* Number n of the splitmix64 generator that began with this seed. */
+/* Returns number n of the splitmix64 generator that begins with this seed. */
 static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
     uint64_t z = seed + n * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -218,7 +219,7 @@ static inline uint64_t splitmix64(uint64_t seed, uint64_t n) {
     return z ^ (z >> 31);
 }
 
-/* FNV-1a of bytes, behind what `hash` stands for already. */
+/* Returns the FNV-1a hash of n bytes that follow those of which `hash` is the hash. */
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
     for (const uint8_t *b = (const uint8_t *)bytes, *end = b + n; b < end; b++)
         hash = (hash ^ *b) * 0x100000001B3ull;
@@ -226,7 +227,7 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
 }
 enum { HASH_START = 0x2545F491 };
 
-/* Uniform in [0, 1): what decides about the token at `pos` of a prompt. */
+/* Returns a number, uniform in [0, 1), that decides about the token at `pos` of a prompt. */
 static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
     uint64_t hash =
         splitmix64(splitmix64(splitmix64(seed, 1) ^ (uint32_t)prompt, 1) ^ (uint32_t)pos, 1);
@@ -237,35 +238,35 @@ static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
 // team.c: the threads that compute
 // -------------------------------------------------------------------------------------------------
 
-/* Threads that compute from now on: the one that calls and those that help it, which are started
- * here. 0 asks for all the processors that this process may use. Returns the number, which is less
- * where the system does not let so many be started. Before the first call it is 1. Not while
+/* Sets how many threads compute from now on: the caller's, and helpers, which are started here. 0
+ * asks for one per processor that this process may use. Returns the number, which is less if the
+ * system does not let so many start. Before the first call it is 1. Must not be called while
  * anybody computes. */
 int host_set_threads(int threads);
-int host_processors(void);      /* those that this process may run on */
-int host_threads(void);         /* that number */
-int host_threads_missing(void); /* by how much it is less than what was asked for */
+int host_processors(void);      /* the processors that this process may run on */
+int host_threads(void);         /* the threads that compute */
+int host_threads_missing(void); /* how many fewer they are than was asked for */
 
-/* Does numbers first .. first+n-1 of a loop. */
+/* Carries out rounds first .. first+n-1 of a loop. */
 typedef void (*LoopPart)(const void *what, int first, int n);
 
-/* Calls part(what, ...) for all of 0 .. count-1, dealt to whoever of the team is free, and returns
- * when all is done. Which thread does which must not matter. Any thread may call at any time, and
- * loops of several callers run side by side. work: how many multiplications it is (or as much of
- * something else); little is done by the caller alone, at once. */
+/* Calls part(what, ...) for all of 0 .. count-1, divided among the caller and the threads of the
+ * team that are free, and returns when all is done. It must not matter which thread does which
+ * part. Any thread may call at any time, and loops of several callers run side by side. work: how
+ * many multiplications the loop is (or as much of something else); a loop of little work is done by
+ * the caller alone, at once. */
 void host_share(double work, int count, LoopPart part, const void *what);
 
-/* This thread's working memory, at least that many floats with anything in them, the first at the
- * beginning of a cache line. It grows to the largest need, so a steady loop allocates nothing; it
- * is freed when the thread ends. Valid until the thread asks again. */
+/* Returns this thread's working memory: at least so many floats, not initialized, from the
+ * beginning of a cache line. It grows to the largest need, so a steady loop allocates nothing, and
+ * is freed when the thread ends. It is valid until the thread asks again. */
 float *scratch(size_t floats);
 
 // -------------------------------------------------------------------------------------------------
 // os.c: what this process may have
 // -------------------------------------------------------------------------------------------------
 
-/* What the machine, the control groups and the limits of this process leave it: whichever is least.
- */
+/* The least that the machine, the control groups and the limits of this process leave it. */
 typedef struct {
     size_t memory;  /* bytes that it may still take */
     size_t address; /* bytes of address space alone, to which mapped files count too; SIZE_MAX:
@@ -273,14 +274,14 @@ typedef struct {
     int processors; /* whole processors that the quotas of CPU come to, at least one; INT_MAX: there
                        is no quota */
 } Allowance;
-/* Asks for it, when so many threads are still to be started. root: where /proc and /sys are, "" but
- * in tests. */
+/* Returns the allowance of this process, when so many threads are still to be started. root: the
+ * directory that holds /proc and /sys, "" except in tests. */
 Allowance process_allowance(const char *root, int threads);
-/* Whether files in the directory are memory (tmpfs), which they take from their process's control
- * groups. */
+/* Returns true if files in the directory are memory (tmpfs), which counts in the control groups of
+ * their process. */
 bool memory_holds(const char *dir);
-/* The most bytes of memory that this process has had at once, since memory_restart if that is
- * possible. */
+/* Returns the most bytes of memory that this process has had at once, since memory_restart if the
+ * system can restart the count. */
 size_t memory_peak(void);
 void memory_restart(void);
 
@@ -288,11 +289,13 @@ void memory_restart(void);
 // os.c: SIGINT, SIGTERM and SIGHUP
 // -------------------------------------------------------------------------------------------------
 
-/* From now on the first of them is noted, and a second one ends the program at once. */
+/* Catches these signals: the first one is noted, and a second one ends the program at once. */
 void stop_catch(void);
-/* Where the number of the noted one is, or 0. To be read atomically. */
+/* Returns where the number of the noted signal is, or 0; it must be read atomically. */
 const int *stop_signal(void);
-/* -1 and err (EXIT_SIGNAL and more): "stopped by SIGINT", and what there is to say about it. */
+/* Returns -1 and fills err (code EXIT_SIGNAL + signal) with "stopped by SIGINT" and the text
+ * `what`.
+ */
 int stop_fail(Error *err, const char *what);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* os.c: what this process may have of the machine: memory, address space and processors.
+/* os.c: asks the system how much memory, address space and how many processors this process may
+ * have, and notes the signals that end a run in order.
  *
  * The machine, each control group that the process is in, and the limits of the process itself
  * (ulimit) each leave so much; the least counts. A control group is a directory with its limits and
@@ -25,9 +26,8 @@ static FILE *open_at(const char *dir, const char *name) {
     return fopen(path, "re");
 }
 
-/* Returns the number behind key, at the beginning of a line of the file dir/name; SIZE_MAX if there
- * is none, or a larger.
- */
+/* Returns the number behind `key` at the beginning of a line of the file dir/name; SIZE_MAX if
+ * there is none, or a larger one. */
 static size_t file_number(const char *dir, const char *name, const char *key) {
     char line[256];
     size_t value = SIZE_MAX;
@@ -198,10 +198,9 @@ void memory_restart(void) {
 // SIGINT, SIGTERM and SIGHUP
 // -------------------------------------------------------------------------------------------------
 
-/* os.c: SIGINT, SIGTERM and SIGHUP end a run in order. */
+static int caught; /* the number of the first signal; 0: none */
 
-static int caught;
-
+/* Notes the first signal; a second one ends the program at once. */
 static void note(int signal) {
     if (__atomic_exchange_n(&caught, signal, __ATOMIC_RELAXED))
         _exit(EXIT_SIGNAL + signal);

@@ -1,6 +1,6 @@
-/* simd.h: a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that 4-bit
- * codes stand for. For host*.c and quant.c alone; everything is inlined. Operators work on vectors
- * as they are; what C cannot say is in these few functions. */
+/* simd.h: defines a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that
+ * 4-bit codes stand for. Only host*.c and quant.c use it; everything is inlined. C's operators work
+ * on these vectors; these few functions do what C cannot say. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"
@@ -33,9 +33,9 @@ typedef f16 VH __attribute__((vector_size(VL * 2)));
 typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
-/* The 16 numbers of a group of 4-bit codes (quant.c): a table that stays in registers. AVX2 looks
- * up 16 bytes as fast as 8 floats among 8, so it keeps the lower and the upper bytes of the numbers
- * as halves. */
+/* The 16 numbers that the 4-bit codes of a group stand for (quant.c), as a table that stays in
+ * registers. AVX2 looks up 16 bytes as fast as 8 floats among 8, so it keeps the numbers as halves,
+ * their lower and their upper bytes apart. */
 typedef struct {
 #if VL == 8
     __m128i lower, upper;
@@ -44,7 +44,7 @@ typedef struct {
 #endif
 } Table;
 
-/* v, in a register. */
+/* Returns v, and keeps the compiler from loading it again. */
 INLINE V v_hold(V v) {
 #if VL == 16
     __asm__("" : "+v"(v));
@@ -59,10 +59,10 @@ INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
-// What each instruction set has its own words for. v_fold adds the quarters of a vector, as a tree.
-// Bit i of v_bits: whether lane i of a mask is set. t_keep makes a table of its numbers. t_block
-// gives 32 numbers, in order, from their 16 bytes of codes; t_look gives those whose codes are the
-// low four bits.
+// Functions that each instruction set has its own words for. v_fold adds the quarters of a vector,
+// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. t_keep makes a
+// table of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
+// looks up the numbers whose codes are the low four bits of each element.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
@@ -157,7 +157,8 @@ INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
 #endif
 
 // -------------------------------------------------------------------------------------------------
-// What follows from it. ..._part: the first n of VL numbers, zeros after them
+// Functions that follow from these. Those named ..._part load or store only the first n of VL
+// numbers; loads put zeros after them.
 // -------------------------------------------------------------------------------------------------
 
 INLINE V v_load(const float *p) {
@@ -196,8 +197,8 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
         memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
-/* Vectors of lanes of a and of b, whose lanes count from VL on: lane i is lane f(i, ...) of both.
- */
+/* Returns a vector whose element i is element f(i, ...) of a and b together, where b's count from
+ * VL on. A compiler wants these numbers as constants in the source, so they are given by macros. */
 #if VL == 16
 #define V_SHUFFLE(a, b, f, ...)                                                           \
     __builtin_shufflevector(                                                              \
@@ -215,19 +216,19 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
     __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
                             f(3, __VA_ARGS__))
 #endif
-/* n lanes of a, n of b, the next n of a ... of the lower (or upper) half of each `all` lanes. */
+/* Takes n elements of a, n of b, the next n of a ... of the lower (or upper) half of each `all`
+ * elements. */
 #define ZIPPED(i, n, all, upper)                                                             \
     ((i) / (all) * (all) + (upper) * (all) / 2 + (i) % (all) / (2 * (n)) * (n) + (i) % (n) + \
      (i) / (n) % 2 * VL)
 
-/* The sums of a lane and the one behind it by half of each `all` lanes, n of a, n of b and so on.
- */
+/* Adds the lower to the upper half of each `all` elements: n sums of a, n of b and so on. */
 #define ADD_HALVES(a, b, n, all) \
     (V_SHUFFLE(a, b, ZIPPED, n, all, 0) + V_SHUFFLE(a, b, ZIPPED, n, all, 1))
 #define XORED(i, n) ((i) ^ (n))
 
-/* Lane i: the sum of the lanes of v[i], added as v_sum adds them: those VL / 2 apart, then VL / 4
- * ... */
+/* Returns a vector whose element i is the sum of the elements of v[i], added as v_sum adds them:
+ * those VL / 2 apart, then VL / 4 ... */
 #define ADD_ALL_HALVES(v, n)       \
     UNROLL                         \
     for (int i_ = 0; i_ < n; i_++) \
@@ -244,8 +245,8 @@ INLINE V v_sums(V v[VL]) {
     return v[0];
 }
 
-/* The sums of the lanes of a, b, c and d, added alike. On the way they lie in the order a, c, b, d.
- */
+/* Returns the sums of the elements of a, b, c and d, added alike. On the way they lie in the order
+ * a, c, b, d. */
 INLINE V4 v_sum4(V a, V b, V c, V d) {
     V ab = ADD_HALVES(a, b, VL / 2, VL), cd = ADD_HALVES(c, d, VL / 2, VL),
       acbd = ADD_HALVES(ab, cd, VL / 4, VL / 2);
@@ -262,7 +263,7 @@ INLINE float v_sum(V v) {
     return (e[0] + e[2]) + (e[1] + e[3]);
 }
 
-/* Of lanes that are no NaN. */
+/* v_largest returns the largest element; none may be NaN. */
 #define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
 #if VL == 16
@@ -275,8 +276,8 @@ INLINE float v_largest(V v) {
     return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
 
-/* e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series, 2^n into
- * the exponent bits. */
+/* Returns e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series,
+ * 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
     const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
@@ -291,7 +292,7 @@ INLINE V v_exp(V x) {
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
 
-/* The numbers of a group: F16(min + scale code). The product is exact. */
+/* Makes the numbers of a group: F16(min + scale code). The product is exact. */
 INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
@@ -302,7 +303,7 @@ INLINE Table t_make(V min, V scale) {
         number[i] = v_narrow(v_fma(code[i], scale, min));
     return t_keep(number);
 }
-/* group: its min and scale, F16, come first. */
+/* t_load makes the table of a group, which begins with its min and scale, F16. */
 #define OF_PAIR(i, which) ((i) / 2 * 2 + (which))
 INLINE Table t_load(const uint8_t *group) {
     typedef int32_t Pairs __attribute__((vector_size(VL * 2)));

@@ -1,16 +1,15 @@
 /* team.c: the threads that compute.
  *
- * One team for the whole process: whoever has a loop (the lanes of the GPU, the lane of the CPU's
- * attention, the thread that loads weights) opens it, takes parts of it himself, and those of the
- * team that have nothing to do take the others. So there are never more threads that compute than
- * one a processor and those who call, and all of them find work.
+ * The whole process has one team. A thread that has a loop (a lane of the GPU, the lane of the
+ * CPU's attention, the thread that loads weights) opens the loop and takes parts of it, and the
+ * idle threads of the team take the other parts. So the threads that compute are never more than
+ * one per processor and the callers, and all of them find work.
  *
- * A layer of a small model is a dozen loops of a tenth of a millisecond, and to wake a thread that
- * sleeps takes as long. So who has nothing to do looks for new loops for a while before he sleeps,
- * and leaves his processor to anyone else who wants it meanwhile. (OpenMP has a team for each
- * thread that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a
- * millisecond took three.)
- * Read next: device/host.c. */
+ * A layer of a small model is a dozen loops of a tenth of a millisecond, and waking a sleeping
+ * thread takes as long. So an idle thread looks for new loops for a while before it sleeps, and
+ * meanwhile yields its processor to any thread that wants it. (OpenMP has a team for each thread
+ * that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a millisecond
+ * took three.) Read next: device/host.c. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -20,16 +19,16 @@
 
 #include "base/base.h"
 
-static const double ENOUGH = 1 << 17; /* multiplications that pay for others' help */
-static const double PATIENCE = 2e-4;  /* seconds before one sleeps */
+static const double ENOUGH = 1 << 17; /* multiplications above which help pays */
+static const double PATIENCE = 2e-4;  /* seconds of looking before a thread sleeps */
 
-/* A loop that is open. */
+/* An open loop. */
 typedef struct Loop {
     LoopPart part;
     const void *what;
     int count, at_once;
     atomic_int next;    /* the first number that nobody has taken */
-    atomic_int helpers; /* of the team, that are in it */
+    atomic_int helpers; /* threads of the team that are in it */
     struct Loop *other;
 } Loop;
 
@@ -57,7 +56,7 @@ static void take_parts(Loop *loop) {
         loop->part(loop->what, first, imin(loop->at_once, loop->count - first));
 }
 
-/* A loop with something left to take; NULL: none. With the lock held. */
+/* Returns a loop with something left to take, or NULL. The caller holds the lock. */
 static Loop *find_loop(void) {
     Loop *loop = team.loops;
     while (loop && atomic_load(&loop->next) >= loop->count)
@@ -65,7 +64,7 @@ static Loop *find_loop(void) {
     return loop;
 }
 
-/* Looks for a while, then sleeps. The lock is free meanwhile. */
+/* Looks for a new loop for a while, then sleeps. The lock is free meanwhile. */
 static void await_loop(void) {
     const unsigned known = atomic_load(&team.opened);
     pthread_mutex_unlock(&team.lock);
@@ -99,8 +98,8 @@ static void *help(void *unused) {
     return unused;
 }
 
-/* Nothing of the loop is left to take: nobody joins it any more, and those who are in it are about
- * to end. */
+/* Removes a loop of which nothing is left to take, so that nobody joins it any more, and waits for
+ * the helpers that are still in it. */
 static void close_loop(Loop *loop) {
     Loop **at = &team.loops;
     pthread_mutex_lock(&team.lock);
@@ -141,7 +140,7 @@ void host_share(double work, int count, LoopPart part, const void *what) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Their number
+// The number of threads
 // -------------------------------------------------------------------------------------------------
 
 int host_processors(void) {

@@ -39,7 +39,7 @@ static void host_embed(const Op *op) {
     host_share((double)op->embed.y.rows * op->embed.y.cols, op->embed.y.rows, embed_rows, op);
 }
 
-/* The sum over a row of (x - shift)^power, power 1 or 2. */
+/* Returns the sum over a row of (x - shift)^power, power 1 or 2. */
 static float row_sum(const float *x, float shift, int power, int cols) {
     V sum = {0};
     int c = 0;
@@ -89,7 +89,7 @@ static void host_unpack(const Op *op) {
 static void pack_rows(const void *pack, int first, int n) {
     const Op *op = pack;
     const Tensor packed = op->pack.packed, kv = op->pack.kv;
-    for (int r = first; r < first + n; r++) /* what is not finite poisons its group alone */
+    for (int r = first; r < first + n; r++) /* a number that is not finite makes its group NaN */
         quant_pack_heads((uint8_t *)packed.at + (size_t)r * packed.cols,
                          (const f16 *)kv.at + r * kv.ld, 2 * op->nh, op->hd);
 }
@@ -99,8 +99,7 @@ static void host_pack(const Op *op) {
     host_share(4.0 * kv.rows * kv.cols, kv.rows, pack_rows, op);
 }
 
-/* Row after row: a token's k goes to one place and its v to another, and both are written in order.
- */
+/* Writes row after row: a token's k to one place and its v to another. */
 static void append_rows(const void *append, int first, int n) {
     const Op *op = append;
     const Tensor kv = op->append.kv, pages = op->append.pages, k = op->append.k;
@@ -119,8 +118,7 @@ static void append_rows(const void *append, int first, int n) {
             memcpy(to_k, from, bytes);
             memcpy(to_v, from_v, bytes);
         }
-        for (int h = 0; op->study.bits && h < op->nh;
-             h++) { /* what is not finite poisons its group alone */
+        for (int h = 0; op->study.bits && h < op->nh; h++) {
             quant_round((f16 *)to_k + h * op->hd, 1, op->hd, op->study);
             quant_round((f16 *)to_v + h * op->hd, 1, op->hd, op->study);
         }
@@ -131,8 +129,8 @@ static void host_append(const Op *op) {
     const Tensor kv = op->append.kv;
     const double work =
         kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : (double)tensor_bytes(kv) / 2;
-    host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows,
-               op); /* that lane has no others beside it */
+    /* D_WRITE works alone, without the team's help */
+    host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows, op);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ static int pick_greedy(const float *logits, int vocab) {
     return 0;
 }
 
-/* Whether token a comes before b: more probable, or as probable with a lower id. */
+/* Returns true if token a comes before b: it is more probable, or as probable with a lower id. */
 static bool before(const float *p, int a, int b) { return p[a] > p[b] || (p[a] == p[b] && a < b); }
 
 static void heap_sink(int *heap, int n, int at, const float *p) {
@@ -168,7 +166,7 @@ static void heap_sink(int *heap, int n, int at, const float *p) {
     }
 }
 
-/* Moves the first of n tokens behind the others, and returns it. */
+/* Moves the first of n tokens behind the others and returns it. */
 static int heap_pop(int *heap, int n, const float *p) {
     int first = heap[0];
     heap[0] = heap[n - 1];
@@ -177,9 +175,9 @@ static int heap_pop(int *heap, int n, const float *p) {
     return first;
 }
 
-/* Puts the first tokens of ids[vocab] in order of probability at its END, the most probable last,
- * and returns how many: top_k, or fewer whose mass reaches top_p of what top_k left. A heap, so
- * that only what is kept gets sorted. */
+/* Sorts the most probable tokens to the END of ids[vocab], the most probable one last, and returns
+ * how many they are: top_k, or fewer whose mass reaches top_p of the mass of these top_k. It uses a
+ * heap, so that only the tokens that are kept get sorted. */
 static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, int vocab) {
     const bool cut_k = s->top_k > 0 && s->top_k < vocab;
     const int most = cut_k ? s->top_k : vocab;
@@ -222,7 +220,7 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
         if (sum > u * mass)
             return id;
     }
-    return best; /* nothing has a weight: infinities, or no numbers at all */
+    return best; /* no token has a weight: the logits are infinities or NaN */
 }
 
 static void pick_rows(const void *pick, int first, int n) {
@@ -244,7 +242,7 @@ static void host_pick(const Op *op) {
     host_share((double)logits.rows * logits.cols, logits.rows, pick_rows, op);
 }
 
-/* The sum of e^(x[i] - top): short sums in float, and these in double. */
+/* Returns the sum of e^(x[i] - top): short sums are added in float, and these in double. */
 static double sum_exp(const float *x, float top, int n) {
     enum { SHORT = 64 * VL };
     double sum = 0;
@@ -252,8 +250,8 @@ static double sum_exp(const float *x, float top, int n) {
         V part = {0};
         for (int at = i; at < imin(n, i + SHORT); at += VL) {
             V e = v_exp(v_load_part(x + at, n - at) - top);
-            for (int lane = n - at; lane < VL; lane++)
-                e[lane] = 0;
+            for (int u = n - at; u < VL; u++)
+                e[u] = 0;
             part += e;
         }
         sum += v_sum(part);

@@ -226,7 +226,7 @@ void arenas_close(Arenas *a);
 // host.c, host_linear.c, host_attend.c
 // -------------------------------------------------------------------------------------------------
 
-/* Carries out any op but copies, fetches and those of a pipeline; its views are at addresses. */
+/* Carries out any op except copies, fetches and those of a pipeline; its views have addresses. */
 void host_run(const Op *op);
 
 /* Carry out the ops of these names (device.h); they are in the files beside host.c. */
@@ -243,22 +243,30 @@ void host_weigh(const Op *op);
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
-/* Calls tile(..., mr) with each possible number of rows as a constant. */
-#define FOR_ROWS(mr, tile, ...)   \
-    do {                          \
-        if (mr == 1)              \
-            tile(__VA_ARGS__, 1); \
-        if (mr == 2)              \
-            tile(__VA_ARGS__, 2); \
-        if (mr == 3)              \
-            tile(__VA_ARGS__, 3); \
-        if (mr == 4)              \
-            tile(__VA_ARGS__, 4); \
-        if (mr == 5)              \
-            tile(__VA_ARGS__, 5); \
-        if (mr == 6)              \
-            tile(__VA_ARGS__, 6); \
-    } while (0)
+/* Calls tile(what, mr) with mr, which is 1 to 6, as a constant: the compiler makes a tile for each
+ * number of rows and keeps its sums in registers. */
+INLINE void for_rows(void (*tile)(const void *what, int mr), const void *what, int mr) {
+    switch (mr) {
+        case 1:
+            tile(what, 1);
+            break;
+        case 2:
+            tile(what, 2);
+            break;
+        case 3:
+            tile(what, 3);
+            break;
+        case 4:
+            tile(what, 4);
+            break;
+        case 5:
+            tile(what, 5);
+            break;
+        case 6:
+            tile(what, 6);
+            break;
+    }
+}
 
 INLINE V load_any(const void *p, Type type, size_t at, int n) {
     if (type == F16)
