@@ -9,7 +9,8 @@
  * thread takes as long. So an idle thread looks for new loops for a while before it sleeps, and
  * meanwhile yields its processor to any thread that wants it. (OpenMP has a team for each thread
  * that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a millisecond
- * took three.) Read next: device/host.c. */
+ * took three.)
+ * Read next: device/host.c. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -21,8 +21,8 @@
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
  * order, from 0, and v_sum4 adds the elements as a tree; blocks and tiles do not matter. Packed
  * weights: in a block of PANEL_K columns an output adds its products in order, from 0, and the
- * blocks are added in order. Whoever changes an order adds one to HOST_SUMS. Read next:
- * host_attend.c. */
+ * blocks are added in order. Whoever changes an order adds one to HOST_SUMS.
+ * Read next: host_attend.c. */
 #include "device/parts.h"
 
 enum {
