@@ -1,8 +1,8 @@
-/* admission.c: which prompts enter a sweep. The three schedules (section 4.1, Figure 3; appendix
- * A.2, Figure 6), between two sweeps.
+/* admission.c: decides between two sweeps which prompts enter the next one, by one of the three
+ * schedules (section 4.1, Figure 3; appendix A.2, Figure 6).
  *
- * A block is a number of seats. A seat is a place in a GPU batch, with a home for the KV cache and
- * one for the activations of the sequence that takes it. Before each sweep, admission decides which
+ * A block is a set of seats. A seat is a place in a GPU batch, with a home for the KV cache and one
+ * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
  * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now:
  * each is one small function. No sequence is ever moved out, and prompts enter in the order of the
@@ -12,7 +12,7 @@
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
  * whole task through this file without a limit and makes the pools as large as the largest need
  * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
- * sweep up to its last. Without early stops both come to the same.
+ * sweep up to its last. Without early stops, both give the same result.
  * Read next: schedule.c. */
 #include <math.h>
 
@@ -67,7 +67,8 @@ static int by_tier(const void *a, const void *b) {
     return (int)*(const Tier *)a - (int)*(const Tier *)b;
 }
 
-/* Returns an error diffusion that deals `count` items in whole numbers nearest to the shares. */
+/* Returns an error diffusion that deals `count` items in the whole numbers nearest to the shares.
+ */
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
@@ -89,7 +90,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
         tiers[i] = diffuse(&act, 1);
     }
     qsort(seats, count, sizeof *seats, by_k_and_tier);
-    for (int i = 0; i < count; i += policy->gbs) { /* within a batch, in the order of its seats */
+    for (int i = 0; i < count; i += policy->gbs) { /* sort the tiers of each batch */
         int n = imin(policy->gbs, count - i);
         qsort(tiers + i, n, sizeof *tiers, by_tier);
         for (int r = 0; r < n; r++)
@@ -102,17 +103,19 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
 // How many prompts may take a seat, by schedule
 // -------------------------------------------------------------------------------------------------
 
-/* Figure 3(a): the next GPU batch enters when the one before it has finished. */
+/* Returns the seats of the row schedule, Figure 3(a): the next GPU batch enters when the one before
+ * it has finished. */
 static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs; }
 
-/* Figures 3(b) and 4: the next block enters when the whole block has finished. */
+/* Returns the seats of the zig-zag schedule, Figures 3(b) and 4: the next block enters when the
+ * whole block has finished. */
 static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Figure 6: one more GPU batch enters every n/K sweeps until all K are in flight; from then on
- * every sequence that leaves is replaced. With equal lengths that is again one batch every n/K
- * sweeps.
+/* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch enters every n/K sweeps
+ * until all K are in flight; from then on every sequence that leaves is replaced. With equal
+ * lengths, this again replaces one batch every n/K sweeps.
  *
- * In which order squares are computed: batch k has entered with sweep i_k. Sweep i computes, layer
+ * Squares are computed in this order. Batch k has entered with sweep i_k. Sweep i computes, layer
  * by layer, the square (token i - i_k, layer j) of every batch k in flight, beginning with the
  * oldest batch, which is the farthest to the right in the figure. These squares, one in each row,
  * are one diagonal of Figure 6; the squares of one layer are its sub-diagonal, and share the
@@ -129,12 +132,12 @@ int (*seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats
 // The ledger of pages
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the need in a sweep to come, which may be changed. */
+/* Returns a pointer to the need of a tier in a coming sweep; the caller may change it. */
 static int *need_in(const Admission *a, Tier tier, long sweep) {
     return &a->need[tier][sweep % a->horizon];
 }
 
-/* Returns true if there are pages for the prompt in every sweep that it will take part in. */
+/* Returns true if the tier has pages for the prompt in every sweep in which it will take part. */
 static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     for (int x = 0; a->limit && x < q->n; x++)
         if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
@@ -143,7 +146,7 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     return true;
 }
 
-/* Seats the next prompt, if its pages fit; returns false if not. */
+/* Seats the next prompt if its pages fit. Returns false if they do not. */
 static bool take_seat(Admission *a, int seat) {
     Seat *to = &a->seat[seat];
     const Prompt *q = &a->task->prompts[*a->next_prompt];
@@ -184,7 +187,7 @@ static void deal_seats(Admission *a) {
 }
 
 /* Seats at most `most` prompts, in the order of the input, in batches that have members (or in
- * those that have none). Returns how many. */
+ * those that have none). Returns how many it has seated. */
 static int fill_seats(Admission *a, int *entered, int most, const bool *with_members,
                       bool members) {
     int n = 0;

@@ -1,10 +1,11 @@
-/* flexgen.h: the words of the paper as structs, and the functions of the top level. The main
- * headers of the folders are base/base.h, io/io.h, device/device.h, cost/cost.h and app/app.h.
+/* flexgen.h: the terms of the paper as structs, and the functions of the files of the top folder.
+ * The main headers of the folders are base/base.h, io/io.h, device/device.h, cost/cost.h and
+ * app/app.h.
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
- * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Sizes and offsets in bytes are Bytes.
- * The header is valid C and C++.
+ * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Sizes and offsets in bytes have the
+ * type Bytes. The header is valid C and C++.
  * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
@@ -15,7 +16,7 @@
 extern "C" {
 #endif
 
-/* The type of an element. U8: bytes of numbers that quant.c has packed. */
+/* The type of an element. U8 is a byte of numbers that quant.c has packed. */
 typedef enum { F32, F16, BF16, I32, U8 } Type;
 HOST_AND_GPU static inline size_t type_bytes(Type t) {
     return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2;
@@ -29,9 +30,9 @@ typedef enum { CTOG, GTOC, DTOC, CTOD, GPU, CPU, NET, NCHANNELS } Channel;
 extern const char *const tier_name[NTIERS], *const channel_name[NCHANNELS];
 
 /* A view of a matrix; it owns nothing. On GPU and CPU, offset counts from the start of the tier's
- * arena; on disk, from the start of `file` (0: the offload file, 1 and up: the checkpoint's). Row r
- * begins at offset + r * ld * type_bytes(type). plan_view makes views from the regions of a plan.
- */
+ * arena; on disk, from the start of `file` (0 is the offload file; 1 and up are the files of the
+ * checkpoint). Row r begins at offset + r * ld * type_bytes(type). plan_view makes views from the
+ * regions of a plan. */
 typedef struct {
     Tier tier;
     Type type;
@@ -44,7 +45,7 @@ typedef struct {
     void *at;         /* its address, while a device carries out an op; else NULL */
 } Tensor;
 
-/* Rounds up to whole cache lines, at which regions and slabs begin. */
+/* Rounds bytes up to whole cache lines, because regions and slabs begin at cache lines. */
 static inline Bytes whole_lines(Bytes bytes) { return (bytes + 63) / 64 * 64; }
 static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * type_bytes(t.type); }
 /* Returns the bytes from the first element of a view to the end of its last one. */
@@ -98,7 +99,7 @@ typedef struct Trace Trace;
 // io/checkpoint.c: OPT sizes and shapes; opt_model.c: the forward pass (section 3)
 // -------------------------------------------------------------------------------------------------
 
-/* The sizes of an OPT model, or of the layers of it that one stage of a pipeline has. */
+/* The sizes of an OPT model, or of the part of it that one stage of a pipeline has. */
 typedef struct {
     char name[64];
     int l, h1, h2, nh; /* layers, hidden size, FFN size, heads */
@@ -106,14 +107,14 @@ typedef struct {
         max_pos; /* vocabulary; positions (their embedding has max_pos + 2 rows, offset by 2) */
     int embed;   /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in
                     and out */
-    bool pre_norm;   /* do_layer_norm_before; false only in opt-350m */
-    bool final_norm; /* a layernorm after the last layer: pre_norm and not _remove_final_layer_norm
-                      */
-    int eos;         /* </s>, also the first token of every prompt (2) */
-    int stage, stages; /* the stage of a pipeline that has these layers (section 4.4); stages 0 or
-                          1: the whole model */
+    bool pre_norm;     /* do_layer_norm_before; false only in opt-350m */
+    bool final_norm;   /* true if a layernorm follows the last layer: pre_norm and not
+                          _remove_final_layer_norm */
+    int eos;           /* the id of </s> (2), which is also the first token of every prompt */
+    int stage, stages; /* the pipeline stage that has these layers; the number of stages
+                          (section 4.4), 0 or 1: the whole model */
 } OptConfig;
-/* The first stage has the embedding, the last one the head. */
+/* Return true for the stage that has the embedding (the first) or the head (the last). */
 static inline bool is_first(const OptConfig *config) { return config->stage == 0; }
 static inline bool is_last(const OptConfig *config) { return config->stage + 1 >= config->stages; }
 
@@ -138,12 +139,13 @@ typedef enum {
     FC2_B,
     NROLES
 } Role;
-/* Compression packs the matrices; the rest are biases and layernorms. */
+/* Returns true for a matrix, which compression packs; the other tensors are biases and layernorms.
+ */
 static inline bool role_is_matrix(Role role) {
     return role % 2 == 0 && role != LN1_W && role != LN2_W;
 }
-/* Returns true if the next matrix (or bias) lies directly behind this one: q, k and v are one
- * product, so their matrices lie together wherever they rest, and so do their biases. */
+/* Returns true if the next matrix (or bias) lies directly behind this one: q, k and v are computed
+ * as one product, so their matrices lie together wherever they rest, and so do their biases. */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
 /* Returns the place of a tensor in the layout of a layer: the matrices of q, k and v come first,
  * then their biases, then the others in the order of Role. */
@@ -165,8 +167,8 @@ typedef enum {
     NGLOBALS
 } Global;
 
-/* Fills *config for "opt-125m" ... "opt-175b" ("facebook/" in front is allowed); -1 if the name is
- * none of them. */
+/* Fills *config for "opt-125m" ... "opt-175b" ("facebook/" in front is allowed). Returns -1 if the
+ * name is none of them. */
 int opt_config_by_name(OptConfig *config, const char *name);
 /* Returns "opt-125m, opt-350m, ..." for messages. */
 const char *opt_known_names(void);
@@ -174,14 +176,14 @@ const char *opt_known_names(void);
 void opt_role_shape(const OptConfig *config, Role role, int *rows, int *cols);
 void opt_global_shape(const OptConfig *config, Global global, int *rows, int *cols);
 
-/* Computes the plain forward pass of one whole sequence, to be read beside section 3: no tiers, no
- * pages, no lanes. Everything is float, but weights, Q, K and V are rounded to F16, as the engine
- * stores them. logits is (n, vocab), for all positions. ids[n], n <= max_pos. It is simple rather
- * than fast. Fails on a read error. */
+/* Computes the plain forward pass of one whole sequence, to be read beside section 3. It has no
+ * tiers, pages or lanes. Everything is float, but weights, Q, K and V are rounded to F16, as the
+ * engine stores them. logits is (n, vocab), for all positions. ids[n], n <= max_pos. It is simple
+ * rather than fast. Fails on a read error. */
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n,
                       Error *err);
-/* Computes its attention: o = softmax(q k^T / sqrt(hd)) v for every head, where row t sees rows
- * 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
+/* Computes the attention of reference_forward: o = softmax(q k^T / sqrt(hd)) v for every head,
+ * where row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
 void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n,
                      int nh, int hd);
 
@@ -192,7 +194,7 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
 typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
 extern const char *const schedule_name[];
 
-/* A policy (section 4.3): fractions are 0 to 1, the disk's share is what is left. */
+/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. */
 typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
@@ -201,36 +203,36 @@ typedef struct {
     Schedule schedule;
     bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation
                            delegation) */
-    bool overlap;       /* false: every post is waited for */
-    bool synchronize;   /* all lanes are waited for behind every square, as Figure 4 is printed */
+    bool overlap;       /* false: wait for every op as soon as it is posted */
+    bool synchronize;   /* wait for all lanes after every square, as Figure 4 is printed */
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
-    int piece_rows;     /* rows of a piece, or of the longest prompt if that has more; 0:
-                           PIECE_ROWS */
+    int piece_rows;     /* the most rows of a piece; a longer prompt raises it; 0: PIECE_ROWS */
     int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3; 0:
                            3 */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
     bool cache_packed;  /* the KV pages are packed */
-    Quant weight_study; /* for a study, matrices in F16 are rounded so when they are loaded; bits 0:
-                           not at all */
-    Quant cache_study;  /* likewise for new k and v in F16 */
-    double sparsity;    /* share of past tokens whose V attention reads, 0 or 1: all; only
-                           with cpu_attention, since V can be skipped only where the pages are */
+    Quant weight_study; /* for a study: how matrices in F16 are rounded when they are loaded; bits
+                           0: they are not */
+    Quant cache_study;  /* the same for new k and v in F16 */
+    double sparsity;    /* the share of past tokens whose V attention reads; 0 or 1: all. Requires
+                           cpu_attention, because V can be skipped only where the pages are */
 } Policy;
-/* While the hidden state of one batch is computed, that of the next arrives and that of the last
- * leaves. That takes three workspaces, or two if the next waits for the last to leave. */
+/* While the hidden state of one batch is computed, that of the next batch arrives and that of the
+ * previous one leaves. This takes three workspaces, or two if the next state waits until the
+ * previous one has left. */
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
-/* A GPU is faster with more rows, up to about this many; see fit_pieces. */
+/* A GPU is faster with more rows in a piece, up to about this many (see fit_pieces). */
 enum { LARGE_PIECE_ROWS = 4096 };
 /* With at most this many rows a GPU uses packed weights directly; otherwise it unpacks them first.
  */
 enum { PACKED_ROWS = 64 };
-/* Returns the KV pages that `tokens` tokens need. */
+/* Returns the number of KV pages that `tokens` tokens need. */
 static inline int pages_for(int tokens, int page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
-/* These fields may be 0 in a policy if they were not given; only these functions and is_sparse know
- * their defaults. */
+/* Return a field of a policy, or its default if the field is 0 because it was not given. Only these
+ * functions and is_sparse know the defaults. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
 static inline int most_workspaces(const Policy *policy) {
     return policy->workspaces ? policy->workspaces : WORKSPACES;
@@ -242,9 +244,9 @@ static inline bool is_sparse(const Policy *policy) {
     return policy->sparsity > 0 && policy->sparsity < 1;
 }
 /* Returns the number of tokens whose V sparse attention reads (section 5). For a new token it reads
- * all of K, but V only of the token itself and of ceil(sparsity * past) of the `past` tokens before
- * it: for each query and head, those with the largest scores; of equal scores, the earlier token.
- */
+ * all of K, but only the V of the token itself and of ceil(sparsity * past) of the `past` tokens
+ * before it. For each query and head, these are the tokens with the largest scores; if scores are
+ * equal, it takes the earlier token. */
 HOST_AND_GPU static inline int sparse_tokens(double sparsity, int len) {
     double k = sparsity * (len - 1);
     int whole = (int)k;
@@ -261,30 +263,30 @@ typedef struct {
 
 /* A prompt of a task. */
 typedef struct {
-    int32_t *ids; /* s tokens, </s> first; in a scored task s + n */
-    int s, n;     /* prompt length; tokens to generate at most, s + n - 1 <= max_pos */
+    int32_t *ids; /* s tokens, beginning with </s>; in a scored task s + n tokens */
+    int s, n;     /* prompt length; the most tokens to generate; s + n - 1 <= max_pos */
     int from;     /* in a scored task, the first token that is scored, 1 <= from <= s + n - 1 */
-    int place; /* its place in the input; sampling depends only on it, the seed and the position */
+    int place; /* its index in the input; sampling depends on it, the seed and the position alone */
 } Prompt;
 
-/* A number of prompts to complete or to score. */
+/* A list of prompts to complete or to score. */
 typedef struct {
     Prompt *prompts;
     int count;
     Sampling sampling;
-    bool keep_logits; /* bring every step's logits to the CPU (tests); not in a scored task */
+    bool keep_logits; /* copy every step's logits to the CPU (for tests); not in a scored task */
     bool scored;      /* evaluation: all tokens are given, and their probabilities are reported */
 } Task;
 
-/* Returns the rows of a prompt in prefill that the head needs: the last row, or in a scored task
- * all rows that are followed by a scored token. */
+/* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
+ * task all rows that are followed by a scored token. */
 static inline int last_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
 
 /* A place in a block: its GPU batch, and the tiers of the KV pages and the activations of the
- * sequence that takes it. k counts the batches of the block; Op.k counts those of a sweep, and may
- * be another number for the same batch. */
+ * sequence that takes it. k counts the batches of the block; Op.k counts those of a sweep, where
+ * the same batch may have another number. */
 typedef struct {
     int k;
     Tier kv, act;
@@ -312,8 +314,8 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total);
  * the tier of their KV, and the tiers of their activations never decrease, so that each tier's rows
  * lie together. */
 void deal_block(Seat *seats, const Policy *policy, int count);
-/* Returns the seats in a block: gbs * num_gpu_batches, or gbs if the schedule keeps one batch in
- * flight. */
+/* Returns the number of seats in a block: gbs * num_gpu_batches, or gbs if the schedule keeps one
+ * batch in flight. */
 int block_size(const Policy *policy);
 
 /* The seats of one flight: which prompts sit there, and how many KV pages they will hold. */
@@ -323,12 +325,12 @@ typedef struct {
     const int *limit;      /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
     Seat *seat;            /* dealt anew for every block; [min(block_size, task count)] */
     int nseats;            /* seats of the present block */
-    int seated, *in_batch; /* seats taken: in all, in batch k */
-    bool *with_members;    /* batch k had members before the last admission */
-    int *next_prompt;      /* the line of waiting prompts, which flights share */
+    int seated, *in_batch; /* seats taken in the block; in batch k */
+    bool *with_members;    /* true if batch k had members before the last admission */
+    int *next_prompt;      /* the first waiting prompt; all flights share it */
     long sweep;            /* the next sweep of this flight */
     long n;                /* the mean of the prompts' n, rounded up */
-    int horizon;           /* the largest n of a prompt, which is the sweeps that it takes */
+    int horizon;           /* the largest n of a prompt: the number of sweeps that it takes */
     int *need[NTIERS]; /* [horizon] at i % horizon: pages that all seated prompts hold in sweep i,
                           if none stops early */
     int peak[NTIERS];  /* the largest need so far */
@@ -338,13 +340,14 @@ typedef struct {
  * a->sweep; 0 or less: none. */
 extern int (*seats_for[])(const Admission *a);
 
-/* Opens it with all seats vacant. limit and next_prompt must outlive it. */
+/* Opens an admission with all seats vacant. limit and next_prompt must outlive it. */
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
                     const int *limit);
 /* Seats the waiting prompts that enter the coming sweep. Fills entered[] with their seats and
  * returns how many there are; the first *topups of them (at most gbs) are in batches that have
  * members already, the others in new batches. The prompts of one new batch, and the topups
- * together, are neighbours in the input. If no seat is taken and prompts wait, some enter. */
+ * together, are neighbours in the input. If no seat is taken and prompts are waiting, at least one
+ * enters. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
 /* Vacates the seat of a sequence that has ended after so many tokens. */
 void admission_leave(Admission *a, int seat, int generated);
@@ -353,28 +356,28 @@ void admission_close(Admission *a);
 // -------------------------------------------------------------------------------------------------
 // opt_model.c again: the forward pass as ops, in pieces of a sweep (section 3)
 //
-// Each function posts ops for `call`, on its lane, and uses scratch of the plan. x (rows, h1) is
-// the hidden state, changed in place; w is one layer's tensors on the GPU.
+// Each function posts ops for `call`, on its lane, and uses scratch regions of the plan. x (rows,
+// h1) is the hidden state, which is changed in place; w holds one layer's tensors on the GPU.
 // -------------------------------------------------------------------------------------------------
 
-/* Posts the embedding of new tokens: x = token rows + position rows. tokens: (rows, embed) their
- * rows of the token table, which are x itself if there is no project_in. positions (1, rows) I32
+/* Posts the embedding of new tokens: x = token rows + position rows. tokens (rows, embed) holds
+ * their rows of the token table; it is x itself if there is no project_in. positions (1, rows) I32
  * are already offset by 2. */
 void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions);
-/* Posts the half of a layer before attention: qkv (rows, 3 h1) F16, a row's q, k and v side by
- * side. */
+/* Posts the half of a layer before attention. It computes qkv (rows, 3 h1) F16; each row holds q, k
+ * and v side by side. */
 void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x);
-/* Posts the half after attention: x += o w_O, then the MLP; o (rows, h1). */
+/* Posts the half of a layer after attention: x += o w_O, then the MLP; o (rows, h1). */
 void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o);
 /* Posts the final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows,
  * h1), which are overwritten. */
 void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 /* Computes every product of a layer and of the head once, at the shapes of a prefill and of a
- * decoding step, on whatever the workspaces hold. A GPU's library chooses and loads a kernel when
- * it first meets a shape, and the first prompts should not wait for that. Must be called before the
- * run; sets the counters back to 0. */
+ * decoding step. The contents of the workspaces do not matter. A GPU's library chooses and loads a
+ * kernel when it first meets a shape, and the first prompts should not wait for that. Must be
+ * called before the run; resets the counters to 0. */
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // -------------------------------------------------------------------------------------------------
@@ -399,24 +402,26 @@ typedef struct {
 /* The callbacks of a run, on the thread that runs the schedule. */
 typedef struct {
     void *ctx;
-    /* The n-th token of a prompt is known. true ends the sequence there (a stop text), as </s> does
-     * anyway. May be NULL. */
+    /* Receives the n-th token of a prompt. Returning true ends the sequence there (at a stop text);
+     * </s> always ends it. May be NULL. */
     bool (*token)(void *ctx, int prompt, const int32_t *tokens, int n);
-    /* A sequence has ended; tokens are without the final </s>. -1 and err stop the run. */
+    /* Receives a sequence that has ended, without the final </s>. Returning -1 and err stops the
+     * run. */
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                 Error *err);
-    /* With task.keep_logits: the logits (vocab) of the step that chose token n-1. May be NULL. */
+    /* Receives, with task.keep_logits, the logits (vocab) of the step that chose token n-1. May be
+     * NULL. */
     void (*logits)(void *ctx, int prompt, int n, const float *logits);
-    /* In a scored task: token `at` of the prompt had log-probability logp, and `best` was the most
-     * probable one. Each prompt's tokens come in order. May be NULL. */
+    /* Receives, in a scored task, the log-probability of token `at` of the prompt and the most
+     * probable token, `best`. Each prompt's tokens come in order. May be NULL. */
     void (*scored)(void *ctx, int prompt, int at, float logp, int32_t best);
-    /* A sweep has ended. -1 and err stop the run. May be NULL. */
+    /* Receives the stats after each sweep. Returning -1 and err stops the run. May be NULL. */
     int (*sweep)(void *ctx, const RunStats *stats, Error *err);
 } Listener;
 
-/* Generates for the whole task, block after block, as the plan's policy says. Returns 0, or -1 and
- * err. In a pipeline (device->net) every stage calls it with a plan for its own layers, the same
- * policy and the same task. */
+/* Runs the whole task, block after block, as the plan's policy says. Returns 0, or -1 and err. In a
+ * pipeline (device->net) every stage calls it with a plan for its own layers, the same policy and
+ * the same task. */
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err);
 

@@ -1,8 +1,8 @@
 /* opt_model.c: OPT, the model (section 3 of the paper).
  *
  * First comes a plain forward pass of one whole sequence, which is the specification of everything
- * else; then the same computation as ops, for the pieces of a sweep. A decoder layer computes, in
- * the paper's letters and with x of shape (n, h1),
+ * else. Then comes the same computation as ops, for the pieces of a sweep. A decoder layer
+ * computes, in the paper's letters and with x of shape (n, h1),
  *
  *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v
  *     a = softmax(q k^T / sqrt(hd)) v
@@ -99,7 +99,7 @@ typedef union {
         float *q, *k, *v; /* (n, h1) */
         float *a;         /* (n, h1) the result of attention */
         float *hidden;    /* (n, h2) between the two products of the MLP */
-        float *score;     /* (n) of one query */
+        float *score;     /* (n) the scores of one query */
     };
     float *all[8];
 } Buffers;
@@ -122,8 +122,8 @@ static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig 
         plain_layernorm(s->x, s->x, w[LN1_W], w[LN1_B], n, c->h1);
 }
 
-/* Computes the feed-forward network with its residual; w as above. The hidden numbers pass ReLU, so
- * that the negative ones become 0. */
+/* Computes the feed-forward network with its residual; w as above. ReLU replaces negative hidden
+ * numbers by 0. */
 static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
     const float *in = c->pre_norm ? s->y : s->x;
     if (c->pre_norm)
@@ -138,7 +138,7 @@ static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, in
 }
 
 /* Computes x = project_in(token table[ids]) + position table[2 ..]. g holds the tensors outside the
- * layers; without project_in the rows of the token table are taken as they are. */
+ * layers; without project_in the rows of the token table are used as they are. */
 static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, const int32_t *ids,
                         int n) {
     size_t row = (size_t)c->embed * sizeof(float);
@@ -185,7 +185,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
     CHECK(n > 0 && n <= c->max_pos);
     for (int t = 0; t < n; t++)
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
-    /* floats a token of x, y, q, k, v, a, hidden, score */
+    /* floats per token of x, y, q, k, v, a, hidden, score */
     const size_t width[8] = {c->h1, imax(c->embed, c->h1), c->h1, c->h1, c->h1, c->h1, c->h2, 1};
     float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
     Buffers buffers;
@@ -214,7 +214,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 // The forward pass as ops, in pieces of a sweep
 // -------------------------------------------------------------------------------------------------
 
-/* A view that is absent. */
+/* An absent view. */
 static const Tensor none = {.rows = 0};
 
 /* Returns scratch on the GPU for the rows of x, in a region that only one op at a time uses. */
@@ -229,7 +229,7 @@ void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens,
         post(to, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
 }
 
-/* Returns the tensors of q, k and v, which lie one behind the other, as one. */
+/* Returns the tensors of q, k and v as one tensor; they must lie directly behind each other. */
 static Tensor joined(const Tensor *q) {
     const Tensor k = q[K_W - Q_W], v = q[V_W - Q_W];
     Tensor all = *q;
@@ -275,7 +275,7 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
     post(to, op_linear(call, logits, in, head, none, none));
 }
 
-/* Returns in w the tensors of layer 0 in the format that batches of so many rows use. */
+/* Fills w with the tensors of layer 0 in the format that batches of so many rows use. */
 static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
     for (int r = 0; r < NROLES; r++) {
         w[r] = plan_weight(plan, &plan->weight[0][r], slot);
