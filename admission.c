@@ -4,15 +4,16 @@
  * A block is a set of seats. A seat is a place in a GPU batch, with a home for the KV cache and one
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
- * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now:
- * each is one small function. No sequence is ever moved out, and prompts enter in the order of the
- * input, so no prompt starves.
+ * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now
+ * (each is one small function) and in the size of a block: for row it is one GPU batch. No sequence
+ * is ever moved out, and prompts enter in the order of the input, so no prompt starves.
  *
  * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
  * whole task through this file without a limit and makes the pools as large as the largest need
  * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
  * sweep up to its last. Without early stops, both give the same result.
+ * Before schedule.c, look at RegionId in plan.h and at lanes and ops in device/device.h.
  * Read next: schedule.c. */
 #include <math.h>
 
@@ -116,11 +117,11 @@ static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; 
  * lengths, this again replaces one batch every n/K sweeps.
  *
  * Squares are computed in this order. Batch k has entered with sweep i_k. Sweep i computes, layer
- * by layer, the square (token i - i_k, layer j) of every batch k in flight, beginning with the
- * oldest batch, which is the farthest to the right in the figure. These squares, one in each row,
- * are one diagonal of Figure 6; the squares of one layer are its sub-diagonal, and share the
- * weights. The warm-up is the figure's gray area: first batch 0 alone, then with batch 1, until K
- * batches are n/K tokens apart. */
+ * by layer, the square (token i - i_k, layer j) of every batch k in flight. After the entrance
+ * (batch.c), the oldest batch comes first; it is the farthest to the right in the figure. All
+ * squares of a sweep are one diagonal of Figure 6. Those of one layer, one in each row, are one of
+ * its sub-diagonals, and share the weights. The warm-up is the figure's gray area: first batch 0
+ * alone, then with batch 1, until K batches are n/K tokens apart. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
@@ -179,7 +180,8 @@ void admission_leave(Admission *a, int seat, int generated) {
 // Between two sweeps
 // -------------------------------------------------------------------------------------------------
 
-/* Deals the seats of a block. With the diagonal schedule there is one block, and it never ends. */
+/* Deals the seats of a block. With the diagonal schedule all blocks have the same seats: those of
+ * the whole task. */
 static void deal_seats(Admission *a) {
     int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : *a->next_prompt);
     a->nseats = imin(block_size(a->policy), left);
@@ -202,6 +204,7 @@ static int fill_seats(Admission *a, int *entered, int most, const bool *with_mem
 }
 
 int admission_next(Admission *a, long sweep, int *entered, int *topups) {
+    /* the places of sweeps that are over are free for later ones: `need` is a ring */
     for (; a->sweep < sweep; a->sweep++)
         for (int t = 0; t < NTIERS; t++)
             *need_in(a, (Tier)t, a->sweep) = 0;

@@ -4,9 +4,11 @@
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
- * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Sizes and offsets in bytes have the
- * type Bytes. The header is valid C and C++.
- * Read next: opt_model.c. */
+ * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Two letters have a second use: the
+ * size of a head is also called hd, and in an op (Call in device/device.h) i is the sweep and k the
+ * place of the batch in it. Words of this engine that the paper does not have (sweep, square,
+ * flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md. Sizes and
+ * offsets in bytes have the type Bytes. The header is valid C and C++. Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"
@@ -41,7 +43,7 @@ typedef struct {
     int rows, cols;
     uint64_t ld;      /* elements from one row to the next, cols when dense */
     int region;       /* the region of its tier that it lies in */
-    int cell, ncells; /* the cells by which depend.c orders its users; 0: views that no op writes */
+    int cell, ncells; /* the cells by which depend.c orders its users; ncells 0: no op writes it */
     void *at;         /* its address, while a device carries out an op; else NULL */
 } Tensor;
 
@@ -103,10 +105,10 @@ typedef struct Trace Trace;
 typedef struct {
     char name[64];
     int l, h1, h2, nh; /* layers, hidden size, FFN size, heads */
-    int vocab,
-        max_pos; /* vocabulary; positions (their embedding has max_pos + 2 rows, offset by 2) */
-    int embed;   /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in
-                    and out */
+    int vocab;         /* size of the vocabulary */
+    int max_pos;       /* positions; their embedding has max_pos + 2 rows, offset by 2 */
+    int embed; /* word_embed_proj_dim: columns of the token table; h1 unless the model projects in
+                  and out */
     bool pre_norm;     /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;   /* true if a layernorm follows the last layer: pre_norm and not
                           _remove_final_layer_norm */
@@ -147,8 +149,8 @@ static inline bool role_is_matrix(Role role) {
 /* Returns true if the next matrix (or bias) lies directly behind this one: q, k and v are computed
  * as one product, so their matrices lie together wherever they rest, and so do their biases. */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
-/* Returns the place of a tensor in the layout of a layer: the matrices of q, k and v come first,
- * then their biases, then the others in the order of Role. */
+/* Returns a key that sorts the tensors of a layer: the matrices of q, k and v come first, then
+ * their biases, then the others in the order of Role. */
 static inline int role_place(Role role) {
     const int from_q = (int)role - Q_W;
     return role >= Q_W && role <= V_B ? from_q % 2 * 3 + from_q / 2 : V_B + (int)role;
@@ -279,7 +281,7 @@ typedef struct {
 } Task;
 
 /* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
- * task all rows that are followed by a scored token. */
+ * task all rows that are followed by a scored token, and at least the last. */
 static inline int last_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }

@@ -2,7 +2,7 @@
  *
  * First comes a plain forward pass of one whole sequence, which is the specification of everything
  * else. Then comes the same computation as ops, for the pieces of a sweep. A decoder layer
- * computes, in the paper's letters and with x of shape (n, h1),
+ * computes, in the paper's letters and with x of shape (tokens, h1),
  *
  *     q, k, v = ln(x) w_q, ln(x) w_k, ln(x) w_v
  *     a = softmax(q k^T / sqrt(hd)) v
@@ -211,7 +211,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 }
 
 // -------------------------------------------------------------------------------------------------
-// The forward pass as ops, in pieces of a sweep
+// The forward pass as ops, in pieces of a sweep. Read it after schedule.c and device/device.h
 // -------------------------------------------------------------------------------------------------
 
 /* An absent view. */

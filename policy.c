@@ -12,8 +12,9 @@
  *   embeddings and logits take no memory
  * The disk's fractions are wn, cn, hn there and wd, cd, hd here.
  *
- * The cost model `runtime` of cost/runtime.c describes what this engine really does.
- * Read next: device/ops.c. */
+ * The cost model `runtime` of cost/runtime.c describes what this engine really does. The outer
+ * level of the policy search, which chooses gbs and bls, is cost/search.c. Read next: device/ops.c.
+ */
 #include <math.h>
 
 #include "policy.h"
