@@ -139,8 +139,7 @@ typedef enum {
     FC2_B,
     NROLES
 } Role;
-/* Returns true for a matrix, which compression packs; the other tensors are biases and layernorms.
- */
+/* Returns true for a matrix, which compression packs; the others are biases and layernorms. */
 static inline bool role_is_matrix(Role role) {
     return role % 2 == 0 && role != LN1_W && role != LN2_W;
 }
@@ -224,7 +223,7 @@ typedef struct {
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* A GPU is faster with more rows in a piece, up to about this many (see fit_pieces). */
 enum { LARGE_PIECE_ROWS = 4096 };
-/* With at most this many rows a GPU uses packed weights directly; otherwise it unpacks them first.
+/* With at most this many rows a GPU uses packed weights directly; with more it unpacks them first.
  */
 enum { PACKED_ROWS = 64 };
 /* Returns the number of KV pages that `tokens` tokens need. */
