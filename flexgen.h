@@ -52,7 +52,7 @@ static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * typ
 static inline Bytes tensor_span(Tensor t) {
     return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0;
 }
-/* Returns the view moved by so many bytes. */
+/* Returns the view moved forward by `bytes`. */
 static inline Tensor tensor_moved(Tensor t, Bytes bytes) {
     t.offset += bytes;
     if (t.at)
@@ -321,7 +321,7 @@ typedef struct {
     const Policy *policy;
     const Task *task;
     const int *limit;      /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
-    Seat *seat;            /* dealt anew for every block; [min(block_size, task count)] */
+    Seat *seat;            /* dealt again for every block; [min(block_size, task count)] */
     int nseats;            /* seats of the present block */
     int seated, *in_batch; /* seats taken in the block; in batch k */
     bool *with_members;    /* true if batch k had members before the last admission */
@@ -347,7 +347,7 @@ void admission_open(Admission *a, const Policy *policy, const Task *task, int *n
  * together, are neighbours in the input. If no seat is taken and prompts are waiting, at least one
  * enters. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
-/* Vacates the seat of a sequence that has ended after so many tokens. */
+/* Vacates the seat of a sequence that has ended after `generated` tokens. */
 void admission_leave(Admission *a, int seat, int generated);
 void admission_close(Admission *a);
 

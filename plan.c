@@ -356,7 +356,7 @@ static const char *const smaller = "%s";
 static const char *const percent_w =
     "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
-/* Lays out a region behind those that its tier has already. The disk's share of a real checkpoint
+/* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
     r.offset = UINT64_MAX;
@@ -527,7 +527,7 @@ Bytes plan_layer_bytes(const Plan *p) {
     return sum;
 }
 
-/* Gives role r of layer j its home on a tier, behind the *bytes that the tier has already, and its
+/* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
 static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];

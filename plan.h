@@ -123,7 +123,7 @@ struct Plan {
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
     int *act_first[NTIERS]; /* [batches] the first of these rows in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
-    int packed_rows; /* batches of at most so many rows use packed weights directly */
+    int packed_rows; /* the most rows of a batch that uses packed weights directly */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
     Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
@@ -164,8 +164,8 @@ typedef struct {
     Type type;
     int rows, cols, slots;
 } Wanted;
-/* Adds a region behind those that its tier has already; one of 0 bytes takes no room. Every slot is
- * one cell until plan_make numbers the cells. */
+/* Adds a region after those that its tier already has; a region of 0 bytes takes no room. Every
+ * slot is one cell until plan_make numbers the cells. */
 void add_region(Plan *plan, Wanted region);
 
 /* Plans the task under the policy. A lack of memory is not an error here (see plan_fits). Fails if

@@ -2,8 +2,8 @@
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for
  * every batch in flight: for each layer j and each batch k, it makes the calls of Figure 4 in the
- * order of the figure. Layer l, behind the decoder layers, is the head: final norm, logits, the
- * next token. Batches enter and leave only between sweeps (batch.c).
+ * order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the next
+ * token. Batches enter and leave only between sweeps (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
@@ -807,7 +807,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     if (task->count)
         sweep_all(&run);
     if (!to.failed)
-        post_drain(&to); /* the last stores, and weights loaded for a sweep that did not come */
+        post_drain(
+            &to); /* the last stores, and weights loaded for a sweep that did not take place */
     if (!to.failed)
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)

@@ -84,7 +84,7 @@ typedef enum {
     OP_PICK,           /* the next tokens from logits */
     OP_SCORE,          /* log-probabilities of given tokens from logits */
     OP_RECEIVE,        /* hidden states from the stage before */
-    OP_SEND,           /* hidden states to the stage behind */
+    OP_SEND,           /* hidden states to the next stage */
     NCODES
 } OpCode;
 
