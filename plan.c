@@ -379,9 +379,10 @@ void add_region(Plan *p, Wanted line) {
  *   a weight staging slot on the CPU has one cell for every part of a layer;
  *   ATTENDED has one for the sequences with KV on the GPU and one for the others;
  *   UNPACKED_WEIGHTS has one for each half of a layer;
- *   a hidden state on the GPU has one for every piece: the first rows of pieces change only when
- * all sequences of a batch are new; the KV cache has one for every batch in every layer, and for
- * each flight and layer one more, which stands for the free pages. */
+ *   a hidden state on the GPU has one for every piece: the pieces of a batch change only when all
+ *     its sequences are new;
+ *   the KV cache has one for every batch in every layer, and for each flight and layer one more,
+ *     which stands for the free pages. */
 static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         for (int slot = 0; slot < 2; slot++)
