@@ -68,8 +68,8 @@ static int by_tier(const void *a, const void *b) {
     return (int)*(const Tier *)a - (int)*(const Tier *)b;
 }
 
-/* Returns an error diffusion that deals `count` items in the whole numbers nearest to the shares.
- */
+/* Returns an error diffusion that deals `count` items in the whole numbers nearest to the
+ * shares. */
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];

@@ -1,11 +1,11 @@
-/* batch.c: who sits in a batch (sections 4.1 and A.2).
+/* batch.c: the sequences of each batch (sections 4.1 and A.2).
  *
- * admission.c decides which prompts take which seats. Here they become sequences of GPU batches:
- * with tokens, rows of the hidden state, pages of the KV cache, and index tables that tell the
- * kernels where all that is. A batch's part in a sweep begins (batch_begin) with the tokens that
- * the sweep before has chosen for it; this is where sequences are found to have ended. The members
- * of a flight change between sweeps (flight_admit). New members of a batch that has members already
- * prefill in a batch of their own first, the entrance.
+ * admission.c decides which prompts take which seats. Here these prompts become sequences of GPU
+ * batches. A sequence has tokens, rows of the hidden state and pages of the KV cache; a batch has
+ * index tables that tell the kernels where all of these are. A batch's part in a sweep begins
+ * (batch_begin) with the tokens that the previous sweep has chosen for it; they show which
+ * sequences have ended. The members of a flight change between sweeps (flight_admit). New members
+ * of a batch that already has members first prefill in a batch of their own, the entrance.
  *
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
  * too, it calls post_host.
@@ -50,10 +50,10 @@ static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to-
 // KV pages
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the batch number under which the cache's cells keep the free pages of this flight. */
+/* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
 static int nobody(const Flight *f) { return f->plan->batches + f->number; }
 
-/* Notes that pages of a tier pass from batch `from` to batch `to`, so that users of the new owner
+/* Records that pages of a tier pass from batch `from` to batch `to`, so that ops of the new owner
  * come after those of the old one. */
 static void pages_move(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
@@ -84,8 +84,8 @@ static int by_page(const void *a, const void *b) {
     return ((const Staged *)a)->page - ((const Staged *)b)->page;
 }
 
-/* Lists the pages of one tier that attention needs elsewhere, and writes their places in staging,
- * from base on, into the table. */
+/* Lists the pages of one tier that attention needs on another tier. Writes their places in staging,
+ * which are counted from `base`, into the table. */
 static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table) {
     Staged *list = b->staged[tier];
     int n = 0;
@@ -106,7 +106,7 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table
 // The newest tokens
 // -------------------------------------------------------------------------------------------------
 
-/* Counts the sweep whose last tokens have just come, and tells the listener. */
+/* Counts the sweep whose last tokens have just arrived, and calls the listener. */
 static void end_sweep(Flight *f) {
     double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
     f->line->swept_at = t;
@@ -121,7 +121,8 @@ static void end_sweep(Flight *f) {
 }
 
 /* Adds one new token to a sequence: id, or in a scored task (id -1) the given one, which never ends
- * it early. Returns true if the sequence goes on; if not, frees its pages and reports it. */
+ * it early. Returns true if the sequence goes on. If it has ended, frees its pages, reports it and
+ * returns false. */
 static bool next_token(Flight *f, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
@@ -146,7 +147,7 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     return false;
 }
 
-/* Reports the scores of the newest step, sequence by sequence, without those of tokens before
+/* Reports the scores of the newest step, sequence by sequence, except those of tokens before
  * Prompt.from. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
@@ -189,7 +190,7 @@ static bool newest_come(Flight *f, const Batch *b) {
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
         if (!post_host(f->to, newest, READS))
-            return false; /* the results that came down in the same op are here too */
+            return false; /* one op copies all results, so the others have arrived too */
         f->ids = host(f, newest);
         if (scored)
             f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
@@ -239,9 +240,10 @@ static void collect(Flight *f, Batch *b) {
 // -------------------------------------------------------------------------------------------------
 
 // clang-format off
-/* With the diagonal schedule, prompts take the seats of sequences that have ended in batches that go
- * on: the topups. A batch is either in prefill or decodes, so that topups of all batches prefill
- * together in one more batch, the entrance, before they join the batches of their seats:
+/* With the diagonal schedule, prompts take the seats of sequences that have ended in batches that
+ * go on. Such prompts are the topups. A batch either prefills or decodes, so the topups of all
+ * batches first prefill together in one more batch, the entrance, and then join the batches of
+ * their seats:
  *
  *                  sweep i - 1               sweep i                       sweep i + 1
  *
@@ -259,7 +261,7 @@ static void collect(Flight *f, Batch *b) {
 static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
 /* Orders the sequences in the entrance, whose seats are in several batches, by the tier of their
- * KV, and deals the homes of their activations anew, since they must lie in the entrance's rows. */
+ * KV. Deals their activations new homes, because these must lie in the entrance's rows. */
 static void order_entrance(Flight *f) {
     Batch *b = entrance(f);
     int at = 0;
@@ -277,8 +279,8 @@ static void order_entrance(Flight *f) {
     free(deal);
 }
 
-/* Moves the sequences that have prefilled in the entrance on to the batches of their seats. Users
- * of their pages there come after the users here. */
+/* Moves the sequences that have prefilled in the entrance to the batches of their seats. Ops that
+ * use their pages there come after those of the entrance. */
 static void leave_entrance(Flight *f) {
     Batch *from = entrance(f);
     for (int r = 0; r < from->nseq; r++) {
@@ -337,7 +339,7 @@ static Tensor ints(const Tensor *all, size_t *at, int n, size_t room) {
     return t;
 }
 
-/* Lays the views of one side over the batch's block of tables. */
+/* Makes the views of the batch's block of tables on one side, CPU or GPU. */
 static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
     const size_t rows = p->max_rows, seqs = p->max_seqs;
@@ -372,8 +374,8 @@ static void fill_head(const Flight *f, Batch *b) {
     }
 }
 
-/* Writes the tables that have one number a row, for sequence r, whose rows begin with `row`.
- * Returns the first row behind them. */
+/* Writes the tables that have one number per row, for sequence r, whose first row is `row`. Returns
+ * the first row after the sequence. */
 static int fill_rows(const Flight *f, Batch *b, int r, int row) {
     const Sequence *q = b->seq[r];
     int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
@@ -402,7 +404,8 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
     return p->nseq > 0;
 }
 
-/* Lists for every piece of a prefill the first rows of its sequences in it, and the end. */
+/* Lists for every piece of a prefill the first row of each of its sequences, counted within the
+ * piece, and the end. */
 static void fill_starts(const Flight *f, const Batch *b) {
     int32_t *start = host(f, b->cpu.start);
     for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
@@ -466,8 +469,8 @@ static bool is_last_token(const Batch *b, const Sequence *q) {
 }
 
 /* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty
- * batches. In a pipeline without overlap it waits for all batches, because two stages could wait
- * for each other otherwise. */
+ * batches. In a pipeline without overlap it waits for all batches, because otherwise two stages
+ * could wait for each other. */
 static void leave(Flight *f) {
     int K = 0;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
@@ -491,7 +494,7 @@ static void leave(Flight *f) {
     f->K = K;
 }
 
-/* Puts the sequence of a seat that has just been taken into a batch. */
+/* Makes the sequence of a newly taken seat a member of batch b. */
 static void take_place(Flight *f, int seat, Batch *b) {
     const Seat *from = &f->admission.seat[seat];
     Sequence *q = &f->seqs[seat];

@@ -3,7 +3,7 @@
 #define BATCH_H
 #include "device/device.h"
 
-/* A sequence in flight; its seat is its place in Flight.seqs. */
+/* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
     int prompt;    /* index into the task */
     int home;      /* its GPU batch */
@@ -17,14 +17,15 @@ typedef struct {
 } Sequence;
 
 /* The index tables of a batch, I32. They are written on the CPU and copied to the GPU in the same
- * layout. Even and odd sweeps of a batch have index tables of their own. */
+ * layout. A batch has one set of index tables for its even sweeps and one for its odd sweeps. */
 typedef struct {
     Tensor all; /* all of them as one view */
     Tensor ids, positions, row_seq,
-        row_token;          /* (1, rows): token, position + 2; sequence, place in it */
-    Tensor len, prompt, at; /* (1, nseq): tokens with the new one; for sampling */
-    Tensor start; /* of each piece of a prefill: the first rows of its sequences, and the end */
-    Tensor pages, staged; /* (nseq, max_pages): in the home pool, in staging */
+        row_token; /* (1, rows): token id; position + 2; sequence; position in the sequence */
+    Tensor len, prompt, at; /* (1, nseq): number of tokens, the new one included; for sampling:
+                               Prompt.place; position */
+    Tensor start; /* for each piece of a prefill: the first rows of its sequences, and the end */
+    Tensor pages, staged; /* (nseq, max_pages): pages in the home pool; their places in staging */
     Tensor head, target;  /* (1, last_rows): rows that the head needs; in a scored task, the tokens
                              after them */
 } Tables;
@@ -32,16 +33,17 @@ typedef struct {
 /* A page that passes through staging in this sweep. Its place there is its rank in the list. */
 typedef struct {
     int page;
-    bool past;      /* it holds tokens of earlier sweeps */
-    int32_t *entry; /* its entry in Tables.staged, which gets this place */
+    bool past;      /* true if it holds tokens of earlier sweeps */
+    int32_t *entry; /* its entry in Tables.staged, which receives this place */
 } Staged;
 
 /* Sequences of a batch that pass a layer together, so that q, the new k and v and the result of
  * attention need room for one piece only. A piece of a batch in prefill has at most
  * plan->piece_rows rows; a batch that decodes is one piece. */
 typedef struct {
-    int number, first, nseq, row, rows; /* in the batch: which piece, its sequences, its rows */
-    int kv_rows[NTIERS]; /* its rows by the tier of their KV; they lie in this order */
+    int number, first, nseq, row, rows; /* its number in the batch; its first sequence and how many;
+                                           its first row and how many */
+    int kv_rows[NTIERS]; /* its rows by the tier of their KV, in the order in which they lie */
 } Piece;
 
 /* A GPU batch in flight. Rows are the tokens of this sweep, sequence after sequence. Sequences are
@@ -50,22 +52,22 @@ typedef struct {
 typedef struct {
     Sequence **seq;
     int nseq, rows, last_rows;
-    Sequence **joining; /* [njoining] have prefilled in the entrance, and become members when the
-                           batch begins its next sweep */
+    Sequence **joining; /* [njoining] sequences that have prefilled in the entrance; they become
+                           members when the batch begins its next sweep */
     int njoining;
     int index;  /* its place in the plan, which has the batches of all flights */
-    int number; /* of its latest admission, over the whole run */
-    int sweeps; /* that it has begun */
+    int number; /* the number of its latest admission, counted over the whole run */
+    int sweeps; /* the number of sweeps that it has begun */
     int page_tokens;
     bool in_flight, prefill;
     bool waiting;           /* its newest tokens are posted, but not yet known */
     int kv_seqs[NTIERS];    /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];   /* rows whose activations rest on each tier */
-    int act_last[NTIERS];   /* the rows of these that the head needs */
+    int act_last[NTIERS];   /* how many of these rows the head needs */
     Staged *staged[NTIERS]; /* [nstaged] the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
-    long turn; /* of its newest piece: pieces take the workspaces in turn */
+    long turn; /* the number of its newest piece in the run; pieces use the workspaces in turn */
 } Batch;
 
 /* State that all flights of a run share. */
@@ -83,8 +85,8 @@ typedef struct {
     RunStats *stats;
     Poster *to;
     Line *line;
-    int number, batches;      /* which flight it is; its batches */
-    int i, K;                 /* this sweep of the flight; batches in flight in it */
+    int number, batches; /* the number of this flight; the number of its batches */
+    int i, K; /* the number of the flight's sweep; the number of batches in flight in it */
     Batch *batch, **in_sweep; /* [batches]; the K that this sweep computes */
     bool prefill;             /* some batch of this sweep is in prefill */
     Admission admission;
@@ -95,21 +97,21 @@ typedef struct {
     int began;          /* batches that take part in this sweep */
     bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
     int uncollected;    /* batches of that sweep whose tokens are not known yet */
-    int32_t *ids;       /* of the batch that is collected: the chosen tokens, or in a scored task
-                           the greedy ones ... */
-    float *logp;        /* ... and the log-probabilities of the given ones */
-    int32_t *came;      /* room for both on a stage that is not the last */
+    int32_t *ids; /* of the batch that is being collected: the chosen tokens, or in a scored task
+                     the greedy choices */
+    float *logp; /* of the same batch in a scored task: the log-probabilities of the given tokens */
+    int32_t *came; /* a buffer for both, on a stage that is not the last */
 } Flight;
 
 /* Opens a flight without batches in flight. The caller has set number, plan, task, listener, stats,
  * to and line, which must outlive it. */
 void flight_open(Flight *f);
 /* Removes, between two sweeps, the sequences that have ended, and lets waiting prompts enter. Then
- * lists in f->in_sweep first the entrance, whose tokens are needed first, and after it the batches
- * by age. Returns false when everything is done, or the run has failed. */
+ * fills f->in_sweep: the entrance comes first, because its tokens are needed first, and the batches
+ * follow by age. Returns false when everything is done or the run has failed. */
 bool flight_admit(Flight *f);
-/* Notes that every square of the sweep has been posted. The time of the next sweep counts from the
- * last tokens of this one. */
+/* Records that every square of the sweep has been posted. The time of the next sweep is measured
+ * from the last tokens of this one. */
 void flight_swept(Flight *f);
 /* Returns true if there will be another sweep. */
 bool flight_goes_on(const Flight *f);
@@ -122,13 +124,13 @@ void flight_close(Flight *f);
  * Returns false when no sequence is left, or the run has failed. */
 bool batch_begin(Flight *f, Batch *b);
 
-/* Makes *piece, which is zero before the first piece, the next piece of the batch in this sweep.
- * Returns false if there is none. */
+/* Advances *piece, which is zero at first, to the batch's next piece in this sweep. Returns false
+ * if there is none. */
 bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
-/* Returns the place on one tier where the batch's activations rest: row 0 is its first row of that
- * tier. */
+/* Returns the place on one tier where the batch's activations rest: row 0 is the batch's first row
+ * on that tier. */
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
-/* Returns the rows of one of its sequences in this sweep. */
+/* Returns the number of rows of one of the batch's sequences in this sweep. */
 static inline int batch_rows(const Batch *b, const Sequence *q) { return b->prefill ? q->s : 1; }
 /* Returns a result of the batch's newest step, on GPU or CPU (1, last_rows): NEW_TOKENS, or in a
  * scored task LOG_PROBS. */
@@ -142,8 +144,8 @@ static inline const Tables *batch_tables(const Batch *b, Tier tier) {
 }
 /* Returns layer j of a tier's page pool, with these tables. */
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
-/* Adds to moves[0..n) the moves of the batch's staged pages of a tier that hold past tokens, K or
- * V, from their home `from` to `to`, where they follow each other. Neighbours share one move.
- * Returns how many moves there are. */
+/* Appends to moves[0..n) the moves of the batch's staged pages of a tier, K or V, from their home
+ * `from` to `to`, where they lie in the order of the list. Only pages that hold past tokens move.
+ * Neighbouring pages share one move. Returns how many moves there are. */
 int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from);
 #endif

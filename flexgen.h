@@ -54,7 +54,7 @@ static inline Bytes tensor_bytes(Tensor t) { return (Bytes)t.rows * t.cols * typ
 static inline Bytes tensor_span(Tensor t) {
     return t.rows ? ((t.rows - 1) * t.ld + t.cols) * type_bytes(t.type) : 0;
 }
-/* Returns the view moved by so many bytes. */
+/* Returns the view moved forward by `bytes`. */
 static inline Tensor tensor_moved(Tensor t, Bytes bytes) {
     t.offset += bytes;
     if (t.at)
@@ -141,8 +141,7 @@ typedef enum {
     FC2_B,
     NROLES
 } Role;
-/* Returns true for a matrix, which compression packs; the other tensors are biases and layernorms.
- */
+/* Returns true for a matrix, which compression packs; the others are biases and layernorms. */
 static inline bool role_is_matrix(Role role) {
     return role % 2 == 0 && role != LN1_W && role != LN2_W;
 }
@@ -226,8 +225,7 @@ typedef struct {
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* A GPU is faster with more rows in a piece, up to about this many (see fit_pieces). */
 enum { LARGE_PIECE_ROWS = 4096 };
-/* With at most this many rows a GPU uses packed weights directly; otherwise it unpacks them first.
- */
+/* With at most this many rows a GPU uses packed weights directly; with more, it unpacks them. */
 enum { PACKED_ROWS = 64 };
 /* Returns the number of KV pages that `tokens` tokens need. */
 static inline int pages_for(int tokens, int page_tokens) {
@@ -325,7 +323,7 @@ typedef struct {
     const Policy *policy;
     const Task *task;
     const int *limit;      /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
-    Seat *seat;            /* dealt anew for every block; [min(block_size, task count)] */
+    Seat *seat;            /* dealt again for every block; [min(block_size, task count)] */
     int nseats;            /* seats of the present block */
     int seated, *in_batch; /* seats taken in the block; in batch k */
     bool *with_members;    /* true if batch k had members before the last admission */
@@ -351,7 +349,7 @@ void admission_open(Admission *a, const Policy *policy, const Task *task, int *n
  * together, are neighbours in the input. If no seat is taken and prompts are waiting, at least one
  * enters. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
-/* Vacates the seat of a sequence that has ended after so many tokens. */
+/* Vacates the seat of a sequence that has ended after `generated` tokens. */
 void admission_leave(Admission *a, int seat, int generated);
 void admission_close(Admission *a);
 

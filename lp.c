@@ -1,12 +1,12 @@
-/* lp.c: the simplex method for small dense linear programs; section 4.3 has one to solve for every
- * (gbs, bls).
+/* lp.c: the simplex method for small dense linear programs; section 4.3 solves one for every (gbs,
+ * bls).
  *
  *     minimize c x   subject to   a x <= b or a x = b for every row,   x >= 0
  *
- * The first chapter is the method as in a textbook. The other chapters deal with rounding. Rows and
- * columns are scaled, by powers of two so that scaling rounds nothing. Before a decision rests on a
- * small number, the tableau is computed again from the LP. And no verdict is believed: each has a
- * proof (see LpAnswer), which is checked against the LP.
+ * The first chapter gives the method as a textbook does. The other chapters deal with rounding.
+ * Rows and columns are scaled by powers of two, so that scaling does not round. Before a decision
+ * depends on a small number, the tableau is computed again from the LP. No verdict is trusted: each
+ * has a proof (see LpAnswer), which is checked against the LP.
  *
  * Read next: policy.c. */
 #include <limits.h>
@@ -20,17 +20,17 @@ enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
 enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
 
 /* Scaled numbers are around 1. These bounds say which of them are too small to count. */
-static const double EPS = 1e-9;    /* of costs and pivots: above what rounding leaves of 0 */
-static const double SMALL = 1e-4;  /* smaller numbers may be mostly rounding: refresh first */
-static const double NOISE = 1e-13; /* of a difference, as a share of what it was taken from */
-static const double TIE = 1e-12;   /* of two quotients' difference, as a share: they are equal */
+static const double EPS = 1e-9;    /* smaller costs and pivots count as 0 */
+static const double SMALL = 1e-4;  /* smaller numbers may be mostly rounding error: refresh first */
+static const double NOISE = 1e-13; /* a difference below this share of its minuend counts as 0 */
+static const double TIE = 1e-12;   /* quotients that differ by less than this share are equal */
 
 /* The tableau of the simplex method. Every row i has a slack variable s_i, which is 0 in a row with
  * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) Rows with
  * =, and rows multiplied by -1, start with an artificial variable instead of their slack. One
- * variable of each row is basic, the others are 0. The cells are the rows, multiplied by the
- * inverse of the basis so that each is solved for its basic variable; below them are the costs of
- * both phases, reduced to the variables that are not basic. */
+ * variable of each row is basic; the others are 0. The cells hold the rows, multiplied by the
+ * inverse of the basis, so that each is solved for its basic variable. Below them are the reduced
+ * costs of both phases, in the variables that are not basic. */
 typedef struct {
     const Lp *lp;
     int n, m, width; /* columns: n variables, m slacks, artificials, the right-hand side */
@@ -38,22 +38,23 @@ typedef struct {
     int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
     int col_exp[LP_MAX_VARS + 1];               /* and so was each column */
     double sign[LP_MAX_ROWS];                   /* -1: the row was multiplied by -1; else 1 */
-    /* the slack or artificial that was basic at first: its column is the inverse's for this row */
+    /* the slack or artificial that was basic at first; its column is this row's column of the
+     * inverse */
     int unit[LP_MAX_ROWS];
     int basis[LP_MAX_ROWS]; /* the basic variable of each row */
     int pivots;             /* made so far */
-    bool fresh;             /* computed from a, not by the pivots of a search */
+    bool fresh;             /* true if computed from a, not by the pivots of a search */
     double cell[LP_MAX_ROWS + NPHASES][COLS];
 } Tableau;
 
 // -------------------------------------------------------------------------------------------------
 // The simplex method
 //
-// Phase 1 minimizes the sum of the artificials, which fill the gaps that no x closes yet; if the
-// least sum is not 0, no x satisfies the rows. Phase 2 minimizes c x. A pivot brings one variable
-// into the basis and takes one out. Bland's rule chooses both: it takes the first column that
-// lowers the cost, and of the rows that block it first the row with the first basic variable. Other
-// rules need fewer pivots, but may go round in circles.
+// Phase 1 minimizes the sum of the artificials, which measure how far the rows are from being
+// satisfied; if the least sum is not 0, no x satisfies the rows. Phase 2 minimizes c x. A pivot
+// brings one variable into the basis and takes one out. Bland's rule chooses both: it takes the
+// first column that lowers the cost and, of the rows that block it first, the one whose basic
+// variable comes first. Other rules need fewer pivots, but may cycle.
 // -------------------------------------------------------------------------------------------------
 
 /* Fills the first tableau. Its basis is each row's slack, or an artificial if the row's slack
@@ -76,7 +77,7 @@ static void load(Tableau *t) {
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
         if (t->unit[i] < t->n + t->m)
             continue;
-        cost_1[t->unit[i]] += 1; /* reduced at once, as it is basic */
+        cost_1[t->unit[i]] += 1; /* reduced at once, because the artificial is basic */
         for (int c = 0; c < t->width; c++)
             cost_1[c] -= row[c];
     }
@@ -84,7 +85,7 @@ static void load(Tableau *t) {
         cost_2[j] = t->a[t->m][j];
 }
 
-/* Computes a -= times b. Where equal numbers cancel, what rounding leaves of them becomes 0. */
+/* Computes a -= times b. Where equal numbers cancel, a remaining rounding error becomes 0. */
 static void subtract(double *restrict a, double times, const double *restrict b, int n) {
     for (int k = 0; k < n; k++) {
         double before = a[k], difference = before - times * b[k];
@@ -108,7 +109,7 @@ static void pivot(Tableau *t, int r, int c) {
     t->fresh = false;
 }
 
-/* Returns the first column that lowers the cost, or -1 if none does. Artificials stay out. */
+/* Returns the first column that lowers the cost, or -1 if none does. Artificials never enter. */
 static int entering(const Tableau *t, int phase) {
     for (int c = 0; c < t->n + t->m; c++)
         if (t->cell[t->m + phase][c] < -EPS)
@@ -116,9 +117,9 @@ static int entering(const Tableau *t, int phase) {
     return -1;
 }
 
-/* Returns the row whose basic variable is the first to reach 0 as column c's grows, of several the
- * row with the first variable, or -1 if none does. An artificial that is still basic in phase 2 is
- * 0 and has to stay so: it leaves at once. */
+/* Returns the row whose basic variable is the first to reach 0 as column c's variable grows, or -1
+ * if none does. Of several such rows, it returns the one whose variable comes first. An artificial
+ * that is still basic in phase 2 is 0 and must stay 0, so it leaves at once. */
 static int leaving(const Tableau *t, int phase, int c) {
     int best = -1;
     double least = 0;
@@ -137,7 +138,7 @@ static int leaving(const Tableau *t, int phase, int c) {
     return best;
 }
 
-/* Returns true if the decision for column c and row r (-1: none) rests on no small number. */
+/* Returns true if the decision for column c and row r (-1: none) depends on no small number. */
 static bool is_clear(const Tableau *t, int phase, int r, int c) {
     return r >= 0 && fabs(t->cell[r][c]) > SMALL && t->cell[t->m + phase][c] < -SMALL;
 }
@@ -159,7 +160,7 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
         } else {
             return c < 0              ? LP_OPTIMAL
                    : phase == PHASE_2 ? LP_UNBOUNDED
-                                      : LP_LOST; /* no sum falls below 0 */
+                                      : LP_LOST; /* no sum can fall below 0 */
         }
     }
 }
@@ -167,12 +168,12 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 // -------------------------------------------------------------------------------------------------
 // Scaling
 //
-// An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, and no single bound could tell a
-// small entry from an error. So rows and columns in turn are divided by their middle number, and at
-// the end by their largest, until all are around 1.
+// An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, so no single bound could tell a
+// small entry from an error. Therefore rows and columns are divided in turn, first by their middle
+// number and in the end by their largest, until all numbers are around 1.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns a number of the LP as given, with c below the rows and b right of the columns. */
+/* Returns a number of the LP as given, with c below the rows and b to the right of the columns. */
 static double given(const Tableau *t, int i, int j) {
     if (i < t->m)
         return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
@@ -215,14 +216,14 @@ static bool scale(Tableau *t) {
 // -------------------------------------------------------------------------------------------------
 // Refreshing
 //
-// Every pivot rounds, and its errors stay. Before a pivot on something small, and before a phase
-// ends, the tableau of the present basis is computed anew: from the LP, and with the largest pivots
-// first, which rounds least.
+// Every pivot rounds, and its errors remain. Before a pivot on a small number, and before a phase
+// ends, the tableau of the present basis is therefore computed again from the LP, with the largest
+// pivots first, because this rounds least.
 // -------------------------------------------------------------------------------------------------
 
-/* Computes the tableau of the present basis anew. Slacks and artificials that are in the first
- * basis as well stay with their rows. Returns false if columns of the basis depend on each other.
- */
+/* Computes the tableau of the present basis again. Slacks and artificials that are also in the
+ * first basis stay with their rows. Returns false if columns of the basis are linearly
+ * dependent. */
 static bool refresh(Tableau *t) {
     int columns[LP_MAX_ROWS], n = 0;
     bool wanted[COLS] = {false}, solved[LP_MAX_ROWS];
@@ -258,18 +259,18 @@ static bool refresh(Tableau *t) {
 // -------------------------------------------------------------------------------------------------
 // Proofs
 //
-// A sum counts as 0 if it is small beside the terms that it is made of. x and y are scaled as the
-// tableau is, which changes nothing in what they prove.
+// A sum counts as 0 if it is small compared with its terms. x and y are scaled as the tableau is,
+// which does not change what they prove.
 // -------------------------------------------------------------------------------------------------
 
-static const double TOLERANCE = 1e-9; /* of a sum, as a share of its terms */
+static const double TOLERANCE = 1e-9; /* a sum that is a smaller share of its terms counts as 0 */
 
-/* A sum, and the sum of its terms' absolute values. One with a NaN is neither <= 0 nor >= 0. */
+/* A sum, and the sum of its terms' absolute values. A sum with a NaN is neither <= 0 nor >= 0. */
 typedef struct {
     double sum, size;
 } Tally;
-/* The empty sum. Its size makes what rounding leaves of a sum of zeros count as 0, beside numbers
- * around 1. */
+/* The empty sum. Because of its size, a rounding error that remains of a sum of zeros counts as 0
+ * beside numbers around 1. */
 static const Tally NOTHING = {0, 1e-3};
 
 static void add(Tally *s, double term) {
@@ -287,8 +288,8 @@ static Tally excess(Tally start, const double *a, const double *x, int n, double
     return start;
 }
 
-/* Returns true if x satisfies every row (b_weight 1), or if it is a direction that leads from any
- * point which satisfies them to others (b_weight 0). */
+/* Returns true if x satisfies every row (b_weight 1), or if moving in direction x from a point that
+ * satisfies them keeps them satisfied (b_weight 0). */
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
         Tally s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
@@ -329,10 +330,10 @@ static bool is_proved(const Tableau *t, const LpAnswer *p) {
 // The answer
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the scaled value, or 0 if it is no more than what rounding leaves of 0. */
+/* Returns the scaled value, or 0 if it may be no more than a rounding error. */
 static double clean(double value) { return fabs(value) <= NOISE ? 0 : value; }
 
-/* Reads x from the basis, or the direction in which column `way` leads if that is not -1. */
+/* Reads x from the basis, or the direction of column `way` if that is not -1. */
 static void read_x(double *x, const Tableau *t, int way) {
     for (int j = 0; j < t->n; j++)
         x[j] = j == way;
@@ -341,8 +342,8 @@ static void read_x(double *x, const Tableau *t, int way) {
             x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
 }
 
-/* Reads y. The reduced cost of a row's unit column is what the row is worth; that of an artificial
- * contains its own cost, 1, in phase 1. */
+/* Reads y. A row is worth the reduced cost of its unit column. In phase 1, the reduced cost of an
+ * artificial also contains its own cost, 1. */
 static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {
         bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
@@ -368,7 +369,7 @@ static void find_answer(LpAnswer *answer, Tableau *t) {
     }
 }
 
-/* Brings the answer back to the units of the LP. */
+/* Converts the answer back to the units of the LP. */
 static void unscale(LpAnswer *answer, const Tableau *t) {
     int b_exp = answer->verdict == LP_UNBOUNDED ? 0 : t->col_exp[t->n];
     for (int j = 0; j < t->n; j++)

@@ -24,9 +24,9 @@ typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
 /* A verdict and its proof: x, and a weight y for every row, which is at least 0 for a row with <=.
  *   optimal      x satisfies every row, c + y A >= 0, and c x = -y b: no x can do better. y says
  *                what a row's b is worth: how much the value falls for each unit added to b.
- *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to something impossible.
+ *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to a contradiction.
  *                Rows with y = 0 play no part.
- *   unbounded    x is a direction without end: A x <= 0, E x = 0, c x < 0.
+ *   unbounded    c x falls without end in direction x: A x <= 0, E x = 0, c x < 0.
  *   lost         No verdict passed its own test: the numbers are too far apart for doubles, or are
  *                not finite. */
 typedef struct {
@@ -40,10 +40,10 @@ typedef struct {
  * name is not copied. */
 LpRow *lp_row(Lp *lp, const char *name, bool equal, double b);
 /* Solves the LP by simplex in two phases. Its numbers may be of any size from 1e-12 to 1e15. Takes
- * some 50 microseconds for the LPs of policy.c. */
+ * about 50 microseconds for the LPs of policy.c. */
 void lp_solve(LpAnswer *answer, const Lp *lp);
 /* Returns a x - b of a row, which is at most 0 if the row holds. */
 double lp_excess(const LpRow *row, const double *x, int n);
-/* Returns true if x satisfies the row with nothing to spare. */
+/* Returns true if the row is binding at x, which means that a x - b is not below 0. */
 bool lp_binds(const LpRow *row, const double *x, int n);
 #endif

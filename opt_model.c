@@ -275,7 +275,7 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
     post(to, op_linear(call, logits, in, head, none, none));
 }
 
-/* Fills w with the tensors of layer 0 in the format that batches of so many rows use. */
+/* Fills w with the tensors of layer 0 in the format that batches of `rows` rows use. */
 static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
     for (int r = 0; r < NROLES; r++) {
         w[r] = plan_weight(plan, &plan->weight[0][r], slot);

@@ -9,7 +9,7 @@
  *                lie apart, and neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, by sequence
  * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
- * policy's fractions (deal_block). How many rows and pages all this takes is counted by walking
+ * policy's fractions (deal_block). To count the rows and pages that all this takes, the plan walks
  * through the whole task before it runs.
  * Read next: device/depend.c. */
 #include <limits.h>
@@ -28,7 +28,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
     /* Large tensors come first; the small ones then even out what is left. */
     static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
     Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
-    if (d.share[TIER_DISK] < 1e-9) /* what rounding has left of 0 */
+    if (d.share[TIER_DISK] < 1e-9) /* 0, but for rounding */
         d.share[TIER_DISK] = 0;
     for (int j = 0; j < config->l; j++) {
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
@@ -47,11 +47,11 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 // -------------------------------------------------------------------------------------------------
 // The walk: what a task will need
 //
-// Before a task runs, it is walked through admission as if no sequence stopped early. The plan
-// wants the largest that anything becomes: the rows of a batch, the pages of a pool. The cost model
-// (cost/runtime.c) wants sums: how many sweeps there are, and how much work they have. One walk
-// counts both. A step of the walk is one sweep that sequences enter, together with all sweeps
-// behind it in which no sequence enters or leaves.
+// Before a task runs, the plan walks it through admission as if no sequence stopped early. The plan
+// needs maxima, such as the rows of a batch and the pages of a pool. The cost model
+// (cost/runtime.c) needs sums: how many sweeps there are, and how much work they do. One walk
+// counts both. A step of the walk is one sweep that sequences enter, together with all sweeps after
+// it in which no sequence enters or leaves.
 // -------------------------------------------------------------------------------------------------
 
 /* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
@@ -83,16 +83,16 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
 
-/* Returns the pages of a prompt's sequence at its end. */
+/* Returns the number of pages that a prompt's sequence has at its end. */
 static int most_pages(const Plan *p, const Prompt *q) {
     return pages_for(q->s + q->n - 1, p->policy.page_tokens);
 }
 
-/* Returns the pages of a prompt's sequence when they are loaded for the last time; a sequence of
- * one new token never loads any. */
+/* Returns the number of pages of a prompt's sequence when they are loaded for the last time. A
+ * sequence of one new token never loads any. */
 static int loaded_pages(const Plan *p, const Prompt *q) { return q->n > 1 ? most_pages(p, q) : 0; }
 
-/* Adds a sequence of s prompt tokens in this seat. */
+/* Adds to b a sequence of s prompt tokens in this seat. */
 static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
     b->rows += s;
     b->seqs++;
@@ -104,7 +104,7 @@ static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
     }
 }
 
-/* Notes the batches of a block that has just been seated as a whole. */
+/* Records what each batch of a block needs, when the whole block has just been seated. */
 static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
     for (int first = 0; first < count; first += p->policy.gbs) {
         BatchNeed b = {.rows = 0};
@@ -117,8 +117,8 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
     }
 }
 
-/* Returns the most rows of any gbs neighbouring prompts, and the most of such rows that the head
- * needs. */
+/* Returns the largest number of rows of any gbs neighbouring prompts, and the largest number of
+ * such rows that the head needs. */
 static BatchNeed widest_window(const Task *task, int gbs) {
     BatchNeed most = {.seqs = gbs};
     int rows = 0, last = 0;
@@ -132,9 +132,9 @@ static BatchNeed widest_window(const Task *task, int gbs) {
     return most;
 }
 
-/* Notes bounds for the batches of the diagonal schedule, where any sequence may come to sit in any
- * seat: a batch is as large as with gbs of the longest prompts, but a prefill holds only prompts
- * that are neighbours in the input. Topups get a batch of their own, behind the others. */
+/* Records bounds for the batches of the diagonal schedule, where any sequence may take any seat. A
+ * batch is at most as large as gbs of the longest prompts, but a prefill holds only prompts that
+ * are neighbours in the input. Topups get a batch of their own, after the others. */
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
     const int gbs = imin(p->policy.gbs, count);
     const double share[NTIERS] = {p->policy.hg, p->policy.hc,
@@ -199,8 +199,8 @@ static bool count_batch(Workload *now, const Admission *a, int first, int end) {
     return prefills && decodes;
 }
 
-/* Counts the work of `more` sweeps behind a->sweep, in which no sequence enters or leaves: all
- * decode, and attend to one token more in each sweep. */
+/* Counts the work of the `more` sweeps after a->sweep, in which no sequence enters or leaves. All
+ * sequences decode, and attend to one more token in each sweep. */
 static void count_later(Workload *later, const Admission *a, double more) {
     double tokens = 0, batches = 0;
     for (int e = 0; e < a->nseats; e++) {
@@ -216,9 +216,9 @@ static void count_later(Workload *later, const Admission *a, double more) {
     later->last_rows += more * a->seated;
 }
 
-/* Adds to the plan the work of sweep a->sweep, and of the sweeps behind it up to `until`. Topups
- * come through the entrance, which is a batch of its own for one sweep: however many batches have
- * topups, they are one more batch in prefill. */
+/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`. Topups
+ * prefill in the entrance, so they count as one more batch in prefill, however many batches have
+ * topups. */
 static void note_work(Plan *p, const Admission *a, bool entering, long until) {
     Workload *now = &p->work[entering];
     bool topups = false;
@@ -240,7 +240,7 @@ static long next_end(const Admission *a) {
     return end;
 }
 
-/* Takes one step of a flight: counts what its next sweep needs, and the sweeps behind it in which
+/* Takes one step of a flight: counts what its next sweep needs, and the sweeps after it in which
  * nothing changes. Counts in dealt the sequences that enter, by the tier of their KV [0] and of
  * their activations [1]. Returns the next sweep that a sequence may enter, or -1 when the flight
  * has ended. entered is scratch. */
@@ -272,7 +272,7 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long de
 }
 
 /* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
- * may take any seat, so each tier with a seat must have room for the longest sequence alone. */
+ * may take any seat, so each tier with a seat must have room for at least the longest sequence. */
 static void note_pages(Plan *p, const Admission *a) {
     for (int t = 0; t < NTIERS; t++)
         raise_to(&p->npages[t], a->peak[t]);
@@ -280,8 +280,8 @@ static void note_pages(Plan *p, const Admission *a) {
         raise_to(&p->npages[a->seat[e].kv], p->max_pages);
 }
 
-/* Walks the whole task through admission. Flights sweep in turn, so the next step is that of the
- * flight that has had the fewest sweeps, and of several such flights the first. */
+/* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
+ * flight with the fewest sweeps so far, or to the first of several such flights. */
 static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
     const int flights = flight_count(&p->policy);
     Admission *a = xcalloc(flights, sizeof *a);
@@ -305,11 +305,11 @@ static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
     free(a);
 }
 
-/* Sets the sizes of pieces and of the workspaces that batches and pieces take in turn. */
+/* Sets the sizes of pieces, and the numbers of workspaces that batches and pieces use in turn. */
 static void size_pieces(Plan *p, const Task *task) {
     enum {
         HEAD_ROWS = 64
-    }; /* the head makes the logits of so many rows at a time, or of max_seqs */
+    }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = most_piece_rows(&p->policy);
     for (int i = 0; i < task->count; i++)
@@ -356,7 +356,7 @@ static const char *const smaller = "%s";
 static const char *const percent_w =
     "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 
-/* Lays out a region behind those that its tier has already. The disk's share of a real checkpoint
+/* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
     r.offset = UINT64_MAX;
@@ -379,8 +379,8 @@ void add_region(Plan *p, Wanted line) {
  *   a weight staging slot on the CPU has one cell for every part of a layer;
  *   ATTENDED has one for the sequences with KV on the GPU and one for the others;
  *   UNPACKED_WEIGHTS has one for each half of a layer;
- *   a hidden state on the GPU has one for every piece: where pieces begin changes only when all
- *     sequences of a batch are new;
+ *   a hidden state on the GPU has one for every piece: the pieces of a batch change only when all
+ *     its sequences are new;
  *   the KV cache has one for every batch in every layer, and for each flight and layer one more,
  *     which stands for the free pages. */
 static void number_cells(Plan *p) {
@@ -495,15 +495,16 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
 
 /* Returns true if role a comes before role b in a slab. q, k and v are first; the others follow in
  * the order of the checkpoint, so that neighbours on disk are neighbours in the slab and are read
- * as one. In our packed copies q, k and v are neighbours too; in other checkpoints they take some
- * reads more. */
+ * as one. In our packed copies q, k and v are neighbours too; in other checkpoints they take a few
+ * more reads. */
 static bool comes_before(const Tensor *t, Role a, Role b) {
     if (imin(role_place(a), role_place(b)) <= role_place(V_B))
         return role_place(a) < role_place(b);
     return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
 }
 
-/* Sorts the roles of a layer, whose tensors in the checkpoint are t, as they lie in its slab. */
+/* Fills order with the roles of a layer as they lie in its slab; t holds its tensors in the
+ * checkpoint. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
         for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
@@ -512,8 +513,8 @@ static void slab_order(Role order[NROLES], const Tensor *t) {
     }
 }
 
-/* Returns where role r ends, which begins at `at`: at a whole line, unless the next role must lie
- * just behind it. */
+/* Returns where role r ends if it begins at `at`: at a whole cache line, unless the next role must
+ * lie directly behind it. */
 static Bytes role_end(Role r, Bytes at, Bytes bytes) {
     return role_goes_on(r) ? at + bytes : whole_lines(at + bytes);
 }
@@ -527,7 +528,7 @@ Bytes plan_layer_bytes(const Plan *p) {
     return sum;
 }
 
-/* Gives role r of layer j its home on a tier, behind the *bytes that the tier has already, and its
+/* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
 static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
@@ -543,7 +544,8 @@ static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, 
     *bytes += padded;
 }
 
-/* Gives every tensor of the decoder layers its home, and returns in bytes the sum for each tier. */
+/* Gives every tensor of the decoder layers its home, and adds up the bytes of each tier in
+ * `bytes`. */
 static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
@@ -562,8 +564,8 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     free(home);
 }
 
-/* Gives the tensors outside the layers their homes: small ones always rest on the GPU, tables at
- * policy.table_home. */
+/* Gives the tensors outside the layers their homes: small ones always rest on the GPU, and tables
+ * at policy.table_home. */
 static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
     int l = p->config.l;
     for (int g = 0; g < NGLOBALS; g++) {
@@ -585,9 +587,9 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
 /* Adds the weight slots. The layers that stream take the two slots in turn: if their number is
- * even, each slot always holds the same layers; if it is odd, both hold all. */
+ * even, each slot always holds the same layers; if it is odd, each holds all layers in turn. */
 static void plan_slots(Plan *p) {
-    Bytes most[2][2] = {{0}}; /* on the GPU [0], and what comes from disk on the CPU [1]; by slot */
+    Bytes most[2][2] = {{0}}; /* [tier][slot]: on the CPU, only what comes from disk */
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++)
         streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
@@ -609,8 +611,8 @@ static void plan_slots(Plan *p) {
                                    F16, 1, (int)(most[t][slot] / 2), 1});
 }
 
-/* Adds room for a layer's matrices in F16 if large batches need packed weights unpacked, as on a
- * GPU, whose activations are F16. */
+/* Adds room for a layer's matrices in F16 if large batches need unpacked weights. This is so on a
+ * GPU, where activations are F16. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
     p->packed_rows = p->act_type == F16 ? PACKED_ROWS : INT_MAX;
@@ -642,7 +644,7 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
         lay_out(p, RESTING_WEIGHTS, t, of_layers, file);
         lay_out(p, EMBEDDINGS, t, of_globals, globals_file);
     }
-    /* The layers begin their tiers, and these tensors lie behind them. */
+    /* On each tier the layers come first, and these tensors follow. */
     for (int g = 0; g < NGLOBALS; g++) {
         Tensor *home = &p->global[g].home;
         if (!home->file)
@@ -658,7 +660,7 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
 
 /* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l (s + n), and for the diagonal
  * schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep
- * and lets K grow without bound, so the pages really need a little more. */
+ * and lets K grow without bound, so our pages need a little more. */
 static double a21_cache(const Plan *p, const Task *task) {
     double s = 0, n = 0,
            each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
@@ -709,16 +711,16 @@ static void plan_activations(Plan *p) {
                            p->act_type, staged, h1, 2});
 }
 
-/* Returns the integers in a batch's index tables, which batch.c lays out: four for each row, five
- * for each sequence, two page tables, the number of each row that the head needs, and in a scored
- * task the token behind that row. */
+/* Returns the number of integers in a batch's index tables, which batch.c lays out: four for each
+ * row, five for each sequence, two page tables, the number of each row that the head needs, and in
+ * a scored task the token after that row. */
 static Bytes table_ints(const Plan *p, const Task *task) {
     Bytes rows = p->max_rows, seqs = p->max_seqs;
     return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages +
            (Bytes)p->last_rows * (task->scored ? 2 : 1);
 }
 
-/* Adds the index tables and the results of each batch, of which both upper tiers have a copy. */
+/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
     const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4), batches = p->batches;
@@ -733,8 +735,7 @@ static void plan_tables(Plan *p, const Task *task) {
     }
 }
 
-/* Adds the workspaces, one line of the table for each purpose (RegionId); one of 0 rows is not
- * needed. */
+/* Adds the workspaces. The table has one line for each; a workspace of 0 rows is not needed. */
 static void plan_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
@@ -866,7 +867,7 @@ static const char *smaller_block(const Policy *p) {
                                   : "use a smaller model, or shorten prompts or outputs";
 }
 
-/* Prints both in MiB with one digit behind the point, or as many as it takes to tell them apart. */
+/* Prints both numbers in MiB with one decimal, or with as many as it takes to tell them apart. */
 static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
     for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
         snprintf(needs, 32, "%.*f", digits, need / 1048576.0);

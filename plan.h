@@ -7,14 +7,13 @@
 extern "C" {
 #endif
 
-/* Chooses a home for every tensor of every decoder layer (a weight and its bias stay together, and
- * so do q, k and v), by error diffusion across layers: each tier gets its fraction of the bytes to
- * within one of these. home is [l][NROLES]. */
+/* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight
+ * and its bias stay together, and so do q, k and v. Each tier gets its fraction of the bytes to
+ * within one such unit. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
-/* A purpose for which a tier is used, in the order in which the plan lays them out. A purpose may
- * exist on several tiers: the cache on all three, the queries of delegated attention on GPU and
- * CPU. */
+/* A purpose for which a tier is used. The plan lays out regions in this order. A purpose may exist
+ * on several tiers: the cache on all three, the queries of delegated attention on GPU and CPU. */
 typedef enum {
     RESTING_WEIGHTS, /* of the decoder layers */
     EMBEDDINGS,      /* the tensors outside of the layers */
@@ -24,10 +23,10 @@ typedef enum {
     WEIGHT_SLOT_1,
     UNPACKED_WEIGHTS, /* a layer's matrices in F16, for batches too large for packed ones */
     KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
-    KV_STAGING,       /* pages of one layer: on the GPU for attention; on the CPU, come from disk */
+    KV_STAGING,       /* pages of one layer: on the GPU for attention; on the CPU if from disk */
     ACTIVATIONS,      /* at rest between two layers */
     ACT_READING,      /* staging of the disk's activations on the CPU */
-    ACT_WRITING,      /* the same for the other direction */
+    ACT_WRITING,      /* the same in the other direction */
     HIDDEN,           /* workspaces: x, the hidden state while it is computed */
     QKV,              /* q, k, v: the result of PROJECT, side by side */
     NEW_KV_PACKED,    /* new k, v as packed pages store them, before they leave the GPU */
@@ -37,14 +36,15 @@ typedef enum {
     NORM_1,           /* rows that PROJECT has normalized */
     NORM_2,           /* rows that FINISH has normalized */
     MLP,              /* the inner result of the MLP */
-    EMBEDDED,     /* rows of the token table, before project_in; on the CPU if the table is there */
-    LAST_ROWS,    /* the rows that the head needs */
-    HEAD_OUT,     /* these rows after project_out */
-    LOGITS,       /* on the GPU of head_chunk rows; on the CPU of all that are kept or sampled */
-    RECEIVED,     /* hidden states from the stage before: one slot for each batch */
-    SENDING,      /* hidden states for the stage behind */
-    CHOSEN,       /* sparse attention: the chosen tokens */
-    WEIGHING,     /* sparse attention: their weights */
+    EMBEDDED,  /* rows of the token table, before project_in; on the CPU unless the table is on the
+                  GPU */
+    LAST_ROWS, /* the rows that the head needs */
+    HEAD_OUT,  /* these rows after project_out */
+    LOGITS,    /* head_chunk rows on the GPU; on the CPU all rows that are kept or sampled */
+    RECEIVED,  /* hidden states from the stage before: one slot for each batch */
+    SENDING,   /* hidden states for the next stage */
+    CHOSEN,    /* sparse attention: the chosen tokens */
+    WEIGHING,  /* sparse attention: their weights */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
     NEW_TOKENS,   /* chosen ids of each batch */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
@@ -64,8 +64,8 @@ typedef struct {
 } Region;
 
 /* The place of a tensor while its layer is computed: its home on the GPU, or a part of the layer's
- * slab, which streams to a slot. A slab has first the tensors at home on the CPU, then the disk's.
- */
+ * slab, which streams to a slot. A slab holds first the tensors whose home is the CPU, then those
+ * of the disk. */
 typedef struct {
     Tensor home; /* tier DISK: in the checkpoint (or the offload file for a dummy) */
     /* bytes within the slab, if home is not on the GPU; the CPU's include the padding */
@@ -85,18 +85,18 @@ typedef struct {
     double last_rows;   /* rows that the head needs, of both kinds of batches */
 } Workload;
 
-/* Every byte that each tier will hold, and where, before anything is allocated. Layer l stands for
- * the head: the token table (or lm_head), which is streamed like a layer when it does not rest on
- * the GPU. */
+/* A plan says which bytes each tier will hold, and where, before anything is allocated. Layer l
+ * stands for the head: the token table (or lm_head), which is streamed like a layer when it does
+ * not rest on the GPU. */
 struct Plan {
     OptConfig config;
     Policy policy;
     Type act_type;
     Region region[NREGIONS][NTIERS];
-    int ncells;                 /* of all regions */
+    int ncells;                 /* cells of all regions */
     Bytes total[NTIERS];        /* bytes of each tier; on disk, the checkpoint's share included */
-    Bytes offload_bytes;        /* of the disk's total, the offload file */
-    double achieved[3][NTIERS]; /* weights, cache, activations: the fractions that result */
+    Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */
+    double achieved[3][NTIERS]; /* the fractions that result: of weights, cache, activations */
 
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] roles as they lie in the slab: q, k, v, then the others */
@@ -110,12 +110,12 @@ struct Plan {
     long sweeps;            /* that the task takes if no sequence stops early */
     Workload work[2];       /* in sweeps without a prefill [0], with one [1] */
     double a21_kv;          /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
-    int max_rows, max_seqs; /* of a batch: token rows, sequences */
-    int max_pages;          /* of a sequence */
-    int piece_rows, pieces; /* of a batch in prefill: rows of a piece; pieces; both at most */
-    int last_rows;          /* of a batch, at most: rows that the head needs */
-    int head_chunk;         /* rows of its logits at a time */
-    int off_rows, off_seqs; /* of a batch, at most: rows, sequences whose KV is not on the GPU */
+    int max_rows, max_seqs; /* the most token rows and sequences of a batch */
+    int max_pages;          /* the most KV pages of a sequence */
+    int piece_rows, pieces; /* the most rows of a piece; the most pieces of a batch */
+    int last_rows;          /* the most rows of a batch that the head needs */
+    int head_chunk;         /* the most rows of logits that the head computes at a time */
+    int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
     Bytes kv_row;           /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */
     int staged_pages[2]; /* pages of one staging slot: on the GPU [0]; on the CPU, from disk [1] */
@@ -123,7 +123,7 @@ struct Plan {
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
     int *act_first[NTIERS]; /* [batches] the first of these rows in the tier's ACTIVATIONS */
     int max_act_rows[NTIERS];
-    int packed_rows; /* batches of at most so many rows use packed weights directly */
+    int packed_rows; /* the most rows of a batch that uses packed weights directly */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
     Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
@@ -164,12 +164,12 @@ typedef struct {
     Type type;
     int rows, cols, slots;
 } Wanted;
-/* Adds a region behind those that its tier has already; one of 0 bytes takes no room. Every slot is
- * one cell until plan_make numbers the cells. */
+/* Adds a region after those that its tier already has; a region of 0 bytes takes no room. Every
+ * slot is one cell until plan_make numbers the cells. */
 void add_region(Plan *plan, Wanted region);
 
-/* Plans the task under the policy. Never fails for want of memory: see plan_fits. Fails if a prompt
- * does not fit the model. */
+/* Plans the task under the policy. A lack of memory is not an error here (see plan_fits). Fails if
+ * a prompt does not fit the model. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err);
 void plan_free(Plan *plan);
@@ -186,13 +186,15 @@ int plan_fits(const Plan *plan, const Bytes capacity[NTIERS], Error *err);
 int plan_refuse(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
 /* Returns by how many bytes the tiers exceed their capacities; 0: the plan fits. */
 Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);
-/* Sets policy->workspaces as large (no larger than it is, if it is set) and policy->table_home as
- * high as the plan has room for; workspaces come first. Returns -1 and err (of the plan that misses
- * the fewest bytes) if no plan fits. */
+/* Sets policy->workspaces to the largest number (at most its value, if it is set) and
+ * policy->table_home to the highest tier for which the plan has room. It prefers more workspaces to
+ * a higher home. If no plan fits, returns -1 and the err of the plan that lacks the fewest
+ * bytes. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err);
-/* Sets policy->piece_rows, if it is not set, to the most up to LARGE_PIECE_ROWS for which the plan
- * has room, or leaves it 0 if there is no room for more than PIECE_ROWS. */
+/* Sets policy->piece_rows, if it is not set, to LARGE_PIECE_ROWS or to the largest half, quarter,
+ * ... of it for which the plan has room. Leaves it 0 if there is no room for more than
+ * PIECE_ROWS. */
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]);
 

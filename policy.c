@@ -27,7 +27,7 @@
 const char *const fraction_name[NFRACTIONS] = {"wg", "wc", "wd", "cg", "cc",
                                                "cd", "hg", "hc", "hd"};
 
-/* The letters of A.3 for one model, block and machine. */
+/* The symbols of A.3 for one model, block and machine. */
 typedef struct {
     double s, n, l, h1, h2, nh, gbs, bls;
     double weights; /* bytes of a layer, 8 h1^2 + 4 h1 h2 */
@@ -53,8 +53,8 @@ void peak_row(Lp *lp, const char *name, Sum sum, double capacity) {
 }
 
 /* Adds T_pre = max(ctog^p, gtoc^p, dtoc^p, ctod^p, comp^p), or T_gen = max of the same terms with
- * ^g. The phases differ in the q new tokens of a sequence, in the cache that is stored and loaded,
- * and in the processor that attends. */
+ * ^g. The phases differ in q, the number of new tokens of a sequence, in the cache that is stored
+ * and loaded, and in the processor that attends. */
 static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     static const char *const name[2][5] = {{"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"},
                                            {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "comp^p"}};
@@ -178,8 +178,8 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 
 static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
-/* Writes the names of the rows in [from, to) that x satisfies with nothing to spare. Returns the
- * largest excess of all rows in [from, to). */
+/* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess of
+ * all rows in [from, to). */
 static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
                            int to) {
     double most = -INFINITY;
@@ -193,9 +193,9 @@ static double binding_rows(char *text, size_t size, const Lp *lp, const double *
     return most;
 }
 
-/* Writes the message that no placement fits. It names how many bytes each tier lacks: the LP is
- * solved with a variable for each tier's missing bytes, of which the disk's cost the least and the
- * GPU's the most. */
+/* Writes the message that no placement fits. It says how many bytes each tier lacks. For this, the
+ * LP is solved with one more variable for each tier, its missing bytes; those of the disk cost the
+ * least and those of the GPU the most. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
     char who[200] = "";
@@ -235,7 +235,7 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
             "%s: its numbers and those of %s are too far apart to be solved in doubles; check them",
             hardware->name, config->name);
     /* At a corner of the LP T_pre and T_gen are the largest of their terms, even T_gen for n = 1,
-     * where it costs nothing. */
+     * although it then costs nothing. */
     const double *x = answer.x;
     memcpy(cost->fraction, x, sizeof cost->fraction);
     cost->T_pre = x[T_PRE];

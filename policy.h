@@ -20,7 +20,8 @@ typedef union {
 } Sum;
 /* Adds factor * more. */
 void sum_add(Sum *to, double factor, Sum more);
-/* Adds the row sum / rate <= T, one term of a max, to the LP; T is a variable of time. */
+/* Adds the row sum / rate <= T, one term of a max, to the LP; T is the index of a variable in
+ * seconds. */
 void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
 /* Adds the row sum <= capacity. */
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
@@ -46,7 +47,7 @@ typedef struct {
 
 /* The paper's variables: the fractions, and the seconds of a layer in prefill and in generation. */
 enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
-/* The paper's rows, by what they bound: the first row of each kind. */
+/* The first row of each kind in the paper's LP; the name says what the rows bound. */
 enum {
     T_PRE_ROWS = 0,
     T_GEN_ROWS = 5,

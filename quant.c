@@ -3,13 +3,13 @@
  *
  *     x_quant = round((x - min) / (max - min) * (2^b - 1))
  *
- * for each group of g contiguous numbers. The paper takes b = 4 and g = 64, which is 4.5 bits a
- * number with the group's min and scale in F16. quant.h describes the layout. The plain function,
- * which rounds numbers to any b in any g, comes first; the fast functions, which pack 4 bits in
+ * for each group of g contiguous numbers. The paper uses b = 4 and g = 64. With the group's min and
+ * scale in F16, this takes 4.5 bits per number. quant.h describes the layout. The plain function,
+ * which rounds numbers for any b and g, comes first; the fast functions, which pack 4 bits in
  * groups of 64, follow.
  *
  * Contract: a finite number comes back within half a scale and one rounding to F16. A number that
- * is not finite makes its whole group NaN, so that no number takes its place.
+ * is not finite makes its whole group NaN, so that no finite number hides it.
  * Read next: lp.c. */
 #include "quant.h"
 
@@ -23,8 +23,8 @@
 
 enum { LEVELS = 15 }; /* the largest code of 4 bits */
 
-/* Returns (max - min) / levels as F16, rounded up, so that the largest code reaches max however
- * coarse F16 is there; or rounded down if the largest code would pass F16's range. */
+/* Returns (max - min) / levels as F16. It is rounded up, so that the largest code reaches max
+ * however coarse F16 is there, or rounded down if the largest code would exceed F16's range. */
 static f16 group_scale(float min, float max, int levels) {
     const float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
@@ -38,7 +38,7 @@ static f16 group_scale(float min, float max, int levels) {
 /* Writes a group's min and scale. Returns 1 / scale, or 0 if all numbers are equal or one is not
  * finite. */
 static float put_header(void *to, float min, float max, bool finite, int levels) {
-    min += 0; /* -0 becomes 0, which is equal to it: it must not matter which of them comes first */
+    min += 0; /* -0 becomes 0, so that it does not matter which of the two comes first */
     max += 0;
     const f16 poison = 0x7e00; /* NaN */
     const f16 header[2] = {finite ? f32_to_f16(min) : poison,
@@ -77,8 +77,8 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 // Groups of 4 bits, a vector at a time
 //
 // VL neighbouring columns of a matrix are packed together: element l of a vector works on column l,
-// whose group runs down the rows. 32 rows have their codes in 16 bytes, which are made 4 bytes (8
-// nibbles, u = 0 to 7) at a time. These are the rows whose codes lie in each byte:
+// whose group runs down the rows. The codes of 32 rows take 16 bytes, of which 4 bytes (8 nibbles,
+// u = 0 to 7) are packed at a time. The picture shows which rows have their codes in each byte:
 //
 //     byte          0   1   2   3  |  4   5  ..  |  .. 15  | 16  17  ..
 //     high half    16  17  18  19  | 20  21      |     31  | 48  49
@@ -88,8 +88,8 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 // A group of the KV cache lies in a row, so its numbers themselves fill the vectors.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns codes of at most 15, rounded as rintf rounds: x + 1.5 2^23 has the nearest integer in its
- * low bits, and of two equally near ones the even one. */
+/* Returns codes of at most 15, rounded as rintf rounds: the low bits of x + 1.5 2^23 hold the
+ * nearest integer, and the even one if two are equally near. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; }
 
 /* Returns the row whose code is nibble u of the 4 bytes from byte `at` on, as in the picture. */
@@ -103,7 +103,7 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
     bool finite = true;
     for (int i = 0; i < GROUP; i++) {
         V x = v_load_f16(w + (size_t)i * k);
-        /* The processor does not foresee so many rows. */
+        /* The processor's own prefetching does not follow so many rows. */
         __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0, 2);
         min = v_min(min, x);
         max = v_max(max, x);
@@ -159,7 +159,7 @@ static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inv
         codes[i] = (uint8_t)(code[i] | code[16 + i] << 4);
 }
 
-/* Packs a group of n neighbours. Returns false if a number is not finite. */
+/* Packs a group of n contiguous numbers. Returns false if a number is not finite. */
 static bool pack_run(uint8_t *to, const f16 *x, int n) {
     V low = v_set(INFINITY), high = -low, zero = {0};
     for (int i = 0; i < n; i += VL) {

@@ -1,16 +1,16 @@
 /* quant.h: group-wise quantization (section 5).
  *
- * Numbers are stored in 4 bits, in groups of 64. A group is its min and its scale, F16,
- * little-endian, and then the codes:
+ * Numbers are stored in 4 bits, in groups of 64. A group holds its min and its scale (F16,
+ * little-endian), then its codes:
  *     scale = (max - min) / 15, rounded up to F16
  *     code  = round((x - min) / scale)
  * Unpacking gives F16(min + scale * code), which differs from x by at most half a scale and F16's
  * rounding, and is exact in a constant group. Codes lie as SIMD reads them: number i is in byte
  * i / 32 * 16 + i % 16, in its low half if i % 32 < 16, else in its high half. The last group of a
- * head may be shorter: heads are whole sixteens of numbers, and 16 of them take as many bytes as
- * 32.
+ * head may be shorter. A head has a multiple of 16 numbers, and the codes of 16 numbers take as
+ * many bytes as those of 32.
  *
- * Other widths and groups are not stored; quant_round shows what they would do to numbers that stay
+ * Other widths and group sizes are not stored; quant_round shows their effect on numbers that stay
  * F16. */
 #ifndef QUANT_H
 #define QUANT_H
@@ -21,15 +21,15 @@ extern "C" {
 
 enum { GROUP = 64, GROUP_HEADER = 4, GROUP_BYTES = GROUP_HEADER + GROUP / 2 };
 
-/* Returns the bytes of n numbers of a head, which are whole sixteens. */
+/* Returns the bytes that n numbers of a head take when packed; n is a multiple of 16. */
 HOST_AND_GPU static inline size_t quant_bytes(int n) {
     return (size_t)(n / GROUP) * GROUP_BYTES +
            (n % GROUP ? GROUP_HEADER + (n % GROUP + 31) / 32 * 16 : 0);
 }
 
-/* Returns the bytes of a packed weight w (n, k), both multiples of GROUP. It is grouped along n,
- * its output channels, which lie k numbers apart. Packed, a group is contiguous: the group that
- * begins at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. */
+/* Returns the bytes of a packed weight w (n, k), both multiples of GROUP. Groups run along n, the
+ * output channels, which lie k numbers apart. A packed group is contiguous: the group that begins
+ * at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. */
 static inline size_t quant_matrix_bytes(int n, int k) {
     return (size_t)(n / GROUP) * k * GROUP_BYTES;
 }

@@ -2,20 +2,20 @@
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for
  * every batch in flight: for each layer j and each batch k, it makes the calls of Figure 4 in the
- * order of the figure. Layer l, behind the decoder layers, is the head: final norm, logits, the
- * next token. Batches enter and leave only between sweeps (batch.c).
+ * order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the next
+ * token. Batches enter and leave only between sweeps (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
- * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) is project,
- * attend and finish, in prefill one piece after the other. Three workspaces rotate, so that while
- * the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
+ * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) calls
+ * project, attend and finish, in prefill for one piece after the other. Three workspaces rotate, so
+ * that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
  * Read next: batch.c. */
 #include "batch.h"
 #include "device/device.h"
 
 // clang-format off
-/* One square (i, j, k): its six views, and in [] which slot of its region each takes.
+/* The six views of one square (i, j, k). The brackets say which slot of its region each view takes.
  *
  *              rests on CPU or disk                       is on the GPU while the square computes
  *
@@ -44,10 +44,11 @@
  *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; LAST_ROWS for
  *                                                         the head
  *
- * square_number counts squares: its slots are in use beside the squares before and after. Batch.turn
- * counts pieces of prefills, and decoding batches: its slots are used by one piece only. Batch.index
- * is the batch's place in the plan: its slots stay from sweep to sweep. A slot has one or more
- * cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in plan.c). */
+ * square_number counts squares: its slots are in use at the same time as those of the squares
+ * before and after. Batch.turn counts pieces of prefills and decoding batches: each of its slots is
+ * used by one piece only. Batch.index is the batch's place in the plan: the batch keeps its slots
+ * from sweep to sweep. A slot has one or more cells. A cell is always used as a whole; depend.c
+ * orders ops by cells (number_cells in plan.c). */
 // clang-format on
 
 /* The weights of one layer while they load or are used. */
@@ -61,7 +62,7 @@ typedef struct {
     const Plan *plan;
     const Task *task;
     Poster *to;
-    Flight *flight, *flights; /* the one that sweeps; all, [flight_count] */
+    Flight *flight, *flights; /* the flight that sweeps; all flights [flight_count] */
     Line line;
     int l, i, K;            /* decoder layers; number of this sweep over all flights; its batches */
     long base;              /* squares of the earlier sweeps */
@@ -96,7 +97,7 @@ static bool begin(Run *run, int k);
 static void sweep(Run *run) {
     run->K = run->flight->K;
     if (!run->next_is_layer0) {
-        run->streamed += run->streamed % 2; /* begin with the first slot, as the plan counts */
+        run->streamed += run->streamed % 2; /* begin with the first slot, as the plan assumes */
         load_part(run, 0, 0, 1);
     }
     run->next_is_layer0 = false;
@@ -104,7 +105,7 @@ static void sweep(Run *run) {
     for (int j = 0; j <= run->l; j++) { /* l: the head */
         advance_weights(run);
         for (int k = 0; k < run->K; k++) {
-            /* a batch alone in flight loads what it has just stored */
+            /* a batch that is alone in flight loads what it has just stored */
             const int next = run->K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
@@ -129,7 +130,7 @@ static void sweep(Run *run) {
     flight_swept(run->flight);
 }
 
-/* Makes the layer that has loaded beside the last one the layer that computes. */
+/* Makes the layer whose weights have just been loaded the layer that computes. */
 static void advance_weights(Run *run) {
     run->now = run->next;
     run->next = (LayerWeights){0};
@@ -141,8 +142,8 @@ static void advance_weights(Run *run) {
 
 static const Tensor none = {.rows = 0};
 
-/* Returns the batch that computes square (j, k), and makes k a place in the sweep (it may be -1 or
- * K, see above). Returns NULL outside the sweep, and for a batch that has no members any more. */
+/* Returns the batch of square (j, k). If k is -1 or K (see above), changes j and k so that k is a
+ * place in the sweep. Returns NULL outside the sweep, and for a batch that has no members left. */
 static Batch *at_square(const Run *run, int *j, int *k) {
     if (*k < 0) {
         *k += run->K;
@@ -158,15 +159,16 @@ static Batch *at_square(const Run *run, int *j, int *k) {
     return b->nseq ? b : NULL;
 }
 
-/* Numbers the squares of the run; workspaces and staging slots take turns by it. */
+/* Returns the number of a square in the run; workspaces and staging slots rotate by it. */
 static long square_number(const Run *run, int j, int k) { return run->base + (long)j * run->K + k; }
 
-/* Returns true if the CPU attends in this batch's squares (computation delegation, section 4.2). */
+/* Returns true if the CPU computes attention for this batch (computation delegation, section
+ * 4.2). */
 static bool delegated(const Run *run, const Batch *b) {
     return run->plan->policy.cpu_attention && !b->prefill;
 }
 
-/* Returns a call in square (j, k): what the ops that it posts on a lane are for. */
+/* Returns the Call for ops of square (j, k) on a lane. */
 static Call call_on(const Run *run, Lane lane, Kind kind, int j, int k) {
     const Batch *b = run->flight->in_sweep[k];
     return (Call){.lane = lane,
@@ -205,8 +207,8 @@ static Tensor new_kv(const Run *run, const Batch *b, int rows) {
                        2 * run->plan->config.h1);
 }
 
-/* Returns the new k and v of a piece's rows from `first` on, whose cache is not on the GPU, in the
- * format of its pages (PROJECT has packed them if these are packed). */
+/* Returns the new k and v of a piece's rows from `first` on, which are those whose cache is not on
+ * the GPU. They have the format of the pages: if pages are packed, PROJECT has packed them. */
 static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
     if (run->plan->policy.cache_packed)
         return workspace(run, NEW_KV_PACKED, b->turn, rows);
@@ -219,7 +221,7 @@ static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
     return plan_view(run->plan, NEW_KV, TIER_CPU, b->turn, 0, rows);
 }
 
-/* Returns the result of attention for the sequences whose cache is not on the GPU. It is a cell of
+/* Returns the result of attention for the sequences whose cache is not on the GPU. It has a cell of
  * its own, because other lanes write it. */
 static Tensor attended_elsewhere(const Run *run, const Batch *b) {
     const int gpu = b->kv_seqs[TIER_GPU];
@@ -231,13 +233,13 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b) {
 // load_weight
 // -------------------------------------------------------------------------------------------------
 
-/* Returns n F16 numbers of next's slot, from byte `at` on. */
+/* Returns n F16 numbers of the slot of run->next, from byte `at` on. */
 static Tensor slot_bytes(const Run *run, Bytes at, int n) {
     return plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, at, F16, n);
 }
 
-/* Adds the moves of bytes first .. end-1 of layer j's slab into next's slot to run->moves[0..n).
- * Returns how many moves there are. */
+/* Appends to run->moves[0..n) the moves that bring bytes first .. end-1 of layer j's slab into the
+ * slot of run->next. Returns how many moves there are. */
 static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
     const Plan *p = run->plan;
     for (int i = 0; i < (j < run->l ? NROLES : 1); i++) {
@@ -261,8 +263,8 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
 /* Returns where part k of K equal parts begins, at a whole cache line. */
 static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
 
-/* Loads part k of K of layer j into next's slot: equal parts of the CPU's share and of the disk's
- * share. */
+/* Loads part k of K of layer j into the slot of run->next. The CPU's share and the disk's share are
+ * each cut into K equal parts. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
     const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
@@ -279,7 +281,7 @@ static void load_part(Run *run, int j, int k, int K) {
     carry(run->to, call_on(run, W_LOAD, WEIGHT, j, k), run->moves, n, &stop, 1);
 }
 
-/* Returns true if some flight will sweep once more. */
+/* Returns true if some flight will sweep at least once more. */
 static bool goes_on(const Run *run) {
     for (int g = 0; g < flight_count(&run->plan->policy); g++)
         if (flight_goes_on(&run->flights[g]))
@@ -287,8 +289,8 @@ static bool goes_on(const Run *run) {
     return false;
 }
 
-/* Figure 4: loads part k of the weights of layer j, which is the next one. Behind the head comes
- * layer 0 of the next sweep, if there is one. */
+/* Loads part k of the weights of layer j, the next layer (Figure 4). After the head comes layer 0
+ * of the next sweep, if there is one. */
 static void load_weight(Run *run, int j, int k) {
     bool wraps = j > run->l;
     if (wraps && !goes_on(run))
@@ -302,9 +304,9 @@ static void load_weight(Run *run, int j, int k) {
 // store_activation
 // -------------------------------------------------------------------------------------------------
 
-/* Moves the rows of the hidden state that rest on one tier: to their home behind layer j (store),
- * or from there to layer j. Behind the last layer of a prefill only the rows that the head needs
- * leave the GPU, and only those come back, to the workspace LAST_ROWS. */
+/* Moves the rows of the hidden state that rest on one tier: to their home after layer j (store), or
+ * from their home before layer j. After the last layer of a prefill only the rows that the head
+ * needs leave the GPU, and only those come back, to the workspace LAST_ROWS. */
 static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, bool store) {
     static const Lane lane[2][NTIERS] = {{PROJECT, C_LOAD, C_LOAD}, {FINISH, STORE, STORE}};
     if (!b->act_rows[tier])
@@ -333,11 +335,11 @@ static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, b
     carry(run->to, call_on(run, lane[store][tier], ACTIVATION, j, k), run->moves, n, &stop, 1);
 }
 
-/* Returns true if the hidden state does not rest behind layer j, because the head takes it or
- * another stage will. */
+/* Returns true if the hidden state is not stored after layer j, because the head or the next stage
+ * takes it. */
 static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->config) >= run->l; }
 
-/* Figure 4: stores the hidden state, unless it was computed where it rests. */
+/* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
     if (!b || leaves(run, j) || all_on_gpu(b))
@@ -350,8 +352,8 @@ static void store_activation(Run *run, int j, int k) {
 // store_cache
 // -------------------------------------------------------------------------------------------------
 
-/* Posts an op that puts the new k and v of rows first, first + 1, ... of the batch, kv, into the
- * pages of a table. */
+/* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of
+ * a table. */
 static void append(Run *run, Call call, const Batch *b, PageTable table, Tensor kv, int first) {
     const Tables *t = batch_tables(b, table.k.tier);
     Op op = op_append(call, &table, kv, tensor_cols(t->row_seq, first, kv.rows),
@@ -360,8 +362,9 @@ static void append(Run *run, Call call, const Batch *b, PageTable table, Tensor 
     post(run->to, op);
 }
 
-/* Stores the new k and v of a piece whose cache is on the CPU or on disk. If the CPU attends, they
- * have come down with the queries, and attend_on_cpu has appended the CPU's. */
+/* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
+ * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
+ * CPU's pages. */
 static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
     const int gpu = piece->kv_rows[TIER_GPU], cpu = piece->kv_rows[TIER_CPU];
     const int disk = piece->kv_rows[TIER_DISK], first = piece->row + gpu;
@@ -381,7 +384,7 @@ static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
                first + cpu);
 }
 
-/* Figure 4: stores the new k and v of a decoding batch; compute has stored those of a prefill,
+/* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
@@ -394,8 +397,8 @@ static void store_cache(Run *run, int j, int k) {
 // load_cache
 // -------------------------------------------------------------------------------------------------
 
-/* Brings the staged pages that hold past tokens into staging: all pages off the GPU to the GPU, or
- * if the CPU attends, the disk's pages to the CPU. */
+/* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
+ * GPU, or, if the CPU attends, the disk's pages to the CPU. */
 static void bring_cache(Run *run, const Batch *b, int j, int k) {
     const long sq = square_number(run, j, k);
     const int cpu = b->nstaged[TIER_CPU], disk = b->nstaged[TIER_DISK];
@@ -421,7 +424,7 @@ static void bring_cache(Run *run, const Batch *b, int j, int k) {
     }
 }
 
-/* Figure 4: loads the cache of the coming square. For layer 0, begin does this. */
+/* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
     if (b && j && j < run->l)
@@ -432,7 +435,7 @@ static void load_cache(Run *run, int j, int k) {
 // load_activation
 // -------------------------------------------------------------------------------------------------
 
-/* Figure 4: loads the rows of the hidden state that do not rest on the GPU. Layer 0 has nothing to
+/* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). Layer 0 has nothing to
  * load, because its rows come from the embedding. */
 static void load_activation(Run *run, int j, int k) {
     Batch *b = at_square(run, &j, &k);
@@ -446,10 +449,10 @@ static void load_activation(Run *run, int j, int k) {
 // compute: project, attend, finish
 // -------------------------------------------------------------------------------------------------
 
-/* Returns in w the tensors of layer j where they are while it computes. For a batch of more rows
- * than products take packed weights for, packed matrices are first unpacked to F16: once for each
- * layer and sweep, before the first such batch. q, k and v are unpacked on PROJECT and the rest on
- * FINISH, because each of these lanes has then finished with the layer before. */
+/* Fills w with the tensors of layer j at the place where they are while it computes. For a batch of
+ * more than packed_rows rows, packed matrices are first unpacked to F16, once for each layer and
+ * sweep, before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on
+ * FINISH, because each of these lanes has then finished the layer before. */
 static void layer_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     const Plan *p = run->plan;
     const bool many_rows = run->flight->in_sweep[k]->rows > p->packed_rows;
@@ -464,8 +467,8 @@ static void layer_weights(Run *run, int j, int k, Tensor w[NROLES]) {
     run->now.unpacked = run->now.unpacked || many_rows;
 }
 
-/* Gathers the rows of the token table where the table rests, so that only these rows move, and
- * makes the hidden state of layer 0 of them. */
+/* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
+ * and computes the hidden state of layer 0 from them. */
 static void embed(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
     const long sq = square_number(run, 0, k);
@@ -487,12 +490,13 @@ static void embed(Run *run, Batch *b, int k) {
 /* Receives the hidden state from the stage before: layer 0 of this stage begins where the last
  * layer of that stage has ended (section 4.4).
  *
- * Stages never wait for each other in a circle, because messages have an order: by sweep i, then
- * stage p, then batch k. State (i, p, k) is sent when (i, p - 1, k) has come and the smaller states
- * of its lane are gone; the tokens of a batch follow the last stage's states; and a flight's sweep
- * begins with the tokens of its sweep before. So every message waits for smaller ones only, and the
- * smallest that has not come can always be sent. All stages agree on which messages exist: that
- * depends on which batches are in flight, and the tokens tell all stages the same. */
+ * Stages never deadlock, because messages are ordered by sweep i, then stage p, then batch k. State
+ * (i, p, k) is sent when state (i, p - 1, k) has arrived and the smaller states of its lane have
+ * been sent. The tokens of a batch follow the last stage's states, and a flight's sweep begins with
+ * the tokens of its previous sweep. So every message waits only for smaller ones, and the smallest
+ * message that has not arrived can always be sent. All stages agree on which messages exist,
+ * because that depends only on which batches are in flight, and all stages receive the same
+ * tokens. */
 static void receive(Run *run, Batch *b, long sq, int k) {
     Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
     post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, 0, k), up.src));
@@ -507,8 +511,8 @@ static void send(Run *run, Batch *b, int j, int k) {
     post(run->to, op_send(call_on(run, SEND, ACTIVATION, j, k), down.dst));
 }
 
-/* Computes q, k and v of a piece. New k and v go into the pages on the GPU, or are packed to leave
- * it. */
+/* Computes q, k and v of a piece. Appends new k and v to the pages on the GPU. Packs those of other
+ * pages, if pages are packed. */
 static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     const Call call = call_on(run, PROJECT, CACHE, j, k);
@@ -532,9 +536,9 @@ static PageTable table_rows(PageTable table, int first, int n) {
 }
 
 /* Posts the attention of one new token per sequence of a table. Sparse attention (section 5) reads
- * all of K, then V of the chosen tokens. home: the same sequences' pages on disk, if only the V of
- * the chosen tokens is to come from there to the table's pages; NULL if V is in the table's
- * pages. */
+ * all of K, then V of the chosen tokens. home holds the same sequences' pages on disk, if the V of
+ * the chosen tokens must be fetched from there into the table's pages; NULL if V is already in the
+ * table's pages. */
 static void attend_rows(Run *run, Call call, PageTable table, const PageTable *home, Tensor o,
                         Tensor q) {
     const Plan *p = run->plan;
@@ -586,8 +590,8 @@ static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
     post(run->to, op_copy(call_on(run, A_UP, CACHE, j, k), &up, 1));
 }
 
-/* Posts the attention of a piece: in prefill to the k and v that have just been computed, otherwise
- * to the pages on the GPU, and to the others in staging or on the CPU. */
+/* Posts the attention of a piece. In prefill it attends to the k and v that have just been
+ * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
 static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
     Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
@@ -623,7 +627,7 @@ static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], con
 }
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a
- * scored task it computes, for head rows first, first + 1, ..., the probability of the given token
+ * scored task it computes, for the head's rows from `first` on, the probability of the given token
  * and the greedy choice. */
 static void choose_tokens(Run *run, Batch *b, int k, Tensor logits, int first) {
     const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, run->l, k);
@@ -654,8 +658,8 @@ static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
     post(run->to, op_copy(call_on(run, A_DOWN, OTHER, run->l, k), moves, n));
 }
 
-/* Computes layer l: the rows that the head needs (the last of each sequence, or more in a scored
- * task) become logits, some rows at a time. */
+/* Computes layer l, the head. It turns the rows that the head needs (the last of each sequence, or
+ * more in a scored task) into logits, head_chunk rows at a time. */
 static void compute_head(Run *run, Batch *b, int k) {
     const Plan *p = run->plan;
     const int resting = b->act_last[TIER_GPU];
@@ -679,7 +683,7 @@ static void compute_head(Run *run, Batch *b, int k) {
         choose_tokens(run, b, k, batch_logits(run->flight, b, 0, b->nseq), 0);
 }
 
-/* Figure 4: computes layer j of batch k. */
+/* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
     Batch *b = run->flight->in_sweep[k];
     if (!b->nseq)
@@ -711,14 +715,15 @@ static void compute(Run *run, int j, int k) {
 // synchronize, and the sweeps of a run
 // -------------------------------------------------------------------------------------------------
 
-/* Figure 4 waits for all devices here. DIFFERS: every op already waits for the ops that it needs,
- * so this waits only with --synchronize. Returns false when the run has failed. */
+/* Waits for all lanes, as Figure 4 waits for all devices. DIFFERS: every op already waits for the
+ * ops that it needs, so this waits only with --synchronize.  Returns false when the run has
+ * failed. */
 static bool synchronize(Run *run) {
     return run->plan->policy.synchronize ? post_drain(run->to) : !run->to->failed;
 }
 
-/* Opens batch k's part in this sweep: waits for its newest tokens, then sends its index tables up
- * and asks for what its first square needs. Returns false when the run has failed. */
+/* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
+ * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
     Batch *b = run->flight->in_sweep[k];
     if (!batch_begin(run->flight, b))
@@ -727,11 +732,11 @@ static bool begin(Run *run, int k) {
     post(run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
     if (!is_first(&run->plan->config))
         receive(run, b, square_number(run, 0, k), k);
-    bring_cache(run, b, 0, k); /* load_cache brings that of the other layers, one square ahead */
+    bring_cache(run, b, 0, k); /* load_cache does this for the other layers, one square ahead */
     return !run->to->failed;
 }
 
-/* Notes in the trace the pages and sequences of all flights, which are in use at the same time. */
+/* Records in the trace how many pages and sequences all flights together hold now. */
 static void note_held(const Run *run) {
     Held held = {.at = run->line.swept_at};
     for (int g = 0; g < flight_count(&run->plan->policy); g++) {
@@ -762,7 +767,8 @@ static void sweep_all(Run *run) {
 }
 
 /* Divides the seconds of prefill sweeps into prefill and decode, by the time that the processors
- * spent on each. Their time on decoding beside prefills is estimated by the number of tokens. */
+ * spent on each. The time that they spent on decoding beside prefills is estimated from the number
+ * of tokens. */
 static void divide_seconds(RunStats *s, const Device *device) {
     static const Lane processors[] = {PROJECT, FINISH, ATTEND};
     double prefill = 0, decode = 0;
@@ -801,7 +807,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     if (task->count)
         sweep_all(&run);
     if (!to.failed)
-        post_drain(&to); /* the last stores, and weights loaded for a sweep that did not come */
+        post_drain(
+            &to); /* the last stores, and weights loaded for a sweep that did not take place */
     if (!to.failed)
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)

@@ -84,7 +84,7 @@ typedef enum {
     OP_PICK,           /* the next tokens from logits */
     OP_SCORE,          /* log-probabilities of given tokens from logits */
     OP_RECEIVE,        /* hidden states from the stage before */
-    OP_SEND,           /* hidden states to the stage behind */
+    OP_SEND,           /* hidden states to the next stage */
     NCODES
 } OpCode;
 
@@ -107,7 +107,7 @@ struct Op {
         struct { Tensor w, packed; } unpack;
         struct { Tensor packed, kv; } pack;
         struct { Tensor o, q, kv, start; } prefilled;
-        struct { Tensor o, q, tokens, weights, k, v, pages, len; } attend; /* of OP_SELECT and OP_WEIGH too */
+        struct { Tensor o, q, tokens, weights, k, v, pages, len; } attend; /* also OP_SELECT, OP_WEIGH */
         struct { Tensor v, pages, len, home_v, home_pages, tokens; } fetch;
         struct { Tensor k, v, kv, seq, pos, pages; } append;
         struct { Tensor ids, logits, prompt, pos; } pick;
@@ -121,8 +121,8 @@ struct Op {
     bool add;                /* an embedding adds to y */
     bool relu;               /* a product passes ReLU */
     double sparsity;
-    Quant study; /* an append to F16 pages rounds k and v so, on the host (bits 0: not at all); set
-                    by who makes the op */
+    Quant study; /* how an append to F16 pages rounds k and v on the host (bits 0: it does not); the
+                    caller of op_append sets it */
     Sampling sampling;
     int nafter; /* the op begins when these events have happened */
     Event after[NLANES];
@@ -146,66 +146,68 @@ typedef struct {
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
-/* The constructors. Each returns an op that is for `call`, and checks the shapes for all devices.
- * A view that is absent has rows 0. Index tables are I32, weights and biases F16. Activations are
- * F32 on the host, whose functions host_NAME are the specification, and F16 on a GPU.
+/* The constructors. Each returns an op for `call`, and checks the shapes for all devices; its
+ * comment says what the op does. A view that is absent has rows 0. Index tables are I32, weights
+ * and biases F16. Activations are F32 on the host, whose functions host_NAME are the specification,
+ * and F16 on a GPU.
  *
  * Batch invariance, on the host: a row of a result depends on that row's inputs only, bit for bit,
  * whatever the other rows, the number of threads, the page size or the number of sequences. */
 Op op_copy(Call call, const Move *moves, int n);
-/* y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, and on the CPU or
- * in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table */
+/* Computes y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, and on
+ * the CPU or in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table. */
 Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add);
-/* y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w, b (1,
- * cols) */
+/* Computes y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w,
+ * b (1, cols). */
 Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
-/* y = x w^T + b, then ReLU in op_linear_relu, then + residual (section 3's x.w_Q and so on). x (m,
- * k) dense; w (n, k) F16, or packed, U8, if the device takes packed weights for so many rows
- * (Plan.packed_rows); y (m, n) F32, or F16; residual has y's type and ld; it may be y itself, and
- * on a GPU it must be. On the host every output sums over k in one fixed order; with packed w,
- * which is unpacked during the product, this order is another one. */
+/* Compute y = x w^T + b, then ReLU in op_linear_relu, then + residual (section 3's x.w_Q and so
+ * on). x (m, k) dense; w (n, k) F16, or packed, U8, if the device takes packed weights for so many
+ * rows (Plan.packed_rows); y (m, n) F32, or F16; residual has y's type and ld; it may be y itself,
+ * and on a GPU it must be. On the host every output sums over k in one fixed order; with packed w,
+ * which is unpacked during the product, the order is different. */
 Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual);
 Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
-/* w (n, k) F16 = packed weights as quant_unpack_rows unpacks them, for products of more rows than
- * those that take packed weights */
+/* Unpacks packed weights to w (n, k) F16, as quant_unpack_rows does, for products of more rows than
+ * those that take packed weights. */
 Op op_unpack(Call call, Tensor w, Tensor packed);
-/* packed = rows of U8 for packed pages, k's heads, then v's, from kv: rows of new k, v (2 h1)
- * F16 */
+/* Packs kv, rows of new k, v (2 h1) F16, to rows of U8 for packed pages: k's heads, then v's. */
 Op op_pack(Call call, Tensor packed, Tensor kv, int nh);
-/* Prefill: o = causal softmax(q k^T / sqrt(hd)) v of whole prompts, one after another. o (rows,
- * h1); q (rows, h1) F16, not yet scaled; kv (rows, 2 h1) F16, a row's k, then its v, with q's ld;
- * start (1, nseq + 1): the first row of each prompt, and the end. Working memory does not grow with
- * nseq or with the length of a prompt. */
+/* Computes, in prefill, o = causal softmax(q k^T / sqrt(hd)) v of whole prompts, one after another.
+ * o (rows, h1); q (rows, h1) F16, not yet scaled; kv (rows, 2 h1) F16, a row's k, then its v, with
+ * q's ld; start (1, nseq + 1): the first row of each prompt, and the end. Working memory does not
+ * grow with nseq or with the length of a prompt. */
 Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int nh);
-/* Attention of one new token per sequence to paged KV, on the GPU or the CPU (section 4.2,
+/* Computes attention of one new token per sequence to paged KV, on the GPU or the CPU (section 4.2,
  * computation delegation). o (nseq, h1), F16 for a GPU; q (nseq, h1) F16, not yet scaled. Reads
  * every byte of K and V once, in place. */
 Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table);
-/* Sparse attention (section 5). select, the first half, gives the chosen tokens I32, ascending, and
- * their weights F32, both (nseq, nh * most), most >= sparse_tokens(sparsity, len[r]) of every r;
- * the softmax is over all tokens, and the weights of the others are dropped. It does not touch V.
- * fetch brings the V of these tokens, and no other, from its home on disk to its place in the
- * staged pages; it belongs on C_READ. weigh, the second half, gives o, the weighted sum of that
- * V. */
+/* Compute sparse attention (section 5). select, the first half, gives the chosen tokens I32,
+ * ascending, and their weights F32, both (nseq, nh * most), where most >= sparse_tokens(sparsity,
+ * len[r]) for every r. The softmax is over all tokens, and the weights of the others are dropped.
+ * select does not touch V. fetch brings the V of these tokens, and no other, from its home on disk
+ * to its place in the staged pages; it belongs on C_READ. weigh, the second half, gives o, the
+ * weighted sum of that V. */
 Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity);
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
             double sparsity);
 Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
             double sparsity);
-/* kv row r becomes token pos[r] of sequence seq[r] of the page table; seq may skip and repeat, but
- * no token comes twice. kv has the type of its pages, or is F16 to be packed. */
+/* Appends new k and v: row r of kv becomes token pos[r] of sequence seq[r] of the page table. seq
+ * may skip and repeat sequences, but no token may occur twice. kv has the type of its pages, or is
+ * F16 to be packed. */
 Op op_append(Call call, const PageTable *table, Tensor kv, Tensor seq, Tensor pos);
-/* The next token of each row of logits (rows, vocab) F32. Greedy: the largest, the lowest id among
- * equals. Otherwise softmax at temperature, cut to top_k, then to the smallest set with mass >=
- * top_p, drawn with a counter-based generator from (seed, prompt[r], pos[r]) alone; a GPU only
- * chooses greedily. NaN logits never win over numbers; the run then fails. */
+/* Chooses the next token of each row of logits (rows, vocab) F32. A greedy choice is the largest
+ * logit, and the lowest id among equals. Otherwise the token is drawn from the softmax at
+ * temperature, cut to top_k and then to the smallest set with mass >= top_p, with a counter-based
+ * generator from (seed, prompt[r], pos[r]) alone. A GPU only chooses greedily. NaN logits never win
+ * over numbers; the run then fails. */
 Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
            const Sampling *sampling);
-/* For evaluation: logp[r] = log softmax(logits[r])[target[r]], and the greedy choice best[r] as
- * op_pick makes it. logp (1, rows) F32, best and target (1, rows) I32 */
+/* Computes, for evaluation, logp[r] = log softmax(logits[r])[target[r]], and the greedy choice
+ * best[r] as op_pick makes it. logp (1, rows) F32, best and target (1, rows) I32. */
 Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target);
-/* x (rows, h1) on the CPU, dense */
+/* Receive and send x (rows, h1), which is dense and on the CPU. */
 Op op_receive(Call call, Tensor x);
 Op op_send(Call call, Tensor x);
 
@@ -231,7 +233,7 @@ struct Device {
     Type act_type;      /* the type of activations: F32 on the host */
     Bytes peak[NTIERS]; /* bytes of each tier in use: how far ops have reached into its regions */
     LaneCount count[NLANES];
-    Error notice; /* text that the user should see, such as memory that could not be pinned; mostly
+    Error notice; /* text that the user should see, such as memory that could not be pinned; usually
                      empty */
     Trace *trace; /* receives the ops that have finished; NULL: no trace. Set before the first op */
     double link[NCHANNELS]; /* host device: bytes/s to which a link is slowed; 0: not slowed. Set
@@ -256,7 +258,7 @@ struct Device {
     void (*close)(Device *); /* ends lanes, frees tiers, removes the offload file */
 };
 
-/* Opens the host device with one allocation a tier, as large as the plan says: GPU and CPU in
+/* Opens the host device with one allocation per tier, as large as the plan says: GPU and CPU in
  * memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a full
  * disk is an error here and nowhere else). checkpoint serves disk reads of weights and must outlive
  * the device. Returns NULL and err when there is not enough memory or disk. */
@@ -272,10 +274,10 @@ Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, cons
 // depend.c: posting, in an order that follows from use (section 4.2)
 // -------------------------------------------------------------------------------------------------
 
-/* The past users of each cell; parts.h says how post asks it. */
+/* The past users of each cell. parts.h says how post queries it. */
 typedef struct Depend Depend;
 
-/* Opens it for so many cells, none of which has been used. */
+/* Opens a record of ncells cells, none of which has been used. */
 Depend *depend_open(int ncells);
 /* Makes later users of cell `to` also come after the past users of cell `from`. */
 void depend_join(Depend *d, int to, int from);
@@ -284,8 +286,8 @@ void depend_join(Depend *d, int to, int from);
 void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
-/* The thread that posts: its device and the order that it has to keep. With overlap an op is only
- * posted; without, each is waited for at once, and that is the only difference. */
+/* The state of the thread that posts: its device and the order that it must keep. With overlap it
+ * only posts each op; without, it also waits for the op at once. That is the only difference. */
 struct Poster {
     Device *device;
     Depend *depend; /* NULL: ops come with their own `after` */
@@ -294,13 +296,13 @@ struct Poster {
     Event last[NLANES];
 };
 Event post(Poster *to, Op op);
-/* When this returns, the posting thread may use the view; false if an op has failed. */
+/* Waits until the posting thread may use the view. Returns false if an op has failed. */
 bool post_host(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */
 bool post_drain(Poster *to);
 
-/* Appends a move between dense views to moves[0..n), as one row. A move that goes on where the last
- * one ends, on both sides, becomes part of it. Returns the number of moves. */
+/* Appends a move between dense views to moves[0..n), as one row. If it begins where the last move
+ * ends, on both sides, it becomes part of that move. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
 /* A place on the CPU where moves between GPU and disk stop: `via` mirrors `here` on the GPU byte
@@ -309,17 +311,17 @@ typedef struct {
     Tensor here, via;
 } Stop;
 /* Posts moves[0..n), which are between the GPU and the tiers below it, on call.lane. Moves to or
- * from the CPU take one hop. Moves to or from disk take a second hop, on the disk's lane beside
- * call.lane, and stop on the CPU in between: at the last of the stops, which have ascending
- * addresses, that begins before them. moves has room for 2 n, and is changed. */
+ * from the CPU take one hop. Moves to or from disk take a second hop, on the disk's lane that
+ * belongs to call.lane, and stop on the CPU in between. Stops have ascending addresses; each move
+ * uses the last stop that does not begin after it. moves has room for 2 n, and is changed. */
 void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops);
 
 // -------------------------------------------------------------------------------------------------
 // tiers.c: before a run
 // -------------------------------------------------------------------------------------------------
 
-/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, a
- * dummy's disk share into the offload file. */
+/* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, and
+ * writes a dummy's disk share into the offload file. */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
 
 // -------------------------------------------------------------------------------------------------
@@ -328,8 +330,8 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 
 /* Returns the instruction set that the kernels were compiled for: "AVX-512", "AVX2", "portable". */
 const char *host_isa(void);
-/* Counts the orders in which the host's products and attention have added up so far. Another order
- * may give other tokens: a job that began with another is told so when it goes on. */
+/* The version of the order in which the host's products and attention add up. Another order may
+ * give other tokens, so a job that began with another version is told so when it resumes. */
 enum { HOST_SUMS = 2 };
 
 // -------------------------------------------------------------------------------------------------
@@ -374,13 +376,13 @@ Bytes gpu_left(Gpu *gpu);
  * no tiers: memory does not grow with the model. `now` is the simulated clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
-/* Several sims in one time, as the stages of a pipeline (section 4.4). */
+/* Several sims that share one clock, as the stages of a pipeline (section 4.4). */
 typedef struct World World;
 /* Joins sims that have not been used yet. Each posts and waits on a thread of its own, and time
- * passes when all of them wait; so the schedule of every stage must run. The wire out of a stage
- * takes bytes_s bytes/s, one message after the other, and each arrives delay_s seconds after it has
- * left. Each sim gets a device->net, which has post, receive (of tokens) and fail alone: the stages
- * are one process, and need not agree on anything. */
+ * passes when all of them wait; so the schedule of every stage must run. The link out of a stage
+ * carries bytes_s bytes/s, one message after the other, and each message arrives delay_s seconds
+ * after it has left. Each sim gets a device->net with only post, receive (of tokens) and fail,
+ * because the stages are one process and need not agree on anything. */
 World *world_open(Device *const sim[], int stages, double bytes_s, double delay_s);
 /* Says that the stage's thread has finished. */
 void world_leave(Device *sim);
@@ -391,38 +393,37 @@ void world_close(World *world);
 // net.c: the network of a pipeline (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-/* Messages of different kinds never wait for each other: hidden states; new tokens, on their way
- * round; what is agreed on before the run. */
+/* The kinds of messages: hidden states, new tokens, and the setup before the run. Messages of
+ * different kinds never wait for each other. */
 typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
 
 /* One stage's end of the network. pipeline.c provides it over MPI, sim.c between simulated machines
  * (where only tokens use it), and for the tests tests/local_net.c between the threads of a process.
  *
- * All functions but close may be called by several threads at once, but for one pair of stages and
- * one kind by one thread at a time. Messages of one kind from one stage to another arrive in the
- * order in which they were sent. When any stage has failed, the functions return -1 and one line
- * that names the stage; over MPI the launcher ends all processes instead. No function touches its
- * arguments after it has returned, however it ends. */
+ * Several threads may call all functions except close at once, but for one pair of stages and one
+ * kind only one thread at a time may call. Messages of one kind from one stage to another arrive in
+ * the order in which they were sent. When any stage has failed, the functions return -1 and one
+ * line that names the stage; over MPI the launcher ends all processes instead. No function touches
+ * its arguments after it has returned, however it ends. */
 struct Net {
     int stage, stages; /* stages are counted from 0 */
-    int neighbours;    /* stages on this machine, with this one; 0: not known */
-    /* Returns when the bytes may be changed again; that may be before or after they have arrived.
-     */
+    int neighbours;    /* stages on this machine, this one included; 0: not known */
+    /* Returns when the bytes may be changed again, which may be before or after they arrive. */
     int (*send)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* Returns when the bytes are here. A message of another size is an error, and as if this stage
-     * had failed. */
+    /* Returns when the bytes are here. A message of another size is an error, as if this stage had
+     * failed. */
     int (*receive)(Net *, int from, NetKind kind, void *bytes, size_t size, Error *);
     /* Copies the bytes, and returns at once. */
     int (*post)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* Copies stage 0's bytes to all stages, all of which call it. */
+    /* Copies stage 0's bytes to all stages; every stage must call it. */
     int (*share)(Net *, void *bytes, size_t size, Error *);
-    /* Returns 0 if all stages are well; all call it, each with its own status: 0, or -1 and err.
-     * Otherwise returns -1 on all, with the err of the first stage that is not well, which it
-     * names. The network goes on in either case. */
+    /* Returns 0 if all stages have status 0; every stage calls it with its own status: 0, or -1 and
+     * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which
+     * it names. The network can be used in either case. */
     int (*agree)(Net *, int status, Error *);
-    /* Says that this stage has failed: everybody's functions end with "stage 2: <text>", of the
-     * first one that fails. Over MPI it ends the job and does not return; its caller has said why.
-     */
+    /* Says that this stage has failed. The functions of all stages then fail with "stage 2:
+     * <text>", for the first stage that has failed. Over MPI it ends the job and does not return;
+     * its caller has said why. */
     void (*fail)(Net *, const Error *);
     /* Closes it when all stages have called it. No other function is running then. */
     void (*close)(Net *);
@@ -430,7 +431,7 @@ struct Net {
 
 /* Opens the network that mpirun has started this process in. Returns NULL and err if there is one
  * and it cannot be used. Returns NULL with err's text empty, at once and without loading MPI, if
- * there is none or this process is alone in it. The wire is slowed to bytes_s bytes/s, and a
+ * there is none or this process is alone in it. The link is slowed to bytes_s bytes/s, and a
  * message takes delay_s seconds more (0: not slowed); messages of NET_SETUP are not slowed. */
 Net *net_open(double bytes_s, double delay_s, Error *err);
 
@@ -459,7 +460,7 @@ enum { COMPUTE, WEIGHT_READ, CACHE_READ, CACHE_WRITE, ACTIVATION_MOVES, NPARTS }
 typedef struct {
     Share part[2][NPARTS]; /* [prefill] */
     double total_s[2];     /* [prefill] seconds in which anything was busy */
-    double busy_s;         /* seconds in which some lane was busy, those of channel NET aside */
+    double busy_s;         /* seconds in which some lane was busy, except those of channel NET */
 } Breakdown;
 
 /* The KV pages and sequences of one sweep, from the end of the sweep before it on. */
@@ -475,20 +476,22 @@ struct Trace {
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
     size_t n, capacity;
-    size_t limit; /* after so many more slices, those that are over are added up and dropped; 0: all
+    size_t limit; /* after so many more slices, the finished ones are added up and dropped; 0: all
                      are kept */
-    size_t kept;  /* slices that the last drop has left, which were not over then */
+    size_t kept;  /* slices that the last drop kept because they had not finished */
     Breakdown dropped; /* the sum of the dropped slices */
     long last[NLANES]; /* 1 + index of each lane's newest slice */
-    Held *held;        /* [sweeps], and one when all is over; noted by the thread that posts */
+    Held *held; /* [sweeps], one for each sweep and one for the end; written by the thread that
+                   posts */
     size_t sweeps;
 };
 
-/* Notes what a sweep holds, if the trace is for a file (without a limit). */
+/* Records what a sweep holds, if the trace is for a file (without a limit). */
 void trace_hold(Trace *trace, const Held *held);
-/* Writes n traces as Chrome trace JSON (chrome://tracing, Perfetto): one process a trace, one row a
- * lane, one slice a call with its i, j, k, its batch and that batch's token, bytes and phase, times
- * in microseconds from the first slice of all. A failed write shows in ferror(out). */
+/* Writes n traces as Chrome trace JSON (chrome://tracing, Perfetto): each trace is a process, each
+ * lane a row, and each call a slice with its i, j, k, its batch and that batch's token, bytes and
+ * phase. Times are in microseconds from the first slice of all traces. A failed write shows in
+ * ferror(out). */
 void trace_write(const Trace *traces, int n, FILE *out);
 void trace_free(Trace *trace);
 
@@ -544,9 +547,9 @@ struct Hardware {
     /* seconds of these cores for each byte that a link copies within memory, or that is read from
      * or written to disk; 0: none */
     double copy_core_s, disk_core_s;
-    /* FLOP/s as measured, with the reading of memory: linear by its rows; attention by the tokens
-     * of a prompt, and by the tokens that a new one attends to. They replace mm_flops, bmm_flops
-     * and cpu_flops. */
+    /* FLOP/s as measured, memory reads included: linear by its rows; attention by the tokens of a
+     * prompt, and by the tokens that a new one attends to. They replace mm_flops, bmm_flops and
+     * cpu_flops. */
     Curve mm_rows, bmm_tokens[2], cpu_tokens;
     Curve mm_packed;              /* like mm_rows, with packed weights */
     Curve bmm_packed, cpu_packed; /* like bmm_tokens[0] and cpu_tokens, with packed pages */
@@ -559,14 +562,14 @@ struct Hardware {
  * size; sources, an object of texts that say where each value is from. Returns -1 and one line
  * (EXIT_USAGE) for a missing, unknown, negative, zero or non-numeric value. */
 int hardware_read(Hardware *hardware, const char *path, Error *err);
-/* Changes one number of a machine that was read: "KEY=NUMBER". For a rate, KEY is both phases,
- * KEY_p and KEY_g are one. Adds the change to the name where there is room. Returns -1 and one line
- * (EXIT_USAGE) for a value that the file could not hold, or that a curve of the machine replaces.
- */
+/* Changes one number of a machine that was read: "KEY=NUMBER". For a rate, KEY changes both phases;
+ * KEY_p and KEY_g change one. Adds the change to the name where there is room. Returns -1 and one
+ * line (EXIT_USAGE) for a value that the file could not hold, or that a curve of the machine
+ * replaces. */
 int hardware_change(Hardware *hardware, const char *change, Error *err);
-/* Writes a file that hardware_read reads back to the same numbers. measured: by whom and when; the
- * file then also says how each value was measured (NULL: it was not). A failed write shows in
- * ferror(out). */
+/* Writes a file that hardware_read reads back to the same numbers. measured says by whom and when
+ * it was measured, and the file then also says how each value was measured; NULL: it was not. A
+ * failed write shows in ferror(out). */
 void hardware_write(const Hardware *hardware, const char *measured, FILE *out);
 
 /* Returns the share of shared cores that a busy link takes. */
@@ -578,19 +581,20 @@ static inline double link_cores(const Hardware *hardware, Channel link, bool pre
  * bdw is 0. */
 static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
-/* The next three return the seconds that an op takes at full speed, without op_s: by the curve;
- * without one, the longer of computing and of reading and writing memory. act_bytes: bytes of an
- * element of x and y. */
+/* The next three functions return the seconds that an op takes at full speed, without op_s. They
+ * use the curve; without one, the longer of computing and of reading and writing memory. act_bytes
+ * is the bytes of an element of x and y. */
 
-/* y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked on the way. */
+/* Returns the seconds of y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked
+ * during the product. */
 double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k,
                       double act_bytes, bool packed);
-/* Causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs of a query and a key,
- * of 4 h1 flops. */
+/* Returns the seconds of causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs
+ * of a query and a key, of 4 h1 flops. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1,
                               double act_bytes);
-/* Attention of nseq new tokens to `len` tokens each over paged KV: 4 h1 flops and as many bytes a
- * token; packed, fewer bytes. */
+/* Returns the seconds of attention of nseq new tokens to `len` tokens each over paged KV: 4 h1
+ * flops and as many bytes a token; packed, fewer bytes. */
 double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len,
                       double h1, bool packed);
 
