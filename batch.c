@@ -37,6 +37,7 @@ Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
+    /* up to the last page that was ever used, so that Device.peak counts no others */
     PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;
@@ -301,6 +302,7 @@ static void leave_entrance(Flight *f) {
 static void take_in(Batch *b) {
     for (int n = 0; n < b->njoining; n++) {
         int at = b->nseq++;
+        /* pointers into Flight.seqs are ordered as seats are */
         for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--)
             b->seq[at] = b->seq[at - 1];
         b->seq[at] = b->joining[n];

@@ -169,8 +169,9 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 // Scaling
 //
 // An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, so no single bound could tell a
-// small entry from an error. Therefore rows and columns are divided in turn, first by their middle
-// number and in the end by their largest, until all numbers are around 1.
+// small entry from an error. Therefore rows and columns are divided in turn, first by the geometric
+// mean of their smallest and largest number and in the end by their largest, until all numbers are
+// around 1.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns a number of the LP as given, with c below the rows and b to the right of the columns. */

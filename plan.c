@@ -155,6 +155,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         for (int t = 0; t < NTIERS; t++)
             b.act_rows[t] = imin(b.act_rows[t], topups.rows);
         note_batch(p, seats[first].k, &b);
+        /* of any batch; they load no pages, so off_seqs and off_pages stay 0 */
         topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
     }
     /* However many topups there are, they have the policy's fractions among themselves. */
@@ -535,7 +536,7 @@ static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, 
     WeightPlace *w = &p->weight[j][r];
     w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
-    w->slab_offset = p->cpu_slab[j] + p->disk_slab[j];
+    w->slab_offset = p->cpu_slab[j] + p->disk_slab[j]; /* the CPU's tensors come first */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;

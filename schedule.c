@@ -3,7 +3,8 @@
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for
  * every batch in flight: for each layer j and each batch k, it makes the calls of Figure 4 in the
  * order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the next
- * token. Batches enter and leave only between sweeps (batch.c).
+ * token. Prompts enter only between sweeps. A sequence ends when its batch begins its part of a
+ * sweep (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
@@ -118,7 +119,9 @@ static void sweep(Run *run) {
             if (!synchronize(run))
                 return;
         }
-        if (flight_is_empty(run->flight)) { /* all sequences turn out to have ended: keep layer 0 */
+        /* only after layer 0, where batches begin: all sequences turn out to have ended, and what
+         * has been loaded of layer 0 is kept */
+        if (flight_is_empty(run->flight)) {
             run->next = run->now;
             run->next_is_layer0 = true;
             run->streamed = streamed;
@@ -273,7 +276,7 @@ static void load_part(Run *run, int j, int k, int K) {
     if (!k)
         run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
     Tensor via = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
-    if (!k && disk) /* the last layer in this slot was cut into other parts */
+    if (!k && disk) /* parts are the cells of the slot; the layer before had other parts there */
         depend_fold(run->to->depend, &via);
     int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
@@ -317,7 +320,9 @@ static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, b
     const Tensor x = alone ? workspace(run, LAST_ROWS, sq, b->last_rows) : hidden(run, b, sq);
     Stop stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU, sq, 0,
                                   b->act_rows[TIER_DISK])};
-    int low = 0, high = 0, n = 0; /* rows of `home` and of x before those of the sequence */
+    /* rows of `home`, and of x, before those of the sequence. Of a prompt's rows ....LL only those
+     * that the head needs, LL, travel after the last layer; LAST_ROWS then holds the LL alone */
+    int low = 0, high = 0, n = 0;
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         const int rows = batch_rows(b, q);
@@ -335,8 +340,8 @@ static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, b
     carry(run->to, call_on(run, lane[store][tier], ACTIVATION, j, k), run->moves, n, &stop, 1);
 }
 
-/* Returns true if the hidden state is not stored after layer j, because the head or the next stage
- * takes it. */
+/* Returns true if the hidden state is not stored after layer j: j is the head itself, or the last
+ * layer of a stage that sends its state on. */
 static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->config) >= run->l; }
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
@@ -790,6 +795,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
     *stats = (RunStats){0};
     to.depend = depend_open(plan->ncells);
+    /* K and V of a page, or a tensor that both shares cut in two; for each of two hops */
     run.room = 4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
     run.moves = xcalloc(run.room, sizeof *run.moves);
     run.line.swept_at = device->now(device);
