@@ -605,7 +605,7 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity, stderr};
+    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
     if (profile_measure(run->hardware, &size, &here, err))
         return -1;
     profile_keep(run->hardware, &size, &here);

@@ -812,9 +812,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     }
     if (task->count)
         sweep_all(&run);
-    if (!to.failed)
-        post_drain(
-            &to); /* the last stores, and weights loaded for a sweep that did not take place */
+    if (!to.failed) /* the last stores, and weights loaded for a sweep that did not take place */
+        post_drain(&to);
     if (!to.failed)
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)

@@ -193,7 +193,7 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ThisMachine here = {run->gpu, o->offload_dir, o->threads, o->capacity,
+    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity,
                               isatty(STDERR_FILENO) ? stderr : NULL};
     ProfileSize size;
     if (!run->sim &&
