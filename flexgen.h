@@ -8,7 +8,8 @@
  * size of a head is also called hd, and in an op (Call in device/device.h) i is the sweep and k the
  * place of the batch in it. Words of this engine that the paper does not have (sweep, square,
  * flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md. Sizes and
- * offsets in bytes have the type Bytes. The header is valid C and C++. Read next: opt_model.c. */
+ * offsets in bytes have the type Bytes. The header is valid C and C++.
+ * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"

@@ -13,8 +13,8 @@
  * The disk's fractions are wn, cn, hn there and wd, cd, hd here.
  *
  * The cost model `runtime` of cost/runtime.c describes what this engine really does. The outer
- * level of the policy search, which chooses gbs and bls, is cost/search.c. Read next: device/ops.c.
- */
+ * level of the policy search, which chooses gbs and bls, is cost/search.c.
+ * Read next: device/ops.c. */
 #include <math.h>
 
 #include "policy.h"

@@ -1081,7 +1081,7 @@ static bool next_of(char path[100], const char *from) {
     CU_ASSERT_PTR_NOT_NULL_FATAL(at);
     at += strlen("Read next: ");
     if (*at == '`') at = strstr(at, " of ") + 4; /* a function of the file */
-    int len = (int)strcspn(at, ",; ");
+    int len = (int)strcspn(at, ",; \n");
     snprintf(name, sizeof name, "%.*s", len - (at[len - 1] == '.'), at);
     const size_t dir = slash ? (size_t)(slash + 1 - from) : 0;
     memcpy(path, from, dir);
