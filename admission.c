@@ -180,8 +180,9 @@ void admission_leave(Admission *a, int seat, int generated) {
 // Between two sweeps
 // -------------------------------------------------------------------------------------------------
 
-/* Deals the seats of a block. With the diagonal schedule all blocks have the same seats: those of
- * the whole task. */
+/* Deals the seats of the next block: as many as the waiting prompts need, at most a block's. With
+ * the diagonal schedule all prompts of the task count, so that its block always has the same seats.
+ */
 static void deal_seats(Admission *a) {
     int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : *a->next_prompt);
     a->nseats = imin(block_size(a->policy), left);
