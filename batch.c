@@ -56,7 +56,7 @@ static int nobody(const Flight *f) { return f->plan->batches + f->number; }
 
 /* Records that pages of a tier pass from batch `from` to batch `to`, so that ops of the new owner
  * come after those of the old one. */
-static void pages_move(Flight *f, Tier tier, int to, int from) {
+static void pages_change_owner(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
         depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
                     cache_cell(f->plan, tier, from, j));
@@ -78,7 +78,7 @@ static void grow_pages(Flight *f, Batch *b) {
     }
     for (int t = 0; t < NTIERS; t++)
         if (took[t])
-            pages_move(f, (Tier)t, b->index, nobody(f));
+            pages_change_owner(f, (Tier)t, b->index, nobody(f));
 }
 
 static int by_page(const void *a, const void *b) {
@@ -231,7 +231,7 @@ static void collect(Flight *f, Batch *b) {
     b->nseq = going;
     for (int t = 0; t < NTIERS; t++)
         if (f->pool[t].used < used[t])
-            pages_move(f, (Tier)t, nobody(f), b->index);
+            pages_change_owner(f, (Tier)t, nobody(f), b->index);
     if (--f->uncollected == 0)
         end_sweep(f);
 }
@@ -253,7 +253,7 @@ static void collect(Flight *f, Batch *b) {
  *   batch 1        decodes d, e, f           decodes d, e      <- y        decodes d, e, y
  *                  b and f end               x and y have their seats      x and y have joined
  *
- * While x prefills, its Sequence.home is 0. Before sweep i + 1, when its first token is known, x moves
+ * While x prefills, its Sequence.seat_batch is 0. Before sweep i + 1, when its first token is known, x moves
  * to batch 0's `joining` (leave_entrance). When batch 0 begins sweep i + 1, x becomes a member, in the
  * order of seats (take_in). */
 // clang-format on
@@ -286,13 +286,13 @@ static void leave_entrance(Flight *f) {
     Batch *from = entrance(f);
     for (int r = 0; r < from->nseq; r++) {
         Sequence *q = from->seq[r];
-        Batch *home = &f->batch[q->home];
+        Batch *home = &f->batch[q->seat_batch];
         q->act = f->admission.seat[q - f->seqs].act;
         home->joining[home->njoining++] = q;
         const Sequence *before =
             r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
-        if (!before || before->kv != q->kv || before->home != q->home)
-            pages_move(f, q->kv, home->index, from->index);
+        if (!before || before->kv != q->kv || before->seat_batch != q->seat_batch)
+            pages_change_owner(f, q->kv, home->index, from->index);
         CHECK(home->in_flight); /* it was topped up because it had members */
     }
     from->nseq = 0;
@@ -436,7 +436,7 @@ static void fill_index(Flight *f, Batch *b) {
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
     if (b->prefill)
         return; /* prefill attends to what it has just computed */
-    bool delegated = f->plan->policy.cpu_attention;
+    bool delegated = f->plan->policy.delegated;
     if (!delegated)
         stage_pages(f, b, TIER_CPU, 0, staged);
     stage_pages(f, b, TIER_DISK, delegated ? 0 : b->nstaged[TIER_CPU], staged);
@@ -473,7 +473,7 @@ static bool is_last_token(const Batch *b, const Sequence *q) {
 /* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty
  * batches. In a pipeline without overlap it waits for all batches, because otherwise two stages
  * could wait for each other. */
-static void leave(Flight *f) {
+static void end_sequences(Flight *f) {
     int K = 0;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < f->K; k++) {
@@ -502,7 +502,7 @@ static void take_place(Flight *f, int seat, Batch *b) {
     Sequence *q = &f->seqs[seat];
     const Prompt *prompt = &f->task->prompts[from->prompt];
     q->prompt = from->prompt;
-    q->home = from->k;
+    q->seat_batch = from->k;
     q->kv = from->kv;
     q->act = from->act;
     q->s = prompt->s;
@@ -518,7 +518,7 @@ static void take_place(Flight *f, int seat, Batch *b) {
 
 bool flight_admit(Flight *f) {
     int topups;
-    leave(f);
+    end_sequences(f);
     f->prefill = false;
     if (f->to->failed)
         return false;

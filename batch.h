@@ -5,12 +5,12 @@
 
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
-    int prompt;    /* index into the task */
-    int home;      /* its GPU batch */
-    Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
-    int s, n;      /* prompt length, tokens to generate */
-    int generated; /* tokens known so far */
-    int last_rows; /* rows of its newest step that the head needs: the last ones */
+    int prompt;     /* index into the task */
+    int seat_batch; /* its GPU batch */
+    Tier kv, act;   /* where its KV pages rest, and in this sweep its activations */
+    int s, n;       /* prompt length, tokens to generate */
+    int generated;  /* tokens known so far */
+    int last_rows;  /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;

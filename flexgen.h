@@ -203,8 +203,8 @@ typedef struct {
     int flights; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one
                     machine */
     Schedule schedule;
-    bool cpu_attention; /* attention over CPU and disk pages runs on the CPU (computation
-                           delegation) */
+    bool delegated;     /* attention over CPU and disk pages runs on the CPU (computation
+                               delegation) */
     bool overlap;       /* false: wait for every op as soon as it is posted */
     bool synchronize;   /* wait for all lanes after every square, as Figure 4 is printed */
     int page_tokens;    /* tokens of a KV page */
@@ -218,7 +218,7 @@ typedef struct {
                            0: they are not */
     Quant cache_study;  /* the same for new k and v in F16 */
     double sparsity;    /* the share of past tokens whose V attention reads; 0 or 1: all. Requires
-                           cpu_attention, because V can be skipped only where the pages are */
+                           delegated, because V can be skipped only where the pages are */
 } Policy;
 /* While the hidden state of one batch is computed, that of the next batch arrives and that of the
  * previous one leaves. This takes three workspaces, or two if the next state waits until the

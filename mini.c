@@ -58,7 +58,7 @@ static bool final_norm = true, tied = true;
 static struct Policy { /* 4.3. The shares are wg, wc, wd; cg, cc, cd; hg, hc, hd */
     double share[NKINDS][NTIERS];
     int gbs, num_gpu_batches;             /* bls is their product */
-    bool no_overlap, cpu_attention;       /* 4.2: overlapping, computation delegation */
+    bool no_overlap, delegated;           /* 4.2: overlapping, computation delegation */
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1: all */
 } policy = {.sparsity = 1};
@@ -267,13 +267,13 @@ static void add_weighed(float *restrict o, float p, const float *restrict v, int
 }
 static bool is_sparse(void) { return policy.sparsity < 1; }
 /* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
-static bool is_delegated(const Sequence *q, int i) { return i && policy.cpu_attention && q->kv_tier != GPU; }
+static bool is_delegated(const Sequence *q, int i) { return i && policy.delegated && q->kv_tier != GPU; }
 static Place kv_home(const Sequence *q, int j, int t, int value) { /* k (value 0) or v of token t at rest */
     return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
 }
 static Place kv_near(const Sequence *q, Square at, int t, int value) { /* where it is for who attends */
     const Tier side = is_delegated(q, at.i) ? CPU : GPU;
-    const size_t room = side == GPU && policy.cpu_attention ? q->s : q->room; /* then it only prefills here */
+    const size_t room = side == GPU && policy.delegated ? q->s : q->room; /* then it only prefills here */
     if (q->kv_tier == side) return kv_home(q, at.j, t, value);
     return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
 }
@@ -531,8 +531,8 @@ static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged
         q->act_tier = place(dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
         q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
         q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
-        if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.cpu_attention ? q->s : q->room);
-        if (q->kv_tier == DISK && policy.cpu_attention) need[CPU] += 2 * kv_row * q->room;
+        if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.delegated ? q->s : q->room);
+        if (q->kv_tier == DISK && policy.delegated) need[CPU] += 2 * kv_row * q->room;
         if (K > 1) q->act = floats(q->act_tier, q->s * h1);
     }
     for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
@@ -556,7 +556,7 @@ static void place_block(Sequence *seq, int count) { /* its sequences, the buffer
     x_Out = floats(GPU, part), ffn = floats(GPU, (rows + MT) * h2), logits = floats(GPU, gbs * vocab);
     scratch_floats = max(max(GROUP * (PANEL + LD), hd + 2 * most_room), 2 * h1);
     scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
-    if (policy.cpu_attention) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
+    if (policy.delegated) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
     arena[GPU].uncounted += arena[GPU].used - before - homes;
 }
 /* Places all, block by block, each where the one before was, and generates; or only counts bytes. */
@@ -1125,7 +1125,7 @@ static const struct Flag {
              {"--percent", 'p', &percent, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
              {"--gpu-batch-size", 'w', &policy.gbs, "N: sequences of a GPU batch"},
              {"--num-gpu-batches", 'w', &policy.num_gpu_batches, "N: GPU batches of a block"},
-             {"--cpu-cache-compute", 's', &policy.cpu_attention, "the CPU attends to cache off the GPU"},
+             {"--cpu-cache-compute", 's', &policy.delegated, "the CPU attends to cache off the GPU"},
              {"--compress-weight", 's', &policy.compress_weight, "4-bit groups for the layers' matrices"},
              {"--compress-cache", 's', &policy.compress_cache, "4-bit groups for the KV cache"},
              {"--attn-sparsity", 'f', &policy.sparsity, "F: read V of this share of the tokens (1)"},
@@ -1221,7 +1221,7 @@ static void read_prompts(char **words,
 static void choose_policy(void) { /* searches if none is given, and refuses what does not fit */
     if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
     policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
-    policy.cpu_attention |= is_sparse() || !percent; /* as A.3 has it */
+    policy.delegated |= is_sparse() || !percent; /* as A.3 has it */
     batch = allocate(max(20, policy.num_gpu_batches), sizeof(Sequence *));
     if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
         die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");

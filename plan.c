@@ -78,7 +78,7 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
         raise_to(&p->act_rows[t][k], b->act_rows[t]);
         raise_to(&p->max_act_rows[t], b->act_rows[t]);
     }
-    if (!p->policy.cpu_attention)
+    if (!p->policy.delegated)
         raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
     raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
@@ -744,7 +744,7 @@ static void plan_workspaces(Plan *p, const Task *task) {
               nws = p->nws, batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
-    const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.cpu_attention ? p->off_seqs : 0;
+    const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.delegated ? p->off_seqs : 0;
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
     const bool keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c),

@@ -168,7 +168,7 @@ static long square_number(const Run *run, int j, int k) { return run->base + (lo
 /* Returns true if the CPU computes attention for this batch (computation delegation, section
  * 4.2). */
 static bool delegated(const Run *run, const Batch *b) {
-    return run->plan->policy.cpu_attention && !b->prefill;
+    return run->plan->policy.delegated && !b->prefill;
 }
 
 /* Returns the Call for ops of square (j, k) on a lane. */
@@ -792,7 +792,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     const int flights = flight_count(&plan->policy);
     Poster to = {.device = device, .overlap = plan->policy.overlap, .err = err};
     Run run = {.plan = plan, .task = task, .to = &to, .l = plan->config.l};
-    CHECK(!is_sparse(&plan->policy) || plan->policy.cpu_attention);
+    CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
     to.depend = depend_open(plan->ncells);
     /* K and V of a page, or a tensor that both shares cut in two; for each of two hops */

@@ -226,7 +226,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
-    const Quant none = {0, 0}, asked = is_study(o->quant) ? o->quant : none;
+    const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
     const cJSON *before = run->completions ? completions_head(run->completions) : NULL;
     const bool kept = before && o->allow_compression;
     const bool weight =
@@ -240,7 +240,7 @@ int settle_compression(TaskRun *run, Error *err) {
     p->weight_packed = c->packed || (weight && !asked.bits);
     p->cache_packed = cache && !asked.bits;
     if (is_sparse(p))
-        p->cpu_attention = true;
+        p->delegated = true;
     if (p->weight_study.bits && c->packed)
         return fail(
             err, EXIT_USAGE,
@@ -281,7 +281,7 @@ Search search_for(const TaskRun *run, const Task *task, bool one_block) {
                 .fixed_gbs = given->gbs > 0,
                 .fixed_batches = given->num_gpu_batches > 0 || given->schedule == SCHEDULE_ROW,
                 .fixed_schedule = o->fixed_schedule,
-                .fixed_attention = given->cpu_attention,
+                .fixed_attention = given->delegated,
                 .may_pack = run->may_pack,
                 .max_latency = o->max_latency};
     memcpy(s.capacity, run->capacity, sizeof s.capacity);

@@ -297,7 +297,7 @@ static const Flag flags[] = {
     {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy "
      "zigzag"},
-    {"--cpu-cache-compute", "gbpe", SWITCH(policy.cpu_attention, true),
+    {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated, true),
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--compress-weight", "gbpe", SWITCH(compress_weight, true),
      "4-bit groups for the layers' matrices, on every tier"},
@@ -567,7 +567,7 @@ static int check_needs(const Options *o, Command command, Error *err) {
         {no_model && (command == BENCH || command == POLICY), "--model",
          " is missing; name a checkpoint directory or a size such as opt-125m"},
         {no_model, "--model", " is missing; name a checkpoint directory"},
-        {copies && is_study(o->quant), "--bits, --group",
+        {copies && is_not_stored(o->quant), "--bits, --group",
          ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
          "would cost"},
         {copies && (!o->output || !o->output[0]), "--output",

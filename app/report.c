@@ -159,7 +159,7 @@ static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1
 
 static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
-    cJSON_AddBoolToObject(json, "cpu_cache_compute", p->cpu_attention);
+    cJSON_AddBoolToObject(json, "cpu_cache_compute", p->delegated);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
     ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc},
@@ -205,7 +205,7 @@ static void report_question(const TaskRun *run) {
 static void print_found(FILE *out, const cJSON *figures, const Found *found) {
     const Policy *p = &found->policy;
     fill_in(out, "{%5.0f gbs} x {%-3.0f num_gpu_batches}{%-8s schedule}", figures);
-    fprintf(out, " %-3s %2d %2d ", p->cpu_attention ? "CPU" : "GPU", p->weight_packed ? 4 : 16,
+    fprintf(out, " %-3s %2d %2d ", p->delegated ? "CPU" : "GPU", p->weight_packed ? 4 : 16,
             p->cache_packed ? 4 : 16);
     fill_in(out,
             SHARES

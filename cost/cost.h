@@ -69,8 +69,8 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
 /* Writes the LP over placements that minimizes the seconds of all sweeps of a task. Rows are named
  * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its
  * gbs, num_gpu_batches, schedule, overlap, table_home) with everything on the CPU tier and without
- * cpu_attention; from it follow the work of the sweeps, and the bytes on each tier under any
- * placement. delegated: the policy has cpu_attention. capacity: bytes. */
+ * delegated; from it follow the work of the sweeps, and the bytes on each tier under any
+ * placement. delegated: the policy has delegated. capacity: bytes. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
                 bool delegated, const double capacity[NTIERS]);
 /* Returns the seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of

@@ -83,7 +83,7 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
     Policy corner = *policy;
     corner.wg = corner.cg = corner.hg = 0;
     corner.wc = corner.cc = corner.hc = 1;
-    corner.cpu_attention = false;
+    corner.delegated = false;
     return plan_for(s, &corner, &ignored);
 }
 
@@ -94,7 +94,7 @@ static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *c
                                         "cc given", "hg given", "hc given"};
     const double share[6] = {s->given.wg, s->given.wc, s->given.cg,
                              s->given.cc, s->given.hg, s->given.hc};
-    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->cpu_attention, capacity);
+    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i])
             lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
@@ -193,7 +193,7 @@ static double consider(Candidates *all, Policy policy) {
     Candidate c = {.bound = 0};
     for (int i = 0; i < all->n; i++) {
         const Candidate *old = &all->list[i];
-        if (same_block(&old->policy, &policy) && old->policy.cpu_attention == policy.cpu_attention)
+        if (same_block(&old->policy, &policy) && old->policy.delegated == policy.delegated)
             return old->bound;
     }
     for (int home = TIER_GPU; home < NTIERS && !c.bound; home++)
@@ -263,10 +263,10 @@ static void enumerate_flights(Candidates *c, int flights) {
                 policy.cache_packed |= s->may_pack && packed & 2;
                 if (!may_be(s, (Schedule)schedule))
                     continue;
-                if (s->fixed_attention && !sparse && on_cpu != (int)s->given.cpu_attention)
+                if (s->fixed_attention && !sparse && on_cpu != (int)s->given.delegated)
                     continue;
                 policy.schedule = (Schedule)schedule;
-                policy.cpu_attention = on_cpu;
+                policy.delegated = on_cpu;
                 double_gbs(c, policy);
             }
 }
@@ -472,7 +472,7 @@ int policy_predict(Found *found, const Search *search, Error *err) {
     Lp lp;
     if (fits) {
         corner = corner_plan(search, &search->given);
-        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.cpu_attention,
+        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.delegated,
                    roomy);
         *found = found_by(search, plan, &lp);
     }
@@ -519,7 +519,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
                 *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27 % NTIERS);
         if (!s->fixed_attention)
-            p->cpu_attention = where >= CORNERS || is_sparse(p);
+            p->delegated = where >= CORNERS || is_sparse(p);
         if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0)
             continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency)
@@ -685,7 +685,7 @@ static void hold_on_gpu(Search *s) {
     Policy *p = &s->given;
     p->wg = p->cg = p->hg = 1;
     p->wc = p->cc = p->hc = 0;
-    p->cpu_attention = false;
+    p->delegated = false;
     for (int i = 0; i < 6; i++)
         s->fixed[i] = true;
     s->fixed_attention = true;

@@ -162,7 +162,7 @@ static void every_policy_gives_the_same_scores(void) {
                 const double *f = placements[i];
                 p = (Policy){f[0], f[1], f[2], f[3], f[4], f[5], .page_tokens = 16};
                 p.gbs = 1 + way % 4, p.num_gpu_batches = 3, p.schedule = (Schedule)(way % 3), p.overlap = way != 4;
-                p.cpu_attention = (way + i) % 2, p.table_home = (Tier)((i + way) % 3);
+                p.delegated = (way + i) % 2, p.table_home = (Tier)((i + way) % 3);
                 Scores s = score(checkpoint, &p, &scored);
                 CU_ASSERT(same(&s, &reference));
             }

@@ -584,7 +584,7 @@ static void draw_task(void) {
 static void set_numbers(Policy *p) {
     p->weight_packed = trial.weights, p->cache_packed = trial.cache, p->sparsity = trial.sparsity;
     p->weight_study = trial.weights ? (Quant){0} : trial.study, p->cache_study = trial.cache ? (Quant){0} : trial.study;
-    p->cpu_attention = p->cpu_attention || is_sparse(p);
+    p->delegated = p->delegated || is_sparse(p);
 }
 
 /* Packed or not, rounded or not, dense or sparse. */
@@ -617,7 +617,7 @@ static void draw_policy(void) {
     draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
     p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->flights = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
-    p->cpu_attention = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
+    p->delegated = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
     p->piece_rows = one_in(2) ? roll(1, 30) : 0, p->workspaces = roll(2, 3);
     set_numbers(p);
@@ -641,7 +641,7 @@ static bool passes(uint64_t seed) {
             "%d, %d "
             "prompts, eos %d\n",
             (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
-            schedule_name[p->schedule], p->table_home, p->page_tokens, p->cpu_attention ? ", CPU attention" : "",
+            schedule_name[p->schedule], p->table_home, p->page_tokens, p->delegated ? ", CPU attention" : "",
             p->overlap ? "" : ", no overlap", p->weight_packed, p->cache_packed, p->sparsity, trial.model->config.l,
             trial.task.count, trial.model->config.eos);
     return false;

@@ -46,7 +46,7 @@ static void case_open(Case *c, double cpu_gb) {
     CHECK(opt_config_by_name(&config, "opt-30b") == 0);
     ASSERT_OK(hardware_read(&c->hardware, "hardware/t4.json", &err));
     c->hardware.cmem = cpu_gb * 1e9;
-    c->policy.cpu_attention = true;
+    c->policy.delegated = true;
     c->task = (Task){.prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS};
     for (int i = 0; i < PROMPTS; i++) c->task.prompts[i] = (Prompt){.s = S, .n = N};
     c->search = (Search){.hardware = &c->hardware,

@@ -80,7 +80,7 @@ static void switches_set_their_field(void) {
     SETS(GENERATE, o.strict = true, "--strict");
     SETS(GENERATE, o.verbose = true, "--verbose");
     SETS(GENERATE, o.help = true, "--help");
-    SETS(BENCH, o.policy.cpu_attention = true, "--cpu-cache-compute");
+    SETS(BENCH, o.policy.delegated = true, "--cpu-cache-compute");
     SETS(BENCH, o.compress_weight = true, "--compress-weight");
     SETS(BENCH, o.compress_cache = true, "--compress-cache");
     SETS(BENCH, o.allow_compression = true, "--allow-compression");

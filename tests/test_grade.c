@@ -596,9 +596,7 @@ static void sweep_3_all_move(void) {
     assert_generates();
 }
 
-static void run_delegating(int gbs, int K, double cg, double cc) {
-    run_with(gbs, K, 1, 0, cg, cc, 1, 0)->cpu_attention = true;
-}
+static void run_delegating(int gbs, int K, double cg, double cc) { run_with(gbs, K, 1, 0, cg, cc, 1, 0)->delegated = true; }
 
 static void delegation_1_cpu(void) {
     draw_for("delegation 1"), draw_prompts();
@@ -1806,7 +1804,7 @@ static bool try_policy(Found *found, int tenth) {
                          .num_gpu_batches = 1 << draw(0, 3),
                          .overlap = true,
                          .page_tokens = 16,
-                         .cpu_attention = draw(0, 1),
+                         .delegated = draw(0, 1),
                          .table_home = TIER_CPU,
                          .workspaces = WORKSPACES};
     if (question.fixed_gbs) one.given.gbs = question.given.gbs;

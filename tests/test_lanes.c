@@ -260,7 +260,7 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     int wrong = 0;
     f16 *row = xcalloc(CELLS, sizeof *row);
     Policy large_pages = {.wg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4096};
-    large_pages.cpu_attention = true;
+    large_pages.delegated = true;
     ASSERT_OK(open_device(large_pages));
     Tensor to[2 * TIMES], from[2];
     for (int i = 0; i < 2 * TIMES; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
@@ -334,7 +334,7 @@ static Policy spread(int way) {
                     .num_gpu_batches = 2,
                     .overlap = true,
                     .page_tokens = 4,
-                    .cpu_attention = way % 2,
+                    .delegated = way % 2,
                     .table_home = TIER_CPU};
 }
 enum { SPREADS = 6 };

@@ -365,7 +365,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     one.s = encode(&one.ids, &subjects[m], prompt);
     policy.weight_packed = variant[v].weight, policy.cache_packed = variant[v].cache;
     if (variant[v].sparsity > 0)
-        policy.sparsity = variant[v].sparsity, policy.cpu_attention = true, policy.cg = 0, policy.cc = 1;
+        policy.sparsity = variant[v].sparsity, policy.delegated = true, policy.cg = 0, policy.cc = 1;
     const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};
     const Listener listener = {.ctx = &choice, .done = completion_ignored, .logits = on_logits};
     Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);

@@ -97,7 +97,7 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
     Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     Task t = even_task(144, 512, 32);
     Policy p = {
-        .wg = .2, .wc = .8, .cc = 1, .hc = 1, .gbs = 48, .num_gpu_batches = 3, .page_tokens = 16, .cpu_attention = true};
+        .wg = .2, .wc = .8, .cc = 1, .hc = 1, .gbs = 48, .num_gpu_batches = 3, .page_tokens = 16, .delegated = true};
     Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     double weights = 48 * (8. * 7168 * 7168 + 4. * 7168 * 28672);
@@ -378,7 +378,7 @@ static void the_planned_work_is_what_runs(void) {
         int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
         Policy p = {.wg = .5, .wc = .5, .cg = c[0], .cc = c[1], .hg = h[0], .hc = h[1], .overlap = true, .page_tokens = 4};
         p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.flights = trial / 2 % 4,
-        p.schedule = (Schedule)(trial % 3), p.cpu_attention = trial & 1;
+        p.schedule = (Schedule)(trial % 3), p.delegated = trial & 1;
         Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
         for (int i = 0; i < count; i++) {
             int s = mixed ? 1 + (int)(20 * (test_random(&seed) + 1)) : 17,

@@ -375,7 +375,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
     r->task = equal_task(count, s, n);
     r->task.sampling.temperature = temperature;
-    corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.cpu_attention = false;
+    corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.delegated = false;
     r->plan = plan_make(r->checkpoint, policy, &r->task, act, &err);
     r->corner = plan_make(r->checkpoint, &corner, &r->task, act, &err);
     CU_ASSERT_FATAL(r->plan && r->corner);
@@ -396,7 +396,7 @@ static double all_sweeps(const Rig *r, const double *x) {
 
 static Lp *rig_lp(const Rig *r, const double capacity[NTIERS]) {
     static Lp lp;
-    runtime_lp(&lp, &r->hardware, r->checkpoint, r->corner, r->plan->policy.cpu_attention, capacity);
+    runtime_lp(&lp, &r->hardware, r->checkpoint, r->corner, r->plan->policy.delegated, capacity);
     return &lp;
 }
 
@@ -491,7 +491,7 @@ static void where_attention_counts_time_is_the_tokens_it_sees(void) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Hardware h = test_fast_machine();
         Policy p = all_gpu(4, 3);
-        p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
+        p.cg = !cpu, p.cc = cpu, p.delegated = true;
         *(cpu ? h.cpu_flops : h.bmm_flops) = 1e10, h.bmm_flops[1] = 4e10;
         Cost cost = expected_of("opt-125m", &p, &h);
         CU_ASSERT(close_to(cost.T, 12 * 4. * c.h1 * (tokens / 1e10 + prefill / 4e10)));
@@ -520,7 +520,7 @@ static Policy weights_away(Tier tier) {
 }
 static Policy cache_away(Tier tier, bool delegated) {
     Policy p = all_gpu(4, K);
-    p.cg = 0, p.cc = tier == TIER_CPU, p.cpu_attention = delegated;
+    p.cg = 0, p.cc = tier == TIER_CPU, p.delegated = delegated;
     return p;
 }
 static Policy states_away(Tier tier) {
@@ -773,7 +773,7 @@ static void processors_work_side_by_side_unless_they_share_cores(void) {
     for (int how = 0; how < 3; how++) {
         Hardware h = test_fast_machine();
         Policy p = all_gpu(4, 3);
-        p.cg = 0, p.cc = 1, p.cpu_attention = true, p.overlap = how != 2;
+        p.cg = 0, p.cc = 1, p.delegated = true, p.overlap = how != 2;
         h.mm_flops[0] = 1e12, h.cpu_flops[0] = 2e9, h.shared_cores = how == 1;
         double T = expected_of("opt-125m", &p, &h).T;
         CU_ASSERT(how ? close_to(T, gpu + cpu) : close_to(T, fmax(gpu, cpu)));
@@ -821,13 +821,13 @@ static void check_corners(int flights, bool packed) {
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
         Hardware fast = test_fast_machine();
         Policy p = all_gpu(4, 3);
-        p.schedule = (Schedule)(where / CORNERS / 2), p.cpu_attention = where / CORNERS % 2, p.gbs = 3 * p.gbs;
+        p.schedule = (Schedule)(where / CORNERS / 2), p.delegated = where / CORNERS % 2, p.gbs = 3 * p.gbs;
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
         p.flights = flights, p.cache_packed = packed;
         rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
-        bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.cpu_attention;
+        bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;
         x[WG + w] = x[CG + c] = x[HG + h] = 1;
         for (int t = 0, rows = 0; t < NTIERS; t++, rows = 0) {
             for (int i = 0; i < lp->m; i++) {
@@ -869,7 +869,7 @@ static void random_rig(Rig *r, uint64_t *seed) {
     Policy p = {.gbs = 1 << test_below(seed, 6),
                 .num_gpu_batches = 1 + test_below(seed, test_below(seed, 2) ? 3 : 8),
                 .schedule = test_below(seed, 4) ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL,
-                .cpu_attention = test_below(seed, 2),
+                .delegated = test_below(seed, 2),
                 .overlap = test_below(seed, 8),
                 .page_tokens = 16,
                 .table_home = test_below(seed, 3) ? TIER_GPU : TIER_CPU};
@@ -878,7 +878,7 @@ static void random_rig(Rig *r, uint64_t *seed) {
     random_pair(&p.hg, &p.hc, seed);
     p.weight_packed = test_below(seed, 3) == 0;
     p.cache_packed = test_below(seed, 3) == 0;
-    if (test_below(seed, 4) == 0) p.sparsity = .1, p.cpu_attention = true;
+    if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
     rig_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
@@ -902,8 +902,8 @@ static void say_off(const Rig *r, const Cost *cost, double seconds, int trial) {
             "w %g/%g c %g/%g h %g/%g: %g s (%s %s), the sim %g s\n",
             trial, r->plan->config.name, r->hardware.name, r->hardware.shared_cores ? " (shared cores)" : "", r->task.count,
             r->task.prompts[0].s, r->task.prompts[0].n, p->gbs, p->num_gpu_batches, schedule_name[p->schedule],
-            p->cpu_attention, p->overlap, p->table_home, p->weight_packed, p->cache_packed, p->sparsity, p->wg, p->wc,
-            p->cg, p->cc, p->hg, p->hc, cost->T, cost->slowest[1], cost->slowest[0], seconds);
+            p->delegated, p->overlap, p->table_home, p->weight_packed, p->cache_packed, p->sparsity, p->wg, p->wc, p->cg,
+            p->cc, p->hg, p->hc, cost->T, cost->slowest[1], cost->slowest[0], seconds);
 }
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where

@@ -139,11 +139,11 @@ static const Result *gpu_reference(const Checkpoint *checkpoint, const Policy *p
     Policy p = *policy;
     Error err;
     p.wg = p.hg = 1, p.wc = p.hc = 0, p.table_home = TIER_GPU, p.page_tokens = 16, p.overlap = false;
-    if (!p.cpu_attention) p.cg = 1, p.cc = 0;
+    if (!p.delegated) p.cg = 1, p.cc = 0;
     for (int i = 0; i < nknown; i++) {
         const Policy *k = &known[i].policy;
         if (known[i].checkpoint == checkpoint && k->gbs == p.gbs && k->num_gpu_batches == p.num_gpu_batches &&
-            k->schedule == p.schedule && k->cpu_attention == p.cpu_attention && k->cg == p.cg && k->cc == p.cc &&
+            k->schedule == p.schedule && k->delegated == p.delegated && k->cg == p.cg && k->cc == p.cc &&
             k->weight_packed == p.weight_packed && k->cache_packed == p.cache_packed && k->sparsity == p.sparsity)
             return &known[i].result;
     }
@@ -177,7 +177,7 @@ static void expect_same(const Result *reference, const Checkpoint *checkpoint, c
         fprintf(
             stderr, "\n    differs: %g %g %g %g %g %g, %d x %d, %s, table %d, page %d, packed %d %d, sparsity %g%s%s%s%s\n",
             p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, schedule_name[p->schedule], p->table_home,
-            p->page_tokens, p->weight_packed, p->cache_packed, p->sparsity, p->cpu_attention ? ", CPU attention" : "",
+            p->page_tokens, p->weight_packed, p->cache_packed, p->sparsity, p->delegated ? ", CPU attention" : "",
             p->overlap ? "" : ", no overlap", status ? ": " : "", status ? err.text : "");
     CU_ASSERT(ok);
     result_close(&r);
@@ -251,7 +251,7 @@ static void every_placement_gives_the_same_bits(void) {
     for (int i = 0; i < PLACEMENTS; i++)
         for (int way = 0; way < 4; way++) {
             Policy p = placed(placements[i]);
-            p.cpu_attention = way & 1, p.overlap = !(way & 2);
+            p.delegated = way & 1, p.overlap = !(way & 2);
             p.table_home = (Tier)((i + way) % 3);
             p.gbs = 2, p.num_gpu_batches = 3, p.schedule = (i + way / 2) % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
             expect_same(&reference, model, &p, &task);
@@ -284,7 +284,7 @@ static void set_numbers(Policy *p, int i) {
     p->weight_packed = numbers[i].weights, p->cache_packed = numbers[i].cache, p->sparsity = numbers[i].sparsity;
     p->weight_study = numbers[i].weight_study;
     if (!test_gpu) p->cache_study = numbers[i].cache_study;
-    p->cpu_attention = p->cpu_attention || is_sparse(p);
+    p->delegated = p->delegated || is_sparse(p);
 }
 
 /* What the others are compared with: as run_reference, with such numbers. */
@@ -305,7 +305,7 @@ static void packed_and_sparse_every_placement_gives_the_same_bits_too(void) {
         for (int i = 0; i < PLACEMENTS; i++)
             for (int way = n % 2; way < (test_gpu ? 2 : 4); way += 2) { /* a GPU has a reference each */
                 Policy p = placed(placements[i]);
-                p.cpu_attention = way & 2, p.overlap = (i + way) % 4, p.page_tokens = i % 3 ? 16 : 3;
+                p.delegated = way & 2, p.overlap = (i + way) % 4, p.page_tokens = i % 3 ? 16 : 3;
                 p.table_home = (Tier)((i + way) % 3);
                 p.gbs = 1 + i % 3, p.num_gpu_batches = 3, p.schedule = (Schedule)((i + way / 2) % 3);
                 set_numbers(&p, n);
@@ -343,7 +343,7 @@ static void every_batching_gives_the_same_bits(void) {
             for (int way = 0; way < 4; way++) {
                 Policy p = placed(placements[some[i]]);
                 p.gbs = shapes[b][0], p.num_gpu_batches = shapes[b][1], p.flights = 1 + (int)(b + i + way) % 3;
-                p.cpu_attention = way & 1, p.schedule = (Schedule)((way / 2 + i + b) % 3);
+                p.delegated = way & 1, p.schedule = (Schedule)((way / 2 + i + b) % 3);
                 p.table_home = (Tier)((i + b) % 3);
                 p.piece_rows = (i + way) % 2 ? 0 : 1 + (int)b, p.workspaces = 2 + way % 2; /* a sequence or two a piece */
                 expect_same(&reference, model, &p, &task);
@@ -359,7 +359,7 @@ static void every_page_size_gives_the_same_bits(void) {
         for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
             for (int cpu = 0; cpu < 2; cpu++) {
                 Policy p = placed(placements[some[i]]);
-                p.page_tokens = sizes[s], p.cpu_attention = cpu;
+                p.page_tokens = sizes[s], p.delegated = cpu;
                 p.gbs = 3 - cpu, p.num_gpu_batches = 3 - cpu,
                 p.schedule = (i + cpu) % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
                 expect_same(&reference, model, &p, &task);
@@ -376,7 +376,7 @@ static void no_lane_may_be_so_slow_that_the_bits_change(void) {
         for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
             for (int cpu = 0; cpu < 2; cpu++) {
                 Policy p = placed(placements[some[i]]);
-                p.gbs = 2 + cpu, p.num_gpu_batches = 5 - 2 * cpu, p.cpu_attention = cpu;
+                p.gbs = 2 + cpu, p.num_gpu_batches = 5 - 2 * cpu, p.delegated = cpu;
                 if (i % 2) p.gbs = p.num_gpu_batches = 2, p.schedule = SCHEDULE_DIAGONAL; /* seats refill, topups join */
                 p.table_home = (Tier)(i % 3);
                 expect_same(&reference, model, &p, &task);
@@ -390,7 +390,7 @@ static void one_thread_and_two_give_the_same_bits(void) {
     for (int threads = 1; threads <= 3; threads++) {
         host_set_threads(threads);
         Policy p = placed(placements[13]);
-        p.cpu_attention = true;
+        p.delegated = true;
         expect_same(&reference, model, &p, &task);
     }
     host_set_threads(0);
@@ -403,7 +403,7 @@ static void the_post_norm_form_gives_the_same_bits_too(void) {
     open_reference(&post);
     for (int i = 0; i < PLACEMENTS; i += 2) {
         Policy p = placed(placements[i]);
-        p.cpu_attention = i & 2, p.gbs = 2, p.table_home = (Tier)(i / 2 % 3), p.schedule = (Schedule)(i / 2 % 3);
+        p.delegated = i & 2, p.gbs = 2, p.table_home = (Tier)(i / 2 % 3), p.schedule = (Schedule)(i / 2 % 3);
         expect_same(&reference, model, &p, &task);
     }
     close_reference();
@@ -435,7 +435,7 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     Policy p;
     for (int i = 0; i < PLACEMENTS; i += 3) {
         p = placed(placements[i]);
-        p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.cpu_attention = i & 1, p.schedule = (Schedule)(i / 3 % 3);
+        p.gbs = 1 + i % 4, p.num_gpu_batches = 1 + i % 5, p.delegated = i & 1, p.schedule = (Schedule)(i / 3 % 3);
         p.flights = i % 4;
         expect_same(&reference, model, &p, &task);
     }
@@ -477,7 +477,7 @@ static void large_reads_from_disk_bring_the_same_bits(void) {
     if (!test_gpu) run_reference();
     for (int cpu = 0; cpu < 2; cpu++) {
         Policy p = placed(placements[2]);
-        p.table_home = TIER_DISK, p.cpu_attention = cpu;
+        p.table_home = TIER_DISK, p.delegated = cpu;
         expect_same(&reference, model, &p, &task);
     }
     close_reference();
@@ -508,7 +508,7 @@ static void a_model_deeper_than_the_queues_gives_the_same_bits(void) {
     test_every = 1; /* there are no others that do this */
     for (int way = every > 16 ? 3 : 0; way < 4; way++) {
         Policy p = placed(placements[way % 2 ? 13 : 0]);
-        p.gbs = 3, p.num_gpu_batches = 3, p.cpu_attention = way & 2;
+        p.gbs = 3, p.num_gpu_batches = 3, p.delegated = way & 2;
         expect_same(&reference, model, &p, &task);
     }
     test_every = every;
@@ -570,7 +570,7 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
     for (int i = 0; i < PLACEMENTS; i += 2)
         for (int schedule = 0; schedule < 3; schedule++) {
             p = placed(placements[i]);
-            p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.cpu_attention = i & 2, p.flights = i % 3;
+            p.gbs = 1 + i % 3, p.num_gpu_batches = 1 + i % 4, p.delegated = i & 2, p.flights = i % 3;
             p.schedule = (Schedule)schedule;
             expect_same(&r, stopping, &p, &task);
         }
@@ -616,7 +616,7 @@ static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
         Policy p = placed(placements[placement[way % 3]]);
         Result r;
         Error err;
-        p.schedule = (Schedule)(way / 3), p.cpu_attention = way % 2, p.gbs = 1 + way % 4;
+        p.schedule = (Schedule)(way / 3), p.delegated = way % 2, p.gbs = 1 + way % 4;
         for (int i = 0; i < PROMPTS; i++) {
             const int given = (i + way) % (reference.n[i] + 1), s = task.prompts[i].s;
             if (given == reference.n[i]) continue; /* it has ended */
@@ -749,7 +749,7 @@ static void compare_with_hugging_face(const char *dir) {
     HuggingFace h = {&golden, sequence, length, 0, true};
     Listener listener = {.ctx = &h, .done = compare_tokens, .logits = compare_logits};
     Policy p = placed(placements[13]); /* a bit of everything everywhere */
-    p.gbs = 16, p.num_gpu_batches = 3, p.cpu_attention = true, p.table_home = TIER_DISK;
+    p.gbs = 16, p.num_gpu_batches = 3, p.delegated = true, p.table_home = TIER_DISK;
     RunStats stats;
     Plan *plan = plan_make(c, &p, &t, test_act_type(), &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
@@ -837,7 +837,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
         for (int cpu = 0; cpu < 2; cpu++) {
             Result r;
             Policy p = all_gpu(4, 3);
-            p.cg = 0, p.cc = !disk, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = cpu;
+            p.cg = 0, p.cc = !disk, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.delegated = cpu;
             ASSERT_OK(run(&r, model, &p, &even, &err));
             CU_ASSERT_EQUAL(r.moved[GTOC][CACHE], stored + (cpu ? each * sizeof(f16) : 0));
             CU_ASSERT_EQUAL(r.moved[CTOG][CACHE], cpu ? each * type_bytes(test_act_type()) : loaded);
@@ -860,7 +860,7 @@ static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
     for (int i = 0; i < 2; i++) {
         Result r;
         Policy p = all_gpu(4, 3);
-        p.cg = p.cc = 0, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.cpu_attention = true, p.sparsity = .25;
+        p.cg = p.cc = 0, p.gbs = 2, p.num_gpu_batches = 3, p.page_tokens = 1, p.delegated = true, p.sparsity = .25;
         p.cache_packed = i;
         size_t row = i ? c->nh * quant_bytes(c->h1 / c->nh) : (size_t)c->h1 * 2, rows = 0;
         for (int t = S + 1; t < S + N; t++) rows += t - 1 + sparse_tokens(.25, t) - 1;
@@ -908,7 +908,7 @@ static void the_plan_is_what_is_used_to_the_byte(void) {
             Result r;
             if (!taken()) continue;
             Policy p = placed(placements[i]);
-            p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.cpu_attention = way & 1;
+            p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.delegated = way & 1;
             p.table_home = (Tier)(i % 3);
             ASSERT_OK(run(&r, model, &p, &even, &err));
             for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(r.peak[t], r.planned[t]);
@@ -1008,7 +1008,7 @@ static void a_gpu_in_trouble_ends_the_run_or_changes_no_bit(void) {
     Result r;
     open_reference(&small);
     Policy p = placed(placements[13]);
-    p.cpu_attention = true;
+    p.delegated = true;
     for (size_t i = hurried() ? 2 : 0; i < sizeof launches / sizeof *launches; i++) {
         err.text[0] = 0;
         CU_ASSERT_EQUAL(run_with_trouble(&r, &p, "CUDA_CPU_LAUNCH_FAILS", launches[i], &err), -1);

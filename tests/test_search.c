@@ -88,11 +88,11 @@ static void vary_given(Search *s, uint64_t *seed) {
     if (s->fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
     if (s->fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
-    if (s->fixed_attention) p->cpu_attention = one_in(seed, 2);
+    if (s->fixed_attention) p->delegated = one_in(seed, 2);
     const bool packs = s->checkpoint->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
     if (one_in(seed, 4)) p->weight_packed = packs;
     if (one_in(seed, 4)) p->cache_packed = packs;
-    if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->cpu_attention = true;
+    if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->delegated = true;
     if (one_in(seed, 4)) s->may_pack = packs;
     p->overlap = !one_in(seed, 8);
     p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
@@ -139,7 +139,7 @@ static bool keeps_what_was_given(const Search *s, const Policy *p) {
     bool kept = p->overlap == g->overlap && p->page_tokens == g->page_tokens && p->gbs >= 1 && p->num_gpu_batches >= 1;
     for (int i = 0; i < 6; i++) kept = kept && (!s->fixed[i] || fabs(share[i] - given[i]) < 1e-9);
     kept = kept && (!s->fixed_gbs || p->gbs == g->gbs) && (!s->fixed_batches || p->num_gpu_batches == g->num_gpu_batches);
-    kept = kept && (!s->fixed_attention || p->cpu_attention == g->cpu_attention);
+    kept = kept && (!s->fixed_attention || p->delegated == g->delegated);
     kept = kept && (p->weight_packed == g->weight_packed || (p->weight_packed && s->may_pack)); /* given, or added */
     kept = kept && (p->cache_packed == g->cache_packed || (p->cache_packed && s->may_pack)) && p->sparsity == g->sparsity;
     bool same =
@@ -172,7 +172,7 @@ static void say(const Search *s, const Policy *p, const char *what, int trial) {
         "\n    %s, trial %d: %s, %d prompts%s, %d x %d, %s, att %d, table %d, w %g/%g c %g/%g h %g/%g, given %d%d%d%d%d%d, "
         "latency %g\n",
         what, trial, s->checkpoint->config.name, s->task->count, s->one_block ? " (one block)" : "", p->gbs,
-        p->num_gpu_batches, schedule_name[p->schedule], p->cpu_attention, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg,
+        p->num_gpu_batches, schedule_name[p->schedule], p->delegated, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg,
         p->hc, s->fixed[0], s->fixed[1], s->fixed[2], s->fixed[3], s->fixed[4], s->fixed[5], s->max_latency);
 }
 
@@ -216,7 +216,7 @@ static bool some_corner_does(const Search *s, Policy *corner) {
         bool possible = true;
         p->table_home = (Tier)(where / 27 % 3);
         if (s->fixed_attention && where >= 81) break;
-        if (!s->fixed_attention) p->cpu_attention = where >= 81;
+        if (!s->fixed_attention) p->delegated = where >= 81;
         for (int what = 0; what < 3; what++) {
             const bool *fixed = s->fixed + 2 * what;
             possible = possible && !(fixed[0] && fixed[1] && home[what]); /* once is enough where nothing is open */
@@ -303,7 +303,7 @@ static double best_of_placements(Search *s) {
         Found found;
         Error why;
         p->wg = w[0], p->wc = w[1], p->cg = c[0], p->cc = c[1], p->hg = h[0], p->hc = h[1];
-        p->cpu_attention = where >= HALVES * HALVES * HALVES;
+        p->delegated = where >= HALVES * HALVES * HALVES;
         for (int home = 0, fits = 0; home < NTIERS && !fits; home++) { /* the highest tier that leaves room for the rest */
             p->table_home = (Tier)home;
             fits = policy_predict(&found, s, &why) == 0;
@@ -632,13 +632,13 @@ static void a_given_policy_is_found_as_it_is(void) {
     Search *s = &c.search;
     s->given =
         (Policy){.wg = .123, .wc = .456, .cg = .1, .cc = .8999, .hg = .01, .hc = .99, .gbs = 7, .num_gpu_batches = 3};
-    s->given.overlap = true, s->given.page_tokens = 16, s->given.cpu_attention = true;
+    s->given.overlap = true, s->given.page_tokens = 16, s->given.delegated = true;
     for (int i = 0; i < 6; i++) s->fixed[i] = true;
     s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = true;
     CU_ASSERT_EQUAL_FATAL(ask(s, found, TEN, 0), 1);
     const Policy *p = &found[0].policy, *g = &s->given;
     CU_ASSERT(p->wg == g->wg && p->wc == g->wc && p->cg == g->cg && p->cc == g->cc && p->hg == g->hg && p->hc == g->hc);
-    CU_ASSERT(p->gbs == 7 && p->num_gpu_batches == 3 && p->schedule == SCHEDULE_ZIGZAG && p->cpu_attention);
+    CU_ASSERT(p->gbs == 7 && p->num_gpu_batches == 3 && p->schedule == SCHEDULE_ZIGZAG && p->delegated);
     s->given.table_home = p->table_home;
     ASSERT_OK(policy_predict(&predicted, s, &err));
     CU_ASSERT(near(predicted.cost.T, found[0].cost.T));
@@ -795,7 +795,7 @@ static void what_is_found_does_not_depend_on_the_order_of_equals(void) {
         for (int i = 0; i < n[frontier][0]; i++) {
             const Policy *x = &found[0][i].policy, *y = &found[1][i].policy;
             CU_ASSERT(x->gbs == y->gbs && x->num_gpu_batches == y->num_gpu_batches && x->flights == y->flights);
-            CU_ASSERT(x->schedule == y->schedule && x->cpu_attention == y->cpu_attention && x->wg == y->wg);
+            CU_ASSERT(x->schedule == y->schedule && x->delegated == y->delegated && x->wg == y->wg);
         }
     }
     case_close(&c);

@@ -30,7 +30,7 @@ static Policy mixed(void) { /* a bit of everything everywhere */
                     .gbs = 6,
                     .num_gpu_batches = 1,
                     .overlap = true,
-                    .cpu_attention = true,
+                    .delegated = true,
                     .page_tokens = 16,
                     .table_home = TIER_CPU};
 }
@@ -544,7 +544,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
         const bool cpu = way & 1, mixed = way & 2;
         Hardware h = test_fast_machine();
         Policy p = all_gpu(2, 3);
-        p.cg = !cpu, p.cc = cpu, p.cpu_attention = true;
+        p.cg = !cpu, p.cc = cpu, p.delegated = true;
         p.schedule = mixed ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&o, &small, &p, &h, SEQS, S, N);
@@ -590,7 +590,7 @@ static void without_overlap_the_times_of_all_ops_add_up(void) {
     Policy p = mixed();
     p.overlap = false, p.gbs = 2, p.num_gpu_batches = 3;
     for (int cpu = 0; cpu < 2; cpu++) {
-        p.cpu_attention = cpu;
+        p.delegated = cpu;
         simulate(&o, &small, &p, &round_rates, SEQS, S, N);
         EXPECT_SECONDS(o.total, o.work);
         /* nothing shares a link then: a lane that only copies is busy for its bytes */
@@ -620,7 +620,7 @@ static void to_synchronize_is_between_overlap_and_none(void) {
     Outcome waits, overlaps, alone;
     Policy p = mixed();
     for (int cpu = 0; cpu < 2; cpu++) {
-        p.gbs = 2, p.num_gpu_batches = 3, p.cpu_attention = cpu, p.overlap = true, p.synchronize = false;
+        p.gbs = 2, p.num_gpu_batches = 3, p.delegated = cpu, p.overlap = true, p.synchronize = false;
         simulate(&overlaps, &small, &p, &h, SEQS, S, N);
         p.synchronize = true;
         simulate(&waits, &small, &p, &h, SEQS, S, N);
@@ -636,7 +636,7 @@ static void with_overlap_the_total_lies_between_its_bounds(void) {
     for (int cpu = 0; cpu < 2; cpu++)
         for (int shared = 0; shared < 2; shared++) {
             Policy p = mixed();
-            p.gbs = 2, p.num_gpu_batches = 3, p.cpu_attention = cpu, p.overlap = false, h.shared_cores = shared;
+            p.gbs = 2, p.num_gpu_batches = 3, p.delegated = cpu, p.overlap = false, h.shared_cores = shared;
             simulate(&apart, &small, &p, &h, SEQS, S, N);
             p.overlap = true;
             simulate(&o, &small, &p, &h, SEQS, S, N);
@@ -666,7 +666,7 @@ static void bytes_and_peaks_do_not_depend_on_the_rates(void) {
             Outcome a, b;
             Policy p = mixed();
             p.wg = f[i][0], p.wc = f[i][1], p.cg = f[i][2], p.cc = f[i][3], p.hg = f[i][4], p.hc = f[i][5];
-            p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.cpu_attention = way & 1;
+            p.gbs = way & 2 ? 6 : 2, p.num_gpu_batches = way & 2 ? 1 : 3, p.delegated = way & 1;
             p.table_home = (Tier)(i % 3);
             simulate(&a, &small, &p, &round_rates, SEQS, S, N);
             simulate(&b, &small, &p, &slow, SEQS, S, N);
@@ -685,7 +685,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
         for (int cpu = 0; cpu < 2; cpu++) {
             Outcome o;
             Policy p = all_gpu(2, 3);
-            p.cg = 0, p.cc = !disk, p.page_tokens = 1, p.cpu_attention = cpu;
+            p.cg = 0, p.cc = !disk, p.page_tokens = 1, p.delegated = cpu;
             simulate(&o, &small, &p, &round_rates, SEQS, S, N);
             CU_ASSERT_EQUAL(o.moved[GTOC][CACHE], stored + (cpu ? queries : 0));
             CU_ASSERT_EQUAL(o.moved[CTOG][CACHE], cpu ? queries : loaded);
@@ -707,7 +707,7 @@ static void opt_175b_takes_no_memory(void) {
                 .gbs = 32,
                 .num_gpu_batches = 8,
                 .overlap = true,
-                .cpu_attention = true,
+                .delegated = true,
                 .page_tokens = 16,
                 .table_home = TIER_CPU};
     CU_ASSERT_EQUAL(opt_config_by_name(&config, "opt-175b"), 0);

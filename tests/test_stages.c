@@ -154,7 +154,7 @@ static void stages_give_the_bits_of_one_machine(void) {
         Policy p = all_gpu(1 + way % 4, 1 + way / 3 % 3);
         make_task(way % 5 == 4);
         p.wg = w[0], p.wc = w[1], p.cg = c[0], p.cc = c[1], p.hg = h[0], p.hc = h[1];
-        p.schedule = (Schedule)(way % 3), p.flights = 1 + way % 5, p.cpu_attention = way / 2 % 2,
+        p.schedule = (Schedule)(way % 3), p.flights = 1 + way % 5, p.delegated = way / 2 % 2,
         p.table_home = (Tier)(way % 3);
         p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
         run_alone(&alone, model, &p);

@@ -38,7 +38,7 @@ static Counted count_bytes(const char *name, int l, Schedule schedule, int gbs, 
     Policy p = {
         .wc = !disk, .cc = !disk, .hc = !disk, .gbs = gbs, .num_gpu_batches = K, .schedule = schedule, .overlap = true};
     p.page_tokens = 1, p.table_home = disk ? TIER_DISK : TIER_CPU;
-    p.weight_packed = p.cache_packed = packed, p.sparsity = sparsity, p.cpu_attention = sparsity > 0;
+    p.weight_packed = p.cache_packed = packed, p.sparsity = sparsity, p.delegated = sparsity > 0;
     Plan *plan = plan_make(model, &p, &task, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     Device *device = sim_open(plan, &machine, &err);

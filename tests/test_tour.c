@@ -560,7 +560,7 @@ static void list_link(FILE *out) {
                       .gbs = GBS,
                       .num_gpu_batches = BATCHES,
                       .overlap = true,
-                      .cpu_attention = true,
+                      .delegated = true,
                       .page_tokens = 16,
                       .table_home = TIER_GPU};
     Large a;

@@ -455,7 +455,7 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
 }
 
 /* A run of eight prompts with everything on every tier, the batches at equal distances or all at once. */
-static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool cpu_attention, RunStats *stats, LaneCount *count) {
+static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool delegated, RunStats *stats, LaneCount *count) {
     enum { PROMPTS = 8, S = 5, N = 40 };
     static const OptConfig config = SMALL_CONFIG(2);
     Hardware hardware = test_fast_machine();
@@ -472,7 +472,7 @@ static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool cpu_attention,
     }
     for (int p = 0; p < PROMPTS; p++) prompts[p] = (Prompt){.ids = ids, .s = S, .n = N - 3 * p};
     policy.wg = policy.cg = policy.hg = .3, policy.wc = policy.cc = policy.hc = .3, policy.schedule = schedule;
-    policy.cpu_attention = cpu_attention;
+    policy.delegated = delegated;
     Plan *plan = plan_make(checkpoint, &policy, &task, F16, &err);
     Device *device = sim_open(plan, &hardware, &err);
     device->trace = trace;

@@ -234,7 +234,7 @@ static Policy mixed(int way) {
                     .flights = 1 + way,
                     .schedule = (Schedule)(way % 3),
                     .overlap = way != 3,
-                    .cpu_attention = way / 2 % 2,
+                    .delegated = way / 2 % 2,
                     .page_tokens = 16};
 }
 

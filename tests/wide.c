@@ -8,7 +8,7 @@
 int main(void) {
     enum { PROMPTS = 256, S = 512, N = 32 };
     const Policy policy = {
-        .wc = .5, .gbs = 32, .num_gpu_batches = 8, .cpu_attention = true, .overlap = true, .page_tokens = 16};
+        .wc = .5, .gbs = 32, .num_gpu_batches = 8, .delegated = true, .overlap = true, .page_tokens = 16};
     OptConfig config;
     Prompt prompts[PROMPTS];
     Error err;
