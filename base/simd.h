@@ -1,6 +1,6 @@
-/* simd.h: defines a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that
- * 4-bit codes stand for. Only host*.c and quant.c use it; everything is inlined. C's operators work
- * on these vectors; these few functions do what C cannot say. */
+/* simd.h: defines a vector of VL floats for AVX-512, AVX2, NEON and portable C, and the 16 numbers
+ * that 4-bit codes stand for. Only host*.c and quant.c use it; everything is inlined. C's operators
+ * work on these vectors; these few functions do what C cannot say. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"
@@ -16,16 +16,28 @@
 #if defined __AVX512F__ && defined __F16C__
 #define ISA "AVX-512"
 #define VL 16
+#define REGISTERS 32
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
 #define ISA "AVX2"
 #define VL 8
+#define REGISTERS 16
+#elif defined __aarch64__
+#include <arm_neon.h>
+#ifndef __clang__ /* GCC would load so many vectors ahead that the sums of a tile leave their \
+                     registers */
+#pragma GCC optimize("no-schedule-insns")
+#endif
+#define ISA "NEON"
+#define VL 4
+#define REGISTERS 32
 #else
 #define ISA "portable"
 #define VL 4
+#define REGISTERS 16
 #endif
 /* The rows of a tile, of x and of w: their MR * NR sums and what feeds these fit the vector
  * registers. */
-enum { MR = VL == 16 ? 6 : 3, NR = 4 };
+enum { MR = REGISTERS == 32 ? 6 : 3, NR = 4 };
 
 typedef float V __attribute__((vector_size(VL * 4)));
 typedef int32_t VI __attribute__((vector_size(VL * 4)));
@@ -34,11 +46,15 @@ typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
 /* The 16 numbers that the 4-bit codes of a group stand for (quant.c), as a table that stays in
- * registers. AVX2 looks up 16 bytes as fast as 8 floats among 8, so it keeps the numbers as halves,
- * their lower and their upper bytes apart. */
+ * registers. AVX2 and NEON look up 16 bytes at once, so they keep the numbers as halves, their
+ * lower and their upper bytes apart. */
+#if VL == 8 || defined __ARM_NEON
+#define BYTE_TABLES
+#endif
+typedef uint8_t B16 __attribute__((vector_size(16)));
 typedef struct {
-#if VL == 8
-    __m128i lower, upper;
+#ifdef BYTE_TABLES
+    B16 lower, upper;
 #else
     V part[16 / VL];
 #endif
@@ -50,19 +66,23 @@ INLINE V v_hold(V v) {
     __asm__("" : "+v"(v));
 #elif defined __x86_64__
     __asm__("" : "+x"(v));
+#elif defined __ARM_NEON
+    __asm__("" : "+w"(v));
 #endif
     return v;
 }
 INLINE V v_set(float x) { return x - (V){0}; }
+
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
 // Functions that each instruction set has its own words for. v_fold adds the quarters of a vector,
-// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. t_keep makes a
-// table of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
-// looks up the numbers whose codes are the low four bits of each element.
+// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. b_widen makes
+// floats of 8 halves, b_look looks up 16 codes below 16 in a table of bytes. t_keep makes a table
+// of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look looks
+// up the numbers whose codes are the low four bits of each element.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
@@ -90,23 +110,24 @@ INLINE V4 v_fold(V v) {
     return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
 }
 INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
-INLINE Table t_keep(const VH number[2]) {
-    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
-            b = _mm_shuffle_epi8((__m128i)number[1], apart);
-    return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
+INLINE void b_widen(V *out, B16 halves) { out[0] = v_widen((VH)halves); }
+INLINE B16 b_look(B16 table, B16 code) {
+    return (B16)_mm_shuffle_epi8((__m128i)table, (__m128i)code);
 }
-INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
-    const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
-    const __m128i code[2] = {_mm_and_si128(pair, four),
-                             _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
-    UNROLL
-    for (int i = 0; i < 2; i++) {
-        __m128i lower = _mm_shuffle_epi8(t->lower, code[i]),
-                upper = _mm_shuffle_epi8(t->upper, code[i]);
-        out[2 * i] = v_widen((VH)_mm_unpacklo_epi8(lower, upper));
-        out[2 * i + 1] = v_widen((VH)_mm_unpackhi_epi8(lower, upper));
-    }
+#elif defined __ARM_NEON
+INLINE V v_fma(V a, V b, V c) {
+    return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+INLINE V v_widen(VH h) { return (V)vcvt_f32_f16((float16x4_t)h); }
+INLINE VH v_narrow(V v) { return (VH)vcvt_f16_f32((float32x4_t)v); }
+INLINE V4 v_fold(V v) { return v; }
+INLINE unsigned v_bits(VI mask) { return vaddvq_u32((uint32x4_t)mask & (uint32x4_t){1, 2, 4, 8}); }
+INLINE void b_widen(V *out, B16 halves) {
+    out[0] = (V)vcvt_f32_f16(vget_low_f16((float16x8_t)halves));
+    out[1] = (V)vcvt_high_f32_f16((float16x8_t)halves);
+}
+INLINE B16 b_look(B16 table, B16 code) {
+    return (B16)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)code);
 }
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
@@ -139,7 +160,30 @@ INLINE V t_look(const Table *t, VI codes) {
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
 #endif
 
-#if VL != 8
+#ifdef BYTE_TABLES
+INLINE Table t_keep(const VH number[16 / VL]) {
+    B16 half[2];
+    memcpy(half, number, sizeof half);
+    return (Table){__builtin_shufflevector(half[0], half[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20,
+                                           22, 24, 26, 28, 30),
+                   __builtin_shufflevector(half[0], half[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21,
+                                           23, 25, 27, 29, 31)};
+}
+INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
+    B16 pair;
+    memcpy(&pair, codes, sizeof pair);
+    const B16 code[2] = {pair & 15, pair >> 4};
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        const B16 lower = b_look(t->lower, code[i]), upper = b_look(t->upper, code[i]);
+        b_widen(out + i * 16 / VL, __builtin_shufflevector(lower, upper, 0, 16, 1, 17, 2, 18, 3, 19,
+                                                           4, 20, 5, 21, 6, 22, 7, 23));
+        b_widen(out + i * 16 / VL + 8 / VL,
+                __builtin_shufflevector(lower, upper, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+                                        14, 30, 15, 31));
+    }
+}
+#else
 INLINE Table t_keep(const VH number[16 / VL]) {
     Table t;
     for (int i = 0; i < 16 / VL; i++)
@@ -167,6 +211,23 @@ INLINE V v_load(const float *p) {
     return v;
 }
 INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+
+/* Loads NX numbers, and v_fma_at returns c plus number e of them times b. NEON multiplies by an
+ * element of a vector; others need the number in all elements. */
+#ifdef __ARM_NEON
+enum { NX = 4 };
+INLINE V x_load(const float *p) { return v_hold(v_load(p)); }
+INLINE V v_fma_at(V x, int e, V b, V c) {
+    return (V)vfmaq_n_f32((float32x4_t)c, (float32x4_t)b, x[e]);
+}
+#else
+enum { NX = 1 };
+INLINE V x_load(const float *p) { return v_set(*p); }
+INLINE V v_fma_at(V x, int e, V b, V c) {
+    (void)e;
+    return v_fma(x, b, c);
+}
+#endif
 INLINE V v_load_part(const float *p, int n) {
     if (n >= VL)
         return v_load(p);

@@ -31,11 +31,14 @@ enum {
     FEW = 6,       /* rows of x in a tile, at most */
     ROWS = 96,     /* rows of x in a task with F16 weights, at most: the sums of so many rows ... */
     OUTPUTS = 128, /* ... and outputs fit the second cache, and w is read once for all of them */
-    COLUMNS = 1024,   /* columns of a block, F16: FEW rows of x take 24 KB of a nearest cache of 32
-                         or 48 KB */
-    PANEL_ROWS = 192, /* like ROWS and OUTPUTS, for packed weights */
+    WIDEN = VL == 4 && REGISTERS == 32, /* NEON: to make floats of halfs takes as many instructions
+                                           as to load them, so all rows share the floats */
+    COLUMNS = WIDEN ? 256 : 1024, /* columns of a block, F16: FEW rows of x take 24 KB of a nearest
+                                     cache of 32 or 48 KB; floats of w, 128 KB of the second */
+    PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
     PANEL_K = 64, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    DIRECT = VL == 4 ? 3 : MR, /* rows that meet packed weights which are unpacked in registers */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -48,6 +51,7 @@ typedef struct {
     const f16 *w;   /* (outputs, nc), rows k apart */
     int k, outputs, nc;
     bool first, last; /* true for the first and the last block of the columns */
+    float *wide;      /* w as floats, as `widen` leaves them; NULL: each tile widens its own */
     float *copy;      /* the rows of x, as `interleave` leaves them */
     V *kept;          /* (outputs, rows): the sums, tile by tile, between two blocks */
     float *out;       /* (FEW, OUTPUTS): the finished sums */
@@ -69,7 +73,41 @@ INLINE void interleave(const Block *b, const int mr) {
 
 /* Returns the outputs of a tile of mr rows. The sums fill the registers, and there are enough of
  * them that no addition waits for the one before it. */
-INLINE int tile_outputs(const int mr) { return VL == 16 || mr < 4 ? 4 : 2; }
+INLINE int tile_outputs(const int mr) { return REGISTERS == 32 || mr < 4 ? 4 : 2; }
+
+/* Copies the weights as floats: for each four outputs, the first vector of each, then the second of
+ * each, and so on. */
+static void widen(const Block *b) {
+    float *to = b->wide;
+    for (int o = 0; o < b->outputs; o += 4)
+        for (int c = 0; c < b->nc; c += VL)
+            for (int j = o; j < o + 4; j++, to += VL) {
+                const f16 *row = b->w + (size_t)imin(j, b->outputs - 1) * b->k;
+                v_store(to, v_load_f16_part(row + c, b->nc - c));
+            }
+}
+
+/* Adds x[i] * w[j] to sum[i * 4 + j], element by element, over so many vectors of columns. */
+INLINE void add_wide(V *sum, const float *x, const float *w, int vectors, const int mr) {
+    PRAGMA(GCC unroll 2)
+    for (; vectors > 0; vectors--, x += mr * VL, w += 4 * VL) {
+        V weight[4], a[FEW];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            weight[j] = v_load(w + j * VL);
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            if (i % 2 == 0) { /* two that lie side by side are one instruction */
+                a[i] = v_load(x + i * VL);
+                if (i + 1 < mr)
+                    a[i + 1] = v_load(x + (i + 1) * VL);
+            }
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                sum[i * 4 + j] = v_fma(a[i], weight[j], sum[i * 4 + j]);
+        }
+    }
+}
 
 /* Adds x[i] * w[j] to sum[i * nr + j], element by element, over part p of the nr parts of the
  * block's whole vectors. w[j] are the rows of the tile's outputs. Of the rows and the outputs,
@@ -85,7 +123,7 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
         UNROLL
         for (int line = 0; line < nr * VL; line += 32)
             __builtin_prefetch(next + line);
-        if (mr < nr || VL == 16) {
+        if (mr < nr || REGISTERS == 32) {
             UNROLL
             for (int i = 0; i < mr; i++)
                 a[i] = v_hold(v_load(x + c * mr + i * VL));
@@ -115,7 +153,9 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
  * not exist repeats the last one. The sums go on from `kept` unless the block is the first, and
  * return there unless it is the last; then out[i * OUTPUTS + o + j] is the sum of the elements. */
 INLINE void tile(const Block *b, int o, const int mr) {
-    const int nr = tile_outputs(mr), all = mr * nr, whole = b->nc / VL * VL;
+    const int nr = tile_outputs(mr), all = mr * nr;
+    const int whole =
+        b->wide ? b->nc : b->nc / VL * VL; /* `wide` has zeros behind the last column */
     V *kept = b->kept + o * mr;
     const f16 *row[4];
     V sum[FEW * 4], rest[4] = {{0}}; /* the rest is loaded before the sums fill the registers */
@@ -131,8 +171,11 @@ INLINE void tile(const Block *b, int o, const int mr) {
         for (int s = i * nr; s < (i + 1) * nr; s++)
             sum[s] = b->first ? (V){0} : kept[s];
     }
-    for (int p = 0; p < nr; p++)
-        add_products(sum, b, row, p, mr);
+    if (WIDEN && b->wide)
+        add_wide(sum, b->copy, b->wide + o * round_up(b->nc, VL), ceil_div(b->nc, VL), mr);
+    else
+        for (int p = 0; p < nr; p++)
+            add_products(sum, b, row, p, mr);
     if (whole < b->nc) {
         UNROLL
         for (int i = 0; i < mr; i++) {
@@ -204,8 +247,19 @@ typedef struct {
     float *sum;     /* (rows, PART) */
     const float *x; /* (rows, PANEL_K) */
     const Panel *w;
-    bool unpacked;
 } PackedTile;
+
+/* Adds the sums of nv vectors of outputs, which begin at j, of mr rows to the tile's. */
+INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int mr) {
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) {
+            float *to = t->sum + i * PART + j + u * VL;
+            v_store(to, v_load(to) + sum[i * nv + u]);
+        }
+    }
+}
 
 /* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c. */
 INLINE void packed_tile(const void *what, const int mr) {
@@ -219,38 +273,52 @@ INLINE void packed_tile(const void *what, const int mr) {
                 a[i] = v_set(t->x[i * PANEL_K + c]);
             UNROLL
             for (int d = 0; d < BLOCKS; d++) {
-                if (!t->unpacked)
-                    t_block(b, &t->w->table[c], t->w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
+                t_block(b, &t->w->table[c], t->w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
                 UNROLL
                 for (int u = 0; u < EACH; u++) {
-                    if (t->unpacked)
-                        b[u] = v_load(t->w->w[c] + j + 32 * d + u * VL);
                     UNROLL
                     for (int i = 0; i < mr; i++)
                         acc[i][d * EACH + u] = v_fma(a[i], b[u], acc[i][d * EACH + u]);
                 }
             }
         }
-        UNROLL
-        for (int i = 0; i < mr; i++) {
+        add_sums(t, j, acc[0], ALL, mr);
+    }
+}
+
+/* Does the same with an unpacked panel. */
+INLINE void panel_tile(const void *what, const int mr) {
+    const PackedTile *t = what;
+    for (int j = 0; j < PART; j += NR * VL) {
+        V acc[FEW][NR] = {{{0}}}, a[FEW];
+        for (int c = 0; c < PANEL_K; c += NX) {
             UNROLL
-            for (int u = 0; u < ALL; u++) {
-                float *to = t->sum + i * PART + j + u * VL;
-                v_store(to, v_load(to) + acc[i][u]);
+            for (int i = 0; i < mr; i++)
+                a[i] = x_load(t->x + i * PANEL_K + c);
+            UNROLL
+            for (int e = 0; e < NX; e++) {
+                UNROLL
+                for (int u = 0; u < NR; u++) {
+                    const V b = v_load(t->w->w[c + e] + j + u * VL);
+                    UNROLL
+                    for (int i = 0; i < mr; i++)
+                        acc[i][u] = v_fma_at(a[i], e, b, acc[i][u]);
+                }
             }
         }
+        add_sums(t, j, acc[0], NR, mr);
     }
 }
 
 /* Adds x (rows, PANEL_K) times the PANEL_K columns whose groups begin at w to sum (rows, PART). */
 static void multiply_packed(float *sum, const float *x, int rows, const uint8_t *w) {
     Panel panel; /* not initialized: to fill it with zeros would take longer than its use */
-    load_columns(&panel, w, rows > MR);
-    if (rows <= MR)
-        for_rows(packed_tile, &(PackedTile){sum, x, &panel, false}, rows);
+    load_columns(&panel, w, rows > DIRECT);
+    if (rows <= DIRECT)
+        for_rows(packed_tile, &(PackedTile){sum, x, &panel}, rows);
     else
         for (int i = 0; i < rows; i += MR)
-            for_rows(packed_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel, true},
+            for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
                      imin(MR, rows - i));
 }
 
@@ -283,14 +351,18 @@ static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
     const int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
     const int x_floats = imin(rows, FEW) * round_up(depth, VL);
     Block b = {.k = k, .outputs = n};
-    b.copy = scratch(x_floats + (size_t)(FEW + rows * VL) * OUTPUTS);
+    const int w_floats = WIDEN && rows > FEW ? OUTPUTS * COLUMNS : 0;
+    b.copy = scratch(x_floats + w_floats + (size_t)(FEW + rows * VL) * OUTPUTS);
     b.out = b.copy + x_floats;
-    V *kept = (V *)(void *)(b.out + FEW * OUTPUTS); /* (rows, OUTPUTS) */
+    b.wide = w_floats ? b.out + FEW * OUTPUTS : NULL;
+    V *kept = (V *)(void *)(b.out + FEW * OUTPUTS + w_floats); /* (rows, OUTPUTS) */
     for (int c = 0; c < k; c += depth) {
         b.nc = imin(depth, k - c);
         b.first = c == 0;
         b.last = c + b.nc == k;
         b.w = (const f16 *)op->linear.w.at + (size_t)col * k + c;
+        if (b.wide)
+            widen(&b);
         for (int i = 0; i < rows; i += FEW) {
             const int mr = imin(FEW, rows - i);
             b.x = (const float *)op->linear.x.at + (size_t)(row + i) * k + c;
