@@ -289,24 +289,25 @@ INLINE void packed_tile(const void *what, const int mr) {
 /* Does the same with an unpacked panel. */
 INLINE void panel_tile(const void *what, const int mr) {
     const PackedTile *t = what;
-    for (int j = 0; j < PART; j += NR * VL) {
-        V acc[FEW][NR] = {{{0}}}, a[FEW];
+    const int nv = tile_outputs(mr);
+    for (int j = 0; j < PART; j += nv * VL) {
+        V acc[FEW * NR] = {{0}}, b[NR];
         for (int c = 0; c < PANEL_K; c += NX) {
-            UNROLL
-            for (int i = 0; i < mr; i++)
-                a[i] = x_load(t->x + i * PANEL_K + c);
             UNROLL
             for (int e = 0; e < NX; e++) {
                 UNROLL
-                for (int u = 0; u < NR; u++) {
-                    const V b = v_load(t->w->w[c + e] + j + u * VL);
+                for (int u = 0; u < nv; u++)
+                    b[u] = v_hold(v_load(t->w->w[c + e] + j + u * VL));
+                UNROLL
+                for (int i = 0; i < mr; i++) {
+                    const V a = x_load(t->x + i * PANEL_K + c);
                     UNROLL
-                    for (int i = 0; i < mr; i++)
-                        acc[i][u] = v_fma_at(a[i], e, b, acc[i][u]);
+                    for (int u = 0; u < nv; u++)
+                        acc[i * nv + u] = v_fma_at(a, e, b[u], acc[i * nv + u]);
                 }
             }
         }
-        add_sums(t, j, acc[0], NR, mr);
+        add_sums(t, j, acc, nv, mr);
     }
 }
 
@@ -317,9 +318,9 @@ static void multiply_packed(float *sum, const float *x, int rows, const uint8_t 
     if (rows <= DIRECT)
         for_rows(packed_tile, &(PackedTile){sum, x, &panel}, rows);
     else
-        for (int i = 0; i < rows; i += MR)
+        for (int i = 0; i < rows; i += FEW)
             for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
-                     imin(MR, rows - i));
+                     imin(FEW, rows - i));
 }
 
 // -------------------------------------------------------------------------------------------------
