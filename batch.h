@@ -5,12 +5,12 @@
 
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
-    int prompt;     /* index into the task */
-    int seat_batch; /* its GPU batch */
-    Tier kv, act;   /* where its KV pages rest, and in this sweep its activations */
-    int s, n;       /* prompt length, tokens to generate */
-    int generated;  /* tokens known so far */
-    int last_rows;  /* rows of its newest step that the head needs: the last ones */
+    const Prompt *prompt;
+    int number;    /* index of its prompt in the task */
+    Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
+    int s, n;      /* prompt length, tokens to generate */
+    int generated; /* tokens known so far */
+    int last_rows; /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -59,7 +59,7 @@ typedef struct {
     int number; /* the number of its latest admission, counted over the whole run */
     int sweeps; /* the number of sweeps that it has begun */
     int page_tokens;
-    bool in_flight, prefill;
+    bool prefill;
     bool waiting;           /* its newest tokens are posted, but not yet known */
     int kv_seqs[NTIERS];    /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];   /* rows whose activations rest on each tier */

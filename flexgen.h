@@ -327,7 +327,6 @@ typedef struct {
     Seat *seat;            /* dealt again for every block; [min(block_size, task count)] */
     int nseats;            /* seats of the present block */
     int seated, *in_batch; /* seats taken in the block; in batch k */
-    bool *with_members;    /* true if batch k had members before the last admission */
     int *next_prompt;      /* the first waiting prompt; all flights share it */
     long sweep;            /* the next sweep of this flight */
     long n;                /* the mean of the prompts' n, rounded up */

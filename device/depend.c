@@ -93,22 +93,25 @@ static void join_users(Clock *clock, const Depend *d, Used used) {
 // The events that an op needs
 // -------------------------------------------------------------------------------------------------
 
+/* Returns true if the list already has these cells for this use. */
+static bool is_listed(const Depend *d, Used used) {
+    for (int r = 0; r < d->nused; r++)
+        if (!memcmp(&d->used[r], &used, sizeof used))
+            return true;
+    return false;
+}
+
 /* Lists the op's cells, each once, however many views or moves have it. */
 static void find_used(Depend *d, const Op *op) {
     Use use;
     d->nused = 0;
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);
-        int r = 0;
-        if (!use || !view->ncells || !view->rows)
+        const Used used = {view->cell, view->ncells, use};
+        if (!use || !view->ncells || !view->rows || is_listed(d, used))
             continue;
-        while (r < d->nused && (d->used[r].first != view->cell || d->used[r].n != view->ncells ||
-                                d->used[r].use != use))
-            r++;
-        if (r < d->nused)
-            continue;
-        CHECK(r < MAX_USED);
-        d->used[d->nused++] = (Used){view->cell, view->ncells, use};
+        CHECK(d->nused < MAX_USED);
+        d->used[d->nused++] = used;
     }
 }
 
@@ -158,13 +161,11 @@ void depend_posted(Depend *d, Event e) {
     d->lane[e.lane].ops[e.lane] = e.seq;
     d->past[e.lane][e.seq % REMEMBERED] = d->lane[e.lane];
     d->number[e.lane][e.seq % REMEMBERED] = e.seq;
-    for (int r = 0; r < d->nused; r++)
-        if (d->used[r].use == READS)
-            note_use(d, d->used[r], e);
-    for (int r = 0; r < d->nused;
-         r++) /* last, since a cell that an op reads and writes counts as written */
-        if (d->used[r].use == WRITES)
-            note_use(d, d->used[r], e);
+    for (int use = READS; use <= WRITES;
+         use++) /* what is both read and written counts as written */
+        for (int r = 0; r < d->nused; r++)
+            if ((int)d->used[r].use == use)
+                note_use(d, d->used[r], e);
 }
 
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
@@ -196,8 +197,6 @@ Depend *depend_open(int ncells) {
 }
 
 void depend_close(Depend *d) {
-    if (!d)
-        return;
     free(d->cell);
     free(d->past);
     free(d);
@@ -268,33 +267,38 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     return n;
 }
 
+/* Returns the place on the CPU where a move between this view on the GPU and the disk stops. */
+static Tensor stopover(Tensor gpu, const Stop *stops, int nstops) {
+    const Stop *stop = stops + nstops - 1;
+    while (stop > stops && stop->here.offset > gpu.offset)
+        stop--;
+    Tensor t = gpu;
+    t.tier = TIER_CPU;
+    t.region = stop->via.region;
+    t.cell = stop->via.cell;
+    t.ncells = stop->via.ncells;
+    t.offset = stop->via.offset + (gpu.offset - stop->here.offset);
+    return t;
+}
+
 void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops) {
-    static const Lane beside[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
-    const Lane gpu_lane = call.lane;
-    const bool up = lane_channel[gpu_lane] == CTOG;
-    Move *far = moves + n;
-    int hops = 0, crossing = 0;
+    static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    Call disk_call = call;
+    Move *far = moves + n; /* between the disk and the CPU; moves[] keeps those of the GPU */
+    int nfar = 0, nnear = 0;
+    disk_call.lane = disk_lane[call.lane];
     for (int i = 0; i < n; i++) {
-        Tensor gpu = up ? moves[i].dst : moves[i].src, low = up ? moves[i].src : moves[i].dst;
-        if (low.tier == TIER_DISK) {
-            const Stop *stop = stops + nstops - 1;
-            while (stop > stops && stop->here.offset > gpu.offset)
-                stop--;
-            Tensor there = gpu;
-            there.tier = TIER_CPU;
-            there.region = stop->via.region;
-            there.cell = stop->via.cell;
-            there.ncells = stop->via.ncells;
-            there.offset = stop->via.offset + (gpu.offset - stop->here.offset);
-            far[hops++] = up ? (Move){there, low} : (Move){low, there};
-            low = there;
-        }
-        crossing = up ? add_move(moves, crossing, gpu, low) : add_move(moves, crossing, low, gpu);
+        Move near = far[nfar] = moves[i];
+        if (near.src.tier == TIER_DISK)
+            near.src = far[nfar++].dst = stopover(near.dst, stops, nstops);
+        else if (near.dst.tier == TIER_DISK)
+            near.dst = far[nfar++].src = stopover(near.src, stops, nstops);
+        nnear = add_move(moves, nnear, near.dst, near.src);
     }
-    for (int hop = 0; hop < 2; hop++) {
-        const bool disk = hop == !up;
-        call.lane = disk ? beside[gpu_lane] : gpu_lane;
-        if (disk ? hops : crossing)
-            post(to, op_copy(call, disk ? far : moves, disk ? hops : crossing));
-    }
+    if (nfar && disk_call.lane != D_WRITE)
+        post(to, op_copy(disk_call, far, nfar));
+    if (nnear)
+        post(to, op_copy(call, moves, nnear));
+    if (nfar && disk_call.lane == D_WRITE)
+        post(to, op_copy(disk_call, far, nfar));
 }
