@@ -141,14 +141,16 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     return true;
 }
 
-/* Adds to the ledger (sign 1), or takes back (sign -1), the pages that the prompt of a seat holds
- * from the sweep of its token `from` to that of its last one. */
+/* Adds to the ledger, which is a ring buffer, the pages that the prompt of a seat holds from the
+ * sweep of its token `from` to that of its last one (sign 1), or takes them back (sign -1). */
 static void reserve(Admission *a, const Seat *seat, int from, int sign) {
     const Prompt *q = &a->task->prompts[seat->prompt];
+    int *need = a->need[seat->kv], at = (int)((seat->since + from) % a->horizon);
     for (int x = from; x < q->n; x++) {
-        int *need = need_in(a, seat->kv, seat->since + x);
-        *need += sign * pages_for(q->s + x, a->policy->page_tokens);
-        a->peak[seat->kv] = imax(a->peak[seat->kv], *need);
+        need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
+        if (need[at] > a->peak[seat->kv])
+            a->peak[seat->kv] = need[at];
+        at = at + 1 < a->horizon ? at + 1 : 0;
     }
 }
 
@@ -190,7 +192,7 @@ static void deal_seats(Admission *a) {
  * are. */
 static int fill_seats(Admission *a, int *entered, int most, bool topups) {
     int n = 0;
-    bool open = false; /* the batch of this seat is one of those */
+    bool open = false; /* this seat is in one of those batches */
     for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
         Seat *to = &a->seat[seat];
         if (seat % a->policy->gbs == 0)
@@ -221,17 +223,15 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
 
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
                     const int *limit) {
-    int seats = imin(block_size(policy), task->count);
     long tokens = 0;
     *a = (Admission){
         .policy = policy, .task = task, .next_prompt = next_prompt, .limit = limit, .horizon = 1};
     for (int i = 0; i < task->count; i++) {
         tokens += task->prompts[i].n;
-        if (task->prompts[i].n > a->horizon)
-            a->horizon = task->prompts[i].n;
+        a->horizon = imax(a->horizon, task->prompts[i].n);
     }
     a->n = task->count ? (tokens + task->count - 1) / task->count : 1;
-    a->seat = xcalloc(seats, sizeof *a->seat);
+    a->seat = xcalloc(imin(block_size(policy), task->count), sizeof *a->seat);
     a->in_batch = xcalloc(policy->num_gpu_batches, sizeof *a->in_batch);
     for (int t = 0; t < NTIERS; t++)
         a->need[t] = xcalloc(a->horizon, sizeof(int));

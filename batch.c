@@ -91,16 +91,19 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base) {
     int32_t *table = host(f, b->cpu.staged);
     Staged *list = b->staged[tier];
     int n = 0;
-    for (int r = 0; r < b->nseq; r++) {
+    for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
         for (int e = 0; q->kv == tier && e < q->npages; e++) {
             const bool past = e * f->plan->policy.page_tokens < q->s + q->generated - 1;
-            list[n++] = (Staged){q->pages[e], past, &table[(size_t)r * f->plan->max_pages + e]};
+            list[n++] = (Staged){q->pages[e], past, &table[e]};
         }
     }
     qsort(list, n, sizeof *list, by_page);
-    for (int i = 0; i < n; i++)
+    for (int i = n - 1; i >= 0; i--) {
         *list[i].entry = base + i;
+        if (list[i].run && i + 1 < n && list[i + 1].page == list[i].page + 1)
+            list[i].run += list[i + 1].run;
+    }
     b->nstaged[tier] = n;
 }
 
@@ -123,20 +126,21 @@ static void end_sweep(Flight *f) {
 }
 
 /* Adds one new token to a sequence: id, or in a scored task (id -1) the given one, which never ends
- * it early. Returns true if the sequence goes on. If it has ended, frees its pages, reports it and
- * returns false. */
+ * it early. On the sim no token is known, and id is -1 too. Returns true if the sequence goes on.
+ * If it has ended, frees its pages, reports it and returns false. */
 static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
+    RunStats *stats = f->stats;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
     if (f->task->scored)
         id = q->prompt->ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
     if (!decoded)
-        f->stats->prefill_tokens += q->s;
-    f->stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
-    f->stats->generated++;
-    f->stats->decoded += decoded;
-    f->stats->beside += decoded && f->prefill_sweep;
+        stats->prefill_tokens += q->s;
+    stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
+    stats->generated++;
+    stats->decoded += decoded;
+    stats->beside += decoded && f->prefill_sweep;
     const bool stop = (to->token && to->token(to->ctx, q->number, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
@@ -150,8 +154,8 @@ static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     return false;
 }
 
-/* Reports the scores of the newest step, sequence by sequence, except those of tokens before
- * Prompt.from. */
+/* Reports, in a scored task, the scores of the newest step, sequence by sequence, except those of
+ * tokens before Prompt.from. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
     if (!to->scored || !f->logp)
@@ -180,8 +184,7 @@ static bool go_round(Flight *f, const Batch *b) {
         for (int to = 0; net->stage == last && to < last && !status; to++)
             status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
     }
-    if (status)
-        f->to->failed = true;
+    f->to->failed = status != 0;
     return !status;
 }
 
@@ -214,9 +217,7 @@ static void collect(Flight *f, Batch *b) {
     b->waiting = false;
     if (!newest_come(f, b))
         return;
-    if (f->task->scored)
-        tell_scores(f, b);
-    const bool known = f->ids && !f->task->scored;
+    tell_scores(f, b);
     const bool logits = f->task->keep_logits && f->listener->logits && is_last(&f->plan->config);
     int going = 0;
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
@@ -224,7 +225,7 @@ static void collect(Flight *f, Batch *b) {
         const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
         if (row)
             f->listener->logits(f->listener->ctx, q->number, q->generated + 1, row);
-        if (next_token(f, b, q, known ? f->ids[r] : -1))
+        if (next_token(f, b, q, f->ids && !f->task->scored ? f->ids[r] : -1))
             b->seq[going++] = q;
     }
     b->nseq = going;
@@ -264,7 +265,7 @@ static void add_member(Batch *b, Sequence *q) {
  *
  * While x prefills, it is a member of the entrance. Before sweep i + 1, when its first token is known, x
  * moves to `joining` of batch 0, where its seat is (leave_entrance). When batch 0 begins sweep i + 1, x
- * becomes a member (take_in). */
+ * becomes a member (batch_begin). */
 // clang-format on
 
 /* Returns the flight's entrance; only the diagonal schedule has one. */
@@ -293,12 +294,6 @@ static void leave_entrance(Flight *f) {
         pages_change_owner(f, q->kv, home->index, from->index);
     }
     from->nseq = 0;
-}
-
-/* Makes the joining sequences members of the batch. */
-static void take_in(Batch *b) {
-    while (b->njoining)
-        add_member(b, b->joining[--b->njoining]);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -352,36 +347,6 @@ static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side
     t->target = take_table(&rest, f->task->scored ? b->last_rows : 0, p->last_rows);
 }
 
-/* Lists the rows that the head needs, and in a scored task the tokens given after them. */
-static void fill_head(const Flight *f, Batch *b) {
-    int32_t *head = host(f, b->cpu.head), *target = f->task->scored ? host(f, b->cpu.target) : NULL;
-    for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
-        const Sequence *q = b->seq[r];
-        row += batch_rows(b, q); /* the end of the sequence's rows */
-        for (int e = q->last_rows; e > 0; e--, n++) {
-            head[n] = row - e;
-            if (target)
-                target[n] = q->prompt->ids[q->s + q->generated - e + 1];
-        }
-    }
-}
-
-/* Writes the tables that have one number per row, for sequence r, whose first row is `row`. Returns
- * the first row after the sequence. */
-static int fill_rows(const Flight *f, Batch *b, int r, int row) {
-    const Sequence *q = b->seq[r];
-    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
-    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
-    const int tokens = q->s + q->generated;
-    for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
-        ids[row] = token < q->s ? q->prompt->ids[token] : q->tokens[token - q->s];
-        positions[row] = token + 2;
-        row_seq[row] = r;
-        row_token[row] = token;
-    }
-    return row;
-}
-
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
     *p = (Piece){
         .number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
@@ -407,20 +372,33 @@ static void fill_starts(const Flight *f, const Batch *b) {
     }
 }
 
-/* Writes the tables of this sweep, row by row and sequence by sequence. */
+/* Writes the tables of this sweep. */
 static void fill_index(Flight *f, Batch *b) {
-    int32_t *len = host(f, b->cpu.len), *pages = host(f, b->cpu.pages);
-    int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at);
-    for (int r = 0, row = 0; r < b->nseq; r++) {
+    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
+    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
+    int32_t *head = host(f, b->cpu.head), *target = host(f, b->cpu.target);
+    int32_t *prompt = host(f, b->cpu.prompt), *len = host(f, b->cpu.len);
+    int32_t *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
+    int row = 0, last = 0;
+    for (int r = 0; r < b->nseq; r++, pages += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
-        row = fill_rows(f, b, r, row);
-        len[r] = at[r] = q->s + q->generated;
+        const int tokens = q->s + q->generated;
+        for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
+            ids[row] = token < q->s ? q->prompt->ids[token] : q->tokens[token - q->s];
+            positions[row] = token + 2;
+            row_seq[row] = r;
+            row_token[row] = token;
+        }
+        for (int e = q->last_rows; e > 0; e--, last++) {
+            head[last] = row - e;
+            if (f->task->scored)
+                target[last] = q->prompt->ids[tokens - e + 1];
+        }
         prompt[r] = q->prompt->place;
-        for (int e = 0; e < q->npages; e++)
-            pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
+        len[r] = at[r] = tokens;
+        memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);
-    fill_head(f, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
     if (b->prefill)
         return; /* prefill attends to what it has just computed */
@@ -431,8 +409,8 @@ static void fill_index(Flight *f, Batch *b) {
 
 bool batch_begin(Flight *f, Batch *b) {
     collect(f, b);
-    take_in(b);
-    b->rows = 0;
+    while (b->njoining)
+        add_member(b, b->joining[--b->njoining]);
     if (!b->nseq || f->to->failed)
         return false;
     b->sweeps++;
@@ -482,22 +460,26 @@ static void end_sequences(Flight *f) {
     f->K = K;
 }
 
-/* Makes the sequence of a newly taken seat a member of batch b, which prefills in this sweep. */
-static void take_place(Flight *f, int seat, Batch *b) {
+/* Makes the sequence of a newly taken seat a member of the entrance (a topup) or of the batch of
+ * its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
+static void take_place(Flight *f, int seat, bool topup) {
     const Seat *from = &f->admission.seat[seat];
-    const Prompt *prompt = &f->task->prompts[from->prompt];
+    Batch *b = topup ? entrance(f) : &f->batch[from->k];
     Sequence *q = &f->seqs[seat];
     q->number = from->prompt;
-    q->prompt = prompt;
+    q->prompt = &f->task->prompts[from->prompt];
     q->kv = from->kv;
     q->act = from->act;
-    q->s = prompt->s;
-    q->n = prompt->n;
+    q->s = q->prompt->s;
+    q->n = q->prompt->n;
     q->generated = q->npages = 0;
     if (!b->nseq) {
         b->prefill = f->prefill = true;
         b->number = (int)f->line->admitted++;
-        f->in_sweep[f->K++] = b;
+        if (topup)
+            memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
+        f->in_sweep[topup ? 0 : f->K] = b;
+        f->K++;
     }
     add_member(b, q);
 }
@@ -509,15 +491,10 @@ bool flight_admit(Flight *f) {
     if (f->to->failed)
         return false;
     const int n = admission_next(&f->admission, f->i, f->entered, &topups);
-    for (int e = 0; e < topups; e++)
-        take_place(f, f->entered[e], entrance(f));
-    if (topups) {
+    for (int e = 0; e < n; e++)
+        take_place(f, f->entered[e], e < topups);
+    if (topups)
         deal_activations(f);
-        memmove(f->in_sweep + 1, f->in_sweep, (f->K - 1) * sizeof *f->in_sweep);
-        f->in_sweep[0] = entrance(f);
-    }
-    for (int e = topups; e < n; e++)
-        take_place(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
     f->began = 0;
     return f->K > 0;
 }
@@ -531,10 +508,12 @@ void flight_swept(Flight *f) {
 bool flight_goes_on(const Flight *f) {
     if (f->line->next_prompt < f->task->count)
         return true;
-    for (int k = 0; k < f->K; k++)
-        for (int r = 0; r < f->in_sweep[k]->nseq; r++)
-            if (!is_last_token(f->in_sweep[k], f->in_sweep[k]->seq[r]))
+    for (int k = 0; k < f->K; k++) {
+        const Batch *b = f->in_sweep[k];
+        for (int r = 0; r < b->nseq; r++)
+            if (!is_last_token(b, b->seq[r]))
                 return true;
+    }
     return false;
 }
 
@@ -562,7 +541,6 @@ void flight_open(Flight *f) {
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
         b->index = f->number * f->batches + k;
-        b->page_tokens = p->policy.page_tokens;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
@@ -594,16 +572,13 @@ void flight_close(Flight *f) {
     free(f->came);
 }
 
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from) {
-    const Staged *list = b->staged[tier];
-    const int page = b->page_tokens;
-    for (int i = 0, end; i < b->nstaged[tier]; i = imax(end, i + 1)) {
-        for (end = i; end < b->nstaged[tier] && list[end].past; end++)
-            if (list[end].page - list[i].page != end - i)
-                break;
-        if (end > i)
-            n = add_move(moves, n, tensor_rows(to, i * page, (end - i) * page),
-                         tensor_rows(from, list[i].page * page, (end - i) * page));
+int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
+    const Staged *list = b->staged[from.tier];
+    for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].run)) {
+        const int rows = list[i].run * page_tokens;
+        if (rows)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
+                         tensor_rows(from, list[i].page * page_tokens, rows));
     }
     return n;
 }

@@ -44,7 +44,7 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len);
 /* Fills op->after with the events that the op must wait for, without those that others imply. */
 void depend_before(Depend *d, Op *op);
 /* Notes that the same op has been posted, and that e is its event. */
-void depend_posted(Depend *d, Event e);
+void depend_posted(Depend *d, const Op *op, Event e);
 /* Finds the events that the posting thread must wait for before it uses a view itself. Returns how
  * many there are. */
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);

@@ -1656,7 +1656,7 @@ static void post_each(void *answer, const void *about) {
             depend_before(depend, &op);
             to->n = op.nafter;
             for (int e = 0; e < op.nafter && e < NLANES; e++) to->after[e] = op.after[e];
-            depend_posted(depend, (Event){from->lane, ++seq[from->lane]});
+            depend_posted(depend, &op, (Event){from->lane, ++seq[from->lane]});
         }
         depend_close(depend);
     }
