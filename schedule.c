@@ -23,7 +23,7 @@
  *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1, in turn
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
- *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [square_number mod nws]
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod nws]
  *              of Batch.index                                  |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
@@ -33,7 +33,7 @@
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
  *              of Batch.index and layer j                      |    passes NEW_KV on the CPU
  *                                                              |
- *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [square_number mod 2]
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2]
  *                                                              |
  *                                                         - attend -        on the GPU, or on the CPU
  *                                                              |    where the pages are: QUERY goes
@@ -45,7 +45,7 @@
  *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; LAST_ROWS for
  *                                                         the head
  *
- * square_number counts squares: its slots are in use at the same time as those of the squares
+ * Square.number counts squares: its slots are in use at the same time as those of the squares
  * before and after. Batch.turn counts pieces of prefills and decoding batches: each of its slots is
  * used by one piece only. Batch.index is the batch's place in the plan: the batch keeps its slots
  * from sweep to sweep. A slot has one or more cells. A cell is always used as a whole; depend.c
@@ -425,11 +425,15 @@ static void store_piece(Run *run, Square at, const Piece *piece) {
     const Tensor below = new_kv_below(run, at.batch, off);
     if (!on_cpu)
         copy(run, call_on(run, STORE, CACHE, at), below, new_kv_off(run, at.batch, gpu, off));
-    for (int t = TIER_CPU, row = 0; t <= TIER_DISK; row += piece->kv_rows[t++])
-        if (piece->kv_rows[t] && !(on_cpu && t == TIER_CPU))
+    int row = 0;
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
+        const int n = piece->kv_rows[t];
+        if (n && !(on_cpu && t == TIER_CPU))
             append(run, at, t == TIER_CPU ? ATTEND : D_WRITE,
-                   batch_pages(run->flight, at.batch, (Tier)t, at.j),
-                   tensor_rows(below, row, piece->kv_rows[t]), piece->row + gpu + row);
+                   batch_pages(run->flight, at.batch, (Tier)t, at.j), tensor_rows(below, row, n),
+                   piece->row + gpu + row);
+        row += n;
+    }
 }
 
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
@@ -453,7 +457,8 @@ static void bring_cache(Run *run, Square at) {
     const PageTable to = staged_pages(run, at);
     const PageTable via =
         plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * at.number, b->nstaged[TIER_DISK]);
-    for (int t = TIER_CPU, row = 0; t <= TIER_DISK; row += b->nstaged[t++] * to.page_tokens) {
+    int row = 0;
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
         const PageTable home = batch_pages(run->flight, b, (Tier)t, at.j);
@@ -466,6 +471,7 @@ static void bring_cache(Run *run, Square at) {
             post(run->to, op_copy(call_on(run, C_READ, CACHE, at), run->moves, n));
         else
             carry(run->to, call_on(run, C_LOAD, CACHE, at), run->moves, n, stops, 2);
+        row += b->nstaged[t] * to.page_tokens;
     }
 }
 
@@ -612,7 +618,8 @@ static void attend_on_cpu(Run *run, Square at, Tensor q) {
     const Tensor kv = new_kv_below(run, b, off);
     const Move down[] = {{query, tensor_rows(q, gpu, off)}, {kv, new_kv_off(run, b, gpu, off)}};
     post(run->to, op_copy(call_on(run, A_DOWN, CACHE, at), down, 2));
-    for (int t = TIER_CPU, row = 0; t <= TIER_DISK; row += b->kv_seqs[t++]) {
+    int row = 0;
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         const int n = b->kv_seqs[t];
         if (!n)
             continue;
@@ -621,6 +628,7 @@ static void attend_on_cpu(Run *run, Square at, Tensor q) {
         append(run, at, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
         attend_rows(run, at, table, gpu + row, tensor_rows(result, row, n),
                     tensor_rows(query, row, n));
+        row += n;
     }
     copy(run, call_on(run, A_UP, CACHE, at), attended_elsewhere(run, b), result);
 }

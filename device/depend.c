@@ -261,11 +261,15 @@ void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nst
     int nfar = 0, nnear = 0;
     disk_call.lane = disk_lane[call.lane];
     for (int i = 0; i < n; i++) {
-        Move near = far[nfar] = moves[i];
-        if (near.src.tier == TIER_DISK)
-            near.src = far[nfar++].dst = stopover(near.dst, stops, nstops);
-        else if (near.dst.tier == TIER_DISK)
-            near.dst = far[nfar++].src = stopover(near.src, stops, nstops);
+        Move near = moves[i];
+        far[nfar] = near;
+        if (near.src.tier == TIER_DISK) {
+            near.src = stopover(near.dst, stops, nstops);
+            far[nfar++].dst = near.src;
+        } else if (near.dst.tier == TIER_DISK) {
+            near.dst = stopover(near.src, stops, nstops);
+            far[nfar++].src = near.dst;
+        }
         nnear = add_move(moves, nnear, near.dst, near.src);
     }
     if (nfar && disk_call.lane != D_WRITE)
