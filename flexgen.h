@@ -185,9 +185,9 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n,
                       Error *err);
 /* Computes the attention of reference_forward: o = softmax(q k^T / sqrt(hd)) v for every head,
- * where row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
-void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n,
-                     int nh, int hd);
+ * where row t sees rows 0..t. o, q, k, v (n, h1), h1 = nh hd. */
+void plain_attention(float *o, const float *q, const float *k, const float *v, int n,
+                     const OptConfig *config);
 
 // -------------------------------------------------------------------------------------------------
 // Policies and tasks (sections 4.2, 4.3)
