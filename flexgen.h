@@ -232,14 +232,14 @@ enum { PACKED_ROWS = 64 };
 static inline int pages_for(int tokens, int page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
-/* Return a field of a policy, or its default if the field is 0 because it was not given. Only these
- * functions and is_sparse know the defaults. */
+/* Returns the number of flights, also of a policy whose flights are not chosen yet. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
-static inline int most_workspaces(const Policy *policy) {
-    return policy->workspaces ? policy->workspaces : WORKSPACES;
-}
-static inline int most_piece_rows(const Policy *policy) {
-    return policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
+/* Replaces the zeros of flights, piece_rows and workspaces, which have not been chosen, by their
+ * defaults. plan_make does this to its copy, so that no field of a plan's policy is open. */
+static inline void policy_defaults(Policy *policy) {
+    policy->flights = flight_count(policy);
+    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
+    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
 }
 static inline bool is_sparse(const Policy *policy) {
     return policy->sparsity > 0 && policy->sparsity < 1;

@@ -34,12 +34,12 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
+            const int weights =
+                r == Q_W ? 3 : 1; /* with the biases behind them; q, k and v are one */
             opt_role_shape(config, r, &rows, &cols);
-            Tier t =
-                diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * (r == Q_W ? 3 : 1));
-            home[j][r] = home[j][r + 1] = t; /* a weight and its bias */
-            if (r == Q_W)
-                home[j][K_W] = home[j][K_B] = home[j][V_W] = home[j][V_B] = t;
+            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * weights);
+            for (int same = 0; same < 2 * weights; same++)
+                home[j][r + same] = t;
         }
     }
 }
@@ -74,10 +74,9 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->last_rows, b->last_rows);
     raise_to(&p->off_rows, b->off_rows);
     raise_to(&p->off_seqs, b->off_seqs);
-    for (int t = 0; t < NTIERS; t++) {
+    raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
+    for (int t = 0; t < NTIERS; t++)
         raise_to(&p->act_rows[t][k], b->act_rows[t]);
-        raise_to(&p->max_act_rows[t], b->act_rows[t]);
-    }
     if (!p->policy.delegated)
         raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
     raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
@@ -242,20 +241,20 @@ static long next_end(const Admission *a) {
 }
 
 /* Takes one step of a flight: counts what its next sweep needs, and the sweeps after it in which
- * nothing changes. Counts in dealt the sequences that enter, by the tier of their KV [0] and of
- * their activations [1]. Returns the next sweep that a sequence may enter, or -1 when the flight
- * has ended. entered is scratch. */
-static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
+ * nothing changes. Counts in p->achieved the sequences that enter, by the tiers of their KV and of
+ * their activations. Returns the next sweep that a sequence may enter, or -1 when the flight has
+ * ended. entered is scratch. */
+static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
-    if (n && !diagonal)
+    if (!diagonal)
         measure_block(p, task, a->seat, n);
-    if (n && diagonal && !sweep)
+    else if (n && !sweep)
         bound_batches(p, task, a->seat, a->nseats);
     for (int e = 0; e < n; e++) {
-        dealt[0][a->seat[entered[e]].kv]++;
-        dealt[1][a->seat[entered[e]].act]++;
+        p->achieved[1][a->seat[entered[e]].kv]++;
+        p->achieved[2][a->seat[entered[e]].act]++;
     }
     if (!a->seated)
         return -1;
@@ -283,15 +282,15 @@ static void note_pages(Plan *p, const Admission *a) {
 
 /* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
  * flight with the fewest sweeps so far, or to the first of several such flights. */
-static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    const int flights = flight_count(&p->policy);
+static void walk_task(Plan *p, const Task *task) {
+    const int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
     long *next = xcalloc(flights, sizeof *next);
     int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
     for (int g = 0; g < flights; g++)
         admission_open(&a[g], &p->policy, task, &line, NULL);
     for (int g = 0; g >= 0;) {
-        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
+        next[g] = walk_flight(p, &a[g], next[g], entered);
         g = -1;
         for (int e = 0; e < flights; e++)
             if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
@@ -312,38 +311,37 @@ static void size_pieces(Plan *p, const Task *task) {
         HEAD_ROWS = 64
     }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
-    p->piece_rows = most_piece_rows(&p->policy);
+    p->piece_rows = p->policy.piece_rows;
     for (int i = 0; i < task->count; i++)
         raise_to(&p->piece_rows, task->prompts[i].s);
     p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
-    p->nws = imin(most_workspaces(&p->policy), in_flight);
+    p->nws = imin(p->policy.workspaces, in_flight);
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     /* Two neighbouring pieces together have more rows than one may have. */
-    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
+    p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
 }
 
 /* Fills in the part of the plan that depends on which sequences are in flight when: batches, rows,
  * pages, sweeps and their work. */
 static void plan_batches(Plan *p, const Task *task) {
-    long dealt[2][NTIERS] = {{0}};
-    const int flights = flight_count(&p->policy), most = flights * (p->policy.num_gpu_batches + 1);
+    const int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
     for (int t = 0; t < NTIERS; t++) {
         p->act_rows[t] = xcalloc(most, sizeof(int));
-        p->act_first[t] = xcalloc(most, sizeof(int));
+        p->act_first[t] = xcalloc(most + 1, sizeof(int));
     }
     for (int i = 0; i < task->count; i++)
         raise_to(&p->max_pages, most_pages(p, &task->prompts[i]));
-    walk_task(p, task, dealt);
+    walk_task(p, task);
     const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;
     for (int t = 0; t < NTIERS; t++) {
-        for (int k = batches; k < p->batches; k++)
-            p->act_rows[t][k] = p->act_rows[t][k - batches];
-        for (int k = 1; k < p->batches; k++)
-            p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
-        for (int what = 0; what < 2; what++)
-            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
+        for (int k = 0; k < p->batches; k++) {
+            p->act_rows[t][k] = p->act_rows[t][k % batches];
+            p->act_first[t][k + 1] = p->act_first[t][k] + p->act_rows[t][k];
+        }
+        p->achieved[1][t] /= imax(task->count, 1);
+        p->achieved[2][t] /= imax(task->count, 1);
     }
     size_pieces(p, task);
 }
@@ -376,30 +374,30 @@ void add_region(Plan *p, Wanted line) {
     lay_out(p, line.id, line.tier, r, false);
 }
 
-/* Numbers the cells when all regions are declared. A slot is one cell, except that
- *   a weight staging slot on the CPU has one cell for every part of a layer;
- *   ATTENDED has one for the sequences with KV on the GPU and one for the others;
- *   UNPACKED_WEIGHTS has one for each half of a layer;
- *   a hidden state on the GPU has one for every piece: the pieces of a batch change only when all
- *     its sequences are new;
- *   the KV cache has one for every batch in every layer, and for each flight and layer one more,
- *     which stands for the free pages. */
+/* Numbers the cells, when all regions have been added. Ops that use the same cell follow each other
+ * (device/depend.c), so what two ops may use at once needs two cells. A slot is one cell, except
+ * that
+ *   a weight slot on the CPU has a cell for each part in which a layer is loaded, one for each
+ * batch; UNPACKED_WEIGHTS has one for q, k and v, which PROJECT unpacks, and one for the other
+ * matrices; ATTENDED on the GPU has one for the sequences whose KV is on the GPU and one for the
+ * others; a hidden state on the GPU has a cell for each piece, since pieces pass a layer one by
+ * one. A piece may have other rows in the next sweep (in decoding all rows are piece 0), but every
+ *     sweep begins with an op that writes all cells of the state;
+ *   the KV cache has one for each batch in each layer, and one for the free pages of each flight in
+ *     each layer. */
 static void number_cells(Plan *p) {
-    for (int t = 0; t < NTIERS; t++) {
-        for (int slot = 0; slot < 2; slot++)
-            p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
-        p->region[ATTENDED][t].cells = 2;
-        p->region[UNPACKED_WEIGHTS][t].cells = 2;
-        p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells =
-            t == TIER_GPU ? p->pieces : 1;
+    for (int slot = 0; slot < 2; slot++)
+        p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
+    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = p->region[ATTENDED][TIER_GPU].cells = 2;
+    p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
+    for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
+            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
             r->cell = p->ncells;
-            p->ncells += id == KV_CACHE      ? (p->batches + flight_count(&p->policy)) * p->config.l
-                         : id == ACTIVATIONS ? p->batches * r->cells
-                                             : r->slots * r->cells;
+            p->ncells +=
+                id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
         }
-    }
 }
 
 Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
@@ -463,31 +461,19 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 // The plan of the weights
 // -------------------------------------------------------------------------------------------------
 
-/* Returns a tensor of t's shape in F16 at this place. */
-static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
+/* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
+ * packed checkpoint a packed tensor has the shape of its groups already. */
+static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes offset) {
+    const bool packs = packed && t.type != U8;
+    CHECK(!packs || t.rows % GROUP == 0); /* see checkpoint_packs */
+    const int cols = packs ? t.cols * GROUP_BYTES : t.cols;
     return (Tensor){.tier = tier,
-                    .type = F16,
+                    .type = packed ? U8 : F16,
                     .offset = offset,
-                    .rows = t.rows,
-                    .cols = t.cols,
-                    .ld = (size_t)t.cols,
+                    .rows = packs ? t.rows / GROUP : t.rows,
+                    .cols = cols,
+                    .ld = (size_t)cols,
                     .region = id};
-}
-
-/* Returns a layer's tensor as it rests on a tier. In a packed checkpoint packed tensors already
- * have that shape. */
-static Tensor as_stored(Tensor t, bool packed, Tier tier, Bytes offset) {
-    Tensor home = as_f16(t, RESTING_WEIGHTS, tier, offset);
-    if (!packed)
-        return home;
-    CHECK(t.type == U8 || t.rows % GROUP == 0); /* see checkpoint_packs */
-    if (t.type != U8) {
-        home.rows = t.rows / GROUP;
-        home.cols = t.cols * GROUP_BYTES;
-    }
-    home.type = U8;
-    home.ld = (size_t)home.cols;
-    return home;
 }
 
 bool copied_to_disk(const Plan *p, const Checkpoint *c) {
@@ -534,21 +520,21 @@ Bytes plan_layer_bytes(const Plan *p) {
 static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
-    w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), tier, *bytes);
+    const bool packed = p->policy.weight_packed && role_is_matrix(r);
+    w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
-    w->slab_offset = p->cpu_slab[j] + p->disk_slab[j]; /* the CPU's tensors come first */
+    w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
-    if (tier != TIER_GPU)
-        (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[j] += padded;
+    p->slab[tier][j] += padded;
     *bytes += padded;
 }
 
-/* Gives every tensor of the decoder layers its home, and adds up the bytes of each tier in
- * `bytes`. */
-static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
-    int l = p->config.l;
+/* Gives every tensor of the decoder layers its home, and adds their regions. */
+static void plan_layers(Plan *p, const Checkpoint *c) {
+    const int l = p->config.l;
+    Bytes bytes[NTIERS] = {0};
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
@@ -560,15 +546,20 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
                     rest_weight(p, c, j, r, tier, &bytes[tier]);
             }
     }
-    for (int t = 0; t < NTIERS; t++)
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
+        const char *name = file ? "weights (checkpoint)" : "weights";
         p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
+        lay_out(p, RESTING_WEIGHTS, t, (Region){name, percent_w, U8, .slots = 1, .bytes = bytes[t]},
+                file);
+    }
     free(home);
 }
 
-/* Gives the tensors outside the layers their homes: small ones always rest on the GPU, and tables
- * at policy.table_home. */
-static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
-    int l = p->config.l;
+/* Gives the tensors outside the layers their homes behind the layers, and adds their regions. Small
+ * ones always rest on the GPU, and tables at policy.table_home. */
+static void plan_globals(Plan *p, const Checkpoint *c) {
+    Bytes bytes[NTIERS] = {0};
     for (int g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
@@ -578,10 +569,18 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
         const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
         p->global[g].home =
-            tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
-        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config))
-            (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = padded;
+            tier == TIER_DISK && !c->dummy
+                ? t
+                : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
+        if ((Global)g == p->head && is_last(&p->config))
+            p->slab[tier][p->config.l] = padded;
         bytes[tier] += padded;
+    }
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        const bool file = t == TIER_DISK && !c->dummy;
+        const char *name = file ? "embeddings (checkpoint)" : "embeddings";
+        lay_out(p, EMBEDDINGS, t,
+                (Region){name, "use a smaller model", U8, .slots = 1, .bytes = bytes[t]}, file);
     }
 }
 
@@ -593,9 +592,9 @@ static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [tier][slot]: on the CPU, only what comes from disk */
     int streaming = 0, turn = 0;
     for (int j = 0; j <= p->config.l; j++)
-        streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
+        streaming += p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j] > 0;
     for (int j = 0; j <= p->config.l; j++) {
-        const Bytes from_disk = p->disk_slab[j], slab = p->cpu_slab[j] + from_disk;
+        const Bytes from_disk = p->slab[TIER_DISK][j], slab = p->slab[TIER_CPU][j] + from_disk;
         if (!slab)
             continue;
         for (int slot = 0; slot < 2; slot++) {
@@ -631,30 +630,6 @@ static void plan_unpacked(Plan *p) {
                            "leave --compress-weight out", F16, 1, (int)(bytes / 2), 1});
 }
 
-static void plan_weights(Plan *p, const Checkpoint *c) {
-    Bytes layers[NTIERS] = {0}, globals[NTIERS] = {0};
-    plan_layers(p, c, layers);
-    plan_globals(p, c, globals);
-    for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
-        const bool globals_file = t == TIER_DISK && !c->dummy;
-        const Region of_layers = {file ? "weights (checkpoint)" : "weights", percent_w, U8,
-                                  .slots = 1, .bytes = layers[t]};
-        const Region of_globals = {globals_file ? "embeddings (checkpoint)" : "embeddings",
-                                   "use a smaller model", U8, .slots = 1, .bytes = globals[t]};
-        lay_out(p, RESTING_WEIGHTS, t, of_layers, file);
-        lay_out(p, EMBEDDINGS, t, of_globals, globals_file);
-    }
-    /* On each tier the layers come first, and these tensors follow. */
-    for (int g = 0; g < NGLOBALS; g++) {
-        Tensor *home = &p->global[g].home;
-        if (!home->file)
-            home->offset += p->region[EMBEDDINGS][home->tier].offset;
-    }
-    plan_slots(p);
-    plan_unpacked(p);
-}
-
 // -------------------------------------------------------------------------------------------------
 // The plan of cache, activations and workspaces, by what the walk has counted
 // -------------------------------------------------------------------------------------------------
@@ -663,16 +638,17 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
  * schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep
  * and lets K grow without bound, so our pages need a little more. */
 static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0,
-           each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
+    double s = 0, n = 0;
+    const int bls = imin(block_size(&p->policy), task->count);
     for (int i = 0; i < task->count; i++) {
         s += task->prompts[i].s;
         n += task->prompts[i].n;
     }
-    s /= imax(task->count, 1);
-    n /= imax(task->count, 1);
-    return p->policy.schedule == SCHEDULE_DIAGONAL ? each * (2 * s + n) * (n - 1) / (2 * n)
-                                                   : each * (s + n);
+    s /= task->count;
+    n /= task->count;
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }
 
 static void plan_cache(Plan *p, const Task *task) {
@@ -689,9 +665,8 @@ static void plan_cache(Plan *p, const Task *task) {
     static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     /* The slots are K and V of each layer in turn. */
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(p,
-                   (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
-                            flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
+        add_region(p, (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
+                               p->policy.flights * p->npages[t] * page, wide, 2 * p->config.l});
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
         add_region(p, (Wanted){KV_STAGING, t, "KV staging", staging_remedy[t], type,
                                p->staged_pages[t] * page, wide, 4});
@@ -701,30 +676,26 @@ static void plan_cache(Plan *p, const Task *task) {
 static void plan_activations(Plan *p) {
     static const char *const percent_h =
         "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
-    const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
-    for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, p->act_type, rows, h1, 1});
-    }
-    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h,
-                           p->act_type, staged, h1, 2});
-    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h,
-                           p->act_type, staged, h1, 2});
+    const int h1 = p->config.h1, staged = p->disk_act_rows;
+    const Type type = p->act_type;
+    for (Tier t = TIER_GPU; t < NTIERS; t++)
+        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, type,
+                               p->act_first[t][p->batches], h1, 1});
+    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, type,
+                           staged, h1, 2});
+    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, type,
+                           staged, h1, 2});
 }
 
-/* Returns the number of integers in a batch's index tables, which batch.c lays out: four for each
- * row, five for each sequence, two page tables, the number of each row that the head needs, and in
- * a scored task the token after that row. */
-static Bytes table_ints(const Plan *p, const Task *task) {
-    Bytes rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages +
-           (Bytes)p->last_rows * (task->scored ? 2 : 1);
-}
-
-/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy. */
+/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
+ * batch.c lays out the tables: four integers for each row, five for each sequence, two page tables,
+ * the number of each row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
-    const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4), batches = p->batches;
+    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows;
+    const Bytes integers =
+        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
+    const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
     const int chosen = scored || !last ? 0 : p->max_seqs,
               scores = scored && last ? p->last_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
@@ -748,7 +719,7 @@ static void plan_workspaces(Plan *p, const Task *task) {
     const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
     const bool keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c),
-               off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
+               off_gpu = p->act_first[TIER_CPU][batches] + p->act_first[TIER_DISK][batches] > 0;
     const Wanted workspace[] = {
         {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
         {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
@@ -817,15 +788,19 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     int l = checkpoint->config.l;
     p->config = checkpoint->config;
     p->policy = *policy;
+    policy_defaults(&p->policy);
     p->act_type = act_type;
     p->chooser =
         act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
-    p->cpu_slab = xcalloc(l + 1, sizeof(Bytes));
-    p->disk_slab = xcalloc(l + 1, sizeof(Bytes));
-    plan_weights(p, checkpoint);
+    for (int t = 0; t < NTIERS; t++)
+        p->slab[t] = xcalloc(l + 1, sizeof(Bytes));
+    plan_layers(p, checkpoint);
+    plan_globals(p, checkpoint);
+    plan_slots(p);
+    plan_unpacked(p);
     plan_batches(p, task);
     plan_cache(p, task);
     plan_activations(p);
@@ -841,11 +816,10 @@ void plan_free(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         free(p->act_rows[t]);
         free(p->act_first[t]);
+        free(p->slab[t]);
     }
     free(p->weight);
     free(p->slab_order);
-    free(p->cpu_slab);
-    free(p->disk_slab);
     free(p);
 }
 
@@ -904,7 +878,8 @@ int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) {
 
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
-    const int most = most_workspaces(policy);
+    policy_defaults(policy);
+    const int most = policy->workspaces;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
@@ -926,8 +901,6 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]) {
     Error none;
-    if (policy->piece_rows)
-        return;
     for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
          policy->piece_rows /= 2) {
         Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
@@ -936,7 +909,6 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
         if (fits)
             return;
     }
-    policy->piece_rows = 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -944,30 +916,26 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
 // -------------------------------------------------------------------------------------------------
 
 void pool_open(PagePool *pool, int first, int npages) {
-    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
-    for (int i = 0; i < npages; i++)
-        pool->free[i / 64] |= 1ull << i % 64;
+    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages, 1)};
+    memset(pool->free, true, npages);
 }
 
 int pool_take(PagePool *pool) {
-    int words = pool->npages / 64 + 1;
-    while (pool->hint < words && !pool->free[pool->hint])
-        pool->hint++;
-    CHECK(pool->hint < words);
-    int page = pool->hint * 64 + __builtin_ctzll(pool->free[pool->hint]);
-    pool->free[pool->hint] &= pool->free[pool->hint] - 1;
-    if (++pool->used > pool->peak)
-        pool->peak = pool->used;
-    return pool->first + page;
+    bool *page = memchr(pool->free + pool->hint, true, pool->npages - pool->hint);
+    CHECK(page);
+    *page = false;
+    pool->used++;
+    pool->hint = (int)(page - pool->free) + 1;
+    raise_to(&pool->peak, pool->hint);
+    return pool->first + pool->hint - 1;
 }
 
 void pool_give(PagePool *pool, int page) {
     page -= pool->first;
-    CHECK(page >= 0 && page < pool->npages && !(pool->free[page / 64] >> page % 64 & 1));
-    pool->free[page / 64] |= 1ull << page % 64;
+    CHECK(page >= 0 && page < pool->npages && !pool->free[page]);
+    pool->free[page] = true;
     pool->used--;
-    if (page / 64 < pool->hint)
-        pool->hint = page / 64;
+    pool->hint = imin(pool->hint, page);
 }
 
 void pool_close(PagePool *pool) { free(pool->free); }

@@ -270,7 +270,7 @@ static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K *
  * each cut into K equal parts. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
+    const Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
     if (!cpu && !disk)
         return;
     if (!k)

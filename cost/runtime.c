@@ -498,8 +498,8 @@ static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
         double seconds = 0;
-        x[WC] = plan->cpu_slab[next] / layer;
-        x[WD] = plan->disk_slab[next] / layer;
+        x[WC] = plan->slab[TIER_CPU][next] / layer;
+        x[WD] = plan->slab[TIER_DISK][next] / layer;
         x[WG] = 1 - x[WC] - x[WD];
         int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
         if (j + 1 == l)
