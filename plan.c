@@ -172,11 +172,13 @@ static const Prompt *prompt_in(const Admission *a, int seat) {
     return prompt < 0 ? NULL : &a->task->prompts[prompt];
 }
 
-/* Counts the work of seats first .. end-1, which are one GPU batch, in sweep a->sweep. Returns true
- * if the batch has topups: they prefill while the rest of it decodes. */
-static bool count_batch(Workload *now, const Admission *a, int first, int end) {
+/* Counts the work of the GPU batch that begins at seat `first`: in sweep a->sweep (now), and in the
+ * `more` sweeps after it (later), in which all its sequences decode and attend to one more token in
+ * each sweep. Returns true if the batch has topups: they prefill while the rest of it decodes. */
+static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
+                        double more) {
     bool decodes = false, prefills = false;
-    for (int e = first; e < end; e++) {
+    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
         const Prompt *q = prompt_in(a, e);
         if (!q)
             continue;
@@ -193,40 +195,28 @@ static bool count_batch(Workload *now, const Admission *a, int first, int end) {
             now->pairs += s * (s + 1) / 2;
             now->last_rows += last_rows(a->task, q);
         }
+        later->steps += more;
+        later->past += more * (s + age) + more * (more + 1) / 2;
+        later->last_rows += more;
     }
     now->decodes += decodes;
     now->prefills += prefills && !decodes;
+    later->decodes += decodes || prefills ? more : 0;
     return prefills && decodes;
 }
 
-/* Counts the work of the `more` sweeps after a->sweep, in which no sequence enters or leaves. All
- * sequences decode, and attend to one more token in each sweep. */
-static void count_later(Workload *later, const Admission *a, double more) {
-    double tokens = 0, batches = 0;
-    for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
-        tokens += q ? (double)(q->s + a->sweep - a->seat[e].since) : 0;
-    }
-    for (int k = 0; k < a->policy->num_gpu_batches; k++)
-        batches += a->in_batch[k] > 0;
-    later->sweeps += more;
-    later->decodes += more * batches;
-    later->steps += more * a->seated;
-    later->past += more * tokens + a->seated * more * (more + 1) / 2;
-    later->last_rows += more * a->seated;
-}
-
-/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`. Topups
- * prefill in the entrance, so they count as one more batch in prefill, however many batches have
- * topups. */
+/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`, in which
+ * no sequence enters or leaves. Topups prefill in the entrance, so they count as one more batch in
+ * prefill, however many batches have topups. */
 static void note_work(Plan *p, const Admission *a, bool entering, long until) {
-    Workload *now = &p->work[entering];
+    Workload *now = &p->work[entering], *later = &p->work[0];
+    const double more = (double)(until - a->sweep - 1);
     bool topups = false;
-    now->sweeps++;
     for (int first = 0; first < a->nseats; first += a->policy->gbs)
-        topups |= count_batch(now, a, first, imin(first + a->policy->gbs, a->nseats));
+        topups |= count_batch(now, later, a, first, more);
+    now->sweeps++;
     now->prefills += topups;
-    count_later(&p->work[0], a, (double)(until - a->sweep - 1));
+    later->sweeps += more;
 }
 
 /* Returns the first sweep before which some sequence that is now in flight has all its tokens. */
@@ -350,11 +340,6 @@ static void plan_batches(Plan *p, const Task *task) {
 // Regions of a tier, and views of them
 // -------------------------------------------------------------------------------------------------
 
-/* A remedy in which %s stands for the advice of smaller_block. */
-static const char *const smaller = "%s";
-static const char *const percent_w =
-    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
-
 /* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
@@ -369,7 +354,7 @@ static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoin
 }
 
 void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+    Region r = {line.name, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     lay_out(p, line.id, line.tier, r, false);
 }
@@ -550,8 +535,7 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
         const bool file = t == TIER_DISK && !copied_to_disk(p, c);
         const char *name = file ? "weights (checkpoint)" : "weights";
         p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
-        lay_out(p, RESTING_WEIGHTS, t, (Region){name, percent_w, U8, .slots = 1, .bytes = bytes[t]},
-                file);
+        lay_out(p, RESTING_WEIGHTS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
     }
     free(home);
 }
@@ -579,8 +563,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
         const bool file = t == TIER_DISK && !c->dummy;
         const char *name = file ? "embeddings (checkpoint)" : "embeddings";
-        lay_out(p, EMBEDDINGS, t,
-                (Region){name, "use a smaller model", U8, .slots = 1, .bytes = bytes[t]}, file);
+        lay_out(p, EMBEDDINGS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
     }
 }
 
@@ -607,8 +590,8 @@ static void plan_slots(Plan *p) {
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", percent_w,
-                                   F16, 1, (int)(most[t][slot] / 2), 1});
+            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", F16, 1,
+                                   (int)(most[t][slot] / 2), 1});
 }
 
 /* Adds room for a layer's matrices in F16 if large batches need unpacked weights. This is so on a
@@ -626,8 +609,8 @@ static void plan_unpacked(Plan *p) {
         p->unpacked_at[r] = bytes;
         bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights",
-                           "leave --compress-weight out", F16, 1, (int)(bytes / 2), 1});
+    add_region(
+        p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, (int)(bytes / 2), 1});
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -658,33 +641,28 @@ static void plan_cache(Plan *p, const Task *task) {
     for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
         raise_to(&p->most_chosen,
                  sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
-    static const char *const percent_c =
-        "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
     const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
-    static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     /* The slots are K and V of each layer in turn. */
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(p, (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
+        add_region(p, (Wanted){KV_CACHE, t, "KV cache", type,
                                p->policy.flights * p->npages[t] * page, wide, 2 * p->config.l});
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, t, "KV staging", staging_remedy[t], type,
-                               p->staged_pages[t] * page, wide, 4});
+        add_region(p,
+                   (Wanted){KV_STAGING, t, "KV staging", type, p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
 
 static void plan_activations(Plan *p) {
-    static const char *const percent_h =
-        "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
     const int h1 = p->config.h1, staged = p->disk_act_rows;
     const Type type = p->act_type;
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, type,
-                               p->act_first[t][p->batches], h1, 1});
-    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h, type,
-                           staged, h1, 2});
-    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h, type,
-                           staged, h1, 2});
+        add_region(
+            p, (Wanted){ACTIVATIONS, t, "activations", type, p->act_first[t][p->batches], h1, 1});
+    add_region(p,
+               (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", type, staged, h1, 2});
+    add_region(p,
+               (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", type, staged, h1, 2});
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
@@ -699,11 +677,10 @@ static void plan_tables(Plan *p, const Task *task) {
     const int chosen = scored || !last ? 0 : p->max_seqs,
               scores = scored && last ? p->last_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(p,
-                   (Wanted){INDEX_TABLES, t, "index tables", smaller, I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", smaller, I32, 1, chosen, batches});
-        add_region(p, (Wanted){LOG_PROBS, t, "scores", smaller, F32, 1, scores, batches});
-        add_region(p, (Wanted){GREEDY, t, "scores", smaller, I32, 1, scores, batches});
+        add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
+        add_region(p, (Wanted){LOG_PROBS, t, "scores", F32, 1, scores, batches});
+        add_region(p, (Wanted){GREEDY, t, "scores", I32, 1, scores, batches});
     }
 }
 
@@ -721,33 +698,32 @@ static void plan_workspaces(Plan *p, const Task *task) {
     const bool first = is_first(c), last = is_last(c),
                off_gpu = p->act_first[TIER_CPU][batches] + p->act_first[TIER_DISK][batches] > 0;
     const Wanted workspace[] = {
-        {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
-        {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0,
-         kv_cols, turns},
-        {QUERY, TIER_CPU, "attention: q", smaller, F16, off_seqs, h1, turns},
-        {NEW_KV, TIER_CPU, "new k, v", smaller, kv, off_rows, kv_cols, turns},
-        {ATTENDED, TIER_GPU, "workspace: attention", smaller, act, piece, h1, turns},
-        {ATTENDED, TIER_CPU, "attention: result", smaller, act, off_seqs, h1, turns},
-        {NORM_1, TIER_GPU, "workspace: norm 1", smaller, act, norm, h1, 1},
-        {NORM_2, TIER_GPU, "workspace: norm 2", smaller, act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0,
-         c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed,
+        {HIDDEN, TIER_GPU, "workspace: x", act, off_gpu ? rows : 0, h1, nws},
+        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? off_rows : 0, kv_cols,
+         turns},
+        {QUERY, TIER_CPU, "attention: q", F16, off_seqs, h1, turns},
+        {NEW_KV, TIER_CPU, "new k, v", kv, off_rows, kv_cols, turns},
+        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, turns},
+        {ATTENDED, TIER_CPU, "attention: result", act, off_seqs, h1, turns},
+        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0,
+        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? for_head : 0, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
          c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", smaller, F32,
-         last && (keep || p->chooser == TIER_CPU) ? seqs : 0, c->vocab, keep ? batches : nws},
-        {RECEIVED, TIER_CPU, "states received", smaller, act, first ? 0 : rows, h1, batches},
-        {SENDING, TIER_CPU, "states to send", smaller, act, last ? 0 : rows, h1, batches},
-        {CHOSEN, TIER_GPU, "attention: chosen tokens", smaller, I32, seqs, choice, 1},
-        {CHOSEN, TIER_CPU, "attention: chosen tokens", smaller, I32, p->off_seqs, choice, 1},
-        {WEIGHING, TIER_GPU, "attention: chosen tokens", smaller, F32, seqs, choice, 1},
-        {WEIGHING, TIER_CPU, "attention: chosen tokens", smaller, F32, p->off_seqs, choice, 1},
+        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", F32, last && (keep || p->chooser == TIER_CPU) ? seqs : 0,
+         c->vocab, keep ? batches : nws},
+        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, h1, batches},
+        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, h1, batches},
+        {CHOSEN, TIER_GPU, "attention: chosen tokens", I32, seqs, choice, 1},
+        {CHOSEN, TIER_CPU, "attention: chosen tokens", I32, p->off_seqs, choice, 1},
+        {WEIGHING, TIER_GPU, "attention: chosen tokens", F32, seqs, choice, 1},
+        {WEIGHING, TIER_CPU, "attention: chosen tokens", F32, p->off_seqs, choice, 1},
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
         add_region(p, workspace[i]);
@@ -834,6 +810,25 @@ Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
     return missing;
 }
 
+static const char percent_w[] =
+    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
+static const char percent_h[] =
+    "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
+/* What can be done about a region that takes too much; %s stands for the advice of smaller_block,
+ * which is all there is for the other regions. */
+static const char *const remedies[NREGIONS] = {
+    [RESTING_WEIGHTS] = percent_w,
+    [WEIGHT_SLOT] = percent_w,
+    [WEIGHT_SLOT_1] = percent_w,
+    [EMBEDDINGS] = "use a smaller model",
+    [UNPACKED_WEIGHTS] = "leave --compress-weight out",
+    [KV_CACHE] = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s",
+    [KV_STAGING] = "use --cpu-cache-compute, or %s", /* on the GPU; on the CPU it is of no use */
+    [ACTIVATIONS] = percent_h,
+    [ACT_READING] = percent_h,
+    [ACT_WRITING] = percent_h,
+};
+
 /* Returns advice on how to make the policy's block smaller. */
 static const char *smaller_block(const Policy *p) {
     if (p->gbs > 1)
@@ -855,19 +850,21 @@ int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error 
     const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
+        int worst = 0;
         if (p->total[t] <= capacity[t])
             continue;
-        const Region *worst = &p->region[0][t];
         for (int id = 1; id < NREGIONS; id++)
-            if (p->region[id][t].bytes > worst->bytes)
-                worst = &p->region[id][t];
+            if (p->region[id][t].bytes > p->region[worst][t].bytes)
+                worst = id;
+        const Region *part = &p->region[worst][t];
+        const bool block_only =
+            !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, placed ? worst->remedy : smaller, block);
+        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst], block);
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
                     "MiB: %s, or raise %s",
-                    tier_name[t], needs, has, worst->name, worst->bytes / 1048576.0, remedy,
-                    flag[t]);
+                    tier_name[t], needs, has, part->name, part->bytes / 1048576.0, remedy, flag[t]);
     }
     return 0;
 }

@@ -56,7 +56,7 @@ typedef enum {
  * one after the other. A slot is one cell or several; a cell is always used as a whole, and
  * depend.c orders operations by cells. bytes is 0 if the tier has no such region. */
 typedef struct {
-    const char *name, *remedy; /* "KV cache", "change the third ... number of --percent ..." */
+    const char *name; /* "KV cache" */
     Type type;
     int rows, cols, slots;
     Bytes offset, bytes; /* offset UINT64_MAX: it rests in the checkpoint */
@@ -162,7 +162,7 @@ int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 typedef struct {
     RegionId id;
     Tier tier;
-    const char *name, *remedy;
+    const char *name;
     Type type;
     int rows, cols, slots;
 } Wanted;
