@@ -193,9 +193,10 @@ static bool scale(Tableau *t) {
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {
-            if (!isfinite(given(t, i, j)))
+            const double number = given(t, i, j);
+            if (!isfinite(number))
                 return false;
-            exponent[i][j] = ilogb(given(t, i, j));
+            exponent[i][j] = ilogb(number);
         }
     memset(t->row_exp, 0, sizeof t->row_exp);
     memset(t->col_exp, 0, sizeof t->col_exp);

@@ -98,75 +98,70 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, i
     free(score);
 }
 
-/* The activations of one forward pass of n tokens, by name or by number. */
-typedef union {
-    struct {
-        float *x;         /* (n, h1) the hidden state, which passes from layer to layer */
-        float *y;         /* (n, max(h1, embed)) normalized x, results of products */
-        float *q, *k, *v; /* (n, h1) */
-        float *a;         /* (n, h1) the result of attention */
-        float *hidden;    /* (n, h2) between the two products of the MLP */
-    };
-    float *all[7];
-} Buffers;
-
-/* Computes multi-head attention with its residual; w holds the layer's tensors. */
-static void plain_attention_block(Buffers *s, const Tensor w[NROLES], const OptConfig *c, int n) {
-    const float *in = c->pre_norm ? s->y : s->x;
+/* Computes multi-head attention with its residual; w holds the layer's tensors, x is (n, h1). */
+static void plain_attention_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
     const size_t size = (size_t)n * c->h1;
+    float *y = xcalloc(5 * size, sizeof *y), *q = y + size, *k = q + size, *v = k + size,
+          *a = v + size;
+    const float *in = c->pre_norm ? y : x;
     if (c->pre_norm)
-        plain_layernorm(s->y, s->x, w[LN1_W], w[LN1_B], n);
-    plain_linear(s->q, in, w[Q_W], w[Q_B], n);
-    plain_linear(s->k, in, w[K_W], w[K_B], n);
-    plain_linear(s->v, in, w[V_W], w[V_B], n);
-    plain_round_to_f16(s->q, size);
-    plain_round_to_f16(s->k, size);
-    plain_round_to_f16(s->v, size);
-    plain_attention(s->a, s->q, s->k, s->v, n, c);
-    plain_linear(s->y, s->a, w[O_W], w[O_B], n);
-    plain_add(s->x, s->y, size);
+        plain_layernorm(y, x, w[LN1_W], w[LN1_B], n);
+    plain_linear(q, in, w[Q_W], w[Q_B], n);
+    plain_linear(k, in, w[K_W], w[K_B], n);
+    plain_linear(v, in, w[V_W], w[V_B], n);
+    plain_round_to_f16(q, 3 * size); /* and k and v, which follow */
+    plain_attention(a, q, k, v, n, c);
+    plain_linear(y, a, w[O_W], w[O_B], n);
+    plain_add(x, y, size);
     if (!c->pre_norm)
-        plain_layernorm(s->x, s->x, w[LN1_W], w[LN1_B], n);
+        plain_layernorm(x, x, w[LN1_W], w[LN1_B], n);
+    free(y);
 }
 
-/* Computes the feed-forward network with its residual; w as above. ReLU replaces negative hidden
+/* Computes the feed-forward network with its residual; x, w as above. ReLU replaces negative hidden
  * numbers by 0. */
-static void plain_ffn_block(Buffers *s, const Tensor w[NROLES], const OptConfig *c, int n) {
-    const float *in = c->pre_norm ? s->y : s->x;
+static void plain_ffn_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
+    const size_t size = (size_t)n * c->h1, hidden_size = (size_t)n * c->h2;
+    float *y = xcalloc(size + hidden_size, sizeof *y), *hidden = y + size;
     if (c->pre_norm)
-        plain_layernorm(s->y, s->x, w[LN2_W], w[LN2_B], n);
-    plain_linear(s->hidden, in, w[FC1_W], w[FC1_B], n);
-    for (size_t e = 0; e < (size_t)n * c->h2; e++)
-        s->hidden[e] = fmaxf(s->hidden[e], 0);
-    plain_linear(s->y, s->hidden, w[FC2_W], w[FC2_B], n);
-    plain_add(s->x, s->y, (size_t)n * c->h1);
+        plain_layernorm(y, x, w[LN2_W], w[LN2_B], n);
+    plain_linear(hidden, c->pre_norm ? y : x, w[FC1_W], w[FC1_B], n);
+    for (size_t e = 0; e < hidden_size; e++)
+        hidden[e] = fmaxf(hidden[e], 0);
+    plain_linear(y, hidden, w[FC2_W], w[FC2_B], n);
+    plain_add(x, y, size);
     if (!c->pre_norm)
-        plain_layernorm(s->x, s->x, w[LN2_W], w[LN2_B], n);
+        plain_layernorm(x, x, w[LN2_W], w[LN2_B], n);
+    free(y);
 }
 
 /* Computes x = project_in(token table[ids]) + position table[2 ..]. g holds the tensors outside the
  * layers; without project_in the rows of the token table are used as they are. */
-static void plain_embed(Buffers *s, const Tensor g[NGLOBALS], const OptConfig *c,
-                        const int32_t *ids, int n) {
+static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, const int32_t *ids,
+                        int n) {
     const size_t embed = c->embed, h1 = c->h1;
     const float *table = g[TOK_EMBED].at, *positions = g[POS_EMBED].at;
-    float *rows = g[PROJECT_IN].rows ? s->y : s->x;
+    float *rows = xcalloc(n * embed, sizeof *rows);
     for (int t = 0; t < n; t++)
         memcpy(rows + t * embed, table + ids[t] * embed, embed * sizeof *rows);
     if (g[PROJECT_IN].rows)
-        plain_linear(s->x, rows, g[PROJECT_IN], none, n);
-    plain_add(s->x, positions + 2 * h1, n * h1);
+        plain_linear(x, rows, g[PROJECT_IN], none, n);
+    else
+        memcpy(x, rows, n * embed * sizeof *rows);
+    plain_add(x, positions + 2 * h1, n * h1);
+    free(rows);
 }
 
 /* Computes logits (n, vocab) from x: final norm, project_out, then the head. */
-static void plain_head(float *logits, Buffers *s, const Tensor g[NGLOBALS], int n) {
-    const bool projected = g[PROJECT_OUT].rows;
+static void plain_head(float *logits, float *x, const Tensor g[NGLOBALS], int n) {
+    const Tensor project = g[PROJECT_OUT], head = g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED];
+    float *y = xcalloc((size_t)n * project.rows, sizeof *y);
     if (g[FINAL_LN_W].rows)
-        plain_layernorm(s->x, s->x, g[FINAL_LN_W], g[FINAL_LN_B], n);
-    if (projected)
-        plain_linear(s->y, s->x, g[PROJECT_OUT], none, n);
-    plain_linear(logits, projected ? s->y : s->x, g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED], none,
-                 n);
+        plain_layernorm(x, x, g[FINAL_LN_W], g[FINAL_LN_B], n);
+    if (project.rows)
+        plain_linear(y, x, project, none, n);
+    plain_linear(logits, project.rows ? y : x, head, none, n);
+    free(y);
 }
 
 /* Reads count tensors as floats; absent ones stay absent. On failure the tensors read so far stay
@@ -199,29 +194,23 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
     CHECK(n > 0 && n <= c->max_pos);
     for (int t = 0; t < n; t++)
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
-    /* floats per token of x, y, q, k, v, a, hidden */
-    const size_t width[7] = {c->h1, imax(c->embed, c->h1), c->h1, c->h1, c->h1, c->h1, c->h2};
     Tensor g[NGLOBALS] = {none}, w[NROLES] = {none};
-    Buffers buffers;
-    for (int b = 0; b < 7; b++)
-        buffers.all[b] = xcalloc(n * width[b], sizeof(float));
-
+    float *x = xcalloc((size_t)n * c->h1, sizeof *x); /* (n, h1) passes from layer to layer */
     int rc = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
     if (rc == 0)
-        plain_embed(&buffers, g, c, ids, n);
+        plain_embed(x, g, c, ids, n);
     for (int j = 0; j < c->l && rc == 0; j++) {
         rc = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
         if (rc == 0) {
-            plain_attention_block(&buffers, w, c, n);
-            plain_ffn_block(&buffers, w, c, n);
+            plain_attention_block(x, w, c, n);
+            plain_ffn_block(x, w, c, n);
         }
         free_floats(w, NROLES);
     }
     if (rc == 0)
-        plain_head(logits, &buffers, g, n);
+        plain_head(logits, x, g, n);
     free_floats(g, NGLOBALS);
-    for (int b = 0; b < 7; b++)
-        free(buffers.all[b]);
+    free(x);
     return rc;
 }
 

@@ -343,12 +343,9 @@ static void plan_batches(Plan *p, const Task *task) {
 /* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
-    r.offset = UINT64_MAX;
-    if (!in_checkpoint) {
-        r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
-        if (tier == TIER_DISK)
-            p->offload_bytes += r.bytes;
-    }
+    r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
+    if (tier == TIER_DISK && !in_checkpoint)
+        p->offload_bytes += r.bytes;
     p->total[tier] += r.bytes;
     p->region[id][tier] = r;
 }
@@ -569,24 +566,20 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
 
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
-/* Adds the weight slots. The layers that stream take the two slots in turn: if their number is
- * even, each slot always holds the same layers; if it is odd, each holds all layers in turn. */
+/* Adds the weight slots. The layers that stream take the two slots in turn, so that two rounds of
+ * all layers show what each slot holds: if the number of layers that stream is even, always the
+ * same ones; if it is odd, all of them in turn. */
 static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [tier][slot]: on the CPU, only what comes from disk */
-    int streaming = 0, turn = 0;
-    for (int j = 0; j <= p->config.l; j++)
-        streaming += p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j] > 0;
-    for (int j = 0; j <= p->config.l; j++) {
-        const Bytes from_disk = p->slab[TIER_DISK][j], slab = p->slab[TIER_CPU][j] + from_disk;
-        if (!slab)
+    const int layers = p->config.l + 1;
+    for (int j = 0, turn = 0; j < 2 * layers; j++) {
+        const Bytes from_disk = p->slab[TIER_DISK][j % layers],
+                    all = p->slab[TIER_CPU][j % layers] + from_disk;
+        if (!all)
             continue;
-        for (int slot = 0; slot < 2; slot++) {
-            if (streaming % 2 == 0 && slot != turn % 2)
-                continue;
-            most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], slab);
-            most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
-        }
-        turn++;
+        const int slot = turn++ % 2;
+        most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], all);
+        most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
@@ -654,15 +647,9 @@ static void plan_cache(Plan *p, const Task *task) {
 }
 
 static void plan_activations(Plan *p) {
-    const int h1 = p->config.h1, staged = p->disk_act_rows;
-    const Type type = p->act_type;
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(
-            p, (Wanted){ACTIVATIONS, t, "activations", type, p->act_first[t][p->batches], h1, 1});
-    add_region(p,
-               (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", type, staged, h1, 2});
-    add_region(p,
-               (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", type, staged, h1, 2});
+        add_region(p, (Wanted){ACTIVATIONS, t, "activations", p->act_type,
+                               p->act_first[t][p->batches], p->config.h1, 1});
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
@@ -693,11 +680,13 @@ static void plan_workspaces(Plan *p, const Task *task) {
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.delegated ? p->off_seqs : 0;
-    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
-    const bool keep = task->keep_logits;
+    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU,
+               keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c),
                off_gpu = p->act_first[TIER_CPU][batches] + p->act_first[TIER_DISK][batches] > 0;
     const Wanted workspace[] = {
+        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
+        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
         {HIDDEN, TIER_GPU, "workspace: x", act, off_gpu ? rows : 0, h1, nws},
         {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, turns},
         {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? off_rows : 0, kv_cols,

@@ -59,7 +59,7 @@ typedef struct {
     const char *name; /* "KV cache" */
     Type type;
     int rows, cols, slots;
-    Bytes offset, bytes; /* offset UINT64_MAX: it rests in the checkpoint */
+    Bytes offset, bytes; /* offset has no meaning for what rests in the checkpoint */
     int cell, cells;     /* the number of its first cell; cells in each slot */
 } Region;
 

@@ -93,26 +93,22 @@ static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
         .wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
     const Sum gpu_w = {
         .one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const struct {
-        const char *name[2];
-        Sum work;
-    } of[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"},
-               {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))}},
-              {{"gpu_peak^g with att_1^g", "gpu_peak^p with att_1^p"},
-               {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)}},
-              {{"gpu_peak^g with att_2^g", "gpu_peak^p with att_2^p"},
-               {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"},
-               {.one = gbs * (2 * q * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"},
-               {.one = gbs * 2 * (q * h1 + q * h2)}},
-              {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"},
-               {.one = gbs * 2 * (q * h2 + q * h1)}}};
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+    static const char *const name[2][6] = {
+        {"gpu_peak^g with kv^g", "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
+         "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"},
+        {"gpu_peak^p with qkv^p", "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
+         "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"}};
+    const Sum work[6] = {{.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))},
+                         {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)},
+                         {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)},
+                         {.one = gbs * (2 * q * h1 + 2 * q * h1)},
+                         {.one = gbs * 2 * (q * h1 + q * h2)},
+                         {.one = gbs * 2 * (q * h2 + q * h1)}};
+    for (int i = 0; i < 6; i++) {
         Sum sum = gpu_home;
         sum_add(&sum, 1, gpu_w);
-        sum_add(&sum, 1, of[i].work);
-        peak_row(lp, of[i].name[prefill], sum, a->hw->gmem);
+        sum_add(&sum, 1, work[i]);
+        peak_row(lp, name[prefill][i], sum, a->hw->gmem);
     }
 }
 
