@@ -196,12 +196,13 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, i
 typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
 extern const char *const schedule_name[];
 
-/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. */
+/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. What has not been
+ * chosen is 0: gbs, num_gpu_batches and flights until the search has chosen them, and flights,
+ * piece_rows, workspaces and sparsity until policy_defaults gives them their defaults. */
 typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
-    int flights; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one
-                    machine */
+    int flights; /* blocks in flight, which sweep in turn (section 4.4): one on one machine */
     Schedule schedule;
     bool delegated;     /* attention over CPU and disk pages runs on the CPU (computation
                                delegation) */
@@ -209,15 +210,14 @@ typedef struct {
     bool synchronize;   /* wait for all lanes after every square, as Figure 4 is printed */
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
-    int piece_rows;     /* the most rows of a piece; a longer prompt raises it; 0: PIECE_ROWS */
-    int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3; 0:
-                           3 */
+    int piece_rows;     /* the most rows of a piece; a longer prompt raises it */
+    int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3 */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
     bool cache_packed;  /* the KV pages are packed */
     Quant weight_study; /* for a study: how matrices in F16 are rounded when they are loaded; bits
                            0: they are not */
     Quant cache_study;  /* the same for new k and v in F16 */
-    double sparsity;    /* the share of past tokens whose V attention reads; 0 or 1: all. Requires
+    double sparsity;    /* the share of past tokens whose V attention reads; 1: all. Less requires
                            delegated, because V can be skipped only where the pages are */
 } Policy;
 /* While the hidden state of one batch is computed, that of the next batch arrives and that of the
@@ -234,15 +234,16 @@ static inline int pages_for(int tokens, int page_tokens) {
 }
 /* Returns the number of flights, also of a policy whose flights are not chosen yet. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
-/* Replaces the zeros of flights, piece_rows and workspaces, which have not been chosen, by their
- * defaults. plan_make does this to its copy, so that no field of a plan's policy is open. */
+static inline bool is_sparse(const Policy *policy) {
+    return policy->sparsity > 0 && policy->sparsity < 1;
+}
+/* Fills in the fields that are 0 because nobody has chosen them. plan_make does this to its copy,
+ * so that in a plan's policy no field is open. */
 static inline void policy_defaults(Policy *policy) {
     policy->flights = flight_count(policy);
     policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
     policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
-}
-static inline bool is_sparse(const Policy *policy) {
-    return policy->sparsity > 0 && policy->sparsity < 1;
+    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
 }
 /* Returns the number of tokens whose V sparse attention reads (section 5). For a new token it reads
  * all of K, but only the V of the token itself and of ceil(sparsity * past) of the `past` tokens

@@ -414,10 +414,9 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
     return row;
 }
 
-static Tally row_excess(const LpRow *row, const double *x, int n) {
-    return excess((Tally){0, 0}, row->a, x, n, row->b);
+double lp_excess(const LpRow *row, const double *x, int n) {
+    return excess((Tally){0, 0}, row->a, x, n, row->b).sum;
 }
-double lp_excess(const LpRow *row, const double *x, int n) { return row_excess(row, x, n).sum; }
 bool lp_binds(const LpRow *row, const double *x, int n) {
-    return at_least_0(row_excess(row, x, n));
+    return at_least_0(excess((Tally){0, 0}, row->a, x, n, row->b));
 }

@@ -82,14 +82,11 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
 
-/* Returns the number of pages that a prompt's sequence has at its end. */
-static int most_pages(const Plan *p, const Prompt *q) {
-    return pages_for(q->s + q->n - 1, p->policy.page_tokens);
-}
-
 /* Returns the number of pages of a prompt's sequence when they are loaded for the last time. A
  * sequence of one new token never loads any. */
-static int loaded_pages(const Plan *p, const Prompt *q) { return q->n > 1 ? most_pages(p, q) : 0; }
+static int loaded_pages(const Plan *p, const Prompt *q) {
+    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
+}
 
 /* Adds to b a sequence of s prompt tokens in this seat. */
 static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
@@ -139,11 +136,10 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     const double share[NTIERS] = {p->policy.hg, p->policy.hc,
                                   fmax(0, 1 - p->policy.hg - p->policy.hc)};
     BatchNeed topups = widest_window(task, gbs);
-    int s = 0, pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++) {
-        raise_to(&s, task->prompts[i].s);
+    const int s = p->max_prompt;
+    int pages = 0, seqs[NTIERS];
+    for (int i = 0; i < task->count; i++)
         raise_to(&pages, loaded_pages(p, &task->prompts[i]));
-    }
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + gbs, count); r++)
@@ -231,7 +227,7 @@ static long next_end(const Admission *a) {
 }
 
 /* Takes one step of a flight: counts what its next sweep needs, and the sweeps after it in which
- * nothing changes. Counts in p->achieved the sequences that enter, by the tiers of their KV and of
+ * nothing changes. Counts in p->achieved the sequences that leave, by the tiers of their KV and of
  * their activations. Returns the next sweep that a sequence may enter, or -1 when the flight has
  * ended. entered is scratch. */
 static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
@@ -242,10 +238,6 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
         measure_block(p, task, a->seat, n);
     else if (n && !sweep)
         bound_batches(p, task, a->seat, a->nseats);
-    for (int e = 0; e < n; e++) {
-        p->achieved[1][a->seat[entered[e]].kv]++;
-        p->achieved[2][a->seat[entered[e]].act]++;
-    }
     if (!a->seated)
         return -1;
     /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
@@ -255,8 +247,11 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     p->sweeps += next - sweep;
     for (int e = 0; e < a->nseats; e++) {
         const Prompt *q = prompt_in(a, e);
-        if (q && a->seat[e].since + q->n <= next)
-            admission_leave(a, e, q->n);
+        if (!q || a->seat[e].since + q->n > next)
+            continue;
+        p->achieved[1][a->seat[e].kv]++;
+        p->achieved[2][a->seat[e].act]++;
+        admission_leave(a, e, q->n);
     }
     return next;
 }
@@ -296,15 +291,13 @@ static void walk_task(Plan *p, const Task *task) {
 }
 
 /* Sets the sizes of pieces, and the numbers of workspaces that batches and pieces use in turn. */
-static void size_pieces(Plan *p, const Task *task) {
+static void size_pieces(Plan *p) {
     enum {
         HEAD_ROWS = 64
     }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
-    p->piece_rows = p->policy.piece_rows;
-    for (int i = 0; i < task->count; i++)
-        raise_to(&p->piece_rows, task->prompts[i].s);
-    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
+    p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
+    raise_to(&p->piece_rows, p->max_seqs);
     p->nws = imin(p->policy.workspaces, in_flight);
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     /* Two neighbouring pieces together have more rows than one may have. */
@@ -320,8 +313,12 @@ static void plan_batches(Plan *p, const Task *task) {
         p->act_rows[t] = xcalloc(most, sizeof(int));
         p->act_first[t] = xcalloc(most + 1, sizeof(int));
     }
-    for (int i = 0; i < task->count; i++)
-        raise_to(&p->max_pages, most_pages(p, &task->prompts[i]));
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        raise_to(&p->max_prompt, q->s);
+        raise_to(&p->max_tokens, q->s + q->n - 1);
+    }
+    p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
     walk_task(p, task);
     const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;
@@ -333,7 +330,7 @@ static void plan_batches(Plan *p, const Task *task) {
         p->achieved[1][t] /= imax(task->count, 1);
         p->achieved[2][t] /= imax(task->count, 1);
     }
-    size_pieces(p, task);
+    size_pieces(p);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -631,9 +628,8 @@ static void plan_cache(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
-        raise_to(&p->most_chosen,
-                 sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
+    if (is_sparse(&p->policy))
+        p->most_chosen = sparse_tokens(p->policy.sparsity, p->max_tokens);
     const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     /* The slots are K and V of each layer in turn. */

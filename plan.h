@@ -112,10 +112,11 @@ struct Plan {
     Workload work[2];       /* in sweeps without a prefill [0], with one [1] */
     double a21_kv;          /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
     int max_rows, max_seqs; /* the most token rows and sequences of a batch */
-    int max_pages;          /* the most KV pages of a sequence */
-    int piece_rows, pieces; /* the most rows of a piece; the most pieces of a batch */
-    int last_rows;          /* the most rows of a batch that the head needs */
-    int head_chunk;         /* the most rows of logits that the head computes at a time */
+    int max_prompt, max_tokens; /* the most tokens of a prompt; that a token attends to */
+    int max_pages;              /* the most KV pages of a sequence */
+    int piece_rows, pieces;     /* the most rows of a piece; the most pieces of a batch */
+    int last_rows;              /* the most rows of a batch that the head needs */
+    int head_chunk;             /* the most rows of logits that the head computes at a time */
     int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
     Bytes kv_row;           /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */

@@ -90,7 +90,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .last_rows = w->last_rows / sweeps,
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
-               .v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1,
+               .v_read = plan->policy.sparsity,
                .weights = (double)plan_layer_bytes(plan)};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
