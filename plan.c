@@ -354,20 +354,20 @@ void add_region(Plan *p, Wanted line) {
 }
 
 /* Numbers the cells, when all regions have been added. Ops that use the same cell follow each other
- * (device/depend.c), so what two ops may use at once needs two cells. A slot is one cell, except
- * that
- *   a weight slot on the CPU has a cell for each part in which a layer is loaded, one for each
- * batch; UNPACKED_WEIGHTS has one for q, k and v, which PROJECT unpacks, and one for the other
- * matrices; ATTENDED on the GPU has one for the sequences whose KV is on the GPU and one for the
- * others; a hidden state on the GPU has a cell for each piece, since pieces pass a layer one by
- * one. A piece may have other rows in the next sweep (in decoding all rows are piece 0), but every
- *     sweep begins with an op that writes all cells of the state;
- *   the KV cache has one for each batch in each layer, and one for the free pages of each flight in
- *     each layer. */
+ * (device/depend.c), so what two ops may use at once needs two cells. A slot is one cell, but
+ *   a weight slot on the CPU has one cell for each batch, since a layer is loaded in so many parts;
+ *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
+ *   ATTENDED has one for the sequences whose KV is on the GPU, and one for the others;
+ *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
+ *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
+ *     begins with an op that writes all cells of the state, so this does no harm;
+ *   the KV cache has one for each batch in each layer, and one for the free pages of each flight
+ *     in each layer. */
 static void number_cells(Plan *p) {
     for (int slot = 0; slot < 2; slot++)
         p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
-    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = p->region[ATTENDED][TIER_GPU].cells = 2;
+    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
+    p->region[ATTENDED][TIER_GPU].cells = p->region[ATTENDED][TIER_CPU].cells = 2;
     p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
     for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {

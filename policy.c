@@ -190,10 +190,10 @@ static double binding_rows(char *text, size_t size, const Lp *lp, const double *
 
 /* Writes the message that no placement fits. It says how many bytes each tier lacks. For this, the
  * LP is solved with one more variable for each tier, its missing bytes, and minimizes their price.
- * A byte could be missing on any tier, so the prices decide which one is said to be too small: the
- * disk if possible, because a disk is the easiest to enlarge, and the GPU last. They are
- * far apart because a byte on a lower tier also takes some staging on the tiers above it, and
- * should still cost less than a byte there. */
+ * A byte could be missing on any tier, so the prices decide which tier is said to be too small: the
+ * disk if possible, because a disk is the easiest to enlarge, and the GPU last. The prices are far
+ * apart, because a byte on a lower tier also takes some staging on the tiers above it, and together
+ * these should still cost less than a byte up there. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
     char who[200] = "";
