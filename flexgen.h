@@ -198,7 +198,8 @@ extern const char *const schedule_name[];
 
 /* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. What has not been
  * chosen is 0: gbs, num_gpu_batches and flights until the search has chosen them, and flights,
- * piece_rows, workspaces and sparsity until policy_defaults gives them their defaults. */
+ * piece_rows, workspaces and sparsity until plan_make gives them, in its copy, their defaults. So
+ * nothing is open in the policy of a plan. */
 typedef struct {
     double wg, wc, cg, cc, hg, hc;
     int gbs, num_gpu_batches;
@@ -236,14 +237,6 @@ static inline int pages_for(int tokens, int page_tokens) {
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
 static inline bool is_sparse(const Policy *policy) {
     return policy->sparsity > 0 && policy->sparsity < 1;
-}
-/* Fills in the fields that are 0 because nobody has chosen them. plan_make does this to its copy,
- * so that in a plan's policy no field is open. */
-static inline void policy_defaults(Policy *policy) {
-    policy->flights = flight_count(policy);
-    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
-    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
-    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
 }
 /* Returns the number of tokens whose V sparse attention reads (section 5). For a new token it reads
  * all of K, but only the V of the token itself and of ceil(sparsity * past) of the `past` tokens

@@ -718,6 +718,14 @@ static void plan_workspaces(Plan *p, const Task *task) {
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
 
+/* Fills in the fields that are 0 because nobody has chosen them. */
+static void policy_defaults(Policy *policy) {
+    policy->flights = flight_count(policy);
+    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
+    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
+    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
+}
+
 /* Fails (EXIT_USAGE) if a block has too many tokens, or a prompt does not fit the model. */
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
                          Error *err) {
