@@ -308,7 +308,7 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
 /* Loads part k of K of layer j into the slot of run->next. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
+    const Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
     if (!cpu && !disk)
         return;
     if (!k)

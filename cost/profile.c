@@ -102,11 +102,10 @@ static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
     const int tables = starts_each(s) + s->nseq + pages_each(s);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", "", F16, 1, cold, 1});
-        add_region(plan, (Wanted){HIDDEN, t, "inputs", "", act, 1, most, 1});
-        add_region(plan, (Wanted){MLP, t, "results", "", act, 1, most, 1});
-        add_region(plan,
-                   (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, tables, NTOKEN_SIZES});
+        add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", F16, 1, cold, 1});
+        add_region(plan, (Wanted){HIDDEN, t, "inputs", act, 1, most, 1});
+        add_region(plan, (Wanted){MLP, t, "results", act, 1, most, 1});
+        add_region(plan, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, tables, NTOKEN_SIZES});
     }
 }
 
@@ -689,7 +688,7 @@ static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
     const size_t bytes =
         disk_bytes(p->size.disk, here->capacity[TIER_DISK], memory_holds(here->offload_dir));
     const int chunks = (int)(bytes / chunk(p)), cols = (int)(chunk(p) / sizeof(f16));
-    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, chunks, cols, 1});
+    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", F16, chunks, cols, 1});
     p->span = p->size.cold;
 }
 

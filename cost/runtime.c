@@ -90,7 +90,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .last_rows = w->last_rows / sweeps,
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
-               .v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1,
+               .v_read = plan->policy.sparsity,
                .weights = (double)plan_layer_bytes(plan)};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
@@ -498,8 +498,8 @@ static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
         double seconds = 0;
-        x[WC] = plan->cpu_slab[next] / layer;
-        x[WD] = plan->disk_slab[next] / layer;
+        x[WC] = plan->slab[TIER_CPU][next] / layer;
+        x[WD] = plan->slab[TIER_DISK][next] / layer;
         x[WG] = 1 - x[WC] - x[WD];
         int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
         if (j + 1 == l)
