@@ -196,7 +196,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
     if (progress)
         progress_open(progress, run->plan, task);
     if (verbose)
-        plan_print(stderr, run->plan, run->capacity, NULL);
+        plan_print(stderr, run->plan, run->capacity);
     int status = begin_run(run, err);
     if (!status)
         status = end_run(run, run_sweeps(run, task, listener, err), err);

@@ -123,7 +123,7 @@ typedef struct {
     uint64_t digest;    /* bench's: a hash of all tokens, to compare two runs */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */
-    FILE *text;  /* ... and the stream that its text goes to; NULL: no text is wanted */
+    FILE *text;  /* ... and the stream that its text goes to, /dev/null if none is wanted */
 } TaskRun;
 
 // -------------------------------------------------------------------------------------------------
@@ -442,8 +442,7 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
 // -------------------------------------------------------------------------------------------------
 
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file
- * is standard output, the text is left out. The object is the list of all figures; the text is a
- * form that is filled in from it. */
+ * is standard output, the text is left out. The object is the list of all figures. */
 
 /* Opens the report before the work, so that a wrong --json does not lose an hour of it. -1 and err.
  */
@@ -468,9 +467,9 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block);
  * chain needs `least` machines. */
 void report_clusters(const TaskRun *run, const Found *const found[3], int least);
 
-/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
-void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS], const Bytes *peak);
-/* Prints to standard error the plan's totals and the memory that was used. */
+/* Prints the plan before a run. */
+void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS]);
+/* Prints to standard error the plan's totals and, after a run, the memory that was used. */
 void print_peaks(const TaskRun *run);
 /* Prints to standard error what was predicted, if anything was, beside what was measured; a scored
  * task generates nothing. */

@@ -82,13 +82,10 @@ static const char *variable_name(const Question *q, int v) {
 
 /* Returns the tier whose capacity a row bounds; NTIERS: the row bounds none. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
-    if (!q->policy)
-        return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS
-               : i < CPU_ROWS                ? TIER_GPU
-               : i < DISK_ROWS               ? TIER_CPU
-                                             : TIER_DISK;
+    static const int paper[] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS}; /* where they begin */
     int t = TIER_GPU;
-    while (t < NTIERS && strcmp(lp->row[i].name, memory_row[t]) != 0)
+    while (t < NTIERS && (q->policy ? strcmp(lp->row[i].name, memory_row[t]) != 0
+                                    : i < paper[t] || i >= paper[t + 1]))
         t++;
     return (Tier)t;
 }
@@ -101,33 +98,31 @@ typedef struct {
     const char *unit;
 } Terms;
 
-/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
- * coefficients are printed once. Returns true if nothing has been printed yet. */
+/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal coefficients are printed once.
+ * Returns true if nothing has been printed yet. */
 static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
-    const double *a = t.a;
     for (int v = t.from; v < t.to; v++) {
-        int same = 0, before = t.from;
-        while (before < v && a[before] != a[v])
+        const double a = t.a[v], size = fabs(a * t.scale);
+        int equal = 0, before = t.from;
+        while (t.a[before] != a)
             before++;
-        if (a[v] == 0 || before < v)
+        if (a == 0 || before < v)
             continue;
         for (int w = v; w < t.to; w++)
-            same += a[w] == a[v];
-        const double size = fabs(a[v] * t.scale);
-        const bool brackets = same > 1 && *t.unit;
+            equal += t.a[w] == a;
+        const bool brackets = equal > 1 && *t.unit;
         const char *before_name = brackets ? "(" : "";
-        if (a[v] < 0)
+        if (a < 0)
             fputs(first ? "-" : " - ", out);
         else
             fputs(first ? "" : " + ", out);
         if (*t.unit || size != 1)
             fprintf(out, "%.4g%s ", size, t.unit);
-        for (int w = v; w < t.to; w++) {
-            if (a[w] != a[v])
-                continue;
-            fprintf(out, "%s%s", before_name, variable_name(q, w));
-            before_name = " + ";
-        }
+        for (int w = v; w < t.to; w++)
+            if (t.a[w] == a) {
+                fprintf(out, "%s%s", before_name, variable_name(q, w));
+                before_name = " + ";
+            }
         fputs(brackets ? ")" : "", out);
         first = false;
     }
@@ -212,37 +207,33 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 
 /* Reports a line for each tier and link. The dual price of a tier is the sum over its rows. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
-    static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog",
-                                       "gtoc",       "dtoc",       "ctod"};
+    const double before = s->tokens / s->seconds;
     cJSON *more = cJSON_AddObjectToObject(run->json, "more");
-    const Hardware *h = q->search->hardware;
-    if (run->text)
-        fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)",
-                "solved (s)", "token/s");
+    fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)",
+            "solved (s)", "token/s");
     for (int what = 0; what <= NTIERS + CTOD; what++) {
         const bool tier = what < NTIERS;
-        double price = 0;
+        const char *name = tier ? memory_row[what] : channel_name[what - NTIERS];
         Solved then;
         if (!solve_with_more(&then, q, what))
             continue;
-        for (int i = 0; i < s->lp.m && tier; i++)
-            if ((int)row_tier(q, &s->lp, i) == what)
-                price += s->answer.y[i] * GB;
-        const double before = s->tokens / s->seconds, falls = s->answer.value - then.answer.value;
-        double rises = then.tokens / then.seconds - before;
+        const double falls = s->answer.value - then.answer.value;
+        double price = 0, rises = then.tokens / then.seconds - before;
         if (fabs(rises) < DUST * before)
             rises = 0;
-        cJSON *one = cJSON_AddObjectToObject(more, name[what]);
-        if (tier)
+        for (int i = 0; i < s->lp.m; i++)
+            if ((int)row_tier(q, &s->lp, i) == what)
+                price += s->answer.y[i] * GB;
+        cJSON *one = cJSON_AddObjectToObject(more, name);
+        if (tier) {
             cJSON_AddNumberToObject(one, "price", price);
+            fprintf(run->text, "  %-11s %12.5g GB      %12.4g", name,
+                    q->search->capacity[what] / GB, 0 - price);
+        } else
+            fprintf(run->text, "  %-11s %12.5g GB/s    %12s", name,
+                    q->search->hardware->bdw[what - NTIERS][0] / GB, "");
         cJSON_AddNumberToObject(one, "seconds", falls);
         cJSON_AddNumberToObject(one, "throughput", rises);
-        if (!run->text)
-            continue;
-        fprintf(run->text, "  %-11s %12.5g %-7s", name[what],
-                (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB,
-                tier ? "GB" : "GB/s");
-        tier ? fprintf(run->text, " %12.4g", 0 - price) : fprintf(run->text, " %12s", "");
         fprintf(run->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }
 }
@@ -342,18 +333,16 @@ int report_explained(const TaskRun *run, const Search *search, const Policy *pol
     cJSON_AddNumberToObject(lp, "objective", s.answer.value);
     cJSON_AddNumberToObject(lp, "seconds", s.seconds);
     cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
-    if (run->text)
-        print_optimum(run->text, &q, &s);
+    print_optimum(run->text, &q, &s);
     for (int i = 0; i < s.lp.m; i++) {
         const Row row = row_of(&q, &s, i);
         add_row(rows, &row);
-        if (run->text)
-            print_row(run->text, &q, &s.lp, i, &row);
+        print_row(run->text, &q, &s.lp, i, &row);
     }
     explain_more(run, &q, &s);
     if (policy)
         add_regions(run->json, search, policy);
-    if (run->text && !search->fixed[0] && !search->fixed[2])
+    if (!search->fixed[0] && !search->fixed[2])
         draw_objective(run->text, &s);
     return 0;
 }
