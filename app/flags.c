@@ -35,214 +35,195 @@ typedef struct Flag Flag;
 struct Flag {
     const char *name, *commands; /* letters of the commands that know it */
     int values;                  /* number of values that it takes */
-    int (*set)(Options *, const Flag *, char **values, Error *);
-    size_t at, bytes; /* the field of Options, if it is one field */
-    double low, high; /* bounds of a number */
+    /* Reads the values, and writes them to the field; to Options, if it is not one field. Returns
+     * the value that is not as expected, or NULL. */
+    const char *(*set)(void *to, const Flag *flag, char **values);
+    size_t at, bytes;     /* the field of Options */
+    double low, high;     /* bounds of a number */
+    const char *expected; /* what a value has to be, in which %f or %g stand for the bounds */
     const char *help;
 };
 
-static void *field(Options *o, const Flag *flag) { return (char *)o + flag->at; }
-
-static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    *(const char **)field(o, flag) = v[0];
-    return 0;
+static const char *set_text(void *to, const Flag *flag, char **v) {
+    (void)flag;
+    *(const char **)to = v[0];
+    return NULL;
 }
 
 /* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
  * be written from its beginning. */
-static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
-    return 0;
+static const char *set_output(void *to, const Flag *flag, char **v) {
+    (void)flag;
+    *(const char **)to = output_is_standard(v[0]) ? "-" : v[0];
+    return NULL;
 }
 
-static int add_text(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    Texts *list = field(o, flag);
+static const char *add_text(void *to, const Flag *flag, char **v) {
+    Texts *list = to;
+    (void)flag;
     list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
     list->text[list->n++] = v[0];
-    return 0;
+    return NULL;
 }
 
-static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
-    o->format = v[0];
-    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text")
-               ? 0
-               : fail(err, EXIT_USAGE, "%s %.60s: expected jsonl or text", flag->name, v[0]);
+static const char *set_format(void *to, const Flag *flag, char **v) {
+    set_text(to, flag, v);
+    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text") ? NULL : v[0];
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
-static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_bool(void *to, const Flag *flag, char **v) {
     (void)v;
-    (void)err;
-    *(bool *)field(o, flag) = flag->high > 0;
-    return 0;
+    *(bool *)to = flag->high > 0;
+    return NULL;
 }
 
 /* Stores a whole number in a field of 16, 32 or 64 bits. */
-static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_whole(void *to, const Flag *flag, char **v) {
     char *end;
     errno = 0;
     long value = strtol(v[0], &end, 10);
     if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f",
-                    flag->name, v[0], flag->low, flag->high);
+        return v[0];
     if (flag->bytes == sizeof(uint16_t))
-        *(uint16_t *)field(o, flag) = (uint16_t)value;
+        *(uint16_t *)to = (uint16_t)value;
     else if (flag->bytes == sizeof(int))
-        *(int *)field(o, flag) = (int)value;
+        *(int *)to = (int)value;
     else
-        *(uint64_t *)field(o, flag) = (uint64_t)value;
-    return 0;
+        *(uint64_t *)to = (uint64_t)value;
+    return NULL;
 }
 
 /* Reads "512", or "16-512" for lengths between the two. */
-static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
-    int *range = field(o, flag), len = 0;
+static const char *set_range(void *to, const Flag *flag, char **v) {
+    int *range = to, len = 0;
     long low, high;
     int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
     if (n == 1)
         high = low;
     if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
-        return fail(err, EXIT_USAGE,
-                    "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
-                    flag->name, v[0], flag->low, flag->high);
+        return v[0];
     range[0] = (int)low;
     range[1] = (int)high;
-    return 0;
-}
-
-static int parse_number(double *value, const Flag *flag, const char *text, Error *err) {
-    char *end;
-    errno = 0;
-    *value = strtod(text, &end);
-    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high)
-        return 0; /* written so that NaN is refused */
-    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text,
-                flag->low, flag->high);
+    return NULL;
 }
 
 /* Stores a number in a float or a double. */
-static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
-    double value;
-    if (parse_number(&value, flag, v[0], err))
-        return -1;
+static const char *set_number(void *to, const Flag *flag, char **v) {
+    char *end;
+    errno = 0;
+    double value = strtod(v[0], &end);
     if (flag->bytes == sizeof(float))
-        *(float *)field(o, flag) = (float)value;
+        *(float *)to = (float)value;
     else
-        *(double *)field(o, flag) = value;
-    return 0;
+        *(double *)to = value;
+    const bool good = !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high;
+    return good ? NULL : v[0]; /* NaN is refused */
 }
 
-static int set_temperature(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_temperature(void *to, const Flag *flag, char **v) {
+    Options *o = to;
     o->fixed_temperature = true;
-    return set_number(o, flag, v, err);
+    return set_number(&o->sampling.temperature, flag, v);
 }
 
-static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_percent(void *to, const Flag *flag, char **v) {
+    Options *o = to;
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
                         &o->policy.cc, &o->policy.hg, &o->policy.hc};
-    static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i++) {
         o->fixed[i] = strcmp(v[i], "-") != 0;
         *share[i] = 0;
-        if (o->fixed[i] && parse_number(share[i], flag, v[i], err))
-            return -1;
+        if (o->fixed[i] && set_number(share[i], flag, &v[i]))
+            return v[i];
         *share[i] /= 100;
     }
-    for (int i = 0; i < 6; i += 2)
-        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* allows for the sum of two rounded numbers */
-            return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%",
-                        flag->name, what[i / 2], 100 * (*share[i] + *share[i + 1]));
-    return 0;
+    return NULL;
 }
 
-static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_schedule(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    (void)flag;
+    o->fixed_schedule = true;
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
         if (!strcmp(v[0], schedule_name[i])) {
             o->policy.schedule = (Schedule)i;
-            o->fixed_schedule = true;
-            return 0;
+            return NULL;
         }
-    return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
+    return v[0];
 }
 
-static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
-    o->paper_model = !strcmp(v[0], "paper");
-    if (o->paper_model || !strcmp(v[0], "runtime"))
-        return 0;
-    return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
+static const char *set_cost_model(void *to, const Flag *flag, char **v) {
+    bool *paper = to;
+    (void)flag;
+    *paper = !strcmp(v[0], "paper");
+    return *paper || !strcmp(v[0], "runtime") ? NULL : v[0];
 }
 
 /* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
  * behind both. Returns NaN if there is no number. */
 static double with_unit(const char *text, char **end, double thousand) {
-    static const char units[] = "KMGT";
+    static const char units[] = "KkMmGgTt";
     double value = strtod(text, end);
     if (*end == text)
         return NAN;
-    const char *unit = **end ? strchr(units, **end >= 'a' ? **end - 'a' + 'A' : **end) : NULL;
+    const char *unit = **end ? strchr(units, **end) : NULL;
     if (!unit)
         return value;
     ++*end;
-    return value * pow(thousand, unit - units + 1);
+    return value * pow(thousand, 1 + (unit - units) / 2);
 }
 
 /* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
-static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_size(void *to, const Flag *flag, char **v) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
+    (void)flag;
     if (*end || !(value >= 0 && value < 1e18))
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096",
-                    flag->name, v[0]);
-    *(Bytes *)field(o, flag) = (Bytes)value;
-    return 0;
+        return v[0];
+    *(Bytes *)to = (Bytes)value;
+    return NULL;
 }
+
+static bool is_rate(double bytes_s) { return bytes_s >= 1 && bytes_s < 1e15; }
 
 /* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
-static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
-    char *at = v[0];
-    const double rate = with_unit(at, &at, 1000);
+static const char *set_wire(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    char *at;
     double delay = 0;
     int len = 0;
-    const bool delayed =
-        *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
-    if (!(rate >= 1 && rate < 1e15) || (*at && !delayed) || !(delay >= 0 && delay < 1e6))
-        return fail(err, EXIT_USAGE,
-                    "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name,
-                    v[0]);
-    o->wire_bytes_s = rate;
+    (void)flag;
+    o->wire_bytes_s = with_unit(v[0], &at, 1000);
+    const bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
-    return 0;
+    return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6 ? NULL : v[0];
 }
 
-static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_stages(void *to, const Flag *flag, char **v) {
     for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        add_text(o, flag, &at, err);
-    return 0;
+        add_text(to, flag, &at);
+    return NULL;
 }
 
 /* Reads "ctog=1G,dtoc=0.5G". */
-static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
+static const char *set_links(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    (void)flag;
+    o->links = true;
     for (char *at = v[0];; at++) {
-        int c = CTOG;
-        size_t len = 0;
-        while (c <= CTOD &&
-               (strncmp(at, channel_name[c], len = strlen(channel_name[c])) != 0 || at[len] != '='))
+        char name[8] = "";
+        int c = CTOG, len = 0;
+        sscanf(at, "%7[a-z]=%n", name, &len);
+        while (c <= CTOD && strcmp(name, channel_name[c]) != 0)
             c++;
-        double rate = c <= CTOD ? with_unit(at + len + 1, &at, 1000) : NAN;
-        if (!(rate >= 1 && rate < 1e15) || (*at && *at != ','))
-            return fail(
-                err, EXIT_USAGE,
-                "%s %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
-                flag->name, v[0]);
+        const double rate = len && c <= CTOD ? with_unit(at + len, &at, 1000) : NAN;
+        if (!is_rate(rate) || (*at && *at != ','))
+            return v[0];
         o->link[c] = rate;
         if (!*at)
-            break;
+            return NULL;
     }
-    o->links = true;
-    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -250,20 +231,24 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
-#define TEXT(field) 1, set_text, AT(field), 0, 0
-#define OUTPUT(field) 1, set_output, AT(field), 0, 0
-#define WHOLE(field, low, high) 1, set_whole, AT(field), low, high
-#define NUMBER(field, low, high) 1, set_number, AT(field), low, high
-#define SIZE(field) 1, set_size, AT(field), 0, 0
-#define SWITCH(field, to) 0, set_bool, AT(field), 0, to
-#define NONE 0, 0
+#define TEXT(field) 1, set_text, AT(field), 0, 0, NULL
+#define OUTPUT(field) 1, set_output, AT(field), 0, 0, NULL
+#define LIST(field) 1, add_text, AT(field), 0, 0, NULL
+#define WHOLE(field, low, high) \
+    1, set_whole, AT(field), low, high, "a whole number from %.0f to %.0f"
+#define RANGE(field) \
+    1, set_range, AT(field), 1, MAX_LEN, "a whole number from %.0f to %.0f, or two such as 16-512"
+#define NUMBER(field, low, high) 1, set_number, AT(field), low, high, A_NUMBER
+#define A_NUMBER "a number from %g to %g"
+#define SIZE(field) 1, set_size, AT(field), 0, 0, "a size such as 16G, 512M or 4096"
+#define SWITCH(field, to) 0, set_bool, AT(field), 0, to, NULL
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24 };
 static const Flag flags[] = {
     /* in the order of the help text */
     {"--model", "gbpmqe", TEXT(model),
      "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to "
      "opt-175b"},
-    {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
+    {"--prompt", "g", LIST(prompt), "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
     {"--output", "gmq", OUTPUT(output),
@@ -272,29 +257,28 @@ static const Flag flags[] = {
     {"--resume", "g", SWITCH(resume, true),
      "go on with the job whose output FILE is, if it has not ended"},
     {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
-    {"--format", "g", 1, set_format, NONE, 0, 0,
+    {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl or text",
      "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
     {"--strict", "g", SWITCH(strict, true),
      "refuse the whole job if one of its prompts cannot be completed"},
     {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN),
      "N: tokens to generate where the prompt does not say (64)"},
-    {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
+    {"--prompt-len", "bp", RANGE(prompt_len),
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
-    {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN,
-     "N: tokens to generate (32); bench also N1-N2"},
+    {"--gen-len", "bp", RANGE(gen_len), "N: tokens to generate (32); bench also N1-N2"},
     {"--num-prompts", "bp", WHOLE(num_prompts, 1, MAX_GBS), "N: prompts (one block of them)"},
     {"--perplexity", "e", TEXT(perplexity), "FILE: a text, scored in windows; - is standard input"},
     {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
     {"--window", "e", WHOLE(window, 2, MAX_LEN), "N: tokens of a window (the model's positions)"},
     {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
     {"--json", "bpe", OUTPUT(json), "FILE: the figures as one JSON object; - is standard output"},
-    {"--percent", "gbpe", 6, set_percent, NONE, 0, 100,
+    {"--percent", "gbpe", 6, set_percent, 0, sizeof(double), 0, 100, A_NUMBER,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; "
      "- is left to the search"},
     {"--gpu-batch-size", "gbpe", WHOLE(policy.gbs, 1, MAX_GBS), "N: sequences of a GPU batch"},
     {"--num-gpu-batches", "gbpe", WHOLE(policy.num_gpu_batches, 1, 1 << 16),
      "N: GPU batches of a block"},
-    {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
+    {"--schedule", "gbpe", 1, set_schedule, 0, 0, 0, 0, "row, zigzag or diagonal",
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy "
      "zigzag"},
     {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated, true),
@@ -322,9 +306,9 @@ static const Flag flags[] = {
     {"--hardware", "gbpe", TEXT(hardware),
      "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this "
      "one, measured)"},
-    {"--with", "gbpe", 1, add_text, AT(with), 0, 0,
+    {"--with", "gbpe", LIST(with),
      "KEY=NUMBER: of that machine, in place of the file's, such as ctog_bdw=24e9; may be repeated"},
-    {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
+    {"--cost-model", "p", 1, set_cost_model, AT(paper_model), 0, 0, "runtime or paper",
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
     {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
@@ -335,14 +319,15 @@ static const Flag flags[] = {
      "M: machines, as a pipeline (4.4) and without offloading (6.4); bench: a pipeline of M sims"},
     {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
-    {"--net", "gbe", 1, set_wire, NONE, 0, 0,
+    {"--net", "gbe", 1, set_wire, 0, 0, 0, 0, "bytes a second and a delay such as 1G,0.5ms",
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms "
      "(bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0,
+    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, NULL,
      "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
-    {"--link", "gbpe", 1, set_links, NONE, 0, 0,
+    {"--link", "gbpe", 1, set_links, 0, 0, 0, 0,
+     "links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gbe", OUTPUT(trace),
      "FILE: what each lane did when, for chrome://tracing or Perfetto"},
@@ -353,7 +338,7 @@ static const Flag flags[] = {
      "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
     {"--threads", "gbpmqe", WHOLE(threads, 1, 1024),
      "N: threads that compute (all cores; with a GPU two fewer)"},
-    {"--temperature", "g", 1, set_temperature, AT(sampling.temperature), 0, 1e6,
+    {"--temperature", "g", 1, set_temperature, 0, sizeof(float), 0, 1e6, A_NUMBER,
      "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -361,8 +346,7 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62),
      "N: of sampling, and of bench's prompts and weights (0)"},
-    {"--stop", "g", 1, add_text, AT(stop), 0, 0,
-     "TEXT: end a completion before it; may be repeated"},
+    {"--stop", "g", LIST(stop), "TEXT: end a completion before it; may be repeated"},
     {"--verbose", "ge", SWITCH(verbose, true),
      "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gbpmqe", SWITCH(help, true), "this text"},
@@ -422,18 +406,12 @@ static int edit_distance(const char *a, const char *b) {
 
 /* Writes the commands that know a flag: "generate, bench and eval". */
 static const char *known_by(char *text, size_t size, const Flag *flag) {
-    text[0] = 0;
-    for (const char *letter = flag->commands; *letter; letter++) {
-        size_t used = strlen(text);
-        int c = 0;
-        while (commands[c].letter != *letter)
-            c++;
-        snprintf(text + used, size - used, "%s%s",
-                 !used       ? ""
-                 : letter[1] ? ", "
-                             : " and ",
-                 commands[c].name);
-    }
+    size_t used = 0, left = strlen(flag->commands);
+    for (int c = 0; c < NCOMMANDS; c++)
+        if (strchr(flag->commands, commands[c].letter)) {
+            const char *next = --left > 1 ? ", " : " and ";
+            used += snprintf(text + used, size - used, "%s%s", commands[c].name, left ? next : "");
+        }
     return text;
 }
 
@@ -467,6 +445,28 @@ int command_parse(Command *command, const char *name, Error *err) {
                 name);
 }
 
+/* Refuses a value that is not as expected. */
+static int unexpected(const Flag *flag, const char *value, Error *err) {
+    char expected[100];
+    snprintf(expected, sizeof expected, flag->expected, flag->low, flag->high);
+    return fail(err, EXIT_USAGE, "%s %.60s: expected %s", flag->name, value, expected);
+}
+
+/* Checks that no more than everything is on GPU and CPU. */
+static int check_percent(const Policy *p, Error *err) {
+    const struct {
+        const char *what;
+        double share;
+    } sum[] = {
+        {"weights", p->wg + p->wc}, {"KV cache", p->cg + p->cc}, {"activations", p->hg + p->hc}};
+    for (int i = 0; i < 3; i++)
+        if (sum[i].share > 1 + 1e-9) /* allows for the sum of two rounded numbers */
+            return fail(err, EXIT_USAGE,
+                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%", sum[i].what,
+                        100 * sum[i].share);
+    return 0;
+}
+
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
@@ -478,11 +478,12 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
                         plural(f->values), f->help);
-        if (f->set(o, f, args + a + 1, err))
-            return -1;
+        const char *wrong = f->set((char *)o + f->at, f, args + a + 1);
+        if (wrong)
+            return unexpected(f, wrong, err);
         a += f->values;
     }
-    return 0;
+    return check_percent(&o->policy, err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -529,52 +530,47 @@ static int check_files(const Options *o, Error *err) {
     return 0;
 }
 
-/* A rule about flags: if `wrong`, the message names the flag and says why. */
+/* A rule about flags, and the message to somebody who has broken it. */
 typedef struct {
-    bool wrong;
-    const char *flag, *why;
+    bool broken;
+    const char *message;
 } Rule;
 
-/* Refuses the first wrong use; the last rule has no flag. */
+/* Refuses the first wrong use; the last rule has no message. */
 static int check_rules(const Rule *rule, Error *err) {
-    while (rule->flag && !rule->wrong)
+    while (rule->message && !rule->broken)
         rule++;
-    return rule->flag ? fail(err, EXIT_USAGE, "%s%s", rule->flag, rule->why) : 0;
+    return rule->message ? fail(err, EXIT_USAGE, "%s", rule->message) : 0;
 }
 
-static const char no_machine[] =
-    "--hardware is missing; name the machine's file, such as hardware/t4.json";
+#define NO_MACHINE "--hardware is missing; name the machine's file, such as hardware/t4.json"
 
-static int check_device(const Options *o, Command command, Error *err) {
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host");
+/* Checks that a command has what it needs, and a device that it knows. */
+static int check_needs(const Options *o, Command command, Error *err) {
+    const bool sim = device_is(o, "sim"), host = device_is(o, "host"),
+               no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    const Rule rules[] = {{sim && command != BENCH, "--device sim",
-                           ": it computes nothing, so only bench knows it; leave it out"},
-                          {sim && !o->hardware, "--device sim: ", no_machine},
-                          {o->with.n && !o->hardware, "--with",
-                           ": changes a number of a machine's file; give --hardware FILE"},
-                          {o->links && o->device && !host, "--link",
-                           ": only links of the host device can be slowed; use --device host"},
-                          {0}};
-    return check_rules(rules, err);
-}
-
-/* Checks that a command has what it needs. */
-static int check_needs(const Options *o, Command command, Error *err) {
-    const bool no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
     const Rule rules[] = {
-        {no_model && (command == BENCH || command == POLICY), "--model",
-         " is missing; name a checkpoint directory or a size such as opt-125m"},
-        {no_model, "--model", " is missing; name a checkpoint directory"},
-        {copies && is_not_stored(o->quant), "--bits, --group",
-         ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
-         "would cost"},
-        {copies && (!o->output || !o->output[0]), "--output",
-         " is missing; name the directory that the copy is to be"},
-        {command == GENERATE && !o->prompt.n == !o->prompts, "",
+        {sim && command != BENCH,
+         "--device sim: it computes nothing, so only bench knows it; leave it out"},
+        {sim && !o->hardware, "--device sim: " NO_MACHINE},
+        {o->with.n && !o->hardware,
+         "--with: changes a number of a machine's file; give --hardware FILE"},
+        {o->links && o->device && !host,
+         "--link: only links of the host device can be slowed; use --device host"},
+        {no_model && (command == BENCH || command == POLICY),
+         "--model is missing; name a checkpoint directory or a size such as opt-125m"},
+        {no_model, "--model is missing; name a checkpoint directory"},
+        {copies && is_not_stored(o->quant),
+         "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
+         "eval "
+         "what others would cost"},
+        {copies && (!o->output || !o->output[0]),
+         "--output is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},
-        {command == EVAL && !o->perplexity == !o->last_word, "",
+        {command == EVAL && !o->perplexity == !o->last_word,
          "give either --perplexity FILE or --last-word FILE"},
         {0}};
     return check_rules(rules, err);
@@ -585,77 +581,66 @@ static bool is_range(const int lengths[2]) { return lengths[0] < lengths[1]; }
 /* Checks a question for the cost model paper: Appendix A.3 knows one block of equal prompts on one
  * machine. */
 static int check_paper(const Options *o, Error *err) {
-    static const char beyond[] =
-        ": the cost model paper looks at one block on one machine; leave it out",
-                      length[] = ": the cost model paper knows one length; give one number",
-                      exact[] = ": the cost model paper knows none; leave it out",
-                      block[] =
-                          " is missing; give the block as --gpu-batch-size N --num-gpu-batches N";
+#define BLOCK " is missing; give the block as --gpu-batch-size N --num-gpu-batches N"
+#define LENGTH ": the cost model paper knows one length; give one number"
+#define EXACT ": the cost model paper knows none; leave it out"
+#define BEYOND ": the cost model paper looks at one block on one machine; leave it out"
     bool some_fixed = false;
     for (int i = 0; i < 6; i++)
         some_fixed |= o->fixed[i];
     const Rule rules[] = {
-        {!o->hardware, "", no_machine},
-        {!o->policy.gbs, "--gpu-batch-size", block},
-        {!o->policy.num_gpu_batches, "--num-gpu-batches", block},
-        {is_range(o->prompt_len), "--prompt-len", length},
-        {is_range(o->gen_len), "--gen-len", length},
-        {some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
-        {is_sparse(&o->policy), "--attn-sparsity", exact},
-        {o->compress_weight || o->compress_cache || o->allow_compression, "compression", exact},
-        {o->frontier, "--frontier", beyond},
-        {o->nodes, "--nodes", beyond},
-        {o->max_latency > 0, "--max-latency", beyond},
+        {!o->hardware, NO_MACHINE},
+        {!o->policy.gbs, "--gpu-batch-size" BLOCK},
+        {!o->policy.num_gpu_batches, "--num-gpu-batches" BLOCK},
+        {is_range(o->prompt_len), "--prompt-len" LENGTH},
+        {is_range(o->gen_len), "--gen-len" LENGTH},
+        {some_fixed, "--percent: the cost model paper finds all of them; leave it out"},
+        {is_sparse(&o->policy), "--attn-sparsity" EXACT},
+        {o->compress_weight || o->compress_cache || o->allow_compression, "compression" EXACT},
+        {o->frontier, "--frontier" BEYOND},
+        {o->nodes, "--nodes" BEYOND},
+        {o->max_latency > 0, "--max-latency" BEYOND},
         {0}};
     return check_rules(rules, err);
 }
 
-/* Checks the flags of a pipeline on paper or of sims, and those that do not go with it. */
-static int check_nodes(const Options *o, Command command, Error *err) {
-    const bool on_paper = o->nodes && command == POLICY;
-    const Rule rules[] = {
-        {o->nodes && !device_is(o, "sim") && command == BENCH, "--nodes",
-         ": machines made of numbers; give --device sim"},
-        {o->explain && (o->nodes || o->frontier), "--explain",
-         ": is about the best policy of one machine; leave --nodes and --frontier out"},
-        {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
-        {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {on_paper && is_range(o->prompt_len), "--nodes",
-         ": knows one length; give one number for --prompt-len"},
-        {on_paper && is_range(o->gen_len), "--nodes",
-         ": knows one length; give one number for --gen-len"},
-        {0}};
-    return check_rules(rules, err);
-}
-
-/* Checks the flags of texts: windows, outputs, sampling and stop texts. */
-static int check_texts(const Options *o, Command command, Error *err) {
-    static const char greedy[] =
-        ": without --temperature the likeliest token is always taken; add --temperature, such as "
-        "0.7";
-    const bool cold = command == GENERATE && !o->fixed_temperature;
+/* Checks flags that need one another, or that do not go together. */
+static int check_pairs(const Options *o, Command command, Error *err) {
+#define GREEDY \
+    ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
+    const bool on_paper = o->nodes && command == POLICY,
+               cold = command == GENERATE && !o->fixed_temperature;
     bool empty_stop = false, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         empty_stop |= !o->stop.text[i][0];
         odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
     }
     const Rule rules[] = {
-        {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
-        {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
-        {cold && o->sampling.top_p < 1, "--top-p", greedy},
-        {cold && o->sampling.top_k, "--top-k", greedy},
-        {cold && o->sampling.seed, "--seed", greedy},
-        {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
-        {empty_stop, "--stop", ": an empty text would end everything; give one"},
+        {o->nodes && !device_is(o, "sim") && command == BENCH,
+         "--nodes: machines made of numbers; give --device sim"},
+        {o->explain && (o->nodes || o->frontier),
+         "--explain: is about the best policy of one machine; leave --nodes and --frontier out"},
+        {o->nodes && o->frontier, "--nodes: looks at one block; leave --frontier out"},
+        {on_paper && o->num_prompts, "--nodes: looks at one block; leave --num-prompts out"},
+        {on_paper && is_range(o->prompt_len),
+         "--nodes: knows one length; give one number for --prompt-len"},
+        {on_paper && is_range(o->gen_len),
+         "--nodes: knows one length; give one number for --gen-len"},
+        {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
+        {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
+        {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
+        {cold && o->sampling.top_k, "--top-k" GREEDY},
+        {cold && o->sampling.seed, "--seed" GREEDY},
+        {odd_stop, "--stop: is not valid UTF-8, so no completion could have it; convert it"},
+        {empty_stop, "--stop: an empty text would end everything; give one"},
         {0}};
     return check_rules(rules, err);
 }
 
 int flags_check(const Options *o, Command command, Error *err) {
     const Policy *p = &o->policy;
-    if (check_device(o, command, err) || check_needs(o, command, err) ||
-        (o->paper_model && check_paper(o, err)) || check_nodes(o, command, err) ||
-        check_texts(o, command, err) || check_files(o, err))
+    if (check_needs(o, command, err) || (o->paper_model && check_paper(o, err)) ||
+        check_pairs(o, command, err) || check_files(o, err))
         return -1;
     if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
         return 0;
