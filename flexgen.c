@@ -44,9 +44,7 @@ static void say_processors(const TaskRun *run) {
  * a terminal this comes at once; in a log only after success, so that an error stays the only line.
  */
 static void say_notices(const TaskRun *run, bool now) {
-    if (follows(run))
-        return;
-    if (now != (isatty(STDERR_FILENO) != 0))
+    if (follows(run) || now != isatty(STDERR_FILENO))
         return;
     say_processors(run);
     if (run->checkpoint->untied)
@@ -69,16 +67,15 @@ static void check_in_use(TaskRun *run) {
 
 static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
-    const Cluster wire = cluster_of(run);
     if (run->stages.n) {
+        const Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
     if (run->sim)
         return sim_open(run->plan, run->hardware, err);
-    if (run->gpu)
-        return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
-    return host_open(run->plan, run->checkpoint, dir, err);
+    return run->gpu ? cuda_open(run->gpu, run->plan, run->checkpoint, dir, err)
+                    : host_open(run->plan, run->checkpoint, dir, err);
 }
 
 /* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */
@@ -138,9 +135,8 @@ static int load_device(TaskRun *run, Error *err) {
     if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                       checkpoint_unchanged(run->checkpoint, err)))
         return -1;
-    if (run->gpu && opt_warm_up(device, run->plan, err))
-        return -1;
-    if (run->net && run->net->agree(run->net, 0, err))
+    if ((run->gpu && opt_warm_up(device, run->plan, err)) ||
+        (run->net && run->net->agree(run->net, 0, err)))
         return -1;
     if (run->traced && !traced_later(run))
         begin_traces(run);
@@ -318,14 +314,12 @@ static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
 
 /* Runs what is left of a job; if nothing is left, only its lines are written. */
 static int complete_job(TaskRun *run, Job *job, Error *err) {
-    const Task *task = &job->task;
+    Task *task = &job->task;
     bool finished;
     if (!job->count)
         return share_job(run, job, err);
     Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
-    if (!c)
-        return -1;
-    if (settle_compression(run, err))
+    if (!c || settle_compression(run, err))
         return -1;
     run->head = job_head(run, job);
     if (completions_resume(c, run->head, &finished, err))
@@ -341,7 +335,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
         const Listener listener = completions_listener(c);
         Progress *progress = completions_progress(c);
         progress->on = isatty(STDERR_FILENO);
-        if (plan_task(run, &job->task, false, err))
+        if (plan_task(run, task, false, err))
             return -1;
         add_machine(run, completions_head(c));
         if (run_task(run, task, &listener, progress, err))
@@ -399,7 +393,7 @@ static uint64_t draw(uint64_t *x) {
     return *x;
 }
 static int draw_in(uint64_t *x, const int range[2]) {
-    return range[0] + (int)(draw(x) % (uint64_t)(range[1] - range[0] + 1));
+    return range[0] + draw(x) % (range[1] - range[0] + 1);
 }
 
 static const uint64_t draw_start = 88172645463325252ull;
@@ -424,7 +418,7 @@ static void fill_prompts(Task *task, const OptConfig *config) {
         p->ids = xcalloc(p->s, sizeof *p->ids);
         for (int t = 0; t < p->s; t++) {
             uint64_t drawn = draw(&x);
-            p->ids[t] = t ? (int32_t)(drawn % (uint64_t)config->vocab) : 2; /* </s> */
+            p->ids[t] = t ? drawn % config->vocab : 2; /* </s> */
         }
     }
 }
@@ -470,7 +464,7 @@ static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
-    uint64_t h = 0xcbf29ce484222325 + (uint64_t)prompt; /* FNV-1a */
+    uint64_t h = 0xcbf29ce484222325 + prompt; /* FNV-1a */
     (void)reason;
     (void)err;
     for (int i = 0; i < n; i++)
@@ -540,9 +534,8 @@ static int paper_policy(TaskRun *run, Error *err) {
         paper_cost(&cost, h, config, &block, err))
         return -1;
     report_paper(run, &cost, &block);
-    const Search machine = {.hardware = h,
-                            .checkpoint = run->checkpoint,
-                            .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
+    const Search machine = {
+        .hardware = h, .checkpoint = run->checkpoint, .capacity = {h->gmem, h->cmem, h->nmem}};
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
@@ -636,32 +629,26 @@ static int quantize(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Scores the texts that have been read. */
-static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    const Listener listener =
-        follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
-    if (run->net && stage_share_task(run->net, &eval->task, NULL, err))
-        return -1;
-    if (plan_task(run, &eval->task, false, err) ||
-        run_task(run, &eval->task, &listener, follows(run) ? NULL : &eval->progress, err))
-        return -1;
-    if (!follows(run))
-        report_eval(run, eval);
-    return 0;
-}
-
 static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const OptConfig *config = &run->checkpoint->config;
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy),
+                 .tokenizer = run->tokenizer,
+                 .config = &run->checkpoint->config,
+                 .window = o->window,
+                 .limit = o->limit,
                  .progress.on = isatty(STDERR_FILENO)};
-    int status =
-        follows(run) ? 0
-        : o->perplexity
-            ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
-            : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
-    if (!status)
-        status = eval_texts(run, &eval, err);
+    const bool leads = !follows(run);
+    int status = 0;
+    if (leads)
+        status = o->perplexity ? eval_text(&eval, o->perplexity, err)
+                               : eval_lines(&eval, o->last_word, err);
+    const Listener listener = leads ? eval_listener(&eval) : (Listener){.done = completion_ignored};
+    if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
+        plan_task(run, &eval.task, false, err) ||
+        run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))
+        status = -1;
+    else if (leads)
+        report_eval(run, &eval);
     eval_free(&eval);
     return status;
 }
@@ -777,17 +764,19 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
 }
 
 static void run_close(TaskRun *run) {
-    Trace *trace = run->device && !run->stages.n ? run->device->trace : NULL;
-    if (run->device && !run->stages.n)
-        run->device->close(run->device);
-    if (!run->stages.n)
+    Trace *trace = run->device ? run->device->trace : NULL;
+    if (run->stages.n)
+        stages_close(&run->stages);
+    else {
+        if (run->device)
+            run->device->close(run->device);
+        if (trace)
+            trace_free(trace);
+        free(trace);
         plan_free(run->plan);
-    stages_close(&run->stages);
+    }
     if (run->gpu)
         run->gpu->close(run->gpu);
-    if (trace)
-        trace_free(trace);
-    free(trace);
     free(run->traces);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
@@ -809,11 +798,9 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) {
-        flags_help(stdout);
-        return 0;
-    }
-    if (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err))
+    o->help = !strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h");
+    if (!o->help &&
+        (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)))
         return -1;
     if (o->help) {
         flags_help(stdout);
@@ -824,13 +811,11 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     const bool opens = o->model && command != QUANTIZE,
                texts = command == GENERATE || command == EVAL;
     TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
-    int status = join_pipeline(&run, command, err);
-    if (!status && !follows(&run))
-        status = report_open(&run, err);
-    if (!status && opens)
-        status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
-    if (!status)
-        status = commands[command](&run, err);
+    int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
+                         (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
+                         commands[command](&run, err)
+                     ? -1
+                     : 0;
     status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);

@@ -375,33 +375,38 @@ void stages_close(Stages *stages);
 // eval.c: perplexity and last words (section 6.2, Table 6)
 // -------------------------------------------------------------------------------------------------
 
+/* What is known of a prompt's scored tokens. */
+typedef struct {
+    double nll;  /* -log of the probability of all of them */
+    bool missed; /* true if one of them was not the greedy choice */
+} Score;
+
 /* A scored task made of texts, and its results. Prompts are windows of a text, or lines whose last
- * word counts. */
+ * word counts. The fields before `task` are set before reading. */
 typedef struct {
     /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
-     * packed cache or sparse attention. false: a prompt is one prefill. Set before reading. */
+     * packed cache or sparse attention. false: a prompt is one prefill. */
     bool stepwise;
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+    int window; /* tokens of each window; before reading also 0: the model's positions */
+    int limit;  /* so many windows or lines at most; 0: all */
     Task task;
-    int window;        /* tokens of each window */
     long tokens, told; /* tokens to be scored; scored so far */
     long unscored;     /* tokens of the text in no window, or first in one */
     size_t bytes;      /* of text that the scored tokens stand for */
-    double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
-    bool *missed;      /* [task.count] true if one of them was not the greedy choice */
+    Score *score;      /* [task.count] */
     Progress progress;
 } Eval;
 
-/* Reads a file as one text, with </s> in front, in windows of so many tokens (0: the model's
- * positions), of which the first `limit` count (0: all). The first token of a window is context
+/* Reads a file as one text, with </s> in front, in windows. The first token of a window is context
  * only. What is left after the last whole window is not scored; a text that is shorter than a
  * window is one window. */
-int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer,
-              const OptConfig *config, Error *err);
-/* Reads JSON lines {"text"}, of which the first `limit` count (0: all). The last word of each, with
- * the white space before it, is scored; white space at the end is left out. If a line is too long
- * for the model, its beginning is left out. */
-int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer,
-               const OptConfig *config, Error *err);
+int eval_text(Eval *eval, const char *path, Error *err);
+/* Reads JSON lines {"text"}. The last word of each, with the white space before it, is scored;
+ * white space at the end is left out. If a line is too long for the model, its beginning is left
+ * out. */
+int eval_lines(Eval *eval, const char *path, Error *err);
 /* Returns the listener that adds up the scores; ctx is the Eval. */
 Listener eval_listener(Eval *eval);
 
@@ -467,6 +472,10 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block);
  * chain needs `least` machines. */
 void report_clusters(const TaskRun *run, const Found *const found[3], int least);
 
+/* Adds up in bytes[], by tier, the regions that have the name of region i, counted through all
+ * purposes and tiers: such as the two slots of weights. Returns the name if i is the first of them,
+ * else NULL. */
+const char *plan_purpose(Bytes bytes[NTIERS], const Plan *plan, int i);
 /* Prints the plan before a run. */
 void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS]);
 /* Prints to standard error the plan's totals and, after a run, the memory that was used. */

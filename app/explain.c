@@ -90,12 +90,15 @@ static Tier row_tier(const Question *q, const Lp *lp, int i) {
     return (Tier)t;
 }
 
-/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". */
+/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". sign:
+ * only the positive ones (1), only the negative ones without their sign (-1), or all of them (0).
+ */
 typedef struct {
     const double *a;
     int from, to;
     double scale;
     const char *unit;
+    int sign;
 } Terms;
 
 /* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal coefficients are printed once.
@@ -106,13 +109,13 @@ static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
         int equal = 0, before = t.from;
         while (t.a[before] != a)
             before++;
-        if (a == 0 || before < v)
+        if (a == 0 || a * t.sign < 0 || before < v)
             continue;
         for (int w = v; w < t.to; w++)
             equal += t.a[w] == a;
         const bool brackets = equal > 1 && *t.unit;
         const char *before_name = brackets ? "(" : "";
-        if (a < 0)
+        if (a < 0 && !t.sign)
             fputs(first ? "-" : " - ", out);
         else
             fputs(first ? "" : " + ", out);
@@ -137,33 +140,29 @@ typedef struct {
     double left, right, price, constant; /* in the row's unit */
     double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
                            link, whose terms are bytes */
-    double waits[LP_MAX_VARS]; /* coefficients of the times on the right side */
 } Row;
 
 static Row row_of(const Question *q, const Solved *s, int i) {
     const LpRow *row = &s->lp.row[i];
     const Tier tier = row_tier(q, &s->lp, i);
-    const double capacity = tier < NTIERS ? (double)q->search->capacity[tier] : 0,
-                 unit = tier < NTIERS ? GB : 1;
-    const bool link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
-    Row of = {.name = row->name,
-              .unit = row->equal      ? ""
-                      : tier < NTIERS ? " GB"
-                                      : " s",
-              .scale = 1 / unit};
-    of.binds = row->equal || lp_binds(row, s->answer.x, s->lp.n);
-    of.price = s->answer.y[i] * unit;
-    of.rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0;
-    of.right = row->equal ? row->b : capacity;
-    of.constant = row->equal ? 0 : (capacity - row->b) / unit;
+    const bool memory = tier < NTIERS, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
+    const double unit = memory ? GB : 1, bound = memory       ? q->search->capacity[tier]
+                                                 : row->equal ? row->b
+                                                              : 0;
+    double right = bound;
     for (int v = NFRACTIONS; v < s->lp.n; v++)
-        if (row->a[v] < 0) {
-            of.waits[v] = -row->a[v];
-            of.right += of.waits[v] * s->answer.x[v];
-        }
-    of.left = (of.right + lp_excess(row, s->answer.x, s->lp.n)) / unit;
-    of.right /= unit;
-    return of;
+        right -= fmin(row->a[v], 0) * s->answer.x[v];
+    return (Row){.name = row->name,
+                 .unit = row->equal ? ""
+                         : memory   ? " GB"
+                                    : " s",
+                 .binds = row->equal || lp_binds(row, s->answer.x, s->lp.n),
+                 .left = (right + lp_excess(row, s->answer.x, s->lp.n)) / unit,
+                 .right = right / unit,
+                 .price = s->answer.y[i] * unit,
+                 .constant = (bound - row->b) / unit,
+                 .scale = 1 / unit,
+                 .rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0};
 }
 
 static void add_row(cJSON *rows, const Row *row) {
@@ -179,24 +178,24 @@ static void add_row(cJSON *rows, const Row *row) {
 
 static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const Row *row) {
     const double *a = lp->row[i].a;
-    const bool link = row->rate > 0;
-    double times[LP_MAX_VARS];
-    for (int v = 0; v < lp->n; v++)
-        times[v] = fmax(a[v], 0);
+    Terms shares = {a, 0, NFRACTIONS, row->scale, row->unit, 0},
+          times = {a, NFRACTIONS, lp->n, 1, "", 1}, waits = {a, NFRACTIONS, lp->n, 1, "", -1};
+    bool first = row->constant == 0;
     fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", row->binds ? '*' : ' ', row->left,
             row->unit, row->right, row->unit, row->price, row->name);
-    if (row->constant != 0)
+    if (!first)
         fprintf(out, "%.4g%s", row->constant, row->unit);
-    fputs(link ? "(" : "", out);
-    bool first = print_terms(
-        out, q,
-        (Terms){a, 0, NFRACTIONS, link ? row->rate / GB : row->scale, link ? " GB" : row->unit},
-        row->constant == 0);
-    if (link)
+    if (row->rate > 0) {
+        shares.scale = row->rate / GB;
+        shares.unit = " GB";
+        fprintf(out, "(");
+    }
+    first = print_terms(out, q, shares, first);
+    if (row->rate > 0)
         fprintf(out, ") / %.4g GB/s", row->rate / GB);
-    print_terms(out, q, (Terms){times, NFRACTIONS, lp->n, 1, ""}, first);
+    print_terms(out, q, times, first);
     fputs(lp->row[i].equal ? " = " : " <= ", out);
-    if (print_terms(out, q, (Terms){row->waits, NFRACTIONS, lp->n, 1, ""}, true))
+    if (print_terms(out, q, waits, true))
         fprintf(out, "%.5g%s", row->right, row->unit);
     fprintf(out, "\n");
 }
@@ -277,8 +276,8 @@ static void draw_objective(FILE *out, const Solved *s) {
 
 static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
-    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, ""}, true);
-    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s"}, first);
+    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, "", 0}, true);
+    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s", 0}, first);
     fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
             q->policy ? " for the task" : ", T / bls, for a sequence");
     for (int v = 0; v < s->lp.n; v++)
@@ -303,19 +302,15 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     if (search->one_block)
         task.count = imin(block_size(policy) * flight_count(policy), task.count);
     Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
-    cJSON *regions = cJSON_AddObjectToObject(json, "regions");
-    for (int t = 0; t < NTIERS && plan; t++) {
-        cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
-        /* regions of one name have one purpose, such as the two slots of weights */
-        for (int id = 0; id < NREGIONS; id++) {
-            const Region *region = &plan->region[id][t];
-            cJSON *known =
-                region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;
-            if (known)
-                cJSON_SetNumberValue(known, known->valuedouble + (double)region->bytes);
-            else if (region->bytes)
-                cJSON_AddNumberToObject(tier, region->name, (double)region->bytes);
-        }
+    cJSON *regions = cJSON_AddObjectToObject(json, "regions"), *tier[NTIERS];
+    for (int t = 0; t < NTIERS; t++)
+        tier[t] = cJSON_AddObjectToObject(regions, tier_name[t]);
+    for (int i = 0; i < NREGIONS * NTIERS && plan; i++) {
+        Bytes bytes[NTIERS];
+        const char *name = plan_purpose(bytes, plan, i);
+        for (int t = 0; t < NTIERS && name; t++)
+            if (bytes[t])
+                cJSON_AddNumberToObject(tier[t], name, bytes[t]);
     }
     plan_free(plan);
 }

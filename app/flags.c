@@ -6,6 +6,7 @@
  * one line that says what was expected.
  * Read next: report.c. */
 #include <errno.h>
+#include <fnmatch.h>
 #include <libgen.h>
 #include <math.h>
 #include <unistd.h>
@@ -85,12 +86,7 @@ static const char *set_whole(void *to, const Flag *flag, char **v) {
     long value = strtol(v[0], &end, 10);
     if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
         return v[0];
-    if (flag->bytes == sizeof(uint16_t))
-        *(uint16_t *)to = (uint16_t)value;
-    else if (flag->bytes == sizeof(int))
-        *(int *)to = (int)value;
-    else
-        *(uint64_t *)to = (uint64_t)value;
+    memcpy(to, &value, flag->bytes); /* the low bytes are the first */
     return NULL;
 }
 
@@ -103,8 +99,8 @@ static const char *set_range(void *to, const Flag *flag, char **v) {
         high = low;
     if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
         return v[0];
-    range[0] = (int)low;
-    range[1] = (int)high;
+    range[0] = low;
+    range[1] = high;
     return NULL;
 }
 
@@ -114,7 +110,7 @@ static const char *set_number(void *to, const Flag *flag, char **v) {
     errno = 0;
     double value = strtod(v[0], &end);
     if (flag->bytes == sizeof(float))
-        *(float *)to = (float)value;
+        *(float *)to = value;
     else
         *(double *)to = value;
     const bool good = !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high;
@@ -147,7 +143,7 @@ static const char *set_schedule(void *to, const Flag *flag, char **v) {
     o->fixed_schedule = true;
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
         if (!strcmp(v[0], schedule_name[i])) {
-            o->policy.schedule = (Schedule)i;
+            o->policy.schedule = i;
             return NULL;
         }
     return v[0];
@@ -181,7 +177,7 @@ static const char *set_size(void *to, const Flag *flag, char **v) {
     (void)flag;
     if (*end || !(value >= 0 && value < 1e18))
         return v[0];
-    *(Bytes *)to = (Bytes)value;
+    *(Bytes *)to = value;
     return NULL;
 }
 
@@ -387,7 +383,7 @@ void flags_help(FILE *out) {
 
 /* Returns the Levenshtein distance, for "did you mean". */
 static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(b), row[128];
+    int n = strlen(b), row[128];
     CHECK(n < 128);
     for (int c = 0; c <= n; c++)
         row[c] = c;
@@ -494,18 +490,17 @@ bool device_is(const Options *o, const char *name) { return o->device && !strcmp
 
 /* Returns true if results at this path would be written over a file of the model. */
 static bool is_of_model(const Options *o, const char *path) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt",
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "*.safetensors",
                                         "model.safetensors.index.json"};
     char copy[MAX_PATH];
     if (!o->model || !path || access(path, F_OK) ||
         snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH)
         return false;
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path,
-               *type = strrchr(name, '.');
-    bool known = type && !strcmp(type, ".safetensors");
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        known = known || !strcmp(name, names[i]);
-    return known && same_file(o->model, dirname(copy));
+        if (!fnmatch(names[i], name, 0))
+            return same_file(o->model, dirname(copy));
+    return false;
 }
 
 /* Checks that no result is written over a file of the model, over an input, or over another result.

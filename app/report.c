@@ -17,21 +17,26 @@ static const char *const held[] = {"weights", "KV cache", "activations"};
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Prints a line for each name with a column for each tier; regions of one name are added up. */
-static void print_regions(FILE *out, const Plan *p) {
+const char *plan_purpose(Bytes bytes[NTIERS], const Plan *p, int i) {
     const Region *all = &p->region[0][0];
-    for (int i = 0; i < NREGIONS * NTIERS; i++) {
-        Bytes bytes[NTIERS] = {0};
-        bool first = all[i].bytes > 0;
-        for (int e = 0; e < NREGIONS * NTIERS && first; e++) {
-            if (!all[e].bytes || strcmp(all[e].name, all[i].name) != 0)
-                continue;
-            first = e >= i;
-            bytes[e % NTIERS] += all[e].bytes;
-        }
-        if (!first)
+    memset(bytes, 0, NTIERS * sizeof *bytes);
+    for (int e = 0; e < NREGIONS * NTIERS; e++) {
+        if (!all[i].bytes || !all[e].bytes || strcmp(all[e].name, all[i].name) != 0)
             continue;
-        fprintf(out, "  %-32s", all[i].name);
+        if (e < i)
+            return NULL;
+        bytes[e % NTIERS] += all[e].bytes;
+    }
+    return all[i].bytes ? all[i].name : NULL;
+}
+
+static void print_regions(FILE *out, const Plan *p) {
+    for (int i = 0; i < NREGIONS * NTIERS; i++) {
+        Bytes bytes[NTIERS];
+        const char *name = plan_purpose(bytes, p, i);
+        if (!name)
+            continue;
+        fprintf(out, "  %-32s", name);
         for (int t = 0; t < NTIERS; t++)
             bytes[t] ? fprintf(out, " %12.2f", bytes[t] / MEBIBYTE) : fprintf(out, " %12s", "");
         fprintf(out, "\n");
@@ -281,8 +286,7 @@ void report_clusters(const TaskRun *run, const Found *const found[3], int least)
  * sweeps with a prefill and in the others. */
 static Cost measured(const TaskRun *run) {
     const RunStats *r = &run->stats;
-    const double l = run->plan->config.l, prefills = (double)r->prefill_sweeps,
-                 others = (double)r->sweeps - prefills;
+    long l = run->plan->config.l, prefills = r->prefill_sweeps, others = r->sweeps - prefills;
     Cost cost = {.T_pre = prefills > 0 ? r->prefill_sweeps_s / prefills / l : 0,
                  .T_gen = others > 0 ? (r->total_s - r->prefill_sweeps_s) / others / l : 0,
                  .T = r->total_s,
@@ -407,12 +411,12 @@ static bool is_untimed(const TaskRun *run, Channel c) {
 
 /* Reports what each lane moved and how long it worked, and in the object also the sums by channel.
  * A GPU's lanes do not know how long, unless their marks have times. */
-static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
+static void report_lanes(const TaskRun *run, cJSON *to) {
     cJSON *channels = cJSON_AddObjectToObject(to, "channels"),
           *lanes = cJSON_AddObjectToObject(to, "lanes");
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
     for (int l = 0; l < NLANES; l++) {
-        const LaneCount *count = &device->count[l];
+        const LaneCount *count = &run->device->count[l];
         const Channel channel = lane_channel[l];
         cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
         double bytes = 0;
@@ -426,7 +430,7 @@ static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
             ADD(lane, {"k_bytes", count->read[0]}, {"v_bytes", count->read[1]});
         moved[channel] += bytes;
         busy[channel] += count->busy_s;
-        if (channel == NET && !device->net)
+        if (channel == NET && !run->device->net)
             continue;
         fprintf(run->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
         fprintf(run->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
@@ -444,38 +448,35 @@ static void report_lanes(const TaskRun *run, cJSON *to, const Device *device) {
     }
 }
 
-/* Reports one phase of Table 4. */
-static void report_phase(const TaskRun *run, cJSON *breakdown, const char *name, double total_s,
-                         const Share part[NPARTS]) {
-    cJSON *phase = cJSON_AddObjectToObject(breakdown, name);
-    cJSON_AddNumberToObject(phase, "total_s", total_s);
-    fprintf(run->text, "\n  %-22s %10.3f", name, total_s);
-    for (int p = 0; p < NPARTS; p++) {
-        const double busy = part[p].busy_s, hidden = part[p].hidden_s;
-        ADD(cJSON_AddObjectToObject(phase, part_name[p]), {"busy_s", busy}, {"hidden_s", hidden});
-        fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
-    }
-}
-
 /* Reports Table 4. */
-static void report_breakdown(const TaskRun *run, const Trace *trace) {
-    const Breakdown b = trace_breakdown(trace);
+static void report_breakdown(const TaskRun *run) {
+    Breakdown b = trace_breakdown(run->device->trace);
     cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
     fprintf(run->text, "%-24s %10s", "breakdown (s, hidden)", "total");
     for (int part = 0; part < NPARTS; part++)
         fprintf(run->text, "  %19s", part_name[part]);
-    report_phase(run, to, "prefill", b.total_s[1], b.part[1]);
-    report_phase(run, to, "decode", b.total_s[0], b.part[0]);
+    for (int prefill = 1; prefill >= 0; prefill--) {
+        const char *name = prefill ? "prefill" : "decode";
+        cJSON *phase = cJSON_AddObjectToObject(to, name);
+        cJSON_AddNumberToObject(phase, "total_s", b.total_s[prefill]);
+        fprintf(run->text, "\n  %-22s %10.3f", name, b.total_s[prefill]);
+        for (int part = 0; part < NPARTS; part++) {
+            double busy = b.part[prefill][part].busy_s, hidden = b.part[prefill][part].hidden_s;
+            ADD(cJSON_AddObjectToObject(phase, part_name[part]), {"busy_s", busy},
+                {"hidden_s", hidden});
+            fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
+        }
+    }
     fprintf(run->text, "\n");
 }
 
 /* Reports the machines of a simulated pipeline. The GPU's two lanes take turns; the rest of its
  * time is the bubble. */
-static void report_stages(const TaskRun *run, const Stages *all) {
+static void report_stages(const TaskRun *run) {
     const double T = run->stats.total_s;
     cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
-    for (int s = 0; s < all->n; s++) {
-        const Stage *stage = &all->stage[s];
+    for (int s = 0; s < run->stages.n; s++) {
+        const Stage *stage = &run->stages.stage[s];
         const LaneCount *count = stage->device->count;
         const Bytes *total = stage->plan->total;
         int most = 0;
@@ -501,9 +502,9 @@ static void report_stages(const TaskRun *run, const Stages *all) {
 }
 
 /* Reports the share of the time in which each stage of a pipeline waits for others: the bubble. */
-static void report_waiting(const TaskRun *run, int stages) {
+static void report_waiting(const TaskRun *run) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
-    for (int s = 0; s < stages; s++) {
+    for (int s = 0; s < trace_count(run); s++) {
         const double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
@@ -527,13 +528,13 @@ void report_bench(const TaskRun *run) {
         cJSON_AddStringToObject(run->json, "digest", digest);
         ADD(run->json, {"overhead_bytes", run->overhead}, {"peak_rss_bytes", memory_peak()});
     }
-    report_lanes(run, run->json, run->device);
+    report_lanes(run, run->json);
     if (run->device->trace)
-        report_breakdown(run, run->device->trace);
+        report_breakdown(run);
     if (run->stages.n)
-        report_stages(run, &run->stages);
+        report_stages(run);
     if (run->stages.n || run->net)
-        report_waiting(run, run->net ? run->net->stages : run->stages.n);
+        report_waiting(run);
     if (run->predicted)
         add_cost(cJSON_AddObjectToObject(run->json, "predicted"), &run->found.cost);
 }
@@ -542,8 +543,8 @@ void report_traced(const TaskRun *run) {
     cJSON *traced = cJSON_AddObjectToObject(run->json, "traced");
     cJSON_AddNumberToObject(traced, "total_s", run->stats.total_s);
     fprintf(run->text, "once more, traced: total %.3f s\n", run->stats.total_s);
-    report_lanes(run, traced, run->device);
-    report_breakdown(run, run->device->trace);
+    report_lanes(run, traced);
+    report_breakdown(run);
 }
 
 /* Reports that numbers were only rounded for a study: in memory and in traffic they were as large
