@@ -105,21 +105,22 @@ static void begin_traces(TaskRun *run) {
     }
 }
 
-/* Collects the traces of all stages on the first of them. */
-static int gather_traces(TaskRun *run, Error *err) {
+/* Collects the traces of all stages on the first of them, which writes them if it is asked to. */
+static int end_traces(TaskRun *run, Error *err) {
+    const char *path = run->options->trace;
     run->traces = xcalloc(trace_count(run), sizeof *run->traces);
     run->traces[0] = *run->device->trace;
     for (int s = 1; s < run->stages.n; s++)
         run->traces[s] = *run->stages.stage[s].device->trace;
-    return run->net ? stage_gather_traces(run->net, run->traces, err) : 0;
-}
-
-static int write_trace(const TaskRun *run, Error *err) {
-    FILE *file = output_open("--trace", run->options->trace, err);
+    if (run->net && stage_gather_traces(run->net, run->traces, err))
+        return -1;
+    if (!path || follows(run))
+        return 0;
+    FILE *file = output_open("--trace", path, err);
     if (!file)
         return -1;
     trace_write(run->traces, trace_count(run), file);
-    return output_close(file, "--trace", run->options->trace, err);
+    return output_close(file, "--trace", path, err);
 }
 
 /* Returns true for bench on a GPU, which measures first and traces in a second run, because a
@@ -178,8 +179,7 @@ static int end_run(TaskRun *run, int status, Error *err) {
         return -1;
     if (run->gpu)
         check_in_use(run);
-    if (run->device->trace && (gather_traces(run, err) ||
-                               (run->options->trace && !follows(run) && write_trace(run, err))))
+    if (run->device->trace && end_traces(run, err))
         return -1;
     say_notices(run, false);
     return 0;
@@ -188,7 +188,7 @@ static int end_run(TaskRun *run, int status, Error *err) {
 /* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
                     Error *err) {
-    const bool verbose = (run->options->verbose || run->bench) && !follows(run);
+    bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress)
         progress_open(progress, run->plan, task);
     if (verbose)
@@ -235,7 +235,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
     const Policy *p = &run->given;
-    const bool greedy = s->temperature <= 0;
+    bool greedy = s->temperature <= 0;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
@@ -274,8 +274,8 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
     if (!before)
         return;
-    const bool same = alike(head, before, "device") && alike(head, before, "instructions"),
-               sums = alike(head, before, "sums");
+    bool same = alike(head, before, "device") && alike(head, before, "instructions"),
+         sums = alike(head, before, "sums");
     if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
         fprintf(stderr,
                 "going on %s: the tokens to come may differ from those of a run without a break\n",
@@ -351,10 +351,10 @@ static int follow_job(TaskRun *run, Job *job, Error *err) {
         return -1;
     Completions *c = completions_follow(job, run->tokenizer, run->options);
     const Listener listener = completions_listener(c);
-    const int status = job->task.count && (plan_task(run, &job->task, false, err) ||
-                                           run_task(run, &job->task, &listener, NULL, err))
-                           ? -1
-                           : 0;
+    int status = job->task.count && (plan_task(run, &job->task, false, err) ||
+                                     run_task(run, &job->task, &listener, NULL, err))
+                     ? -1
+                     : 0;
     completions_free(c);
     return status;
 }
@@ -367,9 +367,9 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
-    const int status = follows(run)             ? follow_job(run, &job, err)
-                       : read_job(&job, o, err) ? -1
-                                                : complete_job(run, &job, err);
+    int status = follows(run)             ? follow_job(run, &job, err)
+                 : read_job(&job, o, err) ? -1
+                                          : complete_job(run, &job, err);
     cJSON_Delete(run->head);
     completions_free(run->completions);
     job_free(&job);
@@ -477,9 +477,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
     begin_traces(run);
     memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err)
-               ? -1
-               : 0;
+    return run_sweeps(run, task, listener, err) || end_traces(run, err) ? -1 : 0;
 }
 
 /* Runs and reports a planned bench. The measurements are written before the traced run, which may
@@ -556,7 +554,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
 /* Reports the best ten policies, or the frontier. */
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
-    const bool frontier = run->options->frontier;
+    bool frontier = run->options->frontier;
     Found found[MOST];
     int n = frontier ? policy_frontier(found, MOST, search, err)
                      : find_policies(found, TEN, search, err);
@@ -611,7 +609,7 @@ static int profile(TaskRun *run, Error *err) {
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
+    Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
     CopyStats stats;
     stop_catch();
     choose_threads(run);
@@ -637,7 +635,7 @@ static int eval(TaskRun *run, Error *err) {
                  .window = o->window,
                  .limit = o->limit,
                  .progress.on = isatty(STDERR_FILENO)};
-    const bool leads = !follows(run);
+    bool leads = !follows(run);
     int status = 0;
     if (leads)
         status = o->perplexity ? eval_text(&eval, o->perplexity, err)
@@ -677,7 +675,7 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
     const char *why = directory_fault(model);
-    const bool named = why && opt_config_by_name(&config, model) == 0;
+    bool named = why && opt_config_by_name(&config, model) == 0;
     if (named && texts)
         return fail(err, EXIT_USAGE,
                     "--model %s: is a name, for random weights; texts need a model's directory",
@@ -713,7 +711,7 @@ static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
     Policy *p = &run->given;
-    const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
     /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
      * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
@@ -729,8 +727,7 @@ static int take_stage(TaskRun *run, Error *err) {
     }
     if (stage_join(net, run->whole, run->flags, err))
         return -1;
-    const int l = run->whole->config.l,
-              layers = stage_layers(&run->first_layer, l, net, &o->stages, err);
+    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, &o->stages, err);
     if (layers < 0)
         return -1;
     run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
@@ -808,8 +805,7 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     }
     if (flags_check(o, command, err))
         return -1;
-    const bool opens = o->model && command != QUANTIZE,
-               texts = command == GENERATE || command == EVAL;
+    bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
     int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
                          (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||

@@ -23,7 +23,7 @@ static bool is_full(const Eval *e) { return e->limit && e->task.count == e->limi
  * decoding step predicts each scored token that has at least two tokens before it. */
 static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
     Task *t = &e->task;
-    const int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
+    int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
     t->scored = true;
@@ -36,7 +36,7 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
 }
 
 int eval_text(Eval *e, const char *path, Error *err) {
-    const int most = e->config->max_pos;
+    int most = e->config->max_pos;
     size_t len;
     int32_t *ids;
     if (e->window > most)
@@ -46,7 +46,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     if (!text)
         return -1;
     const Passage passage = {text, len, input_name(path)};
-    const int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
+    int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
     free(text);
     if (tokens < 0)
         return -1;
@@ -75,9 +75,9 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 /* Adds a line of text as a prompt that scores its last word. If it is too long for the model,
  * tokens at its beginning (after </s>) are dropped. */
 static int add_line(Eval *e, const char *text, const char *where, Error *err) {
-    const int most = e->config->max_pos + 1; /* the last token takes no position */
-    const size_t len = without_last(text, strlen(text), true);
-    const size_t before = without_last(text, without_last(text, len, false), true);
+    int most = e->config->max_pos + 1; /* the last token takes no position */
+    size_t len = without_last(text, strlen(text), true);
+    size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED,

@@ -105,7 +105,7 @@ typedef struct {
  * Returns true if nothing has been printed yet. */
 static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
     for (int v = t.from; v < t.to; v++) {
-        const double a = t.a[v], size = fabs(a * t.scale);
+        double a = t.a[v], size = fabs(a * t.scale);
         int equal = 0, before = t.from;
         while (t.a[before] != a)
             before++;
@@ -113,7 +113,7 @@ static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
             continue;
         for (int w = v; w < t.to; w++)
             equal += t.a[w] == a;
-        const bool brackets = equal > 1 && *t.unit;
+        bool brackets = equal > 1 && *t.unit;
         const char *before_name = brackets ? "(" : "";
         if (a < 0 && !t.sign)
             fputs(first ? "-" : " - ", out);
@@ -144,11 +144,11 @@ typedef struct {
 
 static Row row_of(const Question *q, const Solved *s, int i) {
     const LpRow *row = &s->lp.row[i];
-    const Tier tier = row_tier(q, &s->lp, i);
-    const bool memory = tier < NTIERS, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
-    const double unit = memory ? GB : 1, bound = memory       ? q->search->capacity[tier]
-                                                 : row->equal ? row->b
-                                                              : 0;
+    Tier tier = row_tier(q, &s->lp, i);
+    bool memory = tier < NTIERS, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
+    double unit = memory ? GB : 1, bound = memory       ? q->search->capacity[tier]
+                                           : row->equal ? row->b
+                                                        : 0;
     double right = bound;
     for (int v = NFRACTIONS; v < s->lp.n; v++)
         right -= fmin(row->a[v], 0) * s->answer.x[v];
@@ -206,17 +206,17 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 
 /* Reports a line for each tier and link. The dual price of a tier is the sum over its rows. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
-    const double before = s->tokens / s->seconds;
+    double before = s->tokens / s->seconds;
     cJSON *more = cJSON_AddObjectToObject(run->json, "more");
-    fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)",
-            "solved (s)", "token/s");
+    fputs("\nwith one more GB or GB/s           by price (s)   solved (s)      token/s\n",
+          run->text);
     for (int what = 0; what <= NTIERS + CTOD; what++) {
-        const bool tier = what < NTIERS;
+        bool tier = what < NTIERS;
         const char *name = tier ? memory_row[what] : channel_name[what - NTIERS];
         Solved then;
         if (!solve_with_more(&then, q, what))
             continue;
-        const double falls = s->answer.value - then.answer.value;
+        double falls = s->answer.value - then.answer.value;
         double price = 0, rises = then.tokens / then.seconds - before;
         if (fabs(rises) < DUST * before)
             rises = 0;
@@ -253,7 +253,7 @@ static double largest(const Solved *s, int fraction) {
  * chosen anew, in percent of the optimum's. */
 static void draw_objective(FILE *out, const Solved *s) {
     enum { STEPS = 10 };
-    const double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
+    double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
     fprintf(out,
             "\ntoken/s by wg and cg, the other fractions at their best, in percent of the optimum; "
             "-: it does not fit\n");
@@ -276,7 +276,7 @@ static void draw_objective(FILE *out, const Solved *s) {
 
 static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
-    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, "", 0}, true);
+    bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, "", 0}, true);
     print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s", 0}, first);
     fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
             q->policy ? " for the task" : ", T / bls, for a sequence");

@@ -113,7 +113,7 @@ static const char *set_number(void *to, const Flag *flag, char **v) {
         *(float *)to = value;
     else
         *(double *)to = value;
-    const bool good = !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high;
+    bool good = !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high;
     return good ? NULL : v[0]; /* NaN is refused */
 }
 
@@ -191,7 +191,7 @@ static const char *set_wire(void *to, const Flag *flag, char **v) {
     int len = 0;
     (void)flag;
     o->wire_bytes_s = with_unit(v[0], &at, 1000);
-    const bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
+    bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
     return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6 ? NULL : v[0];
 }
@@ -213,7 +213,7 @@ static const char *set_links(void *to, const Flag *flag, char **v) {
         sscanf(at, "%7[a-z]=%n", name, &len);
         while (c <= CTOD && strcmp(name, channel_name[c]) != 0)
             c++;
-        const double rate = len && c <= CTOD ? with_unit(at + len, &at, 1000) : NAN;
+        double rate = len && c <= CTOD ? with_unit(at + len, &at, 1000) : NAN;
         if (!is_rate(rate) || (*at && *at != ','))
             return v[0];
         o->link[c] = rate;
@@ -346,8 +346,8 @@ static const Flag flags[] = {
     {"--verbose", "ge", SWITCH(verbose, true),
      "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gbpmqe", SWITCH(help, true), "this text"},
+    {0},
 };
-enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
 Options options_default(void) {
     const char *tmp = getenv("TMPDIR");
@@ -369,7 +369,7 @@ void flags_help(FILE *out) {
         fprintf(out, "  flexgen %-8s %-46s   %s\n", commands[c].name, commands[c].use,
                 commands[c].does);
     fprintf(out, "\n");
-    for (const Flag *f = flags; f < flags + NFLAGS; f++)
+    for (const Flag *f = flags; f->name; f++)
         fprintf(out, "  %-20s%-6s %s\n", f->name, f->commands, f->help);
     fprintf(out, "\n");
     for (int c = 0; c < NCOMMANDS; c++)
@@ -400,15 +400,17 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* Writes the commands that know a flag: "generate, bench and eval". */
-static const char *known_by(char *text, size_t size, const Flag *flag) {
+/* Refuses a flag of other commands, and names them: "generate, bench and eval". */
+static int elsewhere(const Flag *flag, Error *err) {
+    char who[64];
     size_t used = 0, left = strlen(flag->commands);
     for (int c = 0; c < NCOMMANDS; c++)
         if (strchr(flag->commands, commands[c].letter)) {
             const char *next = --left > 1 ? ", " : " and ";
-            used += snprintf(text + used, size - used, "%s%s", commands[c].name, left ? next : "");
+            used +=
+                snprintf(who + used, sizeof who - used, "%s%s", commands[c].name, left ? next : "");
         }
-    return text;
+    return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", flag->name, who);
 }
 
 static int unknown_flag(const char *name, Command command, Error *err) {
@@ -417,15 +419,13 @@ static int unknown_flag(const char *name, Command command, Error *err) {
     if (*name != '-')
         return fail(err, EXIT_USAGE,
                     "%.60s: expected a flag; put a value that has blanks into quotes", name);
-    for (int f = 0; f < NFLAGS; f++) {
-        int distance = edit_distance(name, flags[f].name);
-        char who[64];
+    for (const Flag *f = flags; f->name; f++) {
+        int distance = edit_distance(name, f->name);
         if (!distance)
-            return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
-                        known_by(who, sizeof who, &flags[f]));
-        if (strchr(flags[f].commands, commands[command].letter) && distance < least) {
+            return elsewhere(f, err);
+        if (strchr(f->commands, commands[command].letter) && distance < least) {
             least = distance;
-            nearest = flags[f].name;
+            nearest = f->name;
         }
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
@@ -466,10 +466,10 @@ static int check_percent(const Policy *p, Error *err) {
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
-        while (f < flags + NFLAGS &&
+        while (f->name &&
                (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter)))
             f++;
-        if (f == flags + NFLAGS)
+        if (!f->name)
             return unknown_flag(args[a], command, err);
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
@@ -542,8 +542,8 @@ static int check_rules(const Rule *rule, Error *err) {
 
 /* Checks that a command has what it needs, and a device that it knows. */
 static int check_needs(const Options *o, Command command, Error *err) {
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host"),
-               no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
+    bool sim = device_is(o, "sim"), host = device_is(o, "host"),
+         no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     const Rule rules[] = {
@@ -603,8 +603,8 @@ static int check_paper(const Options *o, Error *err) {
 static int check_pairs(const Options *o, Command command, Error *err) {
 #define GREEDY \
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
-    const bool on_paper = o->nodes && command == POLICY,
-               cold = command == GENERATE && !o->fixed_temperature;
+    bool on_paper = o->nodes && command == POLICY,
+         cold = command == GENERATE && !o->fixed_temperature;
     bool empty_stop = false, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         empty_stop |= !o->stop.text[i][0];

@@ -55,9 +55,9 @@ static void print_totals(FILE *out, const Plan *p, const Bytes capacity[NTIERS])
 }
 
 void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
-    const int flights = flight_count(&p->policy),
-              batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
-    fprintf(out, "%-34s %12s %12s %12s\n", "plan (MiB)", "GPU", "CPU", "disk");
+    int flights = flight_count(&p->policy),
+        batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
+    fputs("plan (MiB)                                  GPU          CPU         disk\n", out);
     print_regions(out, p);
     print_totals(out, p, capacity);
     Bytes pages = 0;
@@ -172,7 +172,7 @@ static void add_found(cJSON *json, const Found *found) {
 
 /* Reports the question: the last figures of the object, and the first line of the text. */
 static void report_question(const TaskRun *run) {
-    const int s = run->options->prompt_len[1], n = run->options->gen_len[1];
+    int s = run->options->prompt_len[1], n = run->options->gen_len[1];
     const char *model = run->checkpoint->config.name, *hardware = run->hardware->name;
     cJSON_AddStringToObject(run->json, "model", model);
     cJSON_AddStringToObject(run->json, "hardware", hardware);
@@ -199,9 +199,10 @@ void report_found(const TaskRun *run, const char *key, const Found *found, int n
     add_found(run->json, found);
     cJSON *list = cJSON_AddArrayToObject(run->json, key);
     report_question(run);
-    fprintf(run->text, "%10s %-8s %-3s %-5s %-36s %11s %10s %10s %10s  %s\n", "block", "schedule",
-            "att", "bits", "  wg    wc    cg    cc    hg    hc", "token/s", "T_pre (s)",
-            "T_gen (s)", "block (s)", "bound by");
+    fputs(
+        "     block schedule att bits    wg    wc    cg    cc    hg    hc       token/s  T_pre (s)"
+        "  T_gen (s)  block (s)  bound by\n",
+        run->text);
     for (int i = 0; i < n; i++) {
         cJSON *one = cJSON_CreateObject();
         add_found(one, &found[i]);
@@ -238,7 +239,7 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
 
 /* Returns the tokens/s of a pipeline without the prefills. */
 static double decode_throughput(const Found *f) {
-    const double token_s = f->pace.token_s;
+    double token_s = f->pace.token_s;
     return token_s > 0 ? block_size(&f->policy) * flight_count(&f->policy) / token_s : 0;
 }
 
@@ -263,11 +264,12 @@ void report_clusters(const TaskRun *run, const Found *const found[3], int least)
         if (found[i])
             add_cluster(cJSON_AddObjectToObject(run->json, name[i]), found[i]);
     report_question(run);
-    fprintf(run->text, "%-34s %-16s %-37s %9s %11s %11s %11s %11s\n", "", "flights x block",
-            "    wg    wc    cg    cc    hg    hc", "prefill (s)", "a token (s)", "block (s)",
-            "token/s", "decoding");
+    fputs(
+        "                                   flights x block      wg    wc    cg    cc    hg    hc "
+        " prefill (s) a token (s)   block (s)     token/s    decoding\n",
+        run->text);
     for (int i = 0; i < 3; i++) {
-        const int nodes = i ? run->options->nodes : 1;
+        int nodes = i ? run->options->nodes : 1;
         char title[64];
         snprintf(title, sizeof title, "%d machine%s%s", nodes, plural(nodes), ending[i]);
         fprintf(run->text, found[i] ? "%-34s " : "%s: ", title);
@@ -306,8 +308,8 @@ void print_prediction(const TaskRun *run, const Task *task) {
     const Found *found = &run->found;
     const Cost *expected = &found->cost, was = measured(run);
     /* the layers of all flights in a sweep */
-    const double rows = run->plan->config.l * flight_count(&found->policy);
-    fprintf(stderr, "%-34s %12s %12s\n", "", "predicted", "measured");
+    double rows = run->plan->config.l * flight_count(&found->policy);
+    fputs("                                      predicted     measured\n", stderr);
     /* with the time that a pipeline waits */
     print_pair("T_pre (s)", found->pace.prefill_s / rows, was.T_pre);
     print_pair("T_gen (s)", found->pace.token_s / rows, was.T_gen);
@@ -319,11 +321,6 @@ void print_prediction(const TaskRun *run, const Task *task) {
                 expected->peak[t] / MEBIBYTE, was.peak[t] / MEBIBYTE);
 }
 
-/* Returns the bytes of the tiers that are this process's memory. */
-static Bytes tiers_in_process(const TaskRun *run, const Bytes bytes[NTIERS]) {
-    return (run->gpu ? 0 : bytes[TIER_GPU]) + bytes[TIER_CPU];
-}
-
 /* Returns the bytes that the GPU's use has grown by besides its tier: kernels that were loaded, and
  * what other programs took meanwhile. */
 static double grown_bytes(const TaskRun *run) {
@@ -331,16 +328,17 @@ static double grown_bytes(const TaskRun *run) {
 }
 
 void print_peaks(const TaskRun *run) {
-    const double peak = memory_peak() / MEBIBYTE,
-                 tiers = tiers_in_process(run, run->device->peak) / MEBIBYTE;
-    fprintf(stderr, "%-34s %12s %12s %12s\n", "plan and peak (MiB)", "GPU", "CPU", "disk");
+    const Bytes *tiers = run->device->peak;
+    double peak = memory_peak() / MEBIBYTE,
+           in_process = ((run->gpu ? 0 : tiers[TIER_GPU]) + tiers[TIER_CPU]) / MEBIBYTE;
+    fputs("plan and peak (MiB)                         GPU          CPU         disk\n", stderr);
     print_totals(stderr, run->plan, run->capacity);
-    print_tiers(stderr, "measured peak", run->device->peak);
+    print_tiers(stderr, "measured peak", tiers);
     if (!run->sim)
         fprintf(stderr,
                 "process (MiB): planned overhead %.2f, measured peak RSS %.2f, which is %.2f "
                 "without the tiers\n",
-                run->overhead / MEBIBYTE, peak, peak - tiers);
+                run->overhead / MEBIBYTE, peak, peak - in_process);
     if (run->gpu)
         fprintf(stderr,
                 "in use on the GPU, by its own account %12.2f = tier, context, workspaces and "
@@ -380,7 +378,7 @@ static void report_times(const TaskRun *run) {
     const RunStats *t = &run->stats;
     const Options *o = run->options;
     const Cost was = measured(run);
-    const double decoding = t->decode_s > 0 ? t->decoded / t->decode_s : 0;
+    double decoding = t->decode_s > 0 ? t->decoded / t->decode_s : 0;
     ADD(run->json, {"sweeps", t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]},
         {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput},
         {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s}, {"total_s", t->total_s},
@@ -417,12 +415,12 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
     for (int l = 0; l < NLANES; l++) {
         const LaneCount *count = &run->device->count[l];
-        const Channel channel = lane_channel[l];
+        Channel channel = lane_channel[l];
         cJSON *lane = cJSON_AddObjectToObject(lanes, lane_name[l]);
         double bytes = 0;
         for (int kind = 0; kind < NKINDS; kind++)
             bytes += count->moved[kind];
-        const bool known = !is_untimed(run, channel);
+        bool known = !is_untimed(run, channel);
         cJSON_AddNumberToObject(lane, "moved_bytes", bytes);
         if (known)
             cJSON_AddNumberToObject(lane, "busy_s", count->busy_s);
@@ -473,7 +471,7 @@ static void report_breakdown(const TaskRun *run) {
 /* Reports the machines of a simulated pipeline. The GPU's two lanes take turns; the rest of its
  * time is the bubble. */
 static void report_stages(const TaskRun *run) {
-    const double T = run->stats.total_s;
+    double T = run->stats.total_s;
     cJSON *list = cJSON_AddArrayToObject(run->json, "stages");
     for (int s = 0; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
@@ -483,8 +481,8 @@ static void report_stages(const TaskRun *run) {
         for (int l = 0; l < NLANES; l++)
             if (count[l].busy_s > count[most].busy_s)
                 most = l;
-        const double busy_share = count[most].busy_s / T,
-                     gpu_waits = 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T;
+        double busy_share = count[most].busy_s / T,
+               gpu_waits = 1 - (count[PROJECT].busy_s + count[FINISH].busy_s) / T;
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(list, one);
         ADD(one, {"first_layer", stage->first}, {"layers", stage->part.config.l});
@@ -505,7 +503,7 @@ static void report_stages(const TaskRun *run) {
 static void report_waiting(const TaskRun *run) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
     for (int s = 0; s < trace_count(run); s++) {
-        const double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
+        double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
     }
@@ -569,7 +567,7 @@ static void report_study(const TaskRun *run) {
 void report_eval(const TaskRun *run, const Eval *eval) {
     const EvalResult e = eval_result(eval);
     const RunStats *t = &run->stats;
-    const int prompts = eval->task.count;
+    int prompts = eval->task.count;
     if (run->options->perplexity) {
         ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll},
             {"bits_per_byte", e.bits_per_byte}, {"tokens", eval->tokens},
