@@ -473,15 +473,8 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-/* Runs the task once more, for a trace. */
-static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    begin_traces(run);
-    memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || end_traces(run, err) ? -1 : 0;
-}
-
-/* Runs and reports a planned bench. The measurements are written before the traced run, which may
- * not end. */
+/* Runs and reports a planned bench. On a GPU, a trace is of a second run; the measurements are
+ * written before it, because it may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
     if (run_task(run, task, &listener, NULL, err))
@@ -491,7 +484,11 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     report_bench(run);
     if (!traced_later(run) || !run->options->trace)
         return 0;
-    if (report_write(run, err) || trace_again(run, task, &listener, err))
+    if (report_write(run, err))
+        return -1;
+    begin_traces(run);
+    memset(run->device->count, 0, sizeof run->device->count);
+    if (run_sweeps(run, task, &listener, err) || end_traces(run, err))
         return -1;
     report_traced(run);
     return 0;

@@ -132,71 +132,53 @@ static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
     return first;
 }
 
-/* A row as it is printed: a capacity, a time or 1 stands alone on its right side, and what does not
- * depend on the fractions is on the left. */
-typedef struct {
-    const char *name, *unit;
-    bool binds;
-    double left, right, price, constant; /* in the row's unit */
-    double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
-                           link, whose terms are bytes */
-} Row;
-
-static Row row_of(const Question *q, const Solved *s, int i) {
+/* Reports row i: a capacity, a time or 1 stands alone on its right side, and what does not depend
+ * on the fractions is on the left. */
+static void report_row(FILE *out, cJSON *rows, const Question *q, const Solved *s, int i) {
     const LpRow *row = &s->lp.row[i];
+    const double *x = s->answer.x;
+    int n = s->lp.n;
     Tier tier = row_tier(q, &s->lp, i);
-    bool memory = tier < NTIERS, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
-    double unit = memory ? GB : 1, bound = memory       ? q->search->capacity[tier]
-                                           : row->equal ? row->b
-                                                        : 0;
-    double right = bound;
-    for (int v = NFRACTIONS; v < s->lp.n; v++)
-        right -= fmin(row->a[v], 0) * s->answer.x[v];
-    return (Row){.name = row->name,
-                 .unit = row->equal ? ""
-                         : memory   ? " GB"
-                                    : " s",
-                 .binds = row->equal || lp_binds(row, s->answer.x, s->lp.n),
-                 .left = (right + lp_excess(row, s->answer.x, s->lp.n)) / unit,
-                 .right = right / unit,
-                 .price = s->answer.y[i] * unit,
-                 .constant = (bound - row->b) / unit,
-                 .scale = 1 / unit,
-                 .rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0};
-}
-
-static void add_row(cJSON *rows, const Row *row) {
+    bool memory = tier < NTIERS, binds = row->equal || lp_binds(row, x, n);
+    const char *unit = row->equal ? "" : memory ? " GB" : " s";
+    double size = memory ? GB : 1, /* of the unit */
+        bound = memory       ? q->search->capacity[tier]
+                : row->equal ? row->b
+                             : 0,
+           right = bound;
+    for (int v = NFRACTIONS; v < n; v++)
+        right -= fmin(row->a[v], 0) * x[v];
+    double left = (right + lp_excess(row, x, n)) / size, price = s->answer.y[i] * size,
+           constant = (bound - row->b) / size;
+    right /= size;
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(rows, one);
     cJSON_AddStringToObject(one, "row", row->name);
-    cJSON_AddStringToObject(one, "unit", row->unit);
-    cJSON_AddNumberToObject(one, "left", row->left);
-    cJSON_AddNumberToObject(one, "right", row->right);
-    cJSON_AddNumberToObject(one, "price", row->price);
-    cJSON_AddBoolToObject(one, "binds", row->binds);
-}
-
-static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const Row *row) {
-    const double *a = lp->row[i].a;
-    Terms shares = {a, 0, NFRACTIONS, row->scale, row->unit, 0},
-          times = {a, NFRACTIONS, lp->n, 1, "", 1}, waits = {a, NFRACTIONS, lp->n, 1, "", -1};
-    bool first = row->constant == 0;
-    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", row->binds ? '*' : ' ', row->left,
-            row->unit, row->right, row->unit, row->price, row->name);
+    cJSON_AddStringToObject(one, "unit", unit);
+    cJSON_AddNumberToObject(one, "left", left);
+    cJSON_AddNumberToObject(one, "right", right);
+    cJSON_AddNumberToObject(one, "price", price);
+    cJSON_AddBoolToObject(one, "binds", binds);
+    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", binds ? '*' : ' ', left, unit, right,
+            unit, price, row->name);
+    Terms shares = {row->a, 0, NFRACTIONS, 1 / size, unit, 0},
+          times = {row->a, NFRACTIONS, n, 1, "", 1}, waits = {row->a, NFRACTIONS, n, 1, "", -1};
+    bool first = constant == 0, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
     if (!first)
-        fprintf(out, "%.4g%s", row->constant, row->unit);
-    if (row->rate > 0) {
-        shares.scale = row->rate / GB;
+        fprintf(out, "%.4g%s", constant, unit);
+    if (link) { /* A.3 divides bytes by the link's rate */
+        double rate = q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] / GB;
+        shares.scale = rate;
         shares.unit = " GB";
         fprintf(out, "(");
-    }
-    first = print_terms(out, q, shares, first);
-    if (row->rate > 0)
-        fprintf(out, ") / %.4g GB/s", row->rate / GB);
+        first = print_terms(out, q, shares, first);
+        fprintf(out, ") / %.4g GB/s", rate);
+    } else
+        first = print_terms(out, q, shares, first);
     print_terms(out, q, times, first);
-    fputs(lp->row[i].equal ? " = " : " <= ", out);
+    fputs(row->equal ? " = " : " <= ", out);
     if (print_terms(out, q, waits, true))
-        fprintf(out, "%.5g%s", row->right, row->unit);
+        fprintf(out, "%.5g%s", right, unit);
     fprintf(out, "\n");
 }
 
@@ -329,11 +311,8 @@ int report_explained(const TaskRun *run, const Search *search, const Policy *pol
     cJSON_AddNumberToObject(lp, "seconds", s.seconds);
     cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
     print_optimum(run->text, &q, &s);
-    for (int i = 0; i < s.lp.m; i++) {
-        const Row row = row_of(&q, &s, i);
-        add_row(rows, &row);
-        print_row(run->text, &q, &s.lp, i, &row);
-    }
+    for (int i = 0; i < s.lp.m; i++)
+        report_row(run->text, rows, &q, &s, i);
     explain_more(run, &q, &s);
     if (policy)
         add_regions(run->json, search, policy);

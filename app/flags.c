@@ -37,75 +37,75 @@ struct Flag {
     const char *name, *commands; /* letters of the commands that know it */
     int values;                  /* number of values that it takes */
     /* Reads the values, and writes them to the field; to Options, if it is not one field. Returns
-     * the value that is not as expected, or NULL. */
-    const char *(*set)(void *to, const Flag *flag, char **values);
+     * false if one is not as expected, and leaves that one in values[0]. */
+    bool (*set)(void *to, const Flag *flag, char **values);
     size_t at, bytes;     /* the field of Options */
     double low, high;     /* bounds of a number */
     const char *expected; /* what a value has to be, in which %f or %g stand for the bounds */
     const char *help;
 };
 
-static const char *set_text(void *to, const Flag *flag, char **v) {
+static bool set_text(void *to, const Flag *flag, char **v) {
     (void)flag;
     *(const char **)to = v[0];
-    return NULL;
+    return true;
 }
 
 /* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
  * be written from its beginning. */
-static const char *set_output(void *to, const Flag *flag, char **v) {
+static bool set_output(void *to, const Flag *flag, char **v) {
     (void)flag;
     *(const char **)to = output_is_standard(v[0]) ? "-" : v[0];
-    return NULL;
+    return true;
 }
 
-static const char *add_text(void *to, const Flag *flag, char **v) {
+static bool add_text(void *to, const Flag *flag, char **v) {
     Texts *list = to;
     (void)flag;
     list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
     list->text[list->n++] = v[0];
-    return NULL;
+    return true;
 }
 
-static const char *set_format(void *to, const Flag *flag, char **v) {
+static bool set_format(void *to, const Flag *flag, char **v) {
     set_text(to, flag, v);
-    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text") ? NULL : v[0];
+    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text");
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
-static const char *set_bool(void *to, const Flag *flag, char **v) {
+static bool set_bool(void *to, const Flag *flag, char **v) {
     (void)v;
     *(bool *)to = flag->high > 0;
-    return NULL;
+    return true;
 }
 
 /* Stores a whole number in a field of 16, 32 or 64 bits. */
-static const char *set_whole(void *to, const Flag *flag, char **v) {
+static bool set_whole(void *to, const Flag *flag, char **v) {
     char *end;
     errno = 0;
     long value = strtol(v[0], &end, 10);
     if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
-        return v[0];
+        return false;
     memcpy(to, &value, flag->bytes); /* the low bytes are the first */
-    return NULL;
+    return true;
 }
 
 /* Reads "512", or "16-512" for lengths between the two. */
-static const char *set_range(void *to, const Flag *flag, char **v) {
+static bool set_range(void *to, const Flag *flag, char **v) {
     int *range = to, len = 0;
     long low, high;
     int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
     if (n == 1)
         high = low;
     if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
-        return v[0];
+        return false;
     range[0] = low;
     range[1] = high;
-    return NULL;
+    return true;
 }
 
 /* Stores a number in a float or a double. */
-static const char *set_number(void *to, const Flag *flag, char **v) {
+static bool set_number(void *to, const Flag *flag, char **v) {
     char *end;
     errno = 0;
     double value = strtod(v[0], &end);
@@ -113,47 +113,48 @@ static const char *set_number(void *to, const Flag *flag, char **v) {
         *(float *)to = value;
     else
         *(double *)to = value;
-    bool good = !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high;
-    return good ? NULL : v[0]; /* NaN is refused */
+    return !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
 }
 
-static const char *set_temperature(void *to, const Flag *flag, char **v) {
+static bool set_temperature(void *to, const Flag *flag, char **v) {
     Options *o = to;
     o->fixed_temperature = true;
     return set_number(&o->sampling.temperature, flag, v);
 }
 
-static const char *set_percent(void *to, const Flag *flag, char **v) {
+static bool set_percent(void *to, const Flag *flag, char **v) {
     Options *o = to;
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
                         &o->policy.cc, &o->policy.hg, &o->policy.hc};
     for (int i = 0; i < 6; i++) {
         o->fixed[i] = strcmp(v[i], "-") != 0;
         *share[i] = 0;
-        if (o->fixed[i] && set_number(share[i], flag, &v[i]))
-            return v[i];
+        if (o->fixed[i] && !set_number(share[i], flag, &v[i])) {
+            v[0] = v[i];
+            return false;
+        }
         *share[i] /= 100;
     }
-    return NULL;
+    return true;
 }
 
-static const char *set_schedule(void *to, const Flag *flag, char **v) {
+static bool set_schedule(void *to, const Flag *flag, char **v) {
     Options *o = to;
     (void)flag;
     o->fixed_schedule = true;
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
         if (!strcmp(v[0], schedule_name[i])) {
             o->policy.schedule = i;
-            return NULL;
+            return true;
         }
-    return v[0];
+    return false;
 }
 
-static const char *set_cost_model(void *to, const Flag *flag, char **v) {
+static bool set_cost_model(void *to, const Flag *flag, char **v) {
     bool *paper = to;
     (void)flag;
     *paper = !strcmp(v[0], "paper");
-    return *paper || !strcmp(v[0], "runtime") ? NULL : v[0];
+    return *paper || !strcmp(v[0], "runtime");
 }
 
 /* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
@@ -171,20 +172,20 @@ static double with_unit(const char *text, char **end, double thousand) {
 }
 
 /* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
-static const char *set_size(void *to, const Flag *flag, char **v) {
+static bool set_size(void *to, const Flag *flag, char **v) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
     (void)flag;
     if (*end || !(value >= 0 && value < 1e18))
-        return v[0];
+        return false;
     *(Bytes *)to = value;
-    return NULL;
+    return true;
 }
 
 static bool is_rate(double bytes_s) { return bytes_s >= 1 && bytes_s < 1e15; }
 
 /* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
-static const char *set_wire(void *to, const Flag *flag, char **v) {
+static bool set_wire(void *to, const Flag *flag, char **v) {
     Options *o = to;
     char *at;
     double delay = 0;
@@ -193,17 +194,17 @@ static const char *set_wire(void *to, const Flag *flag, char **v) {
     o->wire_bytes_s = with_unit(v[0], &at, 1000);
     bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
-    return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6 ? NULL : v[0];
+    return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6;
 }
 
-static const char *set_stages(void *to, const Flag *flag, char **v) {
+static bool set_stages(void *to, const Flag *flag, char **v) {
     for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         add_text(to, flag, &at);
-    return NULL;
+    return true;
 }
 
 /* Reads "ctog=1G,dtoc=0.5G". */
-static const char *set_links(void *to, const Flag *flag, char **v) {
+static bool set_links(void *to, const Flag *flag, char **v) {
     Options *o = to;
     (void)flag;
     o->links = true;
@@ -215,10 +216,10 @@ static const char *set_links(void *to, const Flag *flag, char **v) {
             c++;
         double rate = len && c <= CTOD ? with_unit(at + len, &at, 1000) : NAN;
         if (!is_rate(rate) || (*at && *at != ','))
-            return v[0];
+            return false;
         o->link[c] = rate;
         if (!*at)
-            return NULL;
+            return true;
     }
 }
 
@@ -237,7 +238,7 @@ static const char *set_links(void *to, const Flag *flag, char **v) {
 #define NUMBER(field, low, high) 1, set_number, AT(field), low, high, A_NUMBER
 #define A_NUMBER "a number from %g to %g"
 #define SIZE(field) 1, set_size, AT(field), 0, 0, "a size such as 16G, 512M or 4096"
-#define SWITCH(field, to) 0, set_bool, AT(field), 0, to, NULL
+#define SWITCH(field) 0, set_bool, AT(field), 0, true, NULL
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24 };
 static const Flag flags[] = {
     /* in the order of the help text */
@@ -250,12 +251,12 @@ static const Flag flags[] = {
     {"--output", "gmq", OUTPUT(output),
      "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that "
      "quantize makes"},
-    {"--resume", "g", SWITCH(resume, true),
+    {"--resume", "g", SWITCH(resume),
      "go on with the job whose output FILE is, if it has not ended"},
-    {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
+    {"--overwrite", "g", SWITCH(overwrite), "lose what is in FILE"},
     {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl or text",
      "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
-    {"--strict", "g", SWITCH(strict, true),
+    {"--strict", "g", SWITCH(strict),
      "refuse the whole job if one of its prompts cannot be completed"},
     {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN),
      "N: tokens to generate where the prompt does not say (64)"},
@@ -277,24 +278,25 @@ static const Flag flags[] = {
     {"--schedule", "gbpe", 1, set_schedule, 0, 0, 0, 0, "row, zigzag or diagonal",
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy "
      "zigzag"},
-    {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated, true),
+    {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated),
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--compress-weight", "gbpe", SWITCH(compress_weight, true),
+    {"--compress-weight", "gbpe", SWITCH(compress_weight),
      "4-bit groups for the layers' matrices, on every tier"},
-    {"--compress-cache", "gbpe", SWITCH(compress_cache, true),
+    {"--compress-cache", "gbpe", SWITCH(compress_cache),
      "4-bit groups for the KV cache, on every tier"},
     {"--bits", "qe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
      "B: of a compressed number (4; others are a study: eval rounds numbers so, and keeps them as "
      "F16)"},
     {"--group", "qe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP),
      "G: numbers that share a minimum and a scale (64; others are a study)"},
-    {"--allow-compression", "gbp", SWITCH(allow_compression, true),
+    {"--allow-compression", "gbp", SWITCH(allow_compression),
      "the search may compress weights and cache where that is faster"},
     {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
      "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to "
      "what is off the GPU"},
-    {"--no-overlap", "gbpe", SWITCH(policy.overlap, false), "wait for every operation at once"},
-    {"--synchronize", "gbpe", SWITCH(policy.synchronize, true),
+    {"--no-overlap", "gbpe", 0, set_bool, AT(policy.overlap), 0, false, NULL,
+     "wait for every operation at once"},
+    {"--synchronize", "gbpe", SWITCH(policy.synchronize),
      "wait for all lanes behind every square, as Figure 4 does"},
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
@@ -307,8 +309,8 @@ static const Flag flags[] = {
     {"--cost-model", "p", 1, set_cost_model, AT(paper_model), 0, 0, "runtime or paper",
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
-    {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
-    {"--explain", "p", SWITCH(explain, true),
+    {"--frontier", "p", SWITCH(frontier), "the best throughput for every latency (Figure 1)"},
+    {"--explain", "p", SWITCH(explain),
      "the best policy's linear program, what each row's limit is worth (dual prices), and what "
      "more would bring"},
     {"--nodes", "bp", WHOLE(nodes, 1, 10000),
@@ -343,9 +345,9 @@ static const Flag flags[] = {
     {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62),
      "N: of sampling, and of bench's prompts and weights (0)"},
     {"--stop", "g", LIST(stop), "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "ge", SWITCH(verbose, true),
+    {"--verbose", "ge", SWITCH(verbose),
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbpmqe", SWITCH(help, true), "this text"},
+    {"--help", "gbpmqe", SWITCH(help), "this text"},
     {0},
 };
 
@@ -441,13 +443,6 @@ int command_parse(Command *command, const char *name, Error *err) {
                 name);
 }
 
-/* Refuses a value that is not as expected. */
-static int unexpected(const Flag *flag, const char *value, Error *err) {
-    char expected[100];
-    snprintf(expected, sizeof expected, flag->expected, flag->low, flag->high);
-    return fail(err, EXIT_USAGE, "%s %.60s: expected %s", flag->name, value, expected);
-}
-
 /* Checks that no more than everything is on GPU and CPU. */
 static int check_percent(const Policy *p, Error *err) {
     const struct {
@@ -474,9 +469,11 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
                         plural(f->values), f->help);
-        const char *wrong = f->set((char *)o + f->at, f, args + a + 1);
-        if (wrong)
-            return unexpected(f, wrong, err);
+        if (!f->set((char *)o + f->at, f, args + a + 1)) {
+            char expected[100];
+            snprintf(expected, sizeof expected, f->expected, f->low, f->high);
+            return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
+        }
         a += f->values;
     }
     return check_percent(&o->policy, err);

@@ -212,6 +212,7 @@ void report_found(const TaskRun *run, const char *key, const Found *found, int n
 }
 
 void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
+    FILE *out = run->text;
     const double *capacity = run->hardware->mem;
     for (int f = 0; f < NFRACTIONS; f++)
         cJSON_AddNumberToObject(run->json, fraction_name[f], cost->fraction[f]);
@@ -219,21 +220,21 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
         {"bls", (double)block->gbs * block->num_gpu_batches});
     add_cost(run->json, cost);
     report_question(run);
-    fprintf(run->text, "block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
+    fprintf(out, "block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
     for (int f = 0; f < NFRACTIONS; f++) {
         if (f % NTIERS == 0)
-            fprintf(run->text, "  %-11s", held[f / NTIERS]);
-        fprintf(run->text, "  %s %6.2f%%%s", fraction_name[f], 100 * cost->fraction[f],
+            fprintf(out, "  %-11s", held[f / NTIERS]);
+        fprintf(out, "  %s %6.2f%%%s", fraction_name[f], 100 * cost->fraction[f],
                 f % NTIERS == TIER_DISK ? "\n" : "");
     }
-    fprintf(run->text,
+    fprintf(out,
             "  T_pre        %12.6g s a layer, bound by %s\n"
             "  T_gen        %12.6g s a layer, bound by %s\n"
             "  T            %12.6g s, throughput %.6g token/s\n",
             cost->T_pre, cost->slowest[1], cost->T_gen, cost->slowest[0], cost->T,
             cost->throughput);
     for (int t = 0; t < NTIERS; t++)
-        fprintf(run->text, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB,
+        fprintf(out, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB,
                 capacity[t] / GIB, cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
@@ -410,6 +411,7 @@ static bool is_untimed(const TaskRun *run, Channel c) {
 /* Reports what each lane moved and how long it worked, and in the object also the sums by channel.
  * A GPU's lanes do not know how long, unless their marks have times. */
 static void report_lanes(const TaskRun *run, cJSON *to) {
+    FILE *out = run->text;
     cJSON *channels = cJSON_AddObjectToObject(to, "channels"),
           *lanes = cJSON_AddObjectToObject(to, "lanes");
     double moved[NCHANNELS] = {0}, busy[NCHANNELS] = {0};
@@ -430,13 +432,13 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
         busy[channel] += count->busy_s;
         if (channel == NET && !run->device->net)
             continue;
-        fprintf(run->text, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
-        fprintf(run->text, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
+        fprintf(out, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
+        fprintf(out, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
         if (bytes > 0)
-            fprintf(run->text, "  moved %10.2f MB", bytes / 1e6);
+            fprintf(out, "  moved %10.2f MB", bytes / 1e6);
         if (bytes > 0 && known)
-            fprintf(run->text, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
-        fprintf(run->text, "\n");
+            fprintf(out, "  %6.2f GB/s", bytes / 1e9 / (count->busy_s + 1e-12));
+        fprintf(out, "\n");
     }
     for (int c = 0; c < NCHANNELS; c++) {
         cJSON *sum = cJSON_AddObjectToObject(channels, channel_name[c]);
@@ -448,24 +450,25 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
 
 /* Reports Table 4. */
 static void report_breakdown(const TaskRun *run) {
+    FILE *out = run->text;
     Breakdown b = trace_breakdown(run->device->trace);
     cJSON *to = cJSON_AddObjectToObject(run->json, "breakdown");
-    fprintf(run->text, "%-24s %10s", "breakdown (s, hidden)", "total");
+    fprintf(out, "%-24s %10s", "breakdown (s, hidden)", "total");
     for (int part = 0; part < NPARTS; part++)
-        fprintf(run->text, "  %19s", part_name[part]);
+        fprintf(out, "  %19s", part_name[part]);
     for (int prefill = 1; prefill >= 0; prefill--) {
         const char *name = prefill ? "prefill" : "decode";
         cJSON *phase = cJSON_AddObjectToObject(to, name);
         cJSON_AddNumberToObject(phase, "total_s", b.total_s[prefill]);
-        fprintf(run->text, "\n  %-22s %10.3f", name, b.total_s[prefill]);
+        fprintf(out, "\n  %-22s %10.3f", name, b.total_s[prefill]);
         for (int part = 0; part < NPARTS; part++) {
             double busy = b.part[prefill][part].busy_s, hidden = b.part[prefill][part].hidden_s;
             ADD(cJSON_AddObjectToObject(phase, part_name[part]), {"busy_s", busy},
                 {"hidden_s", hidden});
-            fprintf(run->text, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
+            fprintf(out, "  %10.3f (%5.1f%%)", busy, busy > 0 ? 100 * hidden / busy : 0);
         }
     }
-    fprintf(run->text, "\n");
+    fprintf(out, "\n");
 }
 
 /* Reports the machines of a simulated pipeline. The GPU's two lanes take turns; the rest of its
