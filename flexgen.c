@@ -150,7 +150,7 @@ static int begin_run(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
     if (path && !follows(run) && output_check("--trace", path, err))
         return -1;
-    run->traced = run->traced || path;
+    run->traced = path || (run->bench && !traced_later(run));
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
     run->device = open_device(run, err);
@@ -505,7 +505,6 @@ static int bench(TaskRun *run, Error *err) {
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, one_block, err);
-    run->traced = !traced_later(run); /* then only if --trace asks for it */
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);

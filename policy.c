@@ -176,7 +176,7 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 // The best placement of one block
 // -------------------------------------------------------------------------------------------------
 
-static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
+const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
 /* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess of
  * all rows in [from, to). */

@@ -82,10 +82,9 @@ static const char *variable_name(const Question *q, int v) {
 
 /* Returns the tier whose capacity a row bounds; NTIERS: the row bounds none. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
-    static const int paper[] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS}; /* where they begin */
     int t = TIER_GPU;
     while (t < NTIERS && (q->policy ? strcmp(lp->row[i].name, memory_row[t]) != 0
-                                    : i < paper[t] || i >= paper[t + 1]))
+                                    : i < tier_rows[t] || i >= tier_rows[t + 1]))
         t++;
     return (Tier)t;
 }

@@ -383,20 +383,18 @@ void flags_help(FILE *out) {
 // Reading the flags
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the Levenshtein distance, for "did you mean". */
-static int edit_distance(const char *a, const char *b) {
-    int n = strlen(b), row[128];
-    CHECK(n < 128);
+/* Returns the Levenshtein distance between a text and a flag's name, for "did you mean". */
+static int edit_distance(const char *a, const char *name) {
+    int n = strlen(name), row[128];
     for (int c = 0; c <= n; c++)
         row[c] = c;
     for (int r = 0; a[r] && r < 100; r++) {
         int diagonal = row[0];
         row[0] = r + 1;
         for (int c = 0; c < n; c++) {
-            int swap = diagonal + (a[r] != b[c]),
-                best = row[c] < row[c + 1] ? row[c] + 1 : row[c + 1] + 1;
+            int swap = diagonal + (a[r] != name[c]);
             diagonal = row[c + 1];
-            row[c + 1] = swap < best ? swap : best;
+            row[c + 1] = imin(swap, imin(row[c], diagonal) + 1);
         }
     }
     return row[n];
@@ -493,9 +491,8 @@ static bool is_of_model(const Options *o, const char *path) {
     if (!o->model || !path || access(path, F_OK) ||
         snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH)
         return false;
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!fnmatch(names[i], name, 0))
+        if (!fnmatch(names[i], basename(copy), 0))
             return same_file(o->model, dirname(copy));
     return false;
 }

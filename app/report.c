@@ -325,7 +325,7 @@ void print_prediction(const TaskRun *run, const Task *task) {
 /* Returns the bytes that the GPU's use has grown by besides its tier: kernels that were loaded, and
  * what other programs took meanwhile. */
 static double grown_bytes(const TaskRun *run) {
-    return (double)run->in_use - (double)run->in_use_before - (double)run->plan->total[TIER_GPU];
+    return (double)run->in_use - run->in_use_before - run->plan->total[TIER_GPU];
 }
 
 void print_peaks(const TaskRun *run) {
