@@ -244,19 +244,18 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    cJSON_AddNumberToObject(head, "--temperature", s->temperature);
-    cJSON_AddNumberToObject(head, "--top-p", greedy ? 1 : s->top_p);
-    cJSON_AddNumberToObject(head, "--top-k", greedy ? 0 : s->top_k);
+    ADD(head, {"--temperature", s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
+        {"--top-k", greedy ? 0 : s->top_k});
     snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
-    cJSON_AddNumberToObject(head, "bits of weights", p->weight_packed ? 4 : 0);
-    cJSON_AddNumberToObject(head, "group of weights", p->weight_packed ? GROUP : 0);
-    cJSON_AddNumberToObject(head, "bits of the cache", p->cache_packed ? 4 : 0);
-    cJSON_AddNumberToObject(head, "group of the cache", p->cache_packed ? GROUP : 0);
-    cJSON_AddNumberToObject(head, "--attn-sparsity", is_sparse(p) ? p->sparsity : 1);
+    ADD(head, {"bits of weights", p->weight_packed ? 4 : 0},
+        {"group of weights", p->weight_packed ? GROUP : 0},
+        {"bits of the cache", p->cache_packed ? 4 : 0},
+        {"group of the cache", p->cache_packed ? GROUP : 0},
+        {"--attn-sparsity", is_sparse(p) ? p->sparsity : 1});
     return head;
 }
 

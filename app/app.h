@@ -458,6 +458,15 @@ int report_write(const TaskRun *run, Error *err);
 /* Writes the object, if all went well. Returns status, or -1 and err. */
 int report_close(TaskRun *run, int status, Error *err);
 
+/* A number of the object, under its name. */
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+/* Adds figures to an object; behind the last is one without a name. */
+void add_figures(cJSON *to, const Figure *figures);
+#define ADD(to, ...) add_figures(to, (const Figure[]){__VA_ARGS__, {0}})
+
 /* Reports the results of bench: times, bytes and seconds of the lanes and channels, Table 4. */
 void report_bench(const TaskRun *run);
 /* Reports the lanes and Table 4 of the same task in a second run, which was traced. */

@@ -154,9 +154,7 @@ static void report_row(FILE *out, cJSON *rows, const Question *q, const Solved *
     cJSON_AddItemToArray(rows, one);
     cJSON_AddStringToObject(one, "row", row->name);
     cJSON_AddStringToObject(one, "unit", unit);
-    cJSON_AddNumberToObject(one, "left", left);
-    cJSON_AddNumberToObject(one, "right", right);
-    cJSON_AddNumberToObject(one, "price", price);
+    ADD(one, {"left", left}, {"right", right}, {"price", price});
     cJSON_AddBoolToObject(one, "binds", binds);
     fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", binds ? '*' : ' ', left, unit, right,
             unit, price, row->name);
@@ -212,8 +210,7 @@ static void explain_more(const TaskRun *run, const Question *q, const Solved *s)
         } else
             fprintf(run->text, "  %-11s %12.5g GB/s    %12s", name,
                     q->search->hardware->bdw[what - NTIERS][0] / GB, "");
-        cJSON_AddNumberToObject(one, "seconds", falls);
-        cJSON_AddNumberToObject(one, "throughput", rises);
+        ADD(one, {"seconds", falls}, {"throughput", rises});
         fprintf(run->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }
 }
@@ -306,9 +303,8 @@ int report_explained(const TaskRun *run, const Search *search, const Policy *pol
             "--explain: the linear program has no optimum: only rounded fractions fit the machine");
     cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"),
           *rows = cJSON_AddArrayToObject(lp, "rows");
-    cJSON_AddNumberToObject(lp, "objective", s.answer.value);
-    cJSON_AddNumberToObject(lp, "seconds", s.seconds);
-    cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
+    ADD(lp, {"objective", s.answer.value}, {"seconds", s.seconds},
+        {"throughput", s.tokens / s.seconds});
     print_optimum(run->text, &q, &s);
     for (int i = 0; i < s.lp.m; i++)
         report_row(run->text, rows, &q, &s, i);

@@ -79,18 +79,10 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
 // The object and the text
 // -------------------------------------------------------------------------------------------------
 
-typedef struct {
-    const char *name;
-    double value;
-} Figure;
-
-static void add_figures(cJSON *to, const Figure *figures, size_t n) {
-    for (size_t f = 0; f < n; f++)
-        cJSON_AddNumberToObject(to, figures[f].name, figures[f].value);
+void add_figures(cJSON *to, const Figure *figure) {
+    for (; figure->name; figure++)
+        cJSON_AddNumberToObject(to, figure->name, figure->value);
 }
-#define ADD(to, ...)                               \
-    add_figures(to, (const Figure[]){__VA_ARGS__}, \
-                sizeof((const Figure[]){__VA_ARGS__}) / sizeof(Figure))
 
 int report_open(TaskRun *run, Error *err) {
     const char *path = run->options->json;
@@ -377,13 +369,13 @@ void print_summary(const TaskRun *run, int prompts, long tokens) {
 
 static void report_times(const TaskRun *run) {
     const RunStats *t = &run->stats;
-    const Options *o = run->options;
     const Cost was = measured(run);
     double decoding = t->decode_s > 0 ? t->decoded / t->decode_s : 0;
-    ADD(run->json, {"sweeps", t->sweeps}, {"s", o->prompt_len[1]}, {"n", o->gen_len[1]},
-        {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen}, {"throughput", was.throughput},
-        {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s}, {"total_s", t->total_s},
-        {"generation_throughput", was.throughput}, {"decode_throughput", decoding});
+    ADD(run->json, {"sweeps", t->sweeps}, {"s", run->options->prompt_len[1]},
+        {"n", run->options->gen_len[1]}, {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen},
+        {"throughput", was.throughput}, {"prefill_s", t->prefill_s}, {"decode_s", t->decode_s},
+        {"total_s", t->total_s}, {"generation_throughput", was.throughput},
+        {"decode_throughput", decoding});
     fprintf(run->text,
             "prefill %.3f s, decode %.3f s, total %.3f s\n"
             "generation throughput %.2f token/s, decode throughput %.2f token/s\n",
@@ -401,11 +393,11 @@ static void report_tiers(const TaskRun *run) {
     }
 }
 
-/* Returns true if the channel's lanes have no times. On a GPU these lanes are streams; their marks
- * have times only in a trace, or if sweeps mix prompts with new tokens. */
-static bool is_untimed(const TaskRun *run, Channel c) {
-    return run->gpu && !run->device->trace && run->plan->policy.schedule != SCHEDULE_DIAGONAL &&
-           (c == GPU || c == CTOG || c == GTOC);
+/* Returns true if the channel's lanes have times. On a GPU some lanes are streams; their marks have
+ * times only in a trace, or if sweeps mix prompts with new tokens. */
+static bool is_timed(const TaskRun *run, Channel c) {
+    return !run->gpu || run->device->trace || run->plan->policy.schedule == SCHEDULE_DIAGONAL ||
+           (c != GPU && c != CTOG && c != GTOC);
 }
 
 /* Reports what each lane moved and how long it worked, and in the object also the sums by channel.
@@ -422,7 +414,7 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
         double bytes = 0;
         for (int kind = 0; kind < NKINDS; kind++)
             bytes += count->moved[kind];
-        bool known = !is_untimed(run, channel);
+        bool known = is_timed(run, channel);
         cJSON_AddNumberToObject(lane, "moved_bytes", bytes);
         if (known)
             cJSON_AddNumberToObject(lane, "busy_s", count->busy_s);
@@ -443,7 +435,7 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
     for (int c = 0; c < NCHANNELS; c++) {
         cJSON *sum = cJSON_AddObjectToObject(channels, channel_name[c]);
         cJSON_AddNumberToObject(sum, "moved_bytes", moved[c]);
-        if (!is_untimed(run, c))
+        if (is_timed(run, c))
             cJSON_AddNumberToObject(sum, "busy_s", busy[c]);
     }
 }
