@@ -92,13 +92,13 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
  * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
-    Device *device = run->device;
-    Trace *trace = device->trace =
+    Trace *trace =
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages)
-        trace->ready_at = device->now(device);
+        trace->ready_at = run->device->now(run->device);
     if (!net && !run->stages.n)
         snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
+    run->device->trace = trace;
     for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
@@ -239,8 +239,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64,
-             checkpoint_digest(run->whole ? run->whole : run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
@@ -679,8 +678,9 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
         return fail(err, EXIT_USAGE,
                     "--model %s: %s; expected a Hugging Face directory, or one of %s", model, why,
                     opt_known_names());
-    run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed)
-                            : checkpoint_open(model, err);
+    run->whole = named ? checkpoint_dummy(&config, run->options->sampling.seed)
+                       : checkpoint_open(model, err);
+    run->checkpoint = run->whole;
     if (!run->checkpoint || !texts)
         return run->checkpoint ? 0 : -1;
     run->tokenizer = tokenizer_open(model, run->checkpoint->config.vocab, err);
@@ -713,7 +713,6 @@ static int take_stage(TaskRun *run, Error *err) {
         p->flights = m + 1;
     if (!m)
         return 0;
-    run->whole = run->checkpoint;
     if (!net) {
         if (stages_split(&run->stages, run->whole, m, &o->stages, err))
             return -1;
@@ -772,7 +771,7 @@ static void run_close(TaskRun *run) {
     free(run->traces);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
-    checkpoint_close(run->whole ? run->whole : run->checkpoint);
+    checkpoint_close(run->whole);
 }
 
 static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {

@@ -86,7 +86,7 @@ typedef struct {
     const Options *options;
     uint64_t flags;          /* flags_digest */
     Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
-    Checkpoint *whole, part; /* in a pipeline: the whole model; a process's part of it */
+    Checkpoint *whole, part; /* the whole model; in a pipeline, a process's part of it */
     int first_layer;         /* of that part */
     Tokenizer *tokenizer;    /* opened for commands that read texts */
     Net *net;                /* the pipeline; NULL: one machine ... */
