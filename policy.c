@@ -170,7 +170,7 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 // The best placement of one block
 // -------------------------------------------------------------------------------------------------
 
-static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
+const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
 /* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess
  * a x - b of these rows. In the rows of a tier, a x - b is the bytes that are needed, less the

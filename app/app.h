@@ -86,7 +86,7 @@ typedef struct {
     const Options *options;
     uint64_t flags;          /* flags_digest */
     Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
-    Checkpoint *whole, part; /* in a pipeline: the whole model; a process's part of it */
+    Checkpoint *whole, part; /* the whole model; in a pipeline, a process's part of it */
     int first_layer;         /* of that part */
     Tokenizer *tokenizer;    /* opened for commands that read texts */
     Net *net;                /* the pipeline; NULL: one machine ... */
@@ -123,7 +123,7 @@ typedef struct {
     uint64_t digest;    /* bench's: a hash of all tokens, to compare two runs */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */
-    FILE *text;  /* ... and the stream that its text goes to; NULL: no text is wanted */
+    FILE *text;  /* ... and the stream that its text goes to, /dev/null if none is wanted */
 } TaskRun;
 
 // -------------------------------------------------------------------------------------------------
@@ -375,33 +375,38 @@ void stages_close(Stages *stages);
 // eval.c: perplexity and last words (section 6.2, Table 6)
 // -------------------------------------------------------------------------------------------------
 
+/* What is known of a prompt's scored tokens. */
+typedef struct {
+    double nll;  /* -log of the probability of all of them */
+    bool missed; /* true if one of them was not the greedy choice */
+} Score;
+
 /* A scored task made of texts, and its results. Prompts are windows of a text, or lines whose last
- * word counts. */
+ * word counts. The fields before `task` are set before reading. */
 typedef struct {
     /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
-     * packed cache or sparse attention. false: a prompt is one prefill. Set before reading. */
+     * packed cache or sparse attention. false: a prompt is one prefill. */
     bool stepwise;
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+    int window; /* tokens of each window; before reading also 0: the model's positions */
+    int limit;  /* so many windows or lines at most; 0: all */
     Task task;
-    int window;        /* tokens of each window */
     long tokens, told; /* tokens to be scored; scored so far */
     long unscored;     /* tokens of the text in no window, or first in one */
     size_t bytes;      /* of text that the scored tokens stand for */
-    double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
-    bool *missed;      /* [task.count] true if one of them was not the greedy choice */
+    Score *score;      /* [task.count] */
     Progress progress;
 } Eval;
 
-/* Reads a file as one text, with </s> in front, in windows of so many tokens (0: the model's
- * positions), of which the first `limit` count (0: all). The first token of a window is context
+/* Reads a file as one text, with </s> in front, in windows. The first token of a window is context
  * only. What is left after the last whole window is not scored; a text that is shorter than a
  * window is one window. */
-int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer,
-              const OptConfig *config, Error *err);
-/* Reads JSON lines {"text"}, of which the first `limit` count (0: all). The last word of each, with
- * the white space before it, is scored; white space at the end is left out. If a line is too long
- * for the model, its beginning is left out. */
-int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer,
-               const OptConfig *config, Error *err);
+int eval_text(Eval *eval, const char *path, Error *err);
+/* Reads JSON lines {"text"}. The last word of each, with the white space before it, is scored;
+ * white space at the end is left out. If a line is too long for the model, its beginning is left
+ * out. */
+int eval_lines(Eval *eval, const char *path, Error *err);
 /* Returns the listener that adds up the scores; ctx is the Eval. */
 Listener eval_listener(Eval *eval);
 
@@ -442,8 +447,7 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
 // -------------------------------------------------------------------------------------------------
 
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file
- * is standard output, the text is left out. The object is the list of all figures; the text is a
- * form that is filled in from it. */
+ * is standard output, the text is left out. The object is the list of all figures. */
 
 /* Opens the report before the work, so that a wrong --json does not lose an hour of it. -1 and err.
  */
@@ -453,6 +457,15 @@ int report_open(TaskRun *run, Error *err);
 int report_write(const TaskRun *run, Error *err);
 /* Writes the object, if all went well. Returns status, or -1 and err. */
 int report_close(TaskRun *run, int status, Error *err);
+
+/* A number of the object, under its name. */
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+/* Adds figures to an object; behind the last is one without a name. */
+void add_figures(cJSON *to, const Figure *figures);
+#define ADD(to, ...) add_figures(to, (const Figure[]){__VA_ARGS__, {0}})
 
 /* Reports the results of bench: times, bytes and seconds of the lanes and channels, Table 4. */
 void report_bench(const TaskRun *run);
@@ -468,9 +481,13 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block);
  * chain needs `least` machines. */
 void report_clusters(const TaskRun *run, const Found *const found[3], int least);
 
-/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
-void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS], const Bytes *peak);
-/* Prints to standard error the plan's totals and the memory that was used. */
+/* Adds up in bytes[], by tier, the regions that have the name of region i, counted through all
+ * purposes and tiers: such as the two slots of weights. Returns the name if i is the first of them,
+ * else NULL. */
+const char *plan_purpose(Bytes bytes[NTIERS], const Plan *plan, int i);
+/* Prints the plan before a run. */
+void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS]);
+/* Prints to standard error the plan's totals and, after a run, the memory that was used. */
 void print_peaks(const TaskRun *run);
 /* Prints to standard error what was predicted, if anything was, beside what was measured; a scored
  * task generates nothing. */

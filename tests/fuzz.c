@@ -267,9 +267,9 @@ static bool read_journal(const char *text, size_t len) {
 }
 
 static bool read_last_words(const char *text, size_t len) {
-    Eval eval = {0};
+    Eval eval = {.tokenizer = tokenizer, .config = &config};
     put("lines", text, len);
-    const bool good = !eval_lines(&eval, path_of("lines"), 0, tokenizer, &config, &err);
+    const bool good = !eval_lines(&eval, path_of("lines"), &err);
     eval_free(&eval);
     return good;
 }

@@ -585,7 +585,7 @@ static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
     char *text, name[40][40];
     size_t len;
     FILE *out = open_memstream(&text, &len);
-    plan_print(out, plan, capacity, NULL);
+    plan_print(out, plan, capacity);
     CHECK(!fclose(out));
     double sum[NTIERS] = {0};
     int n = 0;
