@@ -52,7 +52,6 @@ typedef struct {
     char path[MAX_PATH];              /* the file that is being read */
     int32_t *names;                   /* hash table from tokens' texts to ids; -1 in empty places */
     size_t mask;                      /* size of the table - 1 */
-    char symbol[256][3];              /* each byte as both files write it, in UTF-8 */
     int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
 } Reading;
 
@@ -61,29 +60,25 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 
 /* Returns how many bytes of s a message shows: at most SHOWN, and whole characters only. */
-static int shown(const char *s) {
-    size_t len = strnlen(s, SHOWN + 1);
-    if (len > SHOWN)
-        while (--len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80)
-            continue;
-    return (int)len;
-}
+static int shown(const char *s) { return utf8_invalid_at(s, strnlen(s, SHOWN)); }
 
-/* Fills in the byte symbols as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands
- * for itself, and the other bytes are numbered from 256 on. */
+/* Fills in byte_of, as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands for
+ * itself, and the other bytes are numbered from 256 on. */
 static void byte_symbols(Reading *r) {
     int next = 256;
     memset(r->byte_of, 0xFF, sizeof r->byte_of);
     for (int b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        int code = printable ? b : next++;
-        char *symbol = r->symbol[b];
-        if (code >= 0x80)
-            *symbol++ = (char)(0xC0 | code >> 6);
-        *symbol = (char)(code < 0x80 ? code : 0x80 | (code & 0x3F));
-        r->byte_of[code] = (int16_t)b;
+        const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        r->byte_of[printable ? b : next++] = b;
     }
     CHECK(next == LAST_SYMBOL + 1);
+}
+
+/* Returns the byte for which the character at *at stands, or -1, and moves *at to the next one. */
+static int next_byte(const Reading *r, const char **at) {
+    uint32_t code;
+    *at += utf8_step(&code, *at, strlen(*at));
+    return code <= LAST_SYMBOL ? r->byte_of[code] : -1;
 }
 
 /* Makes a hash table for n numbers, of at least twice as many places, all -1. Sets its mask. */
@@ -102,36 +97,34 @@ static int32_t *find_token(const Tokenizer *tokenizer, const Reading *r, const c
         hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
     size_t slot = (hash ^ hash >> 32) & r->mask;
     for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
-        if (strcmp(tokenizer->tokens[r->names[slot]].bytes, text) == 0)
+        if (!strcmp(tokenizer->tokens[r->names[slot]].bytes, text))
             break;
     return &r->names[slot];
 }
 
 static int add_token(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
     static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
-    char *text = item->string;
-    double id = item->valuedouble;
-    int n = shown(text);
-    if (!cJSON_IsNumber(item))
+    char *text = item->string, found[100];
+    size_t id;
+    if (!json_whole(item, &id) || id >= (size_t)tokenizer->vocab)
         return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's "
-                    "download again",
-                    r->path, n, text);
-    if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
-        return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the "
+                    "%s: the id of \"%.*s\" is %s, expected a whole number from 0 to %d (the "
                     "model's vocabulary); take vocab.json and config.json from the same model",
-                    r->path, n, text, id, tokenizer->vocab - 1);
-    Token *token = &tokenizer->tokens[(int)id];
+                    r->path, shown(text), text, json_describe(found, item), tokenizer->vocab - 1);
+    Token *token = &tokenizer->tokens[id];
     if (token->bytes)
         return fail(err, EXIT_FAILED,
-                    "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take "
-                    "vocab.json from the model's download again",
-                    r->path, shown(token->bytes), token->bytes, n, text, (int)id);
+                    "%s: \"%.*s\" and \"%.*s\" both have id %zu, expected one piece for an id; "
+                    "take vocab.json from the model's download again",
+                    r->path, shown(token->bytes), token->bytes, shown(text), text, id);
     token->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
-        token->special |= strcmp(text, specials[i]) == 0;
-    *find_token(tokenizer, r, text) = (int32_t)id;
+        token->special |= !strcmp(text, specials[i]);
+    *find_token(tokenizer, r, text) = id;
+    const char *at = text;
+    const int byte = next_byte(r, &at);
+    if (byte >= 0 && !*at)
+        tokenizer->byte_id[byte] = id;
     return 0;
 }
 
@@ -139,40 +132,39 @@ static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
     const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
     if (!root)
         return -1;
-    r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
+    r->names = new_table(cJSON_GetArraySize(root), &r->mask);
+    byte_symbols(r);
+    memset(tokenizer->byte_id, 0xFF, sizeof tokenizer->byte_id);
     for (const cJSON *item = root->child; item; item = item->next)
-        if (add_token(tokenizer, r, item, err) != 0)
+        if (add_token(tokenizer, r, item, err))
             return -1;
     if (*find_token(tokenizer, r, "</s>") < 0)
         return fail(err, EXIT_FAILED,
                     "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt "
                     "begins with it; is this an OPT model?",
                     r->path);
-    byte_symbols(r);
     for (int b = 0; b < 256; b++)
-        if ((tokenizer->byte_id[b] = *find_token(tokenizer, r, r->symbol[b])) < 0)
+        if (tokenizer->byte_id[b] < 0)
             return fail(err, EXIT_FAILED,
-                        "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 "
-                        "bytes; is this a byte-level BPE?",
-                        r->path, r->symbol[b], b);
+                        "%s: no piece for byte 0x%02X, expected a piece for each of the 256 bytes; "
+                        "is this a byte-level BPE?",
+                        r->path, b);
     return 0;
 }
 
 /* Replaces a token's text, in place, by the bytes that it stands for; these are never more. As in
  * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
-static void decode_token(Token *token, const int16_t byte_of[LAST_SYMBOL + 1]) {
+static void decode_token(Token *token, const Reading *r) {
     char *text = xstrdup(token->bytes), *to = token->bytes;
-    for (const unsigned char *c = (const unsigned char *)text; *c; c += *c < 0x80 ? 1 : 2) {
-        int code = *c < 0x80   ? c[0]
-                   : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F)
-                               : LAST_SYMBOL + 1;
-        if (code > LAST_SYMBOL || byte_of[code] < 0) {
+    for (const char *at = text; *at;) {
+        const int byte = next_byte(r, &at);
+        if (byte < 0) {
             to = stpcpy(token->bytes, text);
             break;
         }
-        *to++ = (char)byte_of[code];
+        *to++ = byte;
     }
-    token->len = (int)(to - token->bytes);
+    token->len = to - token->bytes;
     free(text);
 }
 
@@ -182,7 +174,7 @@ static void decode_token(Token *token, const int16_t byte_of[LAST_SYMBOL + 1]) {
 
 /* Returns the index in tokenizer->ranks where the rank of a pair is, or would be. */
 static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right) {
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t key = (uint64_t)left << 32 | (uint32_t)right;
     key *= 0x9E3779B97F4A7C15u;
     size_t slot = (key ^ key >> 32) & tokenizer->mask;
     for (; tokenizer->ranks[slot] >= 0; slot = (slot + 1) & tokenizer->mask) {
@@ -235,15 +227,15 @@ static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_
     tokenizer->ranks = new_table(lines, &tokenizer->mask);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
-        char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
+        char *newline = memchr(text, '\n', end - text), *stop = newline ? newline : end;
         next = stop + 1;
         if (newline && stop > text && stop[-1] == '\r')
             stop--; /* git on Windows writes CR LF */
         *stop = 0;
         Error inner;
-        if (number == 1 && strncmp(text, "#version", 8) == 0)
+        if (number == 1 && !strncmp(text, "#version", 8))
             continue;
-        if (add_merge(tokenizer, r, text, (size_t)(stop - text), &inner) != 0)
+        if (add_merge(tokenizer, r, text, stop - text, &inner))
             return fail(err, EXIT_FAILED,
                         "%s line %d: %s; take merges.txt and vocab.json from the same model",
                         r->path, number, inner.text);
@@ -266,7 +258,7 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *
     bool several = false;
     for (Token *token = tokenizer->tokens; token < tokenizer->tokens + tokenizer->vocab; token++) {
         if (token->bytes)
-            decode_token(token, r->byte_of);
+            decode_token(token, r);
         several |= token->len > 1 && !token->special;
         tokenizer->longest = imax(tokenizer->longest, token->len);
     }
@@ -282,7 +274,7 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     CHECK(vocab > 0);
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
-    tokenizer->tokens = xcalloc((size_t)vocab, sizeof *tokenizer->tokens);
+    tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
     Reading reading = {.path = ""};
     int status = open_files(tokenizer, dir, &reading, err);
     free(reading.names);
@@ -307,14 +299,10 @@ void tokenizer_close(Tokenizer *tokenizer) {
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the kind of the character at text[*at] (valid UTF-8), and moves *at to the next one. */
-static char next_kind(const char *text, size_t *at) {
-    uint32_t c = (unsigned char)text[(*at)++];
-    int more = (c >= 0xC0) + (c >= 0xE0) + (c >= 0xF0);
-    if (more)
-        c &= 0x3Fu >> more;
-    for (; more > 0; more--)
-        c = c << 6 | (text[(*at)++] & 0x3F);
-    return char_kind(c);
+static char next_kind(const char *text, size_t len, size_t *at) {
+    uint32_t code;
+    *at += utf8_step(&code, text + *at, len - *at);
+    return char_kind(code);
 }
 
 /* GPT-2's pattern is
@@ -328,16 +316,16 @@ size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (size_t i = 0; text[start] == '\'' && i < sizeof contractions / sizeof *contractions; i++) {
         size_t n = strlen(contractions[i]);
-        if (len - start >= n && memcmp(text + start, contractions[i], n) == 0)
+        if (len - start >= n && !memcmp(text + start, contractions[i], n))
             return start + n;
     }
     /* last: where the word's last character begins; end: where the word ends so far. */
     size_t last = start + (text[start] == ' '), end = last;
     if (last == len)
         return len;
-    const char kind = next_kind(text, &end);
+    const char kind = next_kind(text, len, &end);
     for (size_t next = end; next < len; last = end, end = next)
-        if (next_kind(text, &next) != kind)
+        if (next_kind(text, len, &next) != kind)
             return kind == 'S' && last > start ? last : end;
     return end;
 }
@@ -362,14 +350,6 @@ typedef struct {
     size_t room, nheap;
 } Word;
 
-/* Adds a key to the heap. */
-static void push_key(Word *word, uint64_t key) {
-    size_t i = word->nheap++;
-    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
-        word->heap[i] = word->heap[(i - 1) / 2];
-    word->heap[i] = key;
-}
-
 /* Removes and returns the least key of the heap. */
 static uint64_t pop_pair(Word *word) {
     uint64_t top = word->heap[0], last = word->heap[--word->nheap];
@@ -387,12 +367,18 @@ static uint64_t pop_pair(Word *word) {
 
 /* Adds the pair of token `at` and the token after it to the heap, if merges.txt has this pair. */
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
-    int32_t next = at < 0 ? -1 : word->links[at].next;
+    const int32_t next = at < 0 ? -1 : word->links[at].next;
     if (next < 0)
         return;
-    int32_t rank = tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
-    if (rank >= 0)
-        push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
+    const int32_t rank =
+        tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
+    if (rank < 0)
+        return;
+    const uint64_t key = (uint64_t)rank << 32 | at;
+    size_t i = word->nheap++;
+    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
+        word->heap[i] = word->heap[(i - 1) / 2];
+    word->heap[i] = key;
 }
 
 /* Makes a list node for every byte, and adds the pairs of neighbours to the heap. */
@@ -403,8 +389,8 @@ static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text,
         word->heap = xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
     for (int i = 0; i < len; i++)
-        word->links[i] =
-            (Symbol){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
+        word->links[i] = (Symbol){tokenizer->byte_id[(uint8_t)text[i]], i - 1, i + 1};
+    word->links[len - 1].next = -1;
     for (int i = 0; i < len; i++)
         push_pair(tokenizer, word, i);
 }
@@ -417,7 +403,7 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     while (word->nheap > 0) {
         uint64_t key = pop_pair(word);
         const Merge *merge = &tokenizer->merges[key >> 32];
-        int32_t at = (int32_t)(uint32_t)key, next = links[at].next;
+        int32_t at = key, next = links[at].next;
         if (links[at].id != merge->left || next < 0 || links[next].id != merge->right)
             continue;
         links[at].id = merge->joined;
@@ -451,11 +437,11 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
     int n = 0;
     for (size_t start = 0, end; start < len; start = end) {
         end = tokenizer_word_end(text, len, start);
-        n += encode_word(tokenizer, &word, text + start, (int)(end - start), out + n);
+        n += encode_word(tokenizer, &word, text + start, end - start, out + n);
     }
     free(word.links);
     free(word.heap);
-    *ids = xrealloc(out, (size_t)n, sizeof *out);
+    *ids = xrealloc(out, n, sizeof *out);
     return n;
 }
 
@@ -473,13 +459,13 @@ static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *i
         if (!token->bytes || token->special)
             continue;
         if (to)
-            memcpy(to + bytes, token->bytes, (size_t)token->len);
-        bytes += (size_t)token->len;
+            memcpy(to + bytes, token->bytes, token->len);
+        bytes += token->len;
     }
     return bytes;
 }
 
-size_t tokenizer_longest(const Tokenizer *tokenizer) { return (size_t)tokenizer->longest; }
+size_t tokenizer_longest(const Tokenizer *tokenizer) { return tokenizer->longest; }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
     return join_tokens(NULL, tokenizer, ids, n);
@@ -492,10 +478,12 @@ char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, si
     join_tokens(bytes, tokenizer, ids, n);
     *len = 0;
     for (size_t at = 0, step; at < total; at += step) {
-        bool valid;
-        step = utf8_step(bytes + at, total - at, &valid);
-        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", valid ? step : 3);
-        *len += valid ? step : 3;
+        uint32_t code;
+        step = utf8_step(&code, bytes + at, total - at);
+        const bool valid = code != NO_CHARACTER;
+        const size_t size = valid ? step : 3;
+        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", size);
+        *len += size;
     }
     free(bytes);
     return out;

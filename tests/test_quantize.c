@@ -626,7 +626,7 @@ static void not_opened(const char *dir, const char *part) {
 /* small: q_proj is (64, 64): [1, 64 x 36]; fc1 (128, 64): [2, 2304] */
 static const char *const spoilt[][3] = {
     {"flexgen-packed-1", "flexgen-packed-2", "format is \"flexgen-packed-2\"; expected \"flexgen-packed-1\""},
-    {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: only matrices of layers"},
+    {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: save the model"},
     {"\"__metadata__\"", "\"metadata\"", "tensor metadata: dtype is nothing"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":4", "flexgen.bits is 4; expected \"4\": pack the model again"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"3\"", "flexgen.bits is \"3\"; expected \"4\": pack the model again"},
@@ -640,9 +640,9 @@ static const char *const spoilt[][3] = {
     {"{\"format\"", "[{\"format\"", "header: byte"},
     {"\"U8\"", "\"I8\"", "q_proj.weight: dtype is I8; expected U8, as __metadata__ says it is packed"},
     {"\"U8\",\"shape\":[1,2304]", "\"F16\",\"shape\":[18,64]", "q_proj.weight: dtype is F16; expected U8"},
-    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304, 1]; config.json asks for [1, 2304]"},
-    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1, 2304]"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1, 4608]; config.json asks for [2"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304,1]; config.json asks for [1,2304]"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1,2304]"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1,4608]; config.json asks for [2"},
     {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "expected 4610 elements of U8"},
     {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
     {"\"F16\",\"shape\":[128]", "\"U8\",\"shape\":[256]", "fc1.bias: dtype is U8; expected F16"},
