@@ -30,8 +30,8 @@
 
 #include "io/io.h"
 
-/* Files of a model at most; bytes of the place of a fault in its message, "PATH: tensor NAME". */
-enum { MAX_SHARDS = 1000, PLACE = MAX_PATH + 250 };
+/* Bytes of the place of a fault in its message, "PATH: tensor NAME". */
+enum { PLACE = MAX_PATH + 250 };
 
 // -------------------------------------------------------------------------------------------------
 // Sizes and shapes
@@ -248,8 +248,8 @@ typedef struct {
 /* A checkpoint that is being opened. */
 typedef struct {
     Checkpoint *checkpoint;
-    cJSON **headers; /* (nfiles) */
-    Entry *entries;  /* (nentries), the tensors of all files */
+    cJSON *headers; /* an array of the headers of all files */
+    Entry *entries; /* (nentries), the tensors of all files */
     size_t nentries;
     bool tied; /* config.json says that the head is the token table */
 } Opening;
@@ -359,10 +359,12 @@ static int file_entries(Opening *o, int f, Error *err) {
     Checkpoint *c = o->checkpoint;
     const TensorFile *file = &c->files[f];
     bool packed = false;
+    cJSON *header = NULL;
     size_t data = 0;
-    if (header_read(&o->headers[f], &data, file, err))
+    if (header_read(&header, &data, file, err))
         return -1;
-    const cJSON *header = o->headers[f], *metadata = json_get(header, "__metadata__");
+    cJSON_AddItemToArray(o->headers, header);
+    const cJSON *metadata = json_get(header, "__metadata__");
     if (metadata_read(&packed, metadata, file->path, err))
         return -1;
     o->entries = xrealloc(o->entries, o->nentries + cJSON_GetArraySize(header), sizeof *o->entries);
@@ -434,52 +436,40 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     if (fd < 0)
         return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
-    o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
-    o->headers[f] = NULL;
     c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, st.st_mtim};
     return file_entries(o, f, err);
 }
 
-/* Writes the distinct file names of an index's weight_map to names, sorted. Returns their number,
- * or -1 and fills err. */
-static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
-    int n = 0, distinct = 0;
-    char found[100];
-    if (!cJSON_IsObject(map))
-        return fail(err, EXIT_FAILED,
-                    "%s: has no weight_map; expected an object of tensor names and file names",
-                    path);
-    for (const cJSON *entry = map->child; entry; entry = entry->next) {
-        const char *name = names[n++] = entry->valuestring;
-        if (!cJSON_IsString(entry) || strpbrk(name, "/\\") || !name[strspn(name, ".")])
-            return fail(err, EXIT_FAILED,
-                        "%s: weight_map: %.200s is in %s; expected the name of a file in the same "
-                        "directory",
-                        path, entry->string, json_describe(found, entry));
-    }
-    sort_strings(names, n);
-    for (int i = 0; i < n; i++)
-        if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0)
-            names[distinct++] = names[i];
-    if (distinct == 0 || distinct > MAX_SHARDS)
-        return fail(err, EXIT_FAILED, "%s: weight_map names %d files; expected 1 to %d", path,
-                    distinct, MAX_SHARDS);
-    return distinct;
-}
-
 static int add_shards(Opening *o, const char *dir, Error *err) {
-    char path[MAX_PATH];
+    char path[MAX_PATH], found[100];
     cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
     if (!index)
         return -1;
-    const cJSON *map = json_get(index, "weight_map");
+    const cJSON *map = json_get(index, "weight_map"),
+                *entry = cJSON_IsObject(map) ? map->child : NULL;
     const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
-    int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
-    for (int i = 0; i < n && rc == 0; i++)
-        rc = add_file(o, dir, names[i], err);
+    int n = 0, status = 0;
+    if (!entry)
+        status = fail(err, EXIT_FAILED,
+                      "%s: has no weight_map that names files; expected an object of tensor names "
+                      "and file names",
+                      path);
+    for (; entry && !status; entry = entry->next) {
+        const char *name = names[n++] = entry->valuestring;
+        if (!cJSON_IsString(entry) || strpbrk(name, "/\\") || !name[strspn(name, ".")])
+            status = fail(err, EXIT_FAILED,
+                          "%s: weight_map: %.200s is in %s; expected the name of a file in the "
+                          "same directory",
+                          path, entry->string, json_describe(found, entry));
+    }
+    if (!status)
+        sort_strings(names, n);
+    for (int i = 0; i < n && !status; i++)
+        if (i == 0 || strcmp(names[i], names[i - 1]))
+            status = add_file(o, dir, names[i], err);
     free(names);
     cJSON_Delete(index);
-    return rc;
+    return status;
 }
 
 /* Returns true if dir/name exists, as a file or anything else, or if that cannot be found out: then
@@ -496,15 +486,11 @@ static int add_files(Opening *o, const char *dir, Error *err) {
         return add_file(o, dir, "model.safetensors", err);
     if (exists(dir, "model.safetensors.index.json"))
         return add_shards(o, dir, err);
-    if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
-        return fail(err, EXIT_FAILED,
-                    "%s: has only pytorch_model.bin; expected model.safetensors: run "
-                    "scripts/convert_bin.py %s",
-                    dir, dir);
     return fail(err, EXIT_FAILED,
                 "%s: has neither model.safetensors nor model.safetensors.index.json; download the "
-                "model's weights",
-                dir);
+                "model's weights, or, if they are in pytorch_model.bin, run scripts/convert_bin.py "
+                "%s",
+                dir, dir);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -581,22 +567,16 @@ static const Entry *find_entry(const Opening *o, const char *name) {
     return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
-/* Returns the type of an element, or I32, which no tensor may have. */
-static Type dtype_type(const char *dtype) {
-    static const char *const names[] = {
-        [F32] = "F32", [F16] = "F16", [BF16] = "BF16", [I32] = "", [U8] = "U8"};
-    for (Type type = F32; type <= U8; type++)
-        if (!strcmp(dtype, names[type]))
-            return type;
-    return I32;
-}
-
 /* Makes the tensor of a part a view of its entry, which must have the type and the shape that
  * config.json asks for: (rows, cols), or (cols) for a vector. */
 static int take_entry(const Part *part, const Entry *e, int rows, int cols, const Checkpoint *c,
                       Error *err) {
+    static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16", [U8] = "U8"};
     const bool packed = part->matrix && c->packed;
-    const Type type = dtype_type(e->dtype);
+    const Type last = packed ? U8 : BF16;
+    Type type = packed ? U8 : F32;
+    while (type < last && strcmp(e->dtype, names[type]))
+        type++;
     char where[PLACE], expected[40], *shape = cJSON_PrintUnformatted(e->shape);
     int status = 0;
     snprintf(where, sizeof where, "%s: tensor %.200s", c->files[e->file].path, e->name);
@@ -608,7 +588,7 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, cons
         snprintf(expected, sizeof expected, "[%d]", cols);
     else
         snprintf(expected, sizeof expected, "[%d,%d]", rows, cols);
-    if (packed ? type != U8 : type > BF16)
+    if (strcmp(e->dtype, names[type]))
         status = fail(err, EXIT_FAILED, "%s: dtype is %.40s; expected %s", where, e->dtype,
                       packed ? "U8, as __metadata__ says it is packed"
                              : "F16, BF16 or F32: save the model in one of these (U8 is for packed "
@@ -717,11 +697,9 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     bool tied;
     if (config_read(&config, &tied, dir, err))
         return NULL;
-    Opening o = {.checkpoint = checkpoint_new(&config), .tied = tied};
+    Opening o = {checkpoint_new(&config), cJSON_CreateArray(), .tied = tied};
     const bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
-    for (int f = 0; f < o.checkpoint->nfiles; f++)
-        cJSON_Delete(o.headers[f]);
-    free(o.headers);
+    cJSON_Delete(o.headers);
     free(o.entries);
     if (!good)
         checkpoint_close(o.checkpoint);
@@ -787,12 +765,10 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {
         [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
-    bool outside = owner->layer < 0, norm_w = outside
-                                                  ? owner->role == FINAL_LN_W
-                                                  : owner->role == LN1_W || owner->role == LN2_W;
-    float matrix = outside ? owner->role < FINAL_LN_W : gain[owner->role];
-    *center = norm_w ? 1 : 0;
-    *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
+    const bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
+    const float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
+    *center = !matrix && is_weight;
+    *std = matrix ? matrix / sqrtf(owner->tensor->cols) : 0.03f;
 }
 
 /* Writes elements of a dummy. Each is the sum of two random bytes, whose distribution is roughly a
@@ -974,9 +950,8 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        if (g == TOK_EMBED && tied && is_last(&c.config))
-            continue; /* the table is also the head */
-        if (!rows)
+        const bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
+        if (!rows && !is_head)
             c.global[g] = (Tensor){.rows = 0};
     }
     return c;

@@ -422,7 +422,7 @@ static void missing_files_are_named(void) {
     write_text(dir, "model.safetensors.index.json", "{}");
     refused(dir, "has no weight_map");
     write_text(dir, "model.safetensors.index.json", "{\"weight_map\": {}}");
-    refused(dir, "names 0 files");
+    refused(dir, "has no weight_map that names files");
     static const char *const bad[] = {
         "\"../a.safetensors\"", "\"/etc/passwd\"", "\"..\"", "\"\"", "\"a/b\"", "\".\"", "3", "null"};
     char index[100];
