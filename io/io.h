@@ -182,7 +182,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-/* Returns the bytes of the longest token. */
+/* Returns the bytes of the longest token that is not special. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
 

@@ -103,12 +103,6 @@ static int check_escape(const Source *s, size_t at) {
                : refuse_at(s, at, "no \\u0000 (text with a zero byte is not accepted)");
 }
 
-/* Returns true if a number with a leading zero begins at a place. */
-static bool leading_zero(const Source *s, size_t at) {
-    const size_t first = at + (byte_at(s, at) == '-');
-    return byte_at(s, first) == '0' && isdigit(byte_at(s, first + 1));
-}
-
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
 static int check_bytes(const Source *s) {
@@ -133,7 +127,8 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
-        if (!number && leading_zero(s, at))
+        const size_t digit = at + (c == '-');
+        if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
             return refuse_at(s, at, "digits before and behind a point");

@@ -35,25 +35,62 @@ typedef struct {
     int32_t left, right, joined;
 } Merge;
 
+/* An entry of a hash table. */
+typedef struct {
+    uint64_t key;
+    int32_t value; /* -1 in empty places */
+} Place;
+typedef struct {
+    Place *places;
+    size_t mask; /* number of places - 1; the number is a power of two */
+} Table;
+
 struct Tokenizer {
     int vocab;
     Token *tokens;        /* (vocab), by id */
     cJSON *tree;          /* vocab.json, which owns the bytes of all tokens */
     int32_t byte_id[256]; /* the token of each byte */
-    int longest;          /* bytes of the longest token */
+    int longest;          /* bytes of the longest token that is not special */
     Merge *merges;        /* (nmerges), by rank: the first is joined first */
     int nmerges;
-    int32_t *ranks; /* hash table from pairs to ranks; -1 in empty places */
-    size_t mask;    /* size of the table - 1; the size is a power of two */
+    Table ranks; /* from pairs of ids to ranks */
+    /* While the two files are read: */
+    char path[MAX_PATH];              /* the file that is being read */
+    Table names;                      /* from hashes of tokens' texts to ids */
+    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
 };
 
-/* The state of reading the two files. */
-typedef struct {
-    char path[MAX_PATH];              /* the file that is being read */
-    int32_t *names;                   /* hash table from tokens' texts to ids; -1 in empty places */
-    size_t mask;                      /* size of the table - 1 */
-    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
-} Reading;
+// -------------------------------------------------------------------------------------------------
+// Tables
+// -------------------------------------------------------------------------------------------------
+
+/* Makes a table for n keys, of at least twice as many places. */
+static Table table_new(size_t n) {
+    size_t size = 16;
+    while (size < 2 * n)
+        size *= 2;
+    Place *places = xcalloc(size, sizeof *places);
+    return (Table){memset(places, 0xFF, size * sizeof *places), size - 1};
+}
+
+/* Returns the place of a key, or the empty one where it would be. */
+static Place *table_find(Table table, uint64_t key) {
+    const uint64_t hash = key * 0x9E3779B97F4A7C15u;
+    for (size_t slot = hash ^ hash >> 32;; slot++) {
+        Place *place = &table.places[slot & table.mask];
+        if (place->value < 0 || place->key == key)
+            return place;
+    }
+}
+
+static uint64_t text_key(const char *text) { return hash_bytes(HASH_START, text, strlen(text)); }
+static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)left << 32 | right; }
+
+/* Returns the id of the token with this text, or -1. */
+static int32_t find_token(const Tokenizer *tokenizer, const char *text) {
+    const int32_t id = table_find(tokenizer->names, text_key(text))->value;
+    return id >= 0 && !strcmp(tokenizer->tokens[id].bytes, text) ? id : -1;
+}
 
 // -------------------------------------------------------------------------------------------------
 // vocab.json
@@ -64,45 +101,24 @@ static int shown(const char *s) { return utf8_invalid_at(s, strnlen(s, SHOWN)); 
 
 /* Fills in byte_of, as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands for
  * itself, and the other bytes are numbered from 256 on. */
-static void byte_symbols(Reading *r) {
+static void byte_symbols(Tokenizer *tokenizer) {
     int next = 256;
-    memset(r->byte_of, 0xFF, sizeof r->byte_of);
+    memset(tokenizer->byte_of, 0xFF, sizeof tokenizer->byte_of);
     for (int b = 0; b < 256; b++) {
         const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        r->byte_of[printable ? b : next++] = b;
+        tokenizer->byte_of[printable ? b : next++] = b;
     }
     CHECK(next == LAST_SYMBOL + 1);
 }
 
 /* Returns the byte for which the character at *at stands, or -1, and moves *at to the next one. */
-static int next_byte(const Reading *r, const char **at) {
+static int next_byte(const Tokenizer *tokenizer, const char **at) {
     uint32_t code;
-    *at += utf8_step(&code, *at, strlen(*at));
-    return code <= LAST_SYMBOL ? r->byte_of[code] : -1;
+    *at += utf8_step(&code, *at, strnlen(*at, 4));
+    return code <= LAST_SYMBOL ? tokenizer->byte_of[code] : -1;
 }
 
-/* Makes a hash table for n numbers, of at least twice as many places, all -1. Sets its mask. */
-static int32_t *new_table(size_t n, size_t *mask) {
-    size_t size = 16;
-    while (size < 2 * n)
-        size *= 2;
-    *mask = size - 1;
-    return memset(xcalloc(size, sizeof(int32_t)), 0xFF, size * sizeof(int32_t));
-}
-
-/* Returns the place in r->names that holds the id of the token with this text, or would hold it. */
-static int32_t *find_token(const Tokenizer *tokenizer, const Reading *r, const char *text) {
-    uint64_t hash = 0;
-    for (const char *c = text; *c; c++)
-        hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
-    size_t slot = (hash ^ hash >> 32) & r->mask;
-    for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
-        if (!strcmp(tokenizer->tokens[r->names[slot]].bytes, text))
-            break;
-    return &r->names[slot];
-}
-
-static int add_token(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
+static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
     static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
     char *text = item->string, found[100];
     size_t id;
@@ -110,54 +126,56 @@ static int add_token(Tokenizer *tokenizer, const Reading *r, const cJSON *item, 
         return fail(err, EXIT_FAILED,
                     "%s: the id of \"%.*s\" is %s, expected a whole number from 0 to %d (the "
                     "model's vocabulary); take vocab.json and config.json from the same model",
-                    r->path, shown(text), text, json_describe(found, item), tokenizer->vocab - 1);
+                    tokenizer->path, shown(text), text, json_describe(found, item),
+                    tokenizer->vocab - 1);
     Token *token = &tokenizer->tokens[id];
     if (token->bytes)
         return fail(err, EXIT_FAILED,
                     "%s: \"%.*s\" and \"%.*s\" both have id %zu, expected one piece for an id; "
                     "take vocab.json from the model's download again",
-                    r->path, shown(token->bytes), token->bytes, shown(text), text, id);
+                    tokenizer->path, shown(token->bytes), token->bytes, shown(text), text, id);
     token->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
         token->special |= !strcmp(text, specials[i]);
-    *find_token(tokenizer, r, text) = id;
+    const uint64_t key = text_key(text);
+    *table_find(tokenizer->names, key) = (Place){key, id};
     const char *at = text;
-    const int byte = next_byte(r, &at);
+    const int byte = next_byte(tokenizer, &at);
     if (byte >= 0 && !*at)
         tokenizer->byte_id[byte] = id;
     return 0;
 }
 
-static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
-    const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
+static int read_vocab(Tokenizer *tokenizer, Error *err) {
+    const cJSON *root = tokenizer->tree = json_read(tokenizer->path, MAX_FILE, err);
     if (!root)
         return -1;
-    r->names = new_table(cJSON_GetArraySize(root), &r->mask);
-    byte_symbols(r);
+    tokenizer->names = table_new(cJSON_GetArraySize(root));
+    byte_symbols(tokenizer);
     memset(tokenizer->byte_id, 0xFF, sizeof tokenizer->byte_id);
     for (const cJSON *item = root->child; item; item = item->next)
-        if (add_token(tokenizer, r, item, err))
+        if (add_token(tokenizer, item, err))
             return -1;
-    if (*find_token(tokenizer, r, "</s>") < 0)
+    if (find_token(tokenizer, "</s>") < 0)
         return fail(err, EXIT_FAILED,
                     "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt "
                     "begins with it; is this an OPT model?",
-                    r->path);
+                    tokenizer->path);
     for (int b = 0; b < 256; b++)
         if (tokenizer->byte_id[b] < 0)
             return fail(err, EXIT_FAILED,
                         "%s: no piece for byte 0x%02X, expected a piece for each of the 256 bytes; "
                         "is this a byte-level BPE?",
-                        r->path, b);
+                        tokenizer->path, b);
     return 0;
 }
 
 /* Replaces a token's text, in place, by the bytes that it stands for; these are never more. As in
  * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
-static void decode_token(Token *token, const Reading *r) {
+static void decode_token(const Tokenizer *tokenizer, Token *token) {
     char *text = xstrdup(token->bytes), *to = token->bytes;
     for (const char *at = text; *at;) {
-        const int byte = next_byte(r, &at);
+        const int byte = next_byte(tokenizer, &at);
         if (byte < 0) {
             to = stpcpy(token->bytes, text);
             break;
@@ -172,22 +190,9 @@ static void decode_token(Token *token, const Reading *r) {
 // merges.txt
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the index in tokenizer->ranks where the rank of a pair is, or would be. */
-static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right) {
-    uint64_t key = (uint64_t)left << 32 | (uint32_t)right;
-    key *= 0x9E3779B97F4A7C15u;
-    size_t slot = (key ^ key >> 32) & tokenizer->mask;
-    for (; tokenizer->ranks[slot] >= 0; slot = (slot + 1) & tokenizer->mask) {
-        const Merge *merge = &tokenizer->merges[tokenizer->ranks[slot]];
-        if (merge->left == left && merge->right == right)
-            break;
-    }
-    return slot;
-}
-
 /* Adds the merge in a line "left right" of len bytes, with a 0 after it. Removes the space from the
  * line to look up the joined token. */
-static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t len, Error *err) {
+static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
     size_t invalid = utf8_invalid_at(line, len);
     if (invalid < len)
         return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces",
@@ -198,33 +203,34 @@ static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t 
                     "found \"%.*s\", expected two pieces with one blank between them", shown(line),
                     line);
     *blank = 0;
-    Merge merge = {*find_token(tokenizer, r, line), *find_token(tokenizer, r, right), -1};
+    Merge merge = {find_token(tokenizer, line), find_token(tokenizer, right), -1};
     const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
     if (unknown)
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
                     shown(unknown), unknown);
     memmove(blank, right, strlen(right) + 1);
-    merge.joined = *find_token(tokenizer, r, line);
+    merge.joined = find_token(tokenizer, line);
     if (merge.joined < 0 || tokenizer->tokens[merge.joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
                     shown(line), line,
                     merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
-    int32_t *rank = &tokenizer->ranks[pair_slot(tokenizer, merge.left, merge.right)];
-    if (*rank >= 0)
+    const uint64_t key = pair_key(merge.left, merge.right);
+    Place *rank = table_find(tokenizer->ranks, key);
+    if (rank->value >= 0)
         return fail(err, EXIT_FAILED,
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
-    tokenizer->merges[tokenizer->nmerges] = merge;
-    *rank = tokenizer->nmerges++;
+    *rank = (Place){key, tokenizer->nmerges};
+    tokenizer->merges[tokenizer->nmerges++] = merge;
     return 0;
 }
 
-static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_t len, Error *err) {
+static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err) {
     size_t lines = 1;
     for (size_t i = 0; i < len; i++)
         lines += text[i] == '\n';
     tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
-    tokenizer->ranks = new_table(lines, &tokenizer->mask);
+    tokenizer->ranks = table_new(lines);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
         char *newline = memchr(text, '\n', end - text), *stop = newline ? newline : end;
@@ -235,10 +241,10 @@ static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_
         Error inner;
         if (number == 1 && !strncmp(text, "#version", 8))
             continue;
-        if (add_merge(tokenizer, r, text, stop - text, &inner))
+        if (add_merge(tokenizer, text, stop - text, &inner))
             return fail(err, EXIT_FAILED,
                         "%s line %d: %s; take merges.txt and vocab.json from the same model",
-                        r->path, number, inner.text);
+                        tokenizer->path, number, inner.text);
     }
     return 0;
 }
@@ -247,38 +253,33 @@ static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_
 // Opening
 // -------------------------------------------------------------------------------------------------
 
-static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *err) {
+static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
     size_t len;
-    if (file_path(r->path, dir, "vocab.json", err) || read_vocab(tokenizer, r, err) ||
-        file_path(r->path, dir, "merges.txt", err))
+    if (file_path(tokenizer->path, dir, "vocab.json", err) || read_vocab(tokenizer, err) ||
+        file_path(tokenizer->path, dir, "merges.txt", err))
         return -1;
-    char *merges = file_read(r->path, MAX_FILE, &len, err);
-    int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
+    char *merges = file_read(tokenizer->path, MAX_FILE, &len, err);
+    int status = merges ? read_merges(tokenizer, merges, len, err) : -1;
     free(merges);
-    bool several = false;
     for (Token *token = tokenizer->tokens; token < tokenizer->tokens + tokenizer->vocab; token++) {
         if (token->bytes)
-            decode_token(token, r);
-        several |= token->len > 1 && !token->special;
-        tokenizer->longest = imax(tokenizer->longest, token->len);
+            decode_token(tokenizer, token);
+        if (!token->special)
+            tokenizer->longest = imax(tokenizer->longest, token->len);
     }
-    if (status || tokenizer->nmerges || !several)
+    if (status || tokenizer->nmerges || tokenizer->longest == 1)
         return status; /* a vocabulary of bytes has nothing to merge */
     return fail(err, EXIT_FAILED,
                 "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; "
                 "take both from the same model",
-                r->path);
+                tokenizer->path);
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
-    CHECK(vocab > 0);
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
     tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
-    Reading reading = {.path = ""};
-    int status = open_files(tokenizer, dir, &reading, err);
-    free(reading.names);
-    if (status == 0)
+    if (!open_files(tokenizer, dir, err))
         return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
@@ -290,7 +291,8 @@ void tokenizer_close(Tokenizer *tokenizer) {
     cJSON_Delete(tokenizer->tree);
     free(tokenizer->tokens);
     free(tokenizer->merges);
-    free(tokenizer->ranks);
+    free(tokenizer->ranks.places);
+    free(tokenizer->names.places);
     free(tokenizer);
 }
 
@@ -370,8 +372,8 @@ static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
     const int32_t next = at < 0 ? -1 : word->links[at].next;
     if (next < 0)
         return;
-    const int32_t rank =
-        tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
+    const uint64_t pair = pair_key(word->links[at].id, word->links[next].id);
+    const int32_t rank = table_find(tokenizer->ranks, pair)->value;
     if (rank < 0)
         return;
     const uint64_t key = (uint64_t)rank << 32 | at;
