@@ -798,14 +798,6 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
 // Reading tensors
 // -------------------------------------------------------------------------------------------------
 
-/* Returns element i of raw, BF16 or F32 values at any alignment. The `size` bytes of an element are
- * the high bytes of a float. */
-static float raw_float(const uint8_t *raw, size_t size, size_t i) {
-    float value = 0;
-    memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
-    return value;
-}
-
 static bool is_finite(f16 x) { return (x & 0x7C00) != 0x7C00; }
 
 static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value,
@@ -846,7 +838,8 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
         if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err))
             return -1;
         for (size_t i = 0; i < n; i++) {
-            const float value = raw_float(raw, size, i);
+            float value = 0; /* whose high bytes the element is, at any alignment */
+            memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
             *to = f32_to_f16(value);
             if (!is_finite(*to++))
                 return bad_element(checkpoint, tensor, first + i, value,

@@ -319,10 +319,8 @@ static void clear_dead(const char *name) {
 }
 
 int unfinished_begin(const char *path, bool directory, Error *err) {
-    static bool removed_at_end;
     char suffix[32], name[MAX_PATH];
-    if (!removed_at_end)
-        removed_at_end = !atexit(unfinished_remove);
+    atexit(unfinished_remove); /* a second call does no harm */
     snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
     if (file_beside(name, path, suffix, err))
         return -1;

@@ -30,15 +30,11 @@ typedef struct {
     bool special; /* gives nothing when decoded */
 } Token;
 
-/* One line of merges.txt: the ids of two neighbours and of the token that they are joined to. */
-typedef struct {
-    int32_t left, right, joined;
-} Merge;
-
 /* An entry of a hash table. */
 typedef struct {
     uint64_t key;
-    int32_t value; /* -1 in empty places */
+    int32_t value;  /* -1 in empty places */
+    int32_t joined; /* of a line of merges.txt: the id of the token that its pair is joined to */
 } Place;
 typedef struct {
     Place *places;
@@ -51,9 +47,9 @@ struct Tokenizer {
     cJSON *tree;          /* vocab.json, which owns the bytes of all tokens */
     int32_t byte_id[256]; /* the token of each byte */
     int longest;          /* bytes of the longest token that is not special */
-    Merge *merges;        /* (nmerges), by rank: the first is joined first */
     int nmerges;
-    Table ranks; /* from pairs of ids to ranks */
+    Table
+        ranks; /* from pairs of ids to ranks, the lines of merges.txt: the first is joined first */
     /* While the two files are read: */
     char path[MAX_PATH];              /* the file that is being read */
     Table names;                      /* from hashes of tokens' texts to ids */
@@ -138,7 +134,7 @@ static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
         token->special |= !strcmp(text, specials[i]);
     const uint64_t key = text_key(text);
-    *table_find(tokenizer->names, key) = (Place){key, id};
+    *table_find(tokenizer->names, key) = (Place){key, id, -1};
     const char *at = text;
     const int byte = next_byte(tokenizer, &at);
     if (byte >= 0 && !*at)
@@ -203,25 +199,24 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "found \"%.*s\", expected two pieces with one blank between them", shown(line),
                     line);
     *blank = 0;
-    Merge merge = {find_token(tokenizer, line), find_token(tokenizer, right), -1};
-    const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
-    if (unknown)
+    const int32_t first = find_token(tokenizer, line), second = find_token(tokenizer, right);
+    if (first < 0 || second < 0) {
+        const char *unknown = first < 0 ? line : right;
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
                     shown(unknown), unknown);
+    }
     memmove(blank, right, strlen(right) + 1);
-    merge.joined = find_token(tokenizer, line);
-    if (merge.joined < 0 || tokenizer->tokens[merge.joined].special)
+    const int32_t joined = find_token(tokenizer, line);
+    if (joined < 0 || tokenizer->tokens[joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
-                    shown(line), line,
-                    merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
-    const uint64_t key = pair_key(merge.left, merge.right);
-    Place *rank = table_find(tokenizer->ranks, key);
-    if (rank->value >= 0)
+                    shown(line), line, joined < 0 ? "no piece of vocab.json" : "a special piece");
+    const uint64_t key = pair_key(first, second);
+    Place *place = table_find(tokenizer->ranks, key);
+    if (place->value >= 0)
         return fail(err, EXIT_FAILED,
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
-    *rank = (Place){key, tokenizer->nmerges};
-    tokenizer->merges[tokenizer->nmerges++] = merge;
+    *place = (Place){key, tokenizer->nmerges++, joined};
     return 0;
 }
 
@@ -229,7 +224,6 @@ static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err)
     size_t lines = 1;
     for (size_t i = 0; i < len; i++)
         lines += text[i] == '\n';
-    tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
     tokenizer->ranks = table_new(lines);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
@@ -290,7 +284,6 @@ void tokenizer_close(Tokenizer *tokenizer) {
         return;
     cJSON_Delete(tokenizer->tree);
     free(tokenizer->tokens);
-    free(tokenizer->merges);
     free(tokenizer->ranks.places);
     free(tokenizer->names.places);
     free(tokenizer);
@@ -367,13 +360,18 @@ static uint64_t pop_pair(Word *word) {
     return top;
 }
 
+/* Returns the entry of the pair of token `at` and the token after it. Its value is the pair's rank,
+ * or -1 if merges.txt does not have it. */
+static Place find_pair(const Tokenizer *tokenizer, const Symbol *links, int32_t at) {
+    const int32_t next = at < 0 ? -1 : links[at].next;
+    if (next < 0)
+        return (Place){.value = -1};
+    return *table_find(tokenizer->ranks, pair_key(links[at].id, links[next].id));
+}
+
 /* Adds the pair of token `at` and the token after it to the heap, if merges.txt has this pair. */
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
-    const int32_t next = at < 0 ? -1 : word->links[at].next;
-    if (next < 0)
-        return;
-    const uint64_t pair = pair_key(word->links[at].id, word->links[next].id);
-    const int32_t rank = table_find(tokenizer->ranks, pair)->value;
+    const int32_t rank = find_pair(tokenizer, word->links, at).value;
     if (rank < 0)
         return;
     const uint64_t key = (uint64_t)rank << 32 | at;
@@ -403,12 +401,12 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     word_begin(tokenizer, word, text, len);
     Symbol *links = word->links;
     while (word->nheap > 0) {
-        uint64_t key = pop_pair(word);
-        const Merge *merge = &tokenizer->merges[key >> 32];
-        int32_t at = key, next = links[at].next;
-        if (links[at].id != merge->left || next < 0 || links[next].id != merge->right)
+        const uint64_t key = pop_pair(word);
+        const int32_t rank = key >> 32, at = key, next = links[at].next;
+        const Place pair = find_pair(tokenizer, links, at);
+        if (pair.value != rank)
             continue;
-        links[at].id = merge->joined;
+        links[at].id = pair.joined;
         links[at].next = links[next].next;
         links[next].id = -1;
         if (links[at].next >= 0)
