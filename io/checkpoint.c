@@ -30,9 +30,6 @@
 
 #include "io/io.h"
 
-/* Bytes of the place of a fault in its message, "PATH: tensor NAME". */
-enum { PLACE = MAX_PATH + 250 };
-
 // -------------------------------------------------------------------------------------------------
 // Sizes and shapes
 // -------------------------------------------------------------------------------------------------
@@ -242,6 +239,7 @@ typedef struct {
     const char *name, *dtype; /* belong to the header's JSON tree */
     const cJSON *shape;       /* belongs to it, too */
     int file;                 /* index into Checkpoint.files */
+    const char *path;         /* the path of this file */
     size_t begin, end;        /* bytes in the file */
 } Entry;
 
@@ -271,7 +269,7 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
     const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
                 *offsets = json_get(member, "data_offsets");
     size_t count = 1, bytes;
-    char where[PLACE];
+    char where[MAX_PATH + 250];
     snprintf(where, sizeof where, "%s: tensor %.200s", file->path, member->string);
     if (!cJSON_IsString(dtype))
         return json_refuse(err, where, "dtype", dtype, "a string such as \"F16\"");
@@ -373,6 +371,7 @@ static int file_entries(Opening *o, int f, Error *err) {
             continue;
         Entry *e = &o->entries[o->nentries++];
         e->file = f;
+        e->path = file->path;
         if (entry_read(e, member, file, data, err))
             return -1;
     }
@@ -401,7 +400,6 @@ static int compare_names(const void *a, const void *b) {
 /* Refuses tensors that overlap, and a name that is in two shards, because either could be meant.
  * Sorts the entries by name. */
 static int check_entries(Opening *o, Error *err) {
-    const TensorFile *files = o->checkpoint->files;
     qsort(o->entries, o->nentries, sizeof *o->entries, compare_places);
     for (size_t i = 1; i < o->nentries; i++) {
         const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
@@ -409,15 +407,15 @@ static int check_entries(Opening *o, Error *err) {
             return fail(err, EXIT_FAILED,
                         "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have "
                         "its own bytes",
-                        files[a->file].path, a->name, b->name, b->begin);
+                        a->path, a->name, b->name, b->begin);
     }
     qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
     for (size_t i = 1; i < o->nentries; i++) {
         const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
         if (!compare_names(a, b))
             return fail(err, EXIT_FAILED,
-                        "%s: tensor %.200s is also in %s; expected it in one shard",
-                        files[b->file].path, b->name, files[a->file].path);
+                        "%s: tensor %.200s is also in %s; expected it in one shard", b->path,
+                        b->name, a->path);
     }
     return 0;
 }
@@ -567,35 +565,30 @@ static const Entry *find_entry(const Opening *o, const char *name) {
     return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
-/* Makes the tensor of a part a view of its entry, which must have the type and the shape that
- * config.json asks for: (rows, cols), or (cols) for a vector. */
-static int take_entry(const Part *part, const Entry *e, int rows, int cols, const Checkpoint *c,
+/* Makes a tensor a view of an entry, which must have the type and the shape that config.json asks
+ * for: (rows, cols), or (cols) for a vector. */
+static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool packed,
                       Error *err) {
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16", [U8] = "U8"};
-    const bool packed = part->matrix && c->packed;
-    const Type last = packed ? U8 : BF16;
-    Type type = packed ? U8 : F32;
-    while (type < last && strcmp(e->dtype, names[type]))
-        type++;
-    char where[PLACE], expected[40], *shape = cJSON_PrintUnformatted(e->shape);
+    char expected[40], *shape = cJSON_PrintUnformatted(e->shape);
     int status = 0;
-    snprintf(where, sizeof where, "%s: tensor %.200s", c->files[e->file].path, e->name);
-    if (packed) {
-        cols *= GROUP_BYTES;
-        rows /= GROUP;
-    }
+    Type type = packed ? U8 : F32;
+    while (type < BF16 && strcmp(e->dtype, names[type]))
+        type++;
     if (part->vector)
         snprintf(expected, sizeof expected, "[%d]", cols);
     else
         snprintf(expected, sizeof expected, "[%d,%d]", rows, cols);
     if (strcmp(e->dtype, names[type]))
-        status = fail(err, EXIT_FAILED, "%s: dtype is %.40s; expected %s", where, e->dtype,
+        status = fail(err, EXIT_FAILED, "%s: tensor %.200s: dtype is %.40s; expected %s", e->path,
+                      e->name, e->dtype,
                       packed ? "U8, as __metadata__ says it is packed"
                              : "F16, BF16 or F32: save the model in one of these (U8 is for packed "
                                "matrices of layers, in a file whose __metadata__ says how)");
     else if (strcmp(shape, expected))
-        status = fail(err, EXIT_FAILED, "%s: shape is %.60s; config.json asks for %s%s", where,
-                      shape, expected, packed ? " at 4 bits in groups of 64" : "");
+        status =
+            fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %.60s; config.json asks for %s%s",
+                 e->path, e->name, shape, expected, packed ? " at 4 bits in groups of 64" : "");
     free(shape);
     *part->tensor = (Tensor){.tier = TIER_DISK,
                              .type = type,
@@ -612,6 +605,7 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, cons
 static int take_part(const Opening *o, int t, Error *err) {
     const Checkpoint *c = o->checkpoint;
     const Part part = checkpoint_part(c, t);
+    const bool packed = part.matrix && c->packed;
     char text[100];
     const char *name = part_name(text, &part);
     int rows, cols;
@@ -626,11 +620,13 @@ static int take_part(const Opening *o, int t, Error *err) {
             err, EXIT_FAILED,
             "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
             c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "");
-    if (c->packed && part.matrix && rows % GROUP)
+    if (packed && rows % GROUP)
         return fail(err, EXIT_FAILED,
-                    "%s: tensor %s: has %d rows, which groups of %d do not divide",
-                    c->files[e->file].path, name, rows, GROUP);
-    return take_entry(&part, e, rows, cols, c, err);
+                    "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
+                    rows, GROUP);
+    if (packed)
+        return take_entry(&part, e, rows / GROUP, cols * GROUP_BYTES, packed, err);
+    return take_entry(&part, e, rows, cols, packed, err);
 }
 
 /* Sets *same if all numbers of two tensors of one shape are equal, as F16. */
@@ -710,10 +706,10 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
     struct stat st;
     for (int f = 0; f < checkpoint->nfiles; f++) {
         const TensorFile *file = &checkpoint->files[f];
-        if (fstat(file->fd, &st) != 0)
+        if (fstat(file->fd, &st))
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
-        if ((size_t)st.st_size != file->size || st.st_mtim.tv_sec != file->changed.tv_sec ||
-            st.st_mtim.tv_nsec != file->changed.tv_nsec)
+        if ((size_t)st.st_size != file->size ||
+            memcmp(&st.st_mtim, &file->changed, sizeof st.st_mtim))
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
                         "models; run again",
@@ -888,16 +884,15 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 }
 
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const bool packed = tensor->type == U8; /* each row is then a row of groups */
     const size_t rows = tensor->rows, size = rows * tensor->cols;
-    const int groups = tensor->cols / GROUP_BYTES; /* in a packed row */
-    const size_t count = packed ? rows * groups * GROUP : size;
+    const int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
+    const size_t count = groups ? rows * groups * GROUP : size;
     f16 *numbers = xcalloc(count, sizeof *numbers);
-    uint8_t *bytes = xcalloc(packed ? size : 0, 1);
+    uint8_t *bytes = xcalloc(groups ? size : 0, 1);
     float *values = NULL;
-    if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
+    if (!checkpoint_fill(checkpoint, groups ? (void *)bytes : numbers, tensor, 0, size, err)) {
         values = xcalloc(count, sizeof *values);
-        for (size_t r = 0; packed && r < rows; r++)
+        for (size_t r = 0; groups && r < rows; r++)
             quant_unpack_rows(numbers + r * GROUP * groups, bytes + r * tensor->cols, groups);
         for (size_t i = 0; i < count; i++)
             values[i] = f16_to_f32(numbers[i]);

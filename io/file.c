@@ -182,16 +182,14 @@ bool output_is_special(const char *path) {
     return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
 }
 
-bool output_is_standard(const char *path) {
-    struct stat x, y;
-    return !strcmp(path, "-") || (stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 &&
-                                  x.st_dev == y.st_dev && x.st_ino == y.st_ino);
-}
-
 /* Returns true if two paths lead to one file or directory, which exists. */
 static bool same_inode(const char *a, const char *b) {
     struct stat x, y;
     return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+bool output_is_standard(const char *path) {
+    return !strcmp(path, "-") || same_inode(path, "/dev/stdout");
 }
 
 bool same_file(const char *a, const char *b) {
