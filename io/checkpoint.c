@@ -34,30 +34,46 @@
 // Sizes and shapes
 // -------------------------------------------------------------------------------------------------
 
-/* The published sizes. Only opt-350m projects its embeddings, and normalizes after a layer. */
+/* What differs between the published sizes. Only opt-350m projects its embeddings, and it alone
+ * normalizes after the sublayers. */
+// clang-format off
 static const struct {
     const char *name;
     int l, h1, nh, embed;
-} sizes[] = {{"opt-125m", 12, 768, 12, 768},    {"opt-350m", 24, 1024, 16, 512},
-             {"opt-1.3b", 24, 2048, 32, 2048},  {"opt-2.7b", 32, 2560, 32, 2560},
-             {"opt-6.7b", 32, 4096, 32, 4096},  {"opt-13b", 40, 5120, 40, 5120},
-             {"opt-30b", 48, 7168, 56, 7168},   {"opt-66b", 64, 9216, 72, 9216},
-             {"opt-175b", 96, 12288, 96, 12288}};
+} sizes[] = {
+    {"opt-125m", 12,   768, 12,   768},
+    {"opt-350m", 24,  1024, 16,   512},
+    {"opt-1.3b", 24,  2048, 32,  2048},
+    {"opt-2.7b", 32,  2560, 32,  2560},
+    {"opt-6.7b", 32,  4096, 32,  4096},
+    {"opt-13b",  40,  5120, 40,  5120},
+    {"opt-30b",  48,  7168, 56,  7168},
+    {"opt-66b",  64,  9216, 72,  9216},
+    {"opt-175b", 96, 12288, 96, 12288},
+};
+// clang-format on
 
 int opt_config_by_name(OptConfig *config, const char *name) {
-    enum { VOCAB = 50272, POSITIONS = 2048, END = 2 }; /* of all sizes */
     if (!strncmp(name, "facebook/", 9))
         name += 9;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (!strcmp(name, sizes[i].name)) {
-            const int h1 = sizes[i].h1, embed = sizes[i].embed;
-            const bool pre_norm = embed == h1;
-            *config =
-                (OptConfig){"",        sizes[i].l, h1,       4 * h1,   sizes[i].nh, VOCAB,
-                            POSITIONS, embed,      pre_norm, pre_norm, END,         .stages = 1};
-            strcpy(config->name, name);
-            return 0;
-        }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int h1 = sizes[i].h1, embed = sizes[i].embed;
+        if (strcmp(name, sizes[i].name))
+            continue;
+        *config = (OptConfig){.l = sizes[i].l,
+                              .h1 = h1,
+                              .h2 = 4 * h1,
+                              .nh = sizes[i].nh,
+                              .vocab = 50272,
+                              .max_pos = 2048,
+                              .embed = embed,
+                              .pre_norm = embed == h1,
+                              .final_norm = embed == h1,
+                              .eos = 2,
+                              .stages = 1};
+        strcpy(config->name, name);
+        return 0;
+    }
     return -1;
 }
 

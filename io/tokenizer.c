@@ -15,7 +15,6 @@
  * Read next: unicode.c. */
 #include <cjson/cJSON.h>
 #include <limits.h>
-#include <math.h>
 
 #include "io/io.h"
 #include "base/base.h"
@@ -47,9 +46,8 @@ struct Tokenizer {
     cJSON *tree;          /* vocab.json, which owns the bytes of all tokens */
     int32_t byte_id[256]; /* the token of each byte */
     int longest;          /* bytes of the longest token that is not special */
-    int nmerges;
-    Table
-        ranks; /* from pairs of ids to ranks, the lines of merges.txt: the first is joined first */
+    Table ranks;          /* from pairs of ids to ranks, which are the lines of merges.txt */
+    int nmerges;          /* number of ranks; rank 0 is joined first */
     /* While the two files are read: */
     char path[MAX_PATH];              /* the file that is being read */
     Table names;                      /* from hashes of tokens' texts to ids */
