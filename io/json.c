@@ -132,7 +132,7 @@ static int check_bytes(const Source *s) {
             return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
             return refuse_at(s, at, "digits before and behind a point");
-        number = isdigit(c) || (c && strchr("+-.eE", c));
+        number = isdigit(c) || strchr("+-.eE", c);
         if (c == '{' || c == '[')
             depth++;
         if (c == '}' || c == ']')
