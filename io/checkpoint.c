@@ -268,56 +268,32 @@ typedef struct {
     bool tied; /* config.json says that the head is the token table */
 } Opening;
 
-/* Returns the bytes of an element, or 0 for an unknown dtype. All names but BOOL have the number of
- * bits behind their letters: BF16, I64, F8_E4M3. */
-static size_t dtype_bytes(const char *dtype) {
-    const unsigned long bits = strtoul(dtype + strcspn(dtype, "0123456789"), NULL, 10);
-    if (!strcmp(dtype, "BOOL"))
-        return 1;
-    return bits % 8 ? 0 : bits / 8;
-}
-
 /* Reads one member of a header into *e: its name, dtype, shape and place in the file. `data` is the
- * byte of the file where the data begins. Refuses a place that lies outside of the file, or whose
- * size does not match dtype and shape. */
+ * byte of the file where the data begins. Refuses a place that lies outside of the file. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
                       Error *err) {
-    const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
-                *offsets = json_get(member, "data_offsets");
-    size_t count = 1, bytes;
+    const cJSON *dtype = json_get(member, "dtype"), *offsets = json_get(member, "data_offsets");
     char where[MAX_PATH + 250];
     snprintf(where, sizeof where, "%s: tensor %.200s", file->path, member->string);
-    if (!cJSON_IsString(dtype))
+    e->name = member->string;
+    e->dtype = cJSON_GetStringValue(dtype);
+    e->shape = json_get(member, "shape");
+    if (!e->dtype)
         return json_refuse(err, where, "dtype", dtype, "a string such as \"F16\"");
-    if (!cJSON_IsArray(shape))
-        return json_refuse(err, where, "shape", shape, "a list of whole numbers");
-    for (const cJSON *dim = shape->child; dim; dim = dim->next) {
-        size_t size;
-        if (!json_whole(dim, &size) || __builtin_mul_overflow(count, size, &count))
-            return json_refuse(err, where, "a number in shape", dim,
-                               "whole numbers whose product is a size");
-    }
+    if (!cJSON_IsArray(e->shape))
+        return json_refuse(err, where, "shape", e->shape, "a list of whole numbers");
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) ||
         !json_whole(offsets->child, &e->begin) || !json_whole(offsets->child->next, &e->end) ||
         e->begin > e->end)
         return json_refuse(err, where, "data_offsets", offsets,
                            "[begin, end], two whole numbers in this order");
-    if (e->end > file->size - data)
-        return fail(err, EXIT_FAILED,
-                    "%s: ends at byte %zu, but the file at %zu; is the download complete?", where,
-                    data + e->end, file->size);
-    e->name = member->string;
-    e->dtype = dtype->valuestring;
-    e->shape = shape;
-    const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
-    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
-        return fail(err, EXIT_FAILED,
-                    "%s: data_offsets span %zu byte%s; expected %zu element%s of %s (%zu byte%s "
-                    "each)",
-                    where, span, plural(span), count, plural(count), e->dtype, size, plural(size));
     e->begin += data;
     e->end += data;
-    return 0;
+    if (e->end <= file->size)
+        return 0;
+    return fail(err, EXIT_FAILED,
+                "%s: ends at byte %zu, but the file at %zu; is the download complete?", where,
+                e->end, file->size);
 }
 
 /* Reads a file's header. Sets *data to the byte where the tensors' data begins. */
@@ -581,8 +557,8 @@ static const Entry *find_entry(const Opening *o, const char *name) {
     return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
-/* Makes a tensor a view of an entry, which must have the type and the shape that config.json asks
- * for: (rows, cols), or (cols) for a vector. */
+/* Makes a tensor a view of an entry, which must have the type, the shape and the bytes that
+ * config.json asks for: (rows, cols), or (cols) for a vector. */
 static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool packed,
                       Error *err) {
     static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16", [U8] = "U8"};
@@ -605,7 +581,6 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
         status =
             fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %.60s; config.json asks for %s%s",
                  e->path, e->name, shape, expected, packed ? " at 4 bits in groups of 64" : "");
-    free(shape);
     *part->tensor = (Tensor){.tier = TIER_DISK,
                              .type = type,
                              .file = 1 + e->file,
@@ -613,6 +588,12 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
                              .rows = rows,
                              .cols = cols,
                              .ld = cols};
+    const size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
+    if (!status && span != bytes)
+        status = fail(err, EXIT_FAILED,
+                      "%s: tensor %.200s: data_offsets span %zu byte%s; expected %zu for %s of %s",
+                      e->path, e->name, span, plural(span), bytes, shape, e->dtype);
+    free(shape);
     return status;
 }
 

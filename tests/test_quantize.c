@@ -648,7 +648,7 @@ static const char *const spoilt[][3] = {
     {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304,1]; config.json asks for [1,2304]"},
     {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1,2304]"},
     {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1,4608]; config.json asks for [2"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "expected 4610 elements of U8"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "shape is [2,2305]; config.json asks for [2,2304]"},
     {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
     {"\"F16\",\"shape\":[128]", "\"U8\",\"shape\":[256]", "fc1.bias: dtype is U8; expected F16"},
 };
