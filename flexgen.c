@@ -607,7 +607,7 @@ static int quantize(TaskRun *run, Error *err) {
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, run->threads,
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);

@@ -440,7 +440,7 @@ typedef struct {
  * nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away.
  */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
-                        int threads, FILE *progress, Error *err);
+                        FILE *progress, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // report.c: what the commands say

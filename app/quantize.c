@@ -429,12 +429,13 @@ static void sum_up(CopyStats *stats, const Copy *copy) {
 }
 
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
-                        int threads, FILE *progress, Error *err) {
+                        FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint)
         return -1;
-    Copy copy = {
-        .checkpoint = checkpoint, .threads = imin(threads, MOST_THREADS), .progress = progress};
+    Copy copy = {.checkpoint = checkpoint,
+                 .threads = imin(host_threads(), MOST_THREADS),
+                 .progress = progress};
     int status = -1;
     if (checkpoint->packed)
         fail(err, EXIT_USAGE, "%s: is packed already; name the model that it was made from", dir);

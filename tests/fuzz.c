@@ -141,9 +141,9 @@ static bool read_utf8(const char *text, size_t len) {
     const size_t invalid = utf8_invalid_at(text, len);
     HOLDS(invalid <= len && utf8_valid(text, invalid));
     for (size_t at = 0, step; at < len; at += step) {
-        bool valid;
-        step = utf8_step(text + at, len - at, &valid);
-        HOLDS(step >= 1 && step <= 4 && at + step <= len && (at >= invalid || valid));
+        uint32_t code;
+        step = utf8_step(&code, text + at, len - at);
+        HOLDS(step >= 1 && step <= 4 && at + step <= len && (at >= invalid || code != NO_CHARACTER));
     }
     return invalid == len;
 }
