@@ -142,8 +142,8 @@ static bool next_token(Flight *f, Sequence *q, int32_t id) {
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos,
-                 stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+    if (to->done && to->done(to->ctx, q->prompt, q->tokens, q->generated - eos,
+                             stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
     return false;
 }

@@ -322,7 +322,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     bool finished;
     if (!job->count)
         return share_job(run, job, err);
-    Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
+    Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c)
         return -1;
     if (settle_compression(run, err))
@@ -355,7 +355,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
 static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
-    Completions *c = completions_follow(job, run->tokenizer, run->options);
+    Completions *c = completions_follow(job, run->options);
     const Listener listener = completions_listener(c);
     const int status = job->task.count && (plan_task(run, &job->task, false, err) ||
                                            run_task(run, &job->task, &listener, NULL, err))
@@ -638,8 +638,7 @@ static int quantize(TaskRun *run, Error *err) {
 
 /* Scores the texts that have been read. */
 static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    const Listener listener =
-        follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
+    const Listener listener = follows(run) ? (Listener){0} : eval_listener(eval);
     if (run->net && stage_share_task(run->net, &eval->task, NULL, err))
         return -1;
     if (plan_task(run, &eval->task, false, err) ||

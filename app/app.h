@@ -247,8 +247,11 @@ Journal *journal_open(const char *output, double patience, Error *err);
 const cJSON *journal_head(const Journal *journal);
 /* Returns its file's name. */
 const char *journal_path(const Journal *journal);
+/* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
+ * calls the file `name`, if it cannot be read. */
+char *file_whole(int fd, const char *name, size_t *size, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
-typedef int TakeToken(void *ctx, uint32_t place, int32_t token);
+typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.
  * The first invalid record ends the journal. */
 int journal_read(Journal *journal, TakeToken *take, void *ctx, Error *err);
@@ -270,12 +273,11 @@ void journal_close(Journal *journal);
  * a + b work, fitted to the sweeps so far. */
 typedef struct {
     bool on;
-    double sweeps, work;              /* of the whole run, if no sequence stops early */
-    double pair;                      /* work of attending to one token; a row's products are 1 */
-    long tokens;                      /* that are wanted; progress_open counts them if it finds 0 */
-    double shown;                     /* the time when the line was last written */
-    double n, w, ww, t, wt;           /* sums over sweeps: 1, work, its square, seconds, work x s */
-    double work_before, total_before; /* work and seconds of all sweeps before the newest */
+    double sweeps, work;    /* of the whole run, if no sequence stops early */
+    double pair;            /* work of attending to one token; a row's products are 1 */
+    long tokens;            /* that are wanted; progress_open counts them if it finds 0 */
+    double shown;           /* the time when the line was last written */
+    double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
 /* Starts it for a task, before the first sweep. */
 void progress_open(Progress *progress, const Plan *plan, const Task *task);
@@ -284,17 +286,16 @@ void progress_show(Progress *progress, const RunStats *stats, long tokens);
 /* Erases the line. */
 void progress_clear(const Progress *progress);
 /* Returns the seconds that are left; below 0: not known yet. */
-double progress_left(const Progress *progress, const RunStats *stats);
+double progress_left(const Progress *progress);
 
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither
  * --resume nor --overwrite is given. job and options must outlive it. */
-Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options,
-                              Error *err);
+Completions *completions_open(Job *job, const Options *options, Error *err);
 /* Returns true if there is a journal, so that the job can go on later. */
 bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
-Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *options);
+Completions *completions_follow(Job *job, const Options *options);
 /* Returns the head of the journal that is there, with --resume; else NULL. */
 const cJSON *completions_head(const Completions *completions);
 /* Gives the requests of the job the tokens that the journal has, with --resume. head: what must be
@@ -312,9 +313,6 @@ int completions_end(Completions *completions, int status, Error *err);
 /* Returns the number of tokens in all lines of the output. */
 long completions_tokens(const Completions *completions);
 void completions_free(Completions *completions);
-/* Does nothing: Listener.done for runs that do not need the completions. */
-int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
-                       Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
