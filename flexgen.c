@@ -228,8 +228,7 @@ static int read_job(Job *job, const Options *o, Error *err) {
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
-        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
-            return -1;
+        job_add(job, (Passage){o->prompt.text[i], strlen(o->prompt.text[i]), "--prompt"}, i);
     return job_settle(job, "--prompt", err);
 }
 

@@ -199,12 +199,18 @@ typedef struct {
     Task task;       /* what is left to do */
 } Job;
 
-/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error, or
- * with `strict` -1 and err. where names the prompt in messages. */
-int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err);
+/* A text, and its name in messages. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *where;
+} Passage;
+
+/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error. */
+void job_add(Job *job, Passage passage, int line);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
- * names the input in messages. */
+ * names the input in messages. With `strict` -1 and the first impossible prompt's error. */
 int job_settle(Job *job, const char *name, Error *err);
 /* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
  * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.
@@ -214,13 +220,6 @@ int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
 void job_free(Job *job);
-
-/* A text, and its name in messages. */
-typedef struct {
-    const char *text;
-    size_t len;
-    const char *where;
-} Passage;
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
