@@ -108,6 +108,8 @@ typedef struct {
     /* the policy and the plan */
     Policy given;   /* what is asked of the policy: the flags', settled for this run */
     bool may_pack;  /* the search may pack weights and cache */
+    bool one_block; /* the task has as many prompts as a block may have, and is cut to one block of
+                       the policy that is found */
     Found found;    /* the policy that was chosen; the rest only if predicted */
     bool predicted; /* the cost model has predicted its costs */
     Plan *plan;     /* with the policy in its final form */
@@ -131,9 +133,8 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 
 /* Decides everything before anything is allocated or written: where the task runs, under which
- * policy, and where every byte of it lies. A task that does not fit is refused. one_block: as for
- * search_for. */
-int plan_task(TaskRun *run, Task *task, bool one_block, Error *err);
+ * policy, and where every byte of it lies. A task that does not fit is refused. */
+int plan_task(TaskRun *run, Task *task, Error *err);
 /* Sets the number of threads that compute: as many as are given, or one for each processor, as far
  * as a CPU quota keeps them busy. */
 void choose_threads(TaskRun *run);
@@ -149,9 +150,8 @@ int know_machine(const TaskRun *run, Error *err);
 /* Settles run->given: by the flags, a packed checkpoint, or the run before of a job that goes on,
  * how weights and cache are packed; and that the CPU attends if attention is sparse. */
 int settle_compression(TaskRun *run, Error *err);
-/* Returns what is to be searched for: what the flags leave open. one_block: the task has as many
- * prompts as a block may have, and is cut to one block of the policy that is found. */
-Search search_for(const TaskRun *run, const Task *task, bool one_block);
+/* Returns what is to be searched for: what the flags leave open. */
+Search search_for(const TaskRun *run, const Task *task);
 /* Finds the best policies, at most `most`, or takes the one that the flags give in full, with its
  * token table where there is room; and what is expected of them, if the machine is known
  * (s->hardware not NULL). Returns their number, or -1 and err. */
@@ -210,7 +210,8 @@ typedef struct {
 void job_add(Job *job, Passage passage, int line);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
- * names the input in messages. With `strict` -1 and the first impossible prompt's error. */
+ * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
+ * the first impossible prompt's error. */
 int job_settle(Job *job, const char *name, Error *err);
 /* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
  * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.

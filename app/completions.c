@@ -560,7 +560,8 @@ const cJSON *completions_head(const Completions *c) {
     return c->resumed ? journal_head(c->journal) : NULL;
 }
 
-static int open_output(Completions *c, Error *err) {
+/* Opens the output, and begins its journal. */
+static int open_output(Completions *c, const cJSON *head, Error *err) {
     c->fd = open(c->path, (c->journal ? O_RDWR | O_CREAT : O_WRONLY) | O_CLOEXEC, 0666);
     if (c->fd < 0)
         return fail(err, EXIT_FAILED, "--output %s: %s; name a file that can be written", c->path,
@@ -575,14 +576,12 @@ static int open_output(Completions *c, Error *err) {
         return -1;
     if (ftruncate(c->fd, (off_t)c->end))
         return fail(err, EXIT_FAILED, "--output %s: %s", c->path, strerror(errno));
-    return 0;
+    return journal_begin(c->journal, c->resumed ? NULL : head, err);
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
     count_ready(c);
-    if (c->path && open_output(c, err))
-        return -1;
-    if (c->journal && journal_begin(c->journal, c->resumed ? NULL : head, err))
+    if (c->path && open_output(c, head, err))
         return -1;
     c->synced = seconds_now();
     const int why = pthread_create(&c->thread, NULL, writer_main, c);

@@ -164,9 +164,7 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
     if (!job->format && (refuse_one_value(first, len - (size_t)(first - text), name, err) ||
                          (!json && refuse_objects(l, err))))
         return -1;
-    /* an error that becomes a line of the output does not depend on where the prompts come from */
-    if (!job->strict)
-        l.name = "";
+    l.name = ""; /* a prompt's error does not depend on where the prompts come from */
     while (line_next(&l))
         if (json)
             add_json(job, &l);
@@ -186,7 +184,7 @@ static int by_id(const void *a, const void *b) {
 
 /* Returns the requests that have an id as a tree (tsearch). One with an id that an earlier one has
  * is impossible, since their completions could not be told apart. */
-static void *tree_of_ids(const Job *job, const char *name) {
+static void *tree_of_ids(const Job *job) {
     void *tree = NULL;
     Error why;
     for (int i = 0; i < job->count; i++) {
@@ -196,9 +194,8 @@ static void *tree_of_ids(const Job *job, const char *name) {
         const Request *twin = *found;
         if (twin == e || e->error)
             continue;
-        fail(&why, EXIT_FAILED,
-             "%.500s%sline %d: the id %.100s is that of line %d, too; make ids unique",
-             job->strict ? name : "", job->strict ? " " : "", e->line + 1, e->id, twin->line + 1);
+        fail(&why, EXIT_FAILED, "line %d: the id %.100s is that of line %d, too; make ids unique",
+             e->line + 1, e->id, twin->line + 1);
         free(e->text);
         free(e->ids);
         *e = (Request){.line = e->line, .id = e->id, .error = xstrdup(why.text)};
@@ -210,8 +207,8 @@ static void keep(void *request) { (void)request; }
 
 /* Gives an id to requests that came without one: the number of the line, or, if another request has
  * that, the first free number behind the last line. */
-static void settle_ids(Job *job, const char *name) {
-    void *tree = tree_of_ids(job, name);
+static void settle_ids(Job *job) {
+    void *tree = tree_of_ids(job);
     int next = job->count ? job->request[job->count - 1].line + 1 : 0;
     for (int i = 0; i < job->count; i++) {
         Request *e = &job->request[i];
@@ -227,12 +224,12 @@ static void settle_ids(Job *job, const char *name) {
 }
 
 int job_settle(Job *job, const char *name, Error *err) {
-    settle_ids(job, name);
+    settle_ids(job);
     job->digest = HASH_START;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
-            return fail(err, EXIT_FAILED, "%s", e->error);
+            return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
         job->digest = hash_bytes(job->digest, e->id, strlen(e->id) + 1);
         job->digest = hash_bytes(job->digest, &e->n, sizeof e->n);
         if (e->text)

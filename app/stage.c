@@ -76,49 +76,51 @@ int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *e
 // The task
 // -------------------------------------------------------------------------------------------------
 
-/* Sends the tokens of a job's prompts that are known already. The other stages fill in its requests
- * as far as their listeners need them. */
-static int share_known(Net *net, Job *job, Error *err) {
-    if (net->share(net, &job->count, sizeof job->count, err))
-        return -1;
-    if (net->stage)
-        job->request = xcalloc(job->count, sizeof *job->request);
-    for (int i = 0; i < job->task.count; i++) {
-        const Prompt *q = &job->task.prompts[i];
-        Request *r = &job->request[q->place];
-        int known = r->known;
-        if (net->share(net, &known, sizeof known, err))
-            return -1;
-        if (!net->stage)
-            continue;
-        *r = (Request){.ids = q->ids, .s = q->s - known, .n = q->n + known, .known = known};
-        r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s,
-                           known * sizeof *r->tokens);
-    }
-    return 0;
+/* A prompt as it is sent. The last `known` of its s tokens were generated before. */
+typedef struct {
+    Prompt prompt;
+    int known;
+} Sent;
+
+/* Fills in a stage's request as far as its listener needs it. */
+static void take_request(Request *r, const Sent *sent) {
+    const Prompt *q = &sent->prompt;
+    const int known = sent->known;
+    *r = (Request){.ids = q->ids, .s = q->s - known, .n = q->n + known, .known = known};
+    r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s,
+                       known * sizeof *r->tokens);
 }
 
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
-    Task sent = *task;
-    if (net->share(net, &sent, sizeof sent, err))
+    struct {
+        Task task;
+        int requests;
+    } head = {*task, job ? job->count : 0};
+    if (net->share(net, &head, sizeof head, err))
         return -1;
     if (net->stage) {
-        *task = sent;
+        *task = head.task;
         task->prompts = xcalloc(task->count, sizeof *task->prompts);
     }
+    if (net->stage && job) {
+        job->request = xcalloc(head.requests, sizeof *job->request);
+        job->count = head.requests;
+    }
     for (int i = 0; i < task->count; i++) {
-        Prompt *q = &task->prompts[i], prompt = *q;
-        if (net->share(net, &prompt, sizeof prompt, err))
+        Prompt *q = &task->prompts[i];
+        Sent sent = {*q, job && !net->stage ? job->request[q->place].known : 0};
+        if (net->share(net, &sent, sizeof sent, err))
             return -1;
-        const size_t bytes = (prompt.s + (task->scored ? prompt.n : 0)) * sizeof *q->ids;
-        if (net->stage) {
-            prompt.ids = xcalloc(bytes, 1);
-            *q = prompt;
-        }
+        const size_t bytes = (sent.prompt.s + (task->scored ? sent.prompt.n : 0)) * sizeof *q->ids;
+        if (net->stage)
+            sent.prompt.ids = xcalloc(bytes, 1);
+        *q = sent.prompt;
         if (net->share(net, q->ids, bytes, err))
             return -1;
+        if (job && net->stage)
+            take_request(&job->request[q->place], &sent);
     }
-    return job ? share_known(net, job, err) : 0;
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------

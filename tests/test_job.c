@@ -202,11 +202,11 @@ static void a_prompt_may_fill_the_positions_but_not_more(void) {
     exact.max_pos = n + 1, less.max_pos = n; /* </s> takes one */
     job.config = &exact;
     job_add(&job, (Passage){line, strlen(line), "here"}, 0);
-    ASSERT_OK(job_settle(&job, "here", &err));
+    ASSERT_OK(job_settle(&job, "", &err));
     CU_ASSERT(job.request[0].s == n + 1 && job.request[0].n == 1);
     job.config = &less;
     job_add(&job, (Passage){line, strlen(line), "here"}, 1);
-    CU_ASSERT_EQUAL(job_settle(&job, "here", &err), -1);
+    CU_ASSERT_EQUAL(job_settle(&job, "", &err), -1);
     CU_ASSERT(!strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten"));
     job_free(&job);
 }
