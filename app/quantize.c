@@ -209,37 +209,33 @@ static int copy_small_files(Copy *copy, const char *from, Error *err) {
 // Shards
 // -------------------------------------------------------------------------------------------------
 
-/* Adds an item to a shard's header: its dtype, shape and place. */
-static void add_item_json(cJSON *header, const Copy *copy, const Item *item) {
+/* Writes an item's entry in the header of its shard: its dtype, shape and place. */
+static void write_entry(FILE *out, const Copy *copy, const Item *item) {
     char name[100];
-    const double shape[] = {item->rows, (double)item->cols},
-                 offsets[] = {(double)item->begin, (double)(item->begin + item->bytes)};
-    cJSON *json =
-        cJSON_AddObjectToObject(header, checkpoint_name(name, copy->checkpoint, item->from));
-    cJSON_AddStringToObject(json, "dtype", item->packed ? "U8" : "F16");
-    cJSON_AddItemToObject(json, "shape",
-                          cJSON_CreateDoubleArray(shape + item->vector, 2 - item->vector));
-    cJSON_AddItemToObject(json, "data_offsets", cJSON_CreateDoubleArray(offsets, 2));
+    fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+            checkpoint_name(name, copy->checkpoint, item->from), item->packed ? "U8" : "F16");
+    if (!item->vector)
+        fprintf(out, "%d,", item->rows);
+    fprintf(out, "%zu],\"data_offsets\":[%zu,%zu]}", item->cols, item->begin,
+            item->begin + item->bytes);
 }
 
 /* Writes a shard's length and header, padded with spaces to where the data begins. */
 static int write_header(const Copy *copy, int shard, Error *err) {
-    cJSON *header = cJSON_CreateObject(),
-          *metadata = cJSON_AddObjectToObject(header, "__metadata__");
-    cJSON_AddStringToObject(metadata, "format", PACKED_FORMAT);
-    cJSON_AddStringToObject(metadata, "flexgen.bits", "4");
-    cJSON_AddStringToObject(metadata, "flexgen.group", "64");
+    Text header = {0};
+    FILE *out = text_stream(&header);
+    fprintf(out, "{\"__metadata__\":{\"format\":\"" PACKED_FORMAT
+                 "\",\"flexgen.bits\":\"4\",\"flexgen.group\":\"64\"}");
     for (int i = 0; i < copy->nitems; i++)
         if (copy->items[i].shard == shard)
-            add_item_json(header, copy, &copy->items[i]);
-    char *json = cJSON_PrintUnformatted(header);
-    const uint64_t size = (8 + strlen(json) + ALIGN - 1) / ALIGN * ALIGN - 8,
-                   length = htole64(size);
+            write_entry(out, copy, &copy->items[i]);
+    putc('}', out);
+    fclose(out);
+    const uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = htole64(size);
     int status = write_bytes(copy, &length, sizeof length, err);
-    if (!status && fprintf(copy->file, "%-*s", (int)size, json) < 0)
+    if (!status && fprintf(copy->file, "%-*.*s", (int)size, (int)header.len, header.text) < 0)
         status = cannot_write(copy->path, err);
-    cJSON_free(json);
-    cJSON_Delete(header);
+    free(header.text);
     return status;
 }
 
