@@ -296,7 +296,9 @@ bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
 Completions *completions_follow(Job *job, const Options *options);
-/* Returns the head of the journal that is there, with --resume; else NULL. */
+/* Returns the head of the journal that is there, with --resume; else NULL, also without
+ * completions.
+ */
 const cJSON *completions_head(const Completions *completions);
 /* Gives the requests of the job the tokens that the journal has, with --resume. head: what must be
  * the same in both. *finished: the job had ended. -1 and err if the output or the journal is of

@@ -71,7 +71,7 @@ enum {
  * has beside the other tiers, since the offload file is mapped. Files of the checkpoint that are on
  * the disk already are not mapped and count as free. If the directory is in memory (tmpfs), it has
  * what the other tiers leave of that. */
-static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
+static int disk_room(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
     Bytes mapped = size_less(process_allowance("", NLANES).address,
@@ -80,13 +80,14 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir,
                     strerror(errno));
-    *room =
+    Bytes room =
         access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
     if (memory_holds(o->offload_dir))
         mapped = size_min(mapped, size_less(run->memory, tiers));
-    *room = size_min(*room, mapped);
+    room = size_min(room, mapped);
     for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
-        *room += run->checkpoint->files[f].size;
+        room += run->checkpoint->files[f].size;
+    run->capacity[TIER_DISK] = size_min(room, o->capacity[TIER_DISK]);
     return 0;
 }
 
@@ -118,10 +119,7 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     c[TIER_DISK] = asked[TIER_DISK];
     if (asked[TIER_DISK] != FROM_MACHINE && (on_paper || !memory_holds(run->options->offload_dir)))
         return 0;
-    if (disk_room(&c[TIER_DISK], run, err))
-        return -1;
-    c[TIER_DISK] = size_min(c[TIER_DISK], asked[TIER_DISK]);
-    return 0;
+    return disk_room(run, err);
 }
 
 /* Makes the two upper tiers share the memory if together they take more bytes than this process may
@@ -225,7 +223,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
     const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
-    const cJSON *before = run->completions ? completions_head(run->completions) : NULL;
+    const cJSON *before = completions_head(run->completions);
     const bool kept = before && o->allow_compression;
     const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
                cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
@@ -342,17 +340,6 @@ static int choose_policy(TaskRun *run, const Task *task, double less, Error *err
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Makes the plan: where every byte lies. On a GPU, prompts pass a layer in larger pieces if there
- * is room for them. */
-static int place_task(TaskRun *run, const Task *task, Error *err) {
-    Policy policy = run->found.policy;
-    if (run->gpu)
-        fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
-    plan_free(run->plan);
-    run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
-    return run->plan && !plan_fits(run->plan, run->capacity, err) ? 0 : -1;
-}
-
 /* Cuts a task that is to be one block to the prompts that the block of each flight holds. */
 static void cut_task(const TaskRun *run, Task *task) {
     const Policy *p = &run->found.policy;
@@ -360,12 +347,16 @@ static void cut_task(const TaskRun *run, Task *task) {
         task->count = imin(task->count, block_size(p) * flight_count(p));
 }
 
-/* Chooses the policy and makes the plan. */
-static int make_plan(TaskRun *run, Task *task, Error *err) {
-    if (choose_policy(run, task, 0, err))
-        return -1;
+/* Makes the plan for the policy that was found: where every byte lies. On a GPU, prompts pass a
+ * layer in larger pieces if there is room for them. */
+static int place_task(TaskRun *run, Task *task, Error *err) {
+    Policy policy = run->found.policy;
     cut_task(run, task);
-    if (place_task(run, task, err))
+    if (run->gpu)
+        fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
+    plan_free(run->plan);
+    run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
+    if (!run->plan || plan_fits(run->plan, run->capacity, err))
         return -1;
     for (int t = 0; t < NTIERS; t++)
         run->found.cost.peak[t] = (double)run->plan->total[t];
@@ -399,7 +390,7 @@ static int fits_all(TaskRun *run, const Task *task, Error *err) {
  * generated and do not fit any more. Returns false if that is not possible. */
 static bool shrink_batches(TaskRun *run) {
     int *gbs = &run->given.gbs;
-    if (!run->completions || !completions_head(run->completions) || *gbs < 2)
+    if (!completions_head(run->completions) || *gbs < 2)
         return false;
     *gbs /= 2;
     fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", *gbs);
@@ -443,18 +434,8 @@ static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
     }
 }
 
-/* Predicts the policy that all stages have room for. The formulas only know stages with equal
- * shares; for others nothing is predicted. */
-static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
-    Search part = search_for(run, task);
-    part.one_block = false; /* the task has been cut */
-    run->predicted = run->predicted && !run->options->stages.n;
-    part.given = run->plan->policy;
-    return run->predicted ? policy_predict(&run->found, &part, err) : 0;
-}
-
-/* Makes each stage's own plan for the same task. The plan of the first simulated machine is the
- * run's. */
+/* Makes each stage's own plan for the same task, and predicts the policy that all have room for.
+ * The plan of the first simulated machine is the run's. */
 static int plan_pipeline(TaskRun *run, Task *task, Error *err) {
     if (agree_on_policy(run, task, err))
         return -1;
@@ -462,7 +443,12 @@ static int plan_pipeline(TaskRun *run, Task *task, Error *err) {
         run->plan = run->stages.stage[0].plan;
     else if (place_task(run, task, err))
         return -1;
-    if (predict_pipeline(run, task, err))
+    Search part = search_for(run, task);
+    part.one_block = false; /* the task has been cut */
+    part.given = run->plan->policy;
+    /* the formulas only know stages with equal shares */
+    run->predicted = run->predicted && !run->options->stages.n;
+    if (run->predicted && policy_predict(&run->found, &part, err))
         return -1;
     return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
 }
@@ -479,7 +465,7 @@ int plan_task(TaskRun *run, Task *task, Error *err) {
     if (net || run->stages.n)
         return plan_pipeline(run, task, err);
     for (;;) {
-        status = make_plan(run, task, err);
+        status = choose_policy(run, task, 0, err) || place_task(run, task, err);
         const Plan *plan = run->plan;
         const bool again = status
                                ? shrink_batches(run)

@@ -181,8 +181,9 @@ static void count_line(Completions *c, size_t len, int tokens) {
     c->tokens += tokens;
 }
 
-/* Fails if somebody has changed the output file during the job. */
-static int check_undisturbed(const Completions *c, Error *err) {
+/* Checks that nobody has changed the output file during the job. This and all functions up to the
+ * thread's return -1 and note their error in c->error if something is wrong. */
+static int check_undisturbed(Completions *c) {
     struct stat mine, there;
     const char *why = NULL;
     if (!c->journal)
@@ -193,10 +194,10 @@ static int check_undisturbed(const Completions *c, Error *err) {
         why = "another file is in its place";
     else if ((size_t)mine.st_size != c->end)
         why = "somebody else has written there";
-    return why ? fail(err, EXIT_FAILED,
-                      "%s: was changed while the job wrote it: %s; go on with --resume", c->path,
-                      why)
-               : 0;
+    if (!why)
+        return 0;
+    return fail(&c->error, EXIT_FAILED,
+                "%s: was changed while the job wrote it: %s; go on with --resume", c->path, why);
 }
 
 /* Writes to a pipe. If nobody has read for a second, a signal can end the job. A pipe that has room
@@ -226,22 +227,22 @@ static const char *put(const Completions *c, const char *line, size_t len) {
     return why;
 }
 
-static int cannot_write(const Completions *c, const char *why, Error *err) {
-    return fail(err, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere",
+static int cannot_write(Completions *c, const char *why) {
+    return fail(&c->error, EXIT_FAILED, "cannot write %s: %s; make room or write elsewhere",
                 output_name(c), why);
 }
 
 /* Writes the lines of all prompts below `upto` that are not written yet. */
-static int write_lines(Completions *c, int upto, Error *err) {
+static int write_lines(Completions *c, int upto) {
     while (c->written < upto) {
         int tokens;
-        if (check_undisturbed(c, err))
+        if (check_undisturbed(c))
             return -1;
         const Text line = next_line(c, &tokens);
         const char *why = put(c, line.text, line.len);
         free(line.text);
         if (why)
-            return cannot_write(c, why, err);
+            return cannot_write(c, why);
         count_line(c, line.len, tokens);
     }
     return 0;
@@ -252,13 +253,13 @@ static int write_lines(Completions *c, int upto, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 /* Syncs the journal, then the output. An output that cannot be synced, such as a pipe, is fine. */
-static int sync_all(Completions *c, Error *err) {
-    if (c->journal && journal_sync(c->journal, err))
+static int sync_all(Completions *c) {
+    if (c->journal && journal_sync(c->journal, &c->error))
         return -1;
     if (fdatasync(c->fd) && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
-        return cannot_write(c, strerror(errno), err);
+        return cannot_write(c, strerror(errno));
     c->synced = seconds_now();
-    return check_undisturbed(c, err);
+    return check_undisturbed(c);
 }
 
 /* Writes tokens to the journal, and then the lines that they complete to the output. Syncs both if
@@ -266,9 +267,9 @@ static int sync_all(Completions *c, Error *err) {
 static int write_all(Completions *c, const Pairs *tokens, int upto, bool last) {
     if (tokens->n && journal_append(c->journal, tokens->pair, tokens->n, &c->error))
         return -1;
-    if (write_lines(c, upto, &c->error))
+    if (write_lines(c, upto))
         return -1;
-    return last || seconds_now() - c->synced >= SYNC_EVERY ? sync_all(c, &c->error) : 0;
+    return last || seconds_now() - c->synced >= SYNC_EVERY ? sync_all(c) : 0;
 }
 
 /* Writes what has come until the job ends or a write fails. Sleeps until there are news, or it is
@@ -300,18 +301,13 @@ static void *writer_main(void *arg) {
     return NULL;
 }
 
-/* Counts the leading prompts that have all ended. */
-static void count_ready(Completions *c) {
+/* Counts the leading prompts that have all ended, and tells the thread that there are news, or that
+ * the job has ended (`last`). Returns true if the thread has failed; then c->error says why. */
+static bool hand_over(Completions *c, bool last) {
     const Request *e = c->job->request;
+    pthread_mutex_lock(&c->lock);
     while (c->ready < c->job->count && (e[c->ready].ended || e[c->ready].error))
         c->ready++;
-}
-
-/* Tells the thread that tokens have come and prompts have ended, or the whole job (`last`). Returns
- * true if it has failed; then c->error says why. */
-static bool hand_over(Completions *c, bool last) {
-    pthread_mutex_lock(&c->lock);
-    count_ready(c);
     c->news = true;
     c->closing = last;
     const bool failed = c->failed;
@@ -557,7 +553,7 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
 
 bool completions_last(const Completions *c) { return c->journal != NULL; }
 const cJSON *completions_head(const Completions *c) {
-    return c->resumed ? journal_head(c->journal) : NULL;
+    return c && c->resumed ? journal_head(c->journal) : NULL;
 }
 
 /* Opens the output, and begins its journal. */
@@ -580,7 +576,7 @@ static int open_output(Completions *c, const cJSON *head, Error *err) {
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    count_ready(c);
+    hand_over(c, false);
     if (c->path && open_output(c, head, err))
         return -1;
     c->synced = seconds_now();

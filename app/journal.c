@@ -82,9 +82,9 @@ static int read_head(Journal *j, Error *err) {
 }
 
 char *file_whole(int fd, const char *name, size_t *size, Error *err) {
-    struct stat st;
-    if (!fstat(fd, &st))
-        return file_read_part(fd, name, *size = (size_t)st.st_size, 0, err);
+    const off_t end = lseek(fd, 0, SEEK_END);
+    if (end >= 0)
+        return file_read_part(fd, name, *size = (size_t)end, 0, err);
     fail(err, EXIT_FAILED, "%s: cannot read: %s", name, strerror(errno));
     return NULL;
 }
@@ -192,11 +192,10 @@ int journal_remove(const Journal *j, Error *err) {
 }
 
 void journal_close(Journal *j) {
-    struct stat st;
     Error left; /* ignored: an empty file that stays does no harm */
     if (!j)
         return;
-    if (j->locked && !fstat(j->fd, &st) && !st.st_size)
+    if (j->locked && !lseek(j->fd, 0, SEEK_END))
         journal_remove(j, &left); /* the job never began */
     if (j->fd >= 0)
         close(j->fd);

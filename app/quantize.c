@@ -54,7 +54,7 @@ typedef struct {
     int nitems, nshards, threads;
     size_t numbers[2], bytes[2]; /* of all items: [0] as F16; [1] packed */
     size_t done;                 /* bytes that are written */
-    f16 *scratch;                /* (threads, GROUP, largest k), and at least CHUNK numbers */
+    f16 *scratch;                /* (threads, GROUP, largest k), and CHUNK numbers */
     uint8_t *packed;             /* (threads, bytes of the largest row of groups) */
     FILE *file, *progress;       /* the file that is open; NULL: progress is not shown */
     char path[MAX_PATH + 256];   /* that file's */
@@ -335,7 +335,7 @@ static int write_index(Copy *copy, Error *err) {
 static int write_files(Copy *copy, const char *from, Error *err) {
     const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
     const size_t numbers = (size_t)copy->threads * GROUP * k;
-    copy->scratch = xcalloc(numbers > CHUNK ? numbers : CHUNK, sizeof *copy->scratch);
+    copy->scratch = xcalloc(CHUNK + numbers, sizeof *copy->scratch);
     copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
     int status = copy_small_files(copy, from, err);
     for (int s = 0; s < copy->nshards && !status; s++)
@@ -381,17 +381,6 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
     return 0;
 }
 
-static void sum_up(CopyStats *stats, const Copy *copy) {
-    const Checkpoint *c = copy->checkpoint;
-    *stats = (CopyStats){.files = copy->nshards,
-                         .untied = c->untied,
-                         .after = copy->done,
-                         .bits = 8.0 * copy->done / (copy->numbers[0] + copy->numbers[1]),
-                         .packed_bits = 8.0 * copy->bytes[1] / copy->numbers[1]};
-    for (int f = 0; f < c->nfiles; f++)
-        stats->before += c->files[f].size;
-}
-
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
                         int threads, FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
@@ -405,8 +394,14 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
     else if (!checkpoint_packs(checkpoint, err)) {
         lay_out(&copy, shard_bytes);
         status = write_beside(&copy, dir, output, err);
-        sum_up(stats, &copy);
     }
+    *stats = (CopyStats){.files = copy.nshards,
+                         .untied = checkpoint->untied,
+                         .after = copy.done,
+                         .bits = 8.0 * copy.done / (copy.numbers[0] + copy.numbers[1]),
+                         .packed_bits = 8.0 * copy.bytes[1] / copy.numbers[1]};
+    for (int f = 0; f < checkpoint->nfiles; f++)
+        stats->before += checkpoint->files[f].size;
     free(copy.items);
     checkpoint_close(checkpoint);
     return status;

@@ -16,16 +16,17 @@ typedef struct {
 } Identity;
 
 uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {"--model",   "--offload-dir", "--threads",  "--gpu-mem",
-                                      "--cpu-mem", "--disk-mem",    "--hardware", "--with",
-                                      "--device"}; /* these may differ from machine to machine */
+    static const char *const own[] = {
+        "--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem", "--disk-mem",
+        "--hardware", "--with",        "--device",  NULL}; /* may differ between machines */
     uint64_t hash = HASH_START;
     for (int a = 0; a < n; a++) {
-        bool skip = false;
-        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-            skip = skip || !strcmp(args[a], own[i]);
-        a += skip;
-        if (!skip)
+        const char *const *flag = own;
+        while (*flag && strcmp(args[a], *flag))
+            flag++;
+        if (*flag)
+            a++; /* skips its value, too */
+        else
             hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
     }
     return hash;
@@ -82,15 +83,6 @@ typedef struct {
     int known;
 } Sent;
 
-/* Fills in a stage's request as far as its listener needs it. */
-static void take_request(Request *r, const Sent *sent) {
-    const Prompt *q = &sent->prompt;
-    const int known = sent->known;
-    *r = (Request){.ids = q->ids, .s = q->s - known, .n = q->n + known, .known = known};
-    r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s,
-                       known * sizeof *r->tokens);
-}
-
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     struct {
         Task task;
@@ -111,14 +103,19 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         Sent sent = {*q, job && !net->stage ? job->request[q->place].known : 0};
         if (net->share(net, &sent, sizeof sent, err))
             return -1;
-        const size_t bytes = (sent.prompt.s + (task->scored ? sent.prompt.n : 0)) * sizeof *q->ids;
-        if (net->stage)
-            sent.prompt.ids = xcalloc(bytes, 1);
         *q = sent.prompt;
-        if (net->share(net, q->ids, bytes, err))
+        const size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
+        if (net->stage)
+            q->ids = xcalloc(n, sizeof *q->ids);
+        if (net->share(net, q->ids, n * sizeof *q->ids, err))
             return -1;
-        if (job && net->stage)
-            take_request(&job->request[q->place], &sent);
+        if (!net->stage || !job)
+            continue;
+        /* a stage's request has what its listener needs */
+        Request *r = &job->request[q->place];
+        *r = (Request){.ids = q->ids, .n = q->n + sent.known, .known = sent.known};
+        r->tokens = memcpy(xcalloc(2 * known + 1, sizeof *r->tokens), q->ids + q->s - known,
+                           known * sizeof *r->tokens);
     }
     return 0;
 }
