@@ -16,13 +16,6 @@
 // The machine
 // -------------------------------------------------------------------------------------------------
 
-/* Returns how much of --gpu-mem (or of the whole GPU) is left for the tier after the context, the
- * workspaces, and what other programs have taken. */
-static Bytes gpu_room(Gpu *gpu, Bytes limit) {
-    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare),
-                    gpu_left(gpu));
-}
-
 /* Returns the bytes that the process will take besides the tiers when a task runs, in addition to
  * what it has by then: program, libraries, tokenizer, prompts. Measured with models from opt-125m
  * to opt-1.3b and 1 to 32 threads, and rounded up:
@@ -44,8 +37,7 @@ int trace_count(const TaskRun *run) {
 size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
-    size_t slices =
-        run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    size_t slices = run->traced ? p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
     if (run->trace_limit && run->trace_limit < slices)
         slices = run->trace_limit;
     if (!follows(run))
@@ -81,7 +73,7 @@ static int disk_room(TaskRun *run, Error *err) {
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir,
                     strerror(errno));
     Bytes room =
-        access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+        access(o->offload_dir, W_OK) ? 0 : disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
     if (memory_holds(o->offload_dir))
         mapped = size_min(mapped, size_less(run->memory, tiers));
     room = size_min(room, mapped);
@@ -96,6 +88,7 @@ static int disk_room(TaskRun *run, Error *err) {
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const Bytes *asked = run->options->capacity;
     Bytes *c = run->capacity;
+    Gpu *gpu = run->gpu;
     for (int t = 0; t < NTIERS && run->sim; t++)
         c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
     if (run->sim)
@@ -107,15 +100,17 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
     run->memory = percent * MOST_SHARE;
     c[TIER_GPU] = percent * HOST_GPU_SHARE;
-    c[TIER_CPU] = percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE);
+    c[TIER_CPU] = percent * (gpu ? CPU_SHARE : HOST_CPU_SHARE);
     for (int t = TIER_GPU; t < TIER_DISK; t++)
         if (asked[t] != FROM_MACHINE)
             c[t] = size_min(asked[t], most);
-    for (int t = TIER_GPU; t < TIER_DISK && !on_paper && !run->gpu; t++)
+    for (int t = TIER_GPU; t < TIER_DISK && !on_paper && !gpu; t++)
         if (asked[t] == FROM_MACHINE)
             c[t] = size_min(c[t], run->memory - c[1 - t]);
-    if (run->gpu)
-        c[TIER_GPU] = gpu_room(run->gpu, asked[TIER_GPU]);
+    if (gpu) /* what the context, the workspaces and other programs leave of --gpu-mem */
+        c[TIER_GPU] =
+            size_min(size_less(size_min(asked[TIER_GPU], gpu->total), gpu->overhead + gpu->spare),
+                     gpu_left(gpu));
     c[TIER_DISK] = asked[TIER_DISK];
     if (asked[TIER_DISK] != FROM_MACHINE && (on_paper || !memory_holds(run->options->offload_dir)))
         return 0;
@@ -330,7 +325,7 @@ static int choose_policy(TaskRun *run, const Task *task, double less, Error *err
     else if (know_machine(run, err))
         return -1;
     for (int t = 0; t < NTIERS && less > 0; t++)
-        search.capacity[t] = (Bytes)(search.capacity[t] * (1 - less));
+        search.capacity[t] *= 1 - less;
     if (waits)
         return find_sooner(&run->found, &search, err);
     return find_policies(&run->found, 1, &search, err) < 0 ? -1 : 0;
@@ -359,7 +354,7 @@ static int place_task(TaskRun *run, Task *task, Error *err) {
     if (!run->plan || plan_fits(run->plan, run->capacity, err))
         return -1;
     for (int t = 0; t < NTIERS; t++)
-        run->found.cost.peak[t] = (double)run->plan->total[t];
+        run->found.cost.peak[t] = run->plan->total[t];
     return 0;
 }
 

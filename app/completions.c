@@ -86,7 +86,7 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
  * a few special tokens, which stand for no bytes. A stop text with more of these inside is found
  * when the line is written. */
 static bool ends_in_stop(const Completions *c, const Request *e) {
-    if (!c->options->stop.n)
+    if (!c->longest_stop)
         return false;
     const int window = imin(c->longest_stop + 8, e->known);
     size_t len;
@@ -103,7 +103,7 @@ static void *with_room(void *array, size_t n, size_t size) {
 
 /* Adds the next token of a prompt, and notes if it is the last. */
 static void add_token(const Completions *c, Request *e, int32_t token) {
-    e->tokens = with_room(e->tokens, (size_t)e->known, sizeof *e->tokens);
+    e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);
     e->tokens[e->known++] = token;
     e->stopped = token == c->job->config->eos || ends_in_stop(c, e);
     e->ended = e->stopped || e->known == e->n;
@@ -115,14 +115,9 @@ static void add_token(const Completions *c, Request *e, int32_t token) {
 
 /* Writes the beginning of a line, which says to which prompt it belongs. */
 static void write_start(FILE *out, const Request *e) {
-    fprintf(out, "{\"id\": %s, ", e->id);
-    if (e->error) {
-        fprintf(out, "\"error\": ");
-    } else {
-        fprintf(out, "\"prompt\": ");
-        json_write_string(out, e->text, strlen(e->text));
-        fprintf(out, ", \"completion\": ");
-    }
+    const char *text = e->error ? e->error : e->text;
+    fprintf(out, "{\"id\": %s, \"%s\": ", e->id, e->error ? "error" : "prompt");
+    json_write_string(out, text, strlen(text));
 }
 
 /* Returns how many of the tokens are needed to make the text. The last may reach beyond it. */
@@ -137,21 +132,22 @@ static int tokens_of(const Completions *c, const Request *e, int n, const char *
     return n;
 }
 
-/* Writes the completion, up to a stop text, and the rest of the line. Returns its tokens. */
+/* Writes the completion, up to a stop text, and what belongs to it. Returns its tokens. */
 static int write_completion(const Completions *c, FILE *out, const Request *e) {
     int n = e->known - (e->known && e->tokens[e->known - 1] == c->job->config->eos);
     size_t len;
     char *text = tokenizer_decode(c->job->tokenizer, e->tokens, n, &len);
     char *stop = find_stop(c, text, len);
     if (stop) {
-        len = (size_t)(stop - text);
+        len = stop - text;
         n = tokens_of(c, e, n, text, len);
     }
+    fprintf(out, ", \"completion\": ");
     json_write_string(out, text, len);
     fprintf(out, ", \"tokens\": [");
     for (int i = 0; i < n; i++)
         fprintf(out, i ? ", %d" : "%d", e->tokens[i]);
-    fprintf(out, "], \"finish_reason\": \"%s\"}\n", e->stopped || stop ? "stop" : "length");
+    fprintf(out, "], \"finish_reason\": \"%s\"", e->stopped || stop ? "stop" : "length");
     free(text);
     return n;
 }
@@ -161,13 +157,9 @@ static Text next_line(const Completions *c, int *tokens) {
     const Request *e = &c->job->request[c->written];
     Text line = {0};
     FILE *out = text_stream(&line);
-    *tokens = 0;
     write_start(out, e);
-    if (e->error) {
-        json_write_string(out, e->error, strlen(e->error));
-        fprintf(out, "}\n");
-    } else
-        *tokens = write_completion(c, out, e);
+    *tokens = e->error ? 0 : write_completion(c, out, e);
+    fprintf(out, "}\n");
     fclose(out);
     return line;
 }
@@ -203,7 +195,7 @@ static int check_undisturbed(Completions *c) {
 /* Writes to a pipe. If nobody has read for a second, a signal can end the job. A pipe that has room
  * at all has room for PIPE_BUF bytes. */
 static const char *put_in_pipe(const Completions *c, const char *line, size_t len) {
-    for (ssize_t n; len; line += n, len -= (size_t)n) {
+    for (ssize_t n; len; line += n, len -= n) {
         struct pollfd room = {.fd = c->fd, .events = POLLOUT};
         const int ready = poll(&room, 1, 1000);
         if (!ready && __atomic_load_n(stop_signal(), __ATOMIC_RELAXED))
@@ -222,7 +214,7 @@ static const char *put(const Completions *c, const char *line, size_t len) {
     if (!c->journal)
         return put_in_pipe(c, line, len);
     const char *why = file_write_at(c->fd, line, len, c->end);
-    const int unused = why ? ftruncate(c->fd, (off_t)c->end) : 0;
+    const int unused = why ? ftruncate(c->fd, c->end) : 0;
     (void)unused; /* if this fails too, the line has no end and nobody takes it for whole */
     return why;
 }
@@ -325,7 +317,7 @@ static bool hand_over(Completions *c, bool last) {
  * long as the operations. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
     const bool count = !p->tokens;
-    p->sweeps = (double)plan->sweeps;
+    p->sweeps = plan->sweeps;
     p->pair = 1. / plan->config.h1;
     for (int i = 0; i < task->count; i++) {
         const double s = task->prompts[i].s, n = task->prompts[i].n;
@@ -386,7 +378,7 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     pthread_mutex_lock(&c->lock);
     Pairs *q = &c->queue;
     q->pair = with_room(q->pair, q->n, sizeof *q->pair);
-    q->pair[q->n++] = (Pair){(uint32_t)place, tokens[n - 1]};
+    q->pair[q->n++] = (Pair){place, tokens[n - 1]};
     pthread_mutex_unlock(&c->lock);
     return e->stopped;
 }
@@ -483,7 +475,7 @@ int completions_resume(Completions *c, const cJSON *head, bool *finished, Error 
 static int keep_lines(Completions *c, Error *err) {
     size_t size;
     char *there = file_whole(c->fd, c->path, &size, err);
-    bool same = there != NULL, whole = same;
+    bool same = there, whole = there;
     while (whole && c->written < c->ready) {
         int tokens;
         const Text line = next_line(c, &tokens);
@@ -515,7 +507,7 @@ Completions *completions_follow(Job *job, const Options *o) {
     c->options = o;
     c->fd = STDOUT_FILENO;
     for (int i = 0; i < o->stop.n; i++)
-        c->longest_stop = imax(c->longest_stop, (int)strlen(o->stop.text[i]));
+        c->longest_stop = imax(c->longest_stop, strlen(o->stop.text[i]));
     return c;
 }
 
@@ -570,7 +562,7 @@ static int open_output(Completions *c, const cJSON *head, Error *err) {
                     c->path);
     if (c->resumed && keep_lines(c, err))
         return -1;
-    if (ftruncate(c->fd, (off_t)c->end))
+    if (ftruncate(c->fd, c->end))
         return fail(err, EXIT_FAILED, "--output %s: %s", c->path, strerror(errno));
     return journal_begin(c->journal, c->resumed ? NULL : head, err);
 }

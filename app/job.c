@@ -22,7 +22,7 @@ int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, cons
     const int n = tokenizer_encode(tokenizer, passage.text, passage.len, ids, &inner);
     if (n < 0)
         return fail(err, inner.code, "%.400s: %.600s", passage.where, inner.text);
-    *ids = xrealloc(*ids, (size_t)n + 1, sizeof **ids);
+    *ids = xrealloc(*ids, n + 1, sizeof **ids);
     memmove(*ids + 1, *ids, n * sizeof **ids);
     **ids = config->eos;
     return n + 1;
@@ -30,7 +30,7 @@ int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, cons
 
 /* Returns a new, empty request at the end of the job. */
 static Request *new_request(Job *job, int line) {
-    job->request = xrealloc(job->request, (size_t)job->count + 1, sizeof *job->request);
+    job->request = xrealloc(job->request, job->count + 1, sizeof *job->request);
     Request *e = &job->request[job->count++];
     *e = (Request){.line = line};
     return e;
@@ -38,22 +38,22 @@ static Request *new_request(Job *job, int line) {
 
 /* Fills in a request that is to generate n tokens. -1 and err if that is impossible. */
 static int take_text(const Job *job, Request *e, Passage passage, int n, Error *err) {
-    const char *where = passage.where;
     if (memchr(passage.text, 0, passage.len))
-        return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", where);
+        return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", passage.where);
     if (!utf8_valid(passage.text, passage.len))
-        return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it", where);
+        return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it",
+                    passage.where);
     /* the 1 is </s>; checked before encoding, which takes memory */
     const int most = job->config->max_pos,
-              least = (int)(1 + passage.len / tokenizer_longest(job->tokenizer));
+              least = 1 + passage.len / tokenizer_longest(job->tokenizer);
     const int s =
         least > most ? least : text_encode(&e->ids, passage, job->tokenizer, job->config, err);
     if (s < 0)
         return -1;
     if (s > most)
         return fail(err, EXIT_FAILED,
-                    "%s: the prompt has %s%d tokens and the model takes %d; shorten it", where,
-                    least > most ? "at least " : "", s, most);
+                    "%s: the prompt has %s%d tokens and the model takes %d; shorten it",
+                    passage.where, least > most ? "at least " : "", s, most);
     e->s = s;
     e->n = imin(n, most - s + 1);
     e->cut = e->n < n;
@@ -92,7 +92,7 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
 static int take_object(const Job *job, Request *e, const cJSON *line, const char *where,
                        Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
-    size_t n = (size_t)job->max_tokens;
+    size_t n = job->max_tokens;
     if (!cJSON_IsObject(line))
         return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
     if (id_text(&e->id, json_get(line, "id"), where, err))
@@ -104,8 +104,8 @@ static int take_object(const Job *job, Request *e, const cJSON *line, const char
         (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
         return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9",
                     where);
-    return take_text(job, e, (Passage){prompt->valuestring, strlen(prompt->valuestring), where},
-                     (int)n, err);
+    return take_text(job, e, (Passage){prompt->valuestring, strlen(prompt->valuestring), where}, n,
+                     err);
 }
 
 static void add_json(Job *job, const Lines *l) {
@@ -161,7 +161,7 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
     const bool json =
         job->format ? !strcmp(job->format, "jsonl") : named_json || (!named_text && *first == '{');
     Lines l = {.text = text, .len = len, .name = name};
-    if (!job->format && (refuse_one_value(first, len - (size_t)(first - text), name, err) ||
+    if (!job->format && (refuse_one_value(first, len - (first - text), name, err) ||
                          (!json && refuse_objects(l, err))))
         return -1;
     l.name = ""; /* a prompt's error does not depend on where the prompts come from */
@@ -234,7 +234,7 @@ int job_settle(Job *job, const char *name, Error *err) {
         job->digest = hash_bytes(job->digest, &e->n, sizeof e->n);
         if (e->text)
             job->digest = hash_bytes(job->digest, e->text, strlen(e->text) + 1);
-        job->digest = hash_bytes(job->digest, e->ids, (size_t)e->s * sizeof *e->ids);
+        job->digest = hash_bytes(job->digest, e->ids, e->s * sizeof *e->ids);
     }
     return 0;
 }
@@ -251,14 +251,14 @@ int job_read(Job *job, const char *path, Error *err) {
 
 void job_rest(Job *job) {
     Task *t = &job->task;
-    t->prompts = xcalloc((size_t)job->count, sizeof *t->prompts);
+    t->prompts = xcalloc(job->count, sizeof *t->prompts);
     for (int i = 0; i < job->count; i++) {
         Request *e = &job->request[i];
         if (e->error || e->ended)
             continue;
         if (e->known) {
-            e->ids = xrealloc(e->ids, (size_t)(e->s + e->known), sizeof *e->ids);
-            memcpy(e->ids + e->s, e->tokens, (size_t)e->known * sizeof *e->tokens);
+            e->ids = xrealloc(e->ids, e->s + e->known, sizeof *e->ids);
+            memcpy(e->ids + e->s, e->tokens, e->known * sizeof *e->tokens);
         }
         t->prompts[t->count++] =
             (Prompt){.ids = e->ids, .s = e->s + e->known, .n = e->n - e->known, .place = i};

@@ -73,10 +73,10 @@ static int read_head(Journal *j, Error *err) {
     if (begins && !newline)
         return 0;
     if (begins)
-        j->head = json_parse(j->text, (size_t)(newline - j->text), j->path, err);
+        j->head = json_parse(j->text, newline - j->text, j->path, err);
     if (!j->head)
         return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
-    j->end = (size_t)(newline - j->text) + 1;
+    j->end = newline - j->text + 1;
     j->check = hash_bytes(HASH_START, j->text, j->end);
     return 0;
 }
@@ -84,7 +84,7 @@ static int read_head(Journal *j, Error *err) {
 char *file_whole(int fd, const char *name, size_t *size, Error *err) {
     const off_t end = lseek(fd, 0, SEEK_END);
     if (end >= 0)
-        return file_read_part(fd, name, *size = (size_t)end, 0, err);
+        return file_read_part(fd, name, *size = end, 0, err);
     fail(err, EXIT_FAILED, "%s: cannot read: %s", name, strerror(errno));
     return NULL;
 }
@@ -155,7 +155,7 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
     j->text = NULL;
     if (head)
         j->end = 0;
-    if (ftruncate(j->fd, (off_t)j->end))
+    if (ftruncate(j->fd, j->end))
         return journal_fault(j, "write", err);
     if (!head)
         return 0;
@@ -169,13 +169,17 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
 }
 
 int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
-    const uint32_t count = (uint32_t)n;
-    const size_t bytes = n * sizeof *pairs;
-    j->check = hash_bytes(hash_bytes(j->check, &count, sizeof count), pairs, bytes);
-    return append_bytes(j, &count, sizeof count, err) || append_bytes(j, pairs, bytes, err) ||
-                   append_bytes(j, &j->check, sizeof j->check, err)
-               ? -1
-               : 0;
+    const uint32_t count = n;
+    Text record = {0};
+    FILE *out = text_stream(&record);
+    j->check = hash_bytes(hash_bytes(j->check, &count, sizeof count), pairs, n * sizeof *pairs);
+    fwrite(&count, sizeof count, 1, out);
+    fwrite(pairs, sizeof *pairs, n, out);
+    fwrite(&j->check, sizeof j->check, 1, out);
+    fclose(out);
+    const int status = append_bytes(j, record.text, record.len, err);
+    free(record.text);
+    return status;
 }
 
 int journal_sync(const Journal *j, Error *err) {

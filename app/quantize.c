@@ -68,8 +68,8 @@ typedef struct {
 static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
     Item item = {t, part->layer, part->vector, part->matrix, .rows = t->rows, .cols = t->cols};
-    item.order = part->layer < 0 ? copy->nitems
-                                 : (part->layer + 1) * 2 * NROLES + role_place((Role)part->role);
+    item.order =
+        part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place(part->role);
     if (item.packed) {
         item.rows /= GROUP;
         item.cols *= GROUP_BYTES;
@@ -81,18 +81,17 @@ static void add_item(Copy *copy, const Part *part) {
 }
 
 /* Returns the largest power of two, up to ALIGN, that divides the item's size in bytes. */
-static size_t roundness(const Item *item) {
-    size_t bit = item->bytes & -item->bytes;
-    return bit < ALIGN ? bit : ALIGN;
+static int roundness(const Item *item) {
+    const size_t bit = item->bytes & -item->bytes;
+    return size_min(bit, ALIGN);
 }
 
 static int compare_items(const void *a, const void *b) {
-    const Item *x = (const Item *)a, *y = (const Item *)b;
-    if (x->shard != y->shard)
-        return x->shard - y->shard;
-    if (roundness(x) != roundness(y))
-        return roundness(x) > roundness(y) ? -1 : 1;
-    return x->order - y->order;
+    const Item *x = a, *y = b;
+    const int shard = x->shard - y->shard, round = roundness(y) - roundness(x);
+    if (shard)
+        return shard;
+    return round ? round : x->order - y->order;
 }
 
 /* Makes the items, and gives each its shard and its place there. A layer stays together: the next
@@ -281,7 +280,7 @@ static int write_f16(const Copy *copy, const Item *item, Error *err) {
     const Tensor *t = item->from;
     const size_t count = item->bytes / sizeof(f16);
     for (size_t first = 0, n; first < count; first += n) {
-        n = count - first < CHUNK ? count - first : CHUNK;
+        n = size_min(count - first, CHUNK);
         if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, err) ||
             checkpoint_finite(copy->checkpoint, copy->scratch, t, first, n, err) ||
             write_bytes(copy, copy->scratch, n * sizeof *copy->scratch, err))
@@ -311,8 +310,7 @@ static int write_shard(Copy *copy, int shard, Error *err) {
 
 static int write_index(Copy *copy, Error *err) {
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size",
-                            (double)copy->done);
+    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size", copy->done);
     cJSON *map = cJSON_AddObjectToObject(json, "weight_map");
     for (int i = 0; i < copy->nitems; i++) {
         char name[100], shard[48];
