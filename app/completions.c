@@ -568,7 +568,7 @@ static int open_output(Completions *c, const cJSON *head, Error *err) {
 }
 
 int completions_begin(Completions *c, const cJSON *head, Error *err) {
-    hand_over(c, false);
+    hand_over(c, false); /* counts the prompts that have ended already */
     if (c->path && open_output(c, head, err))
         return -1;
     c->synced = seconds_now();

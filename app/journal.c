@@ -1,7 +1,7 @@
 /* journal.c: keeps the tokens of a job on disk, so that a job that was killed can be resumed.
  *
  * The first line of the file is a JSON object that identifies the job. After it come records, one
- * for each sweep, with numbers as in memory:
+ * for each sweep or for several, with numbers as in memory:
  *
  *     u32  n            number of pairs
  *     n times:
