@@ -148,8 +148,8 @@ static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     pages_change_owner(f, q->kv, nobody(f), b->index);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done(to->ctx, q->number, q->tokens, q->generated - eos,
-                 stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+    if (to->done && to->done(to->ctx, q->number, q->tokens, q->generated - eos,
+                             stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
     return false;
 }

@@ -224,9 +224,8 @@ static int read_job(Job *job, const Options *o, Error *err) {
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
-        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
-            return -1;
-    return job_settle(job, "--prompt", err);
+        job_add(job, (Passage){o->prompt.text[i], strlen(o->prompt.text[i]), "--prompt"}, i);
+    return job_settle(job, "", err);
 }
 
 /* Returns a description of the job, as far as its tokens depend on it. It must be the same when the
@@ -316,7 +315,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     bool finished;
     if (!job->count)
         return share_job(run, job, err);
-    Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
+    Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c || settle_compression(run, err))
         return -1;
     run->head = job_head(run, job);
@@ -333,7 +332,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
         const Listener listener = completions_listener(c);
         Progress *progress = completions_progress(c);
         progress->on = isatty(STDERR_FILENO);
-        if (plan_task(run, task, false, err))
+        if (plan_task(run, task, err))
             return -1;
         add_machine(run, completions_head(c));
         if (run_task(run, task, &listener, progress, err))
@@ -347,12 +346,12 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
 static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
-    Completions *c = completions_follow(job, run->tokenizer, run->options);
+    Completions *c = completions_follow(job, run->options);
     const Listener listener = completions_listener(c);
-    int status = job->task.count && (plan_task(run, &job->task, false, err) ||
-                                     run_task(run, &job->task, &listener, NULL, err))
-                     ? -1
-                     : 0;
+    const int status = job->task.count && (plan_task(run, &job->task, err) ||
+                                           run_task(run, &job->task, &listener, NULL, err))
+                           ? -1
+                           : 0;
     completions_free(c);
     return status;
 }
@@ -438,13 +437,13 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 }
 
 /* Returns the number of prompts: as many as are asked for, or one block. If the search chooses the
- * block (*one_block), this is the largest that it may choose. */
-static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
+ * block (run->one_block), this is the largest that it may choose. */
+static int bench_count(TaskRun *run, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
     const Options *o = run->options;
     const Policy *p = &run->given;
     int s = o->prompt_len[1], block = p->gbs * p->num_gpu_batches * flight_count(p);
-    *one_block = !o->num_prompts && !block;
+    run->one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts
                 : block        ? block
                                : imin(LARGEST_BLOCK, MAX_BENCH / s);
@@ -494,15 +493,14 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
 
 static int bench(TaskRun *run, Error *err) {
     OptConfig *config = &run->checkpoint->config;
-    bool one_block;
-    int count = bench_count(&one_block, run, err);
+    int count = bench_count(run, err);
     if (count < 0)
         return -1;
     config->eos = -1; /* every sequence runs to its full length */
     run->bench = true;
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
-    int status = plan_task(run, &task, one_block, err);
+    int status = plan_task(run, &task, err);
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
@@ -560,15 +558,14 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
 
 static int policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    bool one_block;
     if (o->paper_model)
         return paper_policy(run, err);
-    int count = bench_count(&one_block, run, err);
+    int count = bench_count(run, err);
     if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) ||
         settle_compression(run, err))
         return -1;
     Task task = bench_task(o, count);
-    Search search = search_for(run, &task, one_block);
+    Search search = search_for(run, &task);
     int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
     free_prompts(&task);
     return status;
@@ -634,9 +631,9 @@ static int eval(TaskRun *run, Error *err) {
     if (leads)
         status = o->perplexity ? eval_text(&eval, o->perplexity, err)
                                : eval_lines(&eval, o->last_word, err);
-    const Listener listener = leads ? eval_listener(&eval) : (Listener){.done = completion_ignored};
+    const Listener listener = leads ? eval_listener(&eval) : (Listener){0};
     if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
-        plan_task(run, &eval.task, false, err) ||
+        plan_task(run, &eval.task, err) ||
         run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))
         status = -1;
     else if (leads)

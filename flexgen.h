@@ -400,7 +400,7 @@ typedef struct {
      * </s> always ends it. May be NULL. */
     bool (*token)(void *ctx, int prompt, const int32_t *tokens, int n);
     /* Receives a sequence that has ended, without the final </s>. Returning -1 and err stops the
-     * run. */
+     * run. May be NULL. */
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                 Error *err);
     /* Receives, with task.keep_logits, the logits (vocab) of the step that chose token n-1. May be

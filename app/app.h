@@ -108,6 +108,8 @@ typedef struct {
     /* the policy and the plan */
     Policy given;   /* what is asked of the policy: the flags', settled for this run */
     bool may_pack;  /* the search may pack weights and cache */
+    bool one_block; /* the task has as many prompts as a block may have, and is cut to one block of
+                       the policy that is found */
     Found found;    /* the policy that was chosen; the rest only if predicted */
     bool predicted; /* the cost model has predicted its costs */
     Plan *plan;     /* with the policy in its final form */
@@ -131,9 +133,8 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 
 /* Decides everything before anything is allocated or written: where the task runs, under which
- * policy, and where every byte of it lies. A task that does not fit is refused. one_block: as for
- * search_for. */
-int plan_task(TaskRun *run, Task *task, bool one_block, Error *err);
+ * policy, and where every byte of it lies. A task that does not fit is refused. */
+int plan_task(TaskRun *run, Task *task, Error *err);
 /* Sets the number of threads that compute: as many as are given, or one for each processor, as far
  * as a CPU quota keeps them busy. */
 void choose_threads(TaskRun *run);
@@ -149,9 +150,8 @@ int know_machine(const TaskRun *run, Error *err);
 /* Settles run->given: by the flags, a packed checkpoint, or the run before of a job that goes on,
  * how weights and cache are packed; and that the CPU attends if attention is sparse. */
 int settle_compression(TaskRun *run, Error *err);
-/* Returns what is to be searched for: what the flags leave open. one_block: the task has as many
- * prompts as a block may have, and is cut to one block of the policy that is found. */
-Search search_for(const TaskRun *run, const Task *task, bool one_block);
+/* Returns what is to be searched for: what the flags leave open. */
+Search search_for(const TaskRun *run, const Task *task);
 /* Finds the best policies, at most `most`, or takes the one that the flags give in full, with its
  * token table where there is room; and what is expected of them, if the machine is known
  * (s->hardware not NULL). Returns their number, or -1 and err. */
@@ -199,12 +199,19 @@ typedef struct {
     Task task;       /* what is left to do */
 } Job;
 
-/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error, or
- * with `strict` -1 and err. where names the prompt in messages. */
-int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err);
+/* A text, and its name in messages. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *where;
+} Passage;
+
+/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error. */
+void job_add(Job *job, Passage passage, int line);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
- * names the input in messages. */
+ * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
+ * the first impossible prompt's error. */
 int job_settle(Job *job, const char *name, Error *err);
 /* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
  * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.
@@ -214,13 +221,6 @@ int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
 void job_free(Job *job);
-
-/* A text, and its name in messages. */
-typedef struct {
-    const char *text;
-    size_t len;
-    const char *where;
-} Passage;
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
@@ -247,8 +247,11 @@ Journal *journal_open(const char *output, double patience, Error *err);
 const cJSON *journal_head(const Journal *journal);
 /* Returns its file's name. */
 const char *journal_path(const Journal *journal);
+/* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
+ * calls the file `name`, if it cannot be read. */
+char *file_whole(int fd, const char *name, size_t *size, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
-typedef int TakeToken(void *ctx, uint32_t place, int32_t token);
+typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.
  * The first invalid record ends the journal. */
 int journal_read(Journal *journal, TakeToken *take, void *ctx, Error *err);
@@ -270,12 +273,11 @@ void journal_close(Journal *journal);
  * a + b work, fitted to the sweeps so far. */
 typedef struct {
     bool on;
-    double sweeps, work;              /* of the whole run, if no sequence stops early */
-    double pair;                      /* work of attending to one token; a row's products are 1 */
-    long tokens;                      /* that are wanted; progress_open counts them if it finds 0 */
-    double shown;                     /* the time when the line was last written */
-    double n, w, ww, t, wt;           /* sums over sweeps: 1, work, its square, seconds, work x s */
-    double work_before, total_before; /* work and seconds of all sweeps before the newest */
+    double sweeps, work;    /* of the whole run, if no sequence stops early */
+    double pair;            /* work of attending to one token; a row's products are 1 */
+    long tokens;            /* that are wanted; progress_open counts them if it finds 0 */
+    double shown;           /* the time when the line was last written */
+    double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
 /* Starts it for a task, before the first sweep. */
 void progress_open(Progress *progress, const Plan *plan, const Task *task);
@@ -284,18 +286,19 @@ void progress_show(Progress *progress, const RunStats *stats, long tokens);
 /* Erases the line. */
 void progress_clear(const Progress *progress);
 /* Returns the seconds that are left; below 0: not known yet. */
-double progress_left(const Progress *progress, const RunStats *stats);
+double progress_left(const Progress *progress);
 
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither
  * --resume nor --overwrite is given. job and options must outlive it. */
-Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options,
-                              Error *err);
+Completions *completions_open(Job *job, const Options *options, Error *err);
 /* Returns true if there is a journal, so that the job can go on later. */
 bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
-Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *options);
-/* Returns the head of the journal that is there, with --resume; else NULL. */
+Completions *completions_follow(Job *job, const Options *options);
+/* Returns the head of the journal that is there, with --resume; else NULL, also without
+ * completions.
+ */
 const cJSON *completions_head(const Completions *completions);
 /* Gives the requests of the job the tokens that the journal has, with --resume. head: what must be
  * the same in both. *finished: the job had ended. -1 and err if the output or the journal is of
@@ -312,9 +315,6 @@ int completions_end(Completions *completions, int status, Error *err);
 /* Returns the number of tokens in all lines of the output. */
 long completions_tokens(const Completions *completions);
 void completions_free(Completions *completions);
-/* Does nothing: Listener.done for runs that do not need the completions. */
-int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
-                       Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)

@@ -158,7 +158,7 @@ static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
 
 Listener eval_listener(Eval *e) {
     e->progress.tokens = e->tokens;
-    return (Listener){.ctx = e, .done = completion_ignored, .scored = on_scored, .sweep = on_sweep};
+    return (Listener){.ctx = e, .scored = on_scored, .sweep = on_sweep};
 }
 
 EvalResult eval_result(const Eval *e) {

@@ -249,8 +249,8 @@ static bool read_prompts(const char *text, size_t len) {
 }
 
 /* A journal: its head, and records that hold, which is a matter of their hash; then it can be gone on with. */
-static int take_token(void *ctx, uint32_t place, int32_t token) {
-    *(long *)ctx += place + token != 0;
+static int take_token(void *ctx, Pair pair) {
+    *(long *)ctx += pair.place + pair.token != 0;
     return 0;
 }
 static bool read_journal(const char *text, size_t len) {

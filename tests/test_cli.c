@@ -915,8 +915,9 @@ static void a_head_that_was_edited_is_refused(void) {
     for (int i = 0; i < 2; i++) {
         snprintf(output, sizeof output, "%s", in_dir(capture, i ? "edited" : "edited too"));
         kill_and_edit(output, edits[i][0], edits[i][1]);
-        assert_refused(RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
-                       WORDS("is of another job", i ? "bits of the cache is 4" : "bits of weights is 9"));
+        assert_refused(
+            RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
+            WORDS("is of another job", i ? "group of the cache is 0, and here it is 64" : "bits of weights is 9"));
     }
 }
 

@@ -887,7 +887,7 @@ static void random_rig(Rig *r, uint64_t *seed) {
 static double simulated_seconds(const Rig *r) {
     Error err;
     RunStats stats = {0};
-    Listener listener = {.done = completion_ignored};
+    Listener listener = {0};
     Device *device = sim_open(r->plan, &r->hardware, &err);
     ASSERT_OK(schedule_run(r->plan, &r->task, device, &listener, &stats, &err));
     device->close(device);
