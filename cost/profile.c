@@ -468,11 +468,13 @@ static int measure_curve(Curve *c, Profile *p, const Work *w) {
     return 0;
 }
 
+/* Returns the FLOP/s of a curve at a size. */
+static double rate_at(const Curve *c, double size) { return 1 / curve_seconds(c, size, 1); }
+
 /* Measures op_s and products. The single rates of Table 7 are read from the curves at the sizes of
  * its experiments. */
 static int measure_linear(Hardware *h, Profile *p) {
     enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
-    const double act = type_bytes(p->plan.act_type);
     double op_rate;
     if (measure_rate(&op_rate, p, &chain))
         return -1;
@@ -480,8 +482,8 @@ static int measure_linear(Hardware *h, Profile *p) {
     h->op_s = p->op_s;
     if (measure_curve(&h->mm_rows, p, &linear))
         return -1;
-    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
-    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act, false);
+    h->mm_flops[0] = rate_at(&h->mm_rows, DECODE_ROWS);
+    h->mm_flops[1] = rate_at(&h->mm_rows, PREFILL_ROWS);
     return 0;
 }
 
@@ -491,9 +493,9 @@ static int measure_attention(Hardware *h, Profile *p) {
     if (measure_curve(&h->bmm_tokens[1], p, &prompts) ||
         measure_curve(&h->bmm_tokens[0], p, &on_gpu) || measure_curve(&h->cpu_tokens, p, &on_cpu))
         return -1;
-    h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
-    h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
-    set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
+    h->bmm_flops[1] = rate_at(&h->bmm_tokens[1], s);
+    h->bmm_flops[0] = rate_at(&h->bmm_tokens[0], s);
+    set_both(h->cpu_flops, rate_at(&h->cpu_tokens, s));
     for (int i = 0; i < h->cpu_tokens.n; i++)
         h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
     return 0;

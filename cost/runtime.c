@@ -174,10 +174,10 @@ static double products(const Sweep *a, bool prefill) {
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
                  m = each / pieces;
     const bool packed = takes_packed_weights(a, prefill);
-    const double qkv = linear_seconds(h, a->phase, m, 3 * h1, h1, a->act, packed);
-    const double out = linear_seconds(h, a->phase, m, h1, h1, a->act, packed);
-    const double mlp_1 = linear_seconds(h, a->phase, m, h2, h1, a->act, packed);
-    const double mlp_2 = linear_seconds(h, a->phase, m, h1, h2, a->act, packed);
+    const double qkv = linear_seconds(h, a->phase, (Linear){m, 3 * h1, h1, a->act, packed});
+    const double out = linear_seconds(h, a->phase, (Linear){m, h1, h1, a->act, packed});
+    const double mlp_1 = linear_seconds(h, a->phase, (Linear){m, h2, h1, a->act, packed});
+    const double mlp_2 = linear_seconds(h, a->phase, (Linear){m, h1, h2, a->act, packed});
     return batches * pieces * (qkv + out + (mlp_1 + mlp_2) + (4 + 1) * h->op_s);
 }
 
@@ -211,7 +211,7 @@ static double attend_cache(const Sweep *a, bool on_cpu) {
     if (a->rows[0] <= 0)
         return 0;
     bool packed = a->plan->policy.cache_packed;
-    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0], a->past, a->config->h1, packed) *
+    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0] * a->config->h1, a->past, packed) *
            (1 + a->v_read) / 2;
 }
 
@@ -263,8 +263,8 @@ static void head_seconds(Seconds *t, const Sweep *a) {
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->last_rows,
                  choose = 4.0 * c->vocab * a->last_rows;
-    const double logits =
-        linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
+    const double logits = linear_seconds(
+        h, a->phase, (Linear){a->last_rows / a->K, c->vocab, c->embed, a->act, false});
     const bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) +
