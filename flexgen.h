@@ -198,7 +198,12 @@ extern const char *const schedule_name[];
 
 /* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. */
 typedef struct {
-    double wg, wc, cg, cc, hg, hc;
+    union {
+        struct {
+            double wg, wc, cg, cc, hg, hc;
+        };
+        double share[6];
+    };
     int gbs, num_gpu_batches;
     int flights; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one
                     machine */

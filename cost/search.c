@@ -77,13 +77,18 @@ static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
     return plan_make(s->checkpoint, policy, &task, s->act_type, err);
 }
 
+/* Places everything on one of the upper tiers, where the GPU attends to it. */
+static void place_all(Policy *policy, Tier tier) {
+    for (int i = 0; i < 6; i++)
+        policy->share[i] = i % 2 == (int)tier;
+    policy->delegated = false;
+}
+
 /* Returns the plan that runtime_lp starts from: everything on the CPU. */
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
-    corner.wg = corner.cg = corner.hg = 0;
-    corner.wc = corner.cc = corner.hc = 1;
-    corner.delegated = false;
+    place_all(&corner, TIER_CPU);
     return plan_for(s, &corner, &ignored);
 }
 
@@ -92,20 +97,26 @@ static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *c
                     const double capacity[NTIERS]) {
     static const char *const name[6] = {"wg given", "wc given", "cg given",
                                         "cc given", "hg given", "hc given"};
-    const double share[6] = {s->given.wg, s->given.wc, s->given.cg,
-                             s->given.cc, s->given.hg, s->given.hc};
     runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i])
-            lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
+            lp_row(lp, name[i], true, s->given.share[i])->a[i / 2 * NTIERS + i % 2] = 1;
 }
 
-/* Solves the LP of a policy. Returns false if no fractions fit. */
-static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy,
-                  const Plan *corner, const double capacity[NTIERS]) {
-    fill_lp(lp, s, policy, corner, capacity);
-    lp_solve(answer, lp);
-    return answer->verdict == LP_OPTIMAL;
+static void set_capacities(double capacity[NTIERS], const Search *s) {
+    for (int t = 0; t < NTIERS; t++)
+        capacity[t] = (double)s->capacity[t];
+}
+
+/* Writes the LP of a policy on the search's machine. Returns the plan that it starts from, or NULL
+ * if there is none. */
+static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy) {
+    double capacity[NTIERS];
+    Plan *corner = corner_plan(s, policy);
+    set_capacities(capacity, s);
+    if (corner)
+        fill_lp(lp, s, policy, corner, capacity);
+    return corner;
 }
 
 /* Returns the tokens that the plan's sweeps generate. */
@@ -115,20 +126,10 @@ static double tokens_of_plan(const Plan *plan) {
 }
 
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
-    const double capacity[NTIERS] = {(double)search->capacity[0], (double)search->capacity[1],
-                                     (double)search->capacity[2]};
-    Plan *corner = corner_plan(search, policy);
+    Plan *corner = policy_program(lp, search, policy);
     CHECK(corner); /* as for the search, which has found the policy */
-    fill_lp(lp, search, policy, corner, capacity);
     *tokens = tokens_of_plan(corner);
     plan_free(corner);
-}
-
-/* Returns how long all sweeps take at a point of the LP. */
-static Pace lp_pace(const Search *s, const Plan *plan, const double *x) {
-    double sweep_s[2];
-    runtime_sweeps(sweep_s, x, plan->config.l);
-    return cluster_pace(&s->cluster, plan, sweep_s);
 }
 
 /* Returns the prompts of one flight, if all flights have equally many. */
@@ -172,13 +173,15 @@ static bool same_block(const Policy *a, const Policy *b) {
 
 /* Fills in the bound and the score of a candidate, whose workspaces and table_home are chosen. */
 static void set_bound(Candidate *c, const Search *s) {
-    const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1],
-                                     (double)s->capacity[2]};
-    Plan *corner = corner_plan(s, &c->policy);
     LpAnswer answer;
     Lp lp;
-    if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
-        const double seconds = lp_pace(s, corner, answer.x).T;
+    double sweep_s[2];
+    Plan *corner = policy_program(&lp, s, &c->policy);
+    if (corner)
+        lp_solve(&answer, &lp);
+    if (corner && answer.verdict == LP_OPTIMAL) {
+        runtime_sweeps(sweep_s, answer.x, corner->config.l);
+        const double seconds = cluster_pace(&s->cluster, corner, sweep_s).T;
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = tokens_of_plan(corner) / seconds;
@@ -341,19 +344,19 @@ static void refine(Candidates *c) {
 static Candidates find_candidates(const Search *search) {
     Search thin = *search;
     Task task = *search->task;
+    Prompt *some = NULL;
     Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
-    const bool is_long = !search->one_block && task.count > ENOUGH_PROMPTS;
-    if (is_long) {
-        task.prompts = xcalloc(ENOUGH_PROMPTS, sizeof *task.prompts);
+    if (!search->one_block && task.count > ENOUGH_PROMPTS) {
+        some = xcalloc(ENOUGH_PROMPTS, sizeof *some);
         for (int i = 0; i < ENOUGH_PROMPTS; i++)
-            task.prompts[i] = search->task->prompts[(long)i * task.count / ENOUGH_PROMPTS];
+            some[i] = task.prompts[(long)i * task.count / ENOUGH_PROMPTS];
+        task.prompts = some;
         task.count = ENOUGH_PROMPTS;
         thin.task = &task;
     }
     enumerate(&c);
     refine(&c);
-    if (is_long)
-        free(task.prompts);
+    free(some);
     c.s = search;
     return c;
 }
@@ -362,17 +365,15 @@ static Candidates find_candidates(const Search *search) {
 // 3. Realize
 // -------------------------------------------------------------------------------------------------
 
-/* Rounds x to steps of 1 / steps, so that the shares add up to 1. Shares that are fixed stay. */
-static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2],
-                         int steps) {
-    if (fixed[0] && fixed[1])
-        return;
-    if (!fixed[0])
-        *gpu = round(x[TIER_GPU] * steps) / steps;
-    if (!fixed[1])
-        *cpu = round(x[TIER_CPU] * steps) / steps;
-    if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1)
-        *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
+/* Rounds x to steps of 1 / steps, so that the shares of the upper tiers and the rest, the disk's,
+ * add up to 1. Shares that are fixed stay. */
+static void round_shares(double share[2], const double x[NTIERS], const bool fixed[2], int steps) {
+    const int last = fixed[TIER_CPU] ? TIER_GPU : TIER_CPU;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        if (!fixed[t])
+            share[t] = round(x[t] * steps) / steps;
+    if (!fixed[last] && (x[TIER_DISK] < .5 / steps || share[0] + share[1] > 1))
+        share[last] = 1 - share[1 - last];
 }
 
 /* Sets the policy's fractions to x, rounded: weights to percentages with one digit behind the
@@ -380,9 +381,9 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
  * apart. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
-    round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
-    round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
-    round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
+    for (int of = 0; of < 3; of++)
+        round_shares(p->share + 2 * of, x + NTIERS * of, s->fixed + 2 * of,
+                     of ? sequences : weights);
 }
 
 /* Returns the plan's policy with its cost by the rows of the LP. */
@@ -402,8 +403,8 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
 static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
     for (int i = 0; i < lp->m; i++)
         for (int t = 0; t < NTIERS; t++)
-            if (!strcmp(lp->row[i].name, memory_row[t]) && answer->y[i] > 0)
-                snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
+            if (lp->row[i].name == memory_row[t] && answer->y[i] > 0)
+                strcpy(cost->full[t], memory_row[t]);
 }
 
 /* Plans the placement of a candidate that is best for so much memory. Returns 1 and *found if the
@@ -414,7 +415,9 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Error ignored;
     Lp lp;
     LpAnswer answer;
-    if (!solve(&answer, &lp, s, &policy, corner, capacity))
+    fill_lp(&lp, s, &policy, corner, capacity);
+    lp_solve(&answer, &lp);
+    if (answer.verdict != LP_OPTIMAL)
         return -1;
     set_fractions(&policy, s, answer.x);
     Plan *plan = plan_for(s, &policy, &ignored);
@@ -442,8 +445,8 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
     double times = 1.05; /* the excess, and a little more */
     Plan *corner = corner_plan(s, &c->policy);
     int fits = 0, tries = 0;
-    for (int t = 0; t < NTIERS; t++)
-        capacity[t] = before[t] = (double)s->capacity[t];
+    set_capacities(capacity, s);
+    set_capacities(before, s);
     for (; tries < TRIES && corner && !fits; tries++, times *= 2) {
         fits = place(found, excess, s, c->policy, corner, capacity);
         for (int t = 0; t < NTIERS && !fits; t++) {
@@ -466,17 +469,14 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
 }
 
 int policy_predict(Found *found, const Search *search, Error *err) {
-    const double roomy[NTIERS] = {1e18, 1e18, 1e18};
-    Plan *plan = plan_for(search, &search->given, err), *corner = NULL;
-    const bool fits = plan && plan_fits(plan, search->capacity, err) == 0;
+    Plan *plan = plan_for(search, &search->given, err);
+    const bool fits = plan && !plan_fits(plan, search->capacity, err);
+    double tokens;
     Lp lp;
     if (fits) {
-        corner = corner_plan(search, &search->given);
-        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.delegated,
-                   roomy);
+        policy_lp(&lp, &tokens, search, &search->given);
         *found = found_by(search, plan, &lp);
     }
-    plan_free(corner);
     plan_free(plan);
     return fits ? 0 : -1;
 }
@@ -485,9 +485,7 @@ int policy_predict(Found *found, const Search *search, Error *err) {
  * that misses the fewest bytes, so far *missing. */
 static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
-    bool placed = false;
-    for (int i = 0; i < 6; i++)
-        placed = placed || s->fixed[i];
+    const bool placed = memchr(s->fixed, true, sizeof s->fixed);
     const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
     if (misses && misses < *missing) {
         *missing = misses;
@@ -504,7 +502,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS * NTIERS };
     Search least = *s;
     Policy *p = &least.given;
-    double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
+    double quickest = INFINITY, *share = p->share;
     Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs)
         p->gbs = 1;
@@ -516,7 +514,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i])
-                *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
+                share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? share[i ^ 1] : 0) : 0;
         p->table_home = (Tier)(where / 27 % NTIERS);
         if (!s->fixed_attention)
             p->delegated = where >= CORNERS || is_sparse(p);
@@ -587,29 +585,24 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
     return n;
 }
 
-static int by_latency(const void *a, const void *b) {
-    const Found *x = *(Found *const *)a, *y = *(Found *const *)b;
-    /* Both are in one array, and equals stay in its order. */
-    return x->latency != y->latency ? (x->latency > y->latency ? 1 : -1) : (x > y) - (x < y);
-}
-
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
     Candidates c = find_candidates(search);
+    Found *every = xcalloc(c.n + 1, sizeof *every), one; /* by latency */
     int n = 0, all = 0;
-    Found *every = xcalloc(c.n + 1, sizeof *every), **sorted = xcalloc(c.n + 1, sizeof *sorted);
-    for (int i = 0; i < c.n; i++)
-        if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i]))
-            all++;
+    for (int i = 0; i < c.n; i++) {
+        if (c.list[i].bound <= 0 || !realize(&one, search, &c.list[i]))
+            continue;
+        int at = all++;
+        for (; at > 0 && every[at - 1].latency > one.latency; at--)
+            every[at] = every[at - 1];
+        every[at] = one;
+    }
     if (!all && last_resort(every, search, err) == 0)
         all = 1;
-    for (int i = 0; i < all; i++)
-        sorted[i] = &every[i];
-    qsort(sorted, all, sizeof *sorted, by_latency);
     /* A policy with a longer latency must have a better throughput. */
     for (int i = 0; i < all && n < most; i++)
-        if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput)
-            found[n++] = *sorted[i];
-    free(sorted);
+        if (!n || every[i].cost.throughput > found[n - 1].cost.throughput)
+            found[n++] = every[i];
     free(every);
     free(c.list);
     return n ? n : -1;
@@ -682,12 +675,8 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
 
 /* Fixes a placement with everything on the GPU. */
 static void hold_on_gpu(Search *s) {
-    Policy *p = &s->given;
-    p->wg = p->cg = p->hg = 1;
-    p->wc = p->cc = p->hc = 0;
-    p->delegated = false;
-    for (int i = 0; i < 6; i++)
-        s->fixed[i] = true;
+    place_all(&s->given, TIER_GPU);
+    memset(s->fixed, true, sizeof s->fixed);
     s->fixed_attention = true;
 }
 
