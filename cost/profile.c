@@ -22,7 +22,6 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cost/cost.h"
@@ -35,7 +34,7 @@ enum {
     AT_ONCE = 4,      /* chunks that are in flight to or from the disk */
     LEAST_DISK = 2 * AT_ONCE * CHUNK,
     TINY = 100,           /* operations of the chain that measures op_s */
-    CONTENTION_ROWS = 16, /* of a product beside copies, as in decoding: it waits for weights */
+    BESIDE = 4,           /* the point of 16 rows is measured beside copies, as in decoding */
     SAMPLES = 64,         /* of a value, at most */
     LEAST_SAMPLES = 3,    /* at least, if three times the usual time is enough for them */
     PAIRS = 5,            /* samples of a product alone and beside copies */
@@ -87,25 +86,27 @@ typedef struct Work {
  * inner result. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
-/* The index tables of a point of a curve are one row: where its prompts start, then the lengths of
- * its sequences, then their pages. These functions return how many integers there are at most for
- * the starts and for the pages. */
-static int starts_each(const ProfileSize *s) { return s->tokens / *token_sizes + 1; }
-static int pages_each(const ProfileSize *s) { return s->nseq * pages_for(s->tokens, PAGE_TOKENS); }
+/* The index tables of each point of a curve: where its prompts start, the lengths of its sequences,
+ * and their pages. */
+enum { STARTS, LENGTHS, PAGES, NTABLES };
+
+/* Returns how many integers the longest table has. */
+static int table_length(const ProfileSize *s) {
+    return s->nseq * pages_for(s->tokens, PAGE_TOKENS) + 1;
+}
 
 /* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a
  * product, then index tables. */
 static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
     const int cold = (int)(s->cold / sizeof(f16)),
               most = imax(s->rows * widest(s), s->tokens * s->h1);
-    const int tables = starts_each(s) + s->nseq + pages_each(s);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", "", F16, 1, cold, 1});
         add_region(plan, (Wanted){HIDDEN, t, "inputs", "", act, 1, most, 1});
         add_region(plan, (Wanted){MLP, t, "results", "", act, 1, most, 1});
-        add_region(plan,
-                   (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, tables, NTOKEN_SIZES});
+        add_region(plan, (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, table_length(s),
+                                  NTOKEN_SIZES * NTABLES});
     }
 }
 
@@ -140,10 +141,10 @@ static size_t next_cold(Profile *p, size_t span, size_t bytes) {
     return at;
 }
 
-/* Returns n integers of point i's index tables. */
-static Tensor table(const Profile *p, Tier tier, int i, int first, int n) {
-    const size_t row = p->plan.region[INDEX_TABLES][tier].cols;
-    return plan_bytes(&p->plan, INDEX_TABLES, tier, (i * row + first) * sizeof(int32_t), I32, n);
+/* Returns the first n integers of one of point i's index tables. */
+static Tensor table(const Profile *p, Tier tier, int i, int which, int n) {
+    const size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
+    return plan_bytes(&p->plan, INDEX_TABLES, tier, before * sizeof(int32_t), I32, n);
 }
 
 /* Returns the bytes of a copy. */
@@ -191,7 +192,7 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
     const Tensor qkv = cold(p, w->to, at, F16, rows, 3 * h1),
-                 start = table(p, w->to, i, 0, nseq + 1);
+                 start = table(p, w->to, i, STARTS, nseq + 1);
     Call call = measure_on(w->lane);
     call.prefill = true;
     Op op = op_attend_prefill(call, states(p, MLP, w->to, rows, h1), tensor_cols(qkv, 0, h1),
@@ -202,17 +203,15 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 /* Posts attention of new tokens. K is in the first half of the cold memory and V in the second;
  * each round uses the next part of them. */
 static Event post_attend(Profile *p, const Work *w, int i) {
-    const int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh,
-              each = pages_for(len, PAGE_TOKENS), lengths = starts_each(&p->size);
+    const int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh, each = len / PAGE_TOKENS;
     const size_t half = p->span / 2,
                  row = p->packed ? nh * quant_bytes(h1 / nh) : h1 * sizeof(f16); /* of K, or V */
-    const int nseq = imin(p->size.nseq, (int)(half / row) / PAGE_TOKENS / each),
-              tokens = nseq * each * PAGE_TOKENS;
+    const int nseq = imin(p->size.nseq, (int)(half / row) / len), tokens = nseq * len;
     const size_t at = next_cold(p, half, tokens * row);
     PageTable t = {.k = numbers(p, w->to, at, tokens, row),
                    .v = numbers(p, w->to, half + at, tokens, row),
-                   .pages = matrix(table(p, w->to, i, lengths + p->size.nseq, each), nseq),
-                   .len = table(p, w->to, i, lengths, nseq),
+                   .pages = matrix(table(p, w->to, i, PAGES, each), nseq),
+                   .len = table(p, w->to, i, LENGTHS, nseq),
                    .page_tokens = PAGE_TOKENS,
                    .nh = nh};
     Op op = op_attend(measure_on(w->lane), states(p, MLP, w->to, nseq, h1),
@@ -220,17 +219,18 @@ static Event post_attend(Profile *p, const Work *w, int i) {
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
-/* Returns chunk i of a tier. Copies towards the GPU use one half of the cold memory and copies away
- * from it the other, so that both may run beside a product that reads the first. */
-static Tensor chunk_of(const Profile *p, const Work *w, Tier tier, int i) {
+/* Returns chunk i of a tier: of the disk's file, or of the second half of the cold memory, so that
+ * a product that reads the first may run beside the copy. */
+static Tensor chunk_of(const Profile *p, Tier tier, int i) {
     const size_t bytes = chunk(p), half = p->size.cold / 2;
-    const size_t all = tier == TIER_DISK ? p->plan.offload_bytes : half / bytes * bytes;
-    const size_t first = tier != TIER_DISK && w->to < w->from ? half : 0;
-    return cold(p, tier, first + (size_t)i * bytes % all, F16, 1, (int)(bytes / sizeof(f16)));
+    const bool disk = tier == TIER_DISK;
+    const size_t all = disk ? p->plan.offload_bytes : half / bytes * bytes;
+    return cold(p, tier, (disk ? 0 : half) + (size_t)i * bytes % all, F16, 1,
+                (int)(bytes / sizeof(f16)));
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
-    const Move move = {chunk_of(p, w, w->to, i), chunk_of(p, w, w->from, i)};
+    const Move move = {chunk_of(p, w->to, i), chunk_of(p, w->from, i)};
     Op op = op_copy(measure_on(w->lane), &move, 1);
     op.after[op.nafter++] = p->product;
     return post_op(p, &op, (double)chunk(p));
@@ -268,24 +268,20 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
         Op op = op_layernorm(measure_on(i % 2 ? FINISH : PROJECT), row, row, one, one);
         op.nafter = 1;
         op.after[0] = last;
-        last = p->device->post(p->device, &op);
+        last = post_op(p, &op, 1);
     }
-    p->work += TINY;
     return last;
 }
 
 static const Work ctog = {"", post_copies, W_LOAD, TIER_GPU, TIER_CPU},
-                  gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU};
-static const Work dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK},
-                  ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU};
-static const Work chain = {.post = post_tiny}, layernorm = {.post = post_layernorm};
-static const Work linear = {.name = "linear", .post = post_linear};
-static const Work prompts = {
-    .name = "prompts", .post = post_attend_prefill, .lane = FINISH, .to = TIER_GPU};
-static const Work on_gpu = {
-    .name = "new tokens on the GPU", .post = post_attend, .lane = FINISH, .to = TIER_GPU};
-static const Work on_cpu = {
-    .name = "new tokens on the CPU", .post = post_attend, .lane = ATTEND, .to = TIER_CPU};
+                  gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU},
+                  dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK},
+                  ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU}, chain = {.post = post_tiny},
+                  layernorm = {.post = post_layernorm},
+                  linear = {.name = "linear", .post = post_linear},
+                  prompts = {"prompts", post_attend_prefill, FINISH, TIER_GPU, TIER_GPU},
+                  on_gpu = {"new tokens on the GPU", post_attend, FINISH, TIER_GPU, TIER_GPU},
+                  on_cpu = {"new tokens on the CPU", post_attend, ATTEND, TIER_CPU, TIER_CPU};
 
 // -------------------------------------------------------------------------------------------------
 // Sampling
@@ -419,8 +415,10 @@ static void measure_disk(Hardware *h, Profile *p) {
 static void measure_curve(Curve *c, Profile *p, const Work *w) {
     const bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes;
-    const int largest = by_rows ? p->size.rows : p->size.tokens;
+    int largest = by_rows ? p->size.rows : p->size.tokens;
     Samples all[MAX_POINTS] = {{.n = 0}};
+    if (by_rows && p->packed && p->plan.act_type == F16)
+        largest = imin(largest, PACKED_ROWS); /* with more, a GPU unpacks the weights */
     for (int i = 0; sizes[i] <= largest; i++) {
         if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds)
             break;
@@ -462,17 +460,12 @@ static void measure_attention(Hardware *h, Profile *p) {
         h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
 }
 
-/* Measures products and attention again with packed numbers; products on a GPU only up to the rows
- * for which it uses packed weights directly. */
+/* Measures products and attention again with packed numbers. */
 static void measure_packed(Hardware *h, Profile *p) {
-    const int rows = p->size.rows;
     if (p->size.h1 % GROUP || p->size.h2 % GROUP || p->size.h1 / p->size.nh % 16)
         return; /* such a model is never packed */
     p->packed = true;
-    if (p->plan.act_type == F16)
-        p->size.rows = imin(rows, PACKED_ROWS);
     measure_curve(&h->mm_packed, p, &linear);
-    p->size.rows = rows;
     measure_curve(&h->bmm_packed, p, &on_gpu);
     measure_curve(&h->cpu_packed, p, &on_cpu);
     p->packed = false;
@@ -502,9 +495,8 @@ static double sample_lost(Profile *p, const Work *beside, int i, int copies, int
 static double measure_lost(Profile *p, const Curve *rows, const Work *beside, double rate) {
     const double most = 2 * p->size.seconds, copy = chunk(p) / rate, begin = now(p);
     double lost[PAIRS];
-    int i = 0, n = 0;
-    while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS)
-        i++;
+    const int i = imin(rows->n - 1, BESIDE);
+    int n = 0;
     const double t = sample_seconds(p, &linear, i, 1);
     const int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
     do
@@ -516,7 +508,6 @@ static double measure_lost(Profile *p, const Curve *rows, const Work *beside, do
 static void measure_shared_cores(Hardware *h, Profile *p) {
     h->shared_cores = true;
     p->span = p->size.cold / 2;
-    p->at = 0;
     h->copy_core_s = measure_lost(p, &h->mm_rows, &ctog, h->ctog_bdw[0]);
     if (p->plan.offload_bytes)
         h->disk_core_s = measure_lost(p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]);
@@ -551,13 +542,6 @@ static int measure_all(Hardware *h, Profile *p) {
 // The size of the measurements
 // -------------------------------------------------------------------------------------------------
 
-/* Halves the layer; each head keeps its size. */
-static void halve_layer(ProfileSize *s) {
-    s->h1 /= 2;
-    s->h2 /= 2;
-    s->nh /= 2;
-}
-
 /* Makes the measurements smaller until the plan of their memory fits. Halves the cold memory, and
  * with it the products, whose weights need half of it, and their rows, whose inputs and results
  * need no more than all of it. */
@@ -570,8 +554,11 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
         if (needs <= room)
             return 0;
         s->cold = s->cold / 2 / 4096 * 4096;
-        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0)
-            halve_layer(s);
+        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) {
+            s->h1 /= 2; /* each head keeps its size */
+            s->h2 /= 2;
+            s->nh /= 2;
+        }
         while (2 * sizeof(float) * s->rows * widest(s) > s->cold && s->tokens > *token_sizes) {
             s->rows /= 2;
             s->tokens /= 2;
@@ -620,17 +607,15 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
     return fit_memory(size, gpu ? 1 : 2, memory, err);
 }
 
-/* Returns the bytes of the file: those asked for, or half of the disk's room if that is less; but
- * at least LEAST_DISK, unless the disk is memory. */
-static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
-    const size_t bytes = size_min(capacity / 2, asked), least = size_min(asked, LEAST_DISK);
-    return bytes < least && !memory ? least : bytes;
-}
-
+/* Plans the memory of the upper tiers, and the file. This has the bytes that are asked for, or half
+ * of the disk's room if that is less; but at least LEAST_DISK, unless the disk is memory. */
 static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
+    const size_t asked = p->size.disk,
+                 least = memory_holds(here->offload_dir) ? 0 : size_min(asked, LEAST_DISK);
+    size_t bytes = size_min(here->capacity[TIER_DISK] / 2, asked);
+    if (bytes < least)
+        bytes = least;
     plan_memory(&p->plan, &p->size, act);
-    const size_t bytes =
-        disk_bytes(p->size.disk, here->capacity[TIER_DISK], memory_holds(here->offload_dir));
     const int chunks = (int)(bytes / chunk(p)), cols = (int)(chunk(p) / sizeof(f16));
     add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, chunks, cols, 1});
     p->span = p->size.cold;
@@ -654,21 +639,18 @@ static void fill(Profile *p, Tensor row) {
         p->device->upload(p->device, row, first, pattern, imin(row.cols - first, N));
 }
 
-/* Fills the index tables of a point, whose prompts and sequences have token_sizes[i] tokens each.
- * */
-static void fill_tables(Profile *p, Tier tier, int i) {
-    const int nstarts = starts_each(&p->size), npages = pages_each(&p->size), nseq = p->size.nseq;
-    const Tensor all = table(p, tier, i, 0, nstarts + nseq + npages);
-    int32_t *start = xcalloc(all.cols, sizeof *start), *length = start + nstarts,
-            *page = length + nseq;
-    for (int r = 0; r < nstarts; r++)
-        start[r] = r * token_sizes[i];
-    for (int r = 0; r < nseq; r++)
-        length[r] = token_sizes[i];
-    for (int r = 0; r < npages; r++)
-        page[r] = r;
-    p->device->upload(p->device, all, 0, start, all.cols);
-    free(start);
+/* Fills the index tables of a point, whose prompts and sequences have `tokens` tokens each. */
+static void fill_tables(Profile *p, Tier tier, int i, int tokens) {
+    const int first[NTABLES] = {[LENGTHS] = tokens},
+              step[NTABLES] = {[STARTS] = tokens, [PAGES] = 1};
+    const int n = table_length(&p->size);
+    int32_t *value = xcalloc(n, sizeof *value);
+    for (int which = 0; which < NTABLES; which++) {
+        for (int r = 0; r < n; r++)
+            value[r] = first[which] + r * step[which];
+        p->device->upload(p->device, table(p, tier, i, which, n), 0, value, n);
+    }
+    free(value);
 }
 
 static void fill_memory(Profile *p) {
@@ -677,7 +659,7 @@ static void fill_memory(Profile *p) {
         for (int i = 0; i < 3; i++)
             fill(p, plan_view(&p->plan, numbers_in[i], t, 0, 0, 1));
         for (int i = 0; i < NTOKEN_SIZES; i++)
-            fill_tables(p, t, i);
+            fill_tables(p, t, i, token_sizes[i]);
     }
 }
 

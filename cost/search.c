@@ -54,10 +54,9 @@ typedef struct {
     Policy policy;
     double bound; /* token/s that the LP promises; 0: nothing fits */
     double score; /* of the bound; 0 if a block takes too long */
-    int number;   /* in the order of discovery; decides between equals, as qsort does not */
 } Candidate;
 
-/* The candidates that a search has found so far. */
+/* The candidates that a search has found so far, best first. */
 typedef struct {
     const Search *s;
     Candidate *list;
@@ -190,6 +189,15 @@ static void set_bound(Candidate *c, const Search *s) {
     plan_free(corner);
 }
 
+/* Returns true if a comes before b. Of equals, the one that was found first does. */
+static bool is_better(const Candidate *a, const Candidate *b) {
+    if (a->score != b->score)
+        return a->score > b->score;
+    if (a->policy.schedule != b->policy.schedule)
+        return a->policy.schedule < b->policy.schedule;
+    return a->policy.gbs < b->policy.gbs;
+}
+
 /* Adds a candidate if it is new. Its token table is on the highest tier that leaves room for the
  * rest, and it has the best number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
@@ -208,9 +216,12 @@ static double consider(Candidates *all, Policy policy) {
             if (!c.bound || one.score > WAITS_MORE * c.score)
                 c = one;
         }
-    c.number = all->n;
-    if (all->n < MAX_CANDIDATES)
-        all->list[all->n++] = c;
+    if (all->n == MAX_CANDIDATES)
+        return c.bound;
+    int at = all->n++;
+    for (; at > 0 && is_better(&c, &all->list[at - 1]); at--)
+        all->list[at] = all->list[at - 1];
+    all->list[at] = c;
     return c.bound;
 }
 
@@ -320,22 +331,15 @@ static void step_from(Candidates *c, const Policy *from) {
         try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
 }
 
-static int by_score(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->score != y->score)
-        return x->score < y->score ? 1 : -1;
-    if (x->policy.schedule != y->policy.schedule)
-        return (int)x->policy.schedule - (int)y->policy.schedule;
-    return x->policy.gbs != y->policy.gbs ? x->policy.gbs - y->policy.gbs : x->number - y->number;
-}
-
-/* Adds candidates around the best ones. Leaves all sorted, best first. */
+/* Adds candidates around the best ones. */
 static void refine(Candidates *c) {
-    qsort(c->list, c->n, sizeof *c->list, by_score);
     for (int round = 0; round < ROUNDS; round++) {
-        for (int i = 0, n = imin(AROUND, c->n); i < n; i++)
-            step_from(c, &c->list[i].policy);
-        qsort(c->list, c->n, sizeof *c->list, by_score);
+        const int n = imin(AROUND, c->n);
+        Policy best[AROUND];
+        for (int i = 0; i < n; i++)
+            best[i] = c->list[i].policy;
+        for (int i = 0; i < n; i++)
+            step_from(c, &best[i]);
     }
 }
 
@@ -423,7 +427,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Plan *plan = plan_for(s, &policy, &ignored);
     if (!plan)
         return -1;
-    const bool fits = plan_fits(plan, s->capacity, &ignored) == 0;
+    const bool fits = !plan_missing(plan, s->capacity);
     if (fits) {
         *found = found_by(s, plan, &lp);
         note_full(&found->cost, &lp, &answer);
@@ -468,31 +472,27 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
     return fits > 0 && !(s->max_latency > 0 && found->latency > s->max_latency);
 }
 
-int policy_predict(Found *found, const Search *search, Error *err) {
-    Plan *plan = plan_for(search, &search->given, err);
-    const bool fits = plan && !plan_fits(plan, search->capacity, err);
+/* Predicts search->given. Returns false if its plan does not fit; of several plans that do not, err
+ * describes the one that misses the fewest bytes, so far *missing. placed: see plan_refuse. */
+static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
+    Plan *plan = plan_for(s, &s->given, err);
+    const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
     double tokens;
     Lp lp;
-    if (fits) {
-        policy_lp(&lp, &tokens, search, &search->given);
-        *found = found_by(search, plan, &lp);
-    }
-    plan_free(plan);
-    return fits ? 0 : -1;
-}
-
-/* Returns true if the plan of search->given fits. Of the plans that do not, err describes the one
- * that misses the fewest bytes, so far *missing. */
-static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
-    Plan *plan = plan_for(s, &s->given, err);
-    const bool placed = memchr(s->fixed, true, sizeof s->fixed);
-    const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
-    if (misses && misses < *missing) {
+    if (!misses) {
+        policy_lp(&lp, &tokens, s, &s->given);
+        *found = found_by(s, plan, &lp);
+    } else if (misses < *missing) {
         *missing = misses;
         plan_refuse(plan, s->capacity, placed, err);
     }
     plan_free(plan);
     return !misses;
+}
+
+int policy_predict(Found *found, const Search *search, Error *err) {
+    Bytes missing = UINT64_MAX;
+    return predict(found, search, &missing, true, err) ? 0 : -1;
 }
 
 /* Looks for any policy when no candidate has a bound: the smallest block, with all tiers in turn
@@ -503,6 +503,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     Search least = *s;
     Policy *p = &least.given;
     double quickest = INFINITY, *share = p->share;
+    const bool placed = memchr(s->fixed, true, sizeof s->fixed);
     Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs)
         p->gbs = 1;
@@ -518,7 +519,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
         p->table_home = (Tier)(where / 27 % NTIERS);
         if (!s->fixed_attention)
             p->delegated = where >= CORNERS || is_sparse(p);
-        if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0)
+        if (!predict(found, &least, &missing, placed, err))
             continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency)
             return 0;
@@ -647,7 +648,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
     const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
     /* With fewer blocks than flights only the flights that have a block count. */
     const double G = fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps));
-    double hop[2], pace[2];
+    double hop[2], pace[2], round_s[2];
     for (int pre = 0; pre < 2; pre++) {
         const Workload *w = &work[pre];
         const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
@@ -658,11 +659,10 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
             M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
+        round_s[pre] = fmax(pace[pre], (M - 1) * hop[pre] + t + d);
     }
-    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1]};
-    p.token_s = fmax(pace[0], (M - 1) * hop[0] + sweep_s[0] + d);
-    const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
-    p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
+    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1], .token_s = round_s[0]};
+    p.T = p.prefill_s + (work[1].sweeps / G - 1) * round_s[1] + work[0].sweeps / G * p.token_s;
     return p;
 }
 

@@ -388,16 +388,12 @@ static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key 
 }
 
 void hardware_write(const Hardware *hardware, const char *measured, FILE *out) {
-    cJSON *json = cJSON_CreateObject(), *sources = cJSON_CreateObject();
+    cJSON *json = cJSON_CreateObject(), *sources = measured ? cJSON_CreateObject() : NULL;
     cJSON_AddStringToObject(json, "name", hardware->name);
-    if (measured)
-        cJSON_AddStringToObject(sources, "name", measured);
+    cJSON_AddStringToObject(sources, "name", measured); /* adds nothing to NULL */
     for (int i = 0; i < NKEYS; i++)
         write_key(json, sources, hardware, &keys[i]);
-    if (measured)
-        cJSON_AddItemToObject(json, "sources", sources);
-    else
-        cJSON_Delete(sources);
+    cJSON_AddItemToObject(json, "sources", sources);
     json_print(out, json);
     cJSON_Delete(json);
 }
