@@ -28,7 +28,7 @@
 enum {
     MAX_CANDIDATES = 4096, /* more than enough: some hundred are enumerated for each G */
     MAX_BATCHES = 64,      /* of a block: a layer's weights are then a small part of what moves */
-    MAX_REALIZED = 64,     /* mostly the first few are the best */
+    MAX_REALIZED = 64,     /* or as many as are asked for; mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
     AROUND = 3,            /* ... from so many candidates */
     ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
@@ -560,7 +560,7 @@ static int insert(Found *found, int n, int most, const Search *s, const Found *o
 int policy_search(Found *found, int most, const Search *search, Error *err) {
     Candidates c = find_candidates(search);
     int n = 0;
-    for (int i = 0; i < imin(c.n, MAX_REALIZED) && c.list[i].score > 0; i++) {
+    for (int i = 0; i < imin(c.n, imax(most, MAX_REALIZED)) && c.list[i].score > 0; i++) {
         Found one;
         if (n == most && c.list[i].score <= found_score(search, &found[n - 1]))
             break;
@@ -587,25 +587,20 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = find_candidates(search);
-    Found *every = xcalloc(c.n + 1, sizeof *every), one; /* by latency */
-    int n = 0, all = 0;
-    for (int i = 0; i < c.n; i++) {
-        if (c.list[i].bound <= 0 || !realize(&one, search, &c.list[i]))
-            continue;
-        int at = all++;
-        for (; at > 0 && every[at - 1].latency > one.latency; at--)
-            every[at] = every[at - 1];
-        every[at] = one;
+    Found *every = xcalloc(MAX_CANDIDATES, sizeof *every);
+    const int all = policy_search(every, MAX_CANDIDATES, search, err);
+    int n = 0;
+    for (; n < most; n++) { /* the next longer latency must have a better throughput */
+        const Found *next = NULL;
+        for (const Found *f = every; f < every + all; f++)
+            if ((!n || f->cost.throughput > found[n - 1].cost.throughput) &&
+                (!next || f->latency < next->latency))
+                next = f;
+        if (!next)
+            break;
+        found[n] = *next;
     }
-    if (!all && last_resort(every, search, err) == 0)
-        all = 1;
-    /* A policy with a longer latency must have a better throughput. */
-    for (int i = 0; i < all && n < most; i++)
-        if (!n || every[i].cost.throughput > found[n - 1].cost.throughput)
-            found[n++] = every[i];
     free(every);
-    free(c.list);
     return n ? n : -1;
 }
 
