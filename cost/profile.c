@@ -98,8 +98,7 @@ static int table_length(const ProfileSize *s) {
 /* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a
  * product, then index tables. */
 static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
-    const int cold = (int)(s->cold / sizeof(f16)),
-              most = imax(s->rows * widest(s), s->tokens * s->h1);
+    const int cold = s->cold / sizeof(f16), most = imax(s->rows * widest(s), s->tokens * s->h1);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", "", F16, 1, cold, 1});
@@ -129,7 +128,7 @@ static Tensor cold(const Profile *p, Tier tier, Bytes at, Type type, int rows, i
 /* Returns cold numbers, packed or F16, in rows of so many bytes. */
 static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, size_t bytes) {
     const Type type = p->packed ? U8 : F16;
-    return cold(p, tier, at, type, rows, (int)(bytes / type_bytes(type)));
+    return cold(p, tier, at, type, rows, bytes / type_bytes(type));
 }
 
 /* Takes the next `bytes` of the first `span` bytes of cold memory, which are used in turn. Returns
@@ -206,7 +205,7 @@ static Event post_attend(Profile *p, const Work *w, int i) {
     const int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh, each = len / PAGE_TOKENS;
     const size_t half = p->span / 2,
                  row = p->packed ? nh * quant_bytes(h1 / nh) : h1 * sizeof(f16); /* of K, or V */
-    const int nseq = imin(p->size.nseq, (int)(half / row) / len), tokens = nseq * len;
+    const int nseq = imin(p->size.nseq, half / row / len), tokens = nseq * len;
     const size_t at = next_cold(p, half, tokens * row);
     PageTable t = {.k = numbers(p, w->to, at, tokens, row),
                    .v = numbers(p, w->to, half + at, tokens, row),
@@ -225,15 +224,14 @@ static Tensor chunk_of(const Profile *p, Tier tier, int i) {
     const size_t bytes = chunk(p), half = p->size.cold / 2;
     const bool disk = tier == TIER_DISK;
     const size_t all = disk ? p->plan.offload_bytes : half / bytes * bytes;
-    return cold(p, tier, (disk ? 0 : half) + (size_t)i * bytes % all, F16, 1,
-                (int)(bytes / sizeof(f16)));
+    return cold(p, tier, (disk ? 0 : half) + (size_t)i * bytes % all, F16, 1, bytes / sizeof(f16));
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
     const Move move = {chunk_of(p, w->to, i), chunk_of(p, w->from, i)};
     Op op = op_copy(measure_on(w->lane), &move, 1);
     op.after[op.nafter++] = p->product;
-    return post_op(p, &op, (double)chunk(p));
+    return post_op(p, &op, chunk(p));
 }
 
 /* Posts copies of all of one half. */
@@ -249,7 +247,7 @@ static Event post_copies(Profile *p, const Work *w, int i) {
 static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
-    const int h1 = p->size.h1, rows = (int)(half / row) - 1;
+    const int h1 = p->size.h1, rows = half / row - 1;
     const Tensor one = cold(p, TIER_GPU, 0, F16, 1, h1); /* the first row; x lies behind it */
     const Tensor x = cold(p, TIER_GPU, row, act, rows, h1);
     const Tensor y = cold(p, TIER_GPU, half, act, rows, h1);
@@ -341,7 +339,7 @@ static void sample(Samples *s, Profile *p, const Work *w, int i) {
         total = first;
     }
     if (first < seconds / BRIEF)
-        rounds = (int)fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
+        rounds = fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
     for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
         const double t = sample_seconds(p, w, i, rounds);
         add_sample(s, p, t);
@@ -396,11 +394,11 @@ static double measure_pass(Profile *p, const Work *w, int *chunks) {
         took = now(p) - begin;
     }
     *chunks = n;
-    return (double)n * chunk(p) / fmax(took, 1e-9);
+    return n * chunk(p) / fmax(took, 1e-9);
 }
 
 static void measure_disk(Hardware *h, Profile *p) {
-    int chunks = (int)(p->plan.offload_bytes / chunk(p));
+    int chunks = p->plan.offload_bytes / chunk(p);
     set_both(h->ctod_bdw, chunks ? measure_pass(p, &ctod, &chunks) : NO_DISK);
     set_both(h->dtoc_bdw, chunks ? measure_pass(p, &dtoc, &chunks) : NO_DISK);
     if (chunks)
@@ -498,7 +496,7 @@ static double measure_lost(Profile *p, const Curve *rows, const Work *beside, do
     const int i = imin(rows->n - 1, BESIDE);
     int n = 0;
     const double t = sample_seconds(p, &linear, i, 1);
-    const int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
+    const int each = imax(1, ceil(2 * copy / t)), copies = imax(2, most / (each * t));
     do
         lost[n++] = sample_lost(p, beside, i, copies, each);
     while (n < PAIRS && now(p) - begin < 4 * PAIRS * most);
@@ -616,7 +614,7 @@ static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
     if (bytes < least)
         bytes = least;
     plan_memory(&p->plan, &p->size, act);
-    const int chunks = (int)(bytes / chunk(p)), cols = (int)(chunk(p) / sizeof(f16));
+    const int chunks = bytes / chunk(p), cols = chunk(p) / sizeof(f16);
     add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, chunks, cols, 1});
     p->span = p->size.cold;
 }
@@ -694,7 +692,7 @@ static void name_machine(char name[MOST_NAME + 1], const Gpu *gpu, int threads) 
 
 static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
     for (int t = 0; t < NTIERS; t++)
-        h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
+        h->mem[t] = fmin(fmax(capacity[t], 1), 1e18);
 }
 
 /* Measures at this size; without a disk if size->disk is 0. Otherwise like profile_measure. */

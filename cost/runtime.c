@@ -94,14 +94,14 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
                .v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1,
-               .weights = (double)plan_layer_bytes(plan),
+               .weights = plan_layer_bytes(plan),
                .table = checkpoint->global[plan->head]};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
     /* len solves len (len + 1) / 2 = pairs of a prompt. */
     a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
     for (int r = 0; r < NROLES; r++)
-        a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
+        a.on_disk += tensor_span(checkpoint->layer[0][r]);
     if (copied_to_disk(plan, checkpoint))
         a.on_disk = a.weights;
     a.hidden = a.act * a.h1 * a.all_rows;
@@ -258,7 +258,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
         of[CTOG].one =
             (2.0 * a->table.rows * a->table.cols + a->act * c->embed * a->all_rows) / a->ctog;
     if (home == TIER_DISK)
-        of[DTOC].one = ((double)tensor_bytes(a->table) + ids) / a->dtoc;
+        of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->last_rows,
@@ -340,7 +340,7 @@ static void joint_rows(Sum *of, const Sweep *a) {
     for (int c = CTOG; c <= CPU; c++)
         sum_add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
-        sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->phase) : 1, of[c]);
+        sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, c, a->phase) : 1, of[c]);
     if (!a->plan->policy.overlap)
         of[UNDER_WAY] = all;
     const int comp = a->hw->shared_cores ? CORES : GPU,
@@ -413,19 +413,14 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 // clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double l = a->config->l, state = a->h1 * a->act, page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l,
-                 cache = flight_count(&p->policy) * p->npages[TIER_CPU] * page * l,
-                 rows = p->max_rows;
-    const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page,
-                 four_states = 4 * rows * state;
-    const double x = p->nws * rows * state,
-                 new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
-    const double q_and_o = p->turns * (double)p->off_seqs * (sizeof(f16) * a->h1 + state);
-    double states = 0;
-    for (int k = 0; k < p->batches; k++)
-        states += p->act_rows[TIER_CPU][k] * state;
-    const double in_gpu = two_pages + (p->policy.cache_packed ? new_kv : 0);
+    const double weights = a->weights * a->config->l, two_layers = 2 * a->weights,
+                 cache = p->region[KV_CACHE][TIER_CPU].bytes,
+                 states = p->region[ACTIVATIONS][TIER_CPU].bytes,
+                 two_pages = p->region[KV_STAGING][TIER_GPU].bytes,
+                 x = p->region[HIDDEN][TIER_GPU].bytes, new_kv = p->region[NEW_KV][TIER_CPU].bytes,
+                 in_gpu = two_pages + p->region[NEW_KV_PACKED][TIER_GPU].bytes;
+    const double state = a->h1 * a->act, four_states = 4 * state * p->max_rows,
+                 q_and_o = p->off_seqs * p->turns * (sizeof(f16) * a->h1 + state);
     // clang-format off
     Sum tier[NTIERS] = {
         {.wg = weights, .wc = two_layers, .wd = two_layers,
@@ -437,7 +432,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
         {.wd = weights, .cd = cache, .hd = states}};
     // clang-format on
     for (int t = 0; t < NTIERS; t++)
-        tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
+        tier[t].one = p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
     if (a->delegated) {
         sum_add(&tier[TIER_GPU], -1, off_gpu(0, two_pages, 0));
         sum_add(&tier[TIER_CPU], 1, off_gpu(0, q_and_o, 0));
@@ -492,7 +487,7 @@ static int slowest_row(const Lp *lp, const double *x, int variable, int slowest,
  * the most seconds. */
 static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *plan, int phase) {
     const int l = plan->config.l;
-    const double layer = (double)plan_layer_bytes(plan);
+    const double layer = plan_layer_bytes(plan);
     double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
@@ -527,5 +522,5 @@ void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
     cost->T_pre = seconds[1] / plan->config.l;
     cost->throughput = tokens / cost->T;
     for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] = (double)plan->total[t];
+        cost->peak[t] = plan->total[t];
 }

@@ -104,7 +104,7 @@ static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *c
 
 static void set_capacities(double capacity[NTIERS], const Search *s) {
     for (int t = 0; t < NTIERS; t++)
-        capacity[t] = (double)s->capacity[t];
+        capacity[t] = s->capacity[t];
 }
 
 /* Writes the LP of a policy on the search's machine. Returns the plan that it starts from, or NULL
@@ -143,7 +143,7 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
     int n = 0;
     for (int i = 0; i < task.count; i++)
         n = imax(n, task.prompts[i].n);
-    return T * n * flight_count(&plan->policy) / (double)plan->sweeps;
+    return T * n * flight_count(&plan->policy) / plan->sweeps;
 }
 
 /* Returns token/s, less two prices. On shared cores twice the batches must bring two percent more:
@@ -210,7 +210,7 @@ static double consider(Candidates *all, Policy policy) {
     for (int home = TIER_GPU; home < NTIERS && !c.bound; home++)
         for (int n = WORKSPACES; n >= LEAST_WORKSPACES; n--) {
             Candidate one = {.policy = policy};
-            one.policy.table_home = (Tier)home;
+            one.policy.table_home = home;
             one.policy.workspaces = n;
             set_bound(&one, all->s);
             if (!c.bound || one.score > WAITS_MORE * c.score)
@@ -275,11 +275,11 @@ static void enumerate_flights(Candidates *c, int flights) {
                 policy.flights = flights;
                 policy.weight_packed |= s->may_pack && packed & 1;
                 policy.cache_packed |= s->may_pack && packed & 2;
-                if (!may_be(s, (Schedule)schedule))
+                if (!may_be(s, schedule))
                     continue;
                 if (s->fixed_attention && !sparse && on_cpu != (int)s->given.delegated)
                     continue;
-                policy.schedule = (Schedule)schedule;
+                policy.schedule = schedule;
                 policy.delegated = on_cpu;
                 double_gbs(c, policy);
             }
@@ -320,8 +320,8 @@ static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
     const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
     for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
-        try_block(c, *from, (int)(gbs * step[i]), K);
-        try_block(c, *from, gbs, (int)lround(K * step[i]));
+        try_block(c, *from, gbs * step[i], K);
+        try_block(c, *from, gbs, lround(K * step[i]));
     }
     if (c->s->one_block)
         return;
@@ -433,7 +433,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
         note_full(&found->cost, &lp, &answer);
     }
     for (int t = 0; t < NTIERS; t++)
-        excess[t] = fmax(0, (double)plan->total[t] - (double)s->capacity[t]);
+        excess[t] = size_less(plan->total[t], s->capacity[t]);
     plan_free(plan);
     return fits;
 }
@@ -516,7 +516,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i])
                 share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? share[i ^ 1] : 0) : 0;
-        p->table_home = (Tier)(where / 27 % NTIERS);
+        p->table_home = where / 27 % NTIERS;
         if (!s->fixed_attention)
             p->delegated = where >= CORNERS || is_sparse(p);
         if (!predict(found, &least, &missing, placed, err))
@@ -648,8 +648,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
         const Workload *w = &work[pre];
         const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
                      K = batches / fmax(1, w->sweeps);
-        const double state = (double)type_bytes(plan->act_type) * plan->config.h1,
-                     square = t / (l * K);
+        const double state = type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
         const double x =
             M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);

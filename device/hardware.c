@@ -313,7 +313,7 @@ static bool has_curve(const Hardware *h, const Key *k) {
 int hardware_change(Hardware *h, const char *change, Error *err) {
     const char *text = strchr(change, '=');
     int phase;
-    const Key *k = text ? find_key(&phase, change, (size_t)(text - change)) : NULL;
+    const Key *k = text ? find_key(&phase, change, text - change) : NULL;
     char *end, name[sizeof h->name];
     if (!k || k->form == FLAG || k->form == CURVE)
         return fail(err, EXIT_USAGE,
