@@ -629,7 +629,7 @@ static void fill(Profile *p, Tensor row) {
     static float single[N];
     static f16 half[N];
     for (uint32_t i = 0; i < N; i++) {
-        single[i] = (float)((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
+        single[i] = ((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
         half[i] = f32_to_f16(single[i]);
     }
     const void *pattern = row.type == F32 ? (void *)single : half;

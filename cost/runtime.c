@@ -446,14 +446,20 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
     *lp = (Lp){.n = RUNTIME_VARS};
     for (int phase = 0; phase < 2; phase++) {
         const Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
-        lp->c[LAYER_S + phase] = plan->work[phase].sweeps * (a.config->l - 1);
-        lp->c[LAST_S + phase] = plan->work[phase].sweeps;
-        if (plan->work[phase].sweeps > 0)
+        const double sweeps = plan->work[phase].sweeps;
+        lp->c[LAYER_S + phase] = sweeps * (a.config->l - 1);
+        lp->c[LAST_S + phase] = sweeps;
+        if (sweeps > 0)
             sweep_rows(lp, &a);
         if (phase)
             memory_rows(lp, &a, capacity);
     }
     sum_rows(lp);
+}
+
+double runtime_tokens(const Plan *plan) {
+    const Workload *w = plan->work;
+    return w[0].prompts + w[0].steps + w[1].prompts + w[1].steps;
 }
 
 void runtime_sweeps(double sweep_s[2], const double *x, int l) {
@@ -508,7 +514,7 @@ static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *pla
 }
 
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
-    double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0;
+    double x[LP_MAX_VARS] = {0}, seconds[2] = {0};
     *cost = (Cost){.T = 0};
     for (int f = 0; f < NFRACTIONS; f++)
         cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
@@ -516,11 +522,10 @@ void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
         if (plan->work[phase].sweeps > 0)
             seconds[phase] = sweep_seconds(cost, lp, x, plan, phase);
         cost->T += seconds[phase] * plan->work[phase].sweeps;
-        tokens += plan->work[phase].prompts + plan->work[phase].steps;
     }
     cost->T_gen = seconds[0] / plan->config.l;
     cost->T_pre = seconds[1] / plan->config.l;
-    cost->throughput = tokens / cost->T;
+    cost->throughput = runtime_tokens(plan) / cost->T;
     for (int t = 0; t < NTIERS; t++)
         cost->peak[t] = plan->total[t];
 }

@@ -118,16 +118,10 @@ static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy) {
     return corner;
 }
 
-/* Returns the tokens that the plan's sweeps generate. */
-static double tokens_of_plan(const Plan *plan) {
-    return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts +
-           plan->work[1].steps;
-}
-
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
     Plan *corner = policy_program(lp, search, policy);
     CHECK(corner); /* as for the search, which has found the policy */
-    *tokens = tokens_of_plan(corner);
+    *tokens = runtime_tokens(corner);
     plan_free(corner);
 }
 
@@ -183,7 +177,7 @@ static void set_bound(Candidate *c, const Search *s) {
         const double seconds = cluster_pace(&s->cluster, corner, sweep_s).T;
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
-        c->bound = tokens_of_plan(corner) / seconds;
+        c->bound = runtime_tokens(corner) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);
@@ -541,19 +535,17 @@ static int last_resort(Found *found, const Search *s, Error *err) {
 /* Inserts *one into a list that is sorted, best first, and has one entry for a block and schedule.
  * Returns the new number of entries. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
-    double value = found_score(s, one);
-    int out = 0; /* the entry that leaves: the same block, or the last of a full list */
-    while (out < n && !same_block(&found[out].policy, &one->policy))
-        out++;
-    if (out == n && n < most)
-        out = n++;
-    else if (found_score(s, &found[out = imin(out, most - 1)]) >= value)
+    const double value = found_score(s, one);
+    int at = 0; /* the entry that leaves: the same block, or the last of a full list */
+    while (at < n && !same_block(&found[at].policy, &one->policy))
+        at++;
+    if (at == n && n < most)
+        n++;
+    else if (found_score(s, &found[at = imin(at, most - 1)]) >= value)
         return n;
-    for (; out < n - 1; out++)
-        found[out] = found[out + 1];
-    for (; out > 0 && found_score(s, &found[out - 1]) < value; out--)
-        found[out] = found[out - 1];
-    found[out] = *one;
+    for (; at > 0 && found_score(s, &found[at - 1]) < value; at--)
+        found[at] = found[at - 1];
+    found[at] = *one;
     return n;
 }
 
