@@ -126,22 +126,18 @@ static bool find_group(char group[MAX_PATH], const char *root, const char *optio
 /* Lowers *a to what our groups in all trees leave. A line of mounts is "35 31 0:32 TOP MOUNT x -
  * TYPE source OPTIONS". */
 static void ask_groups(Allowance *a, const char *root) {
-    char group[MAX_PATH], top[MAX_PATH], mount[MAX_PATH], type[32], options[MAX_PATH], *line = NULL;
-    size_t room = 0;
+    char line[4 * MAX_PATH], group[MAX_PATH], top[MAX_PATH], mount[MAX_PATH], type[32],
+        options[MAX_PATH];
     FILE *f = open_at(root, "proc/self/mountinfo");
-    while (f && getline(&line, &room, f) > 0) {
+    while (f && fgets(line, sizeof line, f)) {
         const char *rest = strstr(line, " - ");
-        if (!rest || sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) != 2)
-            continue;
-        if (sscanf(rest, " - %31s %*s %4095s", type, options) != 2 ||
-            strncmp(type, "cgroup", 6) != 0)
-            continue;
-        if (find_group(group, root, strcmp(type, "cgroup2") ? options : NULL))
+        if (rest && sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) == 2 &&
+            sscanf(rest, " - %31s %*s %4095s", type, options) == 2 && !strncmp(type, "cgroup", 6) &&
+            find_group(group, root, strcmp(type, "cgroup2") ? options : NULL))
             ask_tree(a, root, mount, top, group);
     }
     if (f)
         fclose(f);
-    free(line);
 }
 
 // -------------------------------------------------------------------------------------------------
