@@ -329,11 +329,10 @@ static void step_from(Candidates *c, const Policy *from) {
 static void refine(Candidates *c) {
     for (int round = 0; round < ROUNDS; round++) {
         const int n = imin(AROUND, c->n);
-        Policy best[AROUND];
+        Candidate best[AROUND];
+        memcpy(best, c->list, sizeof best);
         for (int i = 0; i < n; i++)
-            best[i] = c->list[i].policy;
-        for (int i = 0; i < n; i++)
-            step_from(c, &best[i]);
+            step_from(c, &best[i].policy);
     }
 }
 
