@@ -164,6 +164,7 @@ static bool takes_packed_weights(const Sweep *a, bool prefill) {
            a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
+/* Returns the seconds of a product of m rows with a matrix (n, k). */
 static double product(const Sweep *a, double m, double n, double k, bool packed) {
     return linear_seconds(a->hw, a->phase, (Linear){m, n, k, a->act, packed});
 }

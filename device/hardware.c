@@ -135,8 +135,8 @@ static const char *member(char name[MAX_KEY], const Key *k, int phase) {
     return name;
 }
 
-/* Finds the key of a member whose name has len characters, and its phase: BOTH if it is no pair.
- * Returns NULL if there is none. */
+/* Finds the key of a member whose name has len characters. *phase is BOTH if the name is the key
+ * itself. Returns NULL if there is none. */
 static const Key *find_key(int *phase, const char *name, size_t len) {
     char known[MAX_KEY];
     for (const Key *k = keys; k < keys + NKEYS; k++)
@@ -208,7 +208,7 @@ static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Ke
     return 0;
 }
 
-/* Reads the member of a key, or of a pair the two members KEY_p and KEY_g. */
+/* Reads the member of a key; of a pair the two members KEY_p and KEY_g, or KEY for both. */
 static int read_key(const Reader *r, const Key *k) {
     char name[MAX_KEY];
     void *to = (char *)r->to + k->offset;
