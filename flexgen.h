@@ -201,7 +201,12 @@ extern const char *const schedule_name[];
  * piece_rows, workspaces and sparsity until plan_make gives them, in its copy, their defaults. So
  * nothing is open in the policy of a plan. */
 typedef struct {
-    double wg, wc, cg, cc, hg, hc;
+    union {
+        struct {
+            double wg, wc, cg, cc, hg, hc;
+        };
+        double share[6];
+    };
     int gbs, num_gpu_batches;
     int flights; /* blocks in flight, which sweep in turn (section 4.4): one on one machine */
     Schedule schedule;

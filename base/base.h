@@ -94,14 +94,12 @@ static inline void *out_of_memory(size_t count, size_t size) {
 /* Allocates zeroed memory for small things, never for the tiers; ends the program if there is none.
  */
 static inline void *xcalloc(size_t count, size_t size) {
-    void *p = calloc(count ? count : 1, size ? size : 1);
+    void *p = calloc(count ? count : 1, size);
     return p ? p : out_of_memory(count, size);
 }
 
 static inline void *xrealloc(void *old, size_t count, size_t size) {
-    void *p = size > 0 && count > (size_t)-1 / size
-                  ? NULL
-                  : realloc(old, count && size ? count * size : 1);
+    void *p = reallocarray(old, count ? count : 1, size);
     return p ? p : out_of_memory(count, size);
 }
 

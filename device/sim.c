@@ -273,8 +273,8 @@ static double attending(const Sim *d, const Op *op, const int32_t *len, int h1, 
     const int n = op_lengths(op)->cols;
     double seconds = 0, all = 0;
     for (int r = 0; r < n; r++) {
-        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, 1,
-                                  len[r], h1, packed);
+        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, h1,
+                                  len[r], packed);
         all += len[r];
     }
     return seconds * op_tokens(op, len) / all;
@@ -293,8 +293,8 @@ static double prefilling(Sim *d, const Op *op) {
 static double multiplying(const Sim *d, const Op *op) {
     const Tensor y = op->linear.y, x = op->linear.x;
     const bool packed = op->linear.w.type == U8;
-    return linear_seconds(&d->hardware, op->prefill, y.rows, y.cols, x.cols, type_bytes(x.type),
-                          packed);
+    return linear_seconds(&d->hardware, op->prefill,
+                          (Linear){y.rows, y.cols, x.cols, type_bytes(x.type), packed});
 }
 
 /* Returns the seconds that an op takes at full speed, without op_s. moved: the bytes that it moves.
