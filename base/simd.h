@@ -59,9 +59,8 @@ INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
-// Functions that each instruction set has its own words for. v_fold adds the quarters of a vector,
-// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. t_keep makes a
-// table of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
+// Functions that each instruction set has its own words for. t_keep makes a table of its numbers.
+// t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
 // looks up the numbers whose codes are the low four bits of each element.
 // -------------------------------------------------------------------------------------------------
 
@@ -69,13 +68,6 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
-    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-INLINE unsigned v_bits(VI mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
 INLINE V t_look(const Table *t, VI codes) {
     return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]);
 }
@@ -86,10 +78,6 @@ INLINE VI v_load_bytes(const uint8_t *p) {
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-}
-INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
 INLINE Table t_keep(const VH number[2]) {
     const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
@@ -122,13 +110,6 @@ INLINE VH v_narrow(V v) {
     for (int i = 0; i < VL; i++)
         h[i] = f32_to_f16(v[i]);
     return h;
-}
-INLINE V4 v_fold(V v) { return v; }
-INLINE unsigned v_bits(VI mask) {
-    unsigned bits = 0;
-    for (int i = 0; i < VL; i++)
-        bits |= (unsigned)(mask[i] & 1) << i;
-    return bits;
 }
 INLINE V t_look(const Table *t, VI codes) {
     V v;
@@ -258,20 +239,13 @@ INLINE V4 v_sum4(V a, V b, V c, V d) {
 #endif
     return __builtin_shufflevector(acbd, acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
 }
-INLINE float v_sum(V v) {
-    V4 e = v_fold(v);
-    return (e[0] + e[2]) + (e[1] + e[3]);
-}
+INLINE float v_sum(V v) { return v_sum4(v, v, v, v)[0]; }
 
 /* v_largest returns the largest element; none may be NaN. */
 #define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
-#if VL == 16
-    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8));
-#endif
-#if VL >= 8
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8)); /* of 8 elements or four it is v again */
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 4));
-#endif
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 2));
     return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }

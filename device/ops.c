@@ -17,34 +17,28 @@ const char *const lane_name[NLANES] = {
     "attend",       "receive",        "send"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu", "net"};
 
-/* The views, in the order of the op's struct. A product reads the residual that it adds. This may
- * be y itself: an op that writes a view comes after all earlier ops that wrote it, so y needs no
- * entry as an input. For the same reason an embedding that adds to y only WRITES it. */
+/* A product reads the residual that it adds. This may be y itself: an op that writes a view comes
+ * after all earlier ops that wrote it, so y needs no entry as an input. For the same reason an
+ * embedding that adds to y only WRITES it. */
 // clang-format off
 const OpInfo op_info[NCODES] = {
-    [OP_COPY] = {"copy", {{"", UNUSED}}},
-    [OP_EMBED] = {"embed", {{"y", WRITES}, {"table", READS}, {"idx", READS}}},
-    [OP_LAYERNORM] = {"layernorm", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}}},
-    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS},
-        {"w", READS}, {"b", READS}, {"residual", READS}}},
-    [OP_UNPACK] = {"unpack", {{"w", WRITES}, {"packed", READS}}},
-    [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
-    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS},
-        {"kv", READS}, {"start", READS}}},
-    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED},
-        {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES},
-        {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
-    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS},
-        {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS},
-        {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS},
-        {"seq", READS}, {"pos", READS}, {"pages", READS}}},
-    [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
-    [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
-    [OP_SEND] = {"send", {{"x", READS}}},
-    [OP_SCORE] = {"score", {{"logp", WRITES}, {"best", WRITES}, {"logits", READS}, {"target", READS}}},
+    [OP_COPY] = {"copy", {UNUSED}},
+    [OP_EMBED] = {"embed", {WRITES, READS, READS}},
+    [OP_LAYERNORM] = {"layernorm", {WRITES, READS, READS, READS}},
+    [OP_LINEAR] = {"linear", {WRITES, READS, READS, READS, READS}},
+    [OP_UNPACK] = {"unpack", {WRITES, READS}},
+    [OP_PACK] = {"pack", {WRITES, READS}},
+    [OP_ATTEND_PREFILL] = {"attend_prefill", {WRITES, READS, READS, READS}},
+    /*                          o       q       tokens  weights k       v       pages  len */
+    [OP_ATTEND] = {"attend",   {WRITES, READS,  UNUSED, UNUSED, READS,  READS,  READS, READS}},
+    [OP_SELECT] = {"select",   {UNUSED, READS,  WRITES, WRITES, READS,  UNUSED, READS, READS}},
+    [OP_WEIGH] = {"weigh",     {WRITES, UNUSED, READS,  READS,  UNUSED, READS,  READS, READS}},
+    [OP_FETCH] = {"fetch", {WRITES, READS, READS, READS, READS, READS}},
+    [OP_APPEND] = {"append", {WRITES, WRITES, READS, READS, READS, READS}},
+    [OP_PICK] = {"pick", {WRITES, READS, READS, READS}},
+    [OP_SCORE] = {"score", {WRITES, WRITES, READS, READS}},
+    [OP_RECEIVE] = {"receive", {WRITES}},
+    [OP_SEND] = {"send", {READS}},
 };
 // clang-format on
 
@@ -225,13 +219,11 @@ const Tensor *op_lengths(const Op *op) {
 }
 
 long op_tokens(const Op *op, const int32_t *len) {
+    const bool selected = op->code == OP_FETCH || op->code == OP_WEIGH;
     long tokens = 0;
     for (int r = 0, n = op_lengths(op)->cols; r < n; r++) {
-        if (op->code == OP_FETCH)
-            tokens +=
-                sparse_tokens(op->sparsity, len[r]) - 1; /* its own token's V is not on disk */
-        else
-            tokens += op->code == OP_WEIGH ? sparse_tokens(op->sparsity, len[r]) : len[r];
+        tokens += selected ? sparse_tokens(op->sparsity, len[r]) : len[r];
+        tokens -= op->code == OP_FETCH; /* its own token's V is not on disk */
     }
     return tokens;
 }
@@ -280,8 +272,7 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
 // -------------------------------------------------------------------------------------------------
 
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
-    memset(reach->high, 0, sizeof reach->high);
-    memcpy(reach->region, plan->region, sizeof reach->region);
+    *reach = (Reach){.plan = plan, .peak = peak};
     memset(peak, 0, NTIERS * sizeof *peak);
     for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
@@ -289,26 +280,26 @@ void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
                 peak[t] += plan->region[id][t].bytes;
 }
 
-void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view) {
-    Bytes span = tensor_span(view);
+void reach_note(Reach *reach, Tensor view) {
+    const Bytes span = tensor_span(view);
     if (!span || view.file)
         return;
     CHECK(view.region < NREGIONS && view.tier < NTIERS);
-    const Region *region = &reach->region[view.region][view.tier];
-    Bytes *high = &reach->high[view.region][view.tier];
-    CHECK(view.offset >= region->offset && view.offset - region->offset + span <= region->bytes);
-    Bytes end = whole_lines(view.offset - region->offset + span);
+    const Region *region = &reach->plan->region[view.region][view.tier];
+    Bytes *high = &reach->high[view.region][view.tier], end = view.offset - region->offset + span;
+    CHECK(view.offset >= region->offset && end <= region->bytes);
+    end = whole_lines(end);
     if (end > *high) {
-        peak[view.tier] += end - *high;
+        reach->peak[view.tier] += end - *high;
         *high = end;
     }
 }
 
-void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op) {
+void reach_op(Reach *reach, const Op *op) {
     Use use;
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);
         if (use)
-            reach_note(reach, peak, *view);
+            reach_note(reach, *view);
     }
 }
