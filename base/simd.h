@@ -79,15 +79,14 @@ INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, 
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 INLINE Table t_keep(const VH number[2]) {
-    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
             b = _mm_shuffle_epi8((__m128i)number[1], apart);
     return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
 }
 INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
-    const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
-    const __m128i code[2] = {_mm_and_si128(pair, four),
-                             _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
+    __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
+    __m128i code[2] = {_mm_and_si128(pair, four), _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
     UNROLL
     for (int i = 0; i < 2; i++) {
         __m128i lower = _mm_shuffle_epi8(t->lower, code[i]),
@@ -152,11 +151,11 @@ INLINE V v_load_part(const float *p, int n) {
     if (n >= VL)
         return v_load(p);
     V v = {0};
-    memcpy(&v, p, (size_t)n * sizeof *p);
+    memcpy(&v, p, n * sizeof *p);
     return v;
 }
 INLINE void v_store_part(float *p, V v, int n) {
-    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
+    memcpy(p, &v, n >= VL ? sizeof v : n * sizeof *p);
 }
 INLINE V v_load_f16(const f16 *p) {
     VH h;
@@ -167,7 +166,7 @@ INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL)
         return v_load_f16(p);
     VH h = {0};
-    memcpy(&h, p, (size_t)n * sizeof *p);
+    memcpy(&h, p, n * sizeof *p);
     return v_widen(h);
 }
 INLINE void v_store_f16_part(f16 *p, V v, int n) {
@@ -175,27 +174,22 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
     if (n >= VL)
         memcpy(p, &h, sizeof h);
     else
-        memcpy(p, &h, (size_t)n * sizeof *p);
+        memcpy(p, &h, n * sizeof *p);
 }
 
 /* Returns a vector whose element i is element f(i, ...) of a and b together, where b's count from
  * VL on. A compiler wants these numbers as constants in the source, so they are given by macros. */
+#define FOUR(f, i, ...) \
+    f(i, __VA_ARGS__), f(i + 1, __VA_ARGS__), f(i + 2, __VA_ARGS__), f(i + 3, __VA_ARGS__)
 #if VL == 16
-#define V_SHUFFLE(a, b, f, ...)                                                           \
-    __builtin_shufflevector(                                                              \
-        a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
-        f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__),       \
-        f(8, __VA_ARGS__), f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__),     \
-        f(12, __VA_ARGS__), f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                     \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__), \
+                            FOUR(f, 8, __VA_ARGS__), FOUR(f, 12, __VA_ARGS__))
 #elif VL == 8
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__), f(4, __VA_ARGS__), f(5, __VA_ARGS__),       \
-                            f(6, __VA_ARGS__), f(7, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__))
 #else
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__))
 #endif
 /* Takes n elements of a, n of b, the next n of a ... of the lower (or upper) half of each `all`
  * elements. */
@@ -253,13 +247,13 @@ INLINE float v_largest(V v) {
 /* Returns e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series,
  * 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
-    const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
+    float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
     x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
     V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
     V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
     V e = v_set(1 / 5040.0f);
-    const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
+    float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
     UNROLL
     for (int i = 0; i < 7; i++)
         e = v_fma(e, r, v_set(series[i]));
@@ -271,7 +265,7 @@ INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
     for (int i = 0; i < 16; i++)
-        code[i / VL][i % VL] = (float)i;
+        code[i / VL][i % VL] = i;
     UNROLL
     for (int i = 0; i < 16 / VL; i++)
         number[i] = v_narrow(v_fma(code[i], scale, min));

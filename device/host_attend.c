@@ -21,7 +21,7 @@ enum { BLOCK = 64 }; /* tokens */
 /* Adds x[i] * w[j] to acc[i * NR + j], element by element, for mr rows of x and NR rows of w (F16),
  * which have hd columns. */
 INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, const int mr) {
-    const int ld = round_up(hd, VL);
+    int ld = round_up(hd, VL);
     for (int d = 0; d < hd; d += VL) {
         V a[MR];
         UNROLL
@@ -60,7 +60,7 @@ typedef struct {
  * in v. */
 INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv,
                        const int mr) {
-    const int ld = round_up(hd, VL);
+    int ld = round_up(hd, VL);
     V acc[MR][4], a[MR];
     UNROLL
     for (int i = 0; i < mr; i++) {
@@ -150,7 +150,7 @@ static void attend_finish(Tensor out, size_t at, const float *o, Seen seen, int 
 
 /* Writes q = in * hd^-1/2, as OPT scales it; rows of hd numbers, those of in are in_ld apart. */
 static void scale_q(float *q, const f16 *in, size_t in_ld, int rows, int hd) {
-    V scale = v_set(1 / sqrtf((float)hd));
+    V scale = v_set(1 / sqrtf(hd));
     for (int i = 0; i < rows; i++, in += in_ld)
         for (int d = 0; d < hd; d += VL, q += VL)
             v_store(q, v_load_f16_part(in + d, hd - d) * scale);
@@ -177,7 +177,7 @@ INLINE void prefill_tile(PrefillTask *a, int i, int before, int nt, const int mr
     float *o = a->o + i * a->hdp;
     for (int t = 0; t < nt; t += NR)
         dot_tile(a->score + t, a->q + i * a->hdp, a->krow + t, a->hd, mr);
-    const int common = imax(0, imin(nt, before + 1)); /* tokens that all of the rows may see */
+    int common = imax(0, imin(nt, before + 1)); /* tokens that all of the rows may see */
     for (int r = 0; r < mr; r++) {
         int n = imin(nt, before + r + 1);
         if (n > 0)
@@ -194,21 +194,22 @@ INLINE void prefill_tile(PrefillTask *a, int i, int before, int nt, const int mr
 
 /* Attends for queries q0 .. q0+nq of head h of the prompt that begins at row `row`. */
 static void prefill_task(const Op *op, size_t row, int h, int q0, int nq) {
-    const Tensor q = op->prefilled.q, o = op->prefilled.o;
-    const int hd = op->hd;
-    const size_t ld = q.ld, at = row * ld + h * hd; /* of q, k and v */
-    const f16 *k = (const f16 *)op->prefilled.kv.at + at, *v = k + q.cols;
+    Tensor q = op->prefilled.q, o = op->prefilled.o;
+    int hd = op->hd;
+    size_t ld = q.ld;
+    const f16 *k = tensor_cols(tensor_rows(op->prefilled.kv, row, 1), h * hd, hd).at,
+              *v = k + q.cols;
     PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
     a.q = scratch(2 * QUERIES * a.hdp + BLOCK * hd);
     a.o = a.q + QUERIES * a.hdp;
     a.k = (f16 *)(a.o + QUERIES * a.hdp);
     a.v = a.k + BLOCK * hd;
-    scale_q(a.q, (const f16 *)q.at + at + q0 * ld, ld, nq, hd);
+    scale_q(a.q, tensor_cols(tensor_rows(q, row + q0, nq), h * hd, hd).at, ld, nq, hd);
     memset(a.o, 0, nq * a.hdp * sizeof *a.o);
     for (int i = 0; i < nq; i++)
         a.seen[i] = (Seen){-INFINITY, 0};
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
-        const int nt = imin(BLOCK, q0 + nq - t0);
+        int nt = imin(BLOCK, q0 + nq - t0);
         for (int t = 0; t < nt; t++) {
             a.krow[t] = memcpy(a.k + t * hd, k + (t0 + t) * ld, hd * sizeof *k);
             a.vrow[t] = memcpy(a.v + t * hd, v + (t0 + t) * ld, hd * sizeof *v);
@@ -237,18 +238,18 @@ static int longest_prompt(const Op *op) {
  * there are as many for each prompt as the longest needs, and some find nothing to do. */
 static void prefill_tasks(const void *prefill, int first, int n) {
     const Op *op = prefill;
-    const int nh = op->nh, blocks = ceil_div(longest_prompt(op), QUERIES);
+    int nh = op->nh, blocks = ceil_div(longest_prompt(op), QUERIES);
     const int32_t *start = op->prefilled.start.at;
     for (int task = first; task < first + n; task++) {
-        const int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
-        const int s = start[r + 1] - start[r];
+        int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
+        int s = start[r + 1] - start[r];
         if (q0 < s)
             prefill_task(op, start[r], h, q0, imin(QUERIES, s - q0));
     }
 }
 
 void host_attend_prefill(const Op *op) {
-    const int longest = longest_prompt(op), nseq = op->prefilled.start.cols - 1;
+    int longest = longest_prompt(op), nseq = op->prefilled.start.cols - 1;
     host_share((double)longest * longest * op->prefilled.q.cols * nseq,
                nseq * op->nh * ceil_div(longest, QUERIES), prefill_tasks, op);
 }
@@ -320,9 +321,9 @@ INLINE size_t head_bytes(int hd, bool packed) {
 static void attend_tasks(const void *all, int first, int n) {
     const Tasks *tasks = all;
     const Op *op = tasks->op;
-    const int parts = ceil_div(op->nh, tasks->most);
+    int parts = ceil_div(op->nh, tasks->most);
     for (int i = first; i < first + n; i++) {
-        const int r = i / parts, h = i % parts * tasks->most;
+        int r = i / parts, h = i % parts * tasks->most;
         tasks->run((Heads){.op = op,
                            .r = r,
                            .h = h,
@@ -338,9 +339,9 @@ static void attend_tasks(const void *all, int first, int n) {
 
 /* Calls `run` for every task. most: heads that a task may have. */
 static void for_tasks(const Op *op, int most, void (*run)(Heads)) {
-    const int nseq = op->attend.len.cols, nh = op->nh;
-    const int for_all = nseq * nh / host_threads(); /* so that every thread has a task */
-    const int heads = imax(1, imin(imin(nh, most), for_all)), parts = ceil_div(nh, heads);
+    int nseq = op->attend.len.cols, nh = op->nh;
+    int for_all = nseq * nh / host_threads(); /* so that every thread has a task */
+    int heads = imax(1, imin(imin(nh, most), for_all)), parts = ceil_div(nh, heads);
     host_share((double)op_tokens(op, op->attend.len.at) * nh * op->hd, nseq * parts, attend_tasks,
                &(Tasks){op, run, ceil_div(nh, parts)});
 }
@@ -359,10 +360,10 @@ typedef struct {
 
 /* Finds the rows of tokens t0 .. t0+BLOCK-1 in the pages of K or V, or of those that exist. */
 static void find_rows(Rows *rows, const Heads *c, Tensor pages, int t0) {
-    const int page_tokens = c->op->page_tokens;
+    int page_tokens = c->op->page_tokens;
     rows->n = imax(0, imin(BLOCK, c->len - t0));
     for (int t = 0; t < rows->n + NR; t++) {
-        const int i = imin(t0 + t, c->len - 1), token = c->tokens ? c->tokens[i] : i;
+        int i = imin(t0 + t, c->len - 1), token = c->tokens ? c->tokens[i] : i;
         size_t row = (size_t)c->pages[token / page_tokens] * page_tokens + token % page_tokens;
         rows->at[t] = (uint8_t *)pages.at + (row * c->op->nh + c->h) * c->head_bytes;
     }
@@ -379,7 +380,7 @@ typedef struct {
  * tokens is prefetched, and while V is read, K of the next block. All heads at once would be more
  * requests than a processor can have open. */
 INLINE void prefetch_ahead(const Block *b, int t, int n, int h, const size_t bytes) {
-    for (const int end = imin(t + n, b->ahead->n); t < end; t++)
+    for (int end = imin(t + n, b->ahead->n); t < end; t++)
         for (size_t i = 0; i < bytes; i += 64)
             __builtin_prefetch(b->ahead->at[t] + h * bytes + i, 0, 2);
 }
@@ -387,12 +388,12 @@ INLINE void prefetch_ahead(const Block *b, int t, int n, int h, const size_t byt
 /* Gives the task its working memory, with scores of ld tokens and ld numbers behind them, and fills
  * its q. */
 static void take_q(Heads *c, size_t ld) {
-    const Tensor q = tensor_rows(c->op->attend.q, c->r, 1);
+    Tensor q = tensor_rows(c->op->attend.q, c->r, 1);
     c->ld = ld;
     c->q = scratch(c->nh * (2 * c->hdp + ld) + ld);
     c->o = c->q + c->nh * c->hdp;
     c->score = c->o + c->nh * c->hdp;
-    scale_q(c->q, (const f16 *)q.at + c->h * c->hd, c->hd, c->nh, c->hd);
+    scale_q(c->q, tensor_cols(q, c->h * c->hd, c->hd).at, c->hd, c->nh, c->hd);
 }
 
 /* Reads the min and the scale of a group. */
@@ -449,11 +450,11 @@ INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const void *cons
  * score is -0. */
 INLINE void score_tile(const Block *b, int t, int first, const int hd, const bool packed) {
     const Heads *c = b->c;
-    const int nh = imin(TOGETHER, c->nh - first);
+    int nh = imin(TOGETHER, c->nh - first);
     V acc[TOGETHER * NR] = {{0}};
     UNROLL
     for (int h = 0; h < TOGETHER; h++) {
-        const size_t bytes = head_bytes(hd, packed);
+        size_t bytes = head_bytes(hd, packed);
         const void *head[NR];
         if (h >= nh)
             continue;
@@ -516,8 +517,8 @@ INLINE void weigh_heads(const Block *b, const int hd, const bool packed) {
     const Heads *c = b->c;
     for (int t = 0; t < b->rows->n; t += WEIGH)
         for (int h = 0; h < c->nh; h++) {
-            const size_t bytes = head_bytes(hd, packed);
-            const int n = imin(WEIGH, b->rows->n - t);
+            size_t bytes = head_bytes(hd, packed);
+            int n = imin(WEIGH, b->rows->n - t);
             const void *head[WEIGH];
             for (int u = 0; u < n; u++)
                 head[u] = b->rows->at[t + u] + h * bytes;
@@ -569,7 +570,7 @@ static void finish_head(const Heads *c, int h, Seen seen) {
 }
 
 static void attend_task(Heads c) {
-    const Tensor k_pages = c.op->attend.k, v_pages = c.op->attend.v;
+    Tensor k_pages = c.op->attend.k, v_pages = c.op->attend.v;
     take_q(&c, BLOCK);
     memset(c.o, 0, c.nh * c.hdp * sizeof *c.o);
     Seen seen[HEADS];
@@ -600,8 +601,8 @@ void host_attend(const Op *op) { for_tasks(op, heads_of_rows(op), attend_task); 
  * whole vector, an even smaller one. */
 static void order_scores(int32_t *key, const float *score, int n) {
     for (int t = 0; t < n; t += VL) {
-        const V s = v_load(score + t); /* never -0: its sum began at 0 */
-        const VI bits = (VI)s, ordered = bits ^ (bits >> 31 & INT32_MAX);
+        V s = v_load(score + t); /* never -0: its sum began at 0 */
+        VI bits = (VI)s, ordered = bits ^ (bits >> 31 & INT32_MAX);
         v_store((float *)key + t, v_select(s == s, (V)ordered, (V)((VI){0} + INT32_MIN + 1)));
     }
     for (int t = n; t < round_up(n, VL); t++)
@@ -615,7 +616,7 @@ static int count_keys(const int32_t *key, int n, int32_t least) {
     VI count = {0};
     for (int t = 0; t < n; t += VL)
         count -= load_keys(key + t) >= least;
-    return (int)v_sum(__builtin_convertvector(count, V));
+    return v_sum(__builtin_convertvector(count, V));
 }
 
 /* Returns the largest number that at least k of n keys reach, 1 <= k <= n, or another number that
@@ -624,7 +625,7 @@ static int32_t kth_key(const int32_t *key, int n, int k) {
     int64_t least = INT32_MIN + 1; /* which no number behind the last key reaches */
     int reach = n;
     for (int64_t bit = 1ll << 31; bit && reach != k; bit /= 2) {
-        const int m = count_keys(key, n, (int32_t)(least + bit));
+        int m = count_keys(key, n, (int32_t)(least + bit));
         if (m >= k) {
             least += bit;
             reach = m;
@@ -639,7 +640,7 @@ static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int
     if (k == 0)
         return;
     order_scores(key, score, n);
-    const int32_t least = kth_key(key, n, k);
+    int32_t least = kth_key(key, n, k);
     /* of those that are `least`, the last ones are left out */
     for (int t = n - 1, surplus = count_keys(key, n, least) - k; surplus > 0; t--)
         if (key[t] == least) {
@@ -647,7 +648,7 @@ static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int
             surplus--;
         }
     for (int t = 0; t < n; t += VL) {
-        const VB reach = __builtin_convertvector(load_keys(key + t) >= least, VB) & 1;
+        VB reach = __builtin_convertvector(load_keys(key + t) >= least, VB) & 1;
         uint64_t byte[2] = {0};
         memcpy(byte, &reach, sizeof reach);
         for (int u = 0; u < VL; u += 8)
@@ -662,7 +663,7 @@ static void *chosen_at(Tensor t, const Heads *c, int h) {
 }
 
 static void select_task(Heads c) {
-    const int chosen = sparse_tokens(c.op->sparsity, c.len);
+    int chosen = sparse_tokens(c.op->sparsity, c.len);
     take_q(&c, round_up(c.len, BLOCK));
     float *score = c.score;
     Rows k[2]; /* this block's and the next one's */
@@ -680,7 +681,7 @@ static void select_task(Heads c) {
         select_tokens(tokens, key, score, c.len - 1, chosen - 1);
         tokens[chosen - 1] = c.len - 1;
         float largest = -INFINITY; /* over all tokens, as the sum is */
-        const float sum = exponentiate(score, c.len, round_up(c.len, VL), &largest);
+        float sum = exponentiate(score, c.len, round_up(c.len, VL), &largest);
         for (int i = 0; i < chosen; i++)
             weights[i] = score[tokens[i]] / sum;
     }
@@ -689,7 +690,7 @@ static void select_task(Heads c) {
 void host_select(const Op *op) { for_tasks(op, heads_of_rows(op), select_task); }
 
 static void weigh_task(Heads c) {
-    const int end = c.h + c.nh;
+    int end = c.h + c.nh;
     Rows v;
     c.nh = 1; /* each head has other tokens */
     c.len = sparse_tokens(c.op->sparsity, c.len);

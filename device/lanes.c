@@ -242,14 +242,14 @@ static void await(LaneDevice *d, LaneState *waiter, Event e) {
 /* Sets a mark behind the ops that a stream has been given, so that others can wait for them. One
  * mark serves a span of ops that begin one behind the other: marks take the GPU's time. */
 static void end_span(LaneDevice *d, LaneState *lane) {
-    const uint64_t last = lane->begun;
+    uint64_t last = lane->begun;
     if (lane->waitable == last)
         return;
     while (lane->sleepers[last % RING])
         pthread_cond_wait(&lane->progress_cond, &d->lock); /* the sleepers are about to wake */
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
-    const bool timed = lane->span[(lane->waitable + 1) % RING].timed;
+    bool timed = lane->span[(lane->waitable + 1) % RING].timed;
     if (!d->failed)
         d->failed = (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &d->error);
     lane->waitable = last;
@@ -277,7 +277,7 @@ static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Post
  * belong to the span before them. */
 static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
-    const uint64_t seq = lane->begun + 1;
+    uint64_t seq = lane->begun + 1;
     if (op->nafter || lane->begun - lane->waitable >= RING / 2 || is_other_call(d, lane, job))
         end_span(d, lane);
     if (seq > RING) /* its mark is reused; no stream is farther ahead of the GPU */
@@ -288,7 +288,7 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     }
     for (int i = 0; i < op->nafter; i++)
         await(d, lane, op->after[i]);
-    const bool timed = d->base.trace || d->mixes;
+    bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
     if (timed && !d->failed)
         d->failed = d->call->begin(d->gpu, lane->index, seq, &d->error);
@@ -360,7 +360,7 @@ static void link_leave(LaneDevice *d, LaneState *lane) {
 /* Runs a job and notes it. The lock is free while it runs. */
 static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
     Link *link = &d->link[lane_channel[lane->index]];
-    const double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now();
+    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now();
     Error err;
     lane->began = fmin(lane->began, begin);
     if (rate > 0)
@@ -368,8 +368,8 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
     if (d->failed)
         return;
     pthread_mutex_unlock(&d->lock);
-    const double start = seconds_now();
-    const int status = arenas_run(&d->arenas, &job->op, &err);
+    double start = seconds_now();
+    int status = arenas_run(&d->arenas, &job->op, &err);
     double end = seconds_now();
     pthread_mutex_lock(&d->lock);
     if (status)
@@ -383,7 +383,7 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
         end = seconds_now();
     }
     lane->noted = end;
-    const Slice slice = slice_of_job(d, job, begin, end);
+    Slice slice = slice_of_job(d, job, begin, end);
     count_busy(d->base.count, &slice, end - begin);
     if (d->base.trace && !d->failed)
         trace_add(d->base.trace, &slice, lanes_settled(d));
@@ -392,7 +392,7 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
 /* Runs the lane's first op when its events have all happened, or on streams been posted. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
-    const int delay = d->base.delay_us[lane->index];
+    int delay = d->base.delay_us[lane->index];
     for (int i = 0; i < job->op.nafter && !lane->is_stream; i++)
         await(d, lane, job->op.after[i]);
     if (delay && !d->failed) {
@@ -422,7 +422,7 @@ static void *lane_main(void *arg) {
     LaneState *other = lane->index == PROJECT ? &d->lane[FINISH] : lane;
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        const Lane turn = gpu_turn(first_order(d, lane), first_order(d, other));
+        Lane turn = gpu_turn(first_order(d, lane), first_order(d, other));
         if (turn != NLANES) {
             run_first(d, turn == FINISH ? other : lane);
             continue;
@@ -465,10 +465,10 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
 /* Queues an op; waits only if the lane's ring is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
-    const Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
+    Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
     LaneState *lane = &d->lane[queue];
     const Tensor *lengths = op_lengths(op);
-    const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
+    size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
     if (!d->nposted)

@@ -92,7 +92,7 @@ Op op_unpack(Call call, Tensor w, Tensor packed) {
 
 Op op_pack(Call call, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
-    const int hd = kv.cols / 2 / nh;
+    int hd = kv.cols / 2 / nh;
     return (Op){.code = OP_PACK, .call = call, .pack = {packed, kv}, .nh = nh, .hd = hd};
 }
 
@@ -116,8 +116,8 @@ static void check_table(const PageTable *t) {
  * view is {o, q, tokens, weights}. */
 static Op attend(Call call, OpCode code, const Tensor view[4], const PageTable *t,
                  double sparsity) {
-    const Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
-    const int nseq = t->len.cols;
+    Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
+    int nseq = t->len.cols;
     check_table(t);
     CHECK(imax(o.rows, q.rows) == nseq && (!q.rows || q.type == F16));
     CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
@@ -138,19 +138,19 @@ Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
 
 Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity) {
-    const Tensor view[] = {{0}, q, tokens, weights};
+    Tensor view[] = {{0}, q, tokens, weights};
     return attend(call, OP_SELECT, view, table, sparsity);
 }
 
 Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
             double sparsity) {
-    const Tensor view[] = {o, {0}, tokens, weights};
+    Tensor view[] = {o, {0}, tokens, weights};
     return attend(call, OP_WEIGH, view, table, sparsity);
 }
 
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
             double sparsity) {
-    const Tensor to = staged->v, from = home->v;
+    Tensor to = staged->v, from = home->v;
     check_table(staged);
     CHECK(lane_channel[call.lane] == DTOC && from.tier == TIER_DISK && to.tier == TIER_CPU);
     return (Op){.code = OP_FETCH,
@@ -163,7 +163,7 @@ Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor to
 }
 
 Op op_append(Call call, const PageTable *t, Tensor kv, Tensor seq, Tensor pos) {
-    const int hd = kv.cols / 2 / t->nh;
+    int hd = kv.cols / 2 / t->nh;
     check_table(t);
     if (kv.type == t->k.type)
         CHECK(kv.cols == 2 * t->k.cols);
@@ -219,7 +219,7 @@ const Tensor *op_lengths(const Op *op) {
 }
 
 long op_tokens(const Op *op, const int32_t *len) {
-    const bool selected = op->code == OP_FETCH || op->code == OP_WEIGH;
+    bool selected = op->code == OP_FETCH || op->code == OP_WEIGH;
     long tokens = 0;
     for (int r = 0, n = op_lengths(op)->cols; r < n; r++) {
         tokens += selected ? sparse_tokens(op->sparsity, len[r]) : len[r];
@@ -229,7 +229,7 @@ long op_tokens(const Op *op, const int32_t *len) {
 }
 
 Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
-    const Channel channel = lane_channel[op->lane];
+    Channel channel = lane_channel[op->lane];
     Bytes moved = 0;
     switch (op->code) {
         case OP_COPY:
@@ -281,7 +281,7 @@ void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
 }
 
 void reach_note(Reach *reach, Tensor view) {
-    const Bytes span = tensor_span(view);
+    Bytes span = tensor_span(view);
     if (!span || view.file)
         return;
     CHECK(view.region < NREGIONS && view.tier < NTIERS);

@@ -282,7 +282,7 @@ INLINE V load_any(const void *p, Type type, size_t at, int n) {
     if (type == F32)
         return v_load_part((const float *)p + at, n);
     VH upper = {0}; /* BF16 is the upper half of a float */
-    memcpy(&upper, (const f16 *)p + at, (size_t)imin(n, VL) * sizeof(f16));
+    memcpy(&upper, (const f16 *)p + at, imin(n, VL) * sizeof(f16));
     return (V)(__builtin_convertvector(upper, VI) << 16);
 }
 

@@ -169,7 +169,7 @@ static void begin_ready(Sim *d) {
             begin_op(d, i);
     if (d->lane[PROJECT].active || d->lane[FINISH].active)
         return;
-    const Lane turn = gpu_turn(first_order(d, PROJECT), first_order(d, FINISH));
+    Lane turn = gpu_turn(first_order(d, PROJECT), first_order(d, FINISH));
     if (turn != NLANES)
         begin_op(d, turn);
 }
@@ -206,7 +206,7 @@ static void find_speeds(Sim *d) {
         active[lane_channel[i]] += d->lane[i].active;
     for (int c = CTOG; c <= CTOD; c++)
         if (active[c])
-            cores -= link_cores(h, (Channel)c, false);
+            cores -= link_cores(h, c, false);
     cores = fmax(cores, LEAST_CORES) / (active[GPU] && active[CPU] ? 2 : 1);
     for (int c = 0; c < NCHANNELS; c++)
         d->speed[c] = 1.0 / imax(active[c], 1);
@@ -287,7 +287,7 @@ static double attending(const Sim *d, const Op *op, const int32_t *len) {
 }
 
 static double prefilling(Sim *d, const Op *op) {
-    const Tensor o = op->prefilled.o, start = op->prefilled.start;
+    Tensor o = op->prefilled.o, start = op->prefilled.start;
     const int32_t *row = indices(d, start);
     double seconds = 0;
     for (int r = 0; r + 1 < start.cols; r++)
@@ -299,7 +299,7 @@ static double prefilling(Sim *d, const Op *op) {
 /* Returns the seconds that an op takes at full speed, without op_s. moved: the bytes that it moves.
  */
 static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) {
-    const Tensor y = op->view[0], x = op->view[1];
+    Tensor y = op->view[0], x = op->view[1];
     switch (op->code) {
         case OP_COPY:
         case OP_FETCH:
@@ -344,8 +344,8 @@ static Event sim_post(Device *base, const Op *op) {
     for (int n = 0; n < op->nafter; n++)
         CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
     reach_op(&d->reach, op);
-    const Bytes moved = op_count(&base->count[op->lane], op, len);
-    const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
+    Bytes moved = op_count(&base->count[op->lane], op, len);
+    double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
     if (lane->posted - lane->done == lane->capacity)
         grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
@@ -368,7 +368,7 @@ static void step(World *w) {
     for (int s = 0; s < w->stages; s++)
         t = fmin(t, w->sim[s]->stage.next);
     CHECK(!isinf(t)); /* a stage waits only for a message that comes */
-    const double together = t * (1 + ROUNDING_OF_CLOCKS);
+    double together = t * (1 + ROUNDING_OF_CLOCKS);
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
         SimStage *stage = &d->stage;
@@ -405,7 +405,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
             pthread_cond_wait(&stage->woken, &w->lock);
         else
             step(w);
-    const int status = w->failed ? -1 : 0;
+    int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
     if (box && !status)

@@ -70,14 +70,13 @@ typedef struct {
 static int disk_fault(const Disk *d, Extent at, const char *what, const char *why, Error *err) {
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
                 at.file ? d->checkpoint->files[at.file - 1].path : "the offload file", what,
-                at.bytes, plural((double)at.bytes), at.offset, why,
-                at.file ? "" : " under --offload-dir");
+                at.bytes, plural(at.bytes), at.offset, why, at.file ? "" : " under --offload-dir");
 }
 
 /* Reads whole blocks into the bounce buffer, and copies the wanted bytes from there. */
 static int read_direct(Disk *d, int buffer, uint8_t *memory, Extent from, Error *err) {
     uint8_t *bounce = d->bounce + buffer * BOUNCE;
-    const size_t begin = from.offset;
+    size_t begin = from.offset;
     while (from.bytes) {
         size_t skip = from.offset % BLOCK, end = skip + from.bytes;
         size_t want = end < BOUNCE ? (end + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
@@ -120,7 +119,7 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
 
 int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     CHECK(!to.file && (to.ld == (size_t)to.cols || to.rows == 1));
-    const size_t bytes = tensor_bytes(to);
+    size_t bytes = tensor_bytes(to);
     const char *why = file_write_at(d->file, memory, bytes, to.offset);
     if (why)
         return disk_fault(d, (Extent){0, to.offset, bytes}, "writing", why, err);
@@ -140,7 +139,7 @@ static void disk_expect(const Disk *d, const Move *moves, int n) {
 /* Makes a range of the mapping no longer count as this process's memory. Nothing is lost, since the
  * mapping is shared. */
 static void unmap_pages(const Disk *d, size_t offset, size_t bytes) {
-    const size_t head = offset % BLOCK;
+    size_t head = offset % BLOCK;
     madvise(d->map + offset - head, bytes + head, MADV_DONTNEED);
 }
 
@@ -155,7 +154,7 @@ static void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t writt
 /* Embeds rows that are read one by one, never through a mapping, so that a file that shrank is an
  * error. */
 int disk_embed(const Disk *d, const Op *op, Error *err) {
-    const Tensor y = op->embed.y, table = op->embed.table;
+    Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
     int32_t zero = 0;
@@ -204,13 +203,12 @@ static void advise(const Disk *d, const Blocks *b, int advice) {
 /* Visits the V of each selected token of each sequence and head. With blocks it only adds it to
  * them; without, it copies it from its page at home to the same place of the staged page. */
 static void for_selected(const Disk *d, const Op *op, const Blocks *blocks) {
-    const Tensor v = op->fetch.v, selected = op->fetch.tokens;
-    const size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
+    Tensor v = op->fetch.v, selected = op->fetch.tokens;
+    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
     const int32_t *to_page = op->fetch.pages.at, *from_page = op->fetch.home_pages.at;
     const int32_t *token = selected.at, *len = op->fetch.len.at;
     for (int r = 0; r < selected.rows; r++) {
-        const int n =
-            sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
+        int n = sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
         for (int h = 0; h < op->nh; h++) {
             for (int i = 0; i < n; i++) {
                 int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
@@ -232,7 +230,7 @@ static void for_selected(const Disk *d, const Op *op, const Blocks *blocks) {
 /* Tells the disk of all blocks that the many small reads lie in before the first is waited for;
  * then reads through the mapping. */
 static void disk_fetch(const Disk *d, const Op *op) {
-    const size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v);
+    size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v);
     Blocks blocks = {.first = home / BLOCK, .n = (home + bytes) / BLOCK + 1 - home / BLOCK};
     blocks.has = xcalloc(blocks.n + 1, sizeof *blocks.has);
     for_selected(d, op, &blocks);
@@ -349,7 +347,7 @@ void *arenas_address(const Arenas *a, Tensor t) {
     if (!t.rows)
         return NULL;
     CHECK(t.tier < NTIERS && t.file == 0);
-    const size_t at = t.offset + shift_of(t.tier, t.region);
+    size_t at = t.offset + shift_of(t.tier, t.region);
     CHECK(at <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - at);
     return a->arena[t.tier] + at;
 }
@@ -381,8 +379,8 @@ int logits_not_finite(Error *err) {
  * finite never would be. */
 static int check_logits(Tensor t, Error *err) {
     const float *logits = t.at;
-    const size_t n = (size_t)t.rows * t.cols;
-    const uint32_t infinite = 0x7f800000;
+    size_t n = (size_t)t.rows * t.cols;
+    uint32_t infinite = 0x7f800000;
     uint32_t most = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -399,7 +397,7 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         disk_expect(a->disk, op->moves, op->nmoves);
     for (int i = 0; i < op->nmoves; i++) {
         Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        const size_t size = type_bytes(to.type), row = to.cols * size;
+        size_t size = type_bytes(to.type), row = to.cols * size;
         int status = 0;
         if (from.tier == TIER_DISK)
             status =
@@ -423,7 +421,7 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 /* Runs an op on the CPU, and then checks its logits, or sends its K and V to disk. */
 static int run_on_host(const Arenas *a, const Op *op, Error *err) {
-    const Tensor k = op->append.k, v = op->append.v;
+    Tensor k = op->append.k, v = op->append.v;
     host_run(op);
     if (op->code == OP_PICK)
         return check_logits(op->pick.logits, err);
@@ -462,7 +460,7 @@ int arenas_run(const Arenas *a, Op *op, Error *err) {
 
 int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count,
                   Error *err) {
-    const size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
+    size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
@@ -493,7 +491,7 @@ enum { SLICE = 64 << 20 };
 
 static void populate_slices(const void *memory, int first, int n) {
     const Memory *m = memory;
-    const size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
+    size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
     madvise(m->at + at, size_min(end, m->bytes) - at, MADV_POPULATE_WRITE);
 }
 
@@ -501,7 +499,7 @@ static void populate_slices(const void *memory, int first, int n) {
  * page fault later would hold up the lane that meets it, and pinning touches memory by one thread
  * only. Where Linux does not know the call, pages come with the first touch. */
 static int open_memory(Arenas *a, Tier tier, Error *err) {
-    const size_t bytes = a->bytes[tier];
+    size_t bytes = a->bytes[tier];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return fail(err, EXIT_FAILED,
@@ -509,8 +507,7 @@ static int open_memory(Arenas *a, Tier tier, Error *err) {
                     bytes / 1048576.0, tier_name[tier], strerror(errno),
                     tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
     madvise(p, bytes, MADV_HUGEPAGE);
-    host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices,
-               &(Memory){p, bytes});
+    host_share(bytes, (bytes + SLICE - 1) / SLICE, populate_slices, &(Memory){p, bytes});
     a->arena[tier] = p;
     return 0;
 }
@@ -530,7 +527,7 @@ static void guard_regions(const Arenas *a, const Plan *plan) {
     for (int tier = TIER_GPU; tier <= TIER_CPU && APART; tier++)
         for (int id = 0; id < NREGIONS; id++) {
             const Region *r = &plan->region[id][tier];
-            const Bytes used =
+            Bytes used =
                 r->rows ? (Bytes)r->rows * r->cols * r->slots * type_bytes(r->type) : r->bytes;
             uint8_t *end = a->arena[tier] + r->offset + shift_of(tier, id) + used;
             if (!r->bytes)
@@ -599,20 +596,20 @@ typedef struct {
 static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quant study,
                        Error *err) {
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
-    const bool packed = home.type == U8;
-    const int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
-    const size_t cols = source->cols;
+    bool packed = home.type == U8;
+    int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
+    size_t cols = source->cols;
     f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
     uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
     for (int row = 0; row < source->rows && !status; row += step) {
-        const size_t first = row * cols, n = imin(step, source->rows - row) * cols;
+        size_t first = row * cols, n = imin(step, source->rows - row) * cols;
         status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / GROUP, err)
                         : checkpoint_fill(a->checkpoint, rows, source, first, n, err);
         if (study.bits && !status)
             status = checkpoint_finite(a->checkpoint, rows, source, first, n, err);
         for (size_t c = 0; study.bits && c < cols && !status; c++)
-            quant_round(rows + c, cols, (int)(n / cols), study);
+            quant_round(rows + c, cols, n / cols, study);
         if (packed && !status)
             a->device->upload(a->device, home, row / GROUP * (size_t)home.cols, groups, home.cols);
         else if (!status)
@@ -626,9 +623,9 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
 /* Loads tensors first .. first + n - 1, the layers' before the global ones. */
 static void load_tensors(const void *loading, int first, int n) {
     const Loading *a = loading;
-    const int l = a->plan->config.l;
+    int l = a->plan->config.l;
     for (int i = first; i < first + n && !atomic_load(a->failures); i++) {
-        const int j = i / NROLES, r = i % NROLES;
+        int j = i / NROLES, r = i % NROLES;
         Error err;
         const WeightPlace *place =
             j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
@@ -636,9 +633,9 @@ static void load_tensors(const void *loading, int first, int n) {
             j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file)
             continue;
-        const bool rounded = j < l && role_is_matrix((Role)r) && place->home.type != U8;
-        const Quant study = rounded ? a->plan->policy.weight_study : (Quant){0};
-        const int status = load_tensor(a, place->home, source, study, &err);
+        bool rounded = j < l && role_is_matrix(r) && place->home.type != U8;
+        Quant study = rounded ? a->plan->policy.weight_study : (Quant){0};
+        int status = load_tensor(a, place->home, source, study, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;
     }
