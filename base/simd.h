@@ -59,9 +59,8 @@ INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
-// Functions that each instruction set has its own words for. v_fold adds the quarters of a vector,
-// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. t_keep makes a
-// table of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
+// Functions that each instruction set has its own words for. t_keep makes a table of its numbers.
+// t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
 // looks up the numbers whose codes are the low four bits of each element.
 // -------------------------------------------------------------------------------------------------
 
@@ -69,13 +68,6 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
-    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-INLINE unsigned v_bits(VI mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
 INLINE V t_look(const Table *t, VI codes) {
     return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]);
 }
@@ -86,20 +78,15 @@ INLINE VI v_load_bytes(const uint8_t *p) {
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-}
-INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
 INLINE Table t_keep(const VH number[2]) {
-    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
             b = _mm_shuffle_epi8((__m128i)number[1], apart);
     return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
 }
 INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
-    const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
-    const __m128i code[2] = {_mm_and_si128(pair, four),
-                             _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
+    __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
+    __m128i code[2] = {_mm_and_si128(pair, four), _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
     UNROLL
     for (int i = 0; i < 2; i++) {
         __m128i lower = _mm_shuffle_epi8(t->lower, code[i]),
@@ -122,13 +109,6 @@ INLINE VH v_narrow(V v) {
     for (int i = 0; i < VL; i++)
         h[i] = f32_to_f16(v[i]);
     return h;
-}
-INLINE V4 v_fold(V v) { return v; }
-INLINE unsigned v_bits(VI mask) {
-    unsigned bits = 0;
-    for (int i = 0; i < VL; i++)
-        bits |= (unsigned)(mask[i] & 1) << i;
-    return bits;
 }
 INLINE V t_look(const Table *t, VI codes) {
     V v;
@@ -171,11 +151,11 @@ INLINE V v_load_part(const float *p, int n) {
     if (n >= VL)
         return v_load(p);
     V v = {0};
-    memcpy(&v, p, (size_t)n * sizeof *p);
+    memcpy(&v, p, n * sizeof *p);
     return v;
 }
 INLINE void v_store_part(float *p, V v, int n) {
-    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
+    memcpy(p, &v, n >= VL ? sizeof v : n * sizeof *p);
 }
 INLINE V v_load_f16(const f16 *p) {
     VH h;
@@ -186,7 +166,7 @@ INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL)
         return v_load_f16(p);
     VH h = {0};
-    memcpy(&h, p, (size_t)n * sizeof *p);
+    memcpy(&h, p, n * sizeof *p);
     return v_widen(h);
 }
 INLINE void v_store_f16_part(f16 *p, V v, int n) {
@@ -194,27 +174,22 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
     if (n >= VL)
         memcpy(p, &h, sizeof h);
     else
-        memcpy(p, &h, (size_t)n * sizeof *p);
+        memcpy(p, &h, n * sizeof *p);
 }
 
 /* Returns a vector whose element i is element f(i, ...) of a and b together, where b's count from
  * VL on. A compiler wants these numbers as constants in the source, so they are given by macros. */
+#define FOUR(f, i, ...) \
+    f(i, __VA_ARGS__), f(i + 1, __VA_ARGS__), f(i + 2, __VA_ARGS__), f(i + 3, __VA_ARGS__)
 #if VL == 16
-#define V_SHUFFLE(a, b, f, ...)                                                           \
-    __builtin_shufflevector(                                                              \
-        a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
-        f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__),       \
-        f(8, __VA_ARGS__), f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__),     \
-        f(12, __VA_ARGS__), f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                     \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__), \
+                            FOUR(f, 8, __VA_ARGS__), FOUR(f, 12, __VA_ARGS__))
 #elif VL == 8
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__), f(4, __VA_ARGS__), f(5, __VA_ARGS__),       \
-                            f(6, __VA_ARGS__), f(7, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__))
 #else
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__))
 #endif
 /* Takes n elements of a, n of b, the next n of a ... of the lower (or upper) half of each `all`
  * elements. */
@@ -258,20 +233,13 @@ INLINE V4 v_sum4(V a, V b, V c, V d) {
 #endif
     return __builtin_shufflevector(acbd, acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
 }
-INLINE float v_sum(V v) {
-    V4 e = v_fold(v);
-    return (e[0] + e[2]) + (e[1] + e[3]);
-}
+INLINE float v_sum(V v) { return v_sum4(v, v, v, v)[0]; }
 
 /* v_largest returns the largest element; none may be NaN. */
 #define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
-#if VL == 16
-    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8));
-#endif
-#if VL >= 8
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8)); /* of 8 elements or four it is v again */
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 4));
-#endif
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 2));
     return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
@@ -279,13 +247,13 @@ INLINE float v_largest(V v) {
 /* Returns e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series,
  * 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
-    const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
+    float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
     x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
     V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
     V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
     V e = v_set(1 / 5040.0f);
-    const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
+    float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
     UNROLL
     for (int i = 0; i < 7; i++)
         e = v_fma(e, r, v_set(series[i]));
@@ -297,7 +265,7 @@ INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
     for (int i = 0; i < 16; i++)
-        code[i / VL][i % VL] = (float)i;
+        code[i / VL][i % VL] = i;
     UNROLL
     for (int i = 0; i < 16 / VL; i++)
         number[i] = v_narrow(v_fma(code[i], scale, min));
