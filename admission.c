@@ -5,8 +5,8 @@
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
  * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now
- * (each is one small function) and in the size of a block: for row it is one GPU batch. No sequence
- * is ever moved out, and prompts enter in the order of the input, so no prompt starves.
+ * (block_seats, diagonal_seats) and in the size of a block: for row it is one GPU batch. No
+ * sequence is ever moved out, and prompts enter in the order of the input, so no prompt starves.
  *
  * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
@@ -59,15 +59,6 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
     }
 }
 
-static int by_k_and_tier(const void *a, const void *b) {
-    const Seat *x = a, *y = b;
-    return x->k != y->k ? x->k - y->k : (int)x->kv - (int)y->kv;
-}
-
-static int by_tier(const void *a, const void *b) {
-    return (int)*(const Tier *)a - (int)*(const Tier *)b;
-}
-
 /* Returns an error diffusion that deals `count` items in the whole numbers nearest to the
  * shares. */
 static Diffusion dealer(double g, double c, int count) {
@@ -80,37 +71,40 @@ static Diffusion dealer(double g, double c, int count) {
     return d;
 }
 
+/* Takes the first of the items that have been dealt to the tiers, and returns its tier. */
+static Tier take_first(int dealt[NTIERS]) {
+    int t = 0;
+    while (!dealt[t])
+        t++;
+    dealt[t]--;
+    return (Tier)t;
+}
+
 void deal_block(Seat *seats, const Policy *policy, int count) {
-    if (!count)
-        return;
-    Diffusion kv = dealer(policy->cg, policy->cc, count),
-              act = dealer(policy->hg, policy->hc, count);
-    Tier *tiers = xcalloc(count, sizeof *tiers);
-    for (int i = 0; i < count; i++) {
-        seats[i] = (Seat){.prompt = -1, .k = i / policy->gbs, .kv = diffuse(&kv, 1)};
-        tiers[i] = diffuse(&act, 1);
+    Diffusion kv = dealer(policy->cg, policy->cc, count);
+    Diffusion act = dealer(policy->hg, policy->hc, count);
+    for (int first = 0; first < count; first += policy->gbs) {
+        const int end = imin(first + policy->gbs, count);
+        int kvs[NTIERS] = {0}, acts[NTIERS] = {0};
+        for (int i = first; i < end; i++) {
+            kvs[diffuse(&kv, 1)]++;
+            acts[diffuse(&act, 1)]++;
+        }
+        for (int i = first; i < end; i++) {
+            seats[i] = (Seat){.prompt = -1, .k = first / policy->gbs};
+            seats[i].kv = take_first(kvs);
+            seats[i].act = take_first(acts);
+        }
     }
-    qsort(seats, count, sizeof *seats, by_k_and_tier);
-    for (int i = 0; i < count; i += policy->gbs) { /* sort the tiers of each batch */
-        int n = imin(policy->gbs, count - i);
-        qsort(tiers + i, n, sizeof *tiers, by_tier);
-        for (int r = 0; r < n; r++)
-            seats[i + r].act = tiers[i + r];
-    }
-    free(tiers);
 }
 
 // -------------------------------------------------------------------------------------------------
 // How many prompts may take a seat, by schedule
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the seats of the row schedule, Figure 3(a): the next GPU batch enters when the one before
- * it has finished. */
-static int row_seats(const Admission *a) { return a->seated ? 0 : a->policy->gbs; }
-
-/* Returns the seats of the zig-zag schedule, Figures 3(b) and 4: the next block enters when the
- * whole block has finished. */
-static int zigzag_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
+/* Returns the seats of the row and the zig-zag schedule, Figures 3(a), 3(b) and 4: the next block
+ * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
+static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
 /* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch enters every n/K sweeps
  * until all K are in flight; from then on every sequence that leaves is replaced. With equal
@@ -127,7 +121,7 @@ static int diagonal_seats(const Admission *a) {
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
 }
 
-int (*seats_for[])(const Admission *) = {zigzag_seats, row_seats, diagonal_seats};
+int (*seats_for[])(const Admission *) = {block_seats, block_seats, diagonal_seats};
 
 // -------------------------------------------------------------------------------------------------
 // The ledger of pages
@@ -147,30 +141,34 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
     return true;
 }
 
-/* Seats the next prompt if its pages fit. Returns false if they do not. */
-static bool take_seat(Admission *a, int seat) {
-    Seat *to = &a->seat[seat];
-    const Prompt *q = &a->task->prompts[*a->next_prompt];
-    if (!pages_fit(a, q, to->kv))
-        return false;
-    for (int x = 0, at = (int)(a->sweep % a->horizon); x < q->n;
-         x++, at = at + 1 < a->horizon ? at + 1 : 0) {
-        int need = a->need[to->kv][at] += pages_for(q->s + x, a->policy->page_tokens);
-        if (need > a->peak[to->kv])
-            a->peak[to->kv] = need;
+/* Adds to the ledger, which is a ring buffer, the pages that the prompt of a seat holds from the
+ * sweep of its token `from` to that of its last one (sign 1), or takes them back (sign -1). */
+static void reserve(Admission *a, const Seat *seat, int from, int sign) {
+    const Prompt *q = &a->task->prompts[seat->prompt];
+    int *need = a->need[seat->kv], at = (int)((seat->since + from) % a->horizon);
+    for (int x = from; x < q->n; x++) {
+        need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
+        if (need[at] > a->peak[seat->kv])
+            a->peak[seat->kv] = need[at];
+        at = at + 1 < a->horizon ? at + 1 : 0;
     }
-    to->prompt = (*a->next_prompt)++;
-    to->since = a->sweep;
+}
+
+/* Seats the next prompt if its pages fit. Returns false if they do not. */
+static bool take_seat(Admission *a, Seat *seat) {
+    if (!pages_fit(a, &a->task->prompts[*a->next_prompt], seat->kv))
+        return false;
+    seat->prompt = (*a->next_prompt)++;
+    seat->since = a->sweep;
+    reserve(a, seat, 0, 1);
     a->seated++;
-    a->in_batch[to->k]++;
+    a->in_batch[seat->k]++;
     return true;
 }
 
 void admission_leave(Admission *a, int seat, int generated) {
     Seat *from = &a->seat[seat];
-    const Prompt *q = &a->task->prompts[from->prompt];
-    for (int x = generated; x < q->n; x++)
-        *need_in(a, from->kv, from->since + x) -= pages_for(q->s + x, a->policy->page_tokens);
+    reserve(a, from, generated, -1);
     from->prompt = -1;
     a->seated--;
     a->in_batch[from->k]--;
@@ -189,15 +187,19 @@ static void deal_seats(Admission *a) {
     deal_block(a->seat, a->policy, a->nseats);
 }
 
-/* Seats at most `most` prompts, in the order of the input, in batches that have members (or in
- * those that have none). Returns how many it has seated. */
-static int fill_seats(Admission *a, int *entered, int most, const bool *with_members,
-                      bool members) {
+/* Seats at most `most` prompts, in the order of the input, in the batches that already have members
+ * (topups) or in those that have none. Writes their seats to entered[] and returns how many there
+ * are. */
+static int fill_seats(Admission *a, int *entered, int most, bool topups) {
     int n = 0;
+    bool open = false; /* this seat is in one of those batches */
     for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
-        if (a->seat[seat].prompt >= 0 || with_members[a->seat[seat].k] != members)
+        Seat *to = &a->seat[seat];
+        if (seat % a->policy->gbs == 0)
+            open = (a->in_batch[to->k] > 0) == topups;
+        if (!open || to->prompt >= 0)
             continue;
-        if (!take_seat(a, seat))
+        if (!take_seat(a, to))
             break;
         entered[n++] = seat;
     }
@@ -214,30 +216,23 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
         return 0;
     if (!a->seated)
         deal_seats(a);
-    int most = seats_for[a->policy->schedule](a), batches = a->policy->num_gpu_batches;
-    if (most <= 0)
-        return 0;
-    for (int k = 0; k < batches; k++)
-        a->with_members[k] = a->in_batch[k] > 0;
-    *topups = fill_seats(a, entered, imin(most, a->policy->gbs), a->with_members, true);
-    return *topups + fill_seats(a, entered + *topups, most - *topups, a->with_members, false);
+    const int most = seats_for[a->policy->schedule](a);
+    *topups = fill_seats(a, entered, imin(most, a->policy->gbs), true);
+    return *topups + fill_seats(a, entered + *topups, most - *topups, false);
 }
 
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
                     const int *limit) {
-    int seats = imin(block_size(policy), task->count);
     long tokens = 0;
     *a = (Admission){
         .policy = policy, .task = task, .next_prompt = next_prompt, .limit = limit, .horizon = 1};
     for (int i = 0; i < task->count; i++) {
         tokens += task->prompts[i].n;
-        if (task->prompts[i].n > a->horizon)
-            a->horizon = task->prompts[i].n;
+        a->horizon = imax(a->horizon, task->prompts[i].n);
     }
     a->n = task->count ? (tokens + task->count - 1) / task->count : 1;
-    a->seat = xcalloc(seats, sizeof *a->seat);
+    a->seat = xcalloc(imin(block_size(policy), task->count), sizeof *a->seat);
     a->in_batch = xcalloc(policy->num_gpu_batches, sizeof *a->in_batch);
-    a->with_members = xcalloc(policy->num_gpu_batches, sizeof *a->with_members);
     for (int t = 0; t < NTIERS; t++)
         a->need[t] = xcalloc(a->horizon, sizeof(int));
 }
@@ -247,5 +242,4 @@ void admission_close(Admission *a) {
         free(a->need[t]);
     free(a->seat);
     free(a->in_batch);
-    free(a->with_members);
 }

@@ -85,21 +85,25 @@ static int by_page(const void *a, const void *b) {
     return ((const Staged *)a)->page - ((const Staged *)b)->page;
 }
 
-/* Lists the pages of one tier that attention needs on another tier. Writes their places in staging,
- * which are counted from `base`, into the table. */
-static void stage_pages(Flight *f, Batch *b, Tier tier, int base, int32_t *table) {
+/* Lists the pages of one tier that attention needs on another tier, in page order. Their places in
+ * staging follow each other from `base` on; writes these into Tables.staged. */
+static void stage_pages(Flight *f, Batch *b, Tier tier, int base) {
+    int32_t *table = host(f, b->cpu.staged);
     Staged *list = b->staged[tier];
     int n = 0;
-    for (int r = 0; r < b->nseq; r++) {
+    for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
         for (int e = 0; q->kv == tier && e < q->npages; e++) {
             const bool past = e * f->plan->policy.page_tokens < q->s + q->generated - 1;
-            list[n++] = (Staged){q->pages[e], past, &table[(size_t)r * f->plan->max_pages + e]};
+            list[n++] = (Staged){q->pages[e], past, &table[e]};
         }
     }
     qsort(list, n, sizeof *list, by_page);
-    for (int i = 0; i < n; i++)
+    for (int i = n - 1; i >= 0; i--) {
         *list[i].entry = base + i;
+        if (list[i].run && i + 1 < n && list[i + 1].page == list[i].page + 1)
+            list[i].run += list[i + 1].run;
+    }
     b->nstaged[tier] = n;
 }
 
@@ -122,34 +126,36 @@ static void end_sweep(Flight *f) {
 }
 
 /* Adds one new token to a sequence: id, or in a scored task (id -1) the given one, which never ends
- * it early. Returns true if the sequence goes on. If it has ended, frees its pages, reports it and
- * returns false. */
-static bool next_token(Flight *f, Sequence *q, int32_t id) {
+ * it early. On the sim no token is known, and id is -1 too. Returns true if the sequence goes on.
+ * If it has ended, frees its pages, reports it and returns false. */
+static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
+    RunStats *stats = f->stats;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
     if (f->task->scored)
-        id = f->task->prompts[q->prompt].ids[q->s + q->generated];
+        id = q->prompt->ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
     if (!decoded)
-        f->stats->prefill_tokens += q->s;
-    f->stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
-    f->stats->generated++;
-    f->stats->decoded += decoded;
-    f->stats->beside += decoded && f->prefill_sweep;
-    bool stop = (to->token && to->token(to->ctx, q->prompt, q->tokens, q->generated)) || eos;
+        stats->prefill_tokens += q->s;
+    stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
+    stats->generated++;
+    stats->decoded += decoded;
+    stats->beside += decoded && f->prefill_sweep;
+    const bool stop = (to->token && to->token(to->ctx, q->number, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
+    pages_change_owner(f, q->kv, nobody(f), b->index);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done(to->ctx, q->prompt, q->tokens, q->generated - eos,
-                 stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+    if (to->done && to->done(to->ctx, q->number, q->tokens, q->generated - eos,
+                             stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
     return false;
 }
 
-/* Reports the scores of the newest step, sequence by sequence, except those of tokens before
- * Prompt.from. */
+/* Reports, in a scored task, the scores of the newest step, sequence by sequence, except those of
+ * tokens before Prompt.from. */
 static void tell_scores(Flight *f, const Batch *b) {
     const Listener *to = f->listener;
     if (!to->scored || !f->logp)
@@ -158,8 +164,8 @@ static void tell_scores(Flight *f, const Batch *b) {
         const Sequence *q = b->seq[r];
         for (int e = 1; e <= q->last_rows; e++, row++) {
             int at = q->s + q->generated - q->last_rows + e;
-            if (at >= f->task->prompts[q->prompt].from)
-                to->scored(to->ctx, q->prompt, at, f->logp[row], f->ids[row]);
+            if (at >= q->prompt->from)
+                to->scored(to->ctx, q->number, at, f->logp[row], f->ids[row]);
         }
     }
 }
@@ -178,8 +184,7 @@ static bool go_round(Flight *f, const Batch *b) {
         for (int to = 0; net->stage == last && to < last && !status; to++)
             status = net->post(net, to, NET_TOKENS, what[w], size, f->to->err);
     }
-    if (status)
-        f->to->failed = true;
+    f->to->failed = status != 0;
     return !status;
 }
 
@@ -210,35 +215,40 @@ static void collect(Flight *f, Batch *b) {
     if (!b->waiting || f->to->failed)
         return;
     b->waiting = false;
-    const bool scored = f->task->scored, logits = f->task->keep_logits && f->listener->logits;
-    int going = 0, used[NTIERS];
-    for (int t = 0; t < NTIERS; t++)
-        used[t] = f->pool[t].used;
     if (!newest_come(f, b))
         return;
-    const int32_t *ids = scored ? NULL : f->ids;
-    if (scored)
-        tell_scores(f, b);
+    tell_scores(f, b);
+    const bool logits = f->task->keep_logits && f->listener->logits && is_last(&f->plan->config);
+    int going = 0;
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
-        const float *row =
-            logits && is_last(&f->plan->config) ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
         if (row)
-            f->listener->logits(f->listener->ctx, q->prompt, q->generated + 1, row);
-        if (next_token(f, q, ids ? ids[r] : -1))
+            f->listener->logits(f->listener->ctx, q->number, q->generated + 1, row);
+        if (next_token(f, b, q, f->ids && !f->task->scored ? f->ids[r] : -1))
             b->seq[going++] = q;
     }
     b->nseq = going;
-    for (int t = 0; t < NTIERS; t++)
-        if (f->pool[t].used < used[t])
-            pages_change_owner(f, (Tier)t, nobody(f), b->index);
     if (--f->uncollected == 0)
         end_sweep(f);
 }
 
 // -------------------------------------------------------------------------------------------------
-// The entrance
+// Members, and the entrance
 // -------------------------------------------------------------------------------------------------
+
+/* Makes a sequence a member of the batch. Members are ordered by the tier of their KV, and on each
+ * tier by their seats: pointers into Flight.seqs are ordered as seats are. */
+static void add_member(Batch *b, Sequence *q) {
+    int at = b->nseq++;
+    for (; at > 0; at--) {
+        Sequence *before = b->seq[at - 1];
+        if (before->kv < q->kv || (before->kv == q->kv && before < q))
+            break;
+        b->seq[at] = before;
+    }
+    b->seq[at] = q;
+}
 
 // clang-format off
 /* With the diagonal schedule, prompts take the seats of sequences that have ended in batches that
@@ -253,30 +263,21 @@ static void collect(Flight *f, Batch *b) {
  *   batch 1        decodes d, e, f           decodes d, e      <- y        decodes d, e, y
  *                  b and f end               x and y have their seats      x and y have joined
  *
- * While x prefills, its Sequence.seat_batch is 0. Before sweep i + 1, when its first token is known, x moves
- * to batch 0's `joining` (leave_entrance). When batch 0 begins sweep i + 1, x becomes a member, in the
- * order of seats (take_in). */
+ * While x prefills, it is a member of the entrance. Before sweep i + 1, when its first token is known, x
+ * moves to `joining` of batch 0, where its seat is (leave_entrance). When batch 0 begins sweep i + 1, x
+ * becomes a member (batch_begin). */
 // clang-format on
 
 /* Returns the flight's entrance; only the diagonal schedule has one. */
 static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
-/* Orders the sequences in the entrance, whose seats are in several batches, by the tier of their
- * KV. Deals their activations new homes, because these must lie in the entrance's rows. */
-static void order_entrance(Flight *f) {
+/* Deals new homes to the activations in the entrance, because these must lie in its own rows. */
+static void deal_activations(Flight *f) {
     Batch *b = entrance(f);
-    int at = 0;
-    Sequence **order = b->joining; /* free, because no sequence joins the entrance */
     Seat *deal = xcalloc(b->nseq, sizeof *deal);
     deal_block(deal, &f->plan->policy, b->nseq);
-    for (int t = 0; t < NTIERS; t++)
-        for (int r = 0; r < b->nseq; r++)
-            if ((int)b->seq[r]->kv == t)
-                order[at++] = b->seq[r];
-    for (int r = 0; r < at; r++) {
-        b->seq[r] = order[r];
+    for (int r = 0; r < b->nseq; r++)
         b->seq[r]->act = deal[r].act;
-    }
     free(deal);
 }
 
@@ -286,28 +287,13 @@ static void leave_entrance(Flight *f) {
     Batch *from = entrance(f);
     for (int r = 0; r < from->nseq; r++) {
         Sequence *q = from->seq[r];
-        Batch *home = &f->batch[q->seat_batch];
-        q->act = f->admission.seat[q - f->seqs].act;
+        const Seat *seat = &f->admission.seat[q - f->seqs];
+        Batch *home = &f->batch[seat->k];
+        q->act = seat->act;
         home->joining[home->njoining++] = q;
-        const Sequence *before =
-            r ? from->seq[r - 1] : NULL; /* neighbours mostly go the same way */
-        if (!before || before->kv != q->kv || before->seat_batch != q->seat_batch)
-            pages_change_owner(f, q->kv, home->index, from->index);
-        CHECK(home->in_flight); /* it was topped up because it had members */
+        pages_change_owner(f, q->kv, home->index, from->index);
     }
     from->nseq = 0;
-}
-
-/* Makes the joining sequences members of the batch, in the order of seats. */
-static void take_in(Batch *b) {
-    for (int n = 0; n < b->njoining; n++) {
-        int at = b->nseq++;
-        /* pointers into Flight.seqs are ordered as seats are */
-        for (; at > 0 && b->seq[at - 1] > b->joining[n]; at--)
-            b->seq[at] = b->seq[at - 1];
-        b->seq[at] = b->joining[n];
-    }
-    b->njoining = 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -318,13 +304,12 @@ static void take_in(Batch *b) {
  * tier of their KV. */
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->last_rows = 0;
-    memset(b->kv_seqs, 0, sizeof b->kv_seqs);
-    memset(b->act_rows, 0, sizeof b->act_rows);
-    memset(b->act_last, 0, sizeof b->act_last);
+    for (int t = 0; t < NTIERS; t++)
+        b->kv_seqs[t] = b->act_rows[t] = b->act_last[t] = 0;
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         const int rows = batch_rows(b, q);
-        q->last_rows = b->prefill ? last_rows(f->task, &f->task->prompts[q->prompt]) : 1;
+        q->last_rows = b->prefill ? last_rows(f->task, q->prompt) : 1;
         b->rows += rows;
         b->last_rows += q->last_rows;
         b->kv_seqs[q->kv]++;
@@ -333,63 +318,33 @@ static void count_rows(Flight *f, Batch *b) {
     }
 }
 
-/* Returns the next n integers of a block of tables, and advances *at by `room`. */
-static Tensor ints(const Tensor *all, size_t *at, int n, size_t room) {
-    Tensor t = tensor_cols(*all, (int)*at, n);
+/* Takes a table of n integers from the beginning of *rest, where it has this much room. */
+static Tensor take_table(Tensor *rest, int n, size_t room) {
+    Tensor t = tensor_cols(*rest, 0, n);
     t.ld = (size_t)n;
-    *at += room;
+    *rest = tensor_moved(*rest, room * sizeof(int32_t));
     return t;
 }
 
 /* Makes the views of the batch's block of tables on one side, CPU or GPU. */
-static void lay_out_tables(const Flight *f, Batch *b, Tables *t, Tier side) {
+static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
     const size_t rows = p->max_rows, seqs = p->max_seqs;
-    size_t at = 0;
-    t->all = plan_view(p, INDEX_TABLES, side, 2 * b->index + b->sweeps % 2, 0, 1);
-    t->ids = ints(&t->all, &at, b->rows, rows);
-    t->positions = ints(&t->all, &at, b->rows, rows);
-    t->row_seq = ints(&t->all, &at, b->rows, rows);
-    t->row_token = ints(&t->all, &at, b->rows, rows);
-    t->len = ints(&t->all, &at, b->nseq, seqs);
-    t->prompt = ints(&t->all, &at, b->nseq, seqs);
-    t->at = ints(&t->all, &at, b->nseq, seqs);
-    t->start = ints(&t->all, &at, 2 * b->nseq, 2 * seqs);
-    t->pages = ints(&t->all, &at, p->max_pages, seqs * p->max_pages);
-    t->staged = ints(&t->all, &at, p->max_pages, seqs * p->max_pages);
+    Tensor rest = plan_view(p, INDEX_TABLES, side, 2 * b->index + b->sweeps % 2, 0, 1);
+    t->all = rest;
+    t->ids = take_table(&rest, b->rows, rows);
+    t->positions = take_table(&rest, b->rows, rows);
+    t->row_seq = take_table(&rest, b->rows, rows);
+    t->row_token = take_table(&rest, b->rows, rows);
+    t->len = take_table(&rest, b->nseq, seqs);
+    t->prompt = take_table(&rest, b->nseq, seqs);
+    t->at = take_table(&rest, b->nseq, seqs);
+    t->start = take_table(&rest, 2 * b->nseq, 2 * seqs);
+    t->pages = take_table(&rest, p->max_pages, seqs * p->max_pages);
+    t->staged = take_table(&rest, p->max_pages, seqs * p->max_pages);
     t->pages.rows = t->staged.rows = b->nseq;
-    t->head = ints(&t->all, &at, b->last_rows, p->last_rows);
-    t->target = ints(&t->all, &at, f->task->scored ? b->last_rows : 0, p->last_rows);
-}
-
-/* Lists the rows that the head needs, and in a scored task the tokens given after them. */
-static void fill_head(const Flight *f, Batch *b) {
-    int32_t *head = host(f, b->cpu.head), *target = f->task->scored ? host(f, b->cpu.target) : NULL;
-    for (int r = 0, n = 0, row = 0; r < b->nseq; r++) {
-        const Sequence *q = b->seq[r];
-        row += batch_rows(b, q); /* the end of the sequence's rows */
-        for (int e = q->last_rows; e > 0; e--, n++) {
-            head[n] = row - e;
-            if (target)
-                target[n] = f->task->prompts[q->prompt].ids[q->s + q->generated - e + 1];
-        }
-    }
-}
-
-/* Writes the tables that have one number per row, for sequence r, whose first row is `row`. Returns
- * the first row after the sequence. */
-static int fill_rows(const Flight *f, Batch *b, int r, int row) {
-    const Sequence *q = b->seq[r];
-    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
-    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
-    const int tokens = q->s + q->generated;
-    for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
-        ids[row] = token < q->s ? f->task->prompts[q->prompt].ids[token] : q->tokens[token - q->s];
-        positions[row] = token + 2;
-        row_seq[row] = r;
-        row_token[row] = token;
-    }
-    return row;
+    t->head = take_table(&rest, b->last_rows, p->last_rows);
+    t->target = take_table(&rest, f->task->scored ? b->last_rows : 0, p->last_rows);
 }
 
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
@@ -417,35 +372,45 @@ static void fill_starts(const Flight *f, const Batch *b) {
     }
 }
 
-/* Writes the tables of this sweep, row by row and sequence by sequence. */
+/* Writes the tables of this sweep. */
 static void fill_index(Flight *f, Batch *b) {
-    int32_t *len = host(f, b->cpu.len);
-    int32_t *prompt = host(f, b->cpu.prompt), *at = host(f, b->cpu.at),
-            *pages = host(f, b->cpu.pages);
-    int32_t *staged = host(f, b->cpu.staged);
-    for (int r = 0, row = 0; r < b->nseq; r++) {
+    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
+    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
+    int32_t *head = host(f, b->cpu.head), *target = host(f, b->cpu.target);
+    int32_t *prompt = host(f, b->cpu.prompt), *len = host(f, b->cpu.len);
+    int32_t *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
+    int row = 0, last = 0;
+    for (int r = 0; r < b->nseq; r++, pages += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
-        row = fill_rows(f, b, r, row);
-        len[r] = at[r] = q->s + q->generated;
-        prompt[r] = f->task->prompts[q->prompt].place;
-        for (int e = 0; e < q->npages; e++)
-            pages[(size_t)r * f->plan->max_pages + e] = q->pages[e];
+        const int tokens = q->s + q->generated;
+        for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
+            ids[row] = token < q->s ? q->prompt->ids[token] : q->tokens[token - q->s];
+            positions[row] = token + 2;
+            row_seq[row] = r;
+            row_token[row] = token;
+        }
+        for (int e = q->last_rows; e > 0; e--, last++) {
+            head[last] = row - e;
+            if (f->task->scored)
+                target[last] = q->prompt->ids[tokens - e + 1];
+        }
+        prompt[r] = q->prompt->place;
+        len[r] = at[r] = tokens;
+        memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);
-    fill_head(f, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
     if (b->prefill)
         return; /* prefill attends to what it has just computed */
-    bool delegated = f->plan->policy.delegated;
-    if (!delegated)
-        stage_pages(f, b, TIER_CPU, 0, staged);
-    stage_pages(f, b, TIER_DISK, delegated ? 0 : b->nstaged[TIER_CPU], staged);
+    if (!f->plan->policy.delegated)
+        stage_pages(f, b, TIER_CPU, 0);
+    stage_pages(f, b, TIER_DISK, b->nstaged[TIER_CPU]);
 }
 
 bool batch_begin(Flight *f, Batch *b) {
     collect(f, b);
-    take_in(b);
-    b->rows = 0;
+    while (b->njoining)
+        add_member(b, b->joining[--b->njoining]);
     if (!b->nseq || f->to->failed)
         return false;
     b->sweeps++;
@@ -484,36 +449,39 @@ static void end_sequences(Flight *f) {
         if (ends)
             collect(f, b);
     }
-    if (in && in->in_flight)
+    if (in)
         leave_entrance(f);
     for (int k = 0; k < f->K; k++) {
         Batch *b = f->in_sweep[k];
-        b->in_flight = b->nseq || b->njoining;
         b->prefill = false;
-        if (b->in_flight)
+        if (b->nseq || b->njoining)
             f->in_sweep[K++] = b;
     }
     f->K = K;
 }
 
-/* Makes the sequence of a newly taken seat a member of batch b. */
-static void take_place(Flight *f, int seat, Batch *b) {
+/* Makes the sequence of a newly taken seat a member of the entrance (a topup) or of the batch of
+ * its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
+static void take_place(Flight *f, int seat, bool topup) {
     const Seat *from = &f->admission.seat[seat];
+    Batch *b = topup ? entrance(f) : &f->batch[from->k];
     Sequence *q = &f->seqs[seat];
-    const Prompt *prompt = &f->task->prompts[from->prompt];
-    q->prompt = from->prompt;
-    q->seat_batch = from->k;
+    q->number = from->prompt;
+    q->prompt = &f->task->prompts[from->prompt];
     q->kv = from->kv;
     q->act = from->act;
-    q->s = prompt->s;
-    q->n = prompt->n;
+    q->s = q->prompt->s;
+    q->n = q->prompt->n;
     q->generated = q->npages = 0;
-    if (!b->in_flight) {
-        b->in_flight = b->prefill = f->prefill = true;
+    if (!b->nseq) {
+        b->prefill = f->prefill = true;
         b->number = (int)f->line->admitted++;
-        f->in_sweep[f->K++] = b;
+        if (topup)
+            memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
+        f->in_sweep[topup ? 0 : f->K] = b;
+        f->K++;
     }
-    b->seq[b->nseq++] = q;
+    add_member(b, q);
 }
 
 bool flight_admit(Flight *f) {
@@ -523,15 +491,10 @@ bool flight_admit(Flight *f) {
     if (f->to->failed)
         return false;
     const int n = admission_next(&f->admission, f->i, f->entered, &topups);
-    for (int e = 0; e < topups; e++)
-        take_place(f, f->entered[e], entrance(f));
-    if (topups) {
-        order_entrance(f);
-        memmove(f->in_sweep + 1, f->in_sweep, (f->K - 1) * sizeof *f->in_sweep);
-        f->in_sweep[0] = entrance(f);
-    }
-    for (int e = topups; e < n; e++)
-        take_place(f, f->entered[e], &f->batch[f->admission.seat[f->entered[e]].k]);
+    for (int e = 0; e < n; e++)
+        take_place(f, f->entered[e], e < topups);
+    if (topups)
+        deal_activations(f);
     f->began = 0;
     return f->K > 0;
 }
@@ -545,10 +508,12 @@ void flight_swept(Flight *f) {
 bool flight_goes_on(const Flight *f) {
     if (f->line->next_prompt < f->task->count)
         return true;
-    for (int k = 0; k < f->K; k++)
-        for (int r = 0; r < f->in_sweep[k]->nseq; r++)
-            if (!is_last_token(f->in_sweep[k], f->in_sweep[k]->seq[r]))
+    for (int k = 0; k < f->K; k++) {
+        const Batch *b = f->in_sweep[k];
+        for (int r = 0; r < b->nseq; r++)
+            if (!is_last_token(b, b->seq[r]))
                 return true;
+    }
     return false;
 }
 
@@ -576,15 +541,12 @@ void flight_open(Flight *f) {
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
         b->index = f->number * f->batches + k;
-        b->page_tokens = p->policy.page_tokens;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
             b->staged[t] = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Staged));
     }
-    f->came = is_last(&p->config)
-                  ? NULL
-                  : xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
+    f->came = xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++)
         pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
 }
@@ -610,16 +572,13 @@ void flight_close(Flight *f) {
     free(f->came);
 }
 
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from) {
-    const Staged *list = b->staged[tier];
-    const int page = b->page_tokens;
-    for (int i = 0, end; i < b->nstaged[tier]; i = imax(end, i + 1)) {
-        for (end = i; end < b->nstaged[tier] && list[end].past; end++)
-            if (list[end].page - list[i].page != end - i)
-                break;
-        if (end > i)
-            n = add_move(moves, n, tensor_rows(to, i * page, (end - i) * page),
-                         tensor_rows(from, list[i].page * page, (end - i) * page));
+int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
+    const Staged *list = b->staged[from.tier];
+    for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].run)) {
+        const int rows = list[i].run * page_tokens;
+        if (rows)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
+                         tensor_rows(from, list[i].page * page_tokens, rows));
     }
     return n;
 }

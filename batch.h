@@ -5,12 +5,12 @@
 
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
-    int prompt;     /* index into the task */
-    int seat_batch; /* its GPU batch */
-    Tier kv, act;   /* where its KV pages rest, and in this sweep its activations */
-    int s, n;       /* prompt length, tokens to generate */
-    int generated;  /* tokens known so far */
-    int last_rows;  /* rows of its newest step that the head needs: the last ones */
+    const Prompt *prompt;
+    int number;    /* index of its prompt in the task */
+    Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
+    int s, n;      /* prompt length, tokens to generate */
+    int generated; /* tokens known so far */
+    int last_rows; /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -33,8 +33,9 @@ typedef struct {
 /* A page that passes through staging in this sweep. Its place there is its rank in the list. */
 typedef struct {
     int page;
-    bool past;      /* true if it holds tokens of earlier sweeps */
-    int32_t *entry; /* its entry in Tables.staged, which receives this place */
+    int run; /* the pages from this one on that move together, because they are neighbours and
+                hold tokens of earlier sweeps; 0: it holds none, and does not move */
+    int32_t *entry; /* its entry in Tables.staged, which receives its place */
 } Staged;
 
 /* Sequences of a batch that pass a layer together, so that q, the new k and v and the result of
@@ -58,8 +59,7 @@ typedef struct {
     int index;  /* its place in the plan, which has the batches of all flights */
     int number; /* the number of its latest admission, counted over the whole run */
     int sweeps; /* the number of sweeps that it has begun */
-    int page_tokens;
-    bool in_flight, prefill;
+    bool prefill;
     bool waiting;           /* its newest tokens are posted, but not yet known */
     int kv_seqs[NTIERS];    /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];   /* rows whose activations rest on each tier */
@@ -144,8 +144,8 @@ static inline const Tables *batch_tables(const Batch *b, Tier tier) {
 }
 /* Returns layer j of a tier's page pool, with these tables. */
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
-/* Appends to moves[0..n) the moves of the batch's staged pages of a tier, K or V, from their home
- * `from` to `to`, where they lie in the order of the list. Only pages that hold past tokens move.
- * Neighbouring pages share one move. Returns how many moves there are. */
-int batch_moves(Move *moves, int n, const Batch *b, Tier tier, Tensor to, Tensor from);
+/* Appends to moves[0..n) the moves of the batch's staged pages of a tier. `from` is K or V of the
+ * tier's pages, `to` the first of them in staging, where they lie in the order of Batch.staged.
+ * Pages that hold no past tokens yet do not move. Returns how many moves there are. */
+int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from);
 #endif

@@ -44,9 +44,7 @@ static void say_processors(const TaskRun *run) {
  * a terminal this comes at once; in a log only after success, so that an error stays the only line.
  */
 static void say_notices(const TaskRun *run, bool now) {
-    if (follows(run))
-        return;
-    if (now != (isatty(STDERR_FILENO) != 0))
+    if (follows(run) || now != isatty(STDERR_FILENO))
         return;
     say_processors(run);
     if (run->checkpoint->untied)
@@ -69,16 +67,15 @@ static void check_in_use(TaskRun *run) {
 
 static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
-    const Cluster wire = cluster_of(run);
     if (run->stages.n) {
+        const Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
     if (run->sim)
         return sim_open(run->plan, run->hardware, err);
-    if (run->gpu)
-        return cuda_open(run->gpu, run->plan, run->checkpoint, dir, err);
-    return host_open(run->plan, run->checkpoint, dir, err);
+    return run->gpu ? cuda_open(run->gpu, run->plan, run->checkpoint, dir, err)
+                    : host_open(run->plan, run->checkpoint, dir, err);
 }
 
 /* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */
@@ -95,34 +92,35 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
  * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
-    Device *device = run->device;
-    Trace *trace = device->trace =
+    Trace *trace =
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages)
-        trace->ready_at = device->now(device);
+        trace->ready_at = run->device->now(run->device);
     if (!net && !run->stages.n)
         snprintf(trace->name, sizeof trace->name, "%s", run->plan->config.name);
+    run->device->trace = trace;
     for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
         stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
     }
 }
 
-/* Collects the traces of all stages on the first of them. */
-static int gather_traces(TaskRun *run, Error *err) {
+/* Collects the traces of all stages on the first of them, which writes them if it is asked to. */
+static int end_traces(TaskRun *run, Error *err) {
+    const char *path = run->options->trace;
     run->traces = xcalloc(trace_count(run), sizeof *run->traces);
     run->traces[0] = *run->device->trace;
     for (int s = 1; s < run->stages.n; s++)
         run->traces[s] = *run->stages.stage[s].device->trace;
-    return run->net ? stage_gather_traces(run->net, run->traces, err) : 0;
-}
-
-static int write_trace(const TaskRun *run, Error *err) {
-    FILE *file = output_open("--trace", run->options->trace, err);
+    if (run->net && stage_gather_traces(run->net, run->traces, err))
+        return -1;
+    if (!path || follows(run))
+        return 0;
+    FILE *file = output_open("--trace", path, err);
     if (!file)
         return -1;
     trace_write(run->traces, trace_count(run), file);
-    return output_close(file, "--trace", run->options->trace, err);
+    return output_close(file, "--trace", path, err);
 }
 
 /* Returns true for bench on a GPU, which measures first and traces in a second run, because a
@@ -138,9 +136,8 @@ static int load_device(TaskRun *run, Error *err) {
     if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                       checkpoint_unchanged(run->checkpoint, err)))
         return -1;
-    if (run->gpu && opt_warm_up(device, run->plan, err))
-        return -1;
-    if (run->net && run->net->agree(run->net, 0, err))
+    if ((run->gpu && opt_warm_up(device, run->plan, err)) ||
+        (run->net && run->net->agree(run->net, 0, err)))
         return -1;
     if (run->traced && !traced_later(run))
         begin_traces(run);
@@ -153,7 +150,7 @@ static int begin_run(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
     if (path && !follows(run) && output_check("--trace", path, err))
         return -1;
-    run->traced = run->traced || path;
+    run->traced = path || (run->bench && !traced_later(run));
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
     run->device = open_device(run, err);
@@ -182,8 +179,7 @@ static int end_run(TaskRun *run, int status, Error *err) {
         return -1;
     if (run->gpu)
         check_in_use(run);
-    if (run->device->trace && (gather_traces(run, err) ||
-                               (run->options->trace && !follows(run) && write_trace(run, err))))
+    if (run->device->trace && end_traces(run, err))
         return -1;
     say_notices(run, false);
     return 0;
@@ -192,11 +188,11 @@ static int end_run(TaskRun *run, int status, Error *err) {
 /* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
 static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
                     Error *err) {
-    const bool verbose = (run->options->verbose || run->bench) && !follows(run);
+    bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress)
         progress_open(progress, run->plan, task);
     if (verbose)
-        plan_print(stderr, run->plan, run->capacity, NULL);
+        plan_print(stderr, run->plan, run->capacity);
     int status = begin_run(run, err);
     if (!status)
         status = end_run(run, run_sweeps(run, task, listener, err), err);
@@ -228,9 +224,8 @@ static int read_job(Job *job, const Options *o, Error *err) {
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
-        if (job_add(job, o->prompt.text[i], strlen(o->prompt.text[i]), i, "--prompt", err))
-            return -1;
-    return job_settle(job, "--prompt", err);
+        job_add(job, (Passage){o->prompt.text[i], strlen(o->prompt.text[i]), "--prompt"}, i);
+    return job_settle(job, "", err);
 }
 
 /* Returns a description of the job, as far as its tokens depend on it. It must be the same when the
@@ -239,28 +234,26 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
     const Sampling *s = &o->sampling;
     const Policy *p = &run->given;
-    const bool greedy = s->temperature <= 0;
+    bool greedy = s->temperature <= 0;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    snprintf(text, sizeof text, "%016" PRIx64,
-             checkpoint_digest(run->whole ? run->whole : run->checkpoint));
+    snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    cJSON_AddNumberToObject(head, "--temperature", s->temperature);
-    cJSON_AddNumberToObject(head, "--top-p", greedy ? 1 : s->top_p);
-    cJSON_AddNumberToObject(head, "--top-k", greedy ? 0 : s->top_k);
+    ADD(head, {"--temperature", s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
+        {"--top-k", greedy ? 0 : s->top_k});
     snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
-    cJSON_AddNumberToObject(head, "bits of weights", p->weight_packed ? 4 : 0);
-    cJSON_AddNumberToObject(head, "group of weights", p->weight_packed ? GROUP : 0);
-    cJSON_AddNumberToObject(head, "bits of the cache", p->cache_packed ? 4 : 0);
-    cJSON_AddNumberToObject(head, "group of the cache", p->cache_packed ? GROUP : 0);
-    cJSON_AddNumberToObject(head, "--attn-sparsity", is_sparse(p) ? p->sparsity : 1);
+    ADD(head, {"bits of weights", p->weight_packed ? 4 : 0},
+        {"group of weights", p->weight_packed ? GROUP : 0},
+        {"bits of the cache", p->cache_packed ? 4 : 0},
+        {"group of the cache", p->cache_packed ? GROUP : 0},
+        {"--attn-sparsity", is_sparse(p) ? p->sparsity : 1});
     return head;
 }
 
@@ -278,8 +271,8 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
     if (!before)
         return;
-    const bool same = alike(head, before, "device") && alike(head, before, "instructions"),
-               sums = alike(head, before, "sums");
+    bool same = alike(head, before, "device") && alike(head, before, "instructions"),
+         sums = alike(head, before, "sums");
     if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
         fprintf(stderr,
                 "going on %s: the tokens to come may differ from those of a run without a break\n",
@@ -318,14 +311,12 @@ static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
 
 /* Runs what is left of a job; if nothing is left, only its lines are written. */
 static int complete_job(TaskRun *run, Job *job, Error *err) {
-    const Task *task = &job->task;
+    Task *task = &job->task;
     bool finished;
     if (!job->count)
         return share_job(run, job, err);
-    Completions *c = run->completions = completions_open(job, run->tokenizer, run->options, err);
-    if (!c)
-        return -1;
-    if (settle_compression(run, err))
+    Completions *c = run->completions = completions_open(job, run->options, err);
+    if (!c || settle_compression(run, err))
         return -1;
     run->head = job_head(run, job);
     if (completions_resume(c, run->head, &finished, err))
@@ -341,7 +332,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
         const Listener listener = completions_listener(c);
         Progress *progress = completions_progress(c);
         progress->on = isatty(STDERR_FILENO);
-        if (plan_task(run, &job->task, false, err))
+        if (plan_task(run, task, err))
             return -1;
         add_machine(run, completions_head(c));
         if (run_task(run, task, &listener, progress, err))
@@ -355,9 +346,9 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
 static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
-    Completions *c = completions_follow(job, run->tokenizer, run->options);
+    Completions *c = completions_follow(job, run->options);
     const Listener listener = completions_listener(c);
-    const int status = job->task.count && (plan_task(run, &job->task, false, err) ||
+    const int status = job->task.count && (plan_task(run, &job->task, err) ||
                                            run_task(run, &job->task, &listener, NULL, err))
                            ? -1
                            : 0;
@@ -373,9 +364,9 @@ static int generate(TaskRun *run, Error *err) {
                .strict = o->strict,
                .format = o->format,
                .task.sampling = o->sampling};
-    const int status = follows(run)             ? follow_job(run, &job, err)
-                       : read_job(&job, o, err) ? -1
-                                                : complete_job(run, &job, err);
+    int status = follows(run)             ? follow_job(run, &job, err)
+                 : read_job(&job, o, err) ? -1
+                                          : complete_job(run, &job, err);
     cJSON_Delete(run->head);
     completions_free(run->completions);
     job_free(&job);
@@ -399,7 +390,7 @@ static uint64_t draw(uint64_t *x) {
     return *x;
 }
 static int draw_in(uint64_t *x, const int range[2]) {
-    return range[0] + (int)(draw(x) % (uint64_t)(range[1] - range[0] + 1));
+    return range[0] + draw(x) % (range[1] - range[0] + 1);
 }
 
 static const uint64_t draw_start = 88172645463325252ull;
@@ -424,7 +415,7 @@ static void fill_prompts(Task *task, const OptConfig *config) {
         p->ids = xcalloc(p->s, sizeof *p->ids);
         for (int t = 0; t < p->s; t++) {
             uint64_t drawn = draw(&x);
-            p->ids[t] = t ? (int32_t)(drawn % (uint64_t)config->vocab) : 2; /* </s> */
+            p->ids[t] = t ? drawn % config->vocab : 2; /* </s> */
         }
     }
 }
@@ -446,13 +437,13 @@ static int check_lengths(const Options *o, const OptConfig *config, Error *err) 
 }
 
 /* Returns the number of prompts: as many as are asked for, or one block. If the search chooses the
- * block (*one_block), this is the largest that it may choose. */
-static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
+ * block (run->one_block), this is the largest that it may choose. */
+static int bench_count(TaskRun *run, Error *err) {
     enum { LARGEST_BLOCK = 4096 };
     const Options *o = run->options;
     const Policy *p = &run->given;
     int s = o->prompt_len[1], block = p->gbs * p->num_gpu_batches * flight_count(p);
-    *one_block = !o->num_prompts && !block;
+    run->one_block = !o->num_prompts && !block;
     int count = o->num_prompts ? o->num_prompts
                 : block        ? block
                                : imin(LARGEST_BLOCK, MAX_BENCH / s);
@@ -470,7 +461,7 @@ static int bench_count(bool *one_block, const TaskRun *run, Error *err) {
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
-    uint64_t h = 0xcbf29ce484222325 + (uint64_t)prompt; /* FNV-1a */
+    uint64_t h = 0xcbf29ce484222325 + prompt; /* FNV-1a */
     (void)reason;
     (void)err;
     for (int i = 0; i < n; i++)
@@ -479,17 +470,8 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
     return 0;
 }
 
-/* Runs the task once more, for a trace. */
-static int trace_again(TaskRun *run, const Task *task, const Listener *listener, Error *err) {
-    begin_traces(run);
-    memset(run->device->count, 0, sizeof run->device->count);
-    return run_sweeps(run, task, listener, err) || gather_traces(run, err) || write_trace(run, err)
-               ? -1
-               : 0;
-}
-
-/* Runs and reports a planned bench. The measurements are written before the traced run, which may
- * not end. */
+/* Runs and reports a planned bench. On a GPU, a trace is of a second run; the measurements are
+ * written before it, because it may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     const Listener listener = {.ctx = run, .done = digest_done};
     if (run_task(run, task, &listener, NULL, err))
@@ -499,7 +481,11 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     report_bench(run);
     if (!traced_later(run) || !run->options->trace)
         return 0;
-    if (report_write(run, err) || trace_again(run, task, &listener, err))
+    if (report_write(run, err))
+        return -1;
+    begin_traces(run);
+    memset(run->device->count, 0, sizeof run->device->count);
+    if (run_sweeps(run, task, &listener, err) || end_traces(run, err))
         return -1;
     report_traced(run);
     return 0;
@@ -507,16 +493,14 @@ static int bench_planned(TaskRun *run, const Task *task, Error *err) {
 
 static int bench(TaskRun *run, Error *err) {
     OptConfig *config = &run->checkpoint->config;
-    bool one_block;
-    int count = bench_count(&one_block, run, err);
+    int count = bench_count(run, err);
     if (count < 0)
         return -1;
     config->eos = -1; /* every sequence runs to its full length */
     run->bench = true;
     run->trace_limit = run->options->trace ? 0 : MAX_SLICES;
     Task task = bench_task(run->options, count);
-    int status = plan_task(run, &task, one_block, err);
-    run->traced = !traced_later(run); /* then only if --trace asks for it */
+    int status = plan_task(run, &task, err);
     if (!status) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
@@ -540,9 +524,8 @@ static int paper_policy(TaskRun *run, Error *err) {
         paper_cost(&cost, h, config, &block, err))
         return -1;
     report_paper(run, &cost, &block);
-    const Search machine = {.hardware = h,
-                            .checkpoint = run->checkpoint,
-                            .capacity = {(Bytes)h->gmem, (Bytes)h->cmem, (Bytes)h->nmem}};
+    const Search machine = {
+        .hardware = h, .checkpoint = run->checkpoint, .capacity = {h->gmem, h->cmem, h->nmem}};
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
 
@@ -563,7 +546,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
 /* Reports the best ten policies, or the frontier. */
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
-    const bool frontier = run->options->frontier;
+    bool frontier = run->options->frontier;
     Found found[MOST];
     int n = frontier ? policy_frontier(found, MOST, search, err)
                      : find_policies(found, TEN, search, err);
@@ -575,15 +558,14 @@ static int single_policy(const TaskRun *run, Search *search, Error *err) {
 
 static int policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    bool one_block;
     if (o->paper_model)
         return paper_policy(run, err);
-    int count = bench_count(&one_block, run, err);
+    int count = bench_count(run, err);
     if (count < 0 || choose_machine(run, true, err) || know_machine(run, err) ||
         settle_compression(run, err))
         return -1;
     Task task = bench_task(o, count);
-    Search search = search_for(run, &task, one_block);
+    Search search = search_for(run, &task);
     int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
     free_prompts(&task);
     return status;
@@ -618,11 +600,11 @@ static int profile(TaskRun *run, Error *err) {
 
 static int quantize(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
+    Bytes shard_bytes = 5000000000; /* the usual size of a shard of large checkpoints */
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, run->threads,
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);
@@ -636,32 +618,26 @@ static int quantize(TaskRun *run, Error *err) {
     return 0;
 }
 
-/* Scores the texts that have been read. */
-static int eval_texts(TaskRun *run, Eval *eval, Error *err) {
-    const Listener listener =
-        follows(run) ? (Listener){.done = completion_ignored} : eval_listener(eval);
-    if (run->net && stage_share_task(run->net, &eval->task, NULL, err))
-        return -1;
-    if (plan_task(run, &eval->task, false, err) ||
-        run_task(run, &eval->task, &listener, follows(run) ? NULL : &eval->progress, err))
-        return -1;
-    if (!follows(run))
-        report_eval(run, eval);
-    return 0;
-}
-
 static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const OptConfig *config = &run->checkpoint->config;
     Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy),
+                 .tokenizer = run->tokenizer,
+                 .config = &run->checkpoint->config,
+                 .window = o->window,
+                 .limit = o->limit,
                  .progress.on = isatty(STDERR_FILENO)};
-    int status =
-        follows(run) ? 0
-        : o->perplexity
-            ? eval_text(&eval, o->perplexity, o->window, o->limit, run->tokenizer, config, err)
-            : eval_lines(&eval, o->last_word, o->limit, run->tokenizer, config, err);
-    if (!status)
-        status = eval_texts(run, &eval, err);
+    bool leads = !follows(run);
+    int status = 0;
+    if (leads)
+        status = o->perplexity ? eval_text(&eval, o->perplexity, err)
+                               : eval_lines(&eval, o->last_word, err);
+    const Listener listener = leads ? eval_listener(&eval) : (Listener){0};
+    if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
+        plan_task(run, &eval.task, err) ||
+        run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))
+        status = -1;
+    else if (leads)
+        report_eval(run, &eval);
     eval_free(&eval);
     return status;
 }
@@ -690,7 +666,7 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
     const char *model = run->options->model;
     OptConfig config;
     const char *why = directory_fault(model);
-    const bool named = why && opt_config_by_name(&config, model) == 0;
+    bool named = why && opt_config_by_name(&config, model) == 0;
     if (named && texts)
         return fail(err, EXIT_USAGE,
                     "--model %s: is a name, for random weights; texts need a model's directory",
@@ -699,8 +675,9 @@ static int open_model(TaskRun *run, bool texts, Error *err) {
         return fail(err, EXIT_USAGE,
                     "--model %s: %s; expected a Hugging Face directory, or one of %s", model, why,
                     opt_known_names());
-    run->checkpoint = named ? checkpoint_dummy(&config, run->options->sampling.seed)
-                            : checkpoint_open(model, err);
+    run->whole = named ? checkpoint_dummy(&config, run->options->sampling.seed)
+                       : checkpoint_open(model, err);
+    run->checkpoint = run->whole;
     if (!run->checkpoint || !texts)
         return run->checkpoint ? 0 : -1;
     run->tokenizer = tokenizer_open(model, run->checkpoint->config.vocab, err);
@@ -726,14 +703,13 @@ static int take_stage(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Net *net = run->net;
     Policy *p = &run->given;
-    const int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
     /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
      * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
         p->flights = m + 1;
     if (!m)
         return 0;
-    run->whole = run->checkpoint;
     if (!net) {
         if (stages_split(&run->stages, run->whole, m, &o->stages, err))
             return -1;
@@ -742,8 +718,7 @@ static int take_stage(TaskRun *run, Error *err) {
     }
     if (stage_join(net, run->whole, run->flags, err))
         return -1;
-    const int l = run->whole->config.l,
-              layers = stage_layers(&run->first_layer, l, net, &o->stages, err);
+    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, &o->stages, err);
     if (layers < 0)
         return -1;
     run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
@@ -777,21 +752,23 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
 }
 
 static void run_close(TaskRun *run) {
-    Trace *trace = run->device && !run->stages.n ? run->device->trace : NULL;
-    if (run->device && !run->stages.n)
-        run->device->close(run->device);
-    if (!run->stages.n)
+    Trace *trace = run->device ? run->device->trace : NULL;
+    if (run->stages.n)
+        stages_close(&run->stages);
+    else {
+        if (run->device)
+            run->device->close(run->device);
+        if (trace)
+            trace_free(trace);
+        free(trace);
         plan_free(run->plan);
-    stages_close(&run->stages);
+    }
     if (run->gpu)
         run->gpu->close(run->gpu);
-    if (trace)
-        trace_free(trace);
-    free(trace);
     free(run->traces);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
-    checkpoint_close(run->whole ? run->whole : run->checkpoint);
+    checkpoint_close(run->whole);
 }
 
 static int (*const commands[NCOMMANDS])(TaskRun *, Error *) = {
@@ -809,11 +786,9 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    if (!strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h")) {
-        flags_help(stdout);
-        return 0;
-    }
-    if (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err))
+    o->help = !strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h");
+    if (!o->help &&
+        (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)))
         return -1;
     if (o->help) {
         flags_help(stdout);
@@ -821,16 +796,13 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     }
     if (flags_check(o, command, err))
         return -1;
-    const bool opens = o->model && command != QUANTIZE,
-               texts = command == GENERATE || command == EVAL;
+    bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
-    int status = join_pipeline(&run, command, err);
-    if (!status && !follows(&run))
-        status = report_open(&run, err);
-    if (!status && opens)
-        status = open_model(&run, texts, err) || take_stage(&run, err) ? -1 : 0;
-    if (!status)
-        status = commands[command](&run, err);
+    int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
+                         (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
+                         commands[command](&run, err)
+                     ? -1
+                     : 0;
     status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);

@@ -185,9 +185,9 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t *ids, int n,
                       Error *err);
 /* Computes the attention of reference_forward: o = softmax(q k^T / sqrt(hd)) v for every head,
- * where row t sees rows 0..t. o, q, k, v (n, nh * hd). score (n) is scratch. */
-void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n,
-                     int nh, int hd);
+ * where row t sees rows 0..t. o, q, k, v (n, h1), h1 = nh hd. */
+void plain_attention(float *o, const float *q, const float *k, const float *v, int n,
+                     const OptConfig *config);
 
 // -------------------------------------------------------------------------------------------------
 // Policies and tasks (sections 4.2, 4.3)
@@ -196,12 +196,19 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
 typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
 extern const char *const schedule_name[];
 
-/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. */
+/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. What has not been
+ * chosen is 0: gbs, num_gpu_batches and flights until the search has chosen them, and flights,
+ * piece_rows, workspaces and sparsity until plan_make gives them, in its copy, their defaults. So
+ * nothing is open in the policy of a plan. */
 typedef struct {
-    double wg, wc, cg, cc, hg, hc;
+    union {
+        struct {
+            double wg, wc, cg, cc, hg, hc;
+        };
+        double share[6];
+    };
     int gbs, num_gpu_batches;
-    int flights; /* blocks in flight, which sweep in turn (section 4.4); 0 or 1: one, as on one
-                    machine */
+    int flights; /* blocks in flight, which sweep in turn (section 4.4): one on one machine */
     Schedule schedule;
     bool delegated;     /* attention over CPU and disk pages runs on the CPU (computation
                                delegation) */
@@ -209,15 +216,14 @@ typedef struct {
     bool synchronize;   /* wait for all lanes after every square, as Figure 4 is printed */
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
-    int piece_rows;     /* the most rows of a piece; a longer prompt raises it; 0: PIECE_ROWS */
-    int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3; 0:
-                           3 */
+    int piece_rows;     /* the most rows of a piece; a longer prompt raises it */
+    int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3 */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
     bool cache_packed;  /* the KV pages are packed */
     Quant weight_study; /* for a study: how matrices in F16 are rounded when they are loaded; bits
                            0: they are not */
     Quant cache_study;  /* the same for new k and v in F16 */
-    double sparsity;    /* the share of past tokens whose V attention reads; 0 or 1: all. Requires
+    double sparsity;    /* the share of past tokens whose V attention reads; 1: all. Less requires
                            delegated, because V can be skipped only where the pages are */
 } Policy;
 /* While the hidden state of one batch is computed, that of the next batch arrives and that of the
@@ -232,15 +238,8 @@ enum { PACKED_ROWS = 64 };
 static inline int pages_for(int tokens, int page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
-/* Return a field of a policy, or its default if the field is 0 because it was not given. Only these
- * functions and is_sparse know the defaults. */
+/* Returns the number of flights, also of a policy whose flights are not chosen yet. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
-static inline int most_workspaces(const Policy *policy) {
-    return policy->workspaces ? policy->workspaces : WORKSPACES;
-}
-static inline int most_piece_rows(const Policy *policy) {
-    return policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
-}
 static inline bool is_sparse(const Policy *policy) {
     return policy->sparsity > 0 && policy->sparsity < 1;
 }
@@ -327,7 +326,6 @@ typedef struct {
     Seat *seat;            /* dealt again for every block; [min(block_size, task count)] */
     int nseats;            /* seats of the present block */
     int seated, *in_batch; /* seats taken in the block; in batch k */
-    bool *with_members;    /* true if batch k had members before the last admission */
     int *next_prompt;      /* the first waiting prompt; all flights share it */
     long sweep;            /* the next sweep of this flight */
     long n;                /* the mean of the prompts' n, rounded up */
@@ -407,7 +405,7 @@ typedef struct {
      * </s> always ends it. May be NULL. */
     bool (*token)(void *ctx, int prompt, const int32_t *tokens, int n);
     /* Receives a sequence that has ended, without the final </s>. Returning -1 and err stops the
-     * run. */
+     * run. May be NULL. */
     int (*done)(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                 Error *err);
     /* Receives, with task.keep_logits, the logits (vocab) of the step that chose token n-1. May be

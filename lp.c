@@ -26,14 +26,23 @@ static const double NOISE = 1e-13; /* a difference below this share of its minue
 static const double TIE = 1e-12;   /* quotients that differ by less than this share are equal */
 
 /* The tableau of the simplex method. Every row i has a slack variable s_i, which is 0 in a row with
- * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) Rows with
- * =, and rows multiplied by -1, start with an artificial variable instead of their slack. One
- * variable of each row is basic; the others are 0. The cells hold the rows, multiplied by the
- * inverse of the basis, so that each is solved for its basic variable. Below them are the reduced
- * costs of both phases, in the variables that are not basic. */
+ * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) One
+ * variable of each row is basic; the others are 0. At first a row's slack is basic, at b_i. It
+ * cannot be in a row with =, or in one that was multiplied by -1, where its factor is -1. Such a
+ * row begins with an artificial variable, which stands for b_i - a_i x. Phase 1 drives the
+ * artificials to 0, and one that has left the basis never comes back. The first tableau is
+ *
+ *                n variables     m slacks    m artificials   right-hand side
+ *     m rows          a          1, -1 or 0      1 or 0             b
+ *     phase 1       -sum           -sum            0              -sum
+ *     phase 2         c              0             0                0
+ *
+ * where the sums are those of the rows that begin with an artificial. The last two rows are the
+ * reduced costs: the phase's costs in the variables that are not basic. Pivots add multiples of
+ * rows, so that the cells remain the first rows multiplied by the inverse of the basis. */
 typedef struct {
     const Lp *lp;
-    int n, m, width; /* columns: n variables, m slacks, artificials, the right-hand side */
+    int n, m, width;                            /* width: n + 2 m + 1 columns */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
     int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
     int col_exp[LP_MAX_VARS + 1];               /* and so was each column */
@@ -61,18 +70,17 @@ typedef struct {
  * cannot be basic. */
 static void load(Tableau *t) {
     double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
-    t->width = t->n + t->m + 1;
-    for (int i = 0; i < t->m; i++) {
-        bool turned = t->lp->row[i].b < 0;
-        t->sign[i] = turned ? -1 : 1;
-        t->basis[i] = t->unit[i] = turned || t->lp->row[i].equal ? t->width++ - 1 : t->n + i;
-    }
+    t->width = t->n + 2 * t->m + 1;
     memset(t->cell, 0, (t->m + NPHASES) * sizeof *t->cell);
+    memcpy(cost_2, t->a[t->m], t->n * sizeof *cost_2);
     for (int i = 0; i < t->m; i++) {
+        const bool turned = t->lp->row[i].b < 0, equal = t->lp->row[i].equal;
         double *row = t->cell[i];
+        t->sign[i] = turned ? -1 : 1;
+        t->basis[i] = t->unit[i] = t->n + i + (turned || equal ? t->m : 0);
         for (int j = 0; j < t->n; j++)
             row[j] = t->sign[i] * t->a[i][j];
-        row[t->n + i] = t->lp->row[i].equal ? 0 : t->sign[i];
+        row[t->n + i] = equal ? 0 : t->sign[i];
         row[t->unit[i]] = 1;
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
         if (t->unit[i] < t->n + t->m)
@@ -81,8 +89,6 @@ static void load(Tableau *t) {
         for (int c = 0; c < t->width; c++)
             cost_1[c] -= row[c];
     }
-    for (int j = 0; j < t->n; j++)
-        cost_2[j] = t->a[t->m][j];
 }
 
 /* Computes a -= times b. Where equal numbers cancel, a remaining rounding error becomes 0. */
@@ -187,9 +193,10 @@ static bool scale(Tableau *t) {
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {
-            if (!isfinite(given(t, i, j)))
+            const double number = given(t, i, j);
+            if (!isfinite(number))
                 return false;
-            exponent[i][j] = ilogb(given(t, i, j));
+            exponent[i][j] = ilogb(number);
         }
     memset(t->row_exp, 0, sizeof t->row_exp);
     memset(t->col_exp, 0, sizeof t->col_exp);
@@ -407,10 +414,9 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
     return row;
 }
 
-static Tally row_excess(const LpRow *row, const double *x, int n) {
-    return excess((Tally){0, 0}, row->a, x, n, row->b);
+double lp_excess(const LpRow *row, const double *x, int n) {
+    return excess((Tally){0, 0}, row->a, x, n, row->b).sum;
 }
-double lp_excess(const LpRow *row, const double *x, int n) { return row_excess(row, x, n).sum; }
 bool lp_binds(const LpRow *row, const double *x, int n) {
-    return at_least_0(row_excess(row, x, n));
+    return at_least_0(excess((Tally){0, 0}, row->a, x, n, row->b));
 }

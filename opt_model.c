@@ -14,6 +14,7 @@
  * Read next: admission.c. */
 #include <math.h>
 
+#include "base/simd.h"
 #include "device/device.h"
 #include "io/io.h"
 
@@ -21,33 +22,38 @@
 // The plain forward
 // -------------------------------------------------------------------------------------------------
 
-/* Computes y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or NULL. */
-static void plain_linear(float *y, const float *x, const float *w, const float *b, int m, int n,
-                         int k) {
+/* An absent tensor. */
+static const Tensor none = {.rows = 0};
+
+/* In this chapter `at` of a weight's Tensor is the address of its numbers as floats. */
+
+/* Computes y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or absent. */
+static void plain_linear(float *y, const float *x, Tensor w, Tensor b, int m) {
+    const float *bias = b.at;
     for (int r = 0; r < m; r++)
-        for (int c = 0; c < n; c++) {
-            const float *xr = x + (size_t)r * k, *wc = w + (size_t)c * k;
+        for (int c = 0; c < w.rows; c++) {
+            const float *xr = x + (size_t)r * w.cols, *wc = (float *)w.at + (size_t)c * w.cols;
             float sum = 0;
-            for (int p = 0; p < k; p++)
+            for (int p = 0; p < w.cols; p++)
                 sum += xr[p] * wc[p];
-            y[(size_t)r * n + c] = b ? sum + b[c] : sum;
+            y[(size_t)r * w.rows + c] = bias ? sum + bias[c] : sum;
         }
 }
 
 /* Computes y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row; y may be x. y, x (rows, cols), w,
  * b (cols). */
-static void plain_layernorm(float *y, const float *x, const float *w, const float *b, int rows,
-                            int cols) {
-    for (int r = 0; r < rows; r++, x += cols, y += cols) {
+static void plain_layernorm(float *y, const float *x, Tensor w, Tensor b, int rows) {
+    const float *times = w.at, *plus = b.at;
+    for (int r = 0; r < rows; r++, x += w.cols, y += w.cols) {
         float mean = 0, var = 0;
-        for (int c = 0; c < cols; c++)
+        for (int c = 0; c < w.cols; c++)
             mean += x[c];
-        mean /= cols;
-        for (int c = 0; c < cols; c++)
+        mean /= w.cols;
+        for (int c = 0; c < w.cols; c++)
             var += (x[c] - mean) * (x[c] - mean);
-        float scale = 1 / sqrtf(var / cols + 1e-5f);
-        for (int c = 0; c < cols; c++)
-            y[c] = (x[c] - mean) * scale * w[c] + b[c];
+        float scale = 1 / sqrtf(var / w.cols + 1e-5f);
+        for (int c = 0; c < w.cols; c++)
+            y[c] = (x[c] - mean) * scale * times[c] + plus[c];
     }
 }
 
@@ -63,10 +69,11 @@ static void plain_round_to_f16(float *x, size_t n) {
         x[i] = f16_to_f32(f32_to_f16(x[i]));
 }
 
-void plain_attention(float *o, const float *q, const float *k, const float *v, float *score, int n,
-                     int nh, int hd) {
-    size_t h1 = (size_t)nh * hd;
-    for (int head = 0; head < nh; head++)
+void plain_attention(float *o, const float *q, const float *k, const float *v, int n,
+                     const OptConfig *c) {
+    const size_t h1 = c->h1, hd = h1 / c->nh;
+    float *score = xcalloc(n, sizeof *score); /* of one query */
+    for (int head = 0; head < c->nh; head++)
         for (int t = 0; t < n; t++) {
             const float *qt = q + t * h1 + head * hd;
             float *ot = o + t * h1 + head * hd;
@@ -75,7 +82,7 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
             for (int u = 0; u <= t; u++) {
                 const float *ku = k + u * h1 + head * hd;
                 score[u] = 0;
-                for (int d = 0; d < hd; d++)
+                for (size_t d = 0; d < hd; d++)
                     score[u] += qt[d] * ku[d];
                 score[u] /= sqrtf(hd);
                 max = fmaxf(max, score[u]);
@@ -83,99 +90,102 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, f
             /* their softmax, and the weighted sum of v */
             for (int u = 0; u <= t; u++)
                 sum += score[u] = expf(score[u] - max);
-            for (int d = 0; d < hd; d++)
+            for (size_t d = 0; d < hd; d++)
                 ot[d] = 0;
             for (int u = 0; u <= t; u++)
-                for (int d = 0; d < hd; d++)
+                for (size_t d = 0; d < hd; d++)
                     ot[d] += score[u] / sum * v[u * h1 + head * hd + d];
         }
+    free(score);
 }
 
-/* The activations of one forward pass of n tokens, by name or by number. */
-typedef union {
-    struct {
-        float *x;         /* (n, h1) the hidden state, which passes from layer to layer */
-        float *y;         /* (n, max(h1, embed)) normalized x, results of products */
-        float *q, *k, *v; /* (n, h1) */
-        float *a;         /* (n, h1) the result of attention */
-        float *hidden;    /* (n, h2) between the two products of the MLP */
-        float *score;     /* (n) the scores of one query */
-    };
-    float *all[8];
-} Buffers;
-
-/* Computes multi-head attention with its residual; w holds the layer's tensors. */
-static void plain_attention_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
-    const float *in = c->pre_norm ? s->y : s->x;
+/* Computes multi-head attention with its residual; w holds the layer's tensors, x is (n, h1). */
+static void plain_attention_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
+    const size_t size = (size_t)n * c->h1;
+    float *y = xcalloc(5 * size, sizeof *y), *q = y + size, *k = q + size, *v = k + size,
+          *a = v + size;
+    const float *in = c->pre_norm ? y : x;
     if (c->pre_norm)
-        plain_layernorm(s->y, s->x, w[LN1_W], w[LN1_B], n, c->h1);
-    plain_linear(s->q, in, w[Q_W], w[Q_B], n, c->h1, c->h1);
-    plain_linear(s->k, in, w[K_W], w[K_B], n, c->h1, c->h1);
-    plain_linear(s->v, in, w[V_W], w[V_B], n, c->h1, c->h1);
-    plain_round_to_f16(s->q, (size_t)n * c->h1);
-    plain_round_to_f16(s->k, (size_t)n * c->h1);
-    plain_round_to_f16(s->v, (size_t)n * c->h1);
-    plain_attention(s->a, s->q, s->k, s->v, s->score, n, c->nh, c->h1 / c->nh);
-    plain_linear(s->y, s->a, w[O_W], w[O_B], n, c->h1, c->h1);
-    plain_add(s->x, s->y, (size_t)n * c->h1);
+        plain_layernorm(y, x, w[LN1_W], w[LN1_B], n);
+    plain_linear(q, in, w[Q_W], w[Q_B], n);
+    plain_linear(k, in, w[K_W], w[K_B], n);
+    plain_linear(v, in, w[V_W], w[V_B], n);
+    plain_round_to_f16(q, 3 * size); /* and k and v, which follow */
+    plain_attention(a, q, k, v, n, c);
+    plain_linear(y, a, w[O_W], w[O_B], n);
+    plain_add(x, y, size);
     if (!c->pre_norm)
-        plain_layernorm(s->x, s->x, w[LN1_W], w[LN1_B], n, c->h1);
+        plain_layernorm(x, x, w[LN1_W], w[LN1_B], n);
+    free(y);
 }
 
-/* Computes the feed-forward network with its residual; w as above. ReLU replaces negative hidden
+/* Computes the feed-forward network with its residual; x, w as above. ReLU replaces negative hidden
  * numbers by 0. */
-static void plain_ffn_block(Buffers *s, float *w[NROLES], const OptConfig *c, int n) {
-    const float *in = c->pre_norm ? s->y : s->x;
+static void plain_ffn_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
+    const size_t size = (size_t)n * c->h1, hidden_size = (size_t)n * c->h2;
+    float *y = xcalloc(size + hidden_size, sizeof *y), *hidden = y + size;
     if (c->pre_norm)
-        plain_layernorm(s->y, s->x, w[LN2_W], w[LN2_B], n, c->h1);
-    plain_linear(s->hidden, in, w[FC1_W], w[FC1_B], n, c->h2, c->h1);
-    for (size_t e = 0; e < (size_t)n * c->h2; e++)
-        s->hidden[e] = fmaxf(s->hidden[e], 0);
-    plain_linear(s->y, s->hidden, w[FC2_W], w[FC2_B], n, c->h1, c->h2);
-    plain_add(s->x, s->y, (size_t)n * c->h1);
+        plain_layernorm(y, x, w[LN2_W], w[LN2_B], n);
+    plain_linear(hidden, c->pre_norm ? y : x, w[FC1_W], w[FC1_B], n);
+    for (size_t e = 0; e < hidden_size; e++)
+        hidden[e] = fmaxf(hidden[e], 0);
+    plain_linear(y, hidden, w[FC2_W], w[FC2_B], n);
+    plain_add(x, y, size);
     if (!c->pre_norm)
-        plain_layernorm(s->x, s->x, w[LN2_W], w[LN2_B], n, c->h1);
+        plain_layernorm(x, x, w[LN2_W], w[LN2_B], n);
+    free(y);
 }
 
 /* Computes x = project_in(token table[ids]) + position table[2 ..]. g holds the tensors outside the
  * layers; without project_in the rows of the token table are used as they are. */
-static void plain_embed(Buffers *s, float *g[NGLOBALS], const OptConfig *c, const int32_t *ids,
+static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, const int32_t *ids,
                         int n) {
-    size_t row = (size_t)c->embed * sizeof(float);
+    const size_t embed = c->embed, h1 = c->h1;
+    const float *table = g[TOK_EMBED].at, *positions = g[POS_EMBED].at;
+    float *rows = xcalloc(n * embed, sizeof *rows);
     for (int t = 0; t < n; t++)
-        memcpy(s->y + (size_t)t * c->embed, g[TOK_EMBED] + (size_t)ids[t] * c->embed, row);
-    if (g[PROJECT_IN])
-        plain_linear(s->x, s->y, g[PROJECT_IN], NULL, n, c->h1, c->embed);
+        memcpy(rows + t * embed, table + ids[t] * embed, embed * sizeof *rows);
+    if (g[PROJECT_IN].rows)
+        plain_linear(x, rows, g[PROJECT_IN], none, n);
     else
-        memcpy(s->x, s->y, n * row);
-    plain_add(s->x, g[POS_EMBED] + 2 * (size_t)c->h1, (size_t)n * c->h1);
+        memcpy(x, rows, n * embed * sizeof *rows);
+    plain_add(x, positions + 2 * h1, n * h1);
+    free(rows);
 }
 
 /* Computes logits (n, vocab) from x: final norm, project_out, then the head. */
-static void plain_head(float *logits, Buffers *s, float *g[NGLOBALS], const OptConfig *c, int n) {
-    const float *in = g[PROJECT_OUT] ? s->y : s->x;
-    if (g[FINAL_LN_W])
-        plain_layernorm(s->x, s->x, g[FINAL_LN_W], g[FINAL_LN_B], n, c->h1);
-    if (g[PROJECT_OUT])
-        plain_linear(s->y, s->x, g[PROJECT_OUT], NULL, n, c->embed, c->h1);
-    plain_linear(logits, in, g[LM_HEAD] ? g[LM_HEAD] : g[TOK_EMBED], NULL, n, c->vocab, c->embed);
+static void plain_head(float *logits, float *x, const Tensor g[NGLOBALS], int n) {
+    const Tensor project = g[PROJECT_OUT], head = g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED];
+    float *y = xcalloc((size_t)n * project.rows, sizeof *y);
+    if (g[FINAL_LN_W].rows)
+        plain_layernorm(x, x, g[FINAL_LN_W], g[FINAL_LN_B], n);
+    if (project.rows)
+        plain_linear(y, x, project, none, n);
+    plain_linear(logits, project.rows ? y : x, head, none, n);
+    free(y);
 }
 
-/* Reads count tensors as floats; absent ones stay NULL. On failure the tensors read so far stay for
- * the caller to free. */
-static int tensors_floats(float **values, const Checkpoint *checkpoint, const Tensor *tensors,
-                          int count, Error *err) {
-    for (int i = 0; i < count; i++)
-        if (tensors[i].rows && !(values[i] = checkpoint_floats(checkpoint, &tensors[i], err)))
+/* Reads count tensors as floats; absent ones stay absent. On failure the tensors read so far stay
+ * for the caller to free. */
+static int read_floats(Tensor *to, const Checkpoint *checkpoint, const Tensor *from, int count,
+                       Error *err) {
+    for (int i = 0; i < count; i++) {
+        to[i] = from[i];
+        if (from[i].type == U8) { /* packed: its shape is that of the groups */
+            to[i].rows *= GROUP;
+            to[i].cols /= GROUP_BYTES;
+        }
+        if (from[i].rows && !(to[i].at = checkpoint_floats(checkpoint, &from[i], err)))
             return -1;
+    }
     return 0;
 }
 
-/* Frees count tensors and makes them absent. */
-static void free_floats(float **values, int count) {
+/* Frees the numbers of count tensors. */
+static void free_floats(Tensor *tensors, int count) {
     for (int i = 0; i < count; i++) {
-        free(values[i]);
-        values[i] = NULL;
+        free(tensors[i].at);
+        tensors[i].at = NULL;
     }
 }
 
@@ -185,37 +195,29 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
     CHECK(n > 0 && n <= c->max_pos);
     for (int t = 0; t < n; t++)
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
-    /* floats per token of x, y, q, k, v, a, hidden, score */
-    const size_t width[8] = {c->h1, imax(c->embed, c->h1), c->h1, c->h1, c->h1, c->h1, c->h2, 1};
-    float *g[NGLOBALS] = {NULL}, *w[NROLES] = {NULL};
-    Buffers buffers;
-    for (int b = 0; b < 8; b++)
-        buffers.all[b] = (float *)xcalloc(n * width[b], sizeof(float));
-
-    int rc = tensors_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
+    Tensor g[NGLOBALS] = {none}, w[NROLES] = {none};
+    float *x = xcalloc((size_t)n * c->h1, sizeof *x); /* (n, h1) passes from layer to layer */
+    int rc = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
     if (rc == 0)
-        plain_embed(&buffers, g, c, ids, n);
+        plain_embed(x, g, c, ids, n);
     for (int j = 0; j < c->l && rc == 0; j++) {
-        rc = tensors_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
+        rc = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
         if (rc == 0) {
-            plain_attention_block(&buffers, w, c, n);
-            plain_ffn_block(&buffers, w, c, n);
+            plain_attention_block(x, w, c, n);
+            plain_ffn_block(x, w, c, n);
         }
         free_floats(w, NROLES);
     }
     if (rc == 0)
-        plain_head(logits, &buffers, g, c, n);
+        plain_head(logits, x, g, n);
     free_floats(g, NGLOBALS);
-    free_floats(buffers.all, 8);
+    free(x);
     return rc;
 }
 
 // -------------------------------------------------------------------------------------------------
 // The forward pass as ops, in pieces of a sweep. Read it after schedule.c and device/device.h
 // -------------------------------------------------------------------------------------------------
-
-/* An absent view. */
-static const Tensor none = {.rows = 0};
 
 /* Returns scratch on the GPU for the rows of x, in a region that only one op at a time uses. */
 static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
@@ -251,13 +253,11 @@ void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES]
 void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o) {
     const bool pre_norm = plan->config.pre_norm;
+    const Role norm = pre_norm ? LN2_W : LN1_W;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
     const Tensor hidden = scratch_rows(plan, MLP, x);
     post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
-    if (pre_norm)
-        post(to, op_layernorm(call, in, x, w[LN2_W], w[LN2_B]));
-    else /* opt-350m: in is x */
-        post(to, op_layernorm(call, x, x, w[LN1_W], w[LN1_B]));
+    post(to, op_layernorm(call, in, x, w[norm], w[norm + 1]));
     post(to, op_linear_relu(call, hidden, in, w[FC1_W], w[FC1_B]));
     post(to, op_linear(call, x, hidden, w[FC2_W], w[FC2_B], x));
     if (!pre_norm)
@@ -275,46 +275,40 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
     post(to, op_linear(call, logits, in, head, none, none));
 }
 
-/* Fills w with the tensors of layer 0 in the format that batches of `rows` rows use. */
-static void warm_layer(const Plan *plan, int slot, int rows, Tensor w[NROLES]) {
-    for (int r = 0; r < NROLES; r++) {
-        w[r] = plan_weight(plan, &plan->weight[0][r], slot);
-        if (w[r].type == U8 && rows > plan->packed_rows)
-            w[r] = plan_f16(plan, (Role)r);
-    }
-}
+// -------------------------------------------------------------------------------------------------
+// Warming up
+//
+// This uses the model's ops and the plan's shapes, but neither tiers nor batches.
+// -------------------------------------------------------------------------------------------------
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
-    const int sizes[] = {plan->piece_rows, plan->max_seqs};
+    const int sizes[] = {plan->piece_rows, plan->max_seqs}; /* of a prefill, of a decoding step */
     /* the larger of the two staging slots */
     const int slot =
         plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
-    const Call project = {.lane = PROJECT, .kind = OTHER};
-    const Call finish = {.lane = FINISH, .kind = OTHER};
-    Poster to = {.device = device, .overlap = true, .err = err};
-    Tensor w[NROLES];
-    for (int i = 0; i < 2; i++) { /* the products of a prefill, then of a decoding step */
-        const int n = sizes[i];
-        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, n);
+    const Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    Poster to = {.device = device, .overlap = false, .err = err};
+    for (int i = 0; i < 2; i++) {
+        Tensor w[NROLES];
+        for (int r = 0; r < NROLES; r++) {
+            w[r] = plan_weight(plan, &plan->weight[0][r], slot);
+            if (w[r].type == U8 && sizes[i] > plan->packed_rows)
+                w[r] = plan_f16(plan, (Role)r);
+        }
+        const Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
+        const Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
         /* x overwrites q, k and v, which nothing reads */
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);
-        x.rows = n;
-        warm_layer(plan, slot, n, w);
-        opt_project(&to, project, plan, w, plan_view(plan, QKV, TIER_GPU, 0, 0, n), o);
-        if (!post_drain(&to))
-            return -1;
+        x.rows = sizes[i];
+        opt_project(&to, project, plan, w, qkv, o);
         opt_finish(&to, finish, plan, w, x, o);
-        if (!post_drain(&to))
-            return -1;
     }
     if (is_last(&plan->config)) {
         Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor head = plan_weight(plan, &plan->global[plan->head], slot);
         opt_logits(&to, project, plan, head, logits, x);
-        if (!post_drain(&to))
-            return -1;
     }
     memset(device->count, 0, sizeof device->count);
-    return 0;
+    return to.failed ? -1 : 0;
 }

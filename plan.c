@@ -34,12 +34,12 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
+            const int weights =
+                r == Q_W ? 3 : 1; /* with the biases behind them; q, k and v are one */
             opt_role_shape(config, r, &rows, &cols);
-            Tier t =
-                diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * (r == Q_W ? 3 : 1));
-            home[j][r] = home[j][r + 1] = t; /* a weight and its bias */
-            if (r == Q_W)
-                home[j][K_W] = home[j][K_B] = home[j][V_W] = home[j][V_B] = t;
+            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * weights);
+            for (int same = 0; same < 2 * weights; same++)
+                home[j][r + same] = t;
         }
     }
 }
@@ -74,23 +74,19 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->last_rows, b->last_rows);
     raise_to(&p->off_rows, b->off_rows);
     raise_to(&p->off_seqs, b->off_seqs);
-    for (int t = 0; t < NTIERS; t++) {
+    raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
+    for (int t = 0; t < NTIERS; t++)
         raise_to(&p->act_rows[t][k], b->act_rows[t]);
-        raise_to(&p->max_act_rows[t], b->act_rows[t]);
-    }
     if (!p->policy.delegated)
         raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
     raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
 }
 
-/* Returns the number of pages that a prompt's sequence has at its end. */
-static int most_pages(const Plan *p, const Prompt *q) {
-    return pages_for(q->s + q->n - 1, p->policy.page_tokens);
-}
-
 /* Returns the number of pages of a prompt's sequence when they are loaded for the last time. A
  * sequence of one new token never loads any. */
-static int loaded_pages(const Plan *p, const Prompt *q) { return q->n > 1 ? most_pages(p, q) : 0; }
+static int loaded_pages(const Plan *p, const Prompt *q) {
+    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
+}
 
 /* Adds to b a sequence of s prompt tokens in this seat. */
 static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
@@ -140,11 +136,10 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     const double share[NTIERS] = {p->policy.hg, p->policy.hc,
                                   fmax(0, 1 - p->policy.hg - p->policy.hc)};
     BatchNeed topups = widest_window(task, gbs);
-    int s = 0, pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++) {
-        raise_to(&s, task->prompts[i].s);
+    const int s = p->max_prompt;
+    int pages = 0, seqs[NTIERS];
+    for (int i = 0; i < task->count; i++)
         raise_to(&pages, loaded_pages(p, &task->prompts[i]));
-    }
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.rows = 0};
         for (int r = first; r < imin(first + gbs, count); r++)
@@ -173,11 +168,13 @@ static const Prompt *prompt_in(const Admission *a, int seat) {
     return prompt < 0 ? NULL : &a->task->prompts[prompt];
 }
 
-/* Counts the work of seats first .. end-1, which are one GPU batch, in sweep a->sweep. Returns true
- * if the batch has topups: they prefill while the rest of it decodes. */
-static bool count_batch(Workload *now, const Admission *a, int first, int end) {
+/* Counts the work of the GPU batch that begins at seat `first`: in sweep a->sweep (now), and in the
+ * `more` sweeps after it (later), in which all its sequences decode and attend to one more token in
+ * each sweep. Returns true if the batch has topups: they prefill while the rest of it decodes. */
+static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
+                        double more) {
     bool decodes = false, prefills = false;
-    for (int e = first; e < end; e++) {
+    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
         const Prompt *q = prompt_in(a, e);
         if (!q)
             continue;
@@ -194,40 +191,28 @@ static bool count_batch(Workload *now, const Admission *a, int first, int end) {
             now->pairs += s * (s + 1) / 2;
             now->last_rows += last_rows(a->task, q);
         }
+        later->steps += more;
+        later->past += more * (s + age) + more * (more + 1) / 2;
+        later->last_rows += more;
     }
     now->decodes += decodes;
     now->prefills += prefills && !decodes;
+    later->decodes += decodes || prefills ? more : 0;
     return prefills && decodes;
 }
 
-/* Counts the work of the `more` sweeps after a->sweep, in which no sequence enters or leaves. All
- * sequences decode, and attend to one more token in each sweep. */
-static void count_later(Workload *later, const Admission *a, double more) {
-    double tokens = 0, batches = 0;
-    for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
-        tokens += q ? (double)(q->s + a->sweep - a->seat[e].since) : 0;
-    }
-    for (int k = 0; k < a->policy->num_gpu_batches; k++)
-        batches += a->in_batch[k] > 0;
-    later->sweeps += more;
-    later->decodes += more * batches;
-    later->steps += more * a->seated;
-    later->past += more * tokens + a->seated * more * (more + 1) / 2;
-    later->last_rows += more * a->seated;
-}
-
-/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`. Topups
- * prefill in the entrance, so they count as one more batch in prefill, however many batches have
- * topups. */
+/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`, in which
+ * no sequence enters or leaves. Topups prefill in the entrance, so they count as one more batch in
+ * prefill, however many batches have topups. */
 static void note_work(Plan *p, const Admission *a, bool entering, long until) {
-    Workload *now = &p->work[entering];
+    Workload *now = &p->work[entering], *later = &p->work[0];
+    const double more = (double)(until - a->sweep - 1);
     bool topups = false;
-    now->sweeps++;
     for (int first = 0; first < a->nseats; first += a->policy->gbs)
-        topups |= count_batch(now, a, first, imin(first + a->policy->gbs, a->nseats));
+        topups |= count_batch(now, later, a, first, more);
+    now->sweeps++;
     now->prefills += topups;
-    count_later(&p->work[0], a, (double)(until - a->sweep - 1));
+    later->sweeps += more;
 }
 
 /* Returns the first sweep before which some sequence that is now in flight has all its tokens. */
@@ -242,21 +227,17 @@ static long next_end(const Admission *a) {
 }
 
 /* Takes one step of a flight: counts what its next sweep needs, and the sweeps after it in which
- * nothing changes. Counts in dealt the sequences that enter, by the tier of their KV [0] and of
- * their activations [1]. Returns the next sweep that a sequence may enter, or -1 when the flight
- * has ended. entered is scratch. */
-static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long dealt[2][NTIERS]) {
+ * nothing changes. Counts in p->achieved the sequences that leave, by the tiers of their KV and of
+ * their activations. Returns the next sweep that a sequence may enter, or -1 when the flight has
+ * ended. entered is scratch. */
+static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
-    if (n && !diagonal)
+    if (!diagonal)
         measure_block(p, task, a->seat, n);
-    if (n && diagonal && !sweep)
+    else if (n && !sweep)
         bound_batches(p, task, a->seat, a->nseats);
-    for (int e = 0; e < n; e++) {
-        dealt[0][a->seat[entered[e]].kv]++;
-        dealt[1][a->seat[entered[e]].act]++;
-    }
     if (!a->seated)
         return -1;
     /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
@@ -266,8 +247,11 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered, long de
     p->sweeps += next - sweep;
     for (int e = 0; e < a->nseats; e++) {
         const Prompt *q = prompt_in(a, e);
-        if (q && a->seat[e].since + q->n <= next)
-            admission_leave(a, e, q->n);
+        if (!q || a->seat[e].since + q->n > next)
+            continue;
+        p->achieved[1][a->seat[e].kv]++;
+        p->achieved[2][a->seat[e].act]++;
+        admission_leave(a, e, q->n);
     }
     return next;
 }
@@ -283,15 +267,15 @@ static void note_pages(Plan *p, const Admission *a) {
 
 /* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
  * flight with the fewest sweeps so far, or to the first of several such flights. */
-static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
-    const int flights = flight_count(&p->policy);
+static void walk_task(Plan *p, const Task *task) {
+    const int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
     long *next = xcalloc(flights, sizeof *next);
     int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
     for (int g = 0; g < flights; g++)
         admission_open(&a[g], &p->policy, task, &line, NULL);
     for (int g = 0; g >= 0;) {
-        next[g] = walk_flight(p, &a[g], next[g], entered, dealt);
+        next[g] = walk_flight(p, &a[g], next[g], entered);
         g = -1;
         for (int e = 0; e < flights; e++)
             if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
@@ -307,99 +291,92 @@ static void walk_task(Plan *p, const Task *task, long dealt[2][NTIERS]) {
 }
 
 /* Sets the sizes of pieces, and the numbers of workspaces that batches and pieces use in turn. */
-static void size_pieces(Plan *p, const Task *task) {
+static void size_pieces(Plan *p) {
     enum {
         HEAD_ROWS = 64
     }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
-    p->piece_rows = most_piece_rows(&p->policy);
-    for (int i = 0; i < task->count; i++)
-        raise_to(&p->piece_rows, task->prompts[i].s);
-    p->piece_rows = imax(imin(p->piece_rows, p->max_rows), p->max_seqs);
-    p->nws = imin(most_workspaces(&p->policy), in_flight);
+    p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
+    raise_to(&p->piece_rows, p->max_seqs);
+    p->nws = imin(p->policy.workspaces, in_flight);
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     /* Two neighbouring pieces together have more rows than one may have. */
-    p->pieces = imax(1, imin(p->max_seqs, p->piece_rows ? 2 * p->max_rows / p->piece_rows + 1 : 1));
+    p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
     p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
 }
 
 /* Fills in the part of the plan that depends on which sequences are in flight when: batches, rows,
  * pages, sweeps and their work. */
 static void plan_batches(Plan *p, const Task *task) {
-    long dealt[2][NTIERS] = {{0}};
-    const int flights = flight_count(&p->policy), most = flights * (p->policy.num_gpu_batches + 1);
+    const int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
     for (int t = 0; t < NTIERS; t++) {
         p->act_rows[t] = xcalloc(most, sizeof(int));
-        p->act_first[t] = xcalloc(most, sizeof(int));
+        p->act_first[t] = xcalloc(most + 1, sizeof(int));
     }
-    for (int i = 0; i < task->count; i++)
-        raise_to(&p->max_pages, most_pages(p, &task->prompts[i]));
-    walk_task(p, task, dealt);
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        raise_to(&p->max_prompt, q->s);
+        raise_to(&p->max_tokens, q->s + q->n - 1);
+    }
+    p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
+    walk_task(p, task);
     const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;
     for (int t = 0; t < NTIERS; t++) {
-        for (int k = batches; k < p->batches; k++)
-            p->act_rows[t][k] = p->act_rows[t][k - batches];
-        for (int k = 1; k < p->batches; k++)
-            p->act_first[t][k] = p->act_first[t][k - 1] + p->act_rows[t][k - 1];
-        for (int what = 0; what < 2; what++)
-            p->achieved[1 + what][t] = task->count ? (double)dealt[what][t] / task->count : 0;
+        for (int k = 0; k < p->batches; k++) {
+            p->act_rows[t][k] = p->act_rows[t][k % batches];
+            p->act_first[t][k + 1] = p->act_first[t][k] + p->act_rows[t][k];
+        }
+        p->achieved[1][t] /= imax(task->count, 1);
+        p->achieved[2][t] /= imax(task->count, 1);
     }
-    size_pieces(p, task);
+    size_pieces(p);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Regions of a tier, and views of them
 // -------------------------------------------------------------------------------------------------
 
-/* A remedy in which %s stands for the advice of smaller_block. */
-static const char *const smaller = "%s";
-static const char *const percent_w =
-    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
-
 /* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
-    r.offset = UINT64_MAX;
-    if (!in_checkpoint) {
-        r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
-        if (tier == TIER_DISK)
-            p->offload_bytes += r.bytes;
-    }
+    r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
+    if (tier == TIER_DISK && !in_checkpoint)
+        p->offload_bytes += r.bytes;
     p->total[tier] += r.bytes;
     p->region[id][tier] = r;
 }
 
 void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.remedy, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+    Region r = {line.name, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     lay_out(p, line.id, line.tier, r, false);
 }
 
-/* Numbers the cells when all regions are declared. A slot is one cell, except that
- *   a weight staging slot on the CPU has one cell for every part of a layer;
- *   ATTENDED has one for the sequences with KV on the GPU and one for the others;
- *   UNPACKED_WEIGHTS has one for each half of a layer;
- *   a hidden state on the GPU has one for every piece: the pieces of a batch change only when all
- *     its sequences are new;
- *   the KV cache has one for every batch in every layer, and for each flight and layer one more,
- *     which stands for the free pages. */
+/* Numbers the cells, when all regions have been added. Ops that use the same cell follow each other
+ * (device/depend.c), so what two ops may use at once needs two cells. A slot is one cell, but
+ *   a weight slot on the CPU has one cell for each batch, since a layer is loaded in so many parts;
+ *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
+ *   ATTENDED has one for the sequences whose KV is on the GPU, and one for the others;
+ *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
+ *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
+ *     begins with an op that writes all cells of the state, so this does no harm;
+ *   the KV cache has one for each batch in each layer, and one for the free pages of each flight
+ *     in each layer. */
 static void number_cells(Plan *p) {
-    for (int t = 0; t < NTIERS; t++) {
-        for (int slot = 0; slot < 2; slot++)
-            p->region[WEIGHT_SLOT + slot][t].cells = t == TIER_CPU ? p->batches : 1;
-        p->region[ATTENDED][t].cells = 2;
-        p->region[UNPACKED_WEIGHTS][t].cells = 2;
-        p->region[HIDDEN][t].cells = p->region[ACTIVATIONS][t].cells =
-            t == TIER_GPU ? p->pieces : 1;
+    for (int slot = 0; slot < 2; slot++)
+        p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
+    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
+    p->region[ATTENDED][TIER_GPU].cells = p->region[ATTENDED][TIER_CPU].cells = 2;
+    p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
+    for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
+            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
             r->cell = p->ncells;
-            p->ncells += id == KV_CACHE      ? (p->batches + flight_count(&p->policy)) * p->config.l
-                         : id == ACTIVATIONS ? p->batches * r->cells
-                                             : r->slots * r->cells;
+            p->ncells +=
+                id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
         }
-    }
 }
 
 Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
@@ -463,31 +440,19 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 // The plan of the weights
 // -------------------------------------------------------------------------------------------------
 
-/* Returns a tensor of t's shape in F16 at this place. */
-static Tensor as_f16(Tensor t, RegionId id, Tier tier, Bytes offset) {
+/* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
+ * packed checkpoint a packed tensor has the shape of its groups already. */
+static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes offset) {
+    const bool packs = packed && t.type != U8;
+    CHECK(!packs || t.rows % GROUP == 0); /* see checkpoint_packs */
+    const int cols = packs ? t.cols * GROUP_BYTES : t.cols;
     return (Tensor){.tier = tier,
-                    .type = F16,
+                    .type = packed ? U8 : F16,
                     .offset = offset,
-                    .rows = t.rows,
-                    .cols = t.cols,
-                    .ld = (size_t)t.cols,
+                    .rows = packs ? t.rows / GROUP : t.rows,
+                    .cols = cols,
+                    .ld = (size_t)cols,
                     .region = id};
-}
-
-/* Returns a layer's tensor as it rests on a tier. In a packed checkpoint packed tensors already
- * have that shape. */
-static Tensor as_stored(Tensor t, bool packed, Tier tier, Bytes offset) {
-    Tensor home = as_f16(t, RESTING_WEIGHTS, tier, offset);
-    if (!packed)
-        return home;
-    CHECK(t.type == U8 || t.rows % GROUP == 0); /* see checkpoint_packs */
-    if (t.type != U8) {
-        home.rows = t.rows / GROUP;
-        home.cols = t.cols * GROUP_BYTES;
-    }
-    home.type = U8;
-    home.ld = (size_t)home.cols;
-    return home;
 }
 
 bool copied_to_disk(const Plan *p, const Checkpoint *c) {
@@ -534,21 +499,21 @@ Bytes plan_layer_bytes(const Plan *p) {
 static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
-    w->home = as_stored(t, p->policy.weight_packed && role_is_matrix(r), tier, *bytes);
+    const bool packed = p->policy.weight_packed && role_is_matrix(r);
+    w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
-    w->slab_offset = p->cpu_slab[j] + p->disk_slab[j]; /* the CPU's tensors come first */
+    w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
-    if (tier != TIER_GPU)
-        (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[j] += padded;
+    p->slab[tier][j] += padded;
     *bytes += padded;
 }
 
-/* Gives every tensor of the decoder layers its home, and adds up the bytes of each tier in
- * `bytes`. */
-static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
-    int l = p->config.l;
+/* Gives every tensor of the decoder layers its home, and adds their regions. */
+static void plan_layers(Plan *p, const Checkpoint *c) {
+    const int l = p->config.l;
+    Bytes bytes[NTIERS] = {0};
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
     for (int j = 0; j < l; j++) {
@@ -560,15 +525,19 @@ static void plan_layers(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
                     rest_weight(p, c, j, r, tier, &bytes[tier]);
             }
     }
-    for (int t = 0; t < NTIERS; t++)
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
+        const char *name = file ? "weights (checkpoint)" : "weights";
         p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
+        lay_out(p, RESTING_WEIGHTS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
+    }
     free(home);
 }
 
-/* Gives the tensors outside the layers their homes: small ones always rest on the GPU, and tables
- * at policy.table_home. */
-static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
-    int l = p->config.l;
+/* Gives the tensors outside the layers their homes behind the layers, and adds their regions. Small
+ * ones always rest on the GPU, and tables at policy.table_home. */
+static void plan_globals(Plan *p, const Checkpoint *c) {
+    Bytes bytes[NTIERS] = {0};
     for (int g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
@@ -578,38 +547,41 @@ static void plan_globals(Plan *p, const Checkpoint *c, Bytes bytes[NTIERS]) {
         const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
         p->global[g].home =
-            tier == TIER_DISK && !c->dummy ? t : as_f16(t, EMBEDDINGS, tier, bytes[tier]);
-        if (table && (Global)g == p->head && tier != TIER_GPU && is_last(&p->config))
-            (tier == TIER_CPU ? p->cpu_slab : p->disk_slab)[l] = padded;
+            tier == TIER_DISK && !c->dummy
+                ? t
+                : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
+        if ((Global)g == p->head && is_last(&p->config))
+            p->slab[tier][p->config.l] = padded;
         bytes[tier] += padded;
+    }
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        const bool file = t == TIER_DISK && !c->dummy;
+        const char *name = file ? "embeddings (checkpoint)" : "embeddings";
+        lay_out(p, EMBEDDINGS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
     }
 }
 
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
-/* Adds the weight slots. The layers that stream take the two slots in turn: if their number is
- * even, each slot always holds the same layers; if it is odd, each holds all layers in turn. */
+/* Adds the weight slots. The layers that stream take the two slots in turn, so that two rounds of
+ * all layers show what each slot holds: if the number of layers that stream is even, always the
+ * same ones; if it is odd, all of them in turn. */
 static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [tier][slot]: on the CPU, only what comes from disk */
-    int streaming = 0, turn = 0;
-    for (int j = 0; j <= p->config.l; j++)
-        streaming += p->cpu_slab[j] + p->disk_slab[j] > 0;
-    for (int j = 0; j <= p->config.l; j++) {
-        const Bytes from_disk = p->disk_slab[j], slab = p->cpu_slab[j] + from_disk;
-        if (!slab)
+    const int layers = p->config.l + 1;
+    for (int j = 0, turn = 0; j < 2 * layers; j++) {
+        const Bytes from_disk = p->slab[TIER_DISK][j % layers],
+                    all = p->slab[TIER_CPU][j % layers] + from_disk;
+        if (!all)
             continue;
-        for (int slot = 0; slot < 2; slot++) {
-            if (streaming % 2 == 0 && slot != turn % 2)
-                continue;
-            most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], slab);
-            most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
-        }
-        turn++;
+        const int slot = turn++ % 2;
+        most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], all);
+        most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", percent_w,
-                                   F16, 1, (int)(most[t][slot] / 2), 1});
+            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", F16, 1,
+                                   (int)(most[t][slot] / 2), 1});
 }
 
 /* Adds room for a layer's matrices in F16 if large batches need unpacked weights. This is so on a
@@ -627,32 +599,8 @@ static void plan_unpacked(Plan *p) {
         p->unpacked_at[r] = bytes;
         bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights",
-                           "leave --compress-weight out", F16, 1, (int)(bytes / 2), 1});
-}
-
-static void plan_weights(Plan *p, const Checkpoint *c) {
-    Bytes layers[NTIERS] = {0}, globals[NTIERS] = {0};
-    plan_layers(p, c, layers);
-    plan_globals(p, c, globals);
-    for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
-        const bool globals_file = t == TIER_DISK && !c->dummy;
-        const Region of_layers = {file ? "weights (checkpoint)" : "weights", percent_w, U8,
-                                  .slots = 1, .bytes = layers[t]};
-        const Region of_globals = {globals_file ? "embeddings (checkpoint)" : "embeddings",
-                                   "use a smaller model", U8, .slots = 1, .bytes = globals[t]};
-        lay_out(p, RESTING_WEIGHTS, t, of_layers, file);
-        lay_out(p, EMBEDDINGS, t, of_globals, globals_file);
-    }
-    /* On each tier the layers come first, and these tensors follow. */
-    for (int g = 0; g < NGLOBALS; g++) {
-        Tensor *home = &p->global[g].home;
-        if (!home->file)
-            home->offset += p->region[EMBEDDINGS][home->tier].offset;
-    }
-    plan_slots(p);
-    plan_unpacked(p);
+    add_region(
+        p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, (int)(bytes / 2), 1});
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -663,76 +611,59 @@ static void plan_weights(Plan *p, const Checkpoint *c) {
  * schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep
  * and lets K grow without bound, so our pages need a little more. */
 static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0,
-           each = 4.0 * p->config.h1 * p->config.l * imin(block_size(&p->policy), task->count);
+    double s = 0, n = 0;
+    const int bls = imin(block_size(&p->policy), task->count);
     for (int i = 0; i < task->count; i++) {
         s += task->prompts[i].s;
         n += task->prompts[i].n;
     }
-    s /= imax(task->count, 1);
-    n /= imax(task->count, 1);
-    return p->policy.schedule == SCHEDULE_DIAGONAL ? each * (2 * s + n) * (n - 1) / (2 * n)
-                                                   : each * (s + n);
+    s /= task->count;
+    n /= task->count;
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }
 
 static void plan_cache(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    for (int i = 0; i < task->count && is_sparse(&p->policy); i++)
-        raise_to(&p->most_chosen,
-                 sparse_tokens(p->policy.sparsity, task->prompts[i].s + task->prompts[i].n - 1));
-    static const char *const percent_c =
-        "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s";
+    if (is_sparse(&p->policy))
+        p->most_chosen = sparse_tokens(p->policy.sparsity, p->max_tokens);
     const Type type = p->policy.cache_packed ? U8 : F16;
     const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
-    static const char *const staging_remedy[] = {"use --cpu-cache-compute, or %s", smaller};
     /* The slots are K and V of each layer in turn. */
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(p,
-                   (Wanted){KV_CACHE, t, "KV cache", percent_c, type,
-                            flight_count(&p->policy) * p->npages[t] * page, wide, 2 * p->config.l});
+        add_region(p, (Wanted){KV_CACHE, t, "KV cache", type,
+                               p->policy.flights * p->npages[t] * page, wide, 2 * p->config.l});
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, t, "KV staging", staging_remedy[t], type,
-                               p->staged_pages[t] * page, wide, 4});
+        add_region(p,
+                   (Wanted){KV_STAGING, t, "KV staging", type, p->staged_pages[t] * page, wide, 4});
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
 }
 
 static void plan_activations(Plan *p) {
-    static const char *const percent_h =
-        "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
-    const int h1 = p->config.h1, last = p->batches - 1, staged = p->max_act_rows[TIER_DISK];
-    for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        int rows = p->batches ? p->act_first[t][last] + p->act_rows[t][last] : 0;
-        add_region(p, (Wanted){ACTIVATIONS, t, "activations", percent_h, p->act_type, rows, h1, 1});
-    }
-    add_region(p, (Wanted){ACT_READING, TIER_CPU, "activation staging, reading", percent_h,
-                           p->act_type, staged, h1, 2});
-    add_region(p, (Wanted){ACT_WRITING, TIER_CPU, "activation staging, writing", percent_h,
-                           p->act_type, staged, h1, 2});
+    for (Tier t = TIER_GPU; t < NTIERS; t++)
+        add_region(p, (Wanted){ACTIVATIONS, t, "activations", p->act_type,
+                               p->act_first[t][p->batches], p->config.h1, 1});
 }
 
-/* Returns the number of integers in a batch's index tables, which batch.c lays out: four for each
- * row, five for each sequence, two page tables, the number of each row that the head needs, and in
- * a scored task the token after that row. */
-static Bytes table_ints(const Plan *p, const Task *task) {
-    Bytes rows = p->max_rows, seqs = p->max_seqs;
-    return 4 * rows + 5 * seqs + 2 * seqs * p->max_pages +
-           (Bytes)p->last_rows * (task->scored ? 2 : 1);
-}
-
-/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy. */
+/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
+ * batch.c lays out the tables: four integers for each row, five for each sequence, two page tables,
+ * the number of each row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
-    const int ints = (int)(whole_lines(4 * table_ints(p, task)) / 4), batches = p->batches;
+    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows;
+    const Bytes integers =
+        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
+    const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
     const int chosen = scored || !last ? 0 : p->max_seqs,
               scores = scored && last ? p->last_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(p,
-                   (Wanted){INDEX_TABLES, t, "index tables", smaller, I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", smaller, I32, 1, chosen, batches});
-        add_region(p, (Wanted){LOG_PROBS, t, "scores", smaller, F32, 1, scores, batches});
-        add_region(p, (Wanted){GREEDY, t, "scores", smaller, I32, 1, scores, batches});
+        add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
+        add_region(p, (Wanted){LOG_PROBS, t, "scores", F32, 1, scores, batches});
+        add_region(p, (Wanted){GREEDY, t, "scores", I32, 1, scores, batches});
     }
 }
 
@@ -745,38 +676,39 @@ static void plan_workspaces(Plan *p, const Task *task) {
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
     const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.delegated ? p->off_seqs : 0;
-    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU;
-    const bool keep = task->keep_logits;
+    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU,
+               keep = task->keep_logits;
     const bool first = is_first(c), last = is_last(c),
-               off_gpu = p->max_act_rows[TIER_CPU] + p->max_act_rows[TIER_DISK] > 0;
+               off_gpu = p->act_first[TIER_CPU][batches] + p->act_first[TIER_DISK][batches] > 0;
     const Wanted workspace[] = {
-        {HIDDEN, TIER_GPU, "workspace: x", smaller, act, off_gpu ? rows : 0, h1, nws},
-        {QKV, TIER_GPU, "workspace: q, k, v", smaller, F16, piece, 3 * h1, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", smaller, U8, kv == U8 ? off_rows : 0,
-         kv_cols, turns},
-        {QUERY, TIER_CPU, "attention: q", smaller, F16, off_seqs, h1, turns},
-        {NEW_KV, TIER_CPU, "new k, v", smaller, kv, off_rows, kv_cols, turns},
-        {ATTENDED, TIER_GPU, "workspace: attention", smaller, act, piece, h1, turns},
-        {ATTENDED, TIER_CPU, "attention: result", smaller, act, off_seqs, h1, turns},
-        {NORM_1, TIER_GPU, "workspace: norm 1", smaller, act, norm, h1, 1},
-        {NORM_2, TIER_GPU, "workspace: norm 2", smaller, act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", smaller, act, piece, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", smaller, act, first && projected ? rows : 0,
-         c->embed, nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", smaller, act, first && gathered ? rows : 0, c->embed,
+        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
+        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
+        {HIDDEN, TIER_GPU, "workspace: x", act, off_gpu ? rows : 0, h1, nws},
+        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, turns},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? off_rows : 0, kv_cols,
+         turns},
+        {QUERY, TIER_CPU, "attention: q", F16, off_seqs, h1, turns},
+        {NEW_KV, TIER_CPU, "new k, v", kv, off_rows, kv_cols, turns},
+        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, turns},
+        {ATTENDED, TIER_CPU, "attention: result", act, off_seqs, h1, turns},
+        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
+        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", smaller, act, last ? for_head : 0, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", smaller, act, last && projected ? p->head_chunk : 0,
+        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, nws},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? for_head : 0, h1, nws},
+        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
          c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", smaller, F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", smaller, F32,
-         last && (keep || p->chooser == TIER_CPU) ? seqs : 0, c->vocab, keep ? batches : nws},
-        {RECEIVED, TIER_CPU, "states received", smaller, act, first ? 0 : rows, h1, batches},
-        {SENDING, TIER_CPU, "states to send", smaller, act, last ? 0 : rows, h1, batches},
-        {CHOSEN, TIER_GPU, "attention: chosen tokens", smaller, I32, seqs, choice, 1},
-        {CHOSEN, TIER_CPU, "attention: chosen tokens", smaller, I32, p->off_seqs, choice, 1},
-        {WEIGHING, TIER_GPU, "attention: chosen tokens", smaller, F32, seqs, choice, 1},
-        {WEIGHING, TIER_CPU, "attention: chosen tokens", smaller, F32, p->off_seqs, choice, 1},
+        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", F32, last && (keep || p->chooser == TIER_CPU) ? seqs : 0,
+         c->vocab, keep ? batches : nws},
+        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, h1, batches},
+        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, h1, batches},
+        {CHOSEN, TIER_GPU, "attention: chosen tokens", I32, seqs, choice, 1},
+        {CHOSEN, TIER_CPU, "attention: chosen tokens", I32, p->off_seqs, choice, 1},
+        {WEIGHING, TIER_GPU, "attention: chosen tokens", F32, seqs, choice, 1},
+        {WEIGHING, TIER_CPU, "attention: chosen tokens", F32, p->off_seqs, choice, 1},
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
         add_region(p, workspace[i]);
@@ -785,6 +717,14 @@ static void plan_workspaces(Plan *p, const Task *task) {
 // -------------------------------------------------------------------------------------------------
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
+
+/* Fills in the fields that are 0 because nobody has chosen them. */
+static void policy_defaults(Policy *policy) {
+    policy->flights = flight_count(policy);
+    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
+    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
+    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
+}
 
 /* Fails (EXIT_USAGE) if a block has too many tokens, or a prompt does not fit the model. */
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
@@ -817,15 +757,19 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     int l = checkpoint->config.l;
     p->config = checkpoint->config;
     p->policy = *policy;
+    policy_defaults(&p->policy);
     p->act_type = act_type;
     p->chooser =
         act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
-    p->cpu_slab = xcalloc(l + 1, sizeof(Bytes));
-    p->disk_slab = xcalloc(l + 1, sizeof(Bytes));
-    plan_weights(p, checkpoint);
+    for (int t = 0; t < NTIERS; t++)
+        p->slab[t] = xcalloc(l + 1, sizeof(Bytes));
+    plan_layers(p, checkpoint);
+    plan_globals(p, checkpoint);
+    plan_slots(p);
+    plan_unpacked(p);
     plan_batches(p, task);
     plan_cache(p, task);
     plan_activations(p);
@@ -841,11 +785,10 @@ void plan_free(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         free(p->act_rows[t]);
         free(p->act_first[t]);
+        free(p->slab[t]);
     }
     free(p->weight);
     free(p->slab_order);
-    free(p->cpu_slab);
-    free(p->disk_slab);
     free(p);
 }
 
@@ -859,6 +802,25 @@ Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
         missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
     return missing;
 }
+
+static const char percent_w[] =
+    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
+static const char percent_h[] =
+    "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
+/* What can be done about a region that takes too much; %s stands for the advice of smaller_block,
+ * which is all there is for the other regions. */
+static const char *const remedies[NREGIONS] = {
+    [RESTING_WEIGHTS] = percent_w,
+    [WEIGHT_SLOT] = percent_w,
+    [WEIGHT_SLOT_1] = percent_w,
+    [EMBEDDINGS] = "use a smaller model",
+    [UNPACKED_WEIGHTS] = "leave --compress-weight out",
+    [KV_CACHE] = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s",
+    [KV_STAGING] = "use --cpu-cache-compute, or %s", /* on the GPU; on the CPU it is of no use */
+    [ACTIVATIONS] = percent_h,
+    [ACT_READING] = percent_h,
+    [ACT_WRITING] = percent_h,
+};
 
 /* Returns advice on how to make the policy's block smaller. */
 static const char *smaller_block(const Policy *p) {
@@ -881,19 +843,21 @@ int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error 
     const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
+        int worst = 0;
         if (p->total[t] <= capacity[t])
             continue;
-        const Region *worst = &p->region[0][t];
         for (int id = 1; id < NREGIONS; id++)
-            if (p->region[id][t].bytes > worst->bytes)
-                worst = &p->region[id][t];
+            if (p->region[id][t].bytes > p->region[worst][t].bytes)
+                worst = id;
+        const Region *part = &p->region[worst][t];
+        const bool block_only =
+            !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, placed ? worst->remedy : smaller, block);
+        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst], block);
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
                     "MiB: %s, or raise %s",
-                    tier_name[t], needs, has, worst->name, worst->bytes / 1048576.0, remedy,
-                    flag[t]);
+                    tier_name[t], needs, has, part->name, part->bytes / 1048576.0, remedy, flag[t]);
     }
     return 0;
 }
@@ -904,7 +868,8 @@ int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) {
 
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
-    const int most = most_workspaces(policy);
+    policy_defaults(policy);
+    const int most = policy->workspaces;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (int home = TIER_GPU; home < NTIERS; home++) {
@@ -926,8 +891,6 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]) {
     Error none;
-    if (policy->piece_rows)
-        return;
     for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
          policy->piece_rows /= 2) {
         Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
@@ -936,7 +899,6 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
         if (fits)
             return;
     }
-    policy->piece_rows = 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -944,30 +906,26 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
 // -------------------------------------------------------------------------------------------------
 
 void pool_open(PagePool *pool, int first, int npages) {
-    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages / 64 + 1, 8)};
-    for (int i = 0; i < npages; i++)
-        pool->free[i / 64] |= 1ull << i % 64;
+    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages, 1)};
+    memset(pool->free, true, npages);
 }
 
 int pool_take(PagePool *pool) {
-    int words = pool->npages / 64 + 1;
-    while (pool->hint < words && !pool->free[pool->hint])
-        pool->hint++;
-    CHECK(pool->hint < words);
-    int page = pool->hint * 64 + __builtin_ctzll(pool->free[pool->hint]);
-    pool->free[pool->hint] &= pool->free[pool->hint] - 1;
-    if (++pool->used > pool->peak)
-        pool->peak = pool->used;
-    return pool->first + page;
+    bool *page = memchr(pool->free + pool->hint, true, pool->npages - pool->hint);
+    CHECK(page);
+    *page = false;
+    pool->used++;
+    pool->hint = (int)(page - pool->free) + 1;
+    raise_to(&pool->peak, pool->hint);
+    return pool->first + pool->hint - 1;
 }
 
 void pool_give(PagePool *pool, int page) {
     page -= pool->first;
-    CHECK(page >= 0 && page < pool->npages && !(pool->free[page / 64] >> page % 64 & 1));
-    pool->free[page / 64] |= 1ull << page % 64;
+    CHECK(page >= 0 && page < pool->npages && !pool->free[page]);
+    pool->free[page] = true;
     pool->used--;
-    if (page / 64 < pool->hint)
-        pool->hint = page / 64;
+    pool->hint = imin(pool->hint, page);
 }
 
 void pool_close(PagePool *pool) { free(pool->free); }

@@ -56,10 +56,10 @@ typedef enum {
  * one after the other. A slot is one cell or several; a cell is always used as a whole, and
  * depend.c orders operations by cells. bytes is 0 if the tier has no such region. */
 typedef struct {
-    const char *name, *remedy; /* "KV cache", "change the third ... number of --percent ..." */
+    const char *name; /* "KV cache" */
     Type type;
     int rows, cols, slots;
-    Bytes offset, bytes; /* offset UINT64_MAX: it rests in the checkpoint */
+    Bytes offset, bytes; /* offset has no meaning for what rests in the checkpoint */
     int cell, cells;     /* the number of its first cell; cells in each slot */
 } Region;
 
@@ -102,7 +102,8 @@ struct Plan {
     Role (*slab_order)[NROLES];    /* [l] roles as they lie in the slab: q, k, v, then the others */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head; /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    Bytes *cpu_slab, *disk_slab; /* [l + 1] bytes of a layer that stream from the CPU, from disk */
+    Bytes *slab[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; from the CPU and from
+                            disk they stream */
 
     /* GPU batches in flight, of all flights; with the diagonal schedule each flight has one more,
      * through which topups enter */
@@ -111,19 +112,21 @@ struct Plan {
     Workload work[2];       /* in sweeps without a prefill [0], with one [1] */
     double a21_kv;          /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
     int max_rows, max_seqs; /* the most token rows and sequences of a batch */
-    int max_pages;          /* the most KV pages of a sequence */
-    int piece_rows, pieces; /* the most rows of a piece; the most pieces of a batch */
-    int last_rows;          /* the most rows of a batch that the head needs */
-    int head_chunk;         /* the most rows of logits that the head computes at a time */
+    int max_prompt, max_tokens; /* the most tokens of a prompt; that a token attends to */
+    int max_pages;              /* the most KV pages of a sequence */
+    int piece_rows, pieces;     /* the most rows of a piece; the most pieces of a batch */
+    int last_rows;              /* the most rows of a batch that the head needs */
+    int head_chunk;             /* the most rows of logits that the head computes at a time */
     int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
     Bytes kv_row;           /* bytes of a token's K (or V) in a page */
     int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */
     int staged_pages[2]; /* pages of one staging slot: on the GPU [0]; on the CPU, from disk [1] */
     int nws, turns;      /* rotating workspaces: for batches (x), for pieces (QKV, ATTENDED) */
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
-    int *act_first[NTIERS]; /* [batches] the first of these rows in the tier's ACTIVATIONS */
-    int max_act_rows[NTIERS];
-    int packed_rows; /* the most rows of a batch that uses packed weights directly */
+    int *act_first[NTIERS]; /* [batches + 1] the first of these rows in the tier's ACTIVATIONS; and
+                               the end */
+    int disk_act_rows;      /* the most such rows of a batch on disk */
+    int packed_rows;        /* the most rows of a batch that uses packed weights directly */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
     Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
     int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
@@ -160,7 +163,7 @@ int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 typedef struct {
     RegionId id;
     Tier tier;
-    const char *name, *remedy;
+    const char *name;
     Type type;
     int rows, cols, slots;
 } Wanted;
@@ -186,25 +189,25 @@ int plan_fits(const Plan *plan, const Bytes capacity[NTIERS], Error *err);
 int plan_refuse(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
 /* Returns by how many bytes the tiers exceed their capacities; 0: the plan fits. */
 Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);
-/* Sets policy->workspaces to the largest number (at most its value, if it is set) and
- * policy->table_home to the highest tier for which the plan has room. It prefers more workspaces to
- * a higher home. If no plan fits, returns -1 and the err of the plan that lacks the fewest
+/* Fills in a policy's defaults, lowers policy->workspaces to the largest number, and sets
+ * policy->table_home to the highest tier, for which the plan has room. It prefers more workspaces
+ * to a higher home. If no plan fits, returns -1 and the err of the plan that lacks the fewest
  * bytes. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err);
-/* Sets policy->piece_rows, if it is not set, to LARGE_PIECE_ROWS or to the largest half, quarter,
- * ... of it for which the plan has room. Leaves it 0 if there is no room for more than
- * PIECE_ROWS. */
+/* Sets policy->piece_rows to LARGE_PIECE_ROWS, or to the largest half, quarter, ... of it for which
+ * the plan has room, but at least to PIECE_ROWS. */
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]);
 
 /* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
  * taken together lie together. */
 typedef struct {
-    uint64_t *free; /* one bit for each page */
-    int first;      /* index of the pool's first page */
-    int npages, used, peak;
-    int hint; /* no word of `free` before this one has a free page */
+    bool *free; /* [npages] */
+    int first;  /* index of the pool's first page */
+    int npages, used;
+    int peak; /* the most pages taken at once, which are the pool's first */
+    int hint; /* no page before this one is free */
 } PagePool;
 void pool_open(PagePool *pool, int first, int npages);
 /* Takes a page; the plan guarantees that one is free. */

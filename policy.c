@@ -93,26 +93,22 @@ static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
         .wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
     const Sum gpu_w = {
         .one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
-    const struct {
-        const char *name[2];
-        Sum work;
-    } of[] = {{{"gpu_peak^g with kv^g", "gpu_peak^p with qkv^p"},
-               {.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))}},
-              {{"gpu_peak^g with att_1^g", "gpu_peak^p with att_1^p"},
-               {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)}},
-              {{"gpu_peak^g with att_2^g", "gpu_peak^p with att_2^p"},
-               {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with embed^g", "gpu_peak^p with embed^p"},
-               {.one = gbs * (2 * q * h1 + 2 * q * h1)}},
-              {{"gpu_peak^g with mlp_1^g", "gpu_peak^p with mlp_1^p"},
-               {.one = gbs * 2 * (q * h1 + q * h2)}},
-              {{"gpu_peak^g with mlp_2^g", "gpu_peak^p with mlp_2^p"},
-               {.one = gbs * 2 * (q * h2 + q * h1)}}};
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+    static const char *const name[2][6] = {
+        {"gpu_peak^g with kv^g", "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
+         "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"},
+        {"gpu_peak^p with qkv^p", "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
+         "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"}};
+    const Sum work[6] = {{.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))},
+                         {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)},
+                         {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)},
+                         {.one = gbs * (2 * q * h1 + 2 * q * h1)},
+                         {.one = gbs * 2 * (q * h1 + q * h2)},
+                         {.one = gbs * 2 * (q * h2 + q * h1)}};
+    for (int i = 0; i < 6; i++) {
         Sum sum = gpu_home;
         sum_add(&sum, 1, gpu_w);
-        sum_add(&sum, 1, of[i].work);
-        peak_row(lp, of[i].name[prefill], sum, a->hw->gmem);
+        sum_add(&sum, 1, work[i]);
+        peak_row(lp, name[prefill][i], sum, a->hw->gmem);
     }
 }
 
@@ -148,18 +144,16 @@ void sum_rows(Lp *lp) {
 }
 
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block) {
-    const double h1 = config->h1, h2 = config->h2,
-                 bls = (double)block->gbs * block->num_gpu_batches;
     Letters a = {.s = block->s,
                  .n = block->n,
                  .l = config->l,
-                 .h1 = h1,
-                 .h2 = h2,
+                 .h1 = config->h1,
+                 .h2 = config->h2,
                  .nh = config->nh,
                  .gbs = block->gbs,
-                 .bls = bls,
-                 .weights = 8 * h1 * h1 + 4 * h1 * h2,
                  .hw = hardware};
+    a.bls = a.gbs * block->num_gpu_batches;
+    a.weights = 8 * a.h1 * a.h1 + 4 * a.h1 * a.h2;
     *lp = (Lp){.n = NVARS};
     lp->c[T_PRE] = a.l / a.bls;
     lp->c[T_GEN] = (a.n - 1) * a.l / a.bls; /* T / bls, T = T_pre l + T_gen (n - 1) l */
@@ -176,26 +170,30 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 // The best placement of one block
 // -------------------------------------------------------------------------------------------------
 
-static const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
+const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 
-/* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess of
- * all rows in [from, to). */
+/* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess
+ * a x - b of these rows. In the rows of a tier, a x - b is the bytes that are needed, less the
+ * tier's capacity, so the largest excess and the capacity together are the tier's peak. */
 static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
                            int to) {
-    double most = -INFINITY;
+    double largest_excess = -INFINITY;
     text[0] = 0;
-    for (int i = from; i < to; i++) {
-        most = fmax(most, lp_excess(&lp->row[i], x, lp->n));
-        size_t used = strlen(text);
-        if (lp_binds(&lp->row[i], x, lp->n))
-            snprintf(text + used, size - used, "%s%s", used ? ", " : "", lp->row[i].name);
+    for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
+        const size_t used = strlen(text);
+        largest_excess = fmax(largest_excess, lp_excess(row, x, lp->n));
+        if (lp_binds(row, x, lp->n))
+            snprintf(text + used, size - used, "%s%s", used ? ", " : "", row->name);
     }
-    return most;
+    return largest_excess;
 }
 
 /* Writes the message that no placement fits. It says how many bytes each tier lacks. For this, the
- * LP is solved with one more variable for each tier, its missing bytes; those of the disk cost the
- * least and those of the GPU the most. */
+ * LP is solved with one more variable for each tier, its missing bytes, and minimizes their price.
+ * A byte could be missing on any tier, so the prices decide which tier is said to be too small: the
+ * disk if possible, because a disk is the easiest to enlarge, and the GPU last. The prices are far
+ * apart, because a byte on a lower tier also takes some staging on the tiers above it, and together
+ * these should still cost less than a byte up there. */
 static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
     static const double price[NTIERS] = {100, 10, 1};
     char who[200] = "";

@@ -57,6 +57,7 @@ enum {
     SUM_ROWS = 25,
     NROWS = 28
 };
+extern const int tier_rows[NTIERS + 1]; /* where the rows of each tier begin, and where they end */
 
 /* Writes the LP of Appendix A.3 as printed, for one block: minimize T / bls over placements, with a
  * row for each term of each max. Rows have the names of their equations: "ctog^p", "gpu_peak^g with

@@ -88,8 +88,9 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 // A group of the KV cache lies in a row, so its numbers themselves fill the vectors.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns codes of at most 15, rounded as rintf rounds: the low bits of x + 1.5 2^23 hold the
- * nearest integer, and the even one if two are equally near. */
+/* Returns codes of at most 15, rounded as rintf rounds. Floats around 1.5 2^23 are 1 apart. So the
+ * sum is rounded to the nearest integer, or to the even one if two are equally near, and the low
+ * bits of the float are the low bits of that integer. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; }
 
 /* Returns the row whose code is nibble u of the 4 bytes from byte `at` on, as in the picture. */
@@ -148,7 +149,9 @@ static void unpack_columns(f16 *w, const uint8_t *from, int k) {
     }
 }
 
-/* Packs the codes of 16 or 32 numbers. */
+/* Packs the codes of 16 or 32 numbers in 16 bytes. The codes of the first 16 numbers go to the low
+ * halves of the bytes, those of the others to the high halves, which are 0 if there are no others.
+ */
 static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inverse) {
     uint8_t code[32] = {0};
     for (int i = 0; i < n; i += VL) {
@@ -159,7 +162,8 @@ static void pack_block(uint8_t *codes, const f16 *x, int n, float min, float inv
         codes[i] = (uint8_t)(code[i] | code[16 + i] << 4);
 }
 
-/* Packs a group of n contiguous numbers. Returns false if a number is not finite. */
+/* Packs a group of n contiguous numbers; n is a multiple of 16, and so of VL. Returns false if a
+ * number is not finite. */
 static bool pack_run(uint8_t *to, const f16 *x, int n) {
     V low = v_set(INFINITY), high = -low, zero = {0};
     for (int i = 0; i < n; i += VL) {

@@ -23,7 +23,7 @@
  *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1, in turn
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
- *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [square_number mod nws]
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod nws]
  *              of Batch.index                                  |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
@@ -33,7 +33,7 @@
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
  *              of Batch.index and layer j                      |    passes NEW_KV on the CPU
  *                                                              |
- *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [square_number mod 2]
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2]
  *                                                              |
  *                                                         - attend -        on the GPU, or on the CPU
  *                                                              |    where the pages are: QUERY goes
@@ -45,7 +45,7 @@
  *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; LAST_ROWS for
  *                                                         the head
  *
- * square_number counts squares: its slots are in use at the same time as those of the squares
+ * Square.number counts squares: its slots are in use at the same time as those of the squares
  * before and after. Batch.turn counts pieces of prefills and decoding batches: each of its slots is
  * used by one piece only. Batch.index is the batch's place in the plan: the batch keeps its slots
  * from sweep to sweep. A slot has one or more cells. A cell is always used as a whole; depend.c
@@ -71,9 +71,15 @@ typedef struct {
     long turn;              /* pieces so far */
     LayerWeights now, next; /* the layer that computes; the layer that loads meanwhile */
     bool next_is_layer0;    /* `next` is layer 0 of the coming sweep */
-    Move *moves; /* [room] scratch: the moves of a copy, followed by those of its second hop */
-    size_t room;
+    Move *moves;            /* scratch: the moves of a copy, followed by those of its second hop */
 } Run;
+
+/* A square of the sweep: layer j of the batch that has place k. */
+typedef struct {
+    Batch *batch;
+    int j, k;
+    long number; /* in the run; workspaces and staging slots rotate by it */
+} Square;
 
 // -------------------------------------------------------------------------------------------------
 // Figure 4
@@ -143,27 +149,29 @@ static void advance_weights(Run *run) {
 // Squares and their views
 // -------------------------------------------------------------------------------------------------
 
-static const Tensor none = {.rows = 0};
+/* Returns true if layer j is the head. */
+static bool is_head(const Run *run, int j) { return j == run->l; }
 
-/* Returns the batch of square (j, k). If k is -1 or K (see above), changes j and k so that k is a
- * place in the sweep. Returns NULL outside the sweep, and for a batch that has no members left. */
-static Batch *at_square(const Run *run, int *j, int *k) {
-    if (*k < 0) {
-        *k += run->K;
-        *j -= 1;
-    }
-    if (*k >= run->K) {
-        *k -= run->K;
-        *j += 1;
-    }
-    if (*j < 0 || *j > run->l)
-        return NULL;
-    Batch *b = run->flight->in_sweep[*k];
-    return b->nseq ? b : NULL;
+/* Returns square (j, k), where k is a place in the sweep. */
+static Square square(const Run *run, int j, int k) {
+    return (Square){run->flight->in_sweep[k], j, k, run->base + (long)j * run->K + k};
 }
 
-/* Returns the number of a square in the run; workspaces and staging slots rotate by it. */
-static long square_number(const Run *run, int j, int k) { return run->base + (long)j * run->K + k; }
+/* Returns square (j, k), where k may also be -1 or K (see above). Its batch is NULL outside the
+ * sweep, and if the batch has no members left. */
+static Square at_square(const Run *run, int j, int k) {
+    if (k < 0) {
+        k += run->K;
+        j--;
+    }
+    if (k >= run->K) {
+        k -= run->K;
+        j++;
+    }
+    if (j < 0 || j > run->l || !run->flight->in_sweep[k]->nseq)
+        return (Square){.batch = NULL};
+    return square(run, j, k);
+}
 
 /* Returns true if the CPU computes attention for this batch (computation delegation, section
  * 4.2). */
@@ -171,37 +179,46 @@ static bool delegated(const Run *run, const Batch *b) {
     return run->plan->policy.delegated && !b->prefill;
 }
 
-/* Returns the Call for ops of square (j, k) on a lane. */
-static Call call_on(const Run *run, Lane lane, Kind kind, int j, int k) {
-    const Batch *b = run->flight->in_sweep[k];
+/* Returns the Call for ops of a square on a lane. */
+static Call call_on(const Run *run, Lane lane, Kind kind, Square at) {
     return (Call){.lane = lane,
                   .kind = kind,
-                  .prefill = kind == WEIGHT ? run->flight->prefill : b->prefill,
+                  .prefill = kind == WEIGHT ? run->flight->prefill : at.batch->prefill,
                   .prefill_sweep = run->flight->prefill,
-                  .delegated = delegated(run, b),
+                  .delegated = delegated(run, at.batch),
                   .i = run->i,
-                  .j = j,
-                  .k = k,
-                  .batch = b->number};
+                  .j = at.j,
+                  .k = at.k,
+                  .batch = at.batch->number};
 }
 
-/* Returns rows of a rotating workspace on the GPU; sq is a square_number or a turn. */
-static Tensor workspace(const Run *run, RegionId id, long sq, int rows) {
-    return plan_view(run->plan, id, TIER_GPU, sq, 0, rows);
+/* Posts a copy of one view. */
+static void copy(Run *run, Call call, Tensor dst, Tensor src) {
+    const Move move = {dst, src};
+    post(run->to, op_copy(call, &move, 1));
+}
+
+/* Returns rows of a rotating workspace on the GPU; slot is the number of a square or a turn. */
+static Tensor workspace(const Run *run, RegionId id, long slot, int rows) {
+    return plan_view(run->plan, id, TIER_GPU, slot, 0, rows);
 }
 
 static bool all_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
 
-/* Returns the hidden state while it is computed: in place if all of it rests on the GPU, otherwise
- * in the workspace. */
-static Tensor hidden(const Run *run, const Batch *b, long sq) {
-    return all_on_gpu(b) ? batch_activations(run->flight, b, TIER_GPU)
-                         : workspace(run, HIDDEN, sq, b->rows);
+/* Returns the hidden state of a square while it is computed: in place if all of it rests on the
+ * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
+ */
+static Tensor hidden(const Run *run, Square at) {
+    if (is_head(run, at.j))
+        return workspace(run, LAST_ROWS, at.number, at.batch->last_rows);
+    if (all_on_gpu(at.batch))
+        return batch_activations(run->flight, at.batch, TIER_GPU);
+    return workspace(run, HIDDEN, at.number, at.batch->rows);
 }
 
 /* Returns the rows of the hidden state that a piece computes. */
-static Tensor hidden_piece(const Run *run, const Batch *b, long sq, const Piece *piece) {
-    return tensor_cells(tensor_rows(hidden(run, b, sq), piece->row, piece->rows), piece->number, 1);
+static Tensor hidden_piece(const Run *run, Square at, const Piece *piece) {
+    return tensor_cells(tensor_rows(hidden(run, at), piece->row, piece->rows), piece->number, 1);
 }
 
 /* Returns the new k and v of the first rows of a piece. */
@@ -232,22 +249,45 @@ static Tensor attended_elsewhere(const Run *run, const Batch *b) {
                         1, 1);
 }
 
+/* Returns the staged pages of a square, on the tier of the processor that attends to them. */
+static PageTable staged_pages(const Run *run, Square at) {
+    const Batch *b = at.batch;
+    const Tier side = delegated(run, b) ? TIER_CPU : TIER_GPU;
+    PageTable t = plan_pages(run->plan, KV_STAGING, side, 2 * at.number,
+                             b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
+    t.pages = batch_tables(b, side)->staged;
+    t.len = batch_tables(b, side)->len;
+    return t;
+}
+
 // -------------------------------------------------------------------------------------------------
 // load_weight
 // -------------------------------------------------------------------------------------------------
 
-/* Returns n F16 numbers of the slot of run->next, from byte `at` on. */
-static Tensor slot_bytes(const Run *run, Bytes at, int n) {
-    return plan_bytes(run->plan, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, at, F16, n);
-}
+// clang-format off
+/* The tensors of a layer that do not rest on the GPU stream as one slab. While the layer before
+ * computes for its K batches, part k of the slab is loaded beside batch k. Here K is 3, and fc2 is
+ * on disk (biases and norms are not drawn):
+ *
+ *   slab       |  cpu_slab                      |  disk_slab    |
+ *   tensors    | q | k | v | o |      fc1       |      fc2      |
+ *   parts      |     0    |    1     |    2     |  0 |  1  |  2 |
+ *
+ * The CPU's share and the disk's share are each cut into K equal parts, and part k has the k-th of
+ * both. Its moves bring the bytes of each tensor that lie in it from the tensor's home to their
+ * place in the slot: those of part 0 are of q, k, v and fc2. */
+// clang-format on
+
+/* Returns where part k of K equal parts begins, at a whole cache line. */
+static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
 
 /* Appends to run->moves[0..n) the moves that bring bytes first .. end-1 of layer j's slab into the
  * slot of run->next. Returns how many moves there are. */
 static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
     const Plan *p = run->plan;
-    for (int i = 0; i < (j < run->l ? NROLES : 1); i++) {
+    for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
         const WeightPlace *place =
-            j < run->l ? &p->weight[j][p->slab_order[j][i]] : &p->global[p->head];
+            is_head(run, j) ? &p->global[p->head] : &p->weight[j][p->slab_order[j][i]];
         const Bytes begin = place->slab_offset, from = first > begin ? first : begin;
         const Bytes to = size_min(end, begin + place->slab_bytes);
         Tensor src = place->home;
@@ -258,30 +298,29 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
         src.rows = 1;
         src.cols = (int)((to - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
-        n = add_move(run->moves, n, slot_bytes(run, from, src.cols), src);
+        const Tensor dst =
+            plan_bytes(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, from, F16, src.cols);
+        n = add_move(run->moves, n, dst, src);
     }
     return n;
 }
 
-/* Returns where part k of K equal parts begins, at a whole cache line. */
-static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
-
-/* Loads part k of K of layer j into the slot of run->next. The CPU's share and the disk's share are
- * each cut into K equal parts. */
+/* Loads part k of K of layer j into the slot of run->next. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    const Bytes cpu = p->cpu_slab[j], disk = p->disk_slab[j];
+    const Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
     if (!cpu && !disk)
         return;
     if (!k)
         run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
-    Tensor via = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
+    const RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
+    const Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
     if (!k && disk) /* parts are the cells of the slot; the layer before had other parts there */
         depend_fold(run->to->depend, &via);
     int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
-    const Stop stop = {slot_bytes(run, cpu, 0), tensor_cells(via, k, 1)};
-    carry(run->to, call_on(run, W_LOAD, WEIGHT, j, k), run->moves, n, &stop, 1);
+    const Stop stop = {plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), tensor_cells(via, k, 1)};
+    carry(run->to, call_on(run, W_LOAD, WEIGHT, square(run, j, k)), run->moves, n, &stop, 1);
 }
 
 /* Returns true if some flight will sweep at least once more. */
@@ -295,62 +334,69 @@ static bool goes_on(const Run *run) {
 /* Loads part k of the weights of layer j, the next layer (Figure 4). After the head comes layer 0
  * of the next sweep, if there is one. */
 static void load_weight(Run *run, int j, int k) {
-    bool wraps = j > run->l;
-    if (wraps && !goes_on(run))
-        return;
-    if (wraps)
+    if (j > run->l) {
+        if (!goes_on(run))
+            return;
         run->next_is_layer0 = true;
-    load_part(run, wraps ? 0 : j, k, run->K);
+        j = 0;
+    }
+    load_part(run, j, k, run->K);
 }
 
 // -------------------------------------------------------------------------------------------------
 // store_activation
 // -------------------------------------------------------------------------------------------------
 
-/* Moves the rows of the hidden state that rest on one tier: to their home after layer j (store), or
- * from their home before layer j. After the last layer of a prefill only the rows that the head
- * needs leave the GPU, and only those come back, to the workspace LAST_ROWS. */
-static void move_activation(Run *run, const Batch *b, int j, int k, Tier tier, bool store) {
-    static const Lane lane[2][NTIERS] = {{PROJECT, C_LOAD, C_LOAD}, {FINISH, STORE, STORE}};
-    if (!b->act_rows[tier])
-        return;
-    const long sq = square_number(run, j, k);
-    const bool alone = j == run->l, for_head = is_last(&run->plan->config) && j + store == run->l;
-    const Tensor home = batch_activations(run->flight, b, tier);
-    const Tensor x = alone ? workspace(run, LAST_ROWS, sq, b->last_rows) : hidden(run, b, sq);
-    Stop stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU, sq, 0,
-                                  b->act_rows[TIER_DISK])};
-    /* rows of `home`, and of x, before those of the sequence. Of a prompt's rows ....LL only those
-     * that the head needs, LL, travel after the last layer; LAST_ROWS then holds the LL alone */
-    int low = 0, high = 0, n = 0;
-    for (int r = 0; r < b->nseq; r++) {
-        const Sequence *q = b->seq[r];
-        const int rows = batch_rows(b, q);
-        const int wanted = for_head && tier != TIER_GPU ? q->last_rows : rows;
-        if (q->act == tier) {
-            Tensor rest = tensor_rows(home, low + rows - wanted, wanted);
-            Tensor state = tensor_rows(x, alone ? high : high + rows - wanted, wanted);
-            if (!low)
-                stop.here = tensor_rows(x, high, 0);
-            n = add_move(run->moves, n, store ? rest : state, store ? state : rest);
-            low += rows;
-        }
-        high += alone ? q->last_rows : rows;
-    }
-    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, j, k), run->moves, n, &stop, 1);
+/* Returns true if the hidden state rests between layers j-1 and j. It does not before layer 0, and
+ * not before the head if this stage sends it on to the next one. */
+static bool rests_before(const Run *run, int j) {
+    return j > 0 && j < run->l + is_last(&run->plan->config);
 }
 
-/* Returns true if the hidden state is not stored after layer j: j is the head itself, or the last
- * layer of a stage that sends its state on. */
-static bool leaves(const Run *run, int j) { return j + !is_last(&run->plan->config) >= run->l; }
+/* Returns how many rows of a sequence a layer needs: all of this sweep's, or for the head the last
+ * ones. */
+static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
+    return is_head(run, j) ? q->last_rows : batch_rows(b, q);
+}
+
+/* Moves the rows of the hidden state that rest on one tier: from x, where layer j computes, to
+ * their home after the layer (store), or from there to x before it. After the last layer only the
+ * rows that the head needs leave the GPU, the last of each sequence; only those come back to x,
+ * which then holds no others. Rows at home on the GPU all move there; compute_head chooses among
+ * them. */
+static void move_activation(Run *run, Square at, Tier tier, bool store) {
+    static const Lane lane[2][NTIERS] = {{PROJECT, C_LOAD, C_LOAD}, {FINISH, STORE, STORE}};
+    const Batch *b = at.batch;
+    if (!b->act_rows[tier] || all_on_gpu(b))
+        return;
+    const Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, at);
+    const int coming = at.j + (store && tier != TIER_GPU);
+    Stop stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU, at.number,
+                                  0, b->act_rows[TIER_DISK])};
+    int home_row = 0, x_row = 0, n = 0; /* the rows after those of the sequences so far */
+    for (int r = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        const int rows = rows_for(run, b, q, at.j), moved = rows_for(run, b, q, coming);
+        x_row += rows;
+        if (q->act != tier)
+            continue;
+        if (!home_row)
+            stop.here = tensor_rows(x, x_row - rows, 0);
+        home_row += batch_rows(b, q);
+        const Tensor rest = tensor_rows(home, home_row - moved, moved);
+        const Tensor state = tensor_rows(x, x_row - moved, moved);
+        n = add_move(run->moves, n, store ? rest : state, store ? state : rest);
+    }
+    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, at), run->moves, n, &stop, 1);
+}
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    Batch *b = at_square(run, &j, &k);
-    if (!b || leaves(run, j) || all_on_gpu(b))
+    const Square at = at_square(run, j, k);
+    if (!at.batch || !rests_before(run, at.j + 1))
         return;
     for (int t = 0; t < NTIERS; t++)
-        move_activation(run, b, j, k, (Tier)t, true);
+        move_activation(run, at, (Tier)t, true);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -359,9 +405,10 @@ static void store_activation(Run *run, int j, int k) {
 
 /* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of
  * a table. */
-static void append(Run *run, Call call, const Batch *b, PageTable table, Tensor kv, int first) {
-    const Tables *t = batch_tables(b, table.k.tier);
-    Op op = op_append(call, &table, kv, tensor_cols(t->row_seq, first, kv.rows),
+static void append(Run *run, Square at, Lane lane, PageTable table, Tensor kv, int first) {
+    const Tables *t = batch_tables(at.batch, table.k.tier);
+    Op op = op_append(call_on(run, lane, CACHE, at), &table, kv,
+                      tensor_cols(t->row_seq, first, kv.rows),
                       tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
     post(run->to, op);
@@ -370,32 +417,33 @@ static void append(Run *run, Call call, const Batch *b, PageTable table, Tensor 
 /* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
  * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
  * CPU's pages. */
-static void store_piece(Run *run, Batch *b, int j, int k, const Piece *piece) {
-    const int gpu = piece->kv_rows[TIER_GPU], cpu = piece->kv_rows[TIER_CPU];
-    const int disk = piece->kv_rows[TIER_DISK], first = piece->row + gpu;
-    if (!(cpu + disk))
+static void store_piece(Run *run, Square at, const Piece *piece) {
+    const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
+    const bool on_cpu = delegated(run, at.batch);
+    if (!off)
         return;
-    Tensor below = new_kv_below(run, b, cpu + disk);
-    if (!delegated(run, b)) {
-        Move down = {below, new_kv_off(run, b, gpu, cpu + disk)};
-        post(run->to, op_copy(call_on(run, STORE, CACHE, j, k), &down, 1));
+    const Tensor below = new_kv_below(run, at.batch, off);
+    if (!on_cpu)
+        copy(run, call_on(run, STORE, CACHE, at), below, new_kv_off(run, at.batch, gpu, off));
+    int row = 0;
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
+        const int n = piece->kv_rows[t];
+        if (n && !(on_cpu && t == TIER_CPU))
+            append(run, at, t == TIER_CPU ? ATTEND : D_WRITE,
+                   batch_pages(run->flight, at.batch, (Tier)t, at.j), tensor_rows(below, row, n),
+                   piece->row + gpu + row);
+        row += n;
     }
-    if (cpu && !delegated(run, b))
-        append(run, call_on(run, ATTEND, CACHE, j, k), b, batch_pages(run->flight, b, TIER_CPU, j),
-               tensor_rows(below, 0, cpu), first);
-    if (disk)
-        append(run, call_on(run, D_WRITE, CACHE, j, k), b,
-               batch_pages(run->flight, b, TIER_DISK, j), tensor_rows(below, cpu, disk),
-               first + cpu);
 }
 
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    Batch *b = at_square(run, &j, &k);
+    const Square at = at_square(run, j, k);
     Piece all = {.number = 0};
-    if (b && j < run->l && !b->prefill && batch_piece(run->flight, b, &all))
-        store_piece(run, b, j, k, &all);
+    if (at.batch && !is_head(run, at.j) && !at.batch->prefill &&
+        batch_piece(run->flight, at.batch, &all))
+        store_piece(run, at, &all);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -404,50 +452,47 @@ static void store_cache(Run *run, int j, int k) {
 
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
  * GPU, or, if the CPU attends, the disk's pages to the CPU. */
-static void bring_cache(Run *run, const Batch *b, int j, int k) {
-    const long sq = square_number(run, j, k);
-    const int cpu = b->nstaged[TIER_CPU], disk = b->nstaged[TIER_DISK];
-    const int page = run->plan->policy.page_tokens;
-    const Tier side = delegated(run, b) ? TIER_CPU : TIER_GPU;
-    const PageTable to = plan_pages(run->plan, KV_STAGING, side, 2 * sq, cpu + disk);
-    const PageTable via = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, disk);
+static void bring_cache(Run *run, Square at) {
+    const Batch *b = at.batch;
+    const PageTable to = staged_pages(run, at);
+    const PageTable via =
+        plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * at.number, b->nstaged[TIER_DISK]);
+    int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
-        const PageTable home = batch_pages(run->flight, b, (Tier)t, j);
-        const int first = t == TIER_DISK ? cpu * page : 0;
-        const Stop stops[] = {{tensor_rows(to.k, first, 0), via.k},
-                              {tensor_rows(to.v, first, 0), via.v}};
-        int n = batch_moves(run->moves, 0, b, (Tier)t, stops[0].here, home.k);
+        const PageTable home = batch_pages(run->flight, b, (Tier)t, at.j);
+        const Stop stops[] = {{tensor_rows(to.k, row, 0), via.k},
+                              {tensor_rows(to.v, row, 0), via.v}};
+        int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
         if (!is_sparse(&run->plan->policy))
-            n = batch_moves(run->moves, n, b, (Tier)t, stops[1].here, home.v);
-        CHECK(2 * (size_t)n <= run->room);
-        if (side == TIER_CPU)
-            post(run->to, op_copy(call_on(run, C_READ, CACHE, j, k), run->moves, n));
+            n = batch_moves(run->moves, n, b, to.page_tokens, stops[1].here, home.v);
+        if (to.k.tier == TIER_CPU)
+            post(run->to, op_copy(call_on(run, C_READ, CACHE, at), run->moves, n));
         else
-            carry(run->to, call_on(run, C_LOAD, CACHE, j, k), run->moves, n, stops, 2);
+            carry(run->to, call_on(run, C_LOAD, CACHE, at), run->moves, n, stops, 2);
+        row += b->nstaged[t] * to.page_tokens;
     }
 }
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    Batch *b = at_square(run, &j, &k);
-    if (b && j && j < run->l)
-        bring_cache(run, b, j, k);
+    const Square at = at_square(run, j, k);
+    if (at.batch && at.j && !is_head(run, at.j))
+        bring_cache(run, at);
 }
 
 // -------------------------------------------------------------------------------------------------
 // load_activation
 // -------------------------------------------------------------------------------------------------
 
-/* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). Layer 0 has nothing to
- * load, because its rows come from the embedding. */
+/* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    Batch *b = at_square(run, &j, &k);
-    if (!b || !j || all_on_gpu(b) || (j == run->l && leaves(run, j - 1)))
+    const Square at = at_square(run, j, k);
+    if (!at.batch || !rests_before(run, at.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
-        move_activation(run, b, j, k, (Tier)t, false);
+        move_activation(run, at, (Tier)t, false);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -458,36 +503,36 @@ static void load_activation(Run *run, int j, int k) {
  * more than packed_rows rows, packed matrices are first unpacked to F16, once for each layer and
  * sweep, before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on
  * FINISH, because each of these lanes has then finished the layer before. */
-static void layer_weights(Run *run, int j, int k, Tensor w[NROLES]) {
+static void layer_weights(Run *run, Square at, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    const bool many_rows = run->flight->in_sweep[k]->rows > p->packed_rows;
+    const bool many_rows = at.batch->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        const Tensor streamed = plan_weight(p, &p->weight[j][r], run->now.slot);
+        const Tensor streamed = plan_weight(p, &p->weight[at.j][r], run->now.slot);
         const bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
             post(run->to,
-                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, j, k), w[r], streamed));
+                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, at), w[r], streamed));
     }
-    run->now.unpacked = run->now.unpacked || many_rows;
+    run->now.unpacked |= many_rows;
 }
 
 /* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
  * and computes the hidden state of layer 0 from them. */
-static void embed(Run *run, Batch *b, int k) {
+static void embed(Run *run, Square at) {
     const Plan *p = run->plan;
-    const long sq = square_number(run, 0, k);
-    const Tensor x = hidden(run, b, sq), table = p->global[TOK_EMBED].home;
+    const Batch *b = at.batch;
+    const Tensor x = hidden(run, at), table = p->global[TOK_EMBED].home;
     const Tensor tokens =
-        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, sq, b->rows);
-    const Call call = call_on(run, PROJECT, OTHER, 0, k);
+        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, at.number, b->rows);
+    const Call call = call_on(run, PROJECT, OTHER, at);
     if (table.tier == TIER_GPU) {
         post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
         const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        Move up = {tokens, plan_view(p, EMBEDDED, TIER_CPU, sq, 0, b->rows)};
-        post(run->to, op_embed(call_on(run, lane, OTHER, 0, k), up.src, table, b->cpu.ids, false));
-        post(run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
+        const Tensor below = plan_view(p, EMBEDDED, TIER_CPU, at.number, 0, b->rows);
+        post(run->to, op_embed(call_on(run, lane, OTHER, at), below, table, b->cpu.ids, false));
+        copy(run, call_on(run, C_LOAD, OTHER, at), tokens, below);
     }
     opt_embed(run->to, call, p, x, tokens, b->gpu.positions);
 }
@@ -502,34 +547,33 @@ static void embed(Run *run, Batch *b, int k) {
  * message that has not arrived can always be sent. All stages agree on which messages exist,
  * because that depends only on which batches are in flight, and all stages receive the same
  * tokens. */
-static void receive(Run *run, Batch *b, long sq, int k) {
-    Move up = {hidden(run, b, sq), plan_view(run->plan, RECEIVED, TIER_CPU, b->index, 0, b->rows)};
-    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, 0, k), up.src));
-    post(run->to, op_copy(call_on(run, C_LOAD, ACTIVATION, 0, k), &up, 1));
+static void receive(Run *run, Square at) {
+    const Tensor came =
+        plan_view(run->plan, RECEIVED, TIER_CPU, at.batch->index, 0, at.batch->rows);
+    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, at), came));
+    copy(run, call_on(run, C_LOAD, ACTIVATION, at), hidden(run, at), came);
 }
 
 /* Sends the hidden state to the next stage. */
-static void send(Run *run, Batch *b, int j, int k) {
-    Move down = {plan_view(run->plan, SENDING, TIER_CPU, b->index, 0, b->rows),
-                 hidden(run, b, square_number(run, j, k))};
-    post(run->to, op_copy(call_on(run, STORE, ACTIVATION, j, k), &down, 1));
-    post(run->to, op_send(call_on(run, SEND, ACTIVATION, j, k), down.dst));
+static void send(Run *run, Square at) {
+    const Tensor sent = plan_view(run->plan, SENDING, TIER_CPU, at.batch->index, 0, at.batch->rows);
+    copy(run, call_on(run, STORE, ACTIVATION, at), sent, hidden(run, at));
+    post(run->to, op_send(call_on(run, SEND, ACTIVATION, at), sent));
 }
 
 /* Computes q, k and v of a piece. Appends new k and v to the pages on the GPU. Packs those of other
  * pages, if pages are packed. */
-static void project(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
+static void project(Run *run, Square at, const Tensor w[NROLES], const Piece *piece) {
+    const Batch *b = at.batch;
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    const Call call = call_on(run, PROJECT, CACHE, j, k);
-    opt_project(run->to, call_on(run, PROJECT, OTHER, j, k), run->plan, w,
-                workspace(run, QKV, b->turn, piece->rows),
-                hidden_piece(run, b, square_number(run, j, k), piece));
+    opt_project(run->to, call_on(run, PROJECT, OTHER, at), run->plan, w,
+                workspace(run, QKV, b->turn, piece->rows), hidden_piece(run, at, piece));
     if (off && run->plan->policy.cache_packed)
         post(run->to,
-             op_pack(call, new_kv_off(run, b, gpu, off),
+             op_pack(call_on(run, PROJECT, CACHE, at), new_kv_off(run, b, gpu, off),
                      tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
     if (gpu)
-        append(run, call, b, batch_pages(run->flight, b, TIER_GPU, j), new_kv(run, b, gpu),
+        append(run, at, PROJECT, batch_pages(run->flight, b, TIER_GPU, at.j), new_kv(run, b, gpu),
                piece->row);
 }
 
@@ -540,15 +584,15 @@ static PageTable table_rows(PageTable table, int first, int n) {
     return table;
 }
 
-/* Posts the attention of one new token per sequence of a table. Sparse attention (section 5) reads
- * all of K, then V of the chosen tokens. home holds the same sequences' pages on disk, if the V of
- * the chosen tokens must be fetched from there into the table's pages; NULL if V is already in the
- * table's pages. */
-static void attend_rows(Run *run, Call call, PageTable table, const PageTable *home, Tensor o,
-                        Tensor q) {
+/* Posts the attention of one new token per sequence, for the sequences from `first` on, on the
+ * processor that has the pages of the table. Sparse attention (section 5) reads all of K, then V of
+ * the chosen tokens, which it first fetches if the pages rest on disk. */
+static void attend_rows(Run *run, Square at, PageTable table, int first, Tensor o, Tensor q) {
     const Plan *p = run->plan;
     const double sparsity = p->policy.sparsity;
-    const Tier side = call.lane == ATTEND ? TIER_CPU : TIER_GPU;
+    const Tier side = table.k.tier;
+    const Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, at);
+    table = table_rows(table, first, q.rows);
     if (!is_sparse(&p->policy)) {
         post(run->to, op_attend(call, o, q, &table));
         return;
@@ -556,100 +600,92 @@ static void attend_rows(Run *run, Call call, PageTable table, const PageTable *h
     const Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
     const Tensor weights = plan_view(p, WEIGHING, side, 0, 0, q.rows);
     post(run->to, op_select(call, tokens, weights, q, &table, sparsity));
-    if (home) {
-        Call read = call;
-        read.lane = C_READ;
-        post(run->to, op_fetch(read, &table, home, tokens, sparsity));
+    if (at.batch->seq[first]->kv == TIER_DISK) {
+        const PageTable home =
+            table_rows(batch_pages(run->flight, at.batch, TIER_DISK, at.j), first, q.rows);
+        post(run->to, op_fetch(call_on(run, C_READ, CACHE, at), &table, &home, tokens, sparsity));
     }
     post(run->to, op_weigh(call, o, tokens, weights, &table, sparsity));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
- * attends where the pages are, and the results come up. */
-static void attend_on_cpu(Run *run, Batch *b, int j, int k, Tensor q) {
-    const long sq = square_number(run, j, k);
-    const int gpu = b->kv_seqs[TIER_GPU], cpu = b->kv_seqs[TIER_CPU], disk = b->kv_seqs[TIER_DISK];
-    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, cpu + disk);
-    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, cpu + disk);
-    Tensor kv = new_kv_below(run, b, cpu + disk);
-    Move down[] = {{query, tensor_rows(q, gpu, cpu + disk)},
-                   {kv, new_kv_off(run, b, gpu, cpu + disk)}};
-    Move up = {attended_elsewhere(run, b), result};
-    const Call call = call_on(run, ATTEND, CACHE, j, k);
-    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, j, k), down, 2));
-    if (cpu) {
-        PageTable home = batch_pages(run->flight, b, TIER_CPU, j);
-        append(run, call, b, home, tensor_rows(kv, 0, cpu), gpu);
-        attend_rows(run, call, table_rows(home, gpu, cpu), NULL, tensor_rows(result, 0, cpu),
-                    tensor_rows(query, 0, cpu));
+ * attends where the pages are, or are staged from disk, and the results come up. */
+static void attend_on_cpu(Run *run, Square at, Tensor q) {
+    const Batch *b = at.batch;
+    const int gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
+    const Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, off);
+    const Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, off);
+    const Tensor kv = new_kv_below(run, b, off);
+    const Move down[] = {{query, tensor_rows(q, gpu, off)}, {kv, new_kv_off(run, b, gpu, off)}};
+    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, at), down, 2));
+    int row = 0;
+    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
+        const int n = b->kv_seqs[t];
+        if (!n)
+            continue;
+        const PageTable table =
+            t == TIER_DISK ? staged_pages(run, at) : batch_pages(run->flight, b, TIER_CPU, at.j);
+        append(run, at, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
+        attend_rows(run, at, table, gpu + row, tensor_rows(result, row, n),
+                    tensor_rows(query, row, n));
+        row += n;
     }
-    if (disk) {
-        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * sq, b->nstaged[TIER_DISK]);
-        near.pages = b->cpu.staged;
-        near.len = b->cpu.len;
-        PageTable home = table_rows(batch_pages(run->flight, b, TIER_DISK, j), gpu + cpu, disk);
-        append(run, call, b, near, tensor_rows(kv, cpu, disk), gpu + cpu);
-        attend_rows(run, call, table_rows(near, gpu + cpu, disk), &home,
-                    tensor_rows(result, cpu, disk), tensor_rows(query, cpu, disk));
-    }
-    post(run->to, op_copy(call_on(run, A_UP, CACHE, j, k), &up, 1));
+    copy(run, call_on(run, A_UP, CACHE, at), attended_elsewhere(run, b), result);
 }
 
 /* Posts the attention of a piece. In prefill it attends to the k and v that have just been
  * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
-static void attend(Run *run, Batch *b, int j, int k, const Piece *piece) {
+static void attend(Run *run, Square at, const Piece *piece) {
+    const Batch *b = at.batch;
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
-    const Call call = call_on(run, FINISH, CACHE, j, k);
+    const Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
     if (b->prefill) {
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
-        post(run->to, op_attend_prefill(call, workspace(run, ATTENDED, b->turn, n), q,
-                                        new_kv(run, b, n), start, run->plan->config.nh));
+        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE, at),
+                                        workspace(run, ATTENDED, b->turn, n), q, new_kv(run, b, n),
+                                        start, run->plan->config.nh));
         return;
     }
     if (off && delegated(run, b))
-        attend_on_cpu(run, b, j, k, q);
+        attend_on_cpu(run, at, q);
     if (gpu)
-        attend_rows(run, call, table_rows(batch_pages(run->flight, b, TIER_GPU, j), 0, gpu), NULL,
+        attend_rows(run, at, batch_pages(run->flight, b, TIER_GPU, at.j), 0,
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu));
     if (off && !delegated(run, b)) {
-        PageTable near = plan_pages(run->plan, KV_STAGING, TIER_GPU, 2 * square_number(run, j, k),
-                                    b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
-        near.pages = b->gpu.staged;
-        near.len = b->gpu.len;
-        append(run, call, b, near, new_kv_off(run, b, gpu, off), gpu);
-        attend_rows(run, call, table_rows(near, gpu, off), NULL, attended_elsewhere(run, b),
-                    tensor_rows(q, gpu, off));
+        const PageTable staged = staged_pages(run, at);
+        append(run, at, FINISH, staged, new_kv_off(run, b, gpu, off), gpu);
+        attend_rows(run, at, staged, gpu, attended_elsewhere(run, b), tensor_rows(q, gpu, off));
     }
 }
 
 /* Computes the half of the layer after attention for a piece. */
-static void finish(Run *run, Batch *b, int j, int k, const Tensor w[NROLES], const Piece *piece) {
-    opt_finish(run->to, call_on(run, FINISH, OTHER, j, k), run->plan, w,
-               hidden_piece(run, b, square_number(run, j, k), piece),
-               workspace(run, ATTENDED, b->turn, piece->rows));
+static void finish(Run *run, Square at, const Tensor w[NROLES], const Piece *piece) {
+    opt_finish(run->to, call_on(run, FINISH, OTHER, at), run->plan, w, hidden_piece(run, at, piece),
+               workspace(run, ATTENDED, at.batch->turn, piece->rows));
 }
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a
  * scored task it computes, for the head's rows from `first` on, the probability of the given token
  * and the greedy choice. */
-static void choose_tokens(Run *run, Batch *b, int k, Tensor logits, int first) {
-    const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, run->l, k);
-    const Tables *t = batch_tables(b, logits.tier);
+static void choose_tokens(Run *run, Square at, Tensor logits, int first) {
+    const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, at);
+    const Tables *t = batch_tables(at.batch, logits.tier);
     const int n = logits.rows;
-    Tensor ids = tensor_cols(batch_newest(run->flight, b, NEW_TOKENS, logits.tier), first, n);
+    Tensor ids =
+        tensor_cols(batch_newest(run->flight, at.batch, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored) {
         post(run->to, op_pick(call, ids, logits, t->prompt, t->at, &run->task->sampling));
         return;
     }
-    Tensor logp = tensor_cols(batch_newest(run->flight, b, LOG_PROBS, TIER_GPU), first, n);
-    post(run->to, op_score(call, logp, ids, logits, tensor_cols(b->gpu.target, first, n)));
+    Tensor logp = tensor_cols(batch_newest(run->flight, at.batch, LOG_PROBS, TIER_GPU), first, n);
+    post(run->to, op_score(call, logp, ids, logits, tensor_cols(t->target, first, n)));
 }
 
 /* Copies the chosen tokens to the CPU, and the logits if they are kept or if the CPU is to choose
  * from them. */
-static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
+static void bring_down(Run *run, Square at, Tensor logits) {
+    const Batch *b = at.batch;
     const Flight *f = run->flight;
     const bool chosen = run->plan->chooser == TIER_GPU;
     Move moves[2] = {
@@ -660,18 +696,18 @@ static void bring_down(Run *run, Batch *b, int k, Tensor logits) {
                             batch_newest(f, b, LOG_PROBS, TIER_GPU)};
     if (run->task->keep_logits || !chosen)
         moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, run->l, k), moves, n));
+    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, at), moves, n));
 }
 
 /* Computes layer l, the head. It turns the rows that the head needs (the last of each sequence, or
  * more in a scored task) into logits, head_chunk rows at a time. */
-static void compute_head(Run *run, Batch *b, int k) {
+static void compute_head(Run *run, Square at) {
     const Plan *p = run->plan;
+    const Batch *b = at.batch;
     const int resting = b->act_last[TIER_GPU];
-    const Call call = call_on(run, PROJECT, OTHER, run->l, k);
-    const Tensor head = plan_weight(p, &p->global[p->head], run->now.slot);
-    Tensor x = workspace(run, LAST_ROWS, square_number(run, run->l, k), b->last_rows);
-    Tensor logits = none;
+    const Call call = call_on(run, PROJECT, OTHER, at);
+    const Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, at);
+    Tensor logits = {.rows = 0};
     if (resting)
         post(run->to,
              op_embed(call, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
@@ -681,39 +717,41 @@ static void compute_head(Run *run, Batch *b, int k) {
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
-            choose_tokens(run, b, k, logits, first);
+            choose_tokens(run, at, logits, first);
     }
-    bring_down(run, b, k, logits);
+    bring_down(run, at, logits);
     if (p->chooser == TIER_CPU)
-        choose_tokens(run, b, k, batch_logits(run->flight, b, 0, b->nseq), 0);
+        choose_tokens(run, at, batch_logits(run->flight, b, 0, b->nseq), 0);
 }
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    Batch *b = run->flight->in_sweep[k];
-    if (!b->nseq)
+    const Square at = at_square(run, j, k);
+    const OptConfig *config = &run->plan->config;
+    Batch *b = at.batch;
+    if (!b)
         return;
-    if (j == run->l) {
-        if (is_last(&run->plan->config))
-            compute_head(run, b, k);
+    if (is_head(run, j)) {
+        if (is_last(config))
+            compute_head(run, at);
         return;
     }
     Tensor w[NROLES];
-    layer_weights(run, j, k, w);
-    if (!j && is_first(&run->plan->config))
-        embed(run, b, k);
-    if (j && !all_on_gpu(b))
-        move_activation(run, b, j, k, TIER_GPU, false);
+    layer_weights(run, at, w);
+    if (!j && is_first(config))
+        embed(run, at);
+    if (j)
+        move_activation(run, at, TIER_GPU, false);
     for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
         b->turn = run->turn++;
-        project(run, b, j, k, w, &piece);
+        project(run, at, w, &piece);
         if (b->prefill)
-            store_piece(run, b, j, k, &piece);
-        attend(run, b, j, k, &piece);
-        finish(run, b, j, k, w, &piece);
+            store_piece(run, at, &piece);
+        attend(run, at, &piece);
+        finish(run, at, w, &piece);
     }
-    if (j + 1 == run->l && leaves(run, j))
-        send(run, b, j, k);
+    if (is_head(run, j + 1) && !is_last(config))
+        send(run, at);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -730,14 +768,13 @@ static bool synchronize(Run *run) {
 /* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
  * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
-    Batch *b = run->flight->in_sweep[k];
-    if (!batch_begin(run->flight, b))
+    const Square first = square(run, 0, k);
+    if (!batch_begin(run->flight, first.batch))
         return !run->to->failed;
-    Move up = {b->gpu.all, b->cpu.all};
-    post(run->to, op_copy(call_on(run, C_LOAD, OTHER, 0, k), &up, 1));
+    copy(run, call_on(run, C_LOAD, OTHER, first), first.batch->gpu.all, first.batch->cpu.all);
     if (!is_first(&run->plan->config))
-        receive(run, b, square_number(run, 0, k), k);
-    bring_cache(run, b, 0, k); /* load_cache does this for the other layers, one square ahead */
+        receive(run, first);
+    bring_cache(run, first); /* load_cache does this for the other layers, one square ahead */
     return !run->to->failed;
 }
 
@@ -748,8 +785,7 @@ static void note_held(const Run *run) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++)
             held.pages[t] += f->pool[t].used;
-        for (int k = 0; k < f->K; k++)
-            held.sequences += f->in_sweep[k]->nseq + f->in_sweep[k]->njoining;
+        held.sequences += f->admission.seated;
     }
     if (run->to->device->trace)
         trace_hold(run->to->device->trace, &held);
@@ -775,10 +811,9 @@ static void sweep_all(Run *run) {
  * spent on each. The time that they spent on decoding beside prefills is estimated from the number
  * of tokens. */
 static void divide_seconds(RunStats *s, const Device *device) {
-    static const Lane processors[] = {PROJECT, FINISH, ATTEND};
     double prefill = 0, decode = 0;
-    for (int p = 0; p < 3; p++) {
-        const LaneCount *count = &device->count[processors[p]];
+    for (int lane = PROJECT; lane <= ATTEND; lane++) { /* the lanes of processors */
+        const LaneCount *count = &device->count[lane];
         prefill += count->prefill_s;
         decode += count->busy_s - count->prefill_s;
     }
@@ -790,16 +825,22 @@ static void divide_seconds(RunStats *s, const Device *device) {
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {
     const int flights = flight_count(&plan->policy);
-    Poster to = {.device = device, .overlap = plan->policy.overlap, .err = err};
-    Run run = {.plan = plan, .task = task, .to = &to, .l = plan->config.l};
+    Poster to = {.device = device,
+                 .depend = depend_open(plan->ncells),
+                 .overlap = plan->policy.overlap,
+                 .err = err};
+    /* K and V of a page, or a tensor that both shares cut in two; for each of two hops */
+    const size_t moves =
+        4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
+    Run run = {.plan = plan,
+               .task = task,
+               .to = &to,
+               .flights = xcalloc(flights, sizeof *run.flights),
+               .line = {.swept_at = device->now(device)},
+               .l = plan->config.l,
+               .moves = xcalloc(moves, sizeof *run.moves)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
-    to.depend = depend_open(plan->ncells);
-    /* K and V of a page, or a tensor that both shares cut in two; for each of two hops */
-    run.room = 4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
-    run.moves = xcalloc(run.room, sizeof *run.moves);
-    run.line.swept_at = device->now(device);
-    run.flights = xcalloc(flights, sizeof *run.flights);
     for (int g = 0; g < flights; g++) {
         run.flights[g] = (Flight){.plan = plan,
                                   .task = task,
@@ -812,9 +853,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     }
     if (task->count)
         sweep_all(&run);
-    if (!to.failed) /* the last stores, and weights loaded for a sweep that did not take place */
-        post_drain(&to);
-    if (!to.failed)
+    /* the last stores, and weights loaded for a sweep that did not take place */
+    if (!to.failed && post_drain(&to))
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)
         flight_close(&run.flights[g]);

@@ -86,7 +86,7 @@ typedef struct {
     const Options *options;
     uint64_t flags;          /* flags_digest */
     Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
-    Checkpoint *whole, part; /* in a pipeline: the whole model; a process's part of it */
+    Checkpoint *whole, part; /* the whole model; in a pipeline, a process's part of it */
     int first_layer;         /* of that part */
     Tokenizer *tokenizer;    /* opened for commands that read texts */
     Net *net;                /* the pipeline; NULL: one machine ... */
@@ -108,6 +108,8 @@ typedef struct {
     /* the policy and the plan */
     Policy given;   /* what is asked of the policy: the flags', settled for this run */
     bool may_pack;  /* the search may pack weights and cache */
+    bool one_block; /* the task has as many prompts as a block may have, and is cut to one block of
+                       the policy that is found */
     Found found;    /* the policy that was chosen; the rest only if predicted */
     bool predicted; /* the cost model has predicted its costs */
     Plan *plan;     /* with the policy in its final form */
@@ -123,7 +125,7 @@ typedef struct {
     uint64_t digest;    /* bench's: a hash of all tokens, to compare two runs */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */
-    FILE *text;  /* ... and the stream that its text goes to; NULL: no text is wanted */
+    FILE *text;  /* ... and the stream that its text goes to, /dev/null if none is wanted */
 } TaskRun;
 
 // -------------------------------------------------------------------------------------------------
@@ -131,9 +133,8 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 
 /* Decides everything before anything is allocated or written: where the task runs, under which
- * policy, and where every byte of it lies. A task that does not fit is refused. one_block: as for
- * search_for. */
-int plan_task(TaskRun *run, Task *task, bool one_block, Error *err);
+ * policy, and where every byte of it lies. A task that does not fit is refused. */
+int plan_task(TaskRun *run, Task *task, Error *err);
 /* Sets the number of threads that compute: as many as are given, or one for each processor, as far
  * as a CPU quota keeps them busy. */
 void choose_threads(TaskRun *run);
@@ -149,9 +150,8 @@ int know_machine(const TaskRun *run, Error *err);
 /* Settles run->given: by the flags, a packed checkpoint, or the run before of a job that goes on,
  * how weights and cache are packed; and that the CPU attends if attention is sparse. */
 int settle_compression(TaskRun *run, Error *err);
-/* Returns what is to be searched for: what the flags leave open. one_block: the task has as many
- * prompts as a block may have, and is cut to one block of the policy that is found. */
-Search search_for(const TaskRun *run, const Task *task, bool one_block);
+/* Returns what is to be searched for: what the flags leave open. */
+Search search_for(const TaskRun *run, const Task *task);
 /* Finds the best policies, at most `most`, or takes the one that the flags give in full, with its
  * token table where there is room; and what is expected of them, if the machine is known
  * (s->hardware not NULL). Returns their number, or -1 and err. */
@@ -199,12 +199,19 @@ typedef struct {
     Task task;       /* what is left to do */
 } Job;
 
-/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error, or
- * with `strict` -1 and err. where names the prompt in messages. */
-int job_add(Job *job, const char *text, size_t len, int line, const char *where, Error *err);
+/* A text, and its name in messages. */
+typedef struct {
+    const char *text;
+    size_t len;
+    const char *where;
+} Passage;
+
+/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error. */
+void job_add(Job *job, Passage passage, int line);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
- * names the input in messages. */
+ * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
+ * the first impossible prompt's error. */
 int job_settle(Job *job, const char *name, Error *err);
 /* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
  * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.
@@ -214,13 +221,6 @@ int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
 void job_free(Job *job);
-
-/* A text, and its name in messages. */
-typedef struct {
-    const char *text;
-    size_t len;
-    const char *where;
-} Passage;
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
@@ -247,8 +247,11 @@ Journal *journal_open(const char *output, double patience, Error *err);
 const cJSON *journal_head(const Journal *journal);
 /* Returns its file's name. */
 const char *journal_path(const Journal *journal);
+/* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
+ * calls the file `name`, if it cannot be read. */
+char *file_whole(int fd, const char *name, size_t *size, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
-typedef int TakeToken(void *ctx, uint32_t place, int32_t token);
+typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.
  * The first invalid record ends the journal. */
 int journal_read(Journal *journal, TakeToken *take, void *ctx, Error *err);
@@ -270,12 +273,11 @@ void journal_close(Journal *journal);
  * a + b work, fitted to the sweeps so far. */
 typedef struct {
     bool on;
-    double sweeps, work;              /* of the whole run, if no sequence stops early */
-    double pair;                      /* work of attending to one token; a row's products are 1 */
-    long tokens;                      /* that are wanted; progress_open counts them if it finds 0 */
-    double shown;                     /* the time when the line was last written */
-    double n, w, ww, t, wt;           /* sums over sweeps: 1, work, its square, seconds, work x s */
-    double work_before, total_before; /* work and seconds of all sweeps before the newest */
+    double sweeps, work;    /* of the whole run, if no sequence stops early */
+    double pair;            /* work of attending to one token; a row's products are 1 */
+    long tokens;            /* that are wanted; progress_open counts them if it finds 0 */
+    double shown;           /* the time when the line was last written */
+    double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
 /* Starts it for a task, before the first sweep. */
 void progress_open(Progress *progress, const Plan *plan, const Task *task);
@@ -284,18 +286,19 @@ void progress_show(Progress *progress, const RunStats *stats, long tokens);
 /* Erases the line. */
 void progress_clear(const Progress *progress);
 /* Returns the seconds that are left; below 0: not known yet. */
-double progress_left(const Progress *progress, const RunStats *stats);
+double progress_left(const Progress *progress);
 
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither
  * --resume nor --overwrite is given. job and options must outlive it. */
-Completions *completions_open(Job *job, const Tokenizer *tokenizer, const Options *options,
-                              Error *err);
+Completions *completions_open(Job *job, const Options *options, Error *err);
 /* Returns true if there is a journal, so that the job can go on later. */
 bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
-Completions *completions_follow(Job *job, const Tokenizer *tokenizer, const Options *options);
-/* Returns the head of the journal that is there, with --resume; else NULL. */
+Completions *completions_follow(Job *job, const Options *options);
+/* Returns the head of the journal that is there, with --resume; else NULL, also without
+ * completions.
+ */
 const cJSON *completions_head(const Completions *completions);
 /* Gives the requests of the job the tokens that the journal has, with --resume. head: what must be
  * the same in both. *finished: the job had ended. -1 and err if the output or the journal is of
@@ -312,9 +315,6 @@ int completions_end(Completions *completions, int status, Error *err);
 /* Returns the number of tokens in all lines of the output. */
 long completions_tokens(const Completions *completions);
 void completions_free(Completions *completions);
-/* Does nothing: Listener.done for runs that do not need the completions. */
-int completion_ignored(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
-                       Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
@@ -375,33 +375,38 @@ void stages_close(Stages *stages);
 // eval.c: perplexity and last words (section 6.2, Table 6)
 // -------------------------------------------------------------------------------------------------
 
+/* What is known of a prompt's scored tokens. */
+typedef struct {
+    double nll;  /* -log of the probability of all of them */
+    bool missed; /* true if one of them was not the greedy choice */
+} Score;
+
 /* A scored task made of texts, and its results. Prompts are windows of a text, or lines whose last
- * word counts. */
+ * word counts. The fields before `task` are set before reading. */
 typedef struct {
     /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
-     * packed cache or sparse attention. false: a prompt is one prefill. Set before reading. */
+     * packed cache or sparse attention. false: a prompt is one prefill. */
     bool stepwise;
+    const Tokenizer *tokenizer;
+    const OptConfig *config;
+    int window; /* tokens of each window; before reading also 0: the model's positions */
+    int limit;  /* so many windows or lines at most; 0: all */
     Task task;
-    int window;        /* tokens of each window */
     long tokens, told; /* tokens to be scored; scored so far */
     long unscored;     /* tokens of the text in no window, or first in one */
     size_t bytes;      /* of text that the scored tokens stand for */
-    double *nll;       /* [task.count] -log of the probability of all scored tokens of a prompt */
-    bool *missed;      /* [task.count] true if one of them was not the greedy choice */
+    Score *score;      /* [task.count] */
     Progress progress;
 } Eval;
 
-/* Reads a file as one text, with </s> in front, in windows of so many tokens (0: the model's
- * positions), of which the first `limit` count (0: all). The first token of a window is context
+/* Reads a file as one text, with </s> in front, in windows. The first token of a window is context
  * only. What is left after the last whole window is not scored; a text that is shorter than a
  * window is one window. */
-int eval_text(Eval *eval, const char *path, int window, int limit, const Tokenizer *tokenizer,
-              const OptConfig *config, Error *err);
-/* Reads JSON lines {"text"}, of which the first `limit` count (0: all). The last word of each, with
- * the white space before it, is scored; white space at the end is left out. If a line is too long
- * for the model, its beginning is left out. */
-int eval_lines(Eval *eval, const char *path, int limit, const Tokenizer *tokenizer,
-               const OptConfig *config, Error *err);
+int eval_text(Eval *eval, const char *path, Error *err);
+/* Reads JSON lines {"text"}. The last word of each, with the white space before it, is scored;
+ * white space at the end is left out. If a line is too long for the model, its beginning is left
+ * out. */
+int eval_lines(Eval *eval, const char *path, Error *err);
 /* Returns the listener that adds up the scores; ctx is the Eval. */
 Listener eval_listener(Eval *eval);
 
@@ -435,15 +440,14 @@ typedef struct {
  * nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away.
  */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
-                        int threads, FILE *progress, Error *err);
+                        FILE *progress, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // report.c: what the commands say
 // -------------------------------------------------------------------------------------------------
 
 /* Results go as text to standard output, and with --json as one JSON object to a file. If that file
- * is standard output, the text is left out. The object is the list of all figures; the text is a
- * form that is filled in from it. */
+ * is standard output, the text is left out. The object is the list of all figures. */
 
 /* Opens the report before the work, so that a wrong --json does not lose an hour of it. -1 and err.
  */
@@ -453,6 +457,15 @@ int report_open(TaskRun *run, Error *err);
 int report_write(const TaskRun *run, Error *err);
 /* Writes the object, if all went well. Returns status, or -1 and err. */
 int report_close(TaskRun *run, int status, Error *err);
+
+/* A number of the object, under its name. */
+typedef struct {
+    const char *name;
+    double value;
+} Figure;
+/* Adds figures to an object; behind the last is one without a name. */
+void add_figures(cJSON *to, const Figure *figures);
+#define ADD(to, ...) add_figures(to, (const Figure[]){__VA_ARGS__, {0}})
 
 /* Reports the results of bench: times, bytes and seconds of the lanes and channels, Table 4. */
 void report_bench(const TaskRun *run);
@@ -468,9 +481,13 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block);
  * chain needs `least` machines. */
 void report_clusters(const TaskRun *run, const Found *const found[3], int least);
 
-/* Prints the plan; with peak, after a run, only the totals with the measured peaks beside them. */
-void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS], const Bytes *peak);
-/* Prints to standard error the plan's totals and the memory that was used. */
+/* Adds up in bytes[], by tier, the regions that have the name of region i, counted through all
+ * purposes and tiers: such as the two slots of weights. Returns the name if i is the first of them,
+ * else NULL. */
+const char *plan_purpose(Bytes bytes[NTIERS], const Plan *plan, int i);
+/* Prints the plan before a run. */
+void plan_print(FILE *out, const Plan *plan, const Bytes capacity[NTIERS]);
+/* Prints to standard error the plan's totals and, after a run, the memory that was used. */
 void print_peaks(const TaskRun *run);
 /* Prints to standard error what was predicted, if anything was, beside what was measured; a scored
  * task generates nothing. */

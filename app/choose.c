@@ -16,13 +16,6 @@
 // The machine
 // -------------------------------------------------------------------------------------------------
 
-/* Returns how much of --gpu-mem (or of the whole GPU) is left for the tier after the context, the
- * workspaces, and what other programs have taken. */
-static Bytes gpu_room(Gpu *gpu, Bytes limit) {
-    return size_min(size_less(size_min(limit, gpu->total), gpu->overhead + gpu->spare),
-                    gpu_left(gpu));
-}
-
 /* Returns the bytes that the process will take besides the tiers when a task runs, in addition to
  * what it has by then: program, libraries, tokenizer, prompts. Measured with models from opt-125m
  * to opt-1.3b and 1 to 32 threads, and rounded up:
@@ -44,8 +37,7 @@ int trace_count(const TaskRun *run) {
 size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     const size_t pages = (size_t)p->max_seqs * p->max_pages;
-    size_t slices =
-        run->traced ? (size_t)p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
+    size_t slices = run->traced ? p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
     if (run->trace_limit && run->trace_limit < slices)
         slices = run->trace_limit;
     if (!follows(run))
@@ -71,24 +63,23 @@ enum {
  * has beside the other tiers, since the offload file is mapped. Files of the checkpoint that are on
  * the disk already are not mapped and count as free. If the directory is in memory (tmpfs), it has
  * what the other tiers leave of that. */
-static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
+static int disk_room(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes others[] = {process_room(run, run->trace_limit),
-                            run->gpu ? 0 : run->capacity[TIER_GPU], run->capacity[TIER_CPU]};
-    Bytes mapped = process_allowance("", NLANES).address;
+    const Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
+    Bytes mapped = size_less(process_allowance("", NLANES).address,
+                             tiers + process_room(run, run->trace_limit));
     struct statvfs disk;
     if (statvfs(o->offload_dir, &disk))
         return fail(err, EXIT_USAGE, "--offload-dir %s: %s; name a directory", o->offload_dir,
                     strerror(errno));
-    for (int i = 0; i < 3; i++)
-        mapped = size_less(mapped, others[i]);
-    *room =
-        access(o->offload_dir, W_OK) ? 0 : (size_t)disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
+    Bytes room =
+        access(o->offload_dir, W_OK) ? 0 : disk.f_bavail * disk.f_frsize / 100 * DISK_SHARE;
     if (memory_holds(o->offload_dir))
-        mapped = size_min(mapped, size_less(run->memory, others[1] + others[2]));
-    *room = size_min(*room, mapped);
+        mapped = size_min(mapped, size_less(run->memory, tiers));
+    room = size_min(room, mapped);
     for (int f = 0; run->checkpoint && f < run->checkpoint->nfiles; f++)
-        *room += run->checkpoint->files[f].size;
+        room += run->checkpoint->files[f].size;
+    run->capacity[TIER_DISK] = size_min(room, o->capacity[TIER_DISK]);
     return 0;
 }
 
@@ -96,33 +87,34 @@ static int disk_room(Bytes *room, const TaskRun *run, Error *err) {
  * sim and a machine on paper have what is given, or what a file says. */
 static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const Bytes *asked = run->options->capacity;
-    const bool real = !run->sim && !on_paper;
-    const size_t available = process_allowance("", NLANES).memory,
-                 taken = process_room(run, run->trace_limit);
+    Bytes *c = run->capacity;
+    Gpu *gpu = run->gpu;
+    for (int t = 0; t < NTIERS && run->sim; t++)
+        c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
+    if (run->sim)
+        return 0;
     /* stages on one machine share it equally */
     const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
-    const size_t share = available / neighbours,
-                 percent = share > taken ? (share - taken) / 100 : 0;
-    Bytes *c = run->capacity;
+    const size_t share = process_allowance("", NLANES).memory / neighbours,
+                 percent = size_less(share, process_room(run, run->trace_limit)) / 100;
+    const Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
     run->memory = percent * MOST_SHARE;
     c[TIER_GPU] = percent * HOST_GPU_SHARE;
-    c[TIER_CPU] = percent * (run->gpu ? CPU_SHARE : HOST_CPU_SHARE);
-    for (int t = 0; t < NTIERS && run->sim; t++)
-        c[t] = (Bytes)run->hardware->mem[t];
-    if (run->gpu)
-        c[TIER_GPU] = gpu_room(run->gpu, asked[TIER_GPU]);
-    for (int t = run->gpu ? TIER_CPU : TIER_GPU; t < TIER_DISK; t++)
+    c[TIER_CPU] = percent * (gpu ? CPU_SHARE : HOST_CPU_SHARE);
+    for (int t = TIER_GPU; t < TIER_DISK; t++)
         if (asked[t] != FROM_MACHINE)
-            c[t] = real ? size_min(asked[t], run->memory - percent * LEAST_SHARE) : asked[t];
-    for (int t = TIER_GPU; t < TIER_DISK && real && !run->gpu; t++)
+            c[t] = size_min(asked[t], most);
+    for (int t = TIER_GPU; t < TIER_DISK && !on_paper && !gpu; t++)
         if (asked[t] == FROM_MACHINE)
             c[t] = size_min(c[t], run->memory - c[1 - t]);
-    if (asked[TIER_DISK] != FROM_MACHINE && !(real && memory_holds(run->options->offload_dir)))
-        c[TIER_DISK] = asked[TIER_DISK];
-    else if (!run->sim && disk_room(&c[TIER_DISK], run, err))
-        return -1;
-    c[TIER_DISK] = size_min(c[TIER_DISK], asked[TIER_DISK]);
-    return 0;
+    if (gpu) /* what the context, the workspaces and other programs leave of --gpu-mem */
+        c[TIER_GPU] =
+            size_min(size_less(size_min(asked[TIER_GPU], gpu->total), gpu->overhead + gpu->spare),
+                     gpu_left(gpu));
+    c[TIER_DISK] = asked[TIER_DISK];
+    if (asked[TIER_DISK] != FROM_MACHINE && (on_paper || !memory_holds(run->options->offload_dir)))
+        return 0;
+    return disk_room(run, err);
 }
 
 /* Makes the two upper tiers share the memory if together they take more bytes than this process may
@@ -216,10 +208,9 @@ static Type act_type(const TaskRun *run) {
 // -------------------------------------------------------------------------------------------------
 
 /* Returns true if by the head of its journal (job_head) the run before packed weights or cache. */
-static bool was_packed(const cJSON *head, const char *bits, const char *group) {
-    size_t b, g;
-    return json_whole(json_get(head, bits), &b) && json_whole(json_get(head, group), &g) &&
-           b == 4 && g == GROUP;
+static bool was_packed(const cJSON *head, const char *bits) {
+    size_t b;
+    return json_whole(json_get(head, bits), &b) && b == 4;
 }
 
 int settle_compression(TaskRun *run, Error *err) {
@@ -227,12 +218,10 @@ int settle_compression(TaskRun *run, Error *err) {
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
     const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
-    const cJSON *before = run->completions ? completions_head(run->completions) : NULL;
+    const cJSON *before = completions_head(run->completions);
     const bool kept = before && o->allow_compression;
-    const bool weight =
-        o->compress_weight || (kept && was_packed(before, "bits of weights", "group of weights"));
-    const bool cache = o->compress_cache ||
-                       (kept && was_packed(before, "bits of the cache", "group of the cache"));
+    const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
+               cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
     Policy *p = &run->given;
     run->may_pack = o->allow_compression && !kept;
     p->weight_study = weight ? asked : none;
@@ -267,14 +256,14 @@ Cluster cluster_of(const TaskRun *run) {
                      given ? o->wire_delay_s : o->net_ms / 1000};
 }
 
-Search search_for(const TaskRun *run, const Task *task, bool one_block) {
+Search search_for(const TaskRun *run, const Task *task) {
     const Options *o = run->options;
     const Policy *given = &run->given;
     Search s = {.hardware = run->hardware,
                 .checkpoint = run->checkpoint,
                 .task = task,
                 .cluster = cluster_of(run),
-                .one_block = one_block,
+                .one_block = run->one_block,
                 .act_type = act_type(run),
                 .given = *given,
                 .fixed_flights = given->flights > 0,
@@ -321,57 +310,51 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
                 "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more "
                 "throughput (--max-latency)\n",
                 found->latency, best.latency, more);
-    return 1;
+    return 0;
 }
 
 /* Finds the policy: the flags' or the best one, on a machine with less memory by the fraction
  * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
-static int choose_policy(TaskRun *run, const Task *task, bool one_block, double less, Error *err) {
-    Search search = search_for(run, task, one_block);
+static int choose_policy(TaskRun *run, const Task *task, double less, Error *err) {
+    Search search = search_for(run, task);
     const bool searches = !all_given(&search),
                waits = run->completions && searches && search.max_latency <= 0;
     run->predicted = searches || run->sim || run->options->hardware;
-    if (run->predicted && know_machine(run, err))
-        return -1;
     if (!run->predicted)
         search.hardware = NULL;
+    else if (know_machine(run, err))
+        return -1;
     for (int t = 0; t < NTIERS && less > 0; t++)
-        search.capacity[t] = (Bytes)(search.capacity[t] * (1 - less));
-    const int n = waits ? find_sooner(&run->found, &search, err)
-                        : find_policies(&run->found, 1, &search, err);
-    return n < 0 ? -1 : 0;
+        search.capacity[t] *= 1 - less;
+    if (waits)
+        return find_sooner(&run->found, &search, err);
+    return find_policies(&run->found, 1, &search, err) < 0 ? -1 : 0;
 }
 
 // -------------------------------------------------------------------------------------------------
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Makes the plan: where every byte lies. On a GPU, prompts pass a layer in larger pieces if there
- * is room for them. */
-static int place_task(TaskRun *run, const Task *task, Error *err) {
+/* Cuts a task that is to be one block to the prompts that the block of each flight holds. */
+static void cut_task(const TaskRun *run, Task *task) {
+    const Policy *p = &run->found.policy;
+    if (run->one_block)
+        task->count = imin(task->count, block_size(p) * flight_count(p));
+}
+
+/* Makes the plan for the policy that was found: where every byte lies. On a GPU, prompts pass a
+ * layer in larger pieces if there is room for them. */
+static int place_task(TaskRun *run, Task *task, Error *err) {
     Policy policy = run->found.policy;
+    cut_task(run, task);
     if (run->gpu)
         fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
+    plan_free(run->plan);
     run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
-    return run->plan && !plan_fits(run->plan, run->capacity, err) ? 0 : -1;
-}
-
-/* Returns how many of the task's prompts one block of each flight holds. */
-static int block_count(const TaskRun *run, const Task *task) {
-    const Policy *p = &run->found.policy;
-    return imin(task->count, block_size(p) * flight_count(p));
-}
-
-/* Chooses the policy and makes the plan. */
-static int make_plan(TaskRun *run, Task *task, bool one_block, Error *err) {
-    if (choose_policy(run, task, one_block, 0, err))
-        return -1;
-    if (one_block)
-        task->count = block_count(run, task);
-    if (place_task(run, task, err))
+    if (!run->plan || plan_fits(run->plan, run->capacity, err))
         return -1;
     for (int t = 0; t < NTIERS; t++)
-        run->found.cost.peak[t] = (double)run->plan->total[t];
+        run->found.cost.peak[t] = run->plan->total[t];
     return 0;
 }
 
@@ -402,7 +385,7 @@ static int fits_all(TaskRun *run, const Task *task, Error *err) {
  * generated and do not fit any more. Returns false if that is not possible. */
 static bool shrink_batches(TaskRun *run) {
     int *gbs = &run->given.gbs;
-    if (!run->completions || !completions_head(run->completions) || *gbs < 2)
+    if (!completions_head(run->completions) || *gbs < 2)
         return false;
     *gbs /= 2;
     fprintf(stderr, "the longer prompts do not fit: going on with --gpu-batch-size %d\n", *gbs);
@@ -411,65 +394,61 @@ static bool shrink_batches(TaskRun *run) {
 
 /* Chooses one policy for all stages: the first stage's, found for its own layers. If another stage
  * has less room, the search is repeated with less memory, each time by twice as much. */
-static int agree_on_policy(TaskRun *run, Task *task, bool one_block, Error *err) {
-    enum { TRIES = 6 };
-    static const double least = .01;
+static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
+    static const double least = .02, most = .64;
+    double less = 0;
     Error why = {0};
     Policy *p = &run->found.policy;
     Net *net = run->net;
-    const Search asked = search_for(run, task, one_block);
+    const Search asked = search_for(run, task);
     const bool leads = !follows(run), searches = !all_given(&asked);
-    for (int i = 0;; i++) {
-        const double less = i ? least * (1 << i) : 0;
-        int status = leads ? choose_policy(run, task, one_block, less, err) : 0;
+    for (;;) {
+        int status = leads ? choose_policy(run, task, less, err) : 0;
         const bool chosen = !status;
         Task block = *task;
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
-        if (one_block)
-            block.count = block_count(run, task);
+        cut_task(run, &block);
         if (!status)
             status = fits_all(run, &block, err);
         if (!status) {
             task->count = block.count;
             return 0;
         }
-        if (!i)
+        if (!why.code)
             why = *err; /* the reason with all memory is the one to report */
-        int again = leads && (searches ? chosen && i < TRIES : shrink_batches(run));
+        int again = leads && (searches ? chosen && less < most : shrink_batches(run));
         if (net && net->share(net, &again, sizeof again, err))
             return -1;
         if (!again) {
             *err = why;
             return -1;
         }
+        if (searches)
+            less = fmax(2 * less, least);
     }
 }
 
-/* Predicts the policy that all stages have room for. The formulas only know stages with equal
- * shares; for others nothing is predicted. */
-static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
-    Search part = search_for(run, task, false);
-    run->predicted = run->predicted && !run->options->stages.n;
-    part.given = run->plan->policy;
-    return run->predicted ? policy_predict(&run->found, &part, err) : 0;
-}
-
-/* Makes each stage's own plan for the same task. The plan of the first simulated machine is the
- * run's. */
-static int plan_pipeline(TaskRun *run, Task *task, bool one_block, Error *err) {
-    if (agree_on_policy(run, task, one_block, err))
+/* Makes each stage's own plan for the same task, and predicts the policy that all have room for.
+ * The plan of the first simulated machine is the run's. */
+static int plan_pipeline(TaskRun *run, Task *task, Error *err) {
+    if (agree_on_policy(run, task, err))
         return -1;
     if (run->stages.n)
         run->plan = run->stages.stage[0].plan;
     else if (place_task(run, task, err))
         return -1;
-    if (predict_pipeline(run, task, err))
+    Search part = search_for(run, task);
+    part.one_block = false; /* the task has been cut */
+    part.given = run->plan->policy;
+    /* the formulas only know stages with equal shares */
+    run->predicted = run->predicted && !run->options->stages.n;
+    if (run->predicted && policy_predict(&run->found, &part, err))
         return -1;
     return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
 }
 
-int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
+int plan_task(TaskRun *run, Task *task, Error *err) {
     Net *net = run->net;
     int status = choose_machine(run, false, err);
     if (net)
@@ -479,16 +458,14 @@ int plan_task(TaskRun *run, Task *task, bool one_block, Error *err) {
     if (net ? net->agree(net, status, err) : status)
         return -1;
     if (net || run->stages.n)
-        return plan_pipeline(run, task, one_block, err);
+        return plan_pipeline(run, task, err);
     for (;;) {
-        const bool planned = make_plan(run, task, one_block, err) == 0;
-        const bool shared =
-            planned && share_memory(run, run->plan->total[TIER_GPU] + run->plan->total[TIER_CPU]);
-        if (planned && !shared)
-            return 0;
-        if (!shared && !shrink_batches(run))
-            return add_limit(run, err);
-        plan_free(run->plan);
-        run->plan = NULL;
+        status = choose_policy(run, task, 0, err) || place_task(run, task, err);
+        const Plan *plan = run->plan;
+        const bool again = status
+                               ? shrink_batches(run)
+                               : share_memory(run, plan->total[TIER_GPU] + plan->total[TIER_CPU]);
+        if (!again)
+            return status ? add_limit(run, err) : 0;
     }
 }

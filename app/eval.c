@@ -17,50 +17,47 @@
 // Texts
 // -------------------------------------------------------------------------------------------------
 
+static bool is_full(const Eval *e) { return e->limit && e->task.count == e->limit; }
+
 /* Adds a prompt of ids[tokens], of which the tokens from `from` on are scored. In stepwise mode a
  * decoding step predicts each scored token that has at least two tokens before it. */
-static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from,
-                       const Tokenizer *tokenizer) {
+static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
     Task *t = &e->task;
-    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
-    e->nll = xrealloc(e->nll, t->count + 1, sizeof *e->nll);
-    e->missed = xrealloc(e->missed, t->count + 1, sizeof *e->missed);
     int s = e->stepwise ? imax(from - 1, 1) : tokens - 1;
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
-    e->nll[t->count] = 0;
-    e->missed[t->count] = false;
-    e->tokens += tokens - from;
-    e->bytes += tokenizer_bytes(tokenizer, ids + from, tokens - from);
+    t->scored = true;
+    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
+    e->score = xrealloc(e->score, t->count + 1, sizeof *e->score);
+    e->score[t->count] = (Score){0};
     t->prompts[t->count++] = p;
+    e->tokens += tokens - from;
+    e->bytes += tokenizer_bytes(e->tokenizer, ids + from, tokens - from);
 }
 
-int eval_text(Eval *e, const char *path, int window, int limit, const Tokenizer *tokenizer,
-              const OptConfig *config, Error *err) {
+int eval_text(Eval *e, const char *path, Error *err) {
+    int most = e->config->max_pos;
     size_t len;
     int32_t *ids;
-    if (!window)
-        window = config->max_pos;
-    if (window > config->max_pos)
+    if (e->window > most)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions",
-                    window, config->max_pos);
+                    e->window, most);
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    int tokens = text_encode(&ids, (Passage){text, len, input_name(path)}, tokenizer, config, err);
+    const Passage passage = {text, len, input_name(path)};
+    int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
     free(text);
     if (tokens < 0)
         return -1;
-    e->task.scored = true;
-    e->window = window = imin(window, tokens);
-    for (int at = 0; tokens > 1 && at + window <= tokens && (!limit || e->task.count < limit);
-         at += window)
-        add_prompt(e, ids + at, window, 1, tokenizer);
+    e->window = imin(e->window ? e->window : most, tokens);
+    for (int at = 0; tokens > 1 && at + e->window <= tokens && !is_full(e); at += e->window)
+        add_prompt(e, ids + at, e->window, 1);
     free(ids);
     e->unscored = tokens - 1 - e->tokens; /* 1: the </s> in front */
     return e->task.count ? 0
                          : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
-                                input_name(path));
+                                passage.where);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -77,27 +74,26 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 
 /* Adds a line of text as a prompt that scores its last word. If it is too long for the model,
  * tokens at its beginning (after </s>) are dropped. */
-static int add_line(Eval *e, const char *text, const char *where, const Tokenizer *tokenizer,
-                    const OptConfig *config, Error *err) {
-    const int most = config->max_pos + 1; /* the last token takes no position */
-    const size_t len = without_last(text, strlen(text), true);
-    const size_t before = without_last(text, without_last(text, len, false), true);
+static int add_line(Eval *e, const char *text, const char *where, Error *err) {
+    int most = e->config->max_pos + 1; /* the last token takes no position */
+    size_t len = without_last(text, strlen(text), true);
+    size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED,
                     "%s: \"text\" has no two words; expected a last word and some before it",
                     where);
     /* This is checked before encoding, which takes memory. */
-    if ((len - before) / tokenizer_longest(tokenizer) > (size_t)most - 2)
+    if ((len - before) / tokenizer_longest(e->tokenizer) > (size_t)most - 2)
         return fail(err, EXIT_FAILED,
                     "%s: the last word has %zu bytes, more than %d tokens, which the model takes; "
                     "shorten it",
                     where, len - before, most - 2);
-    int from = text_encode(&context, (Passage){text, before, where}, tokenizer, config, err);
+    int from = text_encode(&context, (Passage){text, before, where}, e->tokenizer, e->config, err);
     if (from < 0)
         return -1;
     free(context);
-    int tokens = text_encode(&ids, (Passage){text, len, where}, tokenizer, config, err);
+    int tokens = text_encode(&ids, (Passage){text, len, where}, e->tokenizer, e->config, err);
     if (tokens < 0)
         return -1;
     int drop = imax(tokens - most, 0), status = 0;
@@ -108,41 +104,32 @@ static int add_line(Eval *e, const char *text, const char *where, const Tokenize
                       "%s: the last word has %d token%s and the model takes %d; shorten it", where,
                       tokens - from, plural(tokens - from), most - 2);
     else
-        add_prompt(e, ids + drop, tokens - drop, from - drop, tokenizer);
+        add_prompt(e, ids + drop, tokens - drop, from - drop);
     free(ids);
     return status;
 }
 
 /* Adds the text of a JSON line. */
-static int score_line(Eval *e, const Lines *l, const Tokenizer *tokenizer, const OptConfig *config,
-                      Error *err) {
-    cJSON *value = json_parse(l->line, l->size, l->where, err);
+static int score_line(Eval *e, const Lines *l, Error *err) {
+    cJSON *value = json_object(l->line, l->size, l->where, err);
     if (!value)
         return -1;
     const cJSON *text = json_get(value, "text");
-    int status = cJSON_IsString(text)
-                     ? add_line(e, text->valuestring, l->where, tokenizer, config, err)
-                     : -1;
-    if (!cJSON_IsObject(value))
-        fail(err, EXIT_FAILED, "%s: expected a JSON object {\"text\": ...}", l->where);
-    else if (!cJSON_IsString(text))
-        fail(err, EXIT_FAILED, "%s: \"text\" is %s; expected a string", l->where,
-             text ? "not a string" : "missing");
+    int status = cJSON_IsString(text) ? add_line(e, text->valuestring, l->where, err)
+                                      : json_refuse(err, l->where, "\"text\"", text, "a string");
     cJSON_Delete(value);
     return status;
 }
 
-int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer,
-               const OptConfig *config, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
+int eval_lines(Eval *e, const char *path, Error *err) {
+    Lines l = {.name = input_name(path)};
+    char *text = input_read(path, &l.len, err);
     if (!text)
         return -1;
     int status = 0;
-    Lines l = {.text = text, .len = len, .name = input_name(path)};
-    e->task.scored = true;
-    while (!status && (!limit || e->task.count < limit) && line_next(&l))
-        status = score_line(e, &l, tokenizer, config, err);
+    l.text = text;
+    while (!status && !is_full(e) && line_next(&l))
+        status = score_line(e, &l, err);
     free(text);
     if (status || e->task.count)
         return status;
@@ -156,9 +143,9 @@ int eval_lines(Eval *e, const char *path, int limit, const Tokenizer *tokenizer,
 /* Listener.scored: adds up the score of one token. */
 static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
     Eval *e = ctx;
-    e->nll[prompt] -= logp;
+    e->score[prompt].nll -= logp;
     if (best != e->task.prompts[prompt].ids[at])
-        e->missed[prompt] = true;
+        e->score[prompt].missed = true;
     e->told++;
 }
 
@@ -171,14 +158,14 @@ static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
 
 Listener eval_listener(Eval *e) {
     e->progress.tokens = e->tokens;
-    return (Listener){.ctx = e, .done = completion_ignored, .scored = on_scored, .sweep = on_sweep};
+    return (Listener){.ctx = e, .scored = on_scored, .sweep = on_sweep};
 }
 
 EvalResult eval_result(const Eval *e) {
     double sum = 0, right = 0;
     for (int i = 0; i < e->task.count; i++) {
-        sum += e->nll[i];
-        right += !e->missed[i];
+        sum += e->score[i].nll;
+        right += !e->score[i].missed;
     }
     return (EvalResult){.nll = sum / e->tokens,
                         .perplexity = exp(sum / e->tokens),
@@ -191,7 +178,6 @@ void eval_free(Eval *e) {
     for (int i = 0; i < e->task.count; i++)
         free(e->task.prompts[i].ids);
     free(e->task.prompts);
-    free(e->nll);
-    free(e->missed);
+    free(e->score);
     *e = (Eval){0};
 }

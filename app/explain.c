@@ -82,127 +82,100 @@ static const char *variable_name(const Question *q, int v) {
 
 /* Returns the tier whose capacity a row bounds; NTIERS: the row bounds none. */
 static Tier row_tier(const Question *q, const Lp *lp, int i) {
-    if (!q->policy)
-        return i < GPU_ROWS || i >= SUM_ROWS ? NTIERS
-               : i < CPU_ROWS                ? TIER_GPU
-               : i < DISK_ROWS               ? TIER_CPU
-                                             : TIER_DISK;
     int t = TIER_GPU;
-    while (t < NTIERS && strcmp(lp->row[i].name, memory_row[t]) != 0)
+    while (t < NTIERS && (q->policy ? strcmp(lp->row[i].name, memory_row[t]) != 0
+                                    : i < tier_rows[t] || i >= tier_rows[t + 1]))
         t++;
     return (Tier)t;
 }
 
-/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". */
+/* The terms of variables [from, to) of a row, with coefficients a * scale in a unit, or "". sign:
+ * only the positive ones (1), only the negative ones without their sign (-1), or all of them (0).
+ */
 typedef struct {
     const double *a;
     int from, to;
     double scale;
     const char *unit;
+    int sign;
 } Terms;
 
-/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal
- * coefficients are printed once. Returns true if nothing has been printed yet. */
+/* Prints terms, such as "0.5 GB (wc + wd) + 0.1 GB hc"; equal coefficients are printed once.
+ * Returns true if nothing has been printed yet. */
 static bool print_terms(FILE *out, const Question *q, Terms t, bool first) {
-    const double *a = t.a;
     for (int v = t.from; v < t.to; v++) {
-        int same = 0, before = t.from;
-        while (before < v && a[before] != a[v])
+        double a = t.a[v], size = fabs(a * t.scale);
+        int equal = 0, before = t.from;
+        while (t.a[before] != a)
             before++;
-        if (a[v] == 0 || before < v)
+        if (a == 0 || a * t.sign < 0 || before < v)
             continue;
         for (int w = v; w < t.to; w++)
-            same += a[w] == a[v];
-        const double size = fabs(a[v] * t.scale);
-        const bool brackets = same > 1 && *t.unit;
+            equal += t.a[w] == a;
+        bool brackets = equal > 1 && *t.unit;
         const char *before_name = brackets ? "(" : "";
-        if (a[v] < 0)
+        if (a < 0 && !t.sign)
             fputs(first ? "-" : " - ", out);
         else
             fputs(first ? "" : " + ", out);
         if (*t.unit || size != 1)
             fprintf(out, "%.4g%s ", size, t.unit);
-        for (int w = v; w < t.to; w++) {
-            if (a[w] != a[v])
-                continue;
-            fprintf(out, "%s%s", before_name, variable_name(q, w));
-            before_name = " + ";
-        }
+        for (int w = v; w < t.to; w++)
+            if (t.a[w] == a) {
+                fprintf(out, "%s%s", before_name, variable_name(q, w));
+                before_name = " + ";
+            }
         fputs(brackets ? ")" : "", out);
         first = false;
     }
     return first;
 }
 
-/* A row as it is printed: a capacity, a time or 1 stands alone on its right side, and what does not
- * depend on the fractions is on the left. */
-typedef struct {
-    const char *name, *unit;
-    bool binds;
-    double left, right, price, constant; /* in the row's unit */
-    double scale, rate; /* units in one byte or second; bytes/s of the link, in A.3's rows about a
-                           link, whose terms are bytes */
-    double waits[LP_MAX_VARS]; /* coefficients of the times on the right side */
-} Row;
-
-static Row row_of(const Question *q, const Solved *s, int i) {
+/* Reports row i: a capacity, a time or 1 stands alone on its right side, and what does not depend
+ * on the fractions is on the left. */
+static void report_row(FILE *out, cJSON *rows, const Question *q, const Solved *s, int i) {
     const LpRow *row = &s->lp.row[i];
-    const Tier tier = row_tier(q, &s->lp, i);
-    const double capacity = tier < NTIERS ? (double)q->search->capacity[tier] : 0,
-                 unit = tier < NTIERS ? GB : 1;
-    const bool link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
-    Row of = {.name = row->name,
-              .unit = row->equal      ? ""
-                      : tier < NTIERS ? " GB"
-                                      : " s",
-              .scale = 1 / unit};
-    of.binds = row->equal || lp_binds(row, s->answer.x, s->lp.n);
-    of.price = s->answer.y[i] * unit;
-    of.rate = link ? q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] : 0;
-    of.right = row->equal ? row->b : capacity;
-    of.constant = row->equal ? 0 : (capacity - row->b) / unit;
-    for (int v = NFRACTIONS; v < s->lp.n; v++)
-        if (row->a[v] < 0) {
-            of.waits[v] = -row->a[v];
-            of.right += of.waits[v] * s->answer.x[v];
-        }
-    of.left = (of.right + lp_excess(row, s->answer.x, s->lp.n)) / unit;
-    of.right /= unit;
-    return of;
-}
-
-static void add_row(cJSON *rows, const Row *row) {
+    const double *x = s->answer.x;
+    int n = s->lp.n;
+    Tier tier = row_tier(q, &s->lp, i);
+    bool memory = tier < NTIERS, binds = row->equal || lp_binds(row, x, n);
+    const char *unit = row->equal ? "" : memory ? " GB" : " s";
+    double size = memory ? GB : 1, /* of the unit */
+        bound = memory       ? q->search->capacity[tier]
+                : row->equal ? row->b
+                             : 0,
+           right = bound;
+    for (int v = NFRACTIONS; v < n; v++)
+        right -= fmin(row->a[v], 0) * x[v];
+    double left = (right + lp_excess(row, x, n)) / size, price = s->answer.y[i] * size,
+           constant = (bound - row->b) / size;
+    right /= size;
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(rows, one);
     cJSON_AddStringToObject(one, "row", row->name);
-    cJSON_AddStringToObject(one, "unit", row->unit);
-    cJSON_AddNumberToObject(one, "left", row->left);
-    cJSON_AddNumberToObject(one, "right", row->right);
-    cJSON_AddNumberToObject(one, "price", row->price);
-    cJSON_AddBoolToObject(one, "binds", row->binds);
-}
-
-static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const Row *row) {
-    const double *a = lp->row[i].a;
-    const bool link = row->rate > 0;
-    double times[LP_MAX_VARS];
-    for (int v = 0; v < lp->n; v++)
-        times[v] = fmax(a[v], 0);
-    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", row->binds ? '*' : ' ', row->left,
-            row->unit, row->right, row->unit, row->price, row->name);
-    if (row->constant != 0)
-        fprintf(out, "%.4g%s", row->constant, row->unit);
-    fputs(link ? "(" : "", out);
-    bool first = print_terms(
-        out, q,
-        (Terms){a, 0, NFRACTIONS, link ? row->rate / GB : row->scale, link ? " GB" : row->unit},
-        row->constant == 0);
-    if (link)
-        fprintf(out, ") / %.4g GB/s", row->rate / GB);
-    print_terms(out, q, (Terms){times, NFRACTIONS, lp->n, 1, ""}, first);
-    fputs(lp->row[i].equal ? " = " : " <= ", out);
-    if (print_terms(out, q, (Terms){row->waits, NFRACTIONS, lp->n, 1, ""}, true))
-        fprintf(out, "%.5g%s", row->right, row->unit);
+    cJSON_AddStringToObject(one, "unit", unit);
+    ADD(one, {"left", left}, {"right", right}, {"price", price});
+    cJSON_AddBoolToObject(one, "binds", binds);
+    fprintf(out, "%c %10.5g%-3s %10.5g%-3s %10.4g  %-24s ", binds ? '*' : ' ', left, unit, right,
+            unit, price, row->name);
+    Terms shares = {row->a, 0, NFRACTIONS, 1 / size, unit, 0},
+          times = {row->a, NFRACTIONS, n, 1, "", 1}, waits = {row->a, NFRACTIONS, n, 1, "", -1};
+    bool first = constant == 0, link = !q->policy && i < GPU_ROWS && i % T_GEN_ROWS <= CTOD;
+    if (!first)
+        fprintf(out, "%.4g%s", constant, unit);
+    if (link) { /* A.3 divides bytes by the link's rate */
+        double rate = q->search->hardware->bdw[i % T_GEN_ROWS][i < T_GEN_ROWS] / GB;
+        shares.scale = rate;
+        shares.unit = " GB";
+        fprintf(out, "(");
+        first = print_terms(out, q, shares, first);
+        fprintf(out, ") / %.4g GB/s", rate);
+    } else
+        first = print_terms(out, q, shares, first);
+    print_terms(out, q, times, first);
+    fputs(row->equal ? " = " : " <= ", out);
+    if (print_terms(out, q, waits, true))
+        fprintf(out, "%.5g%s", right, unit);
     fprintf(out, "\n");
 }
 
@@ -212,37 +185,32 @@ static void print_row(FILE *out, const Question *q, const Lp *lp, int i, const R
 
 /* Reports a line for each tier and link. The dual price of a tier is the sum over its rows. */
 static void explain_more(const TaskRun *run, const Question *q, const Solved *s) {
-    static const char *const name[] = {"GPU memory", "CPU memory", "disk space", "ctog",
-                                       "gtoc",       "dtoc",       "ctod"};
+    double before = s->tokens / s->seconds;
     cJSON *more = cJSON_AddObjectToObject(run->json, "more");
-    const Hardware *h = q->search->hardware;
-    if (run->text)
-        fprintf(run->text, "\n%-34s %12s %12s %12s\n", "with one more GB or GB/s", "by price (s)",
-                "solved (s)", "token/s");
+    fputs("\nwith one more GB or GB/s           by price (s)   solved (s)      token/s\n",
+          run->text);
     for (int what = 0; what <= NTIERS + CTOD; what++) {
-        const bool tier = what < NTIERS;
-        double price = 0;
+        bool tier = what < NTIERS;
+        const char *name = tier ? memory_row[what] : channel_name[what - NTIERS];
         Solved then;
         if (!solve_with_more(&then, q, what))
             continue;
-        for (int i = 0; i < s->lp.m && tier; i++)
-            if ((int)row_tier(q, &s->lp, i) == what)
-                price += s->answer.y[i] * GB;
-        const double before = s->tokens / s->seconds, falls = s->answer.value - then.answer.value;
-        double rises = then.tokens / then.seconds - before;
+        double falls = s->answer.value - then.answer.value;
+        double price = 0, rises = then.tokens / then.seconds - before;
         if (fabs(rises) < DUST * before)
             rises = 0;
-        cJSON *one = cJSON_AddObjectToObject(more, name[what]);
-        if (tier)
+        for (int i = 0; i < s->lp.m; i++)
+            if ((int)row_tier(q, &s->lp, i) == what)
+                price += s->answer.y[i] * GB;
+        cJSON *one = cJSON_AddObjectToObject(more, name);
+        if (tier) {
             cJSON_AddNumberToObject(one, "price", price);
-        cJSON_AddNumberToObject(one, "seconds", falls);
-        cJSON_AddNumberToObject(one, "throughput", rises);
-        if (!run->text)
-            continue;
-        fprintf(run->text, "  %-11s %12.5g %-7s", name[what],
-                (tier ? (double)q->search->capacity[what] : h->bdw[what - NTIERS][0]) / GB,
-                tier ? "GB" : "GB/s");
-        tier ? fprintf(run->text, " %12.4g", 0 - price) : fprintf(run->text, " %12s", "");
+            fprintf(run->text, "  %-11s %12.5g GB      %12.4g", name,
+                    q->search->capacity[what] / GB, 0 - price);
+        } else
+            fprintf(run->text, "  %-11s %12.5g GB/s    %12s", name,
+                    q->search->hardware->bdw[what - NTIERS][0] / GB, "");
+        ADD(one, {"seconds", falls}, {"throughput", rises});
         fprintf(run->text, " %12.4g %+12.4g\n", 0 - falls, rises);
     }
 }
@@ -263,7 +231,7 @@ static double largest(const Solved *s, int fraction) {
  * chosen anew, in percent of the optimum's. */
 static void draw_objective(FILE *out, const Solved *s) {
     enum { STEPS = 10 };
-    const double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
+    double wg = largest(s, WG) / STEPS, cg = largest(s, CG) / STEPS;
     fprintf(out,
             "\ntoken/s by wg and cg, the other fractions at their best, in percent of the optimum; "
             "-: it does not fit\n");
@@ -286,8 +254,8 @@ static void draw_objective(FILE *out, const Solved *s) {
 
 static void print_optimum(FILE *out, const Question *q, const Solved *s) {
     fprintf(out, "\nminimize  ");
-    const bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, ""}, true);
-    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s"}, first);
+    bool first = print_terms(out, q, (Terms){s->lp.c, NFRACTIONS, s->lp.n, 1, "", 0}, true);
+    print_terms(out, q, (Terms){s->lp.c, 0, NFRACTIONS, 1, " s", 0}, first);
     fprintf(out, "\n  which is %.6g s%s at", s->answer.value,
             q->policy ? " for the task" : ", T / bls, for a sequence");
     for (int v = 0; v < s->lp.n; v++)
@@ -312,19 +280,15 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
     if (search->one_block)
         task.count = imin(block_size(policy) * flight_count(policy), task.count);
     Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
-    cJSON *regions = cJSON_AddObjectToObject(json, "regions");
-    for (int t = 0; t < NTIERS && plan; t++) {
-        cJSON *tier = cJSON_AddObjectToObject(regions, tier_name[t]);
-        /* regions of one name have one purpose, such as the two slots of weights */
-        for (int id = 0; id < NREGIONS; id++) {
-            const Region *region = &plan->region[id][t];
-            cJSON *known =
-                region->bytes ? cJSON_GetObjectItemCaseSensitive(tier, region->name) : NULL;
-            if (known)
-                cJSON_SetNumberValue(known, known->valuedouble + (double)region->bytes);
-            else if (region->bytes)
-                cJSON_AddNumberToObject(tier, region->name, (double)region->bytes);
-        }
+    cJSON *regions = cJSON_AddObjectToObject(json, "regions"), *tier[NTIERS];
+    for (int t = 0; t < NTIERS; t++)
+        tier[t] = cJSON_AddObjectToObject(regions, tier_name[t]);
+    for (int i = 0; i < NREGIONS * NTIERS && plan; i++) {
+        Bytes bytes[NTIERS];
+        const char *name = plan_purpose(bytes, plan, i);
+        for (int t = 0; t < NTIERS && name; t++)
+            if (bytes[t])
+                cJSON_AddNumberToObject(tier[t], name, bytes[t]);
     }
     plan_free(plan);
 }
@@ -339,21 +303,15 @@ int report_explained(const TaskRun *run, const Search *search, const Policy *pol
             "--explain: the linear program has no optimum: only rounded fractions fit the machine");
     cJSON *lp = cJSON_AddObjectToObject(run->json, "lp"),
           *rows = cJSON_AddArrayToObject(lp, "rows");
-    cJSON_AddNumberToObject(lp, "objective", s.answer.value);
-    cJSON_AddNumberToObject(lp, "seconds", s.seconds);
-    cJSON_AddNumberToObject(lp, "throughput", s.tokens / s.seconds);
-    if (run->text)
-        print_optimum(run->text, &q, &s);
-    for (int i = 0; i < s.lp.m; i++) {
-        const Row row = row_of(&q, &s, i);
-        add_row(rows, &row);
-        if (run->text)
-            print_row(run->text, &q, &s.lp, i, &row);
-    }
+    ADD(lp, {"objective", s.answer.value}, {"seconds", s.seconds},
+        {"throughput", s.tokens / s.seconds});
+    print_optimum(run->text, &q, &s);
+    for (int i = 0; i < s.lp.m; i++)
+        report_row(run->text, rows, &q, &s, i);
     explain_more(run, &q, &s);
     if (policy)
         add_regions(run->json, search, policy);
-    if (run->text && !search->fixed[0] && !search->fixed[2])
+    if (!search->fixed[0] && !search->fixed[2])
         draw_objective(run->text, &s);
     return 0;
 }

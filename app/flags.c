@@ -6,6 +6,7 @@
  * one line that says what was expected.
  * Read next: report.c. */
 #include <errno.h>
+#include <fnmatch.h>
 #include <libgen.h>
 #include <math.h>
 #include <unistd.h>
@@ -35,214 +36,191 @@ typedef struct Flag Flag;
 struct Flag {
     const char *name, *commands; /* letters of the commands that know it */
     int values;                  /* number of values that it takes */
-    int (*set)(Options *, const Flag *, char **values, Error *);
-    size_t at, bytes; /* the field of Options, if it is one field */
-    double low, high; /* bounds of a number */
+    /* Reads the values, and writes them to the field; to Options, if it is not one field. Returns
+     * false if one is not as expected, and leaves that one in values[0]. */
+    bool (*set)(void *to, const Flag *flag, char **values);
+    size_t at, bytes;     /* the field of Options */
+    double low, high;     /* bounds of a number */
+    const char *expected; /* what a value has to be, in which %f or %g stand for the bounds */
     const char *help;
 };
 
-static void *field(Options *o, const Flag *flag) { return (char *)o + flag->at; }
-
-static int set_text(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    *(const char **)field(o, flag) = v[0];
-    return 0;
+static bool set_text(void *to, const Flag *flag, char **v) {
+    (void)flag;
+    *(const char **)to = v[0];
+    return true;
 }
 
 /* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
  * be written from its beginning. */
-static int set_output(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    *(const char **)field(o, flag) = output_is_standard(v[0]) ? "-" : v[0];
-    return 0;
+static bool set_output(void *to, const Flag *flag, char **v) {
+    (void)flag;
+    *(const char **)to = output_is_standard(v[0]) ? "-" : v[0];
+    return true;
 }
 
-static int add_text(Options *o, const Flag *flag, char **v, Error *err) {
-    (void)err;
-    Texts *list = field(o, flag);
+static bool add_text(void *to, const Flag *flag, char **v) {
+    Texts *list = to;
+    (void)flag;
     list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
     list->text[list->n++] = v[0];
-    return 0;
+    return true;
 }
 
-static int set_format(Options *o, const Flag *flag, char **v, Error *err) {
-    o->format = v[0];
-    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text")
-               ? 0
-               : fail(err, EXIT_USAGE, "%s %.60s: expected jsonl or text", flag->name, v[0]);
+static bool set_format(void *to, const Flag *flag, char **v) {
+    set_text(to, flag, v);
+    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text");
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
-static int set_bool(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_bool(void *to, const Flag *flag, char **v) {
     (void)v;
-    (void)err;
-    *(bool *)field(o, flag) = flag->high > 0;
-    return 0;
+    *(bool *)to = flag->high > 0;
+    return true;
 }
 
 /* Stores a whole number in a field of 16, 32 or 64 bits. */
-static int set_whole(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_whole(void *to, const Flag *flag, char **v) {
     char *end;
     errno = 0;
     long value = strtol(v[0], &end, 10);
     if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a whole number from %.0f to %.0f",
-                    flag->name, v[0], flag->low, flag->high);
-    if (flag->bytes == sizeof(uint16_t))
-        *(uint16_t *)field(o, flag) = (uint16_t)value;
-    else if (flag->bytes == sizeof(int))
-        *(int *)field(o, flag) = (int)value;
-    else
-        *(uint64_t *)field(o, flag) = (uint64_t)value;
-    return 0;
+        return false;
+    memcpy(to, &value, flag->bytes); /* the low bytes are the first */
+    return true;
 }
 
 /* Reads "512", or "16-512" for lengths between the two. */
-static int set_range(Options *o, const Flag *flag, char **v, Error *err) {
-    int *range = field(o, flag), len = 0;
+static bool set_range(void *to, const Flag *flag, char **v) {
+    int *range = to, len = 0;
     long low, high;
     int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
     if (n == 1)
         high = low;
     if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
-        return fail(err, EXIT_USAGE,
-                    "%s %.60s: expected a whole number from %.0f to %.0f, or two such as 16-512",
-                    flag->name, v[0], flag->low, flag->high);
-    range[0] = (int)low;
-    range[1] = (int)high;
-    return 0;
-}
-
-static int parse_number(double *value, const Flag *flag, const char *text, Error *err) {
-    char *end;
-    errno = 0;
-    *value = strtod(text, &end);
-    if (!errno && end > text && !*end && *value >= flag->low && *value <= flag->high)
-        return 0; /* written so that NaN is refused */
-    return fail(err, EXIT_USAGE, "%s %.60s: expected a number from %g to %g", flag->name, text,
-                flag->low, flag->high);
+        return false;
+    range[0] = low;
+    range[1] = high;
+    return true;
 }
 
 /* Stores a number in a float or a double. */
-static int set_number(Options *o, const Flag *flag, char **v, Error *err) {
-    double value;
-    if (parse_number(&value, flag, v[0], err))
-        return -1;
+static bool set_number(void *to, const Flag *flag, char **v) {
+    char *end;
+    errno = 0;
+    double value = strtod(v[0], &end);
     if (flag->bytes == sizeof(float))
-        *(float *)field(o, flag) = (float)value;
+        *(float *)to = value;
     else
-        *(double *)field(o, flag) = value;
-    return 0;
+        *(double *)to = value;
+    return !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
 }
 
-static int set_temperature(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_temperature(void *to, const Flag *flag, char **v) {
+    Options *o = to;
     o->fixed_temperature = true;
-    return set_number(o, flag, v, err);
+    return set_number(&o->sampling.temperature, flag, v);
 }
 
-static int set_percent(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_percent(void *to, const Flag *flag, char **v) {
+    Options *o = to;
     double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
                         &o->policy.cc, &o->policy.hg, &o->policy.hc};
-    static const char *const what[] = {"weights", "KV cache", "activations"};
     for (int i = 0; i < 6; i++) {
         o->fixed[i] = strcmp(v[i], "-") != 0;
         *share[i] = 0;
-        if (o->fixed[i] && parse_number(share[i], flag, v[i], err))
-            return -1;
+        if (o->fixed[i] && !set_number(share[i], flag, &v[i])) {
+            v[0] = v[i];
+            return false;
+        }
         *share[i] /= 100;
     }
-    for (int i = 0; i < 6; i += 2)
-        if (*share[i] + *share[i + 1] > 1 + 1e-9) /* allows for the sum of two rounded numbers */
-            return fail(err, EXIT_USAGE, "%s: %s on GPU and CPU add up to %g%%; at most 100%%",
-                        flag->name, what[i / 2], 100 * (*share[i] + *share[i + 1]));
-    return 0;
+    return true;
 }
 
-static int set_schedule(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_schedule(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    (void)flag;
+    o->fixed_schedule = true;
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
         if (!strcmp(v[0], schedule_name[i])) {
-            o->policy.schedule = (Schedule)i;
-            o->fixed_schedule = true;
-            return 0;
+            o->policy.schedule = i;
+            return true;
         }
-    return fail(err, EXIT_USAGE, "%s %.60s: expected row, zigzag or diagonal", flag->name, v[0]);
+    return false;
 }
 
-static int set_cost_model(Options *o, const Flag *flag, char **v, Error *err) {
-    o->paper_model = !strcmp(v[0], "paper");
-    if (o->paper_model || !strcmp(v[0], "runtime"))
-        return 0;
-    return fail(err, EXIT_USAGE, "%s %.60s: expected runtime or paper", flag->name, v[0]);
+static bool set_cost_model(void *to, const Flag *flag, char **v) {
+    bool *paper = to;
+    (void)flag;
+    *paper = !strcmp(v[0], "paper");
+    return *paper || !strcmp(v[0], "runtime");
 }
 
 /* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
  * behind both. Returns NaN if there is no number. */
 static double with_unit(const char *text, char **end, double thousand) {
-    static const char units[] = "KMGT";
+    static const char units[] = "KkMmGgTt";
     double value = strtod(text, end);
     if (*end == text)
         return NAN;
-    const char *unit = **end ? strchr(units, **end >= 'a' ? **end - 'a' + 'A' : **end) : NULL;
+    const char *unit = **end ? strchr(units, **end) : NULL;
     if (!unit)
         return value;
     ++*end;
-    return value * pow(thousand, unit - units + 1);
+    return value * pow(thousand, 1 + (unit - units) / 2);
 }
 
 /* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
-static int set_size(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_size(void *to, const Flag *flag, char **v) {
     char *end;
     double value = with_unit(v[0], &end, 1024);
+    (void)flag;
     if (*end || !(value >= 0 && value < 1e18))
-        return fail(err, EXIT_USAGE, "%s %.60s: expected a size such as 16G, 512M or 4096",
-                    flag->name, v[0]);
-    *(Bytes *)field(o, flag) = (Bytes)value;
-    return 0;
+        return false;
+    *(Bytes *)to = value;
+    return true;
 }
+
+static bool is_rate(double bytes_s) { return bytes_s >= 1 && bytes_s < 1e15; }
 
 /* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
-static int set_wire(Options *o, const Flag *flag, char **v, Error *err) {
-    char *at = v[0];
-    const double rate = with_unit(at, &at, 1000);
+static bool set_wire(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    char *at;
     double delay = 0;
     int len = 0;
-    const bool delayed =
-        *at == ',' && sscanf(at + 1, "%lfms%n", &delay, &len) == 1 && len && !at[1 + len];
-    if (!(rate >= 1 && rate < 1e15) || (*at && !delayed) || !(delay >= 0 && delay < 1e6))
-        return fail(err, EXIT_USAGE,
-                    "%s %.60s: expected bytes a second and a delay such as 1G,0.5ms", flag->name,
-                    v[0]);
-    o->wire_bytes_s = rate;
+    (void)flag;
+    o->wire_bytes_s = with_unit(v[0], &at, 1000);
+    bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
-    return 0;
+    return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6;
 }
 
-static int set_stages(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_stages(void *to, const Flag *flag, char **v) {
     for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        add_text(o, flag, &at, err);
-    return 0;
+        add_text(to, flag, &at);
+    return true;
 }
 
 /* Reads "ctog=1G,dtoc=0.5G". */
-static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
+static bool set_links(void *to, const Flag *flag, char **v) {
+    Options *o = to;
+    (void)flag;
+    o->links = true;
     for (char *at = v[0];; at++) {
-        int c = CTOG;
-        size_t len = 0;
-        while (c <= CTOD &&
-               (strncmp(at, channel_name[c], len = strlen(channel_name[c])) != 0 || at[len] != '='))
+        char name[8] = "";
+        int c = CTOG, len = 0;
+        sscanf(at, "%7[a-z]=%n", name, &len);
+        while (c <= CTOD && strcmp(name, channel_name[c]) != 0)
             c++;
-        double rate = c <= CTOD ? with_unit(at + len + 1, &at, 1000) : NAN;
-        if (!(rate >= 1 && rate < 1e15) || (*at && *at != ','))
-            return fail(
-                err, EXIT_USAGE,
-                "%s %.60s: expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
-                flag->name, v[0]);
+        double rate = len && c <= CTOD ? with_unit(at + len, &at, 1000) : NAN;
+        if (!is_rate(rate) || (*at && *at != ','))
+            return false;
         o->link[c] = rate;
         if (!*at)
-            break;
+            return true;
     }
-    o->links = true;
-    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -250,71 +228,75 @@ static int set_links(Options *o, const Flag *flag, char **v, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
-#define TEXT(field) 1, set_text, AT(field), 0, 0
-#define OUTPUT(field) 1, set_output, AT(field), 0, 0
-#define WHOLE(field, low, high) 1, set_whole, AT(field), low, high
-#define NUMBER(field, low, high) 1, set_number, AT(field), low, high
-#define SIZE(field) 1, set_size, AT(field), 0, 0
-#define SWITCH(field, to) 0, set_bool, AT(field), 0, to
-#define NONE 0, 0
+#define TEXT(field) 1, set_text, AT(field), 0, 0, NULL
+#define OUTPUT(field) 1, set_output, AT(field), 0, 0, NULL
+#define LIST(field) 1, add_text, AT(field), 0, 0, NULL
+#define WHOLE(field, low, high) \
+    1, set_whole, AT(field), low, high, "a whole number from %.0f to %.0f"
+#define RANGE(field) \
+    1, set_range, AT(field), 1, MAX_LEN, "a whole number from %.0f to %.0f, or two such as 16-512"
+#define NUMBER(field, low, high) 1, set_number, AT(field), low, high, A_NUMBER
+#define A_NUMBER "a number from %g to %g"
+#define SIZE(field) 1, set_size, AT(field), 0, 0, "a size such as 16G, 512M or 4096"
+#define SWITCH(field) 0, set_bool, AT(field), 0, true, NULL
 enum { MAX_GBS = 1 << 20, MAX_LEN = 1 << 24 };
 static const Flag flags[] = {
     /* in the order of the help text */
     {"--model", "gbpmqe", TEXT(model),
      "DIR: a Hugging Face directory; bench, policy and profile also take a name, opt-125m to "
      "opt-175b"},
-    {"--prompt", "g", 1, add_text, AT(prompt), 0, 0, "TEXT: a prompt; may be repeated"},
+    {"--prompt", "g", LIST(prompt), "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
     {"--output", "gmq", OUTPUT(output),
      "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that "
      "quantize makes"},
-    {"--resume", "g", SWITCH(resume, true),
+    {"--resume", "g", SWITCH(resume),
      "go on with the job whose output FILE is, if it has not ended"},
-    {"--overwrite", "g", SWITCH(overwrite, true), "lose what is in FILE"},
-    {"--format", "g", 1, set_format, NONE, 0, 0,
+    {"--overwrite", "g", SWITCH(overwrite), "lose what is in FILE"},
+    {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl or text",
      "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
-    {"--strict", "g", SWITCH(strict, true),
+    {"--strict", "g", SWITCH(strict),
      "refuse the whole job if one of its prompts cannot be completed"},
     {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN),
      "N: tokens to generate where the prompt does not say (64)"},
-    {"--prompt-len", "bp", 1, set_range, AT(prompt_len), 1, MAX_LEN,
+    {"--prompt-len", "bp", RANGE(prompt_len),
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
-    {"--gen-len", "bp", 1, set_range, AT(gen_len), 1, MAX_LEN,
-     "N: tokens to generate (32); bench also N1-N2"},
+    {"--gen-len", "bp", RANGE(gen_len), "N: tokens to generate (32); bench also N1-N2"},
     {"--num-prompts", "bp", WHOLE(num_prompts, 1, MAX_GBS), "N: prompts (one block of them)"},
     {"--perplexity", "e", TEXT(perplexity), "FILE: a text, scored in windows; - is standard input"},
     {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
     {"--window", "e", WHOLE(window, 2, MAX_LEN), "N: tokens of a window (the model's positions)"},
     {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
     {"--json", "bpe", OUTPUT(json), "FILE: the figures as one JSON object; - is standard output"},
-    {"--percent", "gbpe", 6, set_percent, NONE, 0, 100,
+    {"--percent", "gbpe", 6, set_percent, 0, sizeof(double), 0, 100, A_NUMBER,
      "WG WC CG CC HG HC: weights, KV cache, activations on GPU and on CPU; the disk has the rest; "
      "- is left to the search"},
     {"--gpu-batch-size", "gbpe", WHOLE(policy.gbs, 1, MAX_GBS), "N: sequences of a GPU batch"},
     {"--num-gpu-batches", "gbpe", WHOLE(policy.num_gpu_batches, 1, 1 << 16),
      "N: GPU batches of a block"},
-    {"--schedule", "gbpe", 1, set_schedule, NONE, 0, 0,
+    {"--schedule", "gbpe", 1, set_schedule, 0, 0, 0, 0, "row, zigzag or diagonal",
      "zigzag (Figure 3b), row (Figure 3a) or diagonal (Figure 6); the best, or with a given policy "
      "zigzag"},
-    {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated, true),
+    {"--cpu-cache-compute", "gbpe", SWITCH(policy.delegated),
      "the CPU attends to the KV cache on CPU and disk, in place"},
-    {"--compress-weight", "gbpe", SWITCH(compress_weight, true),
+    {"--compress-weight", "gbpe", SWITCH(compress_weight),
      "4-bit groups for the layers' matrices, on every tier"},
-    {"--compress-cache", "gbpe", SWITCH(compress_cache, true),
+    {"--compress-cache", "gbpe", SWITCH(compress_cache),
      "4-bit groups for the KV cache, on every tier"},
     {"--bits", "qe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
      "B: of a compressed number (4; others are a study: eval rounds numbers so, and keeps them as "
      "F16)"},
     {"--group", "qe", WHOLE(quant.group, LEAST_GROUP, MOST_GROUP),
      "G: numbers that share a minimum and a scale (64; others are a study)"},
-    {"--allow-compression", "gbp", SWITCH(allow_compression, true),
+    {"--allow-compression", "gbp", SWITCH(allow_compression),
      "the search may compress weights and cache where that is faster"},
     {"--attn-sparsity", "gbpe", NUMBER(policy.sparsity, 1e-6, 1),
      "F: read V of this share of the tokens, those with the largest scores (1); the CPU attends to "
      "what is off the GPU"},
-    {"--no-overlap", "gbpe", SWITCH(policy.overlap, false), "wait for every operation at once"},
-    {"--synchronize", "gbpe", SWITCH(policy.synchronize, true),
+    {"--no-overlap", "gbpe", 0, set_bool, AT(policy.overlap), 0, false, NULL,
+     "wait for every operation at once"},
+    {"--synchronize", "gbpe", SWITCH(policy.synchronize),
      "wait for all lanes behind every square, as Figure 4 does"},
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
@@ -322,27 +304,28 @@ static const Flag flags[] = {
     {"--hardware", "gbpe", TEXT(hardware),
      "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this "
      "one, measured)"},
-    {"--with", "gbpe", 1, add_text, AT(with), 0, 0,
+    {"--with", "gbpe", LIST(with),
      "KEY=NUMBER: of that machine, in place of the file's, such as ctog_bdw=24e9; may be repeated"},
-    {"--cost-model", "p", 1, set_cost_model, NONE, 0, 0,
+    {"--cost-model", "p", 1, set_cost_model, AT(paper_model), 0, 0, "runtime or paper",
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
-    {"--frontier", "p", SWITCH(frontier, true), "the best throughput for every latency (Figure 1)"},
-    {"--explain", "p", SWITCH(explain, true),
+    {"--frontier", "p", SWITCH(frontier), "the best throughput for every latency (Figure 1)"},
+    {"--explain", "p", SWITCH(explain),
      "the best policy's linear program, what each row's limit is worth (dual prices), and what "
      "more would bring"},
     {"--nodes", "bp", WHOLE(nodes, 1, 10000),
      "M: machines, as a pipeline (4.4) and without offloading (6.4); bench: a pipeline of M sims"},
     {"--net-gbps", "p", NUMBER(net_gbps, 1e-6, 1e6), "G: Gbit/s between two of them (10)"},
     {"--net-ms", "p", NUMBER(net_ms, 0, 1e6), "L: milliseconds that a message takes besides (0.1)"},
-    {"--net", "gbe", 1, set_wire, NONE, 0, 0,
+    {"--net", "gbe", 1, set_wire, 0, 0, 0, 0, "bytes a second and a delay such as 1G,0.5ms",
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms "
      "(bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0,
+    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, NULL,
      "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
-    {"--link", "gbpe", 1, set_links, NONE, 0, 0,
+    {"--link", "gbpe", 1, set_links, 0, 0, 0, 0,
+     "links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G",
      "LIST: slow links of the host device: ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G (bytes/s)"},
     {"--trace", "gbe", OUTPUT(trace),
      "FILE: what each lane did when, for chrome://tracing or Perfetto"},
@@ -353,7 +336,7 @@ static const Flag flags[] = {
      "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
     {"--threads", "gbpmqe", WHOLE(threads, 1, 1024),
      "N: threads that compute (all cores; with a GPU two fewer)"},
-    {"--temperature", "g", 1, set_temperature, AT(sampling.temperature), 0, 1e6,
+    {"--temperature", "g", 1, set_temperature, 0, sizeof(float), 0, 1e6, A_NUMBER,
      "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -361,13 +344,12 @@ static const Flag flags[] = {
      "K: with a temperature, from the K likeliest tokens (0: all)"},
     {"--seed", "gb", WHOLE(sampling.seed, 0, 0x1p62),
      "N: of sampling, and of bench's prompts and weights (0)"},
-    {"--stop", "g", 1, add_text, AT(stop), 0, 0,
-     "TEXT: end a completion before it; may be repeated"},
-    {"--verbose", "ge", SWITCH(verbose, true),
+    {"--stop", "g", LIST(stop), "TEXT: end a completion before it; may be repeated"},
+    {"--verbose", "ge", SWITCH(verbose),
      "print the plan, and the measured peaks beside it (bench always does)"},
-    {"--help", "gbpmqe", SWITCH(help, true), "this text"},
+    {"--help", "gbpmqe", SWITCH(help), "this text"},
+    {0},
 };
-enum { NFLAGS = sizeof flags / sizeof flags[0] };
 
 Options options_default(void) {
     const char *tmp = getenv("TMPDIR");
@@ -389,7 +371,7 @@ void flags_help(FILE *out) {
         fprintf(out, "  flexgen %-8s %-46s   %s\n", commands[c].name, commands[c].use,
                 commands[c].does);
     fprintf(out, "\n");
-    for (const Flag *f = flags; f < flags + NFLAGS; f++)
+    for (const Flag *f = flags; f->name; f++)
         fprintf(out, "  %-20s%-6s %s\n", f->name, f->commands, f->help);
     fprintf(out, "\n");
     for (int c = 0; c < NCOMMANDS; c++)
@@ -401,40 +383,34 @@ void flags_help(FILE *out) {
 // Reading the flags
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the Levenshtein distance, for "did you mean". */
-static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(b), row[128];
-    CHECK(n < 128);
+/* Returns the Levenshtein distance between a text and a flag's name, for "did you mean". */
+static int edit_distance(const char *a, const char *name) {
+    int n = strlen(name), row[128];
     for (int c = 0; c <= n; c++)
         row[c] = c;
     for (int r = 0; a[r] && r < 100; r++) {
         int diagonal = row[0];
         row[0] = r + 1;
         for (int c = 0; c < n; c++) {
-            int swap = diagonal + (a[r] != b[c]),
-                best = row[c] < row[c + 1] ? row[c] + 1 : row[c + 1] + 1;
+            int swap = diagonal + (a[r] != name[c]);
             diagonal = row[c + 1];
-            row[c + 1] = swap < best ? swap : best;
+            row[c + 1] = imin(swap, imin(row[c], diagonal) + 1);
         }
     }
     return row[n];
 }
 
-/* Writes the commands that know a flag: "generate, bench and eval". */
-static const char *known_by(char *text, size_t size, const Flag *flag) {
-    text[0] = 0;
-    for (const char *letter = flag->commands; *letter; letter++) {
-        size_t used = strlen(text);
-        int c = 0;
-        while (commands[c].letter != *letter)
-            c++;
-        snprintf(text + used, size - used, "%s%s",
-                 !used       ? ""
-                 : letter[1] ? ", "
-                             : " and ",
-                 commands[c].name);
-    }
-    return text;
+/* Refuses a flag of other commands, and names them: "generate, bench and eval". */
+static int elsewhere(const Flag *flag, Error *err) {
+    char who[64];
+    size_t used = 0, left = strlen(flag->commands);
+    for (int c = 0; c < NCOMMANDS; c++)
+        if (strchr(flag->commands, commands[c].letter)) {
+            const char *next = --left > 1 ? ", " : " and ";
+            used +=
+                snprintf(who + used, sizeof who - used, "%s%s", commands[c].name, left ? next : "");
+        }
+    return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", flag->name, who);
 }
 
 static int unknown_flag(const char *name, Command command, Error *err) {
@@ -443,15 +419,13 @@ static int unknown_flag(const char *name, Command command, Error *err) {
     if (*name != '-')
         return fail(err, EXIT_USAGE,
                     "%.60s: expected a flag; put a value that has blanks into quotes", name);
-    for (int f = 0; f < NFLAGS; f++) {
-        int distance = edit_distance(name, flags[f].name);
-        char who[64];
+    for (const Flag *f = flags; f->name; f++) {
+        int distance = edit_distance(name, f->name);
         if (!distance)
-            return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", name,
-                        known_by(who, sizeof who, &flags[f]));
-        if (strchr(flags[f].commands, commands[command].letter) && distance < least) {
+            return elsewhere(f, err);
+        if (strchr(f->commands, commands[command].letter) && distance < least) {
             least = distance;
-            nearest = flags[f].name;
+            nearest = f->name;
         }
     }
     return fail(err, EXIT_USAGE, "unknown flag %.60s; the nearest known one is %s", name, nearest);
@@ -467,22 +441,40 @@ int command_parse(Command *command, const char *name, Error *err) {
                 name);
 }
 
+/* Checks that no more than everything is on GPU and CPU. */
+static int check_percent(const Policy *p, Error *err) {
+    const struct {
+        const char *what;
+        double share;
+    } sum[] = {
+        {"weights", p->wg + p->wc}, {"KV cache", p->cg + p->cc}, {"activations", p->hg + p->hc}};
+    for (int i = 0; i < 3; i++)
+        if (sum[i].share > 1 + 1e-9) /* allows for the sum of two rounded numbers */
+            return fail(err, EXIT_USAGE,
+                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%", sum[i].what,
+                        100 * sum[i].share);
+    return 0;
+}
+
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
-        while (f < flags + NFLAGS &&
+        while (f->name &&
                (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter)))
             f++;
-        if (f == flags + NFLAGS)
+        if (!f->name)
             return unknown_flag(args[a], command, err);
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
                         plural(f->values), f->help);
-        if (f->set(o, f, args + a + 1, err))
-            return -1;
+        if (!f->set((char *)o + f->at, f, args + a + 1)) {
+            char expected[100];
+            snprintf(expected, sizeof expected, f->expected, f->low, f->high);
+            return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
+        }
         a += f->values;
     }
-    return 0;
+    return check_percent(&o->policy, err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -493,18 +485,16 @@ bool device_is(const Options *o, const char *name) { return o->device && !strcmp
 
 /* Returns true if results at this path would be written over a file of the model. */
 static bool is_of_model(const Options *o, const char *path) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt",
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "*.safetensors",
                                         "model.safetensors.index.json"};
     char copy[MAX_PATH];
     if (!o->model || !path || access(path, F_OK) ||
         snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH)
         return false;
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path,
-               *type = strrchr(name, '.');
-    bool known = type && !strcmp(type, ".safetensors");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        known = known || !strcmp(name, names[i]);
-    return known && same_file(o->model, dirname(copy));
+        if (!fnmatch(names[i], basename(copy), 0))
+            return same_file(o->model, dirname(copy));
+    return false;
 }
 
 /* Checks that no result is written over a file of the model, over an input, or over another result.
@@ -529,52 +519,47 @@ static int check_files(const Options *o, Error *err) {
     return 0;
 }
 
-/* A rule about flags: if `wrong`, the message names the flag and says why. */
+/* A rule about flags, and the message to somebody who has broken it. */
 typedef struct {
-    bool wrong;
-    const char *flag, *why;
+    bool broken;
+    const char *message;
 } Rule;
 
-/* Refuses the first wrong use; the last rule has no flag. */
+/* Refuses the first wrong use; the last rule has no message. */
 static int check_rules(const Rule *rule, Error *err) {
-    while (rule->flag && !rule->wrong)
+    while (rule->message && !rule->broken)
         rule++;
-    return rule->flag ? fail(err, EXIT_USAGE, "%s%s", rule->flag, rule->why) : 0;
+    return rule->message ? fail(err, EXIT_USAGE, "%s", rule->message) : 0;
 }
 
-static const char no_machine[] =
-    "--hardware is missing; name the machine's file, such as hardware/t4.json";
+#define NO_MACHINE "--hardware is missing; name the machine's file, such as hardware/t4.json"
 
-static int check_device(const Options *o, Command command, Error *err) {
-    const bool sim = device_is(o, "sim"), host = device_is(o, "host");
+/* Checks that a command has what it needs, and a device that it knows. */
+static int check_needs(const Options *o, Command command, Error *err) {
+    bool sim = device_is(o, "sim"), host = device_is(o, "host"),
+         no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
     if (o->device && !sim && !host && !device_is(o, "cuda"))
         return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    const Rule rules[] = {{sim && command != BENCH, "--device sim",
-                           ": it computes nothing, so only bench knows it; leave it out"},
-                          {sim && !o->hardware, "--device sim: ", no_machine},
-                          {o->with.n && !o->hardware, "--with",
-                           ": changes a number of a machine's file; give --hardware FILE"},
-                          {o->links && o->device && !host, "--link",
-                           ": only links of the host device can be slowed; use --device host"},
-                          {0}};
-    return check_rules(rules, err);
-}
-
-/* Checks that a command has what it needs. */
-static int check_needs(const Options *o, Command command, Error *err) {
-    const bool no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
     const Rule rules[] = {
-        {no_model && (command == BENCH || command == POLICY), "--model",
-         " is missing; name a checkpoint directory or a size such as opt-125m"},
-        {no_model, "--model", " is missing; name a checkpoint directory"},
-        {copies && is_not_stored(o->quant), "--bits, --group",
-         ": only 4 bits in groups of 64 are stored; leave them out, or see with eval what others "
-         "would cost"},
-        {copies && (!o->output || !o->output[0]), "--output",
-         " is missing; name the directory that the copy is to be"},
-        {command == GENERATE && !o->prompt.n == !o->prompts, "",
+        {sim && command != BENCH,
+         "--device sim: it computes nothing, so only bench knows it; leave it out"},
+        {sim && !o->hardware, "--device sim: " NO_MACHINE},
+        {o->with.n && !o->hardware,
+         "--with: changes a number of a machine's file; give --hardware FILE"},
+        {o->links && o->device && !host,
+         "--link: only links of the host device can be slowed; use --device host"},
+        {no_model && (command == BENCH || command == POLICY),
+         "--model is missing; name a checkpoint directory or a size such as opt-125m"},
+        {no_model, "--model is missing; name a checkpoint directory"},
+        {copies && is_not_stored(o->quant),
+         "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
+         "eval "
+         "what others would cost"},
+        {copies && (!o->output || !o->output[0]),
+         "--output is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},
-        {command == EVAL && !o->perplexity == !o->last_word, "",
+        {command == EVAL && !o->perplexity == !o->last_word,
          "give either --perplexity FILE or --last-word FILE"},
         {0}};
     return check_rules(rules, err);
@@ -585,77 +570,66 @@ static bool is_range(const int lengths[2]) { return lengths[0] < lengths[1]; }
 /* Checks a question for the cost model paper: Appendix A.3 knows one block of equal prompts on one
  * machine. */
 static int check_paper(const Options *o, Error *err) {
-    static const char beyond[] =
-        ": the cost model paper looks at one block on one machine; leave it out",
-                      length[] = ": the cost model paper knows one length; give one number",
-                      exact[] = ": the cost model paper knows none; leave it out",
-                      block[] =
-                          " is missing; give the block as --gpu-batch-size N --num-gpu-batches N";
+#define BLOCK " is missing; give the block as --gpu-batch-size N --num-gpu-batches N"
+#define LENGTH ": the cost model paper knows one length; give one number"
+#define EXACT ": the cost model paper knows none; leave it out"
+#define BEYOND ": the cost model paper looks at one block on one machine; leave it out"
     bool some_fixed = false;
     for (int i = 0; i < 6; i++)
         some_fixed |= o->fixed[i];
     const Rule rules[] = {
-        {!o->hardware, "", no_machine},
-        {!o->policy.gbs, "--gpu-batch-size", block},
-        {!o->policy.num_gpu_batches, "--num-gpu-batches", block},
-        {is_range(o->prompt_len), "--prompt-len", length},
-        {is_range(o->gen_len), "--gen-len", length},
-        {some_fixed, "--percent", ": the cost model paper finds all of them; leave it out"},
-        {is_sparse(&o->policy), "--attn-sparsity", exact},
-        {o->compress_weight || o->compress_cache || o->allow_compression, "compression", exact},
-        {o->frontier, "--frontier", beyond},
-        {o->nodes, "--nodes", beyond},
-        {o->max_latency > 0, "--max-latency", beyond},
+        {!o->hardware, NO_MACHINE},
+        {!o->policy.gbs, "--gpu-batch-size" BLOCK},
+        {!o->policy.num_gpu_batches, "--num-gpu-batches" BLOCK},
+        {is_range(o->prompt_len), "--prompt-len" LENGTH},
+        {is_range(o->gen_len), "--gen-len" LENGTH},
+        {some_fixed, "--percent: the cost model paper finds all of them; leave it out"},
+        {is_sparse(&o->policy), "--attn-sparsity" EXACT},
+        {o->compress_weight || o->compress_cache || o->allow_compression, "compression" EXACT},
+        {o->frontier, "--frontier" BEYOND},
+        {o->nodes, "--nodes" BEYOND},
+        {o->max_latency > 0, "--max-latency" BEYOND},
         {0}};
     return check_rules(rules, err);
 }
 
-/* Checks the flags of a pipeline on paper or of sims, and those that do not go with it. */
-static int check_nodes(const Options *o, Command command, Error *err) {
-    const bool on_paper = o->nodes && command == POLICY;
-    const Rule rules[] = {
-        {o->nodes && !device_is(o, "sim") && command == BENCH, "--nodes",
-         ": machines made of numbers; give --device sim"},
-        {o->explain && (o->nodes || o->frontier), "--explain",
-         ": is about the best policy of one machine; leave --nodes and --frontier out"},
-        {o->nodes && o->frontier, "--nodes", ": looks at one block; leave --frontier out"},
-        {on_paper && o->num_prompts, "--nodes", ": looks at one block; leave --num-prompts out"},
-        {on_paper && is_range(o->prompt_len), "--nodes",
-         ": knows one length; give one number for --prompt-len"},
-        {on_paper && is_range(o->gen_len), "--nodes",
-         ": knows one length; give one number for --gen-len"},
-        {0}};
-    return check_rules(rules, err);
-}
-
-/* Checks the flags of texts: windows, outputs, sampling and stop texts. */
-static int check_texts(const Options *o, Command command, Error *err) {
-    static const char greedy[] =
-        ": without --temperature the likeliest token is always taken; add --temperature, such as "
-        "0.7";
-    const bool cold = command == GENERATE && !o->fixed_temperature;
+/* Checks flags that need one another, or that do not go together. */
+static int check_pairs(const Options *o, Command command, Error *err) {
+#define GREEDY \
+    ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
+    bool on_paper = o->nodes && command == POLICY,
+         cold = command == GENERATE && !o->fixed_temperature;
     bool empty_stop = false, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         empty_stop |= !o->stop.text[i][0];
         odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
     }
     const Rule rules[] = {
-        {o->window && !o->perplexity, "--window", ": a line is one by itself; leave it out"},
-        {o->resume && o->overwrite, "--resume", ": keeps what --overwrite loses; give one of them"},
-        {cold && o->sampling.top_p < 1, "--top-p", greedy},
-        {cold && o->sampling.top_k, "--top-k", greedy},
-        {cold && o->sampling.seed, "--seed", greedy},
-        {odd_stop, "--stop", ": is not valid UTF-8, so no completion could have it; convert it"},
-        {empty_stop, "--stop", ": an empty text would end everything; give one"},
+        {o->nodes && !device_is(o, "sim") && command == BENCH,
+         "--nodes: machines made of numbers; give --device sim"},
+        {o->explain && (o->nodes || o->frontier),
+         "--explain: is about the best policy of one machine; leave --nodes and --frontier out"},
+        {o->nodes && o->frontier, "--nodes: looks at one block; leave --frontier out"},
+        {on_paper && o->num_prompts, "--nodes: looks at one block; leave --num-prompts out"},
+        {on_paper && is_range(o->prompt_len),
+         "--nodes: knows one length; give one number for --prompt-len"},
+        {on_paper && is_range(o->gen_len),
+         "--nodes: knows one length; give one number for --gen-len"},
+        {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
+        {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
+        {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
+        {cold && o->sampling.top_k, "--top-k" GREEDY},
+        {cold && o->sampling.seed, "--seed" GREEDY},
+        {odd_stop, "--stop: is not valid UTF-8, so no completion could have it; convert it"},
+        {empty_stop, "--stop: an empty text would end everything; give one"},
         {0}};
     return check_rules(rules, err);
 }
 
 int flags_check(const Options *o, Command command, Error *err) {
     const Policy *p = &o->policy;
-    if (check_device(o, command, err) || check_needs(o, command, err) ||
-        (o->paper_model && check_paper(o, err)) || check_nodes(o, command, err) ||
-        check_texts(o, command, err) || check_files(o, err))
+    if (check_needs(o, command, err) || (o->paper_model && check_paper(o, err)) ||
+        check_pairs(o, command, err) || check_files(o, err))
         return -1;
     if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
         return 0;

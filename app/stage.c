@@ -16,16 +16,17 @@ typedef struct {
 } Identity;
 
 uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {"--model",   "--offload-dir", "--threads",  "--gpu-mem",
-                                      "--cpu-mem", "--disk-mem",    "--hardware", "--with",
-                                      "--device"}; /* these may differ from machine to machine */
+    static const char *const own[] = {
+        "--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem", "--disk-mem",
+        "--hardware", "--with",        "--device",  NULL}; /* may differ between machines */
     uint64_t hash = HASH_START;
     for (int a = 0; a < n; a++) {
-        bool skip = false;
-        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-            skip = skip || !strcmp(args[a], own[i]);
-        a += skip;
-        if (!skip)
+        const char *const *flag = own;
+        while (*flag && strcmp(args[a], *flag))
+            flag++;
+        if (*flag)
+            a++; /* skips its value, too */
+        else
             hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
     }
     return hash;
@@ -49,133 +50,92 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
 }
 
 int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err) {
-    const int m = net->stages, p = net->stage;
+    const int m = net->stages, count = given->n ? given->n : m;
     int layers = 0, sum = 0;
-    *first = l * p / m;
     if (m > l)
         return fail(err, EXIT_USAGE,
                     "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
                     plural(l));
-    if (!given->n)
-        return l * (p + 1) / m - *first;
-    for (int s = 0; s < given->n; s++) {
-        const int n = atoi(given->text[s]);
+    for (int s = 0; s < count; s++) {
+        const int n = given->n ? atoi(given->text[s]) : l * (s + 1) / m - sum;
         if (n < 1)
             return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
-        if (s == p) {
+        if (s == net->stage) {
             *first = sum;
             layers = n;
         }
         sum += n;
     }
-    if (given->n == m && sum == l)
+    if (count == m && sum == l)
         return layers;
     return fail(err, EXIT_USAGE,
-                "--stages: %d stage%s of together %d layer%s; expected %d, of together %d",
-                given->n, plural(given->n), sum, plural(sum), m, l);
+                "--stages: %d stage%s of together %d layer%s; expected %d, of together %d", count,
+                plural(count), sum, plural(sum), m, l);
 }
 
 // -------------------------------------------------------------------------------------------------
 // The task
 // -------------------------------------------------------------------------------------------------
 
-/* A prompt as it is sent to the other stages, without its tokens. The last `known` of its s tokens
- * were generated before. */
+/* A prompt as it is sent. The last `known` of its s tokens were generated before. */
 typedef struct {
-    int s, n, from, place, known;
+    Prompt prompt;
+    int known;
 } Sent;
 
-typedef struct {
-    int count, requests;
-    bool scored;
-    Sampling sampling;
-} TaskHead;
-
-static size_t sent_tokens(const Task *task, const Sent *sent) {
-    return (size_t)sent->s + (task->scored ? sent->n : 0);
-}
-
-/* Sends the tokens of all prompts, one behind the other. */
-static int share_tokens(Net *net, Task *task, const Sent *sent, Error *err) {
-    size_t n = 0, at = 0;
-    for (int i = 0; i < task->count; i++)
-        n += sent_tokens(task, &sent[i]);
-    int32_t *ids = xcalloc(n, sizeof *ids);
-    for (int i = 0; i < task->count && !net->stage; i++) {
-        const size_t size = sent_tokens(task, &sent[i]);
-        memcpy(ids + at, task->prompts[i].ids, size * sizeof *ids);
-        at += size;
-    }
-    const int status = net->share(net, ids, n * sizeof *ids, err);
-    at = 0;
-    for (int i = 0; i < task->count && net->stage && !status; i++) {
-        const Sent *q = &sent[i];
-        const size_t size = sent_tokens(task, q);
-        task->prompts[i] = (Prompt){.s = q->s, .n = q->n, .from = q->from, .place = q->place};
-        task->prompts[i].ids = memcpy(xcalloc(size, sizeof *ids), ids + at, size * sizeof *ids);
-        at += size;
-    }
-    free(ids);
-    return status;
-}
-
-/* Sends prompts and tokens. With a job, the other stages fill in its requests as far as their
- * listeners need them: the known tokens. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
-    TaskHead head = {task->count, job ? job->count : 0, task->scored, task->sampling};
+    struct {
+        Task task;
+        int requests;
+    } head = {*task, job ? job->count : 0};
     if (net->share(net, &head, sizeof head, err))
         return -1;
-    Sent *sent = xcalloc(head.count, sizeof *sent);
-    for (int i = 0; i < head.count && !net->stage; i++) {
-        const Prompt *q = &task->prompts[i];
-        sent[i] = (Sent){q->s, q->n, q->from, q->place, job ? job->request[q->place].known : 0};
-    }
     if (net->stage) {
-        *task = (Task){.count = head.count, .scored = head.scored, .sampling = head.sampling};
-        task->prompts = xcalloc(head.count, sizeof *task->prompts);
+        *task = head.task;
+        task->prompts = xcalloc(task->count, sizeof *task->prompts);
     }
-    int status = net->share(net, sent, head.count * sizeof *sent, err);
-    if (!status)
-        status = share_tokens(net, task, sent, err);
-    if (job && net->stage) {
+    if (net->stage && job) {
         job->request = xcalloc(head.requests, sizeof *job->request);
         job->count = head.requests;
     }
-    for (int i = 0; i < head.count && job && net->stage && !status; i++) {
-        Request *r = &job->request[sent[i].place];
-        const int known = sent[i].known;
-        *r = (Request){.ids = task->prompts[i].ids,
-                       .s = sent[i].s - known,
-                       .n = sent[i].n + known,
-                       .known = known};
-        r->tokens = memcpy(xcalloc(2 * (size_t)known + 1, sizeof *r->tokens), r->ids + r->s,
+    for (int i = 0; i < task->count; i++) {
+        Prompt *q = &task->prompts[i];
+        Sent sent = {*q, job && !net->stage ? job->request[q->place].known : 0};
+        if (net->share(net, &sent, sizeof sent, err))
+            return -1;
+        *q = sent.prompt;
+        const size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
+        if (net->stage)
+            q->ids = xcalloc(n, sizeof *q->ids);
+        if (net->share(net, q->ids, n * sizeof *q->ids, err))
+            return -1;
+        if (!net->stage || !job)
+            continue;
+        /* a stage's request has what its listener needs */
+        Request *r = &job->request[q->place];
+        *r = (Request){.ids = q->ids, .n = q->n + sent.known, .known = sent.known};
+        r->tokens = memcpy(xcalloc(2 * known + 1, sizeof *r->tokens), q->ids + q->s - known,
                            known * sizeof *r->tokens);
     }
-    free(sent);
-    return status;
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
 // Plans
 // -------------------------------------------------------------------------------------------------
 
-/* A stage's plan in a few numbers, for its line on standard error. */
-typedef struct {
-    int first, layers;
-    size_t total[NTIERS];
-} PlanLine;
-
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
-    PlanLine line = {.first = first, .layers = plan->config.l};
-    memcpy(line.total, plan->total, sizeof line.total);
+    char line[200];
+    snprintf(line, sizeof line,
+             "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n", net->stage,
+             first, first + plan->config.l - 1, plan->total[TIER_GPU] / MEBIBYTE,
+             plan->total[TIER_CPU] / MEBIBYTE, plan->total[TIER_DISK] / MEBIBYTE);
     if (net->stage)
-        return net->send(net, 0, NET_SETUP, &line, sizeof line, err);
+        return net->send(net, 0, NET_SETUP, line, sizeof line, err);
     for (int s = 0; s < net->stages; s++) {
-        if (s && net->receive(net, s, NET_SETUP, &line, sizeof line, err))
+        if (s && net->receive(net, s, NET_SETUP, line, sizeof line, err))
             return -1;
-        fprintf(stderr, "stage %d: layers %d to %d; planned (MiB) GPU %.2f, CPU %.2f, disk %.2f\n",
-                s, line.first, line.first + line.layers - 1, line.total[0] / MEBIBYTE,
-                line.total[1] / MEBIBYTE, line.total[2] / MEBIBYTE);
+        fprintf(stderr, "%s", line);
     }
     return 0;
 }
@@ -196,18 +156,19 @@ static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Erro
     Trace sent;
     if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err))
         return -1;
+    const double later = ready_at - sent.ready_at;
+    sent.slice = xcalloc(sent.n, sizeof *sent.slice);
+    sent.held = xcalloc(sent.sweeps, sizeof *sent.held);
     *trace = sent;
-    trace->slice = xcalloc(sent.n, sizeof *sent.slice);
-    trace->held = xcalloc(sent.sweeps, sizeof *sent.held);
-    if (net->receive(net, from, NET_SETUP, trace->slice, sent.n * sizeof *sent.slice, err) ||
-        net->receive(net, from, NET_SETUP, trace->held, sent.sweeps * sizeof *sent.held, err))
+    if (net->receive(net, from, NET_SETUP, sent.slice, sent.n * sizeof *sent.slice, err) ||
+        net->receive(net, from, NET_SETUP, sent.held, sent.sweeps * sizeof *sent.held, err))
         return -1;
     for (size_t i = 0; i < sent.n; i++) {
-        trace->slice[i].begin += ready_at - sent.ready_at;
-        trace->slice[i].end += ready_at - sent.ready_at;
+        sent.slice[i].begin += later;
+        sent.slice[i].end += later;
     }
     for (size_t i = 0; i < sent.sweeps; i++)
-        trace->held[i].at += ready_at - sent.ready_at;
+        sent.held[i].at += later;
     return 0;
 }
 
@@ -277,26 +238,27 @@ static void *run_stage(void *arg) {
 int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats *stats,
                Error *err) {
     Stage *first = &all->stage[0];
-    int started = 1;
-    for (int s = 0; s < all->n; s++) {
-        Stage *stage = &all->stage[s];
-        stage->task = task;
-        stage->listener = s ? (Listener){.done = completion_ignored} : *listener;
-        const int status = s ? pthread_create(&stage->thread, NULL, run_stage, stage) : 0;
-        if (status) {
-            fail_to_start(err, status);
-            first->device->net->fail(first->device->net, err);
-            break;
-        }
-        started = s + 1;
+    int started;
+    first->listener = *listener;
+    for (int s = 0; s < all->n; s++)
+        all->stage[s].task = task;
+    for (started = 1; started < all->n; started++) {
+        Stage *stage = &all->stage[started];
+        const int why = pthread_create(&stage->thread, NULL, run_stage, stage);
+        if (!why)
+            continue;
+        fail_to_start(err, why);
+        first->device->net->fail(first->device->net, err);
+        break;
     }
     run_stage(first);
-    for (int s = 1; s < started; s++)
-        pthread_join(all->stage[s].thread, NULL);
+    while (--started)
+        pthread_join(all->stage[started].thread, NULL);
     *stats = first->stats;
-    if (first->err.text[0])
-        *err = first->err;
-    return first->err.text[0] ? -1 : 0;
+    if (!first->err.text[0])
+        return 0;
+    *err = first->err;
+    return -1;
 }
 
 void stages_close(Stages *all) {

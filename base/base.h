@@ -17,9 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -94,14 +91,12 @@ static inline void *out_of_memory(size_t count, size_t size) {
 /* Allocates zeroed memory for small things, never for the tiers; ends the program if there is none.
  */
 static inline void *xcalloc(size_t count, size_t size) {
-    void *p = calloc(count ? count : 1, size ? size : 1);
+    void *p = calloc(count ? count : 1, size);
     return p ? p : out_of_memory(count, size);
 }
 
 static inline void *xrealloc(void *old, size_t count, size_t size) {
-    void *p = size > 0 && count > (size_t)-1 / size
-                  ? NULL
-                  : realloc(old, count && size ? count * size : 1);
+    void *p = reallocarray(old, count ? count : 1, size);
     return p ? p : out_of_memory(count, size);
 }
 
@@ -161,51 +156,7 @@ enum { MAX_PATH = 4096 };
 // Halfs
 // -------------------------------------------------------------------------------------------------
 
-typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
-
-static inline float f16_to_f32(f16 x) {
-#ifdef __F16C__
-    return _cvtsh_ss(x);
-#else
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    f *= 0x1p112f;
-    memcpy(&bits, &f, sizeof f);
-    if (f >= 65536.0f)
-        bits |= 0x7f800000;
-    if ((x & 0x7fff) > 0x7c00)
-        bits |= 0x400000; /* NaNs come out quiet */
-    bits |= (uint32_t)(x & 0x8000) << 16;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-#endif
-}
-
-/* Rounds to the nearest half, ties to even. */
-static inline f16 f32_to_f16(float x) {
-#ifdef __F16C__
-    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    f16 sign = (f16)(bits >> 16 & 0x8000);
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000)
-        return sign | 0x7e00 | (bits >> 13 & 0x3ff);
-    if (bits >= 0x477ff000)
-        return sign | 0x7c00; /* from 65520 up the nearest half is inf */
-    if (bits < 0x38800000) {  /* subnormal: a float addition rounds at 2^-24 for us */
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        f += 0.5f;
-        memcpy(&bits, &f, sizeof f);
-        return sign | (f16)(bits - 0x3f000000);
-    }
-    bits += 0xfff + (bits >> 13 & 1);
-    return sign | (f16)((bits - 0x38000000) >> 13);
-#endif
-}
+typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float (simd.h) */
 
 // -------------------------------------------------------------------------------------------------
 // Hashes. A random number is the hash of what it is drawn for, so that nothing else can change it.

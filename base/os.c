@@ -10,9 +10,7 @@
  * versions have files of different names, so that every group can be asked for both. What is
  * missing or is no number sets no limit.
  * Read next: app/quantize.c. */
-#include <ctype.h>
 #include <limits.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
@@ -29,16 +27,13 @@ static FILE *open_at(const char *dir, const char *name) {
 /* Returns the number behind `key` at the beginning of a line of the file dir/name; SIZE_MAX if
  * there is none, or a larger one. */
 static size_t file_number(const char *dir, const char *name, const char *key) {
-    char line[256];
+    char line[256], digits[32];
     size_t value = SIZE_MAX;
     FILE *f = open_at(dir, name);
-    while (f && fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, strlen(key)) != 0)
-            continue;
-        const char *digits = line + strlen(key) + strspn(line + strlen(key), " \t");
-        if (isdigit((unsigned char)*digits))
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, strlen(key)) &&
+            sscanf(line + strlen(key), " %31[0-9]", digits) == 1)
             value = strtoull(digits, NULL, 10);
-    }
     if (f)
         fclose(f);
     return value;
@@ -131,22 +126,18 @@ static bool find_group(char group[MAX_PATH], const char *root, const char *optio
 /* Lowers *a to what our groups in all trees leave. A line of mounts is "35 31 0:32 TOP MOUNT x -
  * TYPE source OPTIONS". */
 static void ask_groups(Allowance *a, const char *root) {
-    char group[MAX_PATH], top[MAX_PATH], mount[MAX_PATH], type[32], options[MAX_PATH], *line = NULL;
-    size_t room = 0;
+    char line[4 * MAX_PATH], group[MAX_PATH], top[MAX_PATH], mount[MAX_PATH], type[32],
+        options[MAX_PATH];
     FILE *f = open_at(root, "proc/self/mountinfo");
-    while (f && getline(&line, &room, f) > 0) {
+    while (f && fgets(line, sizeof line, f)) {
         const char *rest = strstr(line, " - ");
-        if (!rest || sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) != 2)
-            continue;
-        if (sscanf(rest, " - %31s %*s %4095s", type, options) != 2 ||
-            strncmp(type, "cgroup", 6) != 0)
-            continue;
-        if (find_group(group, root, strcmp(type, "cgroup2") ? options : NULL))
+        if (rest && sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) == 2 &&
+            sscanf(rest, " - %31s %*s %4095s", type, options) == 2 && !strncmp(type, "cgroup", 6) &&
+            find_group(group, root, strcmp(type, "cgroup2") ? options : NULL))
             ask_tree(a, root, mount, top, group);
     }
     if (f)
         fclose(f);
-    free(line);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -168,12 +159,12 @@ static size_t limit_left(int resource, const char *used, int threads) {
 }
 
 Allowance process_allowance(const char *root, int threads) {
-    Allowance a = {.address = limit_left(RLIMIT_AS, "VmSize:", threads), .processors = INT_MAX};
-    a.memory = file_kib(root, "proc/meminfo", "MemAvailable:");
+    Allowance a = {.memory = file_kib(root, "proc/meminfo", "MemAvailable:"),
+                   .address = limit_left(RLIMIT_AS, "VmSize:", threads),
+                   .processors = INT_MAX};
     if (a.memory == 0)
         a.memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    a.memory = size_min(a.memory, a.address);
-    a.memory = size_min(a.memory, limit_left(RLIMIT_DATA, "VmData:", threads));
+    a.memory = size_min(size_min(a.memory, a.address), limit_left(RLIMIT_DATA, "VmData:", threads));
     ask_groups(&a, root);
     return a;
 }
@@ -188,10 +179,10 @@ size_t memory_peak(void) { return file_kib("/proc/self", "status", "VmHWM:"); }
 
 void memory_restart(void) {
     FILE *f = fopen("/proc/self/clear_refs", "we");
-    if (!f)
-        return;
-    fputs("5", f); /* proc(5): the peak begins at the present */
-    fclose(f);
+    if (f) {
+        fputs("5", f); /* proc(5): the peak begins at the present */
+        fclose(f);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------

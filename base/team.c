@@ -67,7 +67,7 @@ static Loop *find_loop(void) {
 
 /* Looks for a new loop for a while, then sleeps. The lock is free meanwhile. */
 static void await_loop(void) {
-    const unsigned known = atomic_load(&team.opened);
+    unsigned known = atomic_load(&team.opened);
     pthread_mutex_unlock(&team.lock);
     for (double until = seconds_now() + PATIENCE;
          atomic_load(&team.opened) == known && !atomic_load(&team.end) && seconds_now() < until;)
@@ -146,8 +146,7 @@ void host_share(double work, int count, LoopPart part, const void *what) {
 
 int host_processors(void) {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
-                                                  : CPU_COUNT(&set);
+    return sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
 }
 
 /* A child has none of its parent's threads, but copies of the conditions on which they sleep and of
@@ -174,7 +173,7 @@ static void end_helpers(void) {
 
 int host_set_threads(int threads) {
     enum { MOST = 1024 };
-    const int wanted = threads > 0 ? imin(threads, MOST) : host_processors();
+    int wanted = threads > 0 ? imin(threads, MOST) : host_processors();
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     CHECK(!team.loops);
     pthread_once(&once, watch_forks);

@@ -73,6 +73,8 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
  * placement. delegated: the policy has delegated. capacity: bytes. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
                 bool delegated, const double capacity[NTIERS]);
+/* Returns the tokens that the plan's sweeps generate. */
+double runtime_tokens(const Plan *plan);
 /* Returns the seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of
  * the LP. */
 void runtime_sweeps(double sweep_s[2], const double *x, int l);

@@ -17,14 +17,14 @@
  * several samples. A curve ends early if its next point would take too long. The result is kept in
  * the user's cache under a name that stands for all that it depends on.
  * Read next: runtime.c. */
-#include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/simd.h"
 #include "cost/cost.h"
 
 enum {
@@ -35,7 +35,7 @@ enum {
     AT_ONCE = 4,      /* chunks that are in flight to or from the disk */
     LEAST_DISK = 2 * AT_ONCE * CHUNK,
     TINY = 100,           /* operations of the chain that measures op_s */
-    CONTENTION_ROWS = 16, /* of a product beside copies, as in decoding: it waits for weights */
+    BESIDE = 4,           /* the point of 16 rows is measured beside copies, as in decoding */
     SAMPLES = 64,         /* of a value, at most */
     LEAST_SAMPLES = 3,    /* at least, if three times the usual time is enough for them */
     PAIRS = 5,            /* samples of a product alone and beside copies */
@@ -43,14 +43,13 @@ enum {
     MOST_ROUNDS = 100,    /* of these, at most */
     POINT_TIMES = 10,     /* a point of a curve may take so many times a value's time */
     DISK_TIMES = 25,      /* and so may a pass over the file: less would show little but a cache */
+    MOST_PROCESSOR = 200, /* bytes of a processor's name */
 };
 
-static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
-static const int token_sizes[] = {16, 64, 256, 1024, 2048};
-enum {
-    NROW_SIZES = sizeof row_sizes / sizeof *row_sizes,
-    NTOKEN_SIZES = sizeof token_sizes / sizeof *token_sizes
-};
+/* The sizes of a curve's points; INT_MAX ends them. */
+enum { NTOKEN_SIZES = 5 };
+static const int row_sizes[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, INT_MAX},
+                 token_sizes[NTOKEN_SIZES + 1] = {16, 64, 256, 1024, 2048, INT_MAX};
 
 /* A device with memory to work on, and the measurement that is under way on it. */
 typedef struct {
@@ -88,25 +87,26 @@ typedef struct Work {
  * inner result. */
 static int widest(const ProfileSize *s) { return imax(3 * s->h1, s->h2); }
 
-/* The index tables of a point of a curve are one row: where its prompts start, then the lengths of
- * its sequences, then their pages. These functions return how many integers there are at most for
- * the starts and for the pages. */
-static int starts_each(const ProfileSize *s) { return s->tokens / *token_sizes + 1; }
-static int pages_each(const ProfileSize *s) { return s->nseq * pages_for(s->tokens, PAGE_TOKENS); }
+/* The index tables of each point of a curve: where its prompts start, the lengths of its sequences,
+ * and their pages. */
+enum { STARTS, LENGTHS, PAGES, NTABLES };
+
+/* Returns how many integers the longest table has. */
+static int table_length(const ProfileSize *s) {
+    return s->nseq * pages_for(s->tokens, PAGE_TOKENS) + 1;
+}
 
 /* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a
  * product, then index tables. */
 static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
-    const int cold = (int)(s->cold / sizeof(f16)),
-              most = imax(s->rows * widest(s), s->tokens * s->h1);
-    const int tables = starts_each(s) + s->nseq + pages_each(s);
+    const int cold = s->cold / sizeof(f16), most = imax(s->rows * widest(s), s->tokens * s->h1);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", "", F16, 1, cold, 1});
-        add_region(plan, (Wanted){HIDDEN, t, "inputs", "", act, 1, most, 1});
-        add_region(plan, (Wanted){MLP, t, "results", "", act, 1, most, 1});
-        add_region(plan,
-                   (Wanted){INDEX_TABLES, t, "index tables", "", I32, 1, tables, NTOKEN_SIZES});
+        add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", F16, 1, cold, 1});
+        add_region(plan, (Wanted){HIDDEN, t, "inputs", act, 1, most, 1});
+        add_region(plan, (Wanted){MLP, t, "results", act, 1, most, 1});
+        add_region(plan, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, table_length(s),
+                                  NTOKEN_SIZES * NTABLES});
     }
 }
 
@@ -116,25 +116,20 @@ static Tensor matrix(Tensor row, int rows) {
     return row;
 }
 
-static Tensor results(const Profile *p, Tier tier, int rows, int cols) {
-    return matrix(plan_bytes(&p->plan, MLP, tier, 0, p->plan.act_type, cols), rows);
+/* Returns a matrix of the inputs (HIDDEN) or of the results (MLP). */
+static Tensor states(const Profile *p, RegionId id, Tier tier, int rows, int cols) {
+    return matrix(plan_bytes(&p->plan, id, tier, 0, p->plan.act_type, cols), rows);
 }
 
 /* Returns bytes of the cold memory from byte `at` on, as numbers of a type. */
-static Tensor cold_as(const Profile *p, Tier tier, Bytes at, Type type, int rows, int cols) {
+static Tensor cold(const Profile *p, Tier tier, Bytes at, Type type, int rows, int cols) {
     return matrix(plan_bytes(&p->plan, RESTING_WEIGHTS, tier, at, type, cols), rows);
 }
 
-/* Returns cold numbers in F16. */
-static Tensor cold(const Profile *p, Tier tier, Bytes at, int rows, int cols) {
-    return cold_as(p, tier, at, F16, rows, cols);
-}
-
-/* Returns cold numbers (rows, cols) or, if they are packed, rows of so many bytes. */
-static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, int cols, size_t packed) {
-    if (!p->packed)
-        return cold(p, tier, at, rows, cols);
-    return cold_as(p, tier, at, U8, rows, (int)packed);
+/* Returns cold numbers, packed or F16, in rows of so many bytes. */
+static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, size_t bytes) {
+    const Type type = p->packed ? U8 : F16;
+    return cold(p, tier, at, type, rows, bytes / type_bytes(type));
 }
 
 /* Takes the next `bytes` of the first `span` bytes of cold memory, which are used in turn. Returns
@@ -146,10 +141,10 @@ static size_t next_cold(Profile *p, size_t span, size_t bytes) {
     return at;
 }
 
-/* Returns n integers of point i's index tables. */
-static Tensor table(const Profile *p, Tier tier, int i, int first, int n) {
-    const size_t row = p->plan.region[INDEX_TABLES][tier].cols;
-    return plan_bytes(&p->plan, INDEX_TABLES, tier, (i * row + first) * sizeof(int32_t), I32, n);
+/* Returns the first n integers of one of point i's index tables. */
+static Tensor table(const Profile *p, Tier tier, int i, int which, int n) {
+    const size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
+    return plan_bytes(&p->plan, INDEX_TABLES, tier, before * sizeof(int32_t), I32, n);
 }
 
 /* Returns the bytes of a copy. */
@@ -172,15 +167,13 @@ static Event post_op(Profile *p, const Op *op, double work) {
 static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
     const size_t size = p->packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(f16);
     const int rows = p->packed ? n / GROUP : n;
-    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, k, size / rows),
-                 none = {0};
-    const Tensor x = matrix(plan_bytes(&p->plan, HIDDEN, TIER_GPU, 0, p->plan.act_type, k), m);
-    Op op = op_linear(measure_on(lane), results(p, TIER_GPU, m, n), x, w, none, none);
+    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, size / rows),
+                 x = states(p, HIDDEN, TIER_GPU, m, k), none = {0};
+    Op op = op_linear(measure_on(lane), states(p, MLP, TIER_GPU, m, n), x, w, none, none);
     op.nafter = 2;
     op.after[0] = p->product;
     op.after[1] = p->copied;
-    p->product = post_op(p, &op, 2.0 * m * n * k);
-    return p->product;
+    return p->product = post_op(p, &op, 2.0 * m * n * k);
 }
 
 /* Posts a layer's products, on the lanes that a layer has them on. */
@@ -198,10 +191,11 @@ static Event post_linear(Profile *p, const Work *w, int i) {
 static Event post_attend_prefill(Profile *p, const Work *w, int i) {
     const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
     const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
-    const Tensor qkv = cold(p, w->to, at, rows, 3 * h1), start = table(p, w->to, i, 0, nseq + 1);
+    const Tensor qkv = cold(p, w->to, at, F16, rows, 3 * h1),
+                 start = table(p, w->to, i, STARTS, nseq + 1);
     Call call = measure_on(w->lane);
     call.prefill = true;
-    Op op = op_attend_prefill(call, results(p, w->to, rows, h1), tensor_cols(qkv, 0, h1),
+    Op op = op_attend_prefill(call, states(p, MLP, w->to, rows, h1), tensor_cols(qkv, 0, h1),
                               tensor_cols(qkv, h1, 2 * h1), start, p->size.nh);
     return post_op(p, &op, 4.0 * h1 * nseq * s * (s + 1) / 2);
 }
@@ -209,41 +203,36 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 /* Posts attention of new tokens. K is in the first half of the cold memory and V in the second;
  * each round uses the next part of them. */
 static Event post_attend(Profile *p, const Work *w, int i) {
-    const int len = token_sizes[i], h1 = p->size.h1, each = pages_for(len, PAGE_TOKENS);
-    const size_t row = p->packed ? p->size.nh * quant_bytes(h1 / p->size.nh)
-                                 : h1 * sizeof(f16); /* of a token's K, or V */
-    const size_t half = p->span / 2;
-    const int nseq = imin(p->size.nseq, (int)(half / row) / PAGE_TOKENS / each),
-              lengths = starts_each(&p->size);
-    const int tokens = nseq * each * PAGE_TOKENS;
+    const int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh, each = len / PAGE_TOKENS;
+    const size_t half = p->span / 2,
+                 row = p->packed ? nh * quant_bytes(h1 / nh) : h1 * sizeof(f16); /* of K, or V */
+    const int nseq = imin(p->size.nseq, half / row / len), tokens = nseq * len;
     const size_t at = next_cold(p, half, tokens * row);
-    PageTable t = {.k = numbers(p, w->to, at, tokens, h1, row),
-                   .v = numbers(p, w->to, half + at, tokens, h1, row),
-                   .pages = table(p, w->to, i, lengths + p->size.nseq, each),
-                   .len = table(p, w->to, i, lengths, nseq),
+    PageTable t = {.k = numbers(p, w->to, at, tokens, row),
+                   .v = numbers(p, w->to, half + at, tokens, row),
+                   .pages = matrix(table(p, w->to, i, PAGES, each), nseq),
+                   .len = table(p, w->to, i, LENGTHS, nseq),
                    .page_tokens = PAGE_TOKENS,
-                   .nh = p->size.nh};
-    t.pages.rows = nseq;
-    t.pages.ld = each;
-    Op op = op_attend(measure_on(w->lane), results(p, w->to, nseq, h1), cold(p, w->to, 0, nseq, h1),
-                      &t);
+                   .nh = nh};
+    Op op = op_attend(measure_on(w->lane), states(p, MLP, w->to, nseq, h1),
+                      cold(p, w->to, 0, F16, nseq, h1), &t);
     return post_op(p, &op, 4.0 * h1 * nseq * len);
 }
 
-/* Returns chunk i of a tier. Copies towards the GPU use one half of the cold memory and copies away
- * from it the other, so that both may run beside a product that reads the first. */
-static Tensor chunk_of(const Profile *p, const Work *w, Tier tier, int i) {
+/* Returns chunk i of a tier: of the disk's file, or of the second half of the cold memory, so that
+ * a product that reads the first may run beside the copy. */
+static Tensor chunk_of(const Profile *p, Tier tier, int i) {
     const size_t bytes = chunk(p), half = p->size.cold / 2;
-    const size_t all = tier == TIER_DISK ? p->plan.offload_bytes : half / bytes * bytes;
-    const size_t first = tier != TIER_DISK && w->to < w->from ? half : 0;
-    return cold(p, tier, first + (size_t)i * bytes % all, 1, (int)(bytes / sizeof(f16)));
+    const bool disk = tier == TIER_DISK;
+    const size_t all = disk ? p->plan.offload_bytes : half / bytes * bytes;
+    return cold(p, tier, (disk ? 0 : half) + (size_t)i * bytes % all, F16, 1, bytes / sizeof(f16));
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
-    const Move move = {chunk_of(p, w, w->to, i), chunk_of(p, w, w->from, i)};
+    const Move move = {chunk_of(p, w->to, i), chunk_of(p, w->from, i)};
     Op op = op_copy(measure_on(w->lane), &move, 1);
     op.after[op.nafter++] = p->product;
-    return post_op(p, &op, (double)chunk(p));
+    return post_op(p, &op, chunk(p));
 }
 
 /* Posts copies of all of one half. */
@@ -259,10 +248,10 @@ static Event post_copies(Profile *p, const Work *w, int i) {
 static Event post_layernorm(Profile *p, const Work *w, int i) {
     const Type act = p->plan.act_type;
     const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
-    const int h1 = p->size.h1, rows = (int)(half / row) - 1;
-    const Tensor one = cold(p, TIER_GPU, 0, 1, h1); /* the first row; x lies behind it */
-    const Tensor x = cold_as(p, TIER_GPU, row, act, rows, h1);
-    const Tensor y = cold_as(p, TIER_GPU, half, act, rows, h1);
+    const int h1 = p->size.h1, rows = half / row - 1;
+    const Tensor one = cold(p, TIER_GPU, 0, F16, 1, h1); /* the first row; x lies behind it */
+    const Tensor x = cold(p, TIER_GPU, row, act, rows, h1);
+    const Tensor y = cold(p, TIER_GPU, half, act, rows, h1);
     Op op = op_layernorm(measure_on(FINISH), y, x, one, one);
     (void)w;
     (void)i;
@@ -271,32 +260,27 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
 
 /* Posts a chain of ops that have almost nothing to do, from lane to lane. */
 static Event post_tiny(Profile *p, const Work *w, int i) {
-    const Tensor row = results(p, TIER_GPU, 1, 16), one = cold(p, TIER_GPU, 0, 1, 16);
+    const Tensor row = states(p, MLP, TIER_GPU, 1, 16), one = cold(p, TIER_GPU, 0, F16, 1, 16);
     Event last = {PROJECT, 0};
     (void)w;
-    (void)i;
-    for (int n = 0; n < TINY; n++) {
-        Op op = op_layernorm(measure_on(n % 2 ? FINISH : PROJECT), row, row, one, one);
-        op.nafter = n > 0;
+    for (i = 0; i < TINY; i++) {
+        Op op = op_layernorm(measure_on(i % 2 ? FINISH : PROJECT), row, row, one, one);
+        op.nafter = 1;
         op.after[0] = last;
-        last = p->device->post(p->device, &op);
+        last = post_op(p, &op, 1);
     }
-    p->work += TINY;
     return last;
 }
 
 static const Work ctog = {"", post_copies, W_LOAD, TIER_GPU, TIER_CPU},
-                  gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU};
-static const Work dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK},
-                  ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU};
-static const Work chain = {.post = post_tiny}, layernorm = {.post = post_layernorm};
-static const Work linear = {.name = "linear", .post = post_linear};
-static const Work prompts = {
-    .name = "prompts", .post = post_attend_prefill, .lane = FINISH, .to = TIER_GPU};
-static const Work on_gpu = {
-    .name = "new tokens on the GPU", .post = post_attend, .lane = FINISH, .to = TIER_GPU};
-static const Work on_cpu = {
-    .name = "new tokens on the CPU", .post = post_attend, .lane = ATTEND, .to = TIER_CPU};
+                  gtoc = {"", post_copies, STORE, TIER_CPU, TIER_GPU},
+                  dtoc = {"", post_copy, W_READ, TIER_CPU, TIER_DISK},
+                  ctod = {"", post_copy, D_WRITE, TIER_DISK, TIER_CPU}, chain = {.post = post_tiny},
+                  layernorm = {.post = post_layernorm},
+                  linear = {.name = "linear", .post = post_linear},
+                  prompts = {"prompts", post_attend_prefill, FINISH, TIER_GPU, TIER_GPU},
+                  on_gpu = {"new tokens on the GPU", post_attend, FINISH, TIER_GPU, TIER_GPU},
+                  on_cpu = {"new tokens on the CPU", post_attend, ATTEND, TIER_CPU, TIER_CPU};
 
 // -------------------------------------------------------------------------------------------------
 // Sampling
@@ -308,28 +292,29 @@ static int compare(const void *a, const void *b) {
 
 static double median(double *sample, int n) {
     qsort(sample, n, sizeof *sample, compare);
-    return n % 2 ? sample[n / 2] : (sample[n / 2 - 1] + sample[n / 2]) / 2;
+    return (sample[(n - 1) / 2] + sample[n / 2]) / 2;
 }
 
 static double now(const Profile *p) { return p->device->now(p->device); }
 
+/* Waits for an event. When an op has failed this returns at once, as all later ops do nothing;
+ * measure_all reports it. */
 static int wait_for(const Profile *p, Event event) {
     return p->device->wait(p->device, event, p->err);
 }
 
-/* Posts rounds and waits for the last. Returns in *seconds the time of all of them. */
-static int sample_seconds(double *seconds, Profile *p, const Work *w, int i, int rounds) {
+/* Posts rounds and waits for the last. Returns the seconds of all of them. */
+static double sample_seconds(Profile *p, const Work *w, int i, int rounds) {
     Event last = {0, 0};
     p->work = 0;
     p->ops = 0;
     const double begin = now(p);
     for (int r = 0; r < rounds; r++)
         last = w->post(p, w, i);
-    if (wait_for(p, last))
-        return -1;
-    *seconds = now(p) - begin;
-    p->round_s = *seconds / rounds;
-    return 0;
+    wait_for(p, last);
+    const double seconds = now(p) - begin;
+    p->round_s = seconds / rounds;
+    return seconds;
 }
 
 /* Rates that were sampled, in work a second. The time that ops take besides their work is not
@@ -346,34 +331,27 @@ static void add_sample(Samples *s, const Profile *p, double seconds) {
 
 /* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's
  * choice of kernels are new. */
-static int sample(Samples *s, Profile *p, const Work *w, int i) {
-    const double seconds = p->size.seconds;
-    double t, total = 0;
+static void sample(Samples *s, Profile *p, const Work *w, int i) {
+    const double seconds = p->size.seconds, first = sample_seconds(p, w, i, 1);
+    double total = 0;
     int taken = 0, rounds = 1;
-    if (sample_seconds(&t, p, w, i, 1))
-        return -1;
-    if (t > seconds) {
-        add_sample(s, p, t);
-        total = t;
+    if (first > seconds) {
+        add_sample(s, p, first);
+        total = first;
     }
-    if (t < seconds / BRIEF)
-        rounds = (int)fmin(seconds / BRIEF / fmax(t, 1e-6), MOST_ROUNDS);
-    while (total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds)) {
-        if (sample_seconds(&t, p, w, i, rounds))
-            return -1;
+    if (first < seconds / BRIEF)
+        rounds = fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
+    for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
+        const double t = sample_seconds(p, w, i, rounds);
         add_sample(s, p, t);
         total += t;
-        taken++;
     }
-    return 0;
 }
 
-static int measure_rate(double *rate, Profile *p, const Work *w) {
+static double measure_rate(Profile *p, const Work *w) {
     Samples s = {.n = 0};
-    if (sample(&s, p, w, 0))
-        return -1;
-    *rate = median(s.rate, s.n);
-    return 0;
+    sample(&s, p, w, 0);
+    return median(s.rate, s.n);
 }
 
 /* Writes a line to progress. */
@@ -397,18 +375,15 @@ static void set_both(double phase[2], double value) {
     phase[1] = value;
 }
 
-static int measure_links(Hardware *h, Profile *p) {
-    double up, down;
-    if (measure_rate(&up, p, &ctog) || measure_rate(&down, p, &gtoc))
-        return -1;
+static void measure_links(Hardware *h, Profile *p) {
+    const double up = measure_rate(p, &ctog), down = measure_rate(p, &gtoc);
     set_both(h->ctog_bdw, up);
     set_both(h->gtoc_bdw, down);
     tell(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
-    return 0;
 }
 
-/* Measures the bytes/s of the whole file, or of as many of its *chunks as there is time for. */
-static int measure_pass(double *rate, Profile *p, const Work *w, int *chunks) {
+/* Returns the bytes/s of the whole file, or of as many of its *chunks as there is time for. */
+static double measure_pass(Profile *p, const Work *w, int *chunks) {
     const double begin = now(p);
     double took = 0;
     int n = 0;
@@ -416,26 +391,19 @@ static int measure_pass(double *rate, Profile *p, const Work *w, int *chunks) {
         Event last = {0, 0};
         for (int g = 0; g < AT_ONCE && n < *chunks; g++)
             last = post_copy(p, w, n++);
-        if (wait_for(p, last))
-            return -1;
+        wait_for(p, last);
         took = now(p) - begin;
     }
-    *rate = (double)n * chunk(p) / fmax(took, 1e-9);
     *chunks = n;
-    return 0;
+    return n * chunk(p) / fmax(took, 1e-9);
 }
 
-static int measure_disk(Hardware *h, Profile *p) {
-    double read = NO_DISK, write = NO_DISK;
-    int chunks = (int)(p->plan.offload_bytes / chunk(p));
-    if (chunks &&
-        (measure_pass(&write, p, &ctod, &chunks) || measure_pass(&read, p, &dtoc, &chunks)))
-        return -1;
-    set_both(h->ctod_bdw, write);
-    set_both(h->dtoc_bdw, read);
+static void measure_disk(Hardware *h, Profile *p) {
+    int chunks = p->plan.offload_bytes / chunk(p);
+    set_both(h->ctod_bdw, chunks ? measure_pass(p, &ctod, &chunks) : NO_DISK);
+    set_both(h->dtoc_bdw, chunks ? measure_pass(p, &dtoc, &chunks) : NO_DISK);
     if (chunks)
-        tell(p, "  write %.2f GB/s, read %.2f GB/s", write / 1e9, read / 1e9);
-    return 0;
+        tell(p, "  write %.2f GB/s, read %.2f GB/s", h->ctod_bdw[0] / 1e9, h->dtoc_bdw[0] / 1e9);
 }
 
 /* Measures the points of a curve up to the profile's size, as long as the next point is expected to
@@ -443,142 +411,114 @@ static int measure_disk(Hardware *h, Profile *p) {
  * takes longer than one with more rows, or more tokens to attend to; if it seems to, something else
  * has disturbed it. (This is not true of prompts: one of twice the tokens has twice the pairs for
  * each.) */
-static int measure_curve(Curve *c, Profile *p, const Work *w) {
+static void measure_curve(Curve *c, Profile *p, const Work *w) {
     const bool by_rows = w == &linear;
-    const int *sizes = by_rows ? row_sizes : token_sizes, n = by_rows ? NROW_SIZES : NTOKEN_SIZES;
-    const int largest = by_rows ? p->size.rows : p->size.tokens;
+    const int *sizes = by_rows ? row_sizes : token_sizes;
+    int largest = by_rows ? p->size.rows : p->size.tokens;
     Samples all[MAX_POINTS] = {{.n = 0}};
-    for (int i = 0; i < n && sizes[i] <= largest; i++) {
+    if (by_rows && p->packed && p->plan.act_type == F16)
+        largest = imin(largest, PACKED_ROWS); /* with more, a GPU unpacks the weights */
+    for (int i = 0; sizes[i] <= largest; i++) {
         if (i && p->round_s * sizes[i] / sizes[i - 1] > POINT_TIMES * p->size.seconds)
             break;
-        if (sample(&all[i], p, w, i))
-            return -1;
-        c->size[i] = sizes[i];
-        c->n = i + 1;
+        sample(&all[i], p, w, i);
+        c->size[c->n++] = sizes[i];
     }
     for (int i = 0; i < c->n; i++) {
-        if (sample(&all[i], p, w, i))
-            return -1;
+        sample(&all[i], p, w, i);
         c->rate[i] = median(all[i].rate, all[i].n);
     }
     for (int i = c->n - 2; i >= 0 && w != &prompts; i--)
         c->rate[i] = fmax(c->rate[i], c->rate[i + 1] * c->size[i] / c->size[i + 1]);
     tell(p, "  %s: %.1f GFLOP/s at %.0f %s, %.1f at %.0f", w->name, c->rate[0] / 1e9, c->size[0],
          by_rows ? "rows" : "tokens", c->rate[c->n - 1] / 1e9, c->size[c->n - 1]);
-    return 0;
 }
+
+/* Returns the FLOP/s of a curve at a size. */
+static double rate_at(const Curve *c, double size) { return 1 / curve_seconds(c, size, 1); }
 
 /* Measures op_s and products. The single rates of Table 7 are read from the curves at the sizes of
  * its experiments. */
-static int measure_linear(Hardware *h, Profile *p) {
-    enum { DECODE_ROWS = 16, PREFILL_ROWS = 1024 };
-    const double act = type_bytes(p->plan.act_type);
-    double op_rate;
-    if (measure_rate(&op_rate, p, &chain))
-        return -1;
-    p->op_s = 1 / op_rate;
-    h->op_s = p->op_s;
-    if (measure_curve(&h->mm_rows, p, &linear))
-        return -1;
-    h->mm_flops[0] = 2 * DECODE_ROWS / linear_seconds(h, false, DECODE_ROWS, 1, 1, act, false);
-    h->mm_flops[1] = 2 * PREFILL_ROWS / linear_seconds(h, true, PREFILL_ROWS, 1, 1, act, false);
-    return 0;
+static void measure_linear(Hardware *h, Profile *p) {
+    h->op_s = p->op_s = 1 / measure_rate(p, &chain);
+    measure_curve(&h->mm_rows, p, &linear);
+    h->mm_flops[0] = rate_at(&h->mm_rows, 16);
+    h->mm_flops[1] = rate_at(&h->mm_rows, 1024);
 }
 
 /* Measures attention, and the rates of Table 7 as above. */
-static int measure_attention(Hardware *h, Profile *p) {
-    const double s = 512; /* the prompt length of these experiments */
-    if (measure_curve(&h->bmm_tokens[1], p, &prompts) ||
-        measure_curve(&h->bmm_tokens[0], p, &on_gpu) || measure_curve(&h->cpu_tokens, p, &on_cpu))
-        return -1;
-    h->bmm_flops[1] = 2 * s * (s + 1) / attend_prefill_seconds(h, 1, s, 1, 4);
-    h->bmm_flops[0] = 4 * s / attend_seconds(h, false, false, 1, s, 1, false);
-    set_both(h->cpu_flops, 4 * s / attend_seconds(h, true, false, 1, s, 1, false));
+static void measure_attention(Hardware *h, Profile *p) {
+    enum { PROMPT = 512 }; /* tokens in these experiments */
+    measure_curve(&h->bmm_tokens[1], p, &prompts);
+    measure_curve(&h->bmm_tokens[0], p, &on_gpu);
+    measure_curve(&h->cpu_tokens, p, &on_cpu);
+    for (int phase = 0; phase < 2; phase++)
+        h->bmm_flops[phase] = rate_at(&h->bmm_tokens[phase], PROMPT);
+    set_both(h->cpu_flops, rate_at(&h->cpu_tokens, PROMPT));
     for (int i = 0; i < h->cpu_tokens.n; i++)
         h->cpu_bdw = fmax(h->cpu_bdw, h->cpu_tokens.rate[i]); /* a flop a byte */
-    return 0;
 }
 
-/* Measures products and attention again with packed numbers; products on a GPU only up to the rows
- * for which it uses packed weights directly. */
-static int measure_packed(Hardware *h, Profile *p) {
-    const int rows = p->size.rows;
+/* Measures products and attention again with packed numbers. */
+static void measure_packed(Hardware *h, Profile *p) {
     if (p->size.h1 % GROUP || p->size.h2 % GROUP || p->size.h1 / p->size.nh % 16)
-        return 0; /* such a model is never packed */
+        return; /* such a model is never packed */
     p->packed = true;
-    if (p->plan.act_type == F16)
-        p->size.rows = imin(rows, PACKED_ROWS);
-    if (measure_curve(&h->mm_packed, p, &linear))
-        return -1;
-    p->size.rows = rows;
-    if (measure_curve(&h->bmm_packed, p, &on_gpu) || measure_curve(&h->cpu_packed, p, &on_cpu))
-        return -1;
+    measure_curve(&h->mm_packed, p, &linear);
+    measure_curve(&h->bmm_packed, p, &on_gpu);
+    measure_curve(&h->cpu_packed, p, &on_cpu);
     p->packed = false;
-    return 0;
 }
 
 /* Measures how many seconds longer products take for each byte that is copied beside them. As in a
  * layer, the copies are of the weights for the next products: `each` rounds of products wait for
  * the copy that was made beside the rounds before. */
-static int sample_lost(double *lost, Profile *p, const Work *beside, int i, int copies, int each) {
-    double alone, bytes = 0;
+static double sample_lost(Profile *p, const Work *beside, int i, int copies, int each) {
     Event last = {0, 0}, next = {0, 0};
-    if (sample_seconds(&alone, p, &linear, i, copies * each))
-        return -1;
-    const double begin = now(p);
+    const double alone = sample_seconds(p, &linear, i, copies * each), begin = now(p);
     for (int c = 0; c < copies; c++) {
         p->copied = next;
         next = post_copy(p, beside, c);
-        bytes += (double)chunk(p);
         for (int r = 0; r < each; r++)
             last = post_linear(p, &linear, i);
     }
     p->copied = (Event){0, 0};
-    if (wait_for(p, last))
-        return -1;
-    *lost = (now(p) - begin - alone) / bytes;
-    return wait_for(p, next);
+    wait_for(p, last);
+    const double lost = now(p) - begin - alone;
+    wait_for(p, next);
+    return lost / copies / chunk(p);
 }
 
-/* Measures the seconds lost for each byte. Beside each copy there are so many products that the
- * copy alone would take half as long as they do. */
-static int measure_lost(double *core_s, Profile *p, const Curve *rows, const Work *beside,
-                        double rate) {
+/* Returns the seconds lost for each byte. Beside each copy there are so many products that the copy
+ * alone would take half as long as they do. */
+static double measure_lost(Profile *p, const Curve *rows, const Work *beside, double rate) {
     const double most = 2 * p->size.seconds, copy = chunk(p) / rate, begin = now(p);
-    double lost[PAIRS], t;
-    int i = 0, n = 0;
-    while (i + 1 < rows->n && row_sizes[i] < CONTENTION_ROWS)
-        i++;
-    if (sample_seconds(&t, p, &linear, i, 1))
-        return -1;
-    const int each = imax(1, (int)ceil(2 * copy / t)), copies = imax(2, (int)(most / (each * t)));
-    do {
-        if (sample_lost(&lost[n++], p, beside, i, copies, each))
-            return -1;
-    } while (n < PAIRS && now(p) - begin < 4 * PAIRS * most);
-    *core_s = fmax(median(lost, n), 0);
-    return 0;
+    double lost[PAIRS];
+    const int i = imin(rows->n - 1, BESIDE);
+    int n = 0;
+    const double t = sample_seconds(p, &linear, i, 1);
+    const int each = imax(1, ceil(2 * copy / t)), copies = imax(2, most / (each * t));
+    do
+        lost[n++] = sample_lost(p, beside, i, copies, each);
+    while (n < PAIRS && now(p) - begin < 4 * PAIRS * most);
+    return fmax(median(lost, n), 0);
 }
 
-static int measure_shared_cores(Hardware *h, Profile *p) {
+static void measure_shared_cores(Hardware *h, Profile *p) {
     h->shared_cores = true;
     p->span = p->size.cold / 2;
-    p->at = 0;
-    if (measure_lost(&h->copy_core_s, p, &h->mm_rows, &ctog, h->ctog_bdw[0]))
-        return -1;
-    if (p->plan.offload_bytes &&
-        measure_lost(&h->disk_core_s, p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]))
-        return -1;
+    h->copy_core_s = measure_lost(p, &h->mm_rows, &ctog, h->ctog_bdw[0]);
+    if (p->plan.offload_bytes)
+        h->disk_core_s = measure_lost(p, &h->mm_rows, &dtoc, h->dtoc_bdw[0]);
     p->span = p->size.cold;
     tell(p, "  lost for a GB copied %.3f s, read from disk %.3f s", 1e9 * h->copy_core_s,
          1e9 * h->disk_core_s);
-    return 0;
 }
 
 static int measure_all(Hardware *h, Profile *p) {
     static const struct {
         const char *what;
-        int (*measure)(Hardware *, Profile *);
+        void (*measure)(Hardware *, Profile *);
     } parts[] = {{"copies", measure_links},
                  {"disk", measure_disk},
                  {"linear", measure_linear},
@@ -586,24 +526,20 @@ static int measure_all(Hardware *h, Profile *p) {
                  {"packed weights and cache", measure_packed},
                  {"products beside copies", measure_shared_cores}}; /* on the host device only */
     const int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
+    const Event none = {0, 0};
     for (int i = 0; i < n; i++) {
         tell(p, "measuring this machine: %s", parts[i].what);
-        if (parts[i].measure(h, p))
+        parts[i].measure(h, p);
+        if (wait_for(p, none))
             return -1;
     }
-    return measure_rate(&h->gpu_bdw, p, &layernorm); /* the last: it overwrites weights */
+    h->gpu_bdw = measure_rate(p, &layernorm); /* the last: it overwrites weights */
+    return wait_for(p, none);
 }
 
 // -------------------------------------------------------------------------------------------------
 // The size of the measurements
 // -------------------------------------------------------------------------------------------------
-
-/* Halves the layer; each head keeps its size. */
-static void halve_layer(ProfileSize *s) {
-    s->h1 /= 2;
-    s->h2 /= 2;
-    s->nh /= 2;
-}
 
 /* Makes the measurements smaller until the plan of their memory fits. Halves the cold memory, and
  * with it the products, whose weights need half of it, and their rows, whose inputs and results
@@ -617,8 +553,11 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
         if (needs <= room)
             return 0;
         s->cold = s->cold / 2 / 4096 * 4096;
-        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0)
-            halve_layer(s);
+        while (2 * sizeof(f16) * s->h1 * widest(s) > s->cold && s->nh % 2 == 0) {
+            s->h1 /= 2; /* each head keeps its size */
+            s->h2 /= 2;
+            s->nh /= 2;
+        }
         while (2 * sizeof(float) * s->rows * widest(s) > s->cold && s->tokens > *token_sizes) {
             s->rows /= 2;
             s->tokens /= 2;
@@ -640,23 +579,23 @@ static size_t cold_bytes(size_t least) {
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    if (cache <= 0 || 4 * (size_t)cache <= least)
-        return least;
-    return size_min(4 * (size_t)cache / 4096 * 4096, most);
+    const size_t wanted = cache > 0 ? 4 * (size_t)cache / 4096 * 4096 : 0;
+    return wanted > least ? size_min(wanted, most) : least;
 }
 
 /* Chooses the largest layer that can be measured within a minute, or the model's own if that is
  * smaller. On the host device both upper tiers are memory of this process. */
 int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory,
                  Error *err) {
-    ProfileSize s = {
-        .h1 = 2048, .h2 = 8192, .nh = 32, .nseq = 16, .rows = 1024, .tokens = 2048, .seconds = .1};
-    s.disk = (size_t)256 << 20;
-    if (gpu) {
-        s.h1 *= 2;
-        s.h2 *= 2;
-        s.nseq *= 2;
-    }
+    const int larger = gpu ? 2 : 1;
+    ProfileSize s = {.h1 = 2048 * larger,
+                     .h2 = 8192 * larger,
+                     .nh = 32,
+                     .nseq = 16 * larger,
+                     .rows = 1024,
+                     .tokens = 2048,
+                     .disk = (size_t)256 << 20,
+                     .seconds = .1};
     if (config && config->h1 <= s.h1 && config->h2 <= s.h2) {
         s.h1 = config->h1;
         s.h2 = config->h2;
@@ -667,29 +606,17 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
     return fit_memory(size, gpu ? 1 : 2, memory, err);
 }
 
-/* Makes the measurements smaller, down to h1 = 512, if the GPU has less room: for the cold memory,
- * inputs and results in F16, and 32 MiB of index tables. */
-static void fit_gpu(ProfileSize *s, Gpu *gpu) {
-    const Bytes room = gpu_left(gpu);
-    while (s->h1 > 512 && s->cold + (size_t)4 * s->rows * widest(s) + ((size_t)32 << 20) > room) {
-        halve_layer(s);
-        s->cold /= 2;
-    }
-}
-
-/* Returns the bytes of the file: those asked for, or half of the disk's room if that is less; but
- * at least LEAST_DISK, unless the disk is memory. */
-static size_t disk_bytes(size_t asked, size_t capacity, bool memory) {
-    const size_t bytes = size_min(capacity / 2, asked), least = size_min(asked, LEAST_DISK);
-    return bytes < least && !memory ? least : bytes;
-}
-
+/* Plans the memory of the upper tiers, and the file. This has the bytes that are asked for, or half
+ * of the disk's room if that is less; but at least LEAST_DISK, unless the disk is memory. */
 static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
+    const size_t asked = p->size.disk,
+                 least = memory_holds(here->offload_dir) ? 0 : size_min(asked, LEAST_DISK);
+    size_t bytes = size_min(here->capacity[TIER_DISK] / 2, asked);
+    if (bytes < least)
+        bytes = least;
     plan_memory(&p->plan, &p->size, act);
-    const size_t bytes =
-        disk_bytes(p->size.disk, here->capacity[TIER_DISK], memory_holds(here->offload_dir));
-    const int chunks = (int)(bytes / chunk(p)), cols = (int)(chunk(p) / sizeof(f16));
-    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", "", F16, chunks, cols, 1});
+    const int chunks = bytes / chunk(p), cols = chunk(p) / sizeof(f16);
+    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", F16, chunks, cols, 1});
     p->span = p->size.cold;
 }
 
@@ -700,34 +627,29 @@ static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
 /* Fills a row with small numbers in no order, of which no sum overflows. */
 static void fill(Profile *p, Tensor row) {
     enum { N = 1 << 16 };
-    float *single = xcalloc(N, sizeof *single);
-    f16 *half = xcalloc(N, sizeof *half);
+    static float single[N];
+    static f16 half[N];
     for (uint32_t i = 0; i < N; i++) {
-        single[i] = (float)((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
+        single[i] = ((i * 2654435761u >> 8 & 0xffff) / 65536.0 - 0.5) / 8;
         half[i] = f32_to_f16(single[i]);
     }
     const void *pattern = row.type == F32 ? (void *)single : half;
     for (int first = 0; first < row.cols; first += N)
         p->device->upload(p->device, row, first, pattern, imin(row.cols - first, N));
-    free(single);
-    free(half);
 }
 
-/* Fills the index tables of a point, whose prompts and sequences have token_sizes[i] tokens each.
- * */
-static void fill_tables(Profile *p, Tier tier, int i) {
-    const int nstarts = starts_each(&p->size), npages = pages_each(&p->size), nseq = p->size.nseq;
-    const Tensor all = table(p, tier, i, 0, nstarts + nseq + npages);
-    int32_t *start = xcalloc(all.cols, sizeof *start), *length = start + nstarts,
-            *page = length + nseq;
-    for (int r = 0; r < nstarts; r++)
-        start[r] = r * token_sizes[i];
-    for (int r = 0; r < nseq; r++)
-        length[r] = token_sizes[i];
-    for (int r = 0; r < npages; r++)
-        page[r] = r;
-    p->device->upload(p->device, all, 0, start, all.cols);
-    free(start);
+/* Fills the index tables of a point, whose prompts and sequences have `tokens` tokens each. */
+static void fill_tables(Profile *p, Tier tier, int i, int tokens) {
+    const int first[NTABLES] = {[LENGTHS] = tokens},
+              step[NTABLES] = {[STARTS] = tokens, [PAGES] = 1};
+    const int n = table_length(&p->size);
+    int32_t *value = xcalloc(n, sizeof *value);
+    for (int which = 0; which < NTABLES; which++) {
+        for (int r = 0; r < n; r++)
+            value[r] = first[which] + r * step[which];
+        p->device->upload(p->device, table(p, tier, i, which, n), 0, value, n);
+    }
+    free(value);
 }
 
 static void fill_memory(Profile *p) {
@@ -736,69 +658,67 @@ static void fill_memory(Profile *p) {
         for (int i = 0; i < 3; i++)
             fill(p, plan_view(&p->plan, numbers_in[i], t, 0, 0, 1));
         for (int i = 0; i < NTOKEN_SIZES; i++)
-            fill_tables(p, t, i);
+            fill_tables(p, t, i, token_sizes[i]);
     }
 }
 
 /* Writes the "model name" of /proc/cpuinfo, or uname's machine if there is none. */
-static void processor(char *name, size_t size) {
+static void processor(char name[MOST_PROCESSOR]) {
     FILE *f = fopen("/proc/cpuinfo", "r");
-    char line[300], *colon;
-    struct utsname machine;
+    char line[300];
+    struct utsname machine = {.machine = "unknown processor"};
     name[0] = 0;
     while (f && !name[0] && fgets(line, sizeof line, f))
-        if (!strncmp(line, "model name", 10) && (colon = strchr(line, ':')))
-            snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
+        sscanf(line, "model name : %199[^\n]", name);
     if (f)
         fclose(f);
+    uname(&machine);
     if (!name[0])
-        snprintf(name, size, "%s", uname(&machine) ? "unknown processor" : machine.machine);
-    name[strcspn(name, "\n")] = 0;
+        snprintf(name, MOST_PROCESSOR, "%s", machine.machine);
     for (char *c = name; *c; c++)
         if (*c < ' ' || *c > '~')
             *c = '?';
 }
 
-static void name_machine(char *name, size_t size, const Gpu *gpu, int threads) {
-    char cpu[60];
-    processor(cpu, sizeof cpu);
+static void name_machine(char name[MOST_NAME + 1], const Gpu *gpu, int threads) {
+    char cpu[MOST_PROCESSOR];
+    processor(cpu);
     if (gpu)
-        snprintf(name, size, "%.40s; %.38s, %d thread%s", gpu->name, cpu, threads, plural(threads));
+        snprintf(name, MOST_NAME + 1, "%.40s; %.38s, %d thread%s", gpu->name, cpu, threads,
+                 plural(threads));
     else
-        snprintf(name, size, "%s, %d thread%s, host device", cpu, threads, plural(threads));
+        snprintf(name, MOST_NAME + 1, "%.59s, %d thread%s, host device", cpu, threads,
+                 plural(threads));
 }
 
 static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
     for (int t = 0; t < NTIERS; t++)
-        h->mem[t] = fmin(fmax((double)capacity[t], 1), 1e18);
+        h->mem[t] = fmin(fmax(capacity[t], 1), 1e18);
 }
 
 /* Measures at this size; without a disk if size->disk is 0. Otherwise like profile_measure. */
 static int measure_machine(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
                            Error *err) {
-    Profile *p = xcalloc(1, sizeof *p);
-    Hardware measured = {.name = ""};
     Gpu *gpu = here->gpu;
-    const int threads = host_set_threads(here->threads);
-    *p = (Profile){.size = *size, .progress = here->progress, .err = err};
-    if (gpu)
-        fit_gpu(&p->size, gpu);
-    plan_profile(p, gpu ? F16 : F32, here);
-    name_machine(measured.name, MOST_NAME + 1, gpu, threads);
-    set_capacities(&measured, here->capacity);
-    if (!p->plan.offload_bytes)
-        measured.nmem = 1;
-    p->device = gpu ? cuda_open(gpu, &p->plan, &p->none, here->offload_dir, err)
-                    : host_open(&p->plan, &p->none, here->offload_dir, err);
+    Hardware measured = {.name = ""};
+    Profile p = {.size = *size, .progress = here->progress, .err = err};
     int status = -1;
-    if (p->device) {
-        fill_memory(p);
-        status = measure_all(&measured, p);
-        p->device->close(p->device);
+    if (gpu && fit_memory(&p.size, 1, gpu_left(gpu), err))
+        return -1;
+    plan_profile(&p, gpu ? F16 : F32, here);
+    name_machine(measured.name, gpu, host_set_threads(here->threads));
+    set_capacities(&measured, here->capacity);
+    if (!p.plan.offload_bytes)
+        measured.nmem = 1;
+    p.device = gpu ? cuda_open(gpu, &p.plan, &p.none, here->offload_dir, err)
+                   : host_open(&p.plan, &p.none, here->offload_dir, err);
+    if (p.device) {
+        fill_memory(&p);
+        status = measure_all(&measured, &p);
+        p.device->close(p.device);
     }
     if (!status)
         *hardware = measured;
-    free(p);
     return status;
 }
 
@@ -837,45 +757,22 @@ static int cache_dir(char *dir, size_t size) {
 }
 
 void profile_path(char *path, size_t size, const ProfileSize *shapes, const ThisMachine *here) {
-    char dir[4000], cpu[200], key[800];
-    struct stat disk = {.st_dev = 0};
-    struct statfs fs = {.f_type = 0};
+    char dir[4000], cpu[MOST_PROCESSOR], key[800];
+    struct stat disk;
+    struct statfs fs;
     path[0] = 0;
     if (!cache_dir(dir, sizeof dir) || stat(here->offload_dir, &disk) ||
         statfs(here->offload_dir, &fs))
         return;
-    processor(cpu, sizeof cpu);
-    snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%llx|%llx", PROFILE_VERSION,
+    processor(cpu);
+    snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%jx|%jx", PROFILE_VERSION,
              shapes->h1, shapes->h2, shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu,
              host_set_threads(here->threads), host_isa(), here->gpu ? here->gpu->name : "",
-             (unsigned long long)disk.st_dev, (unsigned long long)fs.f_type);
+             (uintmax_t)disk.st_dev, (uintmax_t)fs.f_type);
     /* The number is the start of an FNV-1a hash. */
     const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
-    if (snprintf(path, size, "%s/flexgen/hardware-%016llx.json", dir, (unsigned long long)hash) >=
-        (int)size)
+    if (snprintf(path, size, "%s/flexgen/hardware-%016jx.json", dir, (uintmax_t)hash) >= (int)size)
         path[0] = 0;
-}
-
-/* Makes the cache's directories, which mostly exist already. Returns 0, or the errno of the one
- * that cannot be made. */
-static int make_cache_dir(void) {
-    char dir[4200];
-    if (!cache_dir(dir, sizeof dir - 10))
-        return ENOENT;
-    if (mkdir(dir, 0700) && errno != EEXIST)
-        return errno;
-    return mkdir(strcat(dir, "/flexgen"), 0700) && errno != EEXIST ? errno : 0;
-}
-
-static int write_profile(const Hardware *hardware, const char *path, Error *err) {
-    const int why = *path ? make_cache_dir() : ENOENT;
-    if (why)
-        return fail(err, EXIT_FAILED, "cannot write %s: %s; name a directory",
-                    *path ? path : "$HOME/.cache/flexgen", strerror(why));
-    FILE *f = output_open("cannot write", path, err);
-    if (f)
-        profile_write(hardware, f);
-    return f ? output_close(f, "cannot write", path, err) : -1;
 }
 
 void profile_keep(const Hardware *hardware, const ProfileSize *size, const ThisMachine *here) {
@@ -883,8 +780,16 @@ void profile_keep(const Hardware *hardware, const ProfileSize *size, const ThisM
     Error err;
     if (hardware->dtoc_bdw[0] == NO_DISK)
         return; /* the disk may be back the next time */
+    if (cache_dir(path, sizeof path - strlen("/flexgen"))) {
+        mkdir(path, 0700); /* mostly both exist; if not, output_open says why */
+        mkdir(strcat(path, "/flexgen"), 0700);
+    }
     profile_path(path, sizeof path, size, here);
-    if (write_profile(hardware, path, &err))
+    fail(&err, EXIT_FAILED, "HOME names no directory for it");
+    FILE *f = *path ? output_open("cannot write", path, &err) : NULL;
+    if (f)
+        profile_write(hardware, f);
+    if (!f || output_close(f, "cannot write", path, &err))
         fprintf(here->progress ? here->progress : stderr,
                 "the next run will measure again: %s (XDG_CACHE_HOME)\n", err.text);
 }
@@ -894,11 +799,11 @@ int profile_machine(Hardware *hardware, const ProfileSize *size, const ThisMachi
     char path[4100];
     Error damaged;
     profile_path(path, sizeof path, size, here);
-    if (path[0] && access(path, R_OK) == 0 && hardware_read(hardware, path, &damaged) == 0) {
+    if (!access(path, R_OK) && !hardware_read(hardware, path, &damaged)) {
         set_capacities(hardware, here->capacity);
         return 0;
     }
-    if (profile_measure(hardware, size, here, err) != 0)
+    if (profile_measure(hardware, size, here, err))
         return -1;
     profile_keep(hardware, size, here);
     return 0;

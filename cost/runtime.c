@@ -54,31 +54,34 @@ typedef struct {
     const Hardware *hw;
     const OptConfig *config;
     const Plan *plan;
-    int phase;                     /* 0: ^g, 1: ^p */
-    bool delegated;                /* the CPU attends to the cache that is not on the GPU */
+    int phase;      /* 0: ^g, 1: ^p */
+    bool delegated; /* the CPU attends to the cache that is not on the GPU */
+    double h1;
+    double op_s;                   /* seconds that every operation takes besides */
     double ctog, gtoc, dtoc, ctod; /* bytes/s */
     double batches[2], rows[2];    /* batches that decode [0], in prefill [1]; their new tokens */
     double K, all_rows;            /* batches, new tokens of both kinds */
     double prompts, len;           /* prompts in prefill; their length */
     double past, last_rows;        /* tokens that a new one attends to; rows that the head needs */
     double act, kv;                /* bytes of one activation; of one token's K and V */
-    double v_read;               /* share of V that attention reads: less than 1 if it is sparse */
-    double weights, on_disk;     /* bytes of the weights as they rest and move; as on the disk */
-    double hidden, fresh;        /* bytes of the hidden states; of new k and v */
-    double cache;                /* bytes of the pages that new tokens attend to */
-    double table, table_on_disk; /* bytes of the head's matrix as it moves; as on the disk */
+    double v_read;           /* share of V that attention reads: less than 1 if it is sparse */
+    double weights, on_disk; /* bytes of the weights as they rest and move; as on the disk */
+    double hidden, fresh;    /* bytes of the hidden states; of new k and v */
+    double cache;            /* bytes of the pages that new tokens attend to */
+    Tensor table;            /* the head's matrix as it is on the disk; it moves as F16 */
 } Sweep;
 
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
                         bool delegated, int phase) {
     const Workload *w = &plan->work[phase];
     const double sweeps = fmax(w->sweeps, 1), page = plan->policy.page_tokens;
-    const Tensor head = checkpoint->global[plan->head];
     Sweep a = {.hw = hw,
                .config = &checkpoint->config,
                .plan = plan,
                .phase = phase,
                .delegated = delegated,
+               .h1 = checkpoint->config.h1,
+               .op_s = hw->op_s,
                .ctog = hw->ctog_bdw[phase],
                .gtoc = hw->gtoc_bdw[phase],
                .dtoc = hw->dtoc_bdw[phase],
@@ -90,23 +93,22 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .last_rows = w->last_rows / sweeps,
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
-               .v_read = is_sparse(&plan->policy) ? plan->policy.sparsity : 1,
-               .weights = (double)plan_layer_bytes(plan)};
+               .v_read = plan->policy.sparsity,
+               .weights = plan_layer_bytes(plan),
+               .table = checkpoint->global[plan->head]};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
     /* len solves len (len + 1) / 2 = pairs of a prompt. */
     a.len = w->prompts > 0 ? (sqrt(1 + 8 * w->pairs / w->prompts) - 1) / 2 : 0;
     for (int r = 0; r < NROLES; r++)
-        a.on_disk += (double)tensor_span(checkpoint->layer[0][r]);
+        a.on_disk += tensor_span(checkpoint->layer[0][r]);
     if (copied_to_disk(plan, checkpoint))
         a.on_disk = a.weights;
-    a.hidden = a.act * a.config->h1 * a.all_rows;
+    a.hidden = a.act * a.h1 * a.all_rows;
     a.fresh = a.kv * a.all_rows;
     /* past includes the new token, which is not loaded. Pages move whole, and on average half of
      * the last one is empty. */
     a.cache = a.kv * a.rows[0] * (a.past - 1 + page / 2);
-    a.table = 2.0 * head.rows * head.cols;
-    a.table_on_disk = (double)type_bytes(head.type) * head.rows * head.cols;
     return a;
 }
 
@@ -124,9 +126,8 @@ static Sum off_gpu(double w, double c, double h) {
 // -------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
-    const double numbers = a->delegated ? a->config->h1 * a->rows[0] : 0,
-                 queries = sizeof(f16) * numbers;
-    const double results = a->act * numbers, op = a->hw->op_s, each = a->K * op;
+    const double numbers = a->delegated ? a->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
+    const double results = a->act * numbers, op = a->op_s, each = a->K * op;
     // clang-format off
     /* ctog = (wc + wd) weights    load_weight
             + (cc + cd) cache      load_cache; with delegation the results of attention instead
@@ -163,33 +164,34 @@ static bool takes_packed_weights(const Sweep *a, bool prefill) {
            a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
+/* Returns the seconds of a product of m rows with a matrix (n, k). */
+static double product(const Sweep *a, double m, double n, double k, bool packed) {
+    return linear_seconds(a->hw, a->phase, (Linear){m, n, k, a->act, packed});
+}
+
 /* Returns the seconds of a layer's four products, for the batches in prefill or those that decode.
  * A batch passes the layer piece by piece, and each piece has one operation more, which stores its
  * k and v. */
 static double products(const Sweep *a, bool prefill) {
-    const double h1 = a->config->h1, h2 = a->config->h2, batches = a->batches[prefill];
-    const Hardware *h = a->hw;
+    const double h1 = a->h1, h2 = a->config->h2, batches = a->batches[prefill];
     if (batches <= 0)
         return 0;
     const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
                  m = each / pieces;
     const bool packed = takes_packed_weights(a, prefill);
-    const double qkv = linear_seconds(h, a->phase, m, 3 * h1, h1, a->act, packed);
-    const double out = linear_seconds(h, a->phase, m, h1, h1, a->act, packed);
-    const double mlp_1 = linear_seconds(h, a->phase, m, h2, h1, a->act, packed);
-    const double mlp_2 = linear_seconds(h, a->phase, m, h1, h2, a->act, packed);
-    return batches * pieces * (qkv + out + (mlp_1 + mlp_2) + (4 + 1) * h->op_s);
+    const double qkv = product(a, m, 3 * h1, h1, packed), out = product(a, m, h1, h1, packed),
+                 mlp = product(a, m, h2, h1, packed) + product(a, m, h1, h2, packed);
+    return batches * pieces * (qkv + out + mlp + (4 + 1) * a->op_s);
 }
 
 /* Returns the seconds of the GPU's work for these batches that does not depend on placement:
  * products, two layernorms, each of which reads and writes the hidden state, and attention within
  * prompts. */
 static double gpu_seconds(const Sweep *a, bool prefill) {
-    const double h1 = a->config->h1, batches = a->batches[prefill];
-    double norms = memory_seconds(4 * a->act * h1 * a->rows[prefill], a->hw->gpu_bdw) +
-                   2 * batches * a->hw->op_s;
+    double norms = memory_seconds(4 * a->act * a->h1 * a->rows[prefill], a->hw->gpu_bdw) +
+                   2 * a->batches[prefill] * a->op_s;
     double attention =
-        prefill && batches > 0 ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
+        prefill ? attend_prefill_seconds(a->hw, a->prompts, a->len, a->h1, a->act) : 0;
     return products(a, prefill) + norms + attention;
 }
 
@@ -202,25 +204,23 @@ static double unpacking_seconds(const Sweep *a) {
         return 0;
     return memory_seconds(a->weights + a->plan->region[UNPACKED_WEIGHTS][TIER_GPU].bytes,
                           a->hw->gpu_bdw) +
-           MATRICES * a->hw->op_s;
+           MATRICES * a->op_s;
 }
 
 /* Returns the seconds of attention of new tokens to the whole cache, on one processor. It reads K,
  * and v_read of V. */
 static double attend_cache(const Sweep *a, bool on_cpu) {
-    if (a->rows[0] <= 0)
-        return 0;
-    bool packed = a->plan->policy.cache_packed;
-    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0], a->past, a->config->h1, packed) *
+    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0] * a->h1, a->past,
+                          a->plan->policy.cache_packed) *
            (1 + a->v_read) / 2;
 }
 
 static void processor_rows(Seconds *t, const Sweep *a) {
-    const double ops = a->batches[0] * a->hw->op_s, gpu_bdw = a->hw->gpu_bdw;
+    const double ops = a->batches[0] * a->op_s, gpu_bdw = a->hw->gpu_bdw;
     const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
-    const double made = 4 * a->config->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
+    const double made = 4 * a->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
     const double packing =
-        a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->hw->op_s : 0;
+        a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
     // clang-format off
     /* gpu = work that does not depend on placement
@@ -235,7 +235,7 @@ static void processor_rows(Seconds *t, const Sweep *a) {
         packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
     /* cpu = (cc + cd) attention, with delegation, + cc (new k and v to their pages) */
     cpu->cc = cpu->cd = a->delegated ? on_cpu : 0;
-    cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->hw->op_s;
+    cpu->cc += memory_seconds(a->fresh, a->hw->cpu_bdw) + a->K * a->op_s;
 }
 
 /* Fills in the seconds by which the last layer with the head takes longer than a layer. Layer 0
@@ -248,7 +248,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     const Tier home = a->plan->policy.table_home;
-    const double less = a->act * c->h1 * (a->last_rows - a->all_rows),
+    const double less = a->act * a->h1 * (a->last_rows - a->all_rows),
                  ids = 2.0 * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
@@ -256,18 +256,18 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     of[DTOC].hd = less / a->dtoc;
     of[CTOD].hd = less / a->ctod;
     if (home != TIER_GPU)
-        of[CTOG].one = (a->table + a->act * c->embed * a->all_rows) / a->ctog;
+        of[CTOG].one =
+            (2.0 * a->table.rows * a->table.cols + a->act * c->embed * a->all_rows) / a->ctog;
     if (home == TIER_DISK)
-        of[DTOC].one = (a->table_on_disk + ids) / a->dtoc;
+        of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
-    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * c->h1 * a->last_rows,
+    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->last_rows,
                  choose = 4.0 * c->vocab * a->last_rows;
-    const double logits =
-        linear_seconds(h, a->phase, a->last_rows / a->K, c->vocab, c->embed, a->act, false);
+    const double logits = product(a, a->last_rows / a->K, c->vocab, c->embed, false);
     const bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
-    of[GPU].one = a->K * (logits + HEAD_OPS * h->op_s) +
+    of[GPU].one = a->K * (logits + HEAD_OPS * a->op_s) +
                   memory_seconds(embed + norm + (down ? 0 : choose), h->gpu_bdw);
     if (down) {
         of[GTOC].one = choose / a->gtoc;
@@ -296,13 +296,12 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 static void under_way_rows(Seconds *t, const Sweep *a) {
     enum { TRIP_OPS = 4 };
     const bool prefill = a->batches[1] > 0;
-    const double K = a->batches[prefill], rows = a->rows[prefill],
-                 hidden = a->act * a->config->h1 * rows;
+    const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->h1 * rows;
     const double most = a->plan->policy.synchronize ? 1 : a->plan->nws,
                  under_way = fmax(1, fmin(K, most));
     const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
-    const double trip = (sizeof(f16) * a->config->h1 * rows + fresh) / a->gtoc + hidden / a->ctog +
-                        TRIP_OPS * K * a->hw->op_s;
+    const double trip =
+        (sizeof(f16) * a->h1 * rows + fresh) / a->gtoc + hidden / a->ctog + TRIP_OPS * K * a->op_s;
     const double attend = prefill ? 0 : attend_cache(a, a->delegated);
     Sum chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0),
                         hidden / a->ctog + hidden / a->gtoc);
@@ -342,7 +341,7 @@ static void joint_rows(Sum *of, const Sweep *a) {
     for (int c = CTOG; c <= CPU; c++)
         sum_add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
-        sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, (Channel)c, a->phase) : 1, of[c]);
+        sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, c, a->phase) : 1, of[c]);
     if (!a->plan->policy.overlap)
         of[UNDER_WAY] = all;
     const int comp = a->hw->shared_cores ? CORES : GPU,
@@ -415,29 +414,26 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 // clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double l = a->config->l, state = a->config->h1 * a->act,
-                 page = p->policy.page_tokens * a->kv;
-    const double weights = a->weights * l,
-                 cache = flight_count(&p->policy) * p->npages[TIER_CPU] * page * l,
-                 rows = p->max_rows;
-    const double two_layers = 2 * a->weights, two_pages = 2 * p->staged_pages[0] * page,
-                 four_states = 4 * rows * state;
-    const double x = p->nws * rows * state,
-                 new_kv = p->turns * (double)imin(p->off_rows, p->piece_rows) * a->kv;
-    const double q_and_o = p->turns * (double)p->off_seqs * (sizeof(f16) * a->config->h1 + state);
-    double states = 0;
-    for (int k = 0; k < p->batches; k++)
-        states += p->act_rows[TIER_CPU][k] * state;
-    Sum tier[NTIERS] = {{.wg = weights, .cg = cache, .hg = states},
-                        {.wc = weights, .cc = cache, .hc = states},
-                        {.wd = weights, .cd = cache, .hd = states}};
-    sum_add(&tier[TIER_GPU], 1, off_gpu(two_layers, two_pages, x));
-    sum_add(&tier[TIER_CPU], 1, off_gpu(0, new_kv, 0));
-    if (p->policy.cache_packed)
-        sum_add(&tier[TIER_GPU], 1, off_gpu(0, new_kv, 0)); /* before they go down */
-    sum_add(&tier[TIER_CPU], 1, (Sum){.wd = two_layers, .cd = two_pages, .hd = four_states});
+    const double weights = a->weights * a->config->l, two_layers = 2 * a->weights,
+                 cache = p->region[KV_CACHE][TIER_CPU].bytes,
+                 states = p->region[ACTIVATIONS][TIER_CPU].bytes,
+                 two_pages = p->region[KV_STAGING][TIER_GPU].bytes,
+                 x = p->region[HIDDEN][TIER_GPU].bytes, new_kv = p->region[NEW_KV][TIER_CPU].bytes,
+                 in_gpu = two_pages + p->region[NEW_KV_PACKED][TIER_GPU].bytes;
+    const double state = a->h1 * a->act, four_states = 4 * state * p->max_rows,
+                 q_and_o = p->off_seqs * p->turns * (sizeof(f16) * a->h1 + state);
+    // clang-format off
+    Sum tier[NTIERS] = {
+        {.wg = weights, .wc = two_layers, .wd = two_layers,
+         .cg = cache,   .cc = in_gpu,     .cd = in_gpu,
+         .hg = states,  .hc = x,          .hd = x},
+        {.wc = weights,        .wd = two_layers,
+         .cc = cache + new_kv, .cd = two_pages + new_kv,
+         .hc = states,         .hd = four_states},
+        {.wd = weights, .cd = cache, .hd = states}};
+    // clang-format on
     for (int t = 0; t < NTIERS; t++)
-        tier[t].one = (double)p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
+        tier[t].one = p->total[t] - tier[t].wc - tier[t].cc - tier[t].hc;
     if (a->delegated) {
         sum_add(&tier[TIER_GPU], -1, off_gpu(0, two_pages, 0));
         sum_add(&tier[TIER_CPU], 1, off_gpu(0, q_and_o, 0));
@@ -451,14 +447,20 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
     *lp = (Lp){.n = RUNTIME_VARS};
     for (int phase = 0; phase < 2; phase++) {
         const Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
-        lp->c[LAYER_S + phase] = plan->work[phase].sweeps * (a.config->l - 1);
-        lp->c[LAST_S + phase] = plan->work[phase].sweeps;
-        if (plan->work[phase].sweeps > 0)
+        const double sweeps = plan->work[phase].sweeps;
+        lp->c[LAYER_S + phase] = sweeps * (a.config->l - 1);
+        lp->c[LAST_S + phase] = sweeps;
+        if (sweeps > 0)
             sweep_rows(lp, &a);
         if (phase)
             memory_rows(lp, &a, capacity);
     }
     sum_rows(lp);
+}
+
+double runtime_tokens(const Plan *plan) {
+    const Workload *w = plan->work;
+    return w[0].prompts + w[0].steps + w[1].prompts + w[1].steps;
 }
 
 void runtime_sweeps(double sweep_s[2], const double *x, int l) {
@@ -488,18 +490,17 @@ static int slowest_row(const Lp *lp, const double *x, int variable, int slowest,
 }
 
 /* Returns the seconds of a sweep, layer by layer: beside each layer the weights of the next are
- * loaded from where the plan has put them. Writes to slowest the name of the row that bounds the
- * most seconds. */
-static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase, char *slowest,
-                            size_t size) {
+ * loaded from where the plan has put them. Writes to cost->slowest the name of the row that bounds
+ * the most seconds. */
+static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *plan, int phase) {
     const int l = plan->config.l;
-    const double layer = (double)plan_layer_bytes(plan);
+    const double layer = plan_layer_bytes(plan);
     double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
         const int next = (j + 1) % l;
         double seconds = 0;
-        x[WC] = plan->cpu_slab[next] / layer;
-        x[WD] = plan->disk_slab[next] / layer;
+        x[WC] = plan->slab[TIER_CPU][next] / layer;
+        x[WD] = plan->slab[TIER_DISK][next] / layer;
         x[WG] = 1 - x[WC] - x[WD];
         int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
         if (j + 1 == l)
@@ -507,27 +508,25 @@ static double sweep_seconds(const Lp *lp, double *x, const Plan *plan, int phase
         sum += seconds;
         if (row >= 0 && (by[row] += seconds) > most) {
             most = by[row];
-            snprintf(slowest, size, "%s", lp->row[row].name);
+            strcpy(cost->slowest[phase], lp->row[row].name);
         }
     }
     return sum;
 }
 
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
-    double x[LP_MAX_VARS] = {0}, seconds[2] = {0}, tokens = 0;
+    double x[LP_MAX_VARS] = {0}, seconds[2] = {0};
     *cost = (Cost){.T = 0};
     for (int f = 0; f < NFRACTIONS; f++)
         cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
     for (int phase = 0; phase < 2; phase++) {
         if (plan->work[phase].sweeps > 0)
-            seconds[phase] = sweep_seconds(lp, x, plan, phase, cost->slowest[phase],
-                                           sizeof cost->slowest[phase]);
+            seconds[phase] = sweep_seconds(cost, lp, x, plan, phase);
         cost->T += seconds[phase] * plan->work[phase].sweeps;
-        tokens += plan->work[phase].prompts + plan->work[phase].steps;
     }
     cost->T_gen = seconds[0] / plan->config.l;
     cost->T_pre = seconds[1] / plan->config.l;
-    cost->throughput = tokens / cost->T;
+    cost->throughput = runtime_tokens(plan) / cost->T;
     for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] = (double)plan->total[t];
+        cost->peak[t] = plan->total[t];
 }

@@ -28,7 +28,7 @@
 enum {
     MAX_CANDIDATES = 4096, /* more than enough: some hundred are enumerated for each G */
     MAX_BATCHES = 64,      /* of a block: a layer's weights are then a small part of what moves */
-    MAX_REALIZED = 64,     /* mostly the first few are the best */
+    MAX_REALIZED = 64,     /* or as many as are asked for; mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
     AROUND = 3,            /* ... from so many candidates */
     ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
@@ -54,10 +54,9 @@ typedef struct {
     Policy policy;
     double bound; /* token/s that the LP promises; 0: nothing fits */
     double score; /* of the bound; 0 if a block takes too long */
-    int number;   /* in the order of discovery; decides between equals, as qsort does not */
 } Candidate;
 
-/* The candidates that a search has found so far. */
+/* The candidates that a search has found so far, best first. */
 typedef struct {
     const Search *s;
     Candidate *list;
@@ -77,13 +76,18 @@ static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
     return plan_make(s->checkpoint, policy, &task, s->act_type, err);
 }
 
+/* Places everything on one of the upper tiers, where the GPU attends to it. */
+static void place_all(Policy *policy, Tier tier) {
+    for (int i = 0; i < 6; i++)
+        policy->share[i] = i % 2 == (int)tier;
+    policy->delegated = false;
+}
+
 /* Returns the plan that runtime_lp starts from: everything on the CPU. */
 static Plan *corner_plan(const Search *s, const Policy *policy) {
     Error ignored;
     Policy corner = *policy;
-    corner.wg = corner.cg = corner.hg = 0;
-    corner.wc = corner.cc = corner.hc = 1;
-    corner.delegated = false;
+    place_all(&corner, TIER_CPU);
     return plan_for(s, &corner, &ignored);
 }
 
@@ -92,43 +96,33 @@ static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *c
                     const double capacity[NTIERS]) {
     static const char *const name[6] = {"wg given", "wc given", "cg given",
                                         "cc given", "hg given", "hc given"};
-    const double share[6] = {s->given.wg, s->given.wc, s->given.cg,
-                             s->given.cc, s->given.hg, s->given.hc};
     runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i])
-            lp_row(lp, name[i], true, share[i])->a[i / 2 * NTIERS + i % 2] = 1;
+            lp_row(lp, name[i], true, s->given.share[i])->a[i / 2 * NTIERS + i % 2] = 1;
 }
 
-/* Solves the LP of a policy. Returns false if no fractions fit. */
-static bool solve(LpAnswer *answer, Lp *lp, const Search *s, const Policy *policy,
-                  const Plan *corner, const double capacity[NTIERS]) {
-    fill_lp(lp, s, policy, corner, capacity);
-    lp_solve(answer, lp);
-    return answer->verdict == LP_OPTIMAL;
+static void set_capacities(double capacity[NTIERS], const Search *s) {
+    for (int t = 0; t < NTIERS; t++)
+        capacity[t] = s->capacity[t];
 }
 
-/* Returns the tokens that the plan's sweeps generate. */
-static double tokens_of_plan(const Plan *plan) {
-    return plan->work[0].prompts + plan->work[0].steps + plan->work[1].prompts +
-           plan->work[1].steps;
+/* Writes the LP of a policy on the search's machine. Returns the plan that it starts from, or NULL
+ * if there is none. */
+static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy) {
+    double capacity[NTIERS];
+    Plan *corner = corner_plan(s, policy);
+    set_capacities(capacity, s);
+    if (corner)
+        fill_lp(lp, s, policy, corner, capacity);
+    return corner;
 }
 
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
-    const double capacity[NTIERS] = {(double)search->capacity[0], (double)search->capacity[1],
-                                     (double)search->capacity[2]};
-    Plan *corner = corner_plan(search, policy);
+    Plan *corner = policy_program(lp, search, policy);
     CHECK(corner); /* as for the search, which has found the policy */
-    fill_lp(lp, search, policy, corner, capacity);
-    *tokens = tokens_of_plan(corner);
+    *tokens = runtime_tokens(corner);
     plan_free(corner);
-}
-
-/* Returns how long all sweeps take at a point of the LP. */
-static Pace lp_pace(const Search *s, const Plan *plan, const double *x) {
-    double sweep_s[2];
-    runtime_sweeps(sweep_s, x, plan->config.l);
-    return cluster_pace(&s->cluster, plan, sweep_s);
 }
 
 /* Returns the prompts of one flight, if all flights have equally many. */
@@ -143,7 +137,7 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
     int n = 0;
     for (int i = 0; i < task.count; i++)
         n = imax(n, task.prompts[i].n);
-    return T * n * flight_count(&plan->policy) / (double)plan->sweeps;
+    return T * n * flight_count(&plan->policy) / plan->sweeps;
 }
 
 /* Returns token/s, less two prices. On shared cores twice the batches must bring two percent more:
@@ -172,19 +166,30 @@ static bool same_block(const Policy *a, const Policy *b) {
 
 /* Fills in the bound and the score of a candidate, whose workspaces and table_home are chosen. */
 static void set_bound(Candidate *c, const Search *s) {
-    const double capacity[NTIERS] = {(double)s->capacity[0], (double)s->capacity[1],
-                                     (double)s->capacity[2]};
-    Plan *corner = corner_plan(s, &c->policy);
     LpAnswer answer;
     Lp lp;
-    if (corner && solve(&answer, &lp, s, &c->policy, corner, capacity)) {
-        const double seconds = lp_pace(s, corner, answer.x).T;
+    double sweep_s[2];
+    Plan *corner = policy_program(&lp, s, &c->policy);
+    if (corner)
+        lp_solve(&answer, &lp);
+    if (corner && answer.verdict == LP_OPTIMAL) {
+        runtime_sweeps(sweep_s, answer.x, corner->config.l);
+        const double seconds = cluster_pace(&s->cluster, corner, sweep_s).T;
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
-        c->bound = tokens_of_plan(corner) / seconds;
+        c->bound = runtime_tokens(corner) / seconds;
         c->score = late ? 0 : score(s, c->bound, &c->policy);
     }
     plan_free(corner);
+}
+
+/* Returns true if a comes before b. Of equals, the one that was found first does. */
+static bool is_better(const Candidate *a, const Candidate *b) {
+    if (a->score != b->score)
+        return a->score > b->score;
+    if (a->policy.schedule != b->policy.schedule)
+        return a->policy.schedule < b->policy.schedule;
+    return a->policy.gbs < b->policy.gbs;
 }
 
 /* Adds a candidate if it is new. Its token table is on the highest tier that leaves room for the
@@ -199,15 +204,18 @@ static double consider(Candidates *all, Policy policy) {
     for (int home = TIER_GPU; home < NTIERS && !c.bound; home++)
         for (int n = WORKSPACES; n >= LEAST_WORKSPACES; n--) {
             Candidate one = {.policy = policy};
-            one.policy.table_home = (Tier)home;
+            one.policy.table_home = home;
             one.policy.workspaces = n;
             set_bound(&one, all->s);
             if (!c.bound || one.score > WAITS_MORE * c.score)
                 c = one;
         }
-    c.number = all->n;
-    if (all->n < MAX_CANDIDATES)
-        all->list[all->n++] = c;
+    if (all->n == MAX_CANDIDATES)
+        return c.bound;
+    int at = all->n++;
+    for (; at > 0 && is_better(&c, &all->list[at - 1]); at--)
+        all->list[at] = all->list[at - 1];
+    all->list[at] = c;
     return c.bound;
 }
 
@@ -261,11 +269,11 @@ static void enumerate_flights(Candidates *c, int flights) {
                 policy.flights = flights;
                 policy.weight_packed |= s->may_pack && packed & 1;
                 policy.cache_packed |= s->may_pack && packed & 2;
-                if (!may_be(s, (Schedule)schedule))
+                if (!may_be(s, schedule))
                     continue;
                 if (s->fixed_attention && !sparse && on_cpu != (int)s->given.delegated)
                     continue;
-                policy.schedule = (Schedule)schedule;
+                policy.schedule = schedule;
                 policy.delegated = on_cpu;
                 double_gbs(c, policy);
             }
@@ -306,8 +314,8 @@ static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
     const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
     for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
-        try_block(c, *from, (int)(gbs * step[i]), K);
-        try_block(c, *from, gbs, (int)lround(K * step[i]));
+        try_block(c, *from, gbs * step[i], K);
+        try_block(c, *from, gbs, lround(K * step[i]));
     }
     if (c->s->one_block)
         return;
@@ -317,22 +325,14 @@ static void step_from(Candidates *c, const Policy *from) {
         try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
 }
 
-static int by_score(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->score != y->score)
-        return x->score < y->score ? 1 : -1;
-    if (x->policy.schedule != y->policy.schedule)
-        return (int)x->policy.schedule - (int)y->policy.schedule;
-    return x->policy.gbs != y->policy.gbs ? x->policy.gbs - y->policy.gbs : x->number - y->number;
-}
-
-/* Adds candidates around the best ones. Leaves all sorted, best first. */
+/* Adds candidates around the best ones. */
 static void refine(Candidates *c) {
-    qsort(c->list, c->n, sizeof *c->list, by_score);
     for (int round = 0; round < ROUNDS; round++) {
-        for (int i = 0, n = imin(AROUND, c->n); i < n; i++)
-            step_from(c, &c->list[i].policy);
-        qsort(c->list, c->n, sizeof *c->list, by_score);
+        const int n = imin(AROUND, c->n);
+        Candidate best[AROUND];
+        memcpy(best, c->list, sizeof best);
+        for (int i = 0; i < n; i++)
+            step_from(c, &best[i].policy);
     }
 }
 
@@ -341,19 +341,19 @@ static void refine(Candidates *c) {
 static Candidates find_candidates(const Search *search) {
     Search thin = *search;
     Task task = *search->task;
+    Prompt *some = NULL;
     Candidates c = {.s = &thin, .list = xcalloc(MAX_CANDIDATES, sizeof *c.list)};
-    const bool is_long = !search->one_block && task.count > ENOUGH_PROMPTS;
-    if (is_long) {
-        task.prompts = xcalloc(ENOUGH_PROMPTS, sizeof *task.prompts);
+    if (!search->one_block && task.count > ENOUGH_PROMPTS) {
+        some = xcalloc(ENOUGH_PROMPTS, sizeof *some);
         for (int i = 0; i < ENOUGH_PROMPTS; i++)
-            task.prompts[i] = search->task->prompts[(long)i * task.count / ENOUGH_PROMPTS];
+            some[i] = task.prompts[(long)i * task.count / ENOUGH_PROMPTS];
+        task.prompts = some;
         task.count = ENOUGH_PROMPTS;
         thin.task = &task;
     }
     enumerate(&c);
     refine(&c);
-    if (is_long)
-        free(task.prompts);
+    free(some);
     c.s = search;
     return c;
 }
@@ -362,17 +362,15 @@ static Candidates find_candidates(const Search *search) {
 // 3. Realize
 // -------------------------------------------------------------------------------------------------
 
-/* Rounds x to steps of 1 / steps, so that the shares add up to 1. Shares that are fixed stay. */
-static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const bool fixed[2],
-                         int steps) {
-    if (fixed[0] && fixed[1])
-        return;
-    if (!fixed[0])
-        *gpu = round(x[TIER_GPU] * steps) / steps;
-    if (!fixed[1])
-        *cpu = round(x[TIER_CPU] * steps) / steps;
-    if (x[TIER_DISK] < .5 / steps || *gpu + *cpu > 1)
-        *(fixed[1] ? gpu : cpu) = 1 - (fixed[1] ? *cpu : *gpu);
+/* Rounds x to steps of 1 / steps, so that the shares of the upper tiers and the rest, the disk's,
+ * add up to 1. Shares that are fixed stay. */
+static void round_shares(double share[2], const double x[NTIERS], const bool fixed[2], int steps) {
+    const int last = fixed[TIER_CPU] ? TIER_GPU : TIER_CPU;
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        if (!fixed[t])
+            share[t] = round(x[t] * steps) / steps;
+    if (!fixed[last] && (x[TIER_DISK] < .5 / steps || share[0] + share[1] > 1))
+        share[last] = 1 - share[1 - last];
 }
 
 /* Sets the policy's fractions to x, rounded: weights to percentages with one digit behind the
@@ -380,9 +378,9 @@ static void round_shares(double *gpu, double *cpu, const double x[NTIERS], const
  * apart. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
     const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
-    round_shares(&p->wg, &p->wc, x + WG, s->fixed, weights);
-    round_shares(&p->cg, &p->cc, x + CG, s->fixed + 2, sequences);
-    round_shares(&p->hg, &p->hc, x + HG, s->fixed + 4, sequences);
+    for (int of = 0; of < 3; of++)
+        round_shares(p->share + 2 * of, x + NTIERS * of, s->fixed + 2 * of,
+                     of ? sequences : weights);
 }
 
 /* Returns the plan's policy with its cost by the rows of the LP. */
@@ -402,8 +400,8 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
 static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
     for (int i = 0; i < lp->m; i++)
         for (int t = 0; t < NTIERS; t++)
-            if (!strcmp(lp->row[i].name, memory_row[t]) && answer->y[i] > 0)
-                snprintf(cost->full[t], sizeof cost->full[t], "%s", memory_row[t]);
+            if (lp->row[i].name == memory_row[t] && answer->y[i] > 0)
+                strcpy(cost->full[t], memory_row[t]);
 }
 
 /* Plans the placement of a candidate that is best for so much memory. Returns 1 and *found if the
@@ -414,19 +412,21 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Error ignored;
     Lp lp;
     LpAnswer answer;
-    if (!solve(&answer, &lp, s, &policy, corner, capacity))
+    fill_lp(&lp, s, &policy, corner, capacity);
+    lp_solve(&answer, &lp);
+    if (answer.verdict != LP_OPTIMAL)
         return -1;
     set_fractions(&policy, s, answer.x);
     Plan *plan = plan_for(s, &policy, &ignored);
     if (!plan)
         return -1;
-    const bool fits = plan_fits(plan, s->capacity, &ignored) == 0;
+    const bool fits = !plan_missing(plan, s->capacity);
     if (fits) {
         *found = found_by(s, plan, &lp);
         note_full(&found->cost, &lp, &answer);
     }
     for (int t = 0; t < NTIERS; t++)
-        excess[t] = fmax(0, (double)plan->total[t] - (double)s->capacity[t]);
+        excess[t] = size_less(plan->total[t], s->capacity[t]);
     plan_free(plan);
     return fits;
 }
@@ -442,8 +442,8 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
     double times = 1.05; /* the excess, and a little more */
     Plan *corner = corner_plan(s, &c->policy);
     int fits = 0, tries = 0;
-    for (int t = 0; t < NTIERS; t++)
-        capacity[t] = before[t] = (double)s->capacity[t];
+    set_capacities(capacity, s);
+    set_capacities(before, s);
     for (; tries < TRIES && corner && !fits; tries++, times *= 2) {
         fits = place(found, excess, s, c->policy, corner, capacity);
         for (int t = 0; t < NTIERS && !fits; t++) {
@@ -465,36 +465,27 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
     return fits > 0 && !(s->max_latency > 0 && found->latency > s->max_latency);
 }
 
-int policy_predict(Found *found, const Search *search, Error *err) {
-    const double roomy[NTIERS] = {1e18, 1e18, 1e18};
-    Plan *plan = plan_for(search, &search->given, err), *corner = NULL;
-    const bool fits = plan && plan_fits(plan, search->capacity, err) == 0;
-    Lp lp;
-    if (fits) {
-        corner = corner_plan(search, &search->given);
-        runtime_lp(&lp, search->hardware, search->checkpoint, corner, search->given.delegated,
-                   roomy);
-        *found = found_by(search, plan, &lp);
-    }
-    plan_free(corner);
-    plan_free(plan);
-    return fits ? 0 : -1;
-}
-
-/* Returns true if the plan of search->given fits. Of the plans that do not, err describes the one
- * that misses the fewest bytes, so far *missing. */
-static bool fits_at_all(const Search *s, Bytes *missing, Error *err) {
+/* Predicts search->given. Returns false if its plan does not fit; of several plans that do not, err
+ * describes the one that misses the fewest bytes, so far *missing. placed: see plan_refuse. */
+static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
-    bool placed = false;
-    for (int i = 0; i < 6; i++)
-        placed = placed || s->fixed[i];
     const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
-    if (misses && misses < *missing) {
+    double tokens;
+    Lp lp;
+    if (!misses) {
+        policy_lp(&lp, &tokens, s, &s->given);
+        *found = found_by(s, plan, &lp);
+    } else if (misses < *missing) {
         *missing = misses;
         plan_refuse(plan, s->capacity, placed, err);
     }
     plan_free(plan);
     return !misses;
+}
+
+int policy_predict(Found *found, const Search *search, Error *err) {
+    Bytes missing = UINT64_MAX;
+    return predict(found, search, &missing, true, err) ? 0 : -1;
 }
 
 /* Looks for any policy when no candidate has a bound: the smallest block, with all tiers in turn
@@ -504,7 +495,8 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS * NTIERS };
     Search least = *s;
     Policy *p = &least.given;
-    double *share[6] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc}, quickest = INFINITY;
+    double quickest = INFINITY, *share = p->share;
+    const bool placed = memchr(s->fixed, true, sizeof s->fixed);
     Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs)
         p->gbs = 1;
@@ -516,11 +508,11 @@ static int last_resort(Found *found, const Search *s, Error *err) {
         const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i])
-                *share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? *share[i ^ 1] : 0) : 0;
-        p->table_home = (Tier)(where / 27 % NTIERS);
+                share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? share[i ^ 1] : 0) : 0;
+        p->table_home = where / 27 % NTIERS;
         if (!s->fixed_attention)
             p->delegated = where >= CORNERS || is_sparse(p);
-        if (!fits_at_all(&least, &missing, err) || policy_predict(found, &least, err) != 0)
+        if (!predict(found, &least, &missing, placed, err))
             continue;
         if (s->max_latency <= 0 || found->latency <= s->max_latency)
             return 0;
@@ -542,26 +534,24 @@ static int last_resort(Found *found, const Search *s, Error *err) {
 /* Inserts *one into a list that is sorted, best first, and has one entry for a block and schedule.
  * Returns the new number of entries. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
-    double value = found_score(s, one);
-    int out = 0; /* the entry that leaves: the same block, or the last of a full list */
-    while (out < n && !same_block(&found[out].policy, &one->policy))
-        out++;
-    if (out == n && n < most)
-        out = n++;
-    else if (found_score(s, &found[out = imin(out, most - 1)]) >= value)
+    const double value = found_score(s, one);
+    int at = 0; /* the entry that leaves: the same block, or the last of a full list */
+    while (at < n && !same_block(&found[at].policy, &one->policy))
+        at++;
+    if (at == n && n < most)
+        n++;
+    else if (found_score(s, &found[at = imin(at, most - 1)]) >= value)
         return n;
-    for (; out < n - 1; out++)
-        found[out] = found[out + 1];
-    for (; out > 0 && found_score(s, &found[out - 1]) < value; out--)
-        found[out] = found[out - 1];
-    found[out] = *one;
+    for (; at > 0 && found_score(s, &found[at - 1]) < value; at--)
+        found[at] = found[at - 1];
+    found[at] = *one;
     return n;
 }
 
 int policy_search(Found *found, int most, const Search *search, Error *err) {
     Candidates c = find_candidates(search);
     int n = 0;
-    for (int i = 0; i < imin(c.n, MAX_REALIZED) && c.list[i].score > 0; i++) {
+    for (int i = 0; i < imin(c.n, imax(most, MAX_REALIZED)) && c.list[i].score > 0; i++) {
         Found one;
         if (n == most && c.list[i].score <= found_score(search, &found[n - 1]))
             break;
@@ -587,31 +577,21 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
     return n;
 }
 
-static int by_latency(const void *a, const void *b) {
-    const Found *x = *(Found *const *)a, *y = *(Found *const *)b;
-    /* Both are in one array, and equals stay in its order. */
-    return x->latency != y->latency ? (x->latency > y->latency ? 1 : -1) : (x > y) - (x < y);
-}
-
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
-    Candidates c = find_candidates(search);
-    int n = 0, all = 0;
-    Found *every = xcalloc(c.n + 1, sizeof *every), **sorted = xcalloc(c.n + 1, sizeof *sorted);
-    for (int i = 0; i < c.n; i++)
-        if (c.list[i].bound > 0 && realize(&every[all], search, &c.list[i]))
-            all++;
-    if (!all && last_resort(every, search, err) == 0)
-        all = 1;
-    for (int i = 0; i < all; i++)
-        sorted[i] = &every[i];
-    qsort(sorted, all, sizeof *sorted, by_latency);
-    /* A policy with a longer latency must have a better throughput. */
-    for (int i = 0; i < all && n < most; i++)
-        if (!n || sorted[i]->cost.throughput > found[n - 1].cost.throughput)
-            found[n++] = *sorted[i];
-    free(sorted);
+    Found *every = xcalloc(MAX_CANDIDATES, sizeof *every);
+    const int all = policy_search(every, MAX_CANDIDATES, search, err);
+    int n = 0;
+    for (; n < most; n++) { /* the next longer latency must have a better throughput */
+        const Found *next = NULL;
+        for (const Found *f = every; f < every + all; f++)
+            if ((!n || f->cost.throughput > found[n - 1].cost.throughput) &&
+                (!next || f->latency < next->latency))
+                next = f;
+        if (!next)
+            break;
+        found[n] = *next;
+    }
     free(every);
-    free(c.list);
     return n ? n : -1;
 }
 
@@ -654,22 +634,20 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
     const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
     /* With fewer blocks than flights only the flights that have a block count. */
     const double G = fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps));
-    double hop[2], pace[2];
+    double hop[2], pace[2], round_s[2];
     for (int pre = 0; pre < 2; pre++) {
         const Workload *w = &work[pre];
         const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
                      K = batches / fmax(1, w->sweeps);
-        const double state = (double)type_bytes(plan->act_type) * plan->config.h1,
-                     square = t / (l * K);
+        const double state = type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
         const double x =
             M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
+        round_s[pre] = fmax(pace[pre], (M - 1) * hop[pre] + t + d);
     }
-    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1]};
-    p.token_s = fmax(pace[0], (M - 1) * hop[0] + sweep_s[0] + d);
-    const double again = fmax(pace[1], (M - 1) * hop[1] + sweep_s[1] + d);
-    p.T = p.prefill_s + (work[1].sweeps / G - 1) * again + work[0].sweeps / G * p.token_s;
+    Pace p = {.prefill_s = (M - 1) * hop[1] + pace[1], .token_s = round_s[0]};
+    p.T = p.prefill_s + (work[1].sweeps / G - 1) * round_s[1] + work[0].sweeps / G * p.token_s;
     return p;
 }
 
@@ -682,12 +660,8 @@ static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
 
 /* Fixes a placement with everything on the GPU. */
 static void hold_on_gpu(Search *s) {
-    Policy *p = &s->given;
-    p->wg = p->cg = p->hg = 1;
-    p->wc = p->cc = p->hc = 0;
-    p->delegated = false;
-    for (int i = 0; i < 6; i++)
-        s->fixed[i] = true;
+    place_all(&s->given, TIER_GPU);
+    memset(s->fixed, true, sizeof s->fixed);
     s->fixed_attention = true;
 }
 

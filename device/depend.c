@@ -25,40 +25,32 @@
 
 #include "device/parts.h"
 
-/* A number of ops for each lane. Padded to whole vectors. */
-enum { WIDTH = 16 };
+/* A number of ops for each lane. */
 typedef struct {
-    uint64_t ops[WIDTH];
+    uint64_t ops[NLANES];
 } Clock;
-_Static_assert((int)WIDTH >= (int)NLANES, "a clock has a place for every lane");
 
 /* The past users of a cell. */
 typedef struct {
     Clock written, read; /* read: by ops since the last writer */
 } Cell;
 
-/* The number of ops of each lane for which it is remembered what was over when they ended; for
- * older ones only that their lane got there. */
-enum { REMEMBERED = 256 };
-
-/* Adjacent cells that an op uses as one. */
+/* A past op: its number on its lane, and the ops that were over when it ended. */
 typedef struct {
-    int first, n;
-    Use use;
-} Used;
-enum { MAX_USED = 16 };
+    uint64_t number;
+    Clock over;
+} Past;
+/* The number of ops of each lane that are remembered; of older ones only that their lane got
+ * there. */
+enum { REMEMBERED = 256 };
 
 /* The state of the rule for all cells and lanes. */
 struct Depend {
     Cell *cell;
     int ncells;
-    Clock host;                          /* the ops that the posting thread has waited for */
-    Clock lane[NLANES];                  /* the ops that are over when the lane's newest op ends */
-    Clock (*past)[REMEMBERED];           /* [NLANES] the same clock for each of its past ops */
-    uint64_t number[NLANES][REMEMBERED]; /* the op that each entry of `past` is for; older ones have
-                                            been overwritten */
-    Used used[MAX_USED];                 /* the cells of the op that is about to be posted */
-    int nused;
+    Clock host;               /* the ops that the posting thread has waited for */
+    Clock lane[NLANES];       /* the ops that are over when the lane's newest op ends */
+    Past (*past)[REMEMBERED]; /* [NLANES] its past ops, in a ring buffer */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -67,24 +59,26 @@ struct Depend {
 
 /* Makes clock a the maximum of both, lane by lane. */
 static void join(Clock *a, const Clock *b) {
-    for (int i = 0; i < WIDTH; i++)
-        a->ops[i] = a->ops[i] > b->ops[i] ? a->ops[i] : b->ops[i];
+    for (int i = 0; i < NLANES; i++)
+        if (a->ops[i] < b->ops[i])
+            a->ops[i] = b->ops[i];
 }
 
 /* Adds to a clock all that is over when an event has happened. */
 static void join_event(Clock *clock, const Depend *d, Event e) {
-    if (d->number[e.lane][e.seq % REMEMBERED] == e.seq)
-        join(clock, &d->past[e.lane][e.seq % REMEMBERED]);
+    const Past *past = &d->past[e.lane][e.seq % REMEMBERED];
+    if (past->number == e.seq)
+        join(clock, &past->over);
     if (clock->ops[e.lane] < e.seq)
         clock->ops[e.lane] = e.seq;
 }
 
-/* Adds to a clock all that a user of the cells must come after. */
-static void join_users(Clock *clock, const Depend *d, Used used) {
-    CHECK(used.first >= 0 && used.first + used.n <= d->ncells);
-    for (int c = used.first; c < used.first + used.n; c++) {
+/* Adds to a clock all that must be over before the cells of a view are used. */
+static void join_users(Clock *clock, const Depend *d, const Tensor *view, Use use) {
+    CHECK(view->cell >= 0 && view->cell + view->ncells <= d->ncells);
+    for (int c = view->cell; c < view->cell + view->ncells; c++) {
         join(clock, &d->cell[c].written);
-        if (used.use == WRITES)
+        if (use == WRITES)
             join(clock, &d->cell[c].read);
     }
 }
@@ -92,25 +86,6 @@ static void join_users(Clock *clock, const Depend *d, Used used) {
 // -------------------------------------------------------------------------------------------------
 // The events that an op needs
 // -------------------------------------------------------------------------------------------------
-
-/* Lists the op's cells, each once, however many views or moves have it. */
-static void find_used(Depend *d, const Op *op) {
-    Use use;
-    d->nused = 0;
-    for (int n = 0; n < op_nviews(op); n++) {
-        const Tensor *view = op_view(op, n, &use);
-        int r = 0;
-        if (!use || !view->ncells || !view->rows)
-            continue;
-        while (r < d->nused && (d->used[r].first != view->cell || d->used[r].n != view->ncells ||
-                                d->used[r].use != use))
-            r++;
-        if (r < d->nused)
-            continue;
-        CHECK(r < MAX_USED);
-        d->used[d->nused++] = (Used){view->cell, view->ncells, use};
-    }
-}
 
 /* Finds the events of the ops in `need` that are not in `known`, without those that others imply;
  * adds them to `known`. Returns how many there are. */
@@ -120,56 +95,55 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
         if (need->ops[lane] > known->ops[lane])
             wait[n++] = (Event){lane, need->ops[lane]};
     for (int i = 0; i < n; i++) {
-        Clock others = {{0}};
-        for (int o = 0; o < n; o++)
-            if (o != i && wait[o].seq)
-                join_event(&others, d, wait[o]);
-        if (others.ops[wait[i].lane] >= wait[i].seq)
-            wait[i].seq = 0; /* the others imply it */
-    }
-    for (int i = 0; i < n; i++) {
-        if (!wait[i].seq)
-            continue;
-        join_event(known, d, wait[i]);
-        wait[kept++] = wait[i];
+        const Event e = wait[i];
+        Clock others = *known; /* over when the kept events and those after e have happened */
+        for (int o = i + 1; o < n; o++)
+            join_event(&others, d, wait[o]);
+        if (others.ops[e.lane] >= e.seq)
+            continue; /* the others imply it */
+        join_event(known, d, e);
+        wait[kept++] = e;
     }
     return kept;
 }
 
 void depend_before(Depend *d, Op *op) {
     Clock need = {{0}};
-    find_used(d, op);
-    for (int r = 0; r < d->nused; r++)
-        join_users(&need, d, d->used[r]);
+    for (int n = 0; n < op_nviews(op); n++) {
+        Use use;
+        const Tensor *view = op_view(op, n, &use);
+        if (use && view->rows)
+            join_users(&need, d, view, use);
+    }
     join(&d->lane[op->lane], &d->host);
     op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
 }
 
-/* Notes a use of cells. A writer comes after all users before it, and so stands for them. */
-static void note_use(Depend *d, Used used, Event e) {
-    for (int c = used.first; c < used.first + used.n; c++) {
-        if (used.use == WRITES)
+/* Notes a use of a view's cells. A writer comes after all users before it, and so stands for
+ * them. */
+static void note_use(Depend *d, const Tensor *view, Use use, Event e) {
+    for (int c = view->cell; c < view->cell + view->ncells; c++) {
+        if (use == WRITES)
             d->cell[c] = (Cell){{{0}}, {{0}}};
-        (used.use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
+        (use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
     }
 }
 
-void depend_posted(Depend *d, Event e) {
+void depend_posted(Depend *d, const Op *op, Event e) {
     d->lane[e.lane].ops[e.lane] = e.seq;
-    d->past[e.lane][e.seq % REMEMBERED] = d->lane[e.lane];
-    d->number[e.lane][e.seq % REMEMBERED] = e.seq;
-    for (int r = 0; r < d->nused; r++)
-        if (d->used[r].use == READS)
-            note_use(d, d->used[r], e);
-    for (int r = 0; r < d->nused;
-         r++) /* last, since a cell that an op reads and writes counts as written */
-        if (d->used[r].use == WRITES)
-            note_use(d, d->used[r], e);
+    d->past[e.lane][e.seq % REMEMBERED] = (Past){e.seq, d->lane[e.lane]};
+    for (int pass = READS; pass <= WRITES; pass++) /* what is read and written counts as written */
+        for (int n = 0; n < op_nviews(op); n++) {
+            Use use;
+            const Tensor *view = op_view(op, n, &use);
+            if ((int)use == pass && view->rows)
+                note_use(d, view, use, e);
+        }
 }
 
 int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
     Clock need = {{0}}, known = d->host;
-    join_users(&need, d, (Used){view->cell, view->ncells, use});
+    join_users(&need, d, view, use);
     return events_for(wait, d, &need, &known);
 }
 
@@ -184,7 +158,7 @@ void depend_fold(Depend *d, const Tensor *view) {
     for (int c = 1; c < view->ncells; c++)
         depend_join(d, view->cell, view->cell + c);
     for (int c = 1; c < view->ncells; c++)
-        d->cell[view->cell + c] = d->cell[view->cell];
+        depend_join(d, view->cell + c, view->cell);
 }
 
 Depend *depend_open(int ncells) {
@@ -196,8 +170,6 @@ Depend *depend_open(int ncells) {
 }
 
 void depend_close(Depend *d) {
-    if (!d)
-        return;
     free(d->cell);
     free(d->past);
     free(d);
@@ -221,7 +193,7 @@ Event post(Poster *to, Op op) {
         depend_before(to->depend, &op);
     Event e = to->device->post(to->device, &op);
     if (to->depend)
-        depend_posted(to->depend, e);
+        depend_posted(to->depend, &op, e);
     to->last[e.lane] = e;
     if (!to->overlap)
         wait_for(to, e);
@@ -268,33 +240,42 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     return n;
 }
 
+/* Returns the place on the CPU where a move between this view on the GPU and the disk stops. */
+static Tensor stopover(Tensor gpu, const Stop *stops, int nstops) {
+    const Stop *stop = stops + nstops - 1;
+    while (stop > stops && stop->here.offset > gpu.offset)
+        stop--;
+    Tensor t = gpu;
+    t.tier = TIER_CPU;
+    t.region = stop->via.region;
+    t.cell = stop->via.cell;
+    t.ncells = stop->via.ncells;
+    t.offset = stop->via.offset + (gpu.offset - stop->here.offset);
+    return t;
+}
+
 void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops) {
-    static const Lane beside[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
-    const Lane gpu_lane = call.lane;
-    const bool up = lane_channel[gpu_lane] == CTOG;
-    Move *far = moves + n;
-    int hops = 0, crossing = 0;
+    static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    Call disk_call = call;
+    Move *far = moves + n; /* between the disk and the CPU; moves[] keeps those of the GPU */
+    int nfar = 0, nnear = 0;
+    disk_call.lane = disk_lane[call.lane];
     for (int i = 0; i < n; i++) {
-        Tensor gpu = up ? moves[i].dst : moves[i].src, low = up ? moves[i].src : moves[i].dst;
-        if (low.tier == TIER_DISK) {
-            const Stop *stop = stops + nstops - 1;
-            while (stop > stops && stop->here.offset > gpu.offset)
-                stop--;
-            Tensor there = gpu;
-            there.tier = TIER_CPU;
-            there.region = stop->via.region;
-            there.cell = stop->via.cell;
-            there.ncells = stop->via.ncells;
-            there.offset = stop->via.offset + (gpu.offset - stop->here.offset);
-            far[hops++] = up ? (Move){there, low} : (Move){low, there};
-            low = there;
+        Move near = moves[i];
+        far[nfar] = near;
+        if (near.src.tier == TIER_DISK) {
+            near.src = stopover(near.dst, stops, nstops);
+            far[nfar++].dst = near.src;
+        } else if (near.dst.tier == TIER_DISK) {
+            near.dst = stopover(near.src, stops, nstops);
+            far[nfar++].src = near.dst;
         }
-        crossing = up ? add_move(moves, crossing, gpu, low) : add_move(moves, crossing, low, gpu);
+        nnear = add_move(moves, nnear, near.dst, near.src);
     }
-    for (int hop = 0; hop < 2; hop++) {
-        const bool disk = hop == !up;
-        call.lane = disk ? beside[gpu_lane] : gpu_lane;
-        if (disk ? hops : crossing)
-            post(to, op_copy(call, disk ? far : moves, disk ? hops : crossing));
-    }
+    if (nfar && disk_call.lane != D_WRITE)
+        post(to, op_copy(disk_call, far, nfar));
+    if (nnear)
+        post(to, op_copy(call, moves, nnear));
+    if (nfar && disk_call.lane == D_WRITE)
+        post(to, op_copy(disk_call, far, nfar));
 }

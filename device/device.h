@@ -135,14 +135,11 @@ struct Op {
 /* The way in which an op uses one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
-/* The description of a code: its name, and its views with their names. The views of a copy are
- * those of its moves. */
+/* The description of a code: its name, and its views in the order of the op's struct. The views of
+ * a copy are those of its moves. */
 typedef struct {
     const char *name;
-    struct {
-        const char *name;
-        Use use;
-    } view[MAX_VIEWS];
+    Use view[MAX_VIEWS];
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 
@@ -581,22 +578,30 @@ static inline double link_cores(const Hardware *hardware, Channel link, bool pre
  * bdw is 0. */
 static inline double memory_seconds(double bytes, double bdw) { return bdw > 0 ? bytes / bdw : 0; }
 
+/* Returns the seconds of flops of one size. Between two points of the curve, the seconds for a flop
+ * of each unit of size are interpolated linearly. */
+double curve_seconds(const Curve *curve, double size, double flops);
+
 /* The next three functions return the seconds that an op takes at full speed, without op_s. They
  * use the curve; without one, the longer of computing and of reading and writing memory. act_bytes
  * is the bytes of an element of x and y. */
 
-/* Returns the seconds of y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked
- * during the product. */
-double linear_seconds(const Hardware *hardware, bool prefill, double m, double n, double k,
-                      double act_bytes, bool packed);
+/* A product y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked during the
+ * product. */
+typedef struct {
+    double m, n, k, act_bytes;
+    bool packed;
+} Linear;
+double linear_seconds(const Hardware *hardware, bool prefill, Linear y);
 /* Returns the seconds of causal attention of nseq prompts of s tokens. Each has s (s + 1) / 2 pairs
  * of a query and a key, of 4 h1 flops. */
 double attend_prefill_seconds(const Hardware *hardware, double nseq, double s, double h1,
                               double act_bytes);
-/* Returns the seconds of attention of nseq new tokens to `len` tokens each over paged KV: 4 h1
- * flops and as many bytes a token; packed, fewer bytes. */
-double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double nseq, double len,
-                      double h1, bool packed);
+/* Returns the seconds of attention of new tokens to `len` tokens each over paged KV: for each of
+ * the numbers in their queries, nseq h1 of them, 4 flops and as many bytes a token; packed, fewer
+ * bytes. */
+double attend_seconds(const Hardware *hardware, bool on_cpu, bool prefill, double queries,
+                      double len, bool packed);
 
 #ifdef __cplusplus
 }

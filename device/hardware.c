@@ -10,23 +10,16 @@
 #include "device/parts.h"
 
 #include <cjson/cJSON.h>
+#include <ctype.h>
 #include <math.h>
 
 #include "io/io.h"
 
 // -------------------------------------------------------------------------------------------------
-// The time of an op: by the curve that was measured for it; without one, the longer of computing
-// and of reading memory
+// The time of an op
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the longer of computing and of reading memory. */
-static double bound_seconds(double flops, double rate, double bytes, double bdw) {
-    return fmax(flops / rate, memory_seconds(bytes, bdw));
-}
-
-/* Returns the seconds of flops of one size. Between two points of the curve, the seconds for a flop
- * of each unit of size are interpolated linearly. */
-static double curve_seconds(const Curve *c, double size, double flops) {
+double curve_seconds(const Curve *c, double size, double flops) {
     int i = 1;
     if (size <= c->size[0])
         return flops / c->rate[0];
@@ -39,39 +32,39 @@ static double curve_seconds(const Curve *c, double size, double flops) {
     return flops / size * (before + part * (after - before));
 }
 
+/* Returns the seconds of an op by the curve that was measured for it; without one, the longer of
+ * computing and of reading memory. */
+static double op_seconds(const Curve *curve, double size, double flops, double rate, double bytes,
+                         double bdw) {
+    return curve->n ? curve_seconds(curve, size, flops)
+                    : fmax(flops / rate, memory_seconds(bytes, bdw));
+}
+
 /* Bytes of a packed number over those of an F16: 4 bits, and a group's header of 32 for 64 numbers.
  */
 static const double PACKED = 4.5 / 16;
 
-double linear_seconds(const Hardware *h, bool prefill, double m, double n, double k,
-                      double act_bytes, bool packed) {
-    const Curve *curve = packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
-    double flops = 2 * m * n * k, weights = (packed ? PACKED : 1) * 2 * n * k;
-    if (curve->n)
-        return curve_seconds(curve, m, flops);
-    return bound_seconds(flops, h->mm_flops[prefill], weights + act_bytes * m * (n + k),
-                         h->gpu_bdw);
+double linear_seconds(const Hardware *h, bool prefill, Linear y) {
+    const Curve *curve = y.packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
+    const double weights = (y.packed ? PACKED : 1) * 2 * y.n * y.k;
+    return op_seconds(curve, y.m, 2 * y.m * y.n * y.k, h->mm_flops[prefill],
+                      weights + y.act_bytes * y.m * (y.n + y.k), h->gpu_bdw);
 }
 
 double attend_prefill_seconds(const Hardware *h, double nseq, double s, double h1,
                               double act_bytes) {
-    double flops = 4 * h1 * nseq * s * (s + 1) / 2;
-    if (h->bmm_tokens[1].n)
-        return curve_seconds(&h->bmm_tokens[1], s, flops);
-    return bound_seconds(flops, h->bmm_flops[1], nseq * s * h1 * (2 * act_bytes + 4), h->gpu_bdw);
+    return op_seconds(&h->bmm_tokens[1], s, 4 * h1 * nseq * s * (s + 1) / 2, h->bmm_flops[1],
+                      nseq * s * h1 * (2 * act_bytes + 4), h->gpu_bdw);
 }
 
-double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double nseq, double len,
-                      double h1, bool packed) {
+double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double queries, double len,
+                      bool packed) {
     const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0],
-                *fewer = on_cpu ? &h->cpu_packed : &h->bmm_packed;
-    double flops = 4 * h1 * nseq * len, bytes = packed ? PACKED * flops : flops;
-    if (packed && fewer->n)
-        curve = fewer;
-    if (curve->n)
-        return curve_seconds(curve, len, flops);
-    return bound_seconds(flops, (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill], bytes,
-                         on_cpu ? h->cpu_bdw : h->gpu_bdw);
+                *of_packed = on_cpu ? &h->cpu_packed : &h->bmm_packed;
+    const double flops = 4 * queries * len;
+    return op_seconds(packed && of_packed->n ? of_packed : curve, len, flops,
+                      (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill],
+                      packed ? PACKED * flops : flops, on_cpu ? h->cpu_bdw : h->gpu_bdw);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -94,35 +87,30 @@ typedef struct {
 
 #define AT(field) offsetof(Hardware, field)
 #define RATE 1e-9, 1e30
-#define CAPACITY(field) AT(field), NUMBER, "bytes", 1, 1e18
-#define LINK(field) AT(field), PAIR, "bytes/s", RATE
-#define COMPUTE(field) AT(field), PAIR, "FLOP/s", RATE
-#define MEMORY(field) AT(field), OPTIONAL, "bytes/s", RATE
-#define SECONDS(field) AT(field), OPTIONAL, "seconds", 0, 1e9
+#define CAPACITY(field) #field, AT(field), NUMBER, "bytes", 1, 1e18
+#define LINK(field) #field, AT(field), PAIR, "bytes/s", RATE
+#define COMPUTE(field) #field, AT(field), PAIR, "FLOP/s", RATE
+#define MEMORY(field) #field, AT(field), OPTIONAL, "bytes/s", RATE
+#define SECONDS(field) #field, AT(field), OPTIONAL, "seconds", 0, 1e9
 #define BY(sizes, field) AT(field), CURVE, sizes, RATE
 static const Key keys[] = {
-    {"gmem", CAPACITY(gmem), "capacity of the GPU tier at that time"},
-    {"cmem", CAPACITY(cmem), "capacity of the CPU tier at that time"},
-    {"nmem", CAPACITY(nmem), "capacity of the disk tier at that time"},
-    {"ctog_bdw", LINK(ctog_bdw),
-     "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
-    {"gtoc_bdw", LINK(gtoc_bdw),
-     "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
-    {"dtoc_bdw", LINK(dtoc_bdw),
-     "the offload file read back in pieces of 8 MiB, past the page cache"},
-    {"ctod_bdw", LINK(ctod_bdw),
-     "the offload file written in pieces of 8 MiB, each until it is on the disk"},
-    {"mm_flops", COMPUTE(mm_flops),
-     "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
-    {"bmm_flops", COMPUTE(bmm_flops), "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
-    {"cpu_flops", COMPUTE(cpu_flops), "the curve cpu_tokens at 512 tokens"},
-    {"gpu_bdw", MEMORY(gpu_bdw), "layernorm: bytes read and written"},
-    {"cpu_bdw", MEMORY(cpu_bdw),
+    {CAPACITY(gmem), "capacity of the GPU tier at that time"},
+    {CAPACITY(cmem), "capacity of the CPU tier at that time"},
+    {CAPACITY(nmem), "capacity of the disk tier at that time"},
+    {LINK(ctog_bdw), "copies of 8 MiB from the CPU tier to the GPU tier, out of cold memory"},
+    {LINK(gtoc_bdw), "copies of 8 MiB from the GPU tier to the CPU tier, out of cold memory"},
+    {LINK(dtoc_bdw), "the offload file read back in pieces of 8 MiB, past the page cache"},
+    {LINK(ctod_bdw), "the offload file written in pieces of 8 MiB, each until it is on the disk"},
+    {COMPUTE(mm_flops), "the curve mm_rows at 1024 rows (prefill) and at 16 (generation)"},
+    {COMPUTE(bmm_flops), "the curves bmm_tokens_p and bmm_tokens_g at 512 tokens"},
+    {COMPUTE(cpu_flops), "the curve cpu_tokens at 512 tokens"},
+    {MEMORY(gpu_bdw), "layernorm: bytes read and written"},
+    {MEMORY(cpu_bdw),
      "the best of cpu_tokens, which does a flop for each byte of K and V that it reads"},
-    {"op_s", SECONDS(op_s), "a chain of layernorms of 16 numbers, from lane to lane"},
-    {"copy_core_s", SECONDS(copy_core_s),
+    {SECONDS(op_s), "a chain of layernorms of 16 numbers, from lane to lane"},
+    {SECONDS(copy_core_s),
      "linear of 16 rows beside copies to the GPU tier: seconds lost over bytes copied"},
-    {"disk_core_s", SECONDS(disk_core_s),
+    {SECONDS(disk_core_s),
      "linear of 16 rows beside reads of the offload file: seconds lost over bytes read"},
     {"shared_cores", AT(shared_cores), FLAG, "", 0, 1,
      "the host device computes and copies on the same cores"},
@@ -137,31 +125,24 @@ static const Key keys[] = {
 enum { NKEYS = sizeof keys / sizeof *keys, MAX_KEY = 32, MAX_HARDWARE_FILE = 1 << 20 };
 static const double MOST_SIZE = 1e15;
 
-typedef struct {
-    char text[MAX_KEY];
-} KeyName;
+/* The end of a pair's member in the file: for generation [0], for prefill [1], and for BOTH. */
+static const char *const ending[] = {"_g", "_p", ""};
+enum { BOTH = 2 };
 
-/* Returns the key of one phase of a pair. */
-static KeyName phase_key(const char *key, int prefill) {
-    KeyName name;
-    snprintf(name.text, sizeof name.text, "%.20s_%c", key, "gp"[prefill]);
+/* Writes the name of a key's member, and returns it. */
+static const char *member(char name[MAX_KEY], const Key *k, int phase) {
+    snprintf(name, MAX_KEY, "%s%s", k->key, ending[phase]);
     return name;
 }
 
-/* Finds the key of a name of len characters; it stands for the phases from *first to *last. Returns
- * NULL if there is none. */
-static const Key *find_key(int *first, int *last, const char *name, size_t len) {
-    for (const Key *k = keys; k < keys + NKEYS; k++) {
-        const int phases = k->form == PAIR ? 2 : 0;
-        for (int phase = -1; phase < phases; phase++) { /* -1: both phases, or a key without */
-            const KeyName one = phase_key(k->key, phase == 1);
-            const char *key = phase < 0 ? k->key : one.text;
-            *first = phase == 1;
-            *last = phase < 0 ? k->form == PAIR : phase;
-            if (strlen(key) == len && !memcmp(key, name, len))
+/* Finds the key of a member whose name has len characters. *phase is BOTH if the name is the key
+ * itself. Returns NULL if there is none. */
+static const Key *find_key(int *phase, const char *name, size_t len) {
+    char known[MAX_KEY];
+    for (const Key *k = keys; k < keys + NKEYS; k++)
+        for (*phase = k->form == PAIR ? 0 : BOTH; *phase <= BOTH; ++*phase)
+            if (!strncmp(member(known, k, *phase), name, len) && !known[len])
                 return k;
-        }
-    }
     return NULL;
 }
 
@@ -196,18 +177,17 @@ static int read_number(double *number, const Reader *r, const cJSON *value, cons
 static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, const Key *k) {
     const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
     const double before = i > 1 ? curve->size[i - 2] : 1;
-    char name[MAX_KEY + 40], found[100];
+    char name[MAX_KEY + 40];
     snprintf(name, sizeof name, "%s: point %d", k->key, i);
     if (!cJSON_IsArray(point))
         return json_refuse(r->err, r->path, name, point, "[%s, FLOP/s]", k->unit);
     if (cJSON_GetArraySize(point) != 2)
         return fail(r->err, EXIT_USAGE, "%s: %s is a list of %d; expected [%s, FLOP/s]", r->path,
                     name, cJSON_GetArraySize(point), k->unit);
+    snprintf(name, sizeof name, "%s: the size of point %d", k->key, i);
     if (!in_range(size, i > 1 ? nextafter(before, INFINITY) : 1, MOST_SIZE))
-        return fail(r->err, EXIT_USAGE,
-                    "%s: %s has a size of %s; expected a number of %s %s %.15g, to %g", r->path,
-                    name, json_describe(found, size), k->unit, i > 1 ? "above" : "from", before,
-                    MOST_SIZE);
+        return json_refuse(r->err, r->path, name, size, "a number of %s %s %.15g, to %g", k->unit,
+                           i > 1 ? "above" : "from", before, MOST_SIZE);
     snprintf(name, sizeof name, "%s: the rate of point %d", k->key, i);
     curve->size[i - 1] = size->valuedouble;
     return read_number(&curve->rate[i - 1], r, rate, k, name);
@@ -228,65 +208,49 @@ static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Ke
     return 0;
 }
 
-/* Reads one member of the object. For a pair, KEY is both phases, KEY_p and KEY_g are one each. A
- * number that has been read is not 0. */
-static int read_member(const Reader *r, const cJSON *value) {
-    int first, last;
-    const Key *k = find_key(&first, &last, value->string, strlen(value->string));
-    if (!k)
-        return fail(r->err, EXIT_USAGE,
-                    "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
-                    r->path, value->string);
+/* Reads the member of a key; of a pair the two members KEY_p and KEY_g, or KEY for both. */
+static int read_key(const Reader *r, const Key *k) {
+    char name[MAX_KEY];
     void *to = (char *)r->to + k->offset;
-    double *number = to;
+    const cJSON *both = json_get(r->json, k->key);
     if (k->form == CURVE)
-        return read_curve(to, r, value, k);
-    if (k->form == FLAG && !cJSON_IsBool(value))
-        return json_refuse(r->err, r->path, k->key, value, "true or false");
+        return both ? read_curve(to, r, both, k) : 0;
     if (k->form == FLAG) {
-        *(bool *)to = cJSON_IsTrue(value);
-        return 0;
+        *(bool *)to = cJSON_IsTrue(both);
+        return !both || cJSON_IsBool(both)
+                   ? 0
+                   : json_refuse(r->err, r->path, k->key, both, "true or false");
     }
-    for (int p = first; p <= last; p++) {
-        if (k->form == PAIR && number[p] != 0)
+    for (int phase = 0; phase <= (k->form == PAIR); phase++) {
+        const cJSON *one = json_get(r->json, member(name, k, phase)), *value = both ? both : one;
+        if (both && one)
             return fail(r->err, EXIT_USAGE,
                         "%s: has both %s and %s; expected %s alone, or %s_p and %s_g", r->path,
-                        k->key, phase_key(k->key, p).text, k->key, k->key, k->key);
-        if (read_number(&number[p], r, value, k, value->string))
+                        k->key, name, k->key, k->key, k->key);
+        if (!value && k->form != OPTIONAL)
+            return fail(r->err, EXIT_USAGE,
+                        "%s: has no %s; expected %s, a number of %s (a rate may also be a pair, "
+                        "KEY_p and KEY_g)",
+                        r->path, k->form == PAIR ? name : k->key, k->key, k->unit);
+        if (value && read_number((double *)to + phase, r, value, k, value->string))
             return -1;
     }
     return 0;
 }
 
-/* Refuses a file without a number that must be there. */
-static int check_present(const Reader *r, const Key *k) {
-    const double *number = (const double *)((const char *)r->to + k->offset);
-    if (k->form == NUMBER && number[0] == 0)
-        return fail(r->err, EXIT_USAGE, "%s: has no %s; expected a number of %s", r->path, k->key,
-                    k->unit);
-    if (k->form != PAIR || (number[0] != 0 && number[1] != 0))
-        return 0;
-    const KeyName one = phase_key(k->key, number[0] != 0);
-    return fail(r->err, EXIT_USAGE, "%s: has no %s; expected %s, a number of %s, or %s_p and %s_g",
-                r->path, number[0] != number[1] ? one.text : k->key, k->key, k->unit, k->key,
-                k->key);
-}
-
 /* Reads the name, which is printed on lines of its own. */
 static int read_name(const Reader *r) {
     const cJSON *name = json_get(r->json, "name");
-    if (!name)
-        return fail(r->err, EXIT_USAGE,
-                    "%s: has no name; expected a text that says which machine this is", r->path);
-    bool is_text =
-        cJSON_IsString(name) && name->valuestring[0] && strlen(name->valuestring) <= MOST_NAME;
-    for (const char *c = is_text ? name->valuestring : ""; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127)
-            is_text = false;
-    if (!is_text)
+    const char *text = cJSON_IsString(name) ? name->valuestring : "";
+    bool good = *text && strlen(text) <= MOST_NAME;
+    for (const char *c = text; *c; c++)
+        good = good && !iscntrl((unsigned char)*c);
+    if (!good)
         return json_refuse(r->err, r->path, "name", name,
-                           "a text of 1 to %d bytes without control characters", MOST_NAME);
-    strcpy(r->to->name, name->valuestring);
+                           "a text of 1 to %d bytes without control characters, which says which "
+                           "machine this is",
+                           MOST_NAME);
+    strcpy(r->to->name, text);
     return 0;
 }
 
@@ -311,13 +275,18 @@ static int check_sources(const Reader *r, const cJSON *sources) {
 
 static int read_object(const Reader *r) {
     const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources");
+    int phase;
     for (const cJSON *child = r->json->child; child; child = child->next)
-        if (child != name && child != sources && read_member(r, child))
-            return -1;
-    if (check_sources(r, sources) || read_name(r))
+        if (child != name && child != sources &&
+            !find_key(&phase, child->string, strlen(child->string)))
+            return fail(
+                r->err, EXIT_USAGE,
+                "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
+                r->path, child->string);
+    if (read_name(r) || check_sources(r, sources))
         return -1;
     for (int i = 0; i < NKEYS; i++)
-        if (check_present(r, &keys[i]))
+        if (read_key(r, &keys[i]))
             return -1;
     return 0;
 }
@@ -343,9 +312,9 @@ static bool has_curve(const Hardware *h, const Key *k) {
 
 int hardware_change(Hardware *h, const char *change, Error *err) {
     const char *text = strchr(change, '=');
-    int first, last;
-    const Key *k = text ? find_key(&first, &last, change, (size_t)(text - change)) : NULL;
-    char *end;
+    int phase;
+    const Key *k = text ? find_key(&phase, change, text - change) : NULL;
+    char *end, name[sizeof h->name];
     if (!k || k->form == FLAG || k->form == CURVE)
         return fail(err, EXIT_USAGE,
                     "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9",
@@ -359,11 +328,14 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
                     "--with %.60s: the machine has a curve in its place; name one without, or "
                     "change its file",
                     change);
-    for (int p = first; p <= last; p++)
-        ((double *)((char *)h + k->offset))[p] = number;
-    const size_t used = strlen(h->name), more = strlen(", ") + strlen(change);
-    if (used + more < sizeof h->name)
-        sprintf(h->name + used, ", %s", change);
+    double *to = (double *)((char *)h + k->offset);
+    if (phase != BOTH)
+        to += phase;
+    else if (k->form == PAIR)
+        to[1] = number;
+    *to = number;
+    if (snprintf(name, sizeof name, "%s, %s", h->name, change) < (int)sizeof name)
+        strcpy(h->name, name);
     return 0;
 }
 
@@ -387,42 +359,41 @@ static cJSON *curve_points(const Curve *curve) {
     return list;
 }
 
+/* Returns a key's value, of one phase if it is a pair, or NULL if the file leaves it out. */
+static cJSON *value_of(const Key *k, const void *from, int phase) {
+    const double *number = from;
+    if (k->form == CURVE)
+        return ((const Curve *)from)->n ? curve_points(from) : NULL;
+    if (k->form == FLAG)
+        return *(const bool *)from ? cJSON_CreateTrue() : NULL;
+    return number[phase] != 0 ? exact(number[phase]) : NULL;
+}
+
 /* Writes a key into the file, and how it was measured into the sources. A pair of equal rates is
  * written as one; optional keys are left out where they are 0. */
 static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
-    const void *from = (const char *)h + k->offset;
-    const double *value = from;
-    const bool pair = k->form == PAIR && value[0] != value[1],
+    char name[MAX_KEY];
+    const double *from = (const double *)((const char *)h + k->offset);
+    const bool pair = k->form == PAIR && from[0] != from[1],
                disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
-    if (k->form == CURVE  ? !((const Curve *)from)->n
-        : k->form == FLAG ? !*(const bool *)from
-                          : !pair && !*value)
-        return;
-    for (int p = pair; p >= 0; p--) {
-        const KeyName one = phase_key(k->key, p);
-        const char *key = pair ? one.text : k->key;
-        cJSON_AddItemToObject(json, key,
-                              k->form == CURVE  ? curve_points(from)
-                              : k->form == FLAG ? cJSON_CreateTrue()
-                                                : exact(value[p]));
-        cJSON_AddStringToObject(sources, key,
-                                disk && *value == NO_DISK
-                                    ? "not measured: there was no disk to write to"
-                                    : k->measured);
+    for (int phase = pair; phase >= 0; phase--) {
+        cJSON *value = value_of(k, from, phase);
+        if (!value)
+            return;
+        cJSON_AddItemToObject(json, member(name, k, pair ? phase : BOTH), value);
+        cJSON_AddStringToObject(
+            sources, name,
+            disk && *from == NO_DISK ? "not measured: there was no disk to write to" : k->measured);
     }
 }
 
 void hardware_write(const Hardware *hardware, const char *measured, FILE *out) {
-    cJSON *json = cJSON_CreateObject(), *sources = cJSON_CreateObject();
+    cJSON *json = cJSON_CreateObject(), *sources = measured ? cJSON_CreateObject() : NULL;
     cJSON_AddStringToObject(json, "name", hardware->name);
-    if (measured)
-        cJSON_AddStringToObject(sources, "name", measured);
+    cJSON_AddStringToObject(sources, "name", measured); /* adds nothing to NULL */
     for (int i = 0; i < NKEYS; i++)
         write_key(json, sources, hardware, &keys[i]);
-    if (measured)
-        cJSON_AddItemToObject(json, "sources", sources);
-    else
-        cJSON_Delete(sources);
+    cJSON_AddItemToObject(json, "sources", sources);
     json_print(out, json);
     cJSON_Delete(json);
 }

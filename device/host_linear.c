@@ -65,10 +65,10 @@ INLINE void interleave(const Block *b, const int mr) {
     for (; c + VL <= b->nc; c += VL) {
         UNROLL
         for (int i = 0; i < mr; i++, to += VL)
-            v_store(to, v_load(b->x + (size_t)i * b->k + c));
+            v_store(to, v_load(b->x + i * b->k + c));
     }
     for (int i = 0; c < b->nc && i < mr; i++)
-        v_store(to + i * VL, v_load_part(b->x + (size_t)i * b->k + c, b->nc - c));
+        v_store(to + i * VL, v_load_part(b->x + i * b->k + c, b->nc - c));
 }
 
 /* Returns the outputs of a tile of mr rows. The sums fill the registers, and there are enough of
@@ -117,7 +117,7 @@ INLINE void add_wide(V *sum, const float *x, const float *w, int vectors, const 
 INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, const int mr) {
     const int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
-    const f16 *next = w[0] + (size_t)(nr + p) * b->k;
+    const f16 *next = w[0] + (nr + p) * b->k;
     for (int c = vectors * p / nr * VL; c < end; c += VL, next += nr * VL) {
         V a[FEW], weight[4];
         UNROLL
@@ -153,15 +153,14 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
  * not exist repeats the last one. The sums go on from `kept` unless the block is the first, and
  * return there unless it is the last; then out[i * OUTPUTS + o + j] is the sum of the elements. */
 INLINE void tile(const Block *b, int o, const int mr) {
-    const int nr = tile_outputs(mr), all = mr * nr;
-    const int whole =
-        b->wide ? b->nc : b->nc / VL * VL; /* `wide` has zeros behind the last column */
+    int nr = tile_outputs(mr), all = mr * nr;
+    int whole = b->wide ? b->nc : b->nc / VL * VL; /* `wide` has zeros behind the last column */
     V *kept = b->kept + o * mr;
     const f16 *row[4];
     V sum[FEW * 4], rest[4] = {{0}}; /* the rest is loaded before the sums fill the registers */
     UNROLL
     for (int j = 0; j < nr; j++) {
-        row[j] = b->w + (size_t)imin(o + j, b->outputs - 1) * b->k;
+        row[j] = b->w + imin(o + j, b->outputs - 1) * b->k;
         if (whole < b->nc)
             rest[j] = v_load_f16_part(row[j] + whole, b->nc - whole);
     }
@@ -179,7 +178,7 @@ INLINE void tile(const Block *b, int o, const int mr) {
     if (whole < b->nc) {
         UNROLL
         for (int i = 0; i < mr; i++) {
-            const V a = v_load(b->copy + whole * mr + i * VL);
+            V a = v_load(b->copy + whole * mr + i * VL);
             UNROLL
             for (int j = 0; j < nr; j++)
                 sum[i * nr + j] = v_fma(a, rest[j], sum[i * nr + j]);
@@ -196,8 +195,8 @@ INLINE void tile(const Block *b, int o, const int mr) {
     }
     UNROLL
     for (int s = 0; s < all; s += 4) {
-        const int more = s + 2 < all ? s + 2 : s; /* five rows of two outputs are ten sums */
-        const V4 four = v_sum4(sum[s], sum[s + 1], sum[more], sum[more + 1]);
+        int more = s + 2 < all ? s + 2 : s; /* five rows of two outputs are ten sums */
+        V4 four = v_sum4(sum[s], sum[s + 1], sum[more], sum[more + 1]);
         UNROLL
         for (int d = 0; d < imin(4, all - s); d += nr)
             memcpy(b->out + (s + d) / nr * OUTPUTS + o, (const float *)&four + d,
@@ -329,7 +328,7 @@ static void multiply_packed(float *sum, const float *x, int rows, const uint8_t 
 
 /* Writes columns col .. col+nc of row r of y, from their sums. */
 static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, int nc) {
-    const Tensor y = op->linear.y;
+    Tensor y = op->linear.y;
     const f16 *b = op->linear.b.at;
     const float *residual = op->linear.residual.at;
     size_t at = r * y.ld + col;
@@ -349,11 +348,11 @@ static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, 
 /* Computes rows row .. row+rows of outputs col .. col+n. One row needs no blocks: all of it stays
  * in the nearest cache. */
 static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
-    const int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
-    const int x_floats = imin(rows, FEW) * round_up(depth, VL);
+    int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
+    int x_floats = imin(rows, FEW) * round_up(depth, VL);
     Block b = {.k = k, .outputs = n};
-    const int w_floats = WIDEN && rows > FEW ? OUTPUTS * COLUMNS : 0;
-    b.copy = scratch(x_floats + w_floats + (size_t)(FEW + rows * VL) * OUTPUTS);
+    int w_floats = WIDEN && rows > FEW ? OUTPUTS * COLUMNS : 0;
+    b.copy = scratch(x_floats + w_floats + (FEW + rows * VL) * OUTPUTS);
     b.out = b.copy + x_floats;
     b.wide = w_floats ? b.out + FEW * OUTPUTS : NULL;
     V *kept = (V *)(void *)(b.out + FEW * OUTPUTS + w_floats); /* (rows, OUTPUTS) */
@@ -365,7 +364,7 @@ static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
         if (b.wide)
             widen(&b);
         for (int i = 0; i < rows; i += FEW) {
-            const int mr = imin(FEW, rows - i);
+            int mr = imin(FEW, rows - i);
             b.x = (const float *)op->linear.x.at + (size_t)(row + i) * k + c;
             b.kept = kept + i * OUTPUTS;
             for_rows(multiply_block, &b, mr);
@@ -377,22 +376,21 @@ static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
 
 /* Computes rows row .. row+rows of some parts of the outputs, from `part` on. */
 static void task_of_packed(const Op *op, int row, int rows, int part, int parts) {
-    const int k = op->linear.x.cols;
+    int k = op->linear.x.cols;
     const float *from = (const float *)op->linear.x.at + (size_t)row * k;
     const uint8_t *w = (const uint8_t *)op->linear.w.at + (size_t)part * k * GROUP_BYTES;
-    float *x = scratch((size_t)rows * (PANEL_K + parts * PART)); /* (rows, PANEL_K) */
-    float *sums = x + (size_t)rows * PANEL_K;                    /* (parts, rows, PART) */
-    memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums);
+    float *x = scratch(rows * (PANEL_K + parts * PART)); /* (rows, PANEL_K) */
+    float *sums = x + rows * PANEL_K;                    /* (parts, rows, PART) */
+    memset(sums, 0, rows * parts * PART * sizeof *sums);
     for (int c = 0; c < k; c += PANEL_K) {
         for (int i = 0; i < rows; i++)
-            memcpy(x + i * PANEL_K, from + (size_t)i * k + c, PANEL_K * sizeof *x);
+            memcpy(x + i * PANEL_K, from + i * k + c, PANEL_K * sizeof *x);
         for (int u = 0; u < parts; u++)
             multiply_packed(sums + u * rows * PART, x, rows, w + ((size_t)u * k + c) * GROUP_BYTES);
     }
     for (int u = 0; u < parts; u++)
         for (int i = 0; i < rows; i++)
-            linear_finish(op, sums + (u * rows + i) * PART, row + i, (size_t)(part + u) * PART,
-                          PART);
+            linear_finish(op, sums + (u * rows + i) * PART, row + i, (part + u) * PART, PART);
 }
 
 /* A product, divided into tasks. */
@@ -404,10 +402,10 @@ typedef struct {
 
 static void linear_tasks(const void *all, int first, int n) {
     const Tasks *t = all;
-    const Tensor y = t->op->linear.y;
+    Tensor y = t->op->linear.y;
     for (int task = first; task < first + n; task++) {
-        const int row = task / t->across * t->rows, rows = imin(t->rows, y.rows - row);
-        const int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
+        int row = task / t->across * t->rows, rows = imin(t->rows, y.rows - row);
+        int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
         if (t->op->linear.w.type == U8)
             task_of_packed(t->op, row, rows, part, parts);
         else
@@ -416,11 +414,11 @@ static void linear_tasks(const void *all, int first, int n) {
 }
 
 void host_linear(const Op *op) {
-    const Tensor y = op->linear.y;
-    const bool packed = op->linear.w.type == U8;
-    const int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
-    const int most = packed ? PANEL_ROWS : ROWS;
-    const int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
+    Tensor y = op->linear.y;
+    bool packed = op->linear.w.type == U8;
+    int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
+    int most = packed ? PANEL_ROWS : ROWS;
+    int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
     CHECK((y.type == F32 || y.type == F16) &&
           (!packed || (y.cols % GROUP == 0 && k % PANEL_K == 0)));
     int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW);
@@ -429,6 +427,6 @@ void host_linear(const Op *op) {
         parts /= 2;
     while (rows > 4 * FEW && ceil_div(m, rows) * all < enough)
         rows = round_up(rows / 2, FEW);
-    const int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
+    int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
     host_share((double)m * y.cols * k, tasks, linear_tasks, &(Tasks){op, rows, parts, all, across});
 }

@@ -24,41 +24,57 @@
 #include <cjson/cJSON.h>
 #include <endian.h>
 #include <errno.h>
+#include <libgen.h>
 #include <math.h>
 #include <unistd.h>
 
+#include "base/simd.h"
 #include "io/io.h"
-
-enum { MAX_SHARDS = 1000 };
 
 // -------------------------------------------------------------------------------------------------
 // Sizes and shapes
 // -------------------------------------------------------------------------------------------------
 
-/* The published sizes, as one whole model: stage 0 of 1. */
+/* What differs between the published sizes. Only opt-350m projects its embeddings, and it alone
+ * normalizes after the sublayers. */
 // clang-format off
-static const OptConfig sizes[] = {
-    /* name       l     h1         h2  nh vocab max_pos embed pre_norm final_norm eos stage stages*/
-    {"opt-125m", 12,   768, 4 *   768, 12, 50272, 2048,  768, true,    true,      2,  0,    1},
-    {"opt-350m", 24,  1024, 4 *  1024, 16, 50272, 2048,  512, false,   false,     2,  0,    1},
-    {"opt-1.3b", 24,  2048, 4 *  2048, 32, 50272, 2048, 2048, true,    true,      2,  0,    1},
-    {"opt-2.7b", 32,  2560, 4 *  2560, 32, 50272, 2048, 2560, true,    true,      2,  0,    1},
-    {"opt-6.7b", 32,  4096, 4 *  4096, 32, 50272, 2048, 4096, true,    true,      2,  0,    1},
-    {"opt-13b",  40,  5120, 4 *  5120, 40, 50272, 2048, 5120, true,    true,      2,  0,    1},
-    {"opt-30b",  48,  7168, 4 *  7168, 56, 50272, 2048, 7168, true,    true,      2,  0,    1},
-    {"opt-66b",  64,  9216, 4 *  9216, 72, 50272, 2048, 9216, true,    true,      2,  0,    1},
-    {"opt-175b", 96, 12288, 4 * 12288, 96, 50272, 2048, 12288, true,    true,      2,  0,    1},
+static const struct {
+    const char *name;
+    int l, h1, nh, embed;
+} sizes[] = {
+    {"opt-125m", 12,   768, 12,   768},
+    {"opt-350m", 24,  1024, 16,   512},
+    {"opt-1.3b", 24,  2048, 32,  2048},
+    {"opt-2.7b", 32,  2560, 32,  2560},
+    {"opt-6.7b", 32,  4096, 32,  4096},
+    {"opt-13b",  40,  5120, 40,  5120},
+    {"opt-30b",  48,  7168, 56,  7168},
+    {"opt-66b",  64,  9216, 72,  9216},
+    {"opt-175b", 96, 12288, 96, 12288},
 };
 // clang-format on
 
 int opt_config_by_name(OptConfig *config, const char *name) {
-    if (strncmp(name, "facebook/", 9) == 0)
+    if (!strncmp(name, "facebook/", 9))
         name += 9;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (strcmp(name, sizes[i].name) == 0) {
-            *config = sizes[i];
-            return 0;
-        }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int h1 = sizes[i].h1, embed = sizes[i].embed;
+        if (strcmp(name, sizes[i].name))
+            continue;
+        *config = (OptConfig){.l = sizes[i].l,
+                              .h1 = h1,
+                              .h2 = 4 * h1,
+                              .nh = sizes[i].nh,
+                              .vocab = 50272,
+                              .max_pos = 2048,
+                              .embed = embed,
+                              .pre_norm = embed == h1,
+                              .final_norm = embed == h1,
+                              .eos = 2,
+                              .stages = 1};
+        strcpy(config->name, name);
+        return 0;
+    }
     return -1;
 }
 
@@ -84,8 +100,8 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
         [FINAL_LN_B] = {config->final_norm, config->h1},
         [LM_HEAD] = {config->vocab, config->embed},
     };
-    const bool of_first = global == TOK_EMBED || global == POS_EMBED || global == PROJECT_IN;
-    *rows = (of_first ? is_first(config) : is_last(config)) ? shape[global][0] : 0;
+    const bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
+    *rows = here ? shape[global][0] : 0;
     *cols = shape[global][1];
 }
 
@@ -111,67 +127,58 @@ static bool is_left_out(const Fields *f, const char *key) {
     return !value || cJSON_IsNull(value);
 }
 
-/* Reads field `key`, a whole number from lo to hi. A field that is left out gives `missing`; if
- * that is negative, the field is required. */
-static int whole_field(int *number, const Fields *f, const char *key, int lo, int hi, int missing) {
-    size_t n = 0;
-    if (missing >= 0 && is_left_out(f, key)) {
-        *number = missing;
-        return 0;
-    }
-    if (json_whole(json_get(f->json, key), &n) && n >= (size_t)lo && n <= (size_t)hi) {
-        *number = (int)n;
-        return 0;
-    }
-    return json_refuse(
-        f->err, f->path, key, json_get(f->json, key),
-        "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
+/* Reads the value of field `key`, a whole number from lo to hi. */
+static int whole_field(int *number, const Fields *f, const char *key, const cJSON *value, int lo,
+                       int hi) {
+    size_t n;
+    if (!json_whole(value, &n) || n < (size_t)lo || n > (size_t)hi)
+        return json_refuse(
+            f->err, f->path, key, value,
+            "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
+    *number = n;
+    return 0;
 }
 
-static int bool_field(bool *flag, const Fields *f, const char *key, bool missing) {
+/* Reads a field that is true or false. One that is left out leaves *flag as it is. */
+static int bool_field(bool *flag, const Fields *f, const char *key) {
     const cJSON *value = json_get(f->json, key);
-    if (!is_left_out(f, key) && !cJSON_IsBool(value))
-        return refuse_field(f, key, "true or false");
-    *flag = cJSON_IsBool(value) ? cJSON_IsTrue(value) : missing;
-    return 0;
+    if (is_left_out(f, key))
+        return 0;
+    *flag = cJSON_IsTrue(value);
+    return cJSON_IsBool(value) ? 0 : refuse_field(f, key, "true or false");
 }
 
 /* Refuses a model that differs from every published OPT in kind, activation, biases or layernorms;
  * this program supports nothing else there. */
 static int check_kind(const Fields *f) {
-    static const char *const needed[][2] = {
-        {"enable_bias", "true: layers without biases are not supported"},
-        {"layer_norm_elementwise_affine",
+    static const char *const needed[][3] = {
+        {"model_type", "\"opt\"", "\"opt\": only OPT models are supported"},
+        {"activation_function", "\"relu\"", "\"relu\": no other activation is supported"},
+        {"enable_bias", "true", "true: layers without biases are not supported"},
+        {"layer_norm_elementwise_affine", "true",
          "true: layernorms without weights of their own are not supported"}};
-    const cJSON *type = json_get(f->json, "model_type"),
-                *activation = json_get(f->json, "activation_function");
-    if (!cJSON_IsString(type) || strcmp(type->valuestring, "opt") != 0)
-        return refuse_field(f, "model_type", "\"opt\": only OPT models are supported");
-    if (activation && (!cJSON_IsString(activation) || strcmp(activation->valuestring, "relu") != 0))
-        return refuse_field(f, "activation_function", "\"relu\": no other activation is supported");
-    for (int i = 0; i < 2; i++) {
-        bool flag;
-        if (bool_field(&flag, f, needed[i][0], true) != 0)
-            return -1;
-        if (!flag)
-            return refuse_field(f, needed[i][0], needed[i][1]);
+    for (int i = 0; i < 4; i++) {
+        char text[100];
+        const char *key = needed[i][0], *value = json_describe(text, json_get(f->json, key));
+        if (strcmp(value, needed[i][1]) && (i == 0 || !is_left_out(f, key)))
+            return refuse_field(f, key, needed[i][2]);
     }
     return 0;
 }
 
 /* Reads the token that ends a text. Hugging Face allows a list of them; we allow only one. */
 static int read_eos(OptConfig *c, const Fields *f) {
-    const cJSON *eos = json_get(f->json, "eos_token_id");
-    size_t id;
-    if (!cJSON_IsArray(eos))
-        return whole_field(&c->eos, f, "eos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : 0);
-    if (cJSON_GetArraySize(eos) == 1 && json_whole(eos->child, &id) && id < (size_t)c->vocab) {
-        c->eos = (int)id;
+    static const char key[] = "eos_token_id";
+    const cJSON *eos = json_get(f->json, key);
+    const bool list = cJSON_IsArray(eos);
+    c->eos = c->vocab > 2 ? 2 : 0;
+    if (is_left_out(f, key))
         return 0;
-    }
-    return refuse_field(
-        f, "eos_token_id",
-        "one token, or a list of one, since one alone ends a text here: leave </s> in it");
+    if (list && cJSON_GetArraySize(eos) != 1)
+        return refuse_field(
+            f, key,
+            "one token, or a list of one, since one alone ends a text here: leave </s> in it");
+    return whole_field(&c->eos, f, key, list ? eos->child : eos, 0, c->vocab - 1);
 }
 
 static int read_sizes(OptConfig *c, const Fields *f) {
@@ -179,15 +186,22 @@ static int read_sizes(OptConfig *c, const Fields *f) {
         const char *key;
         int *size, most;
     } known_as[] = {
-        {"num_hidden_layers", &c->l, 1024}, {"hidden_size", &c->h1, 1 << 16},
-        {"ffn_dim", &c->h2, 1 << 19},       {"num_attention_heads", &c->nh, 1 << 16},
-        {"vocab_size", &c->vocab, 1 << 20}, {"max_position_embeddings", &c->max_pos, 1 << 20}};
-    for (size_t i = 0; i < sizeof known_as / sizeof *known_as; i++)
-        if (whole_field(known_as[i].size, f, known_as[i].key, 1, known_as[i].most, -1) != 0)
+        {"num_hidden_layers", &c->l, 1024},
+        {"hidden_size", &c->h1, 1 << 16},
+        {"ffn_dim", &c->h2, 1 << 19},
+        {"num_attention_heads", &c->nh, 1 << 16},
+        {"vocab_size", &c->vocab, 1 << 20},
+        {"max_position_embeddings", &c->max_pos, 1 << 20},
+        {"word_embed_proj_dim", &c->embed, 1 << 16},
+    };
+    for (size_t i = 0; i < sizeof known_as / sizeof *known_as; i++) {
+        const char *key = known_as[i].key;
+        if (known_as[i].size == &c->embed && is_left_out(f, key))
+            c->embed = c->h1;
+        else if (whole_field(known_as[i].size, f, key, json_get(f->json, key), 1, known_as[i].most))
             return -1;
-    if (whole_field(&c->embed, f, "word_embed_proj_dim", 1, 1 << 16, c->h1) != 0)
-        return -1;
-    if (c->h1 % c->nh != 0)
+    }
+    if (c->h1 % c->nh)
         return fail(f->err, EXIT_FAILED,
                     "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected "
                     "heads of one size",
@@ -197,29 +211,19 @@ static int read_sizes(OptConfig *c, const Fields *f) {
 
 static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
     bool no_final_norm = false;
-    int status = check_kind(f) || read_sizes(c, f) ||
-                 bool_field(&c->pre_norm, f, "do_layer_norm_before", true) ||
-                 bool_field(&no_final_norm, f, "_remove_final_layer_norm", false) ||
-                 bool_field(tied, f, "tie_word_embeddings", true);
+    c->pre_norm = *tied = true;
+    if (check_kind(f) || read_sizes(c, f) || bool_field(&c->pre_norm, f, "do_layer_norm_before") ||
+        bool_field(&no_final_norm, f, "_remove_final_layer_norm") ||
+        bool_field(tied, f, "tie_word_embeddings"))
+        return -1;
     c->final_norm = c->pre_norm && !no_final_norm;
-    return -status;
+    return 0;
 }
 
-cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
+/* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
+ * failure. */
+static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
     return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
-}
-
-/* Copies the last component of dir to name, cut where it does not fit or is not UTF-8. */
-static void model_name(char name[64], const char *dir) {
-    size_t end = strlen(dir), from, n;
-    while (end > 1 && dir[end - 1] == '/')
-        end--;
-    for (from = end; from > 0 && dir[from - 1] != '/'; from--)
-        continue;
-    for (n = end - from < 63 ? end - from : 63; n > 0 && !utf8_valid(dir + from, n); n--)
-        continue;
-    memcpy(name, dir + from, n);
-    name[n] = 0;
 }
 
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
@@ -230,13 +234,16 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
             err, EXIT_FAILED,
             "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
             dir, why);
-    cJSON *json = config_object(path, dir, "config.json", err);
+    cJSON *json = read_object(path, dir, "config.json", err);
     if (!json)
         return -1;
     *config = (OptConfig){.l = 0};
-    model_name(config->name, dir);
     int status = read_fields(config, tied, &(Fields){path, json, err});
     cJSON_Delete(json);
+    /* The name is the last component of dir, cut where it does not fit or is not UTF-8. */
+    char *name = config->name;
+    snprintf(name, sizeof config->name, "%s", basename(dirname(path)));
+    name[utf8_invalid_at(name, strlen(name))] = 0;
     return status;
 }
 
@@ -247,173 +254,93 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
 /* One tensor of a header, whether the model needs it or not. */
 typedef struct {
     const char *name, *dtype; /* belong to the header's JSON tree */
+    const cJSON *shape;       /* belongs to it, too */
     int file;                 /* index into Checkpoint.files */
-    int ndim;
-    size_t shape[2];   /* the first two dimensions */
-    size_t begin, end; /* bytes in the file */
+    const char *path;         /* the path of this file */
+    size_t begin, end;        /* bytes in the file */
 } Entry;
 
 /* A checkpoint that is being opened. */
 typedef struct {
     Checkpoint *checkpoint;
-    cJSON **headers; /* (nfiles) */
-    Entry *entries;  /* (nentries), the tensors of all files */
+    cJSON *headers; /* an array of the headers of all files */
+    Entry *entries; /* (nentries), the tensors of all files */
     size_t nentries;
     bool tied; /* config.json says that the head is the token table */
 } Opening;
 
-/* Fills err with what is wrong with a tensor of the file, and returns -1. */
-__attribute__((format(printf, 4, 5))) static int bad_tensor(Error *err, const char *path,
-                                                            const char *name, const char *format,
-                                                            ...) {
-    char text[800];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return fail(err, EXIT_FAILED, "%s: tensor %.200s: %s", path, name, text);
-}
-
-/* Returns the bytes of an element, or 0 for an unknown dtype. */
-static size_t dtype_bytes(const char *dtype) {
-    static const struct {
-        const char *name;
-        size_t bytes;
-    } types[] = {{"F16", 2}, {"BF16", 2}, {"F32", 4},     {"F64", 8},     {"I8", 1},
-                 {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
-                 {"U16", 2}, {"I32", 4},  {"U32", 4},     {"I64", 8},     {"U64", 8}};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(dtype, types[i].name) == 0)
-            return types[i].bytes;
-    return 0;
-}
-
 /* Reads one member of a header into *e: its name, dtype, shape and place in the file. `data` is the
- * byte of the file where the data begins. Refuses a place that lies outside of the file, or whose
- * size does not match dtype and shape. */
+ * byte of the file where the data begins. Refuses a place that lies outside of the file. */
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
                       Error *err) {
-    const cJSON *dtype = json_get(member, "dtype"), *shape = json_get(member, "shape"),
-                *offsets = json_get(member, "data_offsets");
-    size_t count = 1, bytes;
-    char found[100];
+    const cJSON *dtype = json_get(member, "dtype"), *offsets = json_get(member, "data_offsets");
+    char where[MAX_PATH + 250];
+    snprintf(where, sizeof where, "%s: tensor %.200s", file->path, member->string);
     e->name = member->string;
-    if (!cJSON_IsObject(member) || !cJSON_IsString(dtype))
-        return bad_tensor(err, file->path, e->name,
-                          "dtype is %s; expected a string such as \"F16\"",
-                          json_describe(found, dtype));
-    e->dtype = dtype->valuestring;
-    if (!cJSON_IsArray(shape))
-        return bad_tensor(err, file->path, e->name, "shape is %s; expected a list of whole numbers",
-                          json_describe(found, shape));
-    for (const cJSON *dim = shape->child; dim; dim = dim->next, e->ndim++) {
-        size_t size;
-        if (!json_whole(dim, &size) || __builtin_mul_overflow(count, size, &count))
-            return bad_tensor(err, file->path, e->name,
-                              "shape has %s; expected whole numbers whose product is a size",
-                              json_describe(found, dim));
-        if (e->ndim < 2)
-            e->shape[e->ndim] = size;
-    }
+    e->dtype = cJSON_GetStringValue(dtype);
+    e->shape = json_get(member, "shape");
+    if (!e->dtype)
+        return json_refuse(err, where, "dtype", dtype, "a string such as \"F16\"");
+    if (!cJSON_IsArray(e->shape))
+        return json_refuse(err, where, "shape", e->shape, "a list of whole numbers");
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) ||
         !json_whole(offsets->child, &e->begin) || !json_whole(offsets->child->next, &e->end) ||
         e->begin > e->end)
-        return bad_tensor(err, file->path, e->name,
-                          "data_offsets are not [begin, end], two whole numbers in this order");
-    if (e->end > file->size - data)
-        return bad_tensor(err, file->path, e->name,
-                          "ends at byte %zu, but the file at %zu; is the download complete?",
-                          data + e->end, file->size);
-    const size_t size = dtype_bytes(e->dtype), span = e->end - e->begin;
-    if (size > 0 && (__builtin_mul_overflow(count, size, &bytes) || bytes != span))
-        return bad_tensor(
-            err, file->path, e->name,
-            "data_offsets span %zu byte%s; expected %zu element%s of %s (%zu byte%s each)", span,
-            plural((double)span), count, plural((double)count), e->dtype, size,
-            plural((double)size));
+        return json_refuse(err, where, "data_offsets", offsets,
+                           "[begin, end], two whole numbers in this order");
     e->begin += data;
     e->end += data;
-    return 0;
+    if (e->end <= file->size)
+        return 0;
+    return fail(err, EXIT_FAILED,
+                "%s: ends at byte %zu, but the file at %zu; is the download complete?", where,
+                e->end, file->size);
 }
 
-static int compare_places(const void *a, const void *b) {
-    const Entry *x = (const Entry *)a, *y = (const Entry *)b;
-    if (x->begin != y->begin)
-        return x->begin < y->begin ? -1 : 1;
-    /* An empty tensor comes before another with the same begin: it overlaps nothing. */
-    return (x->end > y->end) - (x->end < y->end);
-}
-
-/* Reads a file's header. Sets *data to the byte where the tensors' data begins. Returns NULL and
- * fills err on failure. */
-static cJSON *header_read(const TensorFile *file, size_t *data, Error *err) {
+/* Reads a file's header. Sets *data to the byte where the tensors' data begins. */
+static int header_read(cJSON **header, size_t *data, const TensorFile *file, Error *err) {
     char what[MAX_PATH + 40];
     uint64_t len;
     snprintf(what, sizeof what, "%s: header", file->path);
-    if (file->size < sizeof len) {
-        fail(err, EXIT_FAILED,
-             "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is the "
-             "download complete?",
-             file->path, file->size, plural((double)file->size));
-        return NULL;
-    }
+    if (file->size < sizeof len)
+        return fail(err, EXIT_FAILED,
+                    "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is "
+                    "the download complete?",
+                    file->path, file->size, plural(file->size));
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
-    if (why) {
-        fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
-        return NULL;
-    }
+    if (why)
+        return fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
     len = le64toh(len);
-    if (len > MAX_JSON || len > file->size - sizeof len) {
-        fail(err, EXIT_FAILED,
-             "%s: the header claims %llu byte%s; expected at most %d and at most the %zu that "
-             "follow: not a safetensors file, or an incomplete download",
-             file->path, (unsigned long long)len, plural((double)len), MAX_JSON,
-             file->size - sizeof len);
-        return NULL;
-    }
+    if (len > MAX_JSON || len > file->size - sizeof len)
+        return fail(err, EXIT_FAILED,
+                    "%s: the header claims %llu byte%s; expected at most %d and at most the %zu "
+                    "that follow: not a safetensors file, or an incomplete download",
+                    file->path, (unsigned long long)len, plural(len), MAX_JSON,
+                    file->size - sizeof len);
     *data = sizeof len + len;
     char *text = file_read_part(file->fd, what, len, sizeof len, err);
-    cJSON *header = text ? json_object(text, len, what, err) : NULL;
+    *header = text ? json_object(text, len, what, err) : NULL;
     free(text);
-    return header;
+    return *header ? 0 : -1;
 }
 
 /* Sets *packed if the file's __metadata__ has our packed format; refuses other versions of it.
  * Numbers are strings there, as all values of __metadata__. */
 static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
-    static const char *const fields[][2] = {{"flexgen.bits", "4"}, {"flexgen.group", "64"}};
-    const cJSON *format = cJSON_IsObject(metadata) ? json_get(metadata, "format") : NULL;
-    char found[100];
-    if (!cJSON_IsString(format) || strncmp(format->valuestring, "flexgen-packed", 14) != 0)
+    static const char *const fields[][2] = {
+        {"format", PACKED_FORMAT}, {"flexgen.bits", "4"}, {"flexgen.group", "64"}};
+    const char *format = cJSON_GetStringValue(json_get(metadata, "format"));
+    if (!format || strncmp(format, "flexgen-packed", 14))
         return 0;
-    if (strcmp(format->valuestring, PACKED_FORMAT) != 0)
-        return fail(err, EXIT_FAILED,
-                    "%s: __metadata__: format is %s; expected \"" PACKED_FORMAT
-                    "\": pack the model again",
-                    path, json_describe(found, format));
-    for (int f = 0; f < 2; f++) {
+    for (int f = 0; f < 3; f++) {
         const cJSON *value = json_get(metadata, fields[f][0]);
-        if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]) != 0)
+        char found[100];
+        if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]))
             return fail(err, EXIT_FAILED,
                         "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
                         fields[f][0], json_describe(found, value), fields[f][1]);
     }
     *packed = true;
-    return 0;
-}
-
-/* Checks that the entries of one file, from `first` on, do not overlap. Sorts them by their places.
- */
-static int check_overlap(Opening *o, size_t first, const char *path, Error *err) {
-    qsort(o->entries + first, o->nentries - first, sizeof *o->entries, compare_places);
-    for (size_t i = first + 1; i < o->nentries; i++) {
-        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
-        if (a->end > b->begin)
-            return fail(err, EXIT_FAILED,
-                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have "
-                        "its own bytes",
-                        path, a->name, b->name, b->begin);
-    }
     return 0;
 }
 
@@ -423,30 +350,67 @@ static int file_entries(Opening *o, int f, Error *err) {
     Checkpoint *c = o->checkpoint;
     const TensorFile *file = &c->files[f];
     bool packed = false;
-    size_t data, first = o->nentries;
-    cJSON *header = o->headers[f] = header_read(file, &data, err);
-    if (!header)
+    cJSON *header = NULL;
+    size_t data = 0;
+    if (header_read(&header, &data, file, err))
         return -1;
-    o->entries = xrealloc(o->entries, first + cJSON_GetArraySize(header), sizeof *o->entries);
+    cJSON_AddItemToArray(o->headers, header);
+    const cJSON *metadata = json_get(header, "__metadata__");
+    if (metadata_read(&packed, metadata, file->path, err))
+        return -1;
+    o->entries = xrealloc(o->entries, o->nentries + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
-        const bool metadata = strcmp(member->string, "__metadata__") == 0;
-        Entry *e = &o->entries[o->nentries];
-        if (!metadata) {
-            *e = (Entry){.file = f};
-            o->nentries++;
-        }
-        if (metadata ? metadata_read(&packed, member, file->path, err)
-                     : entry_read(e, member, file, data, err))
+        if (member == metadata)
+            continue;
+        Entry *e = &o->entries[o->nentries++];
+        e->file = f;
+        e->path = file->path;
+        if (entry_read(e, member, file, data, err))
             return -1;
     }
     if (f == 0)
         c->packed = packed;
-    if (check_overlap(o, first, file->path, err))
-        return -1;
     if (packed == c->packed)
         return 0;
     return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model",
                 file->path, packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
+}
+
+static int compare_places(const void *a, const void *b) {
+    const Entry *x = a, *y = b;
+    if (x->file != y->file)
+        return x->file - y->file;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    /* An empty tensor comes before another with the same begin: it overlaps nothing. */
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
+}
+
+/* Refuses tensors that overlap, and a name that is in two shards, because either could be meant.
+ * Sorts the entries by name. */
+static int check_entries(Opening *o, Error *err) {
+    qsort(o->entries, o->nentries, sizeof *o->entries, compare_places);
+    for (size_t i = 1; i < o->nentries; i++) {
+        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
+        if (a->file == b->file && a->end > b->begin)
+            return fail(err, EXIT_FAILED,
+                        "%s: tensors %.200s and %.200s overlap at byte %zu; expected each to have "
+                        "its own bytes",
+                        a->path, a->name, b->name, b->begin);
+    }
+    qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
+    for (size_t i = 1; i < o->nentries; i++) {
+        const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
+        if (!compare_names(a, b))
+            return fail(err, EXIT_FAILED,
+                        "%s: tensor %.200s is also in %s; expected it in one shard", b->path,
+                        b->name, a->path);
+    }
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -463,52 +427,40 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     if (fd < 0)
         return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
-    o->headers = xrealloc(o->headers, f + 1, sizeof *o->headers);
-    c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, (size_t)st.st_size, st.st_mtim};
+    c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, st.st_mtim};
     return file_entries(o, f, err);
 }
 
-/* Writes the distinct file names of an index's weight_map to names, sorted. Returns their number,
- * or -1 and fills err. */
-static int shard_names(const char **names, const cJSON *map, const char *path, Error *err) {
-    int n = 0, distinct = 0;
-    char found[100];
-    if (!cJSON_IsObject(map))
-        return fail(err, EXIT_FAILED,
-                    "%s: has no weight_map; expected an object of tensor names and file names",
-                    path);
-    for (const cJSON *entry = map->child; entry; entry = entry->next) {
-        const char *name = names[n++] = entry->valuestring;
-        if (!cJSON_IsString(entry) || !name[0] || strpbrk(name, "/\\") || !strcmp(name, ".") ||
-            !strcmp(name, ".."))
-            return fail(err, EXIT_FAILED,
-                        "%s: weight_map: %.200s is in %s; expected the name of a file in the same "
-                        "directory",
-                        path, entry->string, json_describe(found, entry));
-    }
-    sort_strings(names, n);
-    for (int i = 0; i < n; i++)
-        if (i == 0 || strcmp(names[i], names[distinct - 1]) != 0)
-            names[distinct++] = names[i];
-    if (distinct == 0 || distinct > MAX_SHARDS)
-        return fail(err, EXIT_FAILED, "%s: weight_map names %d files; expected 1 to %d", path,
-                    distinct, MAX_SHARDS);
-    return distinct;
-}
-
 static int add_shards(Opening *o, const char *dir, Error *err) {
-    char path[MAX_PATH];
-    cJSON *index = config_object(path, dir, "model.safetensors.index.json", err);
+    char path[MAX_PATH], found[100];
+    cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
     if (!index)
         return -1;
-    const cJSON *map = json_get(index, "weight_map");
+    const cJSON *map = json_get(index, "weight_map"),
+                *entry = cJSON_IsObject(map) ? map->child : NULL;
     const char **names = xcalloc(cJSON_GetArraySize(map), sizeof *names);
-    int n = shard_names(names, map, path, err), rc = n < 0 ? -1 : 0;
-    for (int i = 0; i < n && rc == 0; i++)
-        rc = add_file(o, dir, names[i], err);
+    int n = 0, status = 0;
+    if (!entry)
+        status = fail(err, EXIT_FAILED,
+                      "%s: has no weight_map that names files; expected an object of tensor names "
+                      "and file names",
+                      path);
+    for (; entry && !status; entry = entry->next) {
+        const char *name = names[n++] = entry->valuestring;
+        if (!cJSON_IsString(entry) || strpbrk(name, "/\\") || !name[strspn(name, ".")])
+            status = fail(err, EXIT_FAILED,
+                          "%s: weight_map: %.200s is in %s; expected the name of a file in the "
+                          "same directory",
+                          path, entry->string, json_describe(found, entry));
+    }
+    if (!status)
+        sort_strings(names, n);
+    for (int i = 0; i < n && !status; i++)
+        if (i == 0 || strcmp(names[i], names[i - 1]))
+            status = add_file(o, dir, names[i], err);
     free(names);
     cJSON_Delete(index);
-    return rc;
+    return status;
 }
 
 /* Returns true if dir/name exists, as a file or anything else, or if that cannot be found out: then
@@ -525,15 +477,11 @@ static int add_files(Opening *o, const char *dir, Error *err) {
         return add_file(o, dir, "model.safetensors", err);
     if (exists(dir, "model.safetensors.index.json"))
         return add_shards(o, dir, err);
-    if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
-        return fail(err, EXIT_FAILED,
-                    "%s: has only pytorch_model.bin; expected model.safetensors: run "
-                    "scripts/convert_bin.py %s",
-                    dir, dir);
     return fail(err, EXIT_FAILED,
                 "%s: has neither model.safetensors nor model.safetensors.index.json; download the "
-                "model's weights",
-                dir);
+                "model's weights, or, if they are in pytorch_model.bin, run scripts/convert_bin.py "
+                "%s",
+                dir, dir);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -603,102 +551,37 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
 // The tensors that config.json asks for
 // -------------------------------------------------------------------------------------------------
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
-}
-
 /* Returns the entry with this name, with or without "model." in front, or NULL. */
 static const Entry *find_entry(const Opening *o, const char *name) {
-    Entry key = {.name = name};
-    const Entry *e =
-        o->nentries ? bsearch(&key, o->entries, o->nentries, sizeof key, compare_names) : NULL;
-    return e || strncmp(name, "model.", 6) != 0 ? e : find_entry(o, name + 6);
+    const Entry key = {.name = name},
+                *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
+    return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
-/* Sorts the entries by name. Refuses a name that is in two shards, because either could be meant.
- */
-static int sort_by_name(Opening *o, Error *err) {
-    if (o->nentries)
-        qsort(o->entries, o->nentries, sizeof *o->entries, compare_names);
-    for (size_t i = 1; i < o->nentries; i++)
-        if (compare_names(&o->entries[i - 1], &o->entries[i]) == 0)
-            return fail(err, EXIT_FAILED,
-                        "%s: tensor %.200s is also in %s; expected it in one shard",
-                        o->checkpoint->files[o->entries[i].file].path, o->entries[i].name,
-                        o->checkpoint->files[o->entries[i - 1].file].path);
-    return 0;
-}
-
-/* Writes the type of a tensor's numbers, which must be U8 if it is packed and a float type if not.
- */
-static int entry_type(Type *type, const Entry *e, bool packed, const char *path, Error *err) {
-    static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
-    const bool u8 = strcmp(e->dtype, "U8") == 0;
-    *type = U8;
-    if (packed && u8)
-        return 0;
-    if (packed)
-        return bad_tensor(err, path, e->name,
-                          "dtype is %.40s; expected U8, as __metadata__ says it is packed",
-                          e->dtype);
-    for (int t = 0; t < 3; t++)
-        if (strcmp(e->dtype, names[t]) == 0) {
-            *type = (Type)t;
-            return 0;
-        }
-    return bad_tensor(
-        err, path, e->name, "dtype is %.40s; expected F16, BF16 or F32: %s", e->dtype,
-        u8 ? "only matrices of layers may be packed, and only in files whose __metadata__ says how"
-           : "save the model in one of these");
-}
-
-/* Fills err: an entry's shape is not (rows, cols), or not (cols) for a vector. Returns -1. */
-static int wrong_shape(const Checkpoint *c, const Entry *e, const Part *part, int rows, int cols,
-                       Error *err) {
-    char found[60] = "", leading[20] = "";
-    for (int d = 0; d < e->ndim && d < 2; d++)
-        snprintf(found + strlen(found), 30, "%s%zu", d ? ", " : "", e->shape[d]);
-    if (!part->vector)
-        snprintf(leading, sizeof leading, "%d, ", rows);
-    return bad_tensor(err, c->files[e->file].path, e->name,
-                      "shape is [%s%s]; config.json asks for [%s%d]%s", found,
-                      e->ndim > 2 ? ", ..." : "", leading, cols,
-                      part->matrix && c->packed ? " at 4 bits in groups of 64" : "");
-}
-
-/* Makes the part's tensor a view of its entry in the files, if config.json asks for it. If the
- * token table and the head are one matrix, a checkpoint may have it under either name. */
-static int take_tensor(const Opening *o, const Part *part, Error *err) {
-    const Checkpoint *c = o->checkpoint;
-    const bool packed = part->matrix && c->packed;
-    char name[100];
-    int rows, cols;
-    Type type;
-    part_shape(&rows, &cols, &c->config, part);
-    if (!rows)
-        return 0;
-    const Entry *e = find_entry(o, part_name(name, part));
-    if (!e && o->tied && part->tensor == &c->global[TOK_EMBED])
-        e = find_entry(o, global_names[LM_HEAD]);
-    if (!e)
-        return fail(
-            err, EXIT_FAILED,
-            "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
-            c->files[0].path, part_name(name, part),
-            c->nfiles > 1 ? ", as in the other shards" : "");
-    const char *path = c->files[e->file].path;
-    if (entry_type(&type, e, packed, path, err) != 0)
-        return -1;
-    if (packed && rows % GROUP)
-        return bad_tensor(err, path, e->name, "has %d rows, which groups of %d do not divide", rows,
-                          GROUP);
-    if (packed) {
-        rows /= GROUP;
-        cols *= GROUP_BYTES;
-    }
-    if (e->ndim != (part->vector ? 1 : 2) || (!part->vector && e->shape[0] != (size_t)rows) ||
-        e->shape[e->ndim - 1] != (size_t)cols)
-        return wrong_shape(c, e, part, rows, cols, err);
+/* Makes a tensor a view of an entry, which must have the type, the shape and the bytes that
+ * config.json asks for: (rows, cols), or (cols) for a vector. */
+static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool packed,
+                      Error *err) {
+    static const char *const names[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16", [U8] = "U8"};
+    char expected[40], *shape = cJSON_PrintUnformatted(e->shape);
+    int status = 0;
+    Type type = packed ? U8 : F32;
+    while (type < BF16 && strcmp(e->dtype, names[type]))
+        type++;
+    if (part->vector)
+        snprintf(expected, sizeof expected, "[%d]", cols);
+    else
+        snprintf(expected, sizeof expected, "[%d,%d]", rows, cols);
+    if (strcmp(e->dtype, names[type]))
+        status = fail(err, EXIT_FAILED, "%s: tensor %.200s: dtype is %.40s; expected %s", e->path,
+                      e->name, e->dtype,
+                      packed ? "U8, as __metadata__ says it is packed"
+                             : "F16, BF16 or F32: save the model in one of these (U8 is for packed "
+                               "matrices of layers, in a file whose __metadata__ says how)");
+    else if (strcmp(shape, expected))
+        status =
+            fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %.60s; config.json asks for %s%s",
+                 e->path, e->name, shape, expected, packed ? " at 4 bits in groups of 64" : "");
     *part->tensor = (Tensor){.tier = TIER_DISK,
                              .type = type,
                              .file = 1 + e->file,
@@ -706,25 +589,60 @@ static int take_tensor(const Opening *o, const Part *part, Error *err) {
                              .rows = rows,
                              .cols = cols,
                              .ld = cols};
-    return 0;
+    const size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
+    if (!status && span != bytes)
+        status = fail(err, EXIT_FAILED,
+                      "%s: tensor %.200s: data_offsets span %zu byte%s; expected %zu for %s of %s",
+                      e->path, e->name, span, plural(span), bytes, shape, e->dtype);
+    free(shape);
+    return status;
 }
 
-/* Compares two tensors of one shape, as F16. Returns 1 if all numbers are equal, 0 if not, or -1
- * and fills err. */
-static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, Error *err) {
+/* Takes the tensor of a part from the files, if config.json asks for it. If the token table and the
+ * head are one matrix, a checkpoint may have it under either name. */
+static int take_part(const Opening *o, int t, Error *err) {
+    const Checkpoint *c = o->checkpoint;
+    const Part part = checkpoint_part(c, t);
+    const bool packed = part.matrix && c->packed;
+    char text[100];
+    const char *name = part_name(text, &part);
+    int rows, cols;
+    part_shape(&rows, &cols, &c->config, &part);
+    if (!rows)
+        return 0;
+    const Entry *e = find_entry(o, name);
+    if (!e && o->tied && t == TOK_EMBED)
+        e = find_entry(o, global_names[LM_HEAD]);
+    if (!e)
+        return fail(
+            err, EXIT_FAILED,
+            "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
+            c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "");
+    if (packed && rows % GROUP)
+        return fail(err, EXIT_FAILED,
+                    "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
+                    rows, GROUP);
+    if (packed)
+        return take_entry(&part, e, rows / GROUP, cols * GROUP_BYTES, packed, err);
+    return take_entry(&part, e, rows, cols, packed, err);
+}
+
+/* Sets *same if all numbers of two tensors of one shape are equal, as F16. */
+static int same_numbers(bool *same, const Checkpoint *c, const Tensor *a, const Tensor *b,
+                        Error *err) {
     enum { CHUNK = 1 << 20 }; /* numbers compared at once */
     const size_t count = (size_t)a->rows * a->cols;
     f16 *numbers = xcalloc(2 * CHUNK, sizeof *numbers);
-    int same = 1;
-    for (size_t at = 0; at < count && same == 1; at += CHUNK) {
-        const size_t n = count - at < CHUNK ? count - at : CHUNK;
-        same = checkpoint_fill(c, numbers, a, at, n, err) ||
-                       checkpoint_fill(c, numbers + CHUNK, b, at, n, err)
-                   ? -1
-                   : memcmp(numbers, numbers + CHUNK, n * sizeof *numbers) == 0;
+    int status = 0;
+    *same = true;
+    for (size_t at = 0; at < count && *same && !status; at += CHUNK) {
+        const size_t n = size_min(count - at, CHUNK);
+        status = checkpoint_fill(c, numbers, a, at, n, err) ||
+                 checkpoint_fill(c, numbers + CHUNK, b, at, n, err);
+        *same = !memcmp(numbers, numbers + CHUNK, n * sizeof *numbers);
     }
     free(numbers);
-    return same;
+    return status;
 }
 
 /* Takes the head, unless it is the token table. A tied head that old checkpoints store as a copy of
@@ -733,26 +651,26 @@ static int same_numbers(const Checkpoint *c, const Tensor *a, const Tensor *b, E
  * table. */
 static int take_head(const Opening *o, Error *err) {
     Checkpoint *c = o->checkpoint;
-    const Part head = checkpoint_part(c, LM_HEAD);
+    Tensor *head = &c->global[LM_HEAD];
+    bool same;
     if (o->tied && !find_entry(o, global_names[LM_HEAD]))
         return 0;
-    if (take_tensor(o, &head, err))
+    if (take_part(o, LM_HEAD, err))
         return -1;
     if (!o->tied)
         return 0;
-    const int same = same_numbers(c, &c->global[TOK_EMBED], head.tensor, err);
-    c->untied = same == 0;
-    if (same == 1)
-        *head.tensor = (Tensor){.tier = NTIERS};
-    return same < 0 ? -1 : 0;
+    if (same_numbers(&same, c, &c->global[TOK_EMBED], head, err))
+        return -1;
+    c->untied = !same;
+    if (same)
+        *head = (Tensor){.rows = 0};
+    return 0;
 }
 
 static int take_tensors(const Opening *o, Error *err) {
-    for (int t = 0; t < part_count(&o->checkpoint->config); t++) {
-        const Part part = checkpoint_part(o->checkpoint, t);
-        if (t != LM_HEAD && take_tensor(o, &part, err) != 0)
+    for (int t = 0; t < part_count(&o->checkpoint->config); t++)
+        if (t != LM_HEAD && take_part(o, t, err))
             return -1;
-    }
     return take_head(o, err);
 }
 
@@ -765,21 +683,17 @@ static Checkpoint *checkpoint_new(const OptConfig *config) {
     Checkpoint *c = xcalloc(1, sizeof *c);
     c->config = *config;
     c->layer = xcalloc(config->l, sizeof *c->layer);
-    for (int g = 0; g < NGLOBALS; g++)
-        c->global[g].tier = NTIERS;
     return c;
 }
 
 Checkpoint *checkpoint_open(const char *dir, Error *err) {
     OptConfig config;
     bool tied;
-    if (config_read(&config, &tied, dir, err) != 0)
+    if (config_read(&config, &tied, dir, err))
         return NULL;
-    Opening o = {.checkpoint = checkpoint_new(&config), .tied = tied};
-    const bool good = !add_files(&o, dir, err) && !sort_by_name(&o, err) && !take_tensors(&o, err);
-    for (int f = 0; f < o.checkpoint->nfiles; f++)
-        cJSON_Delete(o.headers[f]);
-    free(o.headers);
+    Opening o = {checkpoint_new(&config), cJSON_CreateArray(), .tied = tied};
+    const bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
+    cJSON_Delete(o.headers);
     free(o.entries);
     if (!good)
         checkpoint_close(o.checkpoint);
@@ -790,10 +704,10 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
     struct stat st;
     for (int f = 0; f < checkpoint->nfiles; f++) {
         const TensorFile *file = &checkpoint->files[f];
-        if (fstat(file->fd, &st) != 0)
+        if (fstat(file->fd, &st))
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
-        if ((size_t)st.st_size != file->size || st.st_mtim.tv_sec != file->changed.tv_sec ||
-            st.st_mtim.tv_nsec != file->changed.tv_nsec)
+        if ((size_t)st.st_size != file->size ||
+            memcmp(&st.st_mtim, &file->changed, sizeof st.st_mtim))
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
                         "models; run again",
@@ -845,43 +759,32 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {
         [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
-    bool outside = owner->layer < 0, norm_w = outside
-                                                  ? owner->role == FINAL_LN_W
-                                                  : owner->role == LN1_W || owner->role == LN2_W;
-    float matrix = outside ? owner->role < FINAL_LN_W : gain[owner->role];
-    *center = norm_w ? 1 : 0;
-    *std = matrix > 0 ? matrix / sqrtf((float)owner->tensor->cols) : 0.03f;
-}
-
-/* Returns random bits for an element, counted through all tensors. Four elements share a number. */
-static uint64_t dummy_bits(uint64_t key, size_t element) {
-    return splitmix64(key, element / 4) >> element % 4 * 16;
+    const bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
+    const float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
+    *center = !matrix && is_weight;
+    *std = matrix ? matrix / sqrtf(owner->tensor->cols) : 0.03f;
 }
 
 /* Writes elements of a dummy. Each is the sum of two random bytes, whose distribution is roughly a
- * bell curve, looked up in a table of F16. This gives over 1 GB/s on a core; a real generator and a
- * conversion would slow down every benchmark. */
+ * bell curve, looked up in a table of F16; four elements share a random number, counted through all
+ * tensors. This gives over 1 GB/s on a core; a real generator and a conversion would slow down
+ * every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first,
                        size_t count) {
-    Part owner = find_owner(c, tensor);
+    const Part owner = find_owner(c, tensor);
+    const uint64_t key = splitmix64(c->seed, 1);
     float center, std;
     f16 value[511];
     CHECK(owner.tensor);
     dummy_spread(&center, &std, &owner);
     for (int i = 0; i < 511; i++)
         value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: i's deviation */
-    uint64_t key = splitmix64(c->seed, 1);
-    size_t e = tensor->offset / sizeof(f16) + first, end = e + count;
-    while (e < end) {
-        uint64_t bits = dummy_bits(key, e);
-        if (e % 4 == 0 && end - e >= 4) {
-            for (int i = 0; i < 4; i++)
-                *dst++ = value[(bits >> 16 * i & 255) + (bits >> (16 * i + 8) & 255)];
-            e += 4;
-        } else {
-            *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
-            e++;
-        }
+    size_t e = tensor->offset / sizeof(f16) + first;
+    uint64_t bits = splitmix64(key, e / 4) >> e % 4 * 16;
+    for (const size_t end = e + count; e < end;) {
+        *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
+        e++;
+        bits = e % 4 ? bits >> 16 : splitmix64(key, e / 4);
     }
 }
 
@@ -889,58 +792,51 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
 // Reading tensors
 // -------------------------------------------------------------------------------------------------
 
-/* Returns element i of raw, BF16 or F32 values at any alignment. The `size` bytes of an element are
- * the high bytes of a float. */
-static float raw_float(const uint8_t *raw, size_t size, size_t i) {
-    float value = 0;
-    memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
-    return value;
-}
-
 static bool is_finite(f16 x) { return (x & 0x7C00) != 0x7C00; }
 
 static int bad_element(const Checkpoint *c, const Tensor *tensor, size_t e, double value,
                        const char *expected, Error *err) {
     char name[100];
-    return bad_tensor(err, c->dummy ? c->config.name : c->files[tensor->file - 1].path,
-                      checkpoint_name(name, c, tensor), "element %zu is %g; expected %s", e, value,
-                      expected);
+    return fail(err, EXIT_FAILED, "%s: tensor %s: element %zu is %g; expected %s",
+                c->dummy ? c->config.name : c->files[tensor->file - 1].path,
+                checkpoint_name(name, c, tensor), e, value, expected);
 }
 
 /* Reads bytes of a tensor, beginning at its byte `from`. */
 static int read_tensor(const Checkpoint *c, void *to, const Tensor *tensor, size_t from,
                        size_t bytes, Error *err) {
     const TensorFile *file = &c->files[tensor->file - 1];
-    char name[100];
     const char *why = file_read_at(file->fd, to, bytes, tensor->offset + from);
-    return why ? bad_tensor(err, file->path, checkpoint_name(name, c, tensor), "read error: %s",
-                            why)
-               : 0;
+    char name[100];
+    if (!why)
+        return 0;
+    return fail(err, EXIT_FAILED, "%s: tensor %s: read error: %s", file->path,
+                checkpoint_name(name, c, tensor), why);
 }
 
 int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tensor, size_t first,
                     size_t count, Error *err) {
     enum { CHUNK = 16384 }; /* bytes read at once */
     uint8_t raw[CHUNK];
-    const size_t size = type_bytes(tensor->type), total = (size_t)tensor->rows * tensor->cols;
+    const size_t size = type_bytes(tensor->type), end = first + count;
     f16 *to = dst;
-    CHECK(tensor->tier == TIER_DISK && tensor->ld == (size_t)tensor->cols && first <= total &&
-          count <= total - first);
+    CHECK(tensor->ld == (size_t)tensor->cols && end <= (size_t)tensor->rows * tensor->cols);
     if (checkpoint->dummy) {
         dummy_fill(checkpoint, dst, tensor, first, count);
         return 0;
     }
-    CHECK(tensor->file >= 1 && tensor->file <= checkpoint->nfiles);
     if (tensor->type == F16 || tensor->type == U8)
         return read_tensor(checkpoint, dst, tensor, first * size, count * size, err);
-    for (size_t end = first + count, n; first < end; first += n) {
-        n = end - first < CHUNK / size ? end - first : CHUNK / size;
-        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err) != 0)
+    for (size_t n; first < end; first += n) {
+        n = size_min(end - first, CHUNK / size);
+        if (read_tensor(checkpoint, raw, tensor, first * size, n * size, err))
             return -1;
         for (size_t i = 0; i < n; i++) {
-            *to = f32_to_f16(raw_float(raw, size, i));
+            float value = 0; /* whose high bytes the element is, at any alignment */
+            memcpy((uint8_t *)&value + sizeof value - size, raw + i * size, size);
+            *to = f32_to_f16(value);
             if (!is_finite(*to++))
-                return bad_element(checkpoint, tensor, first + i, raw_float(raw, size, i),
+                return bad_element(checkpoint, tensor, first + i, value,
                                    "values from -65504 to 65504, since weights are F16 here", err);
         }
     }
@@ -949,12 +845,11 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
 
 int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *tensor,
                       size_t first, size_t count, Error *err) {
-    size_t i = 0;
-    while (i < count && is_finite(x[i]))
-        i++;
-    return i == count ? 0
-                      : bad_element(checkpoint, tensor, first + i, f16_to_f32(x[i]),
-                                    "finite numbers: is the download complete?", err);
+    for (size_t i = 0; i < count; i++)
+        if (!is_finite(x[i]))
+            return bad_element(checkpoint, tensor, first + i, f16_to_f32(x[i]),
+                               "finite numbers: is the download complete?", err);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -979,7 +874,7 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     if (tensor->type == U8)
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
     const size_t count = GROUP * cols, first = row * count;
-    if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err) != 0)
+    if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err))
         return -1;
     if (quant_pack_rows(to, scratch, tensor->cols))
         return 0;
@@ -987,16 +882,15 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 }
 
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const bool packed = tensor->type == U8; /* each row is then a row of groups */
     const size_t rows = tensor->rows, size = rows * tensor->cols;
-    const int groups = tensor->cols / GROUP_BYTES; /* in a packed row */
-    const size_t count = packed ? rows * groups * GROUP : size;
+    const int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
+    const size_t count = groups ? rows * groups * GROUP : size;
     f16 *numbers = xcalloc(count, sizeof *numbers);
-    uint8_t *bytes = xcalloc(packed ? size : 0, 1);
+    uint8_t *bytes = xcalloc(groups ? size : 0, 1);
     float *values = NULL;
-    if (!checkpoint_fill(checkpoint, packed ? (void *)bytes : numbers, tensor, 0, size, err)) {
+    if (!checkpoint_fill(checkpoint, groups ? (void *)bytes : numbers, tensor, 0, size, err)) {
         values = xcalloc(count, sizeof *values);
-        for (size_t r = 0; packed && r < rows; r++)
+        for (size_t r = 0; groups && r < rows; r++)
             quant_unpack_rows(numbers + r * GROUP * groups, bytes + r * tensor->cols, groups);
         for (size_t i = 0; i < count; i++)
             values[i] = f16_to_f32(numbers[i]);
@@ -1042,10 +936,9 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        if (g == TOK_EMBED && tied && is_last(&c.config))
-            continue; /* the table is also the head */
-        if (!rows)
-            c.global[g] = (Tensor){.tier = NTIERS};
+        const bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
+        if (!rows && !is_head)
+            c.global[g] = (Tensor){.rows = 0};
     }
     return c;
 }

@@ -17,14 +17,40 @@
 #include "base/base.h"
 
 // -------------------------------------------------------------------------------------------------
+// Texts that grow
+// -------------------------------------------------------------------------------------------------
+
+/* Appends n bytes to a Text, as the write function of its stream. */
+static ssize_t append_text(void *to, const char *bytes, size_t n) {
+    Text *t = to;
+    if (t->len + n > t->room) {
+        t->room = 2 * (t->len + n);
+        t->text = xrealloc(t->text, t->room, 1);
+    }
+    memcpy(t->text + t->len, bytes, n);
+    t->len += n;
+    return n;
+}
+
+FILE *text_stream(Text *text) {
+    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append_text});
+    return f ? f : out_of_memory(1, BUFSIZ);
+}
+
+// -------------------------------------------------------------------------------------------------
 // Input files
 // -------------------------------------------------------------------------------------------------
 
-int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
-    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH)
+/* Refuses a path that was cut to MAX_PATH: `length` is what it would have been. */
+static int check_length(int length, const char *path, Error *err) {
+    if (length < MAX_PATH)
         return 0;
     return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes",
-                dir, MAX_PATH);
+                path, MAX_PATH);
+}
+
+int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
+    return check_length(snprintf(path, MAX_PATH, "%s/%s", dir, name), dir, err);
 }
 
 void program_file(char path[MAX_PATH], const char *suffix) {
@@ -41,14 +67,12 @@ const char *directory_fault(const char *path) {
 
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
-        ssize_t n = pread(fd, (char *)to + got, size - got, (off_t)(offset + got));
-        if (n < 0 && errno == EINTR)
-            continue;
+        const ssize_t n = TEMP_FAILURE_RETRY(pread(fd, (char *)to + got, size - got, offset + got));
         if (n < 0)
             return strerror(errno);
         if (n == 0)
             return "the file became shorter since it was opened; do not change a file in use";
-        got += (size_t)n;
+        got += n;
     }
     return NULL;
 }
@@ -65,12 +89,11 @@ char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error
 
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
-        ssize_t n = pwrite(fd, (const char *)from + put, size - put, (off_t)(offset + put));
-        if (n < 0 && errno == EINTR)
-            continue;
+        const ssize_t n =
+            TEMP_FAILURE_RETRY(pwrite(fd, (const char *)from + put, size - put, offset + put));
         if (n <= 0)
             return strerror(n ? errno : ENOSPC);
-        put += (size_t)n;
+        put += n;
     }
     return NULL;
 }
@@ -97,7 +120,7 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     if (fd < 0)
         return NULL;
     char *text = NULL;
-    *len = (size_t)st.st_size;
+    *len = st.st_size;
     if (*len > max_bytes)
         fail(err, EXIT_FAILED, "%s: has %zu bytes; expected at most %zu", path, *len, max_bytes);
     else
@@ -106,42 +129,29 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     return text;
 }
 
-/* Reads a descriptor, such as a pipe's, to its end into a malloc'ed buffer with a 0 after it.
- * Returns NULL and sets errno on failure. */
-static char *read_all(int fd, size_t *len) {
-    size_t capacity = 1 << 16; /* bytes; doubles when they are used up */
-    char *text = xcalloc(capacity, 1);
-    ssize_t n = 1;
-    for (*len = 0; n > 0 || (n < 0 && errno == EINTR);) {
-        if (capacity - *len < 2) {
-            capacity *= 2;
-            text = xrealloc(text, capacity, 1);
-        }
-        n = read(fd, text + *len, capacity - *len - 1);
-        if (n > 0)
-            *len += (size_t)n;
-    }
-    text[*len] = 0;
-    if (n >= 0)
-        return text;
-    free(text);
-    return NULL;
-}
-
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 char *input_read(const char *path, size_t *len, Error *err) {
     const int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    char bytes[1 << 16];
+    Text text = {0};
+    ssize_t n;
     if (fd < 0) {
         fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
         return NULL;
     }
-    char *text = read_all(fd, len);
-    if (!text)
+    while ((n = TEMP_FAILURE_RETRY(read(fd, bytes, sizeof bytes))) > 0)
+        append_text(&text, bytes, n);
+    if (n < 0)
         fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
     if (fd != STDIN_FILENO)
         close(fd);
-    return text;
+    append_text(&text, "", 1); /* a 0 after it */
+    *len = text.len - 1;
+    if (n == 0)
+        return text.text;
+    free(text.text);
+    return NULL;
 }
 
 bool line_next(Lines *l) {
@@ -150,7 +160,7 @@ bool line_next(Lines *l) {
     while (l->at < l->len) {
         l->line = l->text + l->at;
         const char *end = memchr(l->line, '\n', l->len - l->at);
-        l->size = end ? (size_t)(end - l->line) : l->len - l->at;
+        l->size = (end ? end : l->text + l->len) - l->line;
         l->at += l->size + 1;
         l->number++;
         if (l->size && l->line[l->size - 1] == '\r')
@@ -172,42 +182,41 @@ bool output_is_special(const char *path) {
     return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
 }
 
-bool output_is_standard(const char *path) {
+/* Returns true if two paths lead to one file or directory, which exists. */
+static bool same_inode(const char *a, const char *b) {
     struct stat x, y;
-    return !strcmp(path, "-") || (stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 &&
-                                  x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+bool output_is_standard(const char *path) {
+    return !strcmp(path, "-") || same_inode(path, "/dev/stdout");
 }
 
 bool same_file(const char *a, const char *b) {
-    struct stat x, y;
     char in_a[MAX_PATH], in_b[MAX_PATH], of_a[MAX_PATH], of_b[MAX_PATH];
     if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-"))
         return false;
-    const bool there = stat(a, &x) == 0;
-    if (there != (stat(b, &y) == 0))
+    if (same_inode(a, b))
+        return true;
+    if (strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH || !access(a, F_OK) || !access(b, F_OK))
         return false;
-    if (there)
-        return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-    if (!*a || !*b || strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH)
-        return false;
-    if (strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) != 0)
-        return false;
-    const char *dir_a = dirname(strcpy(in_a, a)), *dir_b = dirname(strcpy(in_b, b));
-    return access(dir_a, F_OK) == 0 && same_file(dir_a, dir_b);
+    return !strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) &&
+           same_inode(dirname(strcpy(in_a, a)), dirname(strcpy(in_b, b)));
 }
 
 int output_check(const char *flag, const char *path, Error *err) {
     char dir[MAX_PATH];
     struct stat st;
-    const bool there = stat(path, &st) == 0;
-    if (!there && lstat(path, &st) == 0)
-        return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
-    if (there && S_ISDIR(st.st_mode))
-        return fail(err, EXIT_FAILED, "%s %s: Is a directory; name a file", flag, path);
-    if (!strcmp(path, "-") || (there && access(path, W_OK) == 0))
+    if (!strcmp(path, "-"))
         return 0;
-    if (!there && errno == ENOENT && snprintf(dir, sizeof dir, "%s", path) < MAX_PATH &&
-        access(dirname(dir), W_OK) == 0)
+    if (!stat(path, &st)) {
+        if (!S_ISDIR(st.st_mode) && !access(path, W_OK))
+            return 0;
+        if (S_ISDIR(st.st_mode))
+            errno = EISDIR;
+    } else if (!lstat(path, &st))
+        return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
+    else if (errno == ENOENT && !access(dirname(strcpy(dir, path)), W_OK))
         return 0;
     return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
                 strerror(errno));
@@ -218,17 +227,14 @@ int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error
     const bool there = realpath(path, real) != NULL;
     if (!there && errno != ENOENT)
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    if (snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix) < MAX_PATH)
-        return 0;
-    return fail(err, EXIT_FAILED, "%.200s...: the path is too long; expected less than %d bytes",
-                path, MAX_PATH);
+    return check_length(snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix), path, err);
 }
 
 int file_size(size_t *size, const char *path, Error *err) {
     struct stat st = {.st_size = 0};
     if (stat(path, &st) && errno != ENOENT)
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    *size = (size_t)st.st_size;
+    *size = st.st_size;
     return 0;
 }
 
@@ -251,73 +257,72 @@ static struct {
     DIR *dir;            /* a directory is kept open, so that emptying it needs no memory */
 } unfinished;
 
-/* Removes the files in a directory. Returns 0, or errno if it could not be read to its end. */
-static int empty_directory(DIR *dir) {
+/* Removes the files in a directory. */
+static void empty_directory(DIR *dir) {
     rewinddir(dir);
-    for (const struct dirent *e; (errno = 0, e = readdir(dir));)
+    for (const struct dirent *e; (e = readdir(dir));)
         unlinkat(dirfd(dir), e->d_name, 0);
-    return errno;
 }
 
-void unfinished_remove(void) {
-    if (unfinished.dir) {
-        empty_directory(unfinished.dir);
+/* Forgets it, when it is removed or finished. */
+static void unfinished_forget(void) {
+    if (unfinished.dir)
         closedir(unfinished.dir);
-        unfinished.dir = NULL;
-    }
-    if (unfinished.name[0])
-        remove(unfinished.name);
+    unfinished.dir = NULL;
     unfinished.name[0] = 0;
 }
 
-/* Removes every PATH.tmp-PID of a process that has ended, which released its lock. If one cannot be
- * removed, this prints a warning and the new run goes on. */
-static void clear_dead(const char *path) {
+void unfinished_remove(void) {
+    if (unfinished.dir)
+        empty_directory(unfinished.dir);
+    if (unfinished.name[0])
+        remove(unfinished.name);
+    unfinished_forget();
+}
+
+/* Removes every PATH.tmp-PID of a process that has ended, which released its lock; `name` is that
+ * of this process. If one cannot be removed, this prints a warning and the new run goes on. */
+static void clear_dead(const char *name) {
     char copy[MAX_PATH];
-    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    const size_t len = strlen(base);
-    DIR *beside = opendir(dirname(strcpy(copy, path)));
+    const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+    const size_t len = strrchr(base, '-') + 1 - base; /* up to the PID */
+    DIR *beside = opendir(dirname(strcpy(copy, name)));
     int why = 0;
-    for (const struct dirent *e; beside && (errno = 0, e = readdir(beside));) {
-        if (strncmp(e->d_name, base, len) || strncmp(e->d_name + len, ".tmp-", 5))
-            continue;
-        if (e->d_name[len + 5 + strspn(e->d_name + len + 5, "0123456789")])
+    if (!beside)
+        return;
+    for (const struct dirent *e; (errno = 0, e = readdir(beside));) {
+        if (strncmp(e->d_name, base, len) || e->d_name[len + strspn(e->d_name + len, "0123456789")])
             continue; /* not a name that we give */
         const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0)
             continue;
         const bool dead = !flock(fd, LOCK_EX | LOCK_NB);
         DIR *dir = dead ? fdopendir(fd) : NULL;
-        const int unread = dir ? empty_directory(dir) : 0;
+        if (dir)
+            empty_directory(dir);
         if (dead && unlinkat(dirfd(beside), e->d_name, dir ? AT_REMOVEDIR : 0))
-            why = unread ? unread : errno;
+            why = errno;
         if (dir)
             closedir(dir);
         else
             close(fd);
     }
-    if (beside && errno)
+    if (errno)
         why = errno;
     if (why)
-        fprintf(
-            stderr,
-            "%s.tmp-*: cannot remove all that runs which were killed have left: %s; remove it\n",
-            path, strerror(why));
-    if (beside)
-        closedir(beside);
+        fprintf(stderr,
+                "%.*s*: cannot remove all that runs which were killed have left: %s; remove it\n",
+                (int)(base + len - name), name, strerror(why));
+    closedir(beside);
 }
 
 int unfinished_begin(const char *path, bool directory, Error *err) {
-    static bool removed_at_end;
     char suffix[32], name[MAX_PATH];
-    if (!removed_at_end)
-        removed_at_end = !atexit(unfinished_remove);
+    atexit(unfinished_remove); /* a second call does no harm */
     snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
-    if (file_beside(name, path, "", err))
-        return -1;
-    clear_dead(name);
     if (file_beside(name, path, suffix, err))
         return -1;
+    clear_dead(name);
     int fd =
         directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd >= 0) {
@@ -343,11 +348,7 @@ int unfinished_end(const char *path, Error *err) {
         return -1;
     if (rename(unfinished.name, real))
         return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
-    unfinished.name[0] = 0;
-    if (unfinished.dir) {
-        closedir(unfinished.dir);
-        unfinished.dir = NULL;
-    }
+    unfinished_forget();
     return 0;
 }
 
@@ -389,21 +390,4 @@ int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     if (replaces)
         unfinished_remove();
     return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
-}
-
-/* Appends n bytes to a Text, as the write function of its stream. */
-static ssize_t append_text(void *to, const char *bytes, size_t n) {
-    Text *t = to;
-    if (t->len + n > t->room) {
-        t->room = 2 * (t->len + n);
-        t->text = xrealloc(t->text, t->room, 1);
-    }
-    memcpy(t->text + t->len, bytes, n);
-    t->len += n;
-    return (ssize_t)n;
-}
-
-FILE *text_stream(Text *text) {
-    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append_text});
-    return f ? f : out_of_memory(1, BUFSIZ);
 }

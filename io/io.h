@@ -109,11 +109,12 @@ FILE *text_stream(Text *text);
 // json.c: JSON by cJSON, with stricter checks, and UTF-8
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the length in bytes of the first character of s[0..len), len > 0, and sets *valid. If it
- * is no valid character, *valid is false and the length is that of its longest valid beginning
- * ("maximal subpart", Unicode 3.9), at least 1. One U+FFFD replaces these bytes, as in Python's
- * errors="replace". */
-size_t utf8_step(const char *s, size_t len, bool *valid);
+enum { NO_CHARACTER = 0x110000 }; /* above the last code point */
+/* Writes the code point of the first character of s[0..len), len > 0. Returns its length in bytes.
+ * If it is no valid character, *code is NO_CHARACTER and the length is that of its longest valid
+ * beginning ("maximal subpart", Unicode 3.9), at least 1. One U+FFFD replaces these bytes, as in
+ * Python's errors="replace". */
+size_t utf8_step(uint32_t *code, const char *s, size_t len);
 /* Returns the index of the first byte of s[0..len) that is not UTF-8, or len if all are. Overlong
  * forms and surrogates are not UTF-8. */
 size_t utf8_invalid_at(const char *s, size_t len);
@@ -181,7 +182,7 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-/* Returns the bytes of the longest token. */
+/* Returns the bytes of the longest token that is not special. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
 
@@ -195,9 +196,6 @@ enum { MAX_JSON = 100 << 20 }; /* bytes of a model's JSON file, or of a safetens
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
  * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
-/* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
- * failure. */
-cJSON *config_object(char path[MAX_PATH], const char *dir, const char *name, Error *err);
 
 /* A safetensors file that is open for reading. */
 typedef struct {

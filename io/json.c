@@ -20,38 +20,36 @@ enum { MAX_DEPTH = 64 }; /* levels of nesting */
 // UTF-8
 // -------------------------------------------------------------------------------------------------
 
-size_t utf8_step(const char *s, size_t len, bool *valid) {
-    unsigned char c = (unsigned char)s[0], low = 0x80, high = 0xBF;
-    size_t more = c < 0x80                 ? 0
-                  : c >= 0xC2 && c <= 0xDF ? 1
-                  : c >= 0xE0 && c <= 0xEF ? 2
-                  : c >= 0xF0 && c <= 0xF4 ? 3
-                                           : 4;
-    *valid = more < 4;
-    if (!*valid)
+size_t utf8_step(uint32_t *code, const char *s, size_t len) {
+    const uint8_t *byte = (const uint8_t *)s;
+    const size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
+    uint8_t low = 0x80, high = 0xBF; /* of the next byte */
+    *code = NO_CHARACTER;
+    if ((size == 1 && byte[0] >= 0x80) || byte[0] > 0xF4)
         return 1;
-    if (c == 0xE0)
+    if (byte[0] == 0xE0)
         low = 0xA0; /* below it: overlong forms */
-    if (c == 0xED)
+    if (byte[0] == 0xED)
         high = 0x9F; /* above it: surrogates */
-    if (c == 0xF0)
+    if (byte[0] == 0xF0)
         low = 0x90; /* below it: overlong forms */
-    if (c == 0xF4)
+    if (byte[0] == 0xF4)
         high = 0x8F; /* above it: beyond U+10FFFF */
-    for (size_t i = 1; i <= more; i++, low = 0x80, high = 0xBF) {
-        *valid = i < len && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high;
-        if (!*valid)
+    uint32_t bits = size > 1 ? byte[0] & 0x7F >> size : byte[0];
+    for (size_t i = 1; i < size; i++, low = 0x80, high = 0xBF) {
+        if (i == len || byte[i] < low || byte[i] > high)
             return i;
+        bits = bits << 6 | (byte[i] & 0x3F);
     }
-    return more + 1;
+    *code = bits;
+    return size;
 }
 
 size_t utf8_invalid_at(const char *s, size_t len) {
     size_t at = 0;
-    while (at < len) {
-        bool valid;
-        size_t step = utf8_step(s + at, len - at, &valid);
-        if (!valid)
+    for (uint32_t code; at < len;) {
+        const size_t step = utf8_step(&code, s + at, len - at);
+        if (code == NO_CHARACTER)
             break;
         at += step;
     }
@@ -80,40 +78,29 @@ static unsigned char byte_at(const Source *s, size_t at) {
 /* Refuses the text: fills err with a message that shows up to 16 printable bytes at a place, or a
  * single other byte in hex, so that no control byte reaches the terminal. */
 static int refuse_at(const Source *s, size_t at, const char *expected) {
-    char found[32];
+    char found[32] = "the text ends here";
     int n = 0;
     while (n < 16 && byte_at(s, at + n) >= ' ' && byte_at(s, at + n) < 127)
         n++;
-    if (at >= s->len)
-        return fail(s->err, EXIT_FAILED,
-                    "%s: byte %zu: the text ends here; expected %s (is the file complete?)",
-                    s->what, at, expected);
     if (n > 0)
-        snprintf(found, sizeof found, "'%.*s'", n, s->text + at);
-    else
-        snprintf(found, sizeof found, "byte 0x%02x", byte_at(s, at));
-    return fail(s->err, EXIT_FAILED, "%s: byte %zu: found %s; expected %s", s->what, at, found,
-                expected);
+        snprintf(found, sizeof found, "found '%.*s'", n, s->text + at);
+    else if (at < s->len)
+        snprintf(found, sizeof found, "found byte 0x%02x", byte_at(s, at));
+    return fail(s->err, EXIT_FAILED, "%s: byte %zu: %s; expected %s%s", s->what, at, found,
+                expected, at < s->len ? "" : " (is the file complete?)");
 }
 
 /* Checks the escape at a place. cJSON would read \u as four zeros where four hex digits do not
  * follow. */
 static int check_escape(const Source *s, size_t at) {
-    bool zero = true;
     if (byte_at(s, at + 1) != 'u')
         return 0;
-    for (size_t digit = at + 2; digit < at + 6; digit++) {
+    for (size_t digit = at + 2; digit < at + 6; digit++)
         if (!isxdigit(byte_at(s, digit)))
             return refuse_at(s, at, "four hex digits after \\u");
-        zero = zero && byte_at(s, digit) == '0';
-    }
-    return zero ? refuse_at(s, at, "no \\u0000 (text with a zero byte is not accepted)") : 0;
-}
-
-/* Returns true if a number with a leading zero begins at a place. */
-static bool leading_zero(const Source *s, size_t at) {
-    const size_t first = at + (byte_at(s, at) == '-');
-    return byte_at(s, first) == '0' && isdigit(byte_at(s, first + 1));
+    return memcmp(s->text + at + 2, "0000", 4)
+               ? 0
+               : refuse_at(s, at, "no \\u0000 (text with a zero byte is not accepted)");
 }
 
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
@@ -132,7 +119,7 @@ static int check_bytes(const Source *s) {
         if (c < ' ' && (in_string || !c || !strchr("\t\n\r", c)))
             return refuse_at(s, at, "no control characters (in a string they are escaped)");
         if (in_string && c == '\\') {
-            if (check_escape(s, at) != 0)
+            if (check_escape(s, at))
                 return -1;
             at++;
         }
@@ -140,11 +127,12 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
-        if (!number && leading_zero(s, at))
+        const size_t digit = at + (c == '-');
+        if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
             return refuse_at(s, at, "digits before and behind a point");
-        number = isdigit(c) || (c && strchr("+-.eE", c));
+        number = isdigit(c) || strchr("+-.eE", c);
         if (c == '{' || c == '[')
             depth++;
         if (c == '}' || c == ']')
@@ -152,9 +140,9 @@ static int check_bytes(const Source *s) {
         if (depth > MAX_DEPTH)
             return refuse_at(s, at, "nesting of at most 64 levels");
     }
-    if (in_string)
-        return refuse_at(s, s->len, "the closing quote of a string");
-    return depth > 0 ? refuse_at(s, s->len, "a closing bracket") : 0;
+    if (!in_string && depth <= 0)
+        return 0;
+    return refuse_at(s, s->len, in_string ? "the closing quote of a string" : "a closing bracket");
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -162,13 +150,13 @@ static int check_bytes(const Source *s) {
 // -------------------------------------------------------------------------------------------------
 
 static int compare_strings(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    return strcmp(*(char **)a, *(char **)b);
 }
 
 const char *sort_strings(const char **strings, size_t n) {
     qsort(strings, n, sizeof *strings, compare_strings);
     for (size_t i = 1; i < n; i++)
-        if (strcmp(strings[i - 1], strings[i]) == 0)
+        if (!strcmp(strings[i - 1], strings[i]))
             return strings[i];
     return NULL;
 }
@@ -179,19 +167,17 @@ static int check_tree(const cJSON *node, const char *what, Error *err) {
     if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
         return json_refuse(err, what, node->string ? node->string : "a number", node,
                            "a number of at most 1.7e308");
-    for (const cJSON *child = node->child; child; child = child->next)
-        if (check_tree(child, what, err) != 0)
-            return -1;
-    if (!cJSON_IsObject(node))
-        return 0;
-    const char **keys = (const char **)xcalloc((size_t)cJSON_GetArraySize(node), sizeof *keys);
+    const char **keys = xcalloc(cJSON_GetArraySize(node), sizeof *keys);
     size_t n = 0;
-    for (const cJSON *child = node->child; child; child = child->next)
+    int status = 0;
+    for (const cJSON *child = node->child; child && !status; child = child->next) {
         keys[n++] = child->string;
-    const char *twice = sort_strings(keys, n);
+        status = check_tree(child, what, err);
+    }
+    const char *twice = cJSON_IsObject(node) ? sort_strings(keys, n) : NULL;
     free(keys);
-    if (!twice)
-        return 0;
+    if (status || !twice)
+        return status;
     return fail(err, EXIT_FAILED,
                 "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
                 twice);
@@ -211,22 +197,19 @@ __attribute__((constructor)) static void json_open(void) {
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     const Source s = {text, len, what, err};
     const char *end = text; /* becomes the end of the value, or where cJSON gave up */
-    if (check_bytes(&s) != 0)
+    if (check_bytes(&s))
         return NULL;
     cJSON *tree = cJSON_ParseWithLengthOpts(text, len, &end, false);
-    size_t rest = (size_t)(end - text);
+    size_t rest = end - text;
     while (isspace(byte_at(&s, rest)))
         rest++;
-    int status = 0;
-    if (!tree && byte_at(&s, rest) == '\\')
-        status = refuse_at(&s, rest, "an escape of JSON, surrogates in pairs");
-    else if (!tree)
-        status = refuse_at(&s, rest, "JSON here or just before");
+    const bool escape = byte_at(&s, rest) == '\\';
+    if (!tree)
+        refuse_at(&s, rest,
+                  escape ? "an escape of JSON, surrogates in pairs" : "JSON here or just before");
     else if (rest < len)
-        status = refuse_at(&s, rest, "nothing after the value");
-    else
-        status = check_tree(tree, what, err);
-    if (status == 0)
+        refuse_at(&s, rest, "nothing after the value");
+    else if (!check_tree(tree, what, err))
         return tree;
     cJSON_Delete(tree);
     return NULL;
@@ -308,32 +291,25 @@ bool json_whole(const cJSON *value, size_t *number) {
     return true;
 }
 
-/* Returns the code point at s, of `step` bytes, if json_write_string writes it as \uXXXX, else 0.
- * These are control characters, which must be escaped, and U+0085, U+2028 and U+2029, at which many
- * programs end a line. */
-static unsigned escaped(const char *s, size_t step) {
-    if (step == 1 && ((unsigned char)*s < ' ' || *s == 127))
-        return (unsigned char)*s;
-    if (step == 2 && !memcmp(s, "\xC2\x85", 2))
-        return 0x85;
-    return step == 3 && !memcmp(s, "\xE2\x80", 2) && (s[2] == '\xA8' || s[2] == '\xA9')
-               ? 0x2000 | (s[2] & 0x3F)
-               : 0;
+/* Returns true for what json_write_string writes as \uXXXX: control characters, which must be
+ * escaped, and U+0085, U+2028 and U+2029, at which many programs end a line. */
+static bool is_escaped(uint32_t code) {
+    return code < ' ' || code == 127 || code == 0x85 || code == 0x2028 || code == 0x2029;
 }
 
 void json_write_string(FILE *out, const char *s, size_t len) {
     static const char special[] = "\"\\\n\t\r", letters[] = "\"\\ntr";
     putc('"', out);
     for (size_t at = 0, step; at < len; at += step) {
-        bool valid;
-        step = utf8_step(s + at, len - at, &valid);
+        uint32_t code;
+        step = utf8_step(&code, s + at, len - at);
         const char *escape = s[at] ? strchr(special, s[at]) : NULL;
         if (escape)
             fprintf(out, "\\%c", letters[escape - special]);
-        else if (!valid)
+        else if (code == NO_CHARACTER)
             putc('?', out);
-        else if (!s[at] || escaped(s + at, step))
-            fprintf(out, "\\u%04x", escaped(s + at, step));
+        else if (is_escaped(code))
+            fprintf(out, "\\u%04x", code);
         else
             fwrite(s + at, 1, step, out);
     }

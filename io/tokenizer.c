@@ -15,7 +15,6 @@
  * Read next: unicode.c. */
 #include <cjson/cJSON.h>
 #include <limits.h>
-#include <math.h>
 
 #include "io/io.h"
 #include "base/base.h"
@@ -30,149 +29,154 @@ typedef struct {
     bool special; /* gives nothing when decoded */
 } Token;
 
-/* One line of merges.txt: the ids of two neighbours and of the token that they are joined to. */
+/* An entry of a hash table. */
 typedef struct {
-    int32_t left, right, joined;
-} Merge;
+    uint64_t key;
+    int32_t value;  /* -1 in empty places */
+    int32_t joined; /* of a line of merges.txt: the id of the token that its pair is joined to */
+} Place;
+typedef struct {
+    Place *places;
+    size_t mask; /* number of places - 1; the number is a power of two */
+} Table;
 
 struct Tokenizer {
     int vocab;
     Token *tokens;        /* (vocab), by id */
     cJSON *tree;          /* vocab.json, which owns the bytes of all tokens */
     int32_t byte_id[256]; /* the token of each byte */
-    int longest;          /* bytes of the longest token */
-    Merge *merges;        /* (nmerges), by rank: the first is joined first */
-    int nmerges;
-    int32_t *ranks; /* hash table from pairs to ranks; -1 in empty places */
-    size_t mask;    /* size of the table - 1; the size is a power of two */
+    int longest;          /* bytes of the longest token that is not special */
+    Table ranks;          /* from pairs of ids to ranks, which are the lines of merges.txt */
+    int nmerges;          /* number of ranks; rank 0 is joined first */
+    /* While the two files are read: */
+    char path[MAX_PATH];              /* the file that is being read */
+    Table names;                      /* from hashes of tokens' texts to ids */
+    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
 };
 
-/* The state of reading the two files. */
-typedef struct {
-    char path[MAX_PATH];              /* the file that is being read */
-    int32_t *names;                   /* hash table from tokens' texts to ids; -1 in empty places */
-    size_t mask;                      /* size of the table - 1 */
-    char symbol[256][3];              /* each byte as both files write it, in UTF-8 */
-    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
-} Reading;
+// -------------------------------------------------------------------------------------------------
+// Tables
+// -------------------------------------------------------------------------------------------------
+
+/* Makes a table for n keys, of at least twice as many places. */
+static Table table_new(size_t n) {
+    size_t size = 16;
+    while (size < 2 * n)
+        size *= 2;
+    Place *places = xcalloc(size, sizeof *places);
+    return (Table){memset(places, 0xFF, size * sizeof *places), size - 1};
+}
+
+/* Returns the place of a key, or the empty one where it would be. */
+static Place *table_find(Table table, uint64_t key) {
+    const uint64_t hash = key * 0x9E3779B97F4A7C15u;
+    for (size_t slot = hash ^ hash >> 32;; slot++) {
+        Place *place = &table.places[slot & table.mask];
+        if (place->value < 0 || place->key == key)
+            return place;
+    }
+}
+
+static uint64_t text_key(const char *text) { return hash_bytes(HASH_START, text, strlen(text)); }
+static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)left << 32 | right; }
+
+/* Returns the id of the token with this text, or -1. */
+static int32_t find_token(const Tokenizer *tokenizer, const char *text) {
+    const int32_t id = table_find(tokenizer->names, text_key(text))->value;
+    return id >= 0 && !strcmp(tokenizer->tokens[id].bytes, text) ? id : -1;
+}
 
 // -------------------------------------------------------------------------------------------------
 // vocab.json
 // -------------------------------------------------------------------------------------------------
 
 /* Returns how many bytes of s a message shows: at most SHOWN, and whole characters only. */
-static int shown(const char *s) {
-    size_t len = strnlen(s, SHOWN + 1);
-    if (len > SHOWN)
-        while (--len > 0 && ((unsigned char)s[len] & 0xC0) == 0x80)
-            continue;
-    return (int)len;
-}
+static int shown(const char *s) { return utf8_invalid_at(s, strnlen(s, SHOWN)); }
 
-/* Fills in the byte symbols as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands
- * for itself, and the other bytes are numbered from 256 on. */
-static void byte_symbols(Reading *r) {
+/* Fills in byte_of, as GPT-2's bytes_to_unicode does: a printable byte of Latin-1 stands for
+ * itself, and the other bytes are numbered from 256 on. */
+static void byte_symbols(Tokenizer *tokenizer) {
     int next = 256;
-    memset(r->byte_of, 0xFF, sizeof r->byte_of);
+    memset(tokenizer->byte_of, 0xFF, sizeof tokenizer->byte_of);
     for (int b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        int code = printable ? b : next++;
-        char *symbol = r->symbol[b];
-        if (code >= 0x80)
-            *symbol++ = (char)(0xC0 | code >> 6);
-        *symbol = (char)(code < 0x80 ? code : 0x80 | (code & 0x3F));
-        r->byte_of[code] = (int16_t)b;
+        const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        tokenizer->byte_of[printable ? b : next++] = b;
     }
     CHECK(next == LAST_SYMBOL + 1);
 }
 
-/* Makes a hash table for n numbers, of at least twice as many places, all -1. Sets its mask. */
-static int32_t *new_table(size_t n, size_t *mask) {
-    size_t size = 16;
-    while (size < 2 * n)
-        size *= 2;
-    *mask = size - 1;
-    return memset(xcalloc(size, sizeof(int32_t)), 0xFF, size * sizeof(int32_t));
+/* Returns the byte for which the character at *at stands, or -1, and moves *at to the next one. */
+static int next_byte(const Tokenizer *tokenizer, const char **at) {
+    uint32_t code;
+    *at += utf8_step(&code, *at, strnlen(*at, 4));
+    return code <= LAST_SYMBOL ? tokenizer->byte_of[code] : -1;
 }
 
-/* Returns the place in r->names that holds the id of the token with this text, or would hold it. */
-static int32_t *find_token(const Tokenizer *tokenizer, const Reading *r, const char *text) {
-    uint64_t hash = 0;
-    for (const char *c = text; *c; c++)
-        hash = (hash ^ (unsigned char)*c) * 0x9E3779B97F4A7C15u;
-    size_t slot = (hash ^ hash >> 32) & r->mask;
-    for (; r->names[slot] >= 0; slot = (slot + 1) & r->mask)
-        if (strcmp(tokenizer->tokens[r->names[slot]].bytes, text) == 0)
-            break;
-    return &r->names[slot];
-}
-
-static int add_token(Tokenizer *tokenizer, const Reading *r, const cJSON *item, Error *err) {
+static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
     static const char *const specials[] = {"<s>", "<pad>", "</s>", "<unk>"};
-    char *text = item->string;
-    double id = item->valuedouble;
-    int n = shown(text);
-    if (!cJSON_IsNumber(item))
+    char *text = item->string, found[100];
+    size_t id;
+    if (!json_whole(item, &id) || id >= (size_t)tokenizer->vocab)
         return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is not a number; take vocab.json from the model's "
-                    "download again",
-                    r->path, n, text);
-    if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
-        return fail(err, EXIT_FAILED,
-                    "%s: the id of \"%.*s\" is %g, expected a whole number from 0 to %d (the "
+                    "%s: the id of \"%.*s\" is %s, expected a whole number from 0 to %d (the "
                     "model's vocabulary); take vocab.json and config.json from the same model",
-                    r->path, n, text, id, tokenizer->vocab - 1);
-    Token *token = &tokenizer->tokens[(int)id];
+                    tokenizer->path, shown(text), text, json_describe(found, item),
+                    tokenizer->vocab - 1);
+    Token *token = &tokenizer->tokens[id];
     if (token->bytes)
         return fail(err, EXIT_FAILED,
-                    "%s: \"%.*s\" and \"%.*s\" both have id %d, expected one piece for an id; take "
-                    "vocab.json from the model's download again",
-                    r->path, shown(token->bytes), token->bytes, n, text, (int)id);
+                    "%s: \"%.*s\" and \"%.*s\" both have id %zu, expected one piece for an id; "
+                    "take vocab.json from the model's download again",
+                    tokenizer->path, shown(token->bytes), token->bytes, shown(text), text, id);
     token->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
-        token->special |= strcmp(text, specials[i]) == 0;
-    *find_token(tokenizer, r, text) = (int32_t)id;
+        token->special |= !strcmp(text, specials[i]);
+    const uint64_t key = text_key(text);
+    *table_find(tokenizer->names, key) = (Place){key, id, -1};
+    const char *at = text;
+    const int byte = next_byte(tokenizer, &at);
+    if (byte >= 0 && !*at)
+        tokenizer->byte_id[byte] = id;
     return 0;
 }
 
-static int read_vocab(Tokenizer *tokenizer, Reading *r, Error *err) {
-    const cJSON *root = tokenizer->tree = json_read(r->path, MAX_FILE, err);
+static int read_vocab(Tokenizer *tokenizer, Error *err) {
+    const cJSON *root = tokenizer->tree = json_read(tokenizer->path, MAX_FILE, err);
     if (!root)
         return -1;
-    r->names = new_table((size_t)cJSON_GetArraySize(root), &r->mask);
+    tokenizer->names = table_new(cJSON_GetArraySize(root));
+    byte_symbols(tokenizer);
+    memset(tokenizer->byte_id, 0xFF, sizeof tokenizer->byte_id);
     for (const cJSON *item = root->child; item; item = item->next)
-        if (add_token(tokenizer, r, item, err) != 0)
+        if (add_token(tokenizer, item, err))
             return -1;
-    if (*find_token(tokenizer, r, "</s>") < 0)
+    if (find_token(tokenizer, "</s>") < 0)
         return fail(err, EXIT_FAILED,
                     "%s: no piece \"</s>\", expected it among the pieces because every OPT prompt "
                     "begins with it; is this an OPT model?",
-                    r->path);
-    byte_symbols(r);
+                    tokenizer->path);
     for (int b = 0; b < 256; b++)
-        if ((tokenizer->byte_id[b] = *find_token(tokenizer, r, r->symbol[b])) < 0)
+        if (tokenizer->byte_id[b] < 0)
             return fail(err, EXIT_FAILED,
-                        "%s: no piece \"%s\" for byte 0x%02X, expected a piece for each of the 256 "
-                        "bytes; is this a byte-level BPE?",
-                        r->path, r->symbol[b], b);
+                        "%s: no piece for byte 0x%02X, expected a piece for each of the 256 bytes; "
+                        "is this a byte-level BPE?",
+                        tokenizer->path, b);
     return 0;
 }
 
 /* Replaces a token's text, in place, by the bytes that it stands for; these are never more. As in
  * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
-static void decode_token(Token *token, const int16_t byte_of[LAST_SYMBOL + 1]) {
+static void decode_token(const Tokenizer *tokenizer, Token *token) {
     char *text = xstrdup(token->bytes), *to = token->bytes;
-    for (const unsigned char *c = (const unsigned char *)text; *c; c += *c < 0x80 ? 1 : 2) {
-        int code = *c < 0x80   ? c[0]
-                   : *c < 0xE0 ? (c[0] & 0x1F) << 6 | (c[1] & 0x3F)
-                               : LAST_SYMBOL + 1;
-        if (code > LAST_SYMBOL || byte_of[code] < 0) {
+    for (const char *at = text; *at;) {
+        const int byte = next_byte(tokenizer, &at);
+        if (byte < 0) {
             to = stpcpy(token->bytes, text);
             break;
         }
-        *to++ = (char)byte_of[code];
+        *to++ = byte;
     }
-    token->len = (int)(to - token->bytes);
+    token->len = to - token->bytes;
     free(text);
 }
 
@@ -180,22 +184,9 @@ static void decode_token(Token *token, const int16_t byte_of[LAST_SYMBOL + 1]) {
 // merges.txt
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the index in tokenizer->ranks where the rank of a pair is, or would be. */
-static size_t pair_slot(const Tokenizer *tokenizer, int32_t left, int32_t right) {
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    key *= 0x9E3779B97F4A7C15u;
-    size_t slot = (key ^ key >> 32) & tokenizer->mask;
-    for (; tokenizer->ranks[slot] >= 0; slot = (slot + 1) & tokenizer->mask) {
-        const Merge *merge = &tokenizer->merges[tokenizer->ranks[slot]];
-        if (merge->left == left && merge->right == right)
-            break;
-    }
-    return slot;
-}
-
 /* Adds the merge in a line "left right" of len bytes, with a 0 after it. Removes the space from the
  * line to look up the joined token. */
-static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t len, Error *err) {
+static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
     size_t invalid = utf8_invalid_at(line, len);
     if (invalid < len)
         return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces",
@@ -206,47 +197,46 @@ static int add_merge(Tokenizer *tokenizer, const Reading *r, char *line, size_t 
                     "found \"%.*s\", expected two pieces with one blank between them", shown(line),
                     line);
     *blank = 0;
-    Merge merge = {*find_token(tokenizer, r, line), *find_token(tokenizer, r, right), -1};
-    const char *unknown = merge.left < 0 ? line : merge.right < 0 ? right : NULL;
-    if (unknown)
+    const int32_t first = find_token(tokenizer, line), second = find_token(tokenizer, right);
+    if (first < 0 || second < 0) {
+        const char *unknown = first < 0 ? line : right;
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
                     shown(unknown), unknown);
+    }
     memmove(blank, right, strlen(right) + 1);
-    merge.joined = *find_token(tokenizer, r, line);
-    if (merge.joined < 0 || tokenizer->tokens[merge.joined].special)
+    const int32_t joined = find_token(tokenizer, line);
+    if (joined < 0 || tokenizer->tokens[joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
-                    shown(line), line,
-                    merge.joined < 0 ? "no piece of vocab.json" : "a special piece");
-    int32_t *rank = &tokenizer->ranks[pair_slot(tokenizer, merge.left, merge.right)];
-    if (*rank >= 0)
+                    shown(line), line, joined < 0 ? "no piece of vocab.json" : "a special piece");
+    const uint64_t key = pair_key(first, second);
+    Place *place = table_find(tokenizer->ranks, key);
+    if (place->value >= 0)
         return fail(err, EXIT_FAILED,
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
-    tokenizer->merges[tokenizer->nmerges] = merge;
-    *rank = tokenizer->nmerges++;
+    *place = (Place){key, tokenizer->nmerges++, joined};
     return 0;
 }
 
-static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_t len, Error *err) {
+static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err) {
     size_t lines = 1;
     for (size_t i = 0; i < len; i++)
         lines += text[i] == '\n';
-    tokenizer->merges = xcalloc(lines, sizeof *tokenizer->merges);
-    tokenizer->ranks = new_table(lines, &tokenizer->mask);
+    tokenizer->ranks = table_new(lines);
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
-        char *newline = memchr(text, '\n', (size_t)(end - text)), *stop = newline ? newline : end;
+        char *newline = memchr(text, '\n', end - text), *stop = newline ? newline : end;
         next = stop + 1;
         if (newline && stop > text && stop[-1] == '\r')
             stop--; /* git on Windows writes CR LF */
         *stop = 0;
         Error inner;
-        if (number == 1 && strncmp(text, "#version", 8) == 0)
+        if (number == 1 && !strncmp(text, "#version", 8))
             continue;
-        if (add_merge(tokenizer, r, text, (size_t)(stop - text), &inner) != 0)
+        if (add_merge(tokenizer, text, stop - text, &inner))
             return fail(err, EXIT_FAILED,
                         "%s line %d: %s; take merges.txt and vocab.json from the same model",
-                        r->path, number, inner.text);
+                        tokenizer->path, number, inner.text);
     }
     return 0;
 }
@@ -255,38 +245,33 @@ static int read_merges(Tokenizer *tokenizer, const Reading *r, char *text, size_
 // Opening
 // -------------------------------------------------------------------------------------------------
 
-static int open_files(Tokenizer *tokenizer, const char *dir, Reading *r, Error *err) {
+static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
     size_t len;
-    if (file_path(r->path, dir, "vocab.json", err) || read_vocab(tokenizer, r, err) ||
-        file_path(r->path, dir, "merges.txt", err))
+    if (file_path(tokenizer->path, dir, "vocab.json", err) || read_vocab(tokenizer, err) ||
+        file_path(tokenizer->path, dir, "merges.txt", err))
         return -1;
-    char *merges = file_read(r->path, MAX_FILE, &len, err);
-    int status = merges ? read_merges(tokenizer, r, merges, len, err) : -1;
+    char *merges = file_read(tokenizer->path, MAX_FILE, &len, err);
+    int status = merges ? read_merges(tokenizer, merges, len, err) : -1;
     free(merges);
-    bool several = false;
     for (Token *token = tokenizer->tokens; token < tokenizer->tokens + tokenizer->vocab; token++) {
         if (token->bytes)
-            decode_token(token, r->byte_of);
-        several |= token->len > 1 && !token->special;
-        tokenizer->longest = imax(tokenizer->longest, token->len);
+            decode_token(tokenizer, token);
+        if (!token->special)
+            tokenizer->longest = imax(tokenizer->longest, token->len);
     }
-    if (status || tokenizer->nmerges || !several)
+    if (status || tokenizer->nmerges || tokenizer->longest == 1)
         return status; /* a vocabulary of bytes has nothing to merge */
     return fail(err, EXIT_FAILED,
                 "%s: has no merges, but vocab.json has pieces of several bytes, which merges make; "
                 "take both from the same model",
-                r->path);
+                tokenizer->path);
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
-    CHECK(vocab > 0);
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
-    tokenizer->tokens = xcalloc((size_t)vocab, sizeof *tokenizer->tokens);
-    Reading reading = {.path = ""};
-    int status = open_files(tokenizer, dir, &reading, err);
-    free(reading.names);
-    if (status == 0)
+    tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
+    if (!open_files(tokenizer, dir, err))
         return tokenizer;
     tokenizer_close(tokenizer);
     return NULL;
@@ -297,8 +282,8 @@ void tokenizer_close(Tokenizer *tokenizer) {
         return;
     cJSON_Delete(tokenizer->tree);
     free(tokenizer->tokens);
-    free(tokenizer->merges);
-    free(tokenizer->ranks);
+    free(tokenizer->ranks.places);
+    free(tokenizer->names.places);
     free(tokenizer);
 }
 
@@ -307,14 +292,10 @@ void tokenizer_close(Tokenizer *tokenizer) {
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the kind of the character at text[*at] (valid UTF-8), and moves *at to the next one. */
-static char next_kind(const char *text, size_t *at) {
-    uint32_t c = (unsigned char)text[(*at)++];
-    int more = (c >= 0xC0) + (c >= 0xE0) + (c >= 0xF0);
-    if (more)
-        c &= 0x3Fu >> more;
-    for (; more > 0; more--)
-        c = c << 6 | (text[(*at)++] & 0x3F);
-    return char_kind(c);
+static char next_kind(const char *text, size_t len, size_t *at) {
+    uint32_t code;
+    *at += utf8_step(&code, text + *at, len - *at);
+    return char_kind(code);
 }
 
 /* GPT-2's pattern is
@@ -328,16 +309,16 @@ size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (size_t i = 0; text[start] == '\'' && i < sizeof contractions / sizeof *contractions; i++) {
         size_t n = strlen(contractions[i]);
-        if (len - start >= n && memcmp(text + start, contractions[i], n) == 0)
+        if (len - start >= n && !memcmp(text + start, contractions[i], n))
             return start + n;
     }
     /* last: where the word's last character begins; end: where the word ends so far. */
     size_t last = start + (text[start] == ' '), end = last;
     if (last == len)
         return len;
-    const char kind = next_kind(text, &end);
+    const char kind = next_kind(text, len, &end);
     for (size_t next = end; next < len; last = end, end = next)
-        if (next_kind(text, &next) != kind)
+        if (next_kind(text, len, &next) != kind)
             return kind == 'S' && last > start ? last : end;
     return end;
 }
@@ -362,14 +343,6 @@ typedef struct {
     size_t room, nheap;
 } Word;
 
-/* Adds a key to the heap. */
-static void push_key(Word *word, uint64_t key) {
-    size_t i = word->nheap++;
-    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
-        word->heap[i] = word->heap[(i - 1) / 2];
-    word->heap[i] = key;
-}
-
 /* Removes and returns the least key of the heap. */
 static uint64_t pop_pair(Word *word) {
     uint64_t top = word->heap[0], last = word->heap[--word->nheap];
@@ -385,14 +358,25 @@ static uint64_t pop_pair(Word *word) {
     return top;
 }
 
+/* Returns the entry of the pair of token `at` and the token after it. Its value is the pair's rank,
+ * or -1 if merges.txt does not have it. */
+static Place find_pair(const Tokenizer *tokenizer, const Symbol *links, int32_t at) {
+    const int32_t next = at < 0 ? -1 : links[at].next;
+    if (next < 0)
+        return (Place){.value = -1};
+    return *table_find(tokenizer->ranks, pair_key(links[at].id, links[next].id));
+}
+
 /* Adds the pair of token `at` and the token after it to the heap, if merges.txt has this pair. */
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
-    int32_t next = at < 0 ? -1 : word->links[at].next;
-    if (next < 0)
+    const int32_t rank = find_pair(tokenizer, word->links, at).value;
+    if (rank < 0)
         return;
-    int32_t rank = tokenizer->ranks[pair_slot(tokenizer, word->links[at].id, word->links[next].id)];
-    if (rank >= 0)
-        push_key(word, (uint64_t)(uint32_t)rank << 32 | (uint32_t)at);
+    const uint64_t key = (uint64_t)rank << 32 | at;
+    size_t i = word->nheap++;
+    for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
+        word->heap[i] = word->heap[(i - 1) / 2];
+    word->heap[i] = key;
 }
 
 /* Makes a list node for every byte, and adds the pairs of neighbours to the heap. */
@@ -403,8 +387,8 @@ static void word_begin(const Tokenizer *tokenizer, Word *word, const char *text,
         word->heap = xrealloc(word->heap, word->room, 2 * sizeof *word->heap);
     }
     for (int i = 0; i < len; i++)
-        word->links[i] =
-            (Symbol){tokenizer->byte_id[(unsigned char)text[i]], i - 1, i + 1 < len ? i + 1 : -1};
+        word->links[i] = (Symbol){tokenizer->byte_id[(uint8_t)text[i]], i - 1, i + 1};
+    word->links[len - 1].next = -1;
     for (int i = 0; i < len; i++)
         push_pair(tokenizer, word, i);
 }
@@ -415,12 +399,12 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     word_begin(tokenizer, word, text, len);
     Symbol *links = word->links;
     while (word->nheap > 0) {
-        uint64_t key = pop_pair(word);
-        const Merge *merge = &tokenizer->merges[key >> 32];
-        int32_t at = (int32_t)(uint32_t)key, next = links[at].next;
-        if (links[at].id != merge->left || next < 0 || links[next].id != merge->right)
+        const uint64_t key = pop_pair(word);
+        const int32_t rank = key >> 32, at = key, next = links[at].next;
+        const Place pair = find_pair(tokenizer, links, at);
+        if (pair.value != rank)
             continue;
-        links[at].id = merge->joined;
+        links[at].id = pair.joined;
         links[at].next = links[next].next;
         links[next].id = -1;
         if (links[at].next >= 0)
@@ -451,11 +435,11 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
     int n = 0;
     for (size_t start = 0, end; start < len; start = end) {
         end = tokenizer_word_end(text, len, start);
-        n += encode_word(tokenizer, &word, text + start, (int)(end - start), out + n);
+        n += encode_word(tokenizer, &word, text + start, end - start, out + n);
     }
     free(word.links);
     free(word.heap);
-    *ids = xrealloc(out, (size_t)n, sizeof *out);
+    *ids = xrealloc(out, n, sizeof *out);
     return n;
 }
 
@@ -473,13 +457,13 @@ static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *i
         if (!token->bytes || token->special)
             continue;
         if (to)
-            memcpy(to + bytes, token->bytes, (size_t)token->len);
-        bytes += (size_t)token->len;
+            memcpy(to + bytes, token->bytes, token->len);
+        bytes += token->len;
     }
     return bytes;
 }
 
-size_t tokenizer_longest(const Tokenizer *tokenizer) { return (size_t)tokenizer->longest; }
+size_t tokenizer_longest(const Tokenizer *tokenizer) { return tokenizer->longest; }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
     return join_tokens(NULL, tokenizer, ids, n);
@@ -492,10 +476,12 @@ char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, si
     join_tokens(bytes, tokenizer, ids, n);
     *len = 0;
     for (size_t at = 0, step; at < total; at += step) {
-        bool valid;
-        step = utf8_step(bytes + at, total - at, &valid);
-        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", valid ? step : 3);
-        *len += valid ? step : 3;
+        uint32_t code;
+        step = utf8_step(&code, bytes + at, total - at);
+        const bool valid = code != NO_CHARACTER;
+        const size_t size = valid ? step : 3;
+        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", size);
+        *len += size;
     }
     free(bytes);
     return out;

@@ -141,9 +141,9 @@ static bool read_utf8(const char *text, size_t len) {
     const size_t invalid = utf8_invalid_at(text, len);
     HOLDS(invalid <= len && utf8_valid(text, invalid));
     for (size_t at = 0, step; at < len; at += step) {
-        bool valid;
-        step = utf8_step(text + at, len - at, &valid);
-        HOLDS(step >= 1 && step <= 4 && at + step <= len && (at >= invalid || valid));
+        uint32_t code;
+        step = utf8_step(&code, text + at, len - at);
+        HOLDS(step >= 1 && step <= 4 && at + step <= len && (at >= invalid || code != NO_CHARACTER));
     }
     return invalid == len;
 }
@@ -249,8 +249,8 @@ static bool read_prompts(const char *text, size_t len) {
 }
 
 /* A journal: its head, and records that hold, which is a matter of their hash; then it can be gone on with. */
-static int take_token(void *ctx, uint32_t place, int32_t token) {
-    *(long *)ctx += place + token != 0;
+static int take_token(void *ctx, Pair pair) {
+    *(long *)ctx += pair.place + pair.token != 0;
     return 0;
 }
 static bool read_journal(const char *text, size_t len) {
@@ -267,9 +267,9 @@ static bool read_journal(const char *text, size_t len) {
 }
 
 static bool read_last_words(const char *text, size_t len) {
-    Eval eval = {0};
+    Eval eval = {.tokenizer = tokenizer, .config = &config};
     put("lines", text, len);
-    const bool good = !eval_lines(&eval, path_of("lines"), 0, tokenizer, &config, &err);
+    const bool good = !eval_lines(&eval, path_of("lines"), &err);
     eval_free(&eval);
     return good;
 }

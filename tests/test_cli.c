@@ -423,13 +423,14 @@ static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_fi
         {tensors, "\"F16\"", "\"I64\"", {"model.safetensors", "embed_tokens", "I64"}},
         {tensors, "\"F16\"", "\"F99\"", {"embed_tokens", "F99", "F16, BF16 or F32"}},
         {tensors, "\"F16\"", "16", {"embed_tokens", "dtype is 16"}},
-        {tensors, "[1024, 32]", "[512, 64]", {"embed_tokens", "shape is [512, 64]", "[1024, 32]"}},
+        {tensors, "[1024, 32]", "[512, 64]", {"embed_tokens", "shape is [512,64]", "[1024,32]"}},
         {tensors, "[1024, 32]", "[32768]", {"embed_tokens", "shape"}},
-        {tensors, "[1024, 32]", "[1024, 16]", {"embed_tokens", "data_offsets span"}},
-        {tensors, "[1024, 32]", "[-1024, -32]", {"embed_tokens", "shape has -1024"}},
+        {tensors, "[1024, 32]", "[1024, 16]", {"embed_tokens", "shape is [1024,16]"}},
+        {tensors, "[1024, 32]", "[-1024, -32]", {"embed_tokens", "shape is [-1024,-32]"}},
         {tensors, "[1024, 32]", "[9007199254740992, 9007199254740992]", {"embed_tokens", "shape"}},
         {tensors, "[1024, 32]", "{}", {"embed_tokens", "shape is an object"}},
-        {tensors, "[0, 65536]", "[0, 65537]", {"embed_tokens", "data_offsets"}},
+        {tensors, "[0, 65536]", "[0, 65537]", {"embed_tokens", "overlap at byte"}},
+        {tensors, "[0, 65536]", "[0, 65535]", {"embed_tokens", "data_offsets span 65535 bytes; expected 65536"}},
         {tensors, "[0, 65536]", "[65536, 0]", {"embed_tokens", "data_offsets"}},
         {tensors, "[0, 65536]", "[4224, 69760]", {"overlap"}},
         {tensors, "[0, 65536]", "[1000000, 1065536]", {"embed_tokens", "ends at byte", "complete"}},
@@ -443,7 +444,7 @@ static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_fi
         {vocab, "\"<pad>\":1", "\"<pad>\":1024", {"vocab.json", "1024"}},
         {vocab, "\"<pad>\":1", "\"<pad>\":-1", {"vocab.json", "-1"}},
         {vocab, "\"<pad>\":1", "\"<pad>\":1.5", {"vocab.json", "1.5"}},
-        {vocab, "\"<pad>\":1", "\"<pad>\":\"1\"", {"vocab.json", "not a number"}},
+        {vocab, "\"<pad>\":1", "\"<pad>\":\"1\"", {"vocab.json", "is \"1\", expected a whole number"}},
         {vocab, "\"</s>\"", "\"<end>\"", {"vocab.json", "</s>"}},
         {vocab, "\"a\":", "\"no a\":", {"vocab.json", "0x61"}},
         {vocab, "\"<pad>\"", "\"\xFF\"", {"vocab.json", "UTF-8"}},
@@ -914,8 +915,9 @@ static void a_head_that_was_edited_is_refused(void) {
     for (int i = 0; i < 2; i++) {
         snprintf(output, sizeof output, "%s", in_dir(capture, i ? "edited" : "edited too"));
         kill_and_edit(output, edits[i][0], edits[i][1]);
-        assert_refused(RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
-                       WORDS("is of another job", i ? "bits of the cache is 4" : "bits of weights is 9"));
+        assert_refused(
+            RUN(TEN_PROMPTS, "--output", output, "--resume", "--allow-compression"), EXIT_USAGE,
+            WORDS("is of another job", i ? "group of the cache is 0, and here it is 64" : "bits of weights is 9"));
     }
 }
 

@@ -47,7 +47,7 @@ static cJSON *head(void) {
 
 /* Opens the output, goes on with what is there, and begins. NULL: refused. */
 static Completions *begin(Job *job, const Options *o, bool *finished) {
-    Completions *c = completions_open(job, tokenizer, o, &err);
+    Completions *c = completions_open(job, o, &err);
     cJSON *mine = head();
     int status = c ? completions_resume(c, mine, finished, &err) : -1;
     if (!status && !*finished) {
@@ -457,12 +457,12 @@ static void two_jobs_never_share_an_output(void) {
     bool finished;
     Completions *c = begin(&job, &o, &finished);
     CU_ASSERT_PTR_NOT_NULL_FATAL(c);
-    CU_ASSERT_PTR_NULL(completions_open(&job, tokenizer, &o, &err));
+    CU_ASSERT_PTR_NULL(completions_open(&job, &o, &err));
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "another job"));
     CU_ASSERT(access(journal, F_OK) == 0); /* the first one's is still there */
     CU_ASSERT_EQUAL(completions_end(c, -1, &err), -1);
     completions_free(c);
-    Completions *next = completions_open(&job, tokenizer, &o, &err); /* the lock died with its owner */
+    Completions *next = completions_open(&job, &o, &err); /* the lock died with its owner */
     CU_ASSERT_PTR_NOT_NULL(next);
     completions_free(next);
     job_free(&job);
@@ -738,7 +738,7 @@ static void the_remaining_time_is_known_early(void) {
         *(i ? &stats.decoded : &stats.prefill_tokens) += (long)rows;
         progress_show(&p, &stats, 0);
     }
-    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 90 * (a + b * 50), 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 90 * (a + b * 50), 1e-6);
 }
 
 /* Sweeps of 10 and 20 rows, when two of together 60 are left: their rows take all of the time, or none. */
@@ -751,7 +751,7 @@ static void neither_part_of_a_sweeps_time_is_less_than_nothing(void) {
             stats.sweeps++, stats.decoded += 10 * (s + 1), stats.total_s += seconds[i][s];
             progress_show(&p, &stats, 0);
         }
-        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), left[i], 1e-9);
+        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), left[i], 1e-9);
     }
 }
 
@@ -781,11 +781,10 @@ static void the_work_of_a_run_is_known_before_it(void) {
     RunStats stats = {0};
     progress_open(&p, plan, &task);
     CU_ASSERT_EQUAL(p.tokens, tokens);
-    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .done = completion_ignored, .sweep = show_sweep},
-                           &stats, &err));
+    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .sweep = show_sweep}, &stats, &err));
     CU_ASSERT(stats.sweeps > PROMPTS && p.sweeps == (double)stats.sweeps);
-    CU_ASSERT_DOUBLE_EQUAL(p.work_before, p.work, 1e-9 * p.work);
-    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p, &stats), 0, 1e-9 * stats.total_s);
+    CU_ASSERT_DOUBLE_EQUAL(p.w, p.work, 1e-9 * p.work);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * stats.total_s);
     sim->close(sim), plan_free(plan), checkpoint_close(model);
 }
 

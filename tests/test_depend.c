@@ -13,7 +13,7 @@ static Event use(Lane lane, Tensor writes, Tensor reads) {
     op.unpack.w = writes, op.unpack.packed = reads;
     depend_before(depend, &op);
     Event e = {(int)lane, ++posted[lane]};
-    depend_posted(depend, e);
+    depend_posted(depend, &op, e);
     return e;
 }
 static Event writes(Lane lane, int cell) { return use(lane, cells(cell, 1), cells(0, 0)); }

@@ -260,6 +260,11 @@ static const char *written(const char *bytes) {
     return path;
 }
 
+static Eval eval_of(bool stepwise) {
+    open_pieces();
+    return (Eval){.stepwise = stepwise, .tokenizer = tokenizer, .config = &config};
+}
+
 /* 1 + N tokens: </s> and a piece for each letter, as no merge begins with two of these. */
 static const char letters[] = "qzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqz";
 enum { LETTERS = sizeof letters - 1 };
@@ -275,9 +280,10 @@ static void a_text_is_cut_into_windows_and_the_tail_is_left_out(void) {
     open_pieces();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         for (int stepwise = 0; stepwise < 2; stepwise++) {
-            Eval e = {.stepwise = stepwise};
+            Eval e = eval_of(stepwise);
+            e.window = cases[c].window, e.limit = cases[c].limit;
             const int of = cases[c].of;
-            ASSERT_OK(eval_text(&e, written(letters), cases[c].window, cases[c].limit, tokenizer, &config, &err));
+            ASSERT_OK(eval_text(&e, written(letters), &err));
             CU_ASSERT_EQUAL(e.task.count, cases[c].windows);
             CU_ASSERT(e.window == of && e.task.scored && e.tokens == (of - 1) * e.task.count);
             CU_ASSERT_EQUAL(e.tokens + e.unscored, LETTERS);
@@ -298,9 +304,9 @@ static void a_text_is_cut_into_windows_and_the_tail_is_left_out(void) {
 }
 
 static void a_text_shorter_than_a_window_is_one(void) {
-    Eval e = {.stepwise = false};
+    Eval e = eval_of(false);
     open_pieces();
-    ASSERT_OK(eval_text(&e, written("qzqzq"), 0, 0, tokenizer, &config, &err));
+    ASSERT_OK(eval_text(&e, written("qzqzq"), &err));
     CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.unscored == 0 && e.bytes == 5);
     eval_free(&e);
 }
@@ -309,22 +315,23 @@ static void a_text_that_cannot_be_scored_is_refused(void) {
     static const char *const texts[] = {"", "caf\xe9"}, *const says[] = {"no text", "UTF-8"};
     open_pieces();
     for (int i = 0; i < 2; i++) {
-        Eval e = {.stepwise = false};
-        CU_ASSERT_EQUAL(eval_text(&e, written(texts[i]), 0, 0, tokenizer, &config, &err), -1);
+        Eval e = eval_of(false);
+        CU_ASSERT_EQUAL(eval_text(&e, written(texts[i]), &err), -1);
         CU_ASSERT(strstr(err.text, says[i]) && strstr(err.text, "/text"));
         eval_free(&e);
     }
-    Eval e = {.stepwise = false};
-    CU_ASSERT_EQUAL(eval_text(&e, written(letters), POSITIONS + 1, 0, tokenizer, &config, &err), -1);
+    Eval e = eval_of(false);
+    e.window = POSITIONS + 1;
+    CU_ASSERT_EQUAL(eval_text(&e, written(letters), &err), -1);
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "--window 33: expected at most 32"));
     eval_free(&e);
 }
 
 /* Each of four bytes has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 bytes. */
 static void bits_per_byte_are_as_by_hand(void) {
-    Eval e = {.stepwise = false};
+    Eval e = eval_of(false);
     open_pieces();
-    ASSERT_OK(eval_text(&e, written("qzqz"), 0, 0, tokenizer, &config, &err));
+    ASSERT_OK(eval_text(&e, written("qzqz"), &err));
     Listener listener = eval_listener(&e);
     for (int at = 4; at > 0; at--) listener.scored(listener.ctx, 0, at, at == 4 ? -4 * logf(2) : -logf(2), 0);
     EvalResult r = eval_result(&e);
@@ -367,8 +374,8 @@ static void the_last_word_and_the_white_space_before_it_are_scored(void) {
     open_pieces();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int stepwise = 0; stepwise < 2; stepwise++) {
-            Eval e = {.stepwise = stepwise};
-            ASSERT_OK(eval_lines(&e, written(cases[c][0]), 0, tokenizer, &config, &err));
+            Eval e = eval_of(stepwise);
+            ASSERT_OK(eval_lines(&e, written(cases[c][0]), &err));
             CU_ASSERT_FATAL(e.task.count == 1 && e.task.scored);
             const Prompt *p = &e.task.prompts[0];
             char *context = text_of(p->ids, p->from), *word = text_of(p->ids + p->from, p->s + p->n - p->from);
@@ -384,8 +391,8 @@ static void a_line_too_long_loses_its_beginning(void) {
     char line[200], expected[200];
     open_pieces();
     snprintf(line, sizeof line, "{\"text\": \"%s zq\"}\n\n{\"text\": \"q z\"}", letters);
-    Eval e = {.stepwise = true};
-    ASSERT_OK(eval_lines(&e, written(line), 0, tokenizer, &config, &err));
+    Eval e = eval_of(true);
+    ASSERT_OK(eval_lines(&e, written(line), &err));
     CU_ASSERT_EQUAL_FATAL(e.task.count, 2);
     const Prompt *p = &e.task.prompts[0];
     CU_ASSERT(p->s + p->n == POSITIONS + 1 && p->ids[0] == config.eos);
@@ -401,8 +408,8 @@ static void a_bad_line_is_named(void) {
         {"{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "line 2", "two words"},
         {"{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "line 3", "two words"},
         {"{\"text\": \"\"}", "line 1", "two words"},
-        {"{\"text\": 5}", "line 1", "not a string"},
-        {"{\"txt\": \"one two\"}", "line 1", "\"text\" is missing"},
+        {"{\"text\": 5}", "line 1", "\"text\" is 5; expected a string"},
+        {"{\"txt\": \"one two\"}", "line 1", "\"text\" is nothing; expected a string"},
         {"{\"text\": \"one two\"", "line 1", ""},
         {"[\"one two\"]", "line 1", "object"},
         {"one two", "line 1", ""},
@@ -411,9 +418,9 @@ static void a_bad_line_is_named(void) {
     };
     open_pieces();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        Eval e = {.stepwise = false};
+        Eval e = eval_of(false);
         memset(&err, 0, sizeof err);
-        CU_ASSERT_EQUAL(eval_lines(&e, written(cases[c][0]), 0, tokenizer, &config, &err), -1);
+        CU_ASSERT_EQUAL(eval_lines(&e, written(cases[c][0]), &err), -1);
         CU_ASSERT(strstr(err.text, cases[c][1]) && strstr(err.text, cases[c][2]) && !strchr(err.text, '\n'));
         eval_free(&e);
     }
@@ -422,11 +429,11 @@ static void a_bad_line_is_named(void) {
 static void a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded(void) {
     enum { LONG = 1000000 };
     char *line = xcalloc(LONG + 30, 1);
-    Eval e = {.stepwise = false};
+    Eval e = eval_of(false);
     open_pieces();
     memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG);
     strcat(line, "\"}");
-    CU_ASSERT_EQUAL(eval_lines(&e, written(line), 0, tokenizer, &config, &err), -1);
+    CU_ASSERT_EQUAL(eval_lines(&e, written(line), &err), -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "line 1: the last word has 1000001 bytes"));
     eval_free(&e), free(line);
 }
@@ -434,10 +441,10 @@ static void a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded(voi
 /* Three words: right with probability 1/2; of two tokens, the first right with 1/2 and the second wrong with 1/8; wrong
  * with 1/8. On average 8/3 bits. */
 static void a_word_is_right_where_all_its_tokens_are(void) {
-    Eval e = {.stepwise = false};
+    Eval e = eval_of(false);
     open_pieces();
-    ASSERT_OK(eval_lines(&e, written("{\"text\": \"q z\"}\n{\"text\": \"q zq\"}\n{\"text\": \"z q\"}\nnot read"), 3,
-                         tokenizer, &config, &err));
+    e.limit = 3;
+    ASSERT_OK(eval_lines(&e, written("{\"text\": \"q z\"}\n{\"text\": \"q zq\"}\n{\"text\": \"z q\"}\nnot read"), &err));
     Listener listener = eval_listener(&e);
     for (int i = 2; i >= 0; i--) {
         const Prompt *p = &e.task.prompts[i];
@@ -468,9 +475,9 @@ static void the_shipped_models_perplexity_is_that_of_hugging_face(void) {
     Tokenizer *own = checkpoint ? tokenizer_open(MODEL, checkpoint->config.vocab, &err) : NULL;
     if (!own) CU_FAIL_FATAL(err.text);
     for (int c = 0; c < 2; c++) {
-        Eval e = {.stepwise = false};
+        Eval e = {.tokenizer = own, .config = &checkpoint->config, .window = cases[c].window, .limit = cases[c].limit};
         Policy p = all_gpu(6, 1);
-        ASSERT_OK(eval_text(&e, MODEL "/stories.txt", cases[c].window, cases[c].limit, own, &checkpoint->config, &err));
+        ASSERT_OK(eval_text(&e, MODEL "/stories.txt", &err));
         Listener listener = eval_listener(&e);
         ASSERT_OK(run(&listener, checkpoint, &p, &e.task));
         double ratio = eval_result(&e).perplexity / cases[c].perplexity;

@@ -59,16 +59,16 @@ static void attend_each(void *answer, const void *about) {
     for (int i = 0; i < ATT_CASES; i++)
         for (int other = 0; other < 2; other++) {
             AttentionCase *s = xcalloc(1, sizeof *s), *before = xcalloc(1, sizeof *s);
-            float score[ATT_N + GUARD];
             *s = att[i];
             const int h1 = s->nh * s->hd;
+            const OptConfig config = {.h1 = h1, .nh = s->nh};
             for (int d = 0; d < h1 && other; d++) {
                 const int at = s->changed * h1 + d;
                 s->q[at] = 1 - s->q[at], s->k[at] = 2 - s->k[at], s->v[at] = 9 - s->v[at];
             }
             *before = *s;
             for (int j = 0; j < ATT_N * ATT_H1 + GUARD; j++) to->o[other][i][j] = UNTOUCHED;
-            plain_attention(to->o[other][i], s->q, s->k, s->v, score, s->n, s->nh, s->hd);
+            plain_attention(to->o[other][i], s->q, s->k, s->v, s->n, &config);
             if (memcmp(s, before, sizeof *s)) to->inputs_changed = true;
         }
 }
@@ -1656,7 +1656,7 @@ static void post_each(void *answer, const void *about) {
             depend_before(depend, &op);
             to->n = op.nafter;
             for (int e = 0; e < op.nafter && e < NLANES; e++) to->after[e] = op.after[e];
-            depend_posted(depend, (Event){from->lane, ++seq[from->lane]});
+            depend_posted(depend, &op, (Event){from->lane, ++seq[from->lane]});
         }
         depend_close(depend);
     }

@@ -72,15 +72,15 @@ static void optional_keys_are_read_too(void) {
 }
 
 static void a_missing_value_is_named(void) {
-    refused(edited("\"gmem\": 1,", ""), "has no gmem; expected a number of bytes");
+    refused(edited("\"gmem\": 1,", ""), "has no gmem; expected gmem, a number of bytes");
     refused(edited("\"nmem\": 3,", ""), "has no nmem");
     refused(edited("\"ctog_bdw\": 4,", ""),
-            "has no ctog_bdw; expected ctog_bdw, a number of bytes/s, or ctog_bdw_p and ctog_bdw_g");
+            "has no ctog_bdw_g; expected ctog_bdw, a number of bytes/s (a rate may also be a pair, KEY_p and KEY_g)");
     refused(edited("\"gtoc_bdw_g\": 6,", ""), "has no gtoc_bdw_g");
     refused(edited("\"gtoc_bdw_p\": 5,", ""), "has no gtoc_bdw_p");
-    refused(edited(", \"cpu_flops\": 12", ""), "has no cpu_flops; expected cpu_flops, a number of FLOP/s");
-    refused(edited("\"name\": \"a machine\",", ""), "has no name");
-    refused("{}", "has no name");
+    refused(edited(", \"cpu_flops\": 12", ""), "has no cpu_flops_g; expected cpu_flops, a number of FLOP/s");
+    refused(edited("\"name\": \"a machine\",", ""), "name is nothing; expected a text");
+    refused("{}", "name is nothing; expected a text");
 }
 
 static void a_value_given_twice_is_refused(void) {
@@ -254,12 +254,12 @@ static void wrong_points_are_named(void) {
     refused(with("\"cpu_tokens\": [[1, 2, 3]]"), "cpu_tokens: point 1 is a list of 3;");
     refused(with("\"cpu_tokens\": [[]]"), "cpu_tokens: point 1 is a list of 0;");
     refused(with("\"mm_rows\": [[0.5, 2]]"),
-            "mm_rows: point 1 has a size of 0.5; expected a number of rows from 1, to 1e+15");
-    refused(with("\"mm_rows\": [[1e16, 2]]"), "mm_rows: point 1 has a size of 1e+16;");
-    refused(with("\"mm_rows\": [[\"1\", 2]]"), "mm_rows: point 1 has a size of \"1\";");
-    refused(with("\"mm_rows\": [[3, 2], [3, 2]]"), "mm_rows: point 2 has a size of 3; expected a number of rows above 3,");
+            "mm_rows: the size of point 1 is 0.5; expected a number of rows from 1, to 1e+15");
+    refused(with("\"mm_rows\": [[1e16, 2]]"), "mm_rows: the size of point 1 is 1e+16;");
+    refused(with("\"mm_rows\": [[\"1\", 2]]"), "mm_rows: the size of point 1 is \"1\";");
+    refused(with("\"mm_rows\": [[3, 2], [3, 2]]"), "mm_rows: the size of point 2 is 3; expected a number of rows above 3,");
     refused(with("\"bmm_tokens_g\": [[3, 2], [4, 2], [2, 2]]"),
-            "bmm_tokens_g: point 3 has a size of 2; expected a number of tokens above 4,");
+            "bmm_tokens_g: the size of point 3 is 2; expected a number of tokens above 4,");
     refused(with("\"bmm_tokens_p\": [[3, 0]]"),
             "bmm_tokens_p: the rate of point 1 is 0; expected a number of FLOP/s from 1e-09 to 1e+30");
     refused(with("\"mm_rows\": [[1, 2], [3, -4]]"), "mm_rows: the rate of point 2 is -4;");
@@ -437,21 +437,21 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
     Hardware h = round_machine;
     for (int p = 0; p < 2; p++) {
-        CU_ASSERT(near(linear_seconds(&h, p, 10, 1000, 100, 2, false), p ? 2e6 / 20e12 : 2e6 / 4e12));
-        CU_ASSERT(near(attend_seconds(&h, false, p, 3, 20, 100, false), p ? 24000 / 8e12 : 24000 / .5e12));
-        CU_ASSERT(near(attend_seconds(&h, true, p, 3, 20, 100, false), p ? 24000 / .04e12 : 24000 / .1e12));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){10, 1000, 100, 2, false}), p ? 2e6 / 20e12 : 2e6 / 4e12));
+        CU_ASSERT(near(attend_seconds(&h, false, p, 3 * 100, 20, false), p ? 24000 / 8e12 : 24000 / .5e12));
+        CU_ASSERT(near(attend_seconds(&h, true, p, 3 * 100, 20, false), p ? 24000 / .04e12 : 24000 / .1e12));
     }
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 4000 / 8e12));
     CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 7 * 4000 / 8e12));
     h.gpu_bdw = 1e9, h.cpu_bdw = 2e9;
-    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 2, false), 222000 / 1e9));
-    CU_ASSERT(near(linear_seconds(&h, true, 10, 1000, 100, 4, false), 244000 / 1e9));
-    CU_ASSERT(
-        near(linear_seconds(&h, true, 10, 1000, 100, 2, true), (200000 * 4.5 / 16 + 22000) / 1e9)); /* packed weights */
+    CU_ASSERT(near(linear_seconds(&h, true, (Linear){10, 1000, 100, 2, false}), 222000 / 1e9));
+    CU_ASSERT(near(linear_seconds(&h, true, (Linear){10, 1000, 100, 4, false}), 244000 / 1e9));
+    CU_ASSERT(near(linear_seconds(&h, true, (Linear){10, 1000, 100, 2, true}),
+                   (200000 * 4.5 / 16 + 22000) / 1e9)); /* packed weights */
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 3200 / 1e9));
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 4), 4800 / 1e9));
-    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 20, 100, false), 24000 / 1e9));
-    CU_ASSERT(near(attend_seconds(&h, true, true, 3, 20, 100, false), 24000 / 2e9));
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3 * 100, 20, false), 24000 / 1e9));
+    CU_ASSERT(near(attend_seconds(&h, true, true, 3 * 100, 20, false), 24000 / 2e9));
 }
 
 /* By hand, 2 n k = 2000 flops a row: at 4 rows 8000 / 100 = 80 s, at 8 rows 16000 / 160 = 100 s, and 5 s more for each row
@@ -461,33 +461,33 @@ static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
     h.gpu_bdw = h.cpu_bdw = 1;
     h.mm_rows = (Curve){2, {4, 8}, {100, 160}};
     for (int p = 0; p < 2; p++) {
-        CU_ASSERT(near(linear_seconds(&h, p, 4, 10, 100, 2, false), 80));
-        CU_ASSERT(near(linear_seconds(&h, p, 8, 10, 100, 2, false), 100));
-        CU_ASSERT(near(linear_seconds(&h, p, 6, 10, 100, 2, false), 90));
-        CU_ASSERT(near(linear_seconds(&h, p, 5, 10, 100, 2, false), 85));
-        CU_ASSERT(near(linear_seconds(&h, p, 1, 10, 100, 2, false), 20));
-        CU_ASSERT(near(linear_seconds(&h, p, 80, 10, 100, 2, false), 1000));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){4, 10, 100, 2, false}), 80));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){8, 10, 100, 2, false}), 100));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){6, 10, 100, 2, false}), 90));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){5, 10, 100, 2, false}), 85));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){1, 10, 100, 2, false}), 20));
+        CU_ASSERT(near(linear_seconds(&h, p, (Linear){80, 10, 100, 2, false}), 1000));
     }
-    CU_ASSERT(
-        near(linear_seconds(&h, true, 4, 10, 100, 2, true), 80)); /* packed weights: the curve for them, or the same */
+    CU_ASSERT(near(linear_seconds(&h, true, (Linear){4, 10, 100, 2, true}),
+                   80)); /* packed weights: the curve for them, or the same */
     h.mm_packed = (Curve){1, {1}, {50}};
-    CU_ASSERT(near(linear_seconds(&h, true, 4, 10, 100, 2, true), 160) &&
-              near(linear_seconds(&h, true, 4, 10, 100, 2, false), 80));
+    CU_ASSERT(near(linear_seconds(&h, true, (Linear){4, 10, 100, 2, true}), 160) &&
+              near(linear_seconds(&h, true, (Linear){4, 10, 100, 2, false}), 80));
     h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
     h.bmm_tokens[0] = (Curve){2, {10, 30}, {1000, 2000}};
     h.cpu_tokens = (Curve){2, {10, 30}, {500, 1000}};
-    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 28));            /* 28000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, true, 3, 10, 100, false), 12));  /* 12000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 30, 100, false), 18)); /* 36000 flops */
-    CU_ASSERT(near(attend_seconds(&h, false, false, 3, 20, 100, false), 15));
-    CU_ASSERT(near(attend_seconds(&h, true, false, 3, 20, 100, false), 30));
-    CU_ASSERT(near(attend_seconds(&h, true, false, 6, 20, 100, false), 60));
+    CU_ASSERT(near(attend_prefill_seconds(&h, 7, 4, 100, 2), 28));             /* 28000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, true, 3 * 100, 10, false), 12));  /* 12000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3 * 100, 30, false), 18)); /* 36000 flops */
+    CU_ASSERT(near(attend_seconds(&h, false, false, 3 * 100, 20, false), 15));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 3 * 100, 20, false), 30));
+    CU_ASSERT(near(attend_seconds(&h, true, false, 6 * 100, 20, false), 60));
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) /* packed pages: the curve for them, or the same */
-        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, true), on_cpu ? 24 : 12));
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3 * 100, 10, true), on_cpu ? 24 : 12));
     h.bmm_packed = (Curve){1, {1}, {4000}}, h.cpu_packed = (Curve){1, {1}, {250}};
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
-        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, true), on_cpu ? 48 : 3));
-        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3, 10, 100, false), on_cpu ? 24 : 12));
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3 * 100, 10, true), on_cpu ? 48 : 3));
+        CU_ASSERT(near(attend_seconds(&h, on_cpu, false, 3 * 100, 10, false), on_cpu ? 24 : 12));
     }
 }
 
@@ -503,8 +503,8 @@ static void more_work_never_takes_less_time(void) {
         double before[4] = {0};
         for (double size = .5; size < 3 * c->size[c->n - 1]; size *= 1.07) {
             const double after[] = {
-                linear_seconds(&h, true, size, 7, 5, 4, false), attend_prefill_seconds(&h, 2, size, 7, 4),
-                attend_seconds(&h, false, false, 2, size, 7, false), attend_seconds(&h, true, true, 2, size, 7, false)};
+                linear_seconds(&h, true, (Linear){size, 7, 5, 4, false}), attend_prefill_seconds(&h, 2, size, 7, 4),
+                attend_seconds(&h, false, false, 2 * 7, size, false), attend_seconds(&h, true, true, 2 * 7, size, false)};
             for (int i = 0; i < 4; i++) CU_ASSERT(after[i] >= before[i] * (1 - 1e-12) && isfinite(after[i]));
             memcpy(before, after, sizeof before);
         }

@@ -1,5 +1,12 @@
 /* test_measure.c: what is measured of a machine is that machine. The machine is the sim, whose clock is nobody's watch:
- * each of its numbers is known, and has to come back out of the profile. */
+ * each of its numbers is known, and has to come back out of the profile. The program is part of this one, so that its
+ * commands measure that machine, too. */
+#define main flexgen_main
+#include "flexgen.c"
+#undef main
+
+#include <sys/wait.h>
+
 #include "tests.h"
 
 static Hardware machine; /* that the sim plays */
@@ -14,7 +21,7 @@ static const ProfileSize size = {.h1 = 256,
                                  .cold = (size_t)8 << 20,
                                  .disk = (size_t)32 << 20,
                                  .seconds = .01};
-static Bytes filled, to_fill;
+static Bytes filled, to_fill, cold;
 
 /* Only index tables have memory, of which the GPU's are the same bytes. */
 static void upload(Device *device, Tensor to, size_t first, const void *from, size_t count) {
@@ -34,7 +41,7 @@ static Event watched_post(Device *device, const Op *op) {
         const int32_t *page = device->host(device, pages);
         int others = 0;
         for (int i = 0; i < pages.cols; i++) others += page[i] != i;
-        CU_ASSERT(!others && op->attend.k.offset != last && op->attend.v.offset == op->attend.k.offset + size.cold / 2);
+        CU_ASSERT(!others && op->attend.k.offset != last && op->attend.v.offset == op->attend.k.offset + cold / 2);
         last = op->attend.k.offset;
     }
     return sim_post(device, op);
@@ -46,6 +53,7 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
     Device *device = sim_open(plan, &machine, error);
     filled = 0;
     to_fill = plan->total[TIER_GPU] + plan->total[TIER_CPU];
+    cold = plan->region[RESTING_WEIGHTS][TIER_GPU].cols * sizeof(f16);
     sim_post = device->post;
     device->upload = upload;
     device->post = watched_post;
@@ -79,7 +87,8 @@ static void assert_is(double found, double expected, const char *what) {
     if (!same) fprintf(stderr, "\n    %s: %g, expected %g\n", what, found, expected);
     CU_ASSERT(same);
 }
-#define IS(field) assert_is(h.field, machine.field, #field)
+#define IS_OF(h, field) assert_is((h)->field, machine.field, #field)
+#define IS(field) IS_OF(&h, field)
 
 static void a_measured_machine_has_the_rates_that_it_has(void) {
     set_machine();
@@ -145,10 +154,67 @@ static void all_memory_is_filled_before_it_is_measured(void) {
     CU_ASSERT(filled <= to_fill && to_fill - filled < NREGIONS * 64);
 }
 
+static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};
+
+/* The machine was measured with so many threads, and with these tiers. */
+static void assert_measured_with(const Hardware *h, int threads) {
+    char name[40];
+    snprintf(name, sizeof name, ", %d thread%s, host device", threads, plural(threads));
+    CU_ASSERT_PTR_NOT_NULL(strstr(h->name, name));
+    for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(h->mem[t], (double)tiers[t]);
+    IS_OF(h, ctog_bdw[0]);
+}
+
+static void a_search_measures_with_the_threads_and_tiers_of_its_run(void) {
+    OptConfig config = opt_named("opt-125m");
+    Checkpoint *model = checkpoint_dummy(&config, 0);
+    set_machine();
+    setenv("XDG_CACHE_HOME", temp_dir(), 1);
+    for (int threads = 1; threads <= 2; threads++) {
+        Options o = options_default();
+        Hardware h = {.name = ""};
+        TaskRun run = {.options = &o, .checkpoint = model, .hardware = &h, .threads = threads, .memory = (size_t)1 << 30};
+        o.offload_dir = temp_dir();
+        memcpy(run.capacity, tiers, sizeof tiers);
+        for (int again = 0; again < 2; again++) { /* measured, and then read */
+            ASSERT_OK(know_machine(&run, &err));
+            assert_measured_with(&h, threads);
+        }
+    }
+    host_set_threads(1);
+    checkpoint_close(model);
+}
+
+static void the_command_profile_measures_with_the_threads_and_tiers_of_its_flags(void) {
+    char path[400], dir[300], threads[2] = "1";
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    snprintf(path, sizeof path, "%s/machine.json", dir);
+    set_machine();
+    setenv("XDG_CACHE_HOME", dir, 1);
+    for (; *threads <= '2'; ++*threads) {
+        char *args[] = {"flexgen",   "profile", "--device",   "host", "--threads",     threads, "--gpu-mem", "64M",
+                        "--cpu-mem", "96M",     "--disk-mem", "128M", "--offload-dir", dir,     "--output",  path};
+        int status;
+        Hardware h;
+        const pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (!pid) {
+            redirect(STDERR_FILENO, "/dev/null", O_WRONLY); /* the progress */
+            _exit(flexgen_main(sizeof args / sizeof *args, args));
+        }
+        CU_ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
+        ASSERT_OK(hardware_read(&h, path, &err));
+        assert_measured_with(&h, *threads - '0');
+    }
+}
+
 CU_TestInfo tests[] = {
     {"a measured machine has the rates that it has", a_measured_machine_has_the_rates_that_it_has},
     {"every curve is measured where it is", every_curve_is_measured_where_it_is},
     {"all memory is filled before it is measured", all_memory_is_filled_before_it_is_measured},
     {"a smaller product never takes longer than a larger one", a_smaller_product_never_takes_longer_than_a_larger_one},
+    {"a search measures with the threads and tiers of its run", a_search_measures_with_the_threads_and_tiers_of_its_run},
+    {"the command profile measures with the threads and tiers of its flags",
+     the_command_profile_measures_with_the_threads_and_tiers_of_its_flags},
     CU_TEST_INFO_NULL,
 };

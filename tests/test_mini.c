@@ -367,7 +367,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     if (variant[v].sparsity > 0)
         policy.sparsity = variant[v].sparsity, policy.delegated = true, policy.cg = 0, policy.cc = 1;
     const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};
-    const Listener listener = {.ctx = &choice, .done = completion_ignored, .logits = on_logits};
+    const Listener listener = {.ctx = &choice, .logits = on_logits};
     Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);
     Plan *plan = checkpoint ? plan_make(checkpoint, &policy, &task, F32, &err) : NULL;
     Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;

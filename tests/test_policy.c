@@ -737,11 +737,11 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
                  head = 4 * 2. * VOCAB * H1 / h.mm_flops[0];
     double loads = 0;
     for (int j = 1; j < L; j++) {
-        const double load = (double)r.plan->cpu_slab[j] / h.ctog_bdw[0];
+        const double load = (double)r.plan->slab[TIER_CPU][j] / h.ctog_bdw[0];
         CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
         loads += load;
     }
-    CU_ASSERT(r.plan->cpu_slab[0] != r.plan->cpu_slab[L - 1]); /* or the test would say nothing */
+    CU_ASSERT(r.plan->slab[TIER_CPU][0] != r.plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
     CU_ASSERT(close_to(L * expected(&r).T_gen, loads + products + head));
     rig_close(&r);
 }
@@ -887,7 +887,7 @@ static void random_rig(Rig *r, uint64_t *seed) {
 static double simulated_seconds(const Rig *r) {
     Error err;
     RunStats stats = {0};
-    Listener listener = {.done = completion_ignored};
+    Listener listener = {0};
     Device *device = sim_open(r->plan, &r->hardware, &err);
     ASSERT_OK(schedule_run(r->plan, &r->task, device, &listener, &stats, &err));
     device->close(device);

@@ -113,12 +113,17 @@ static char *path_in(const char *dir, const char *name) {
     return path[next];
 }
 
+static int quantized(CopyStats *stats, const char *from, const char *to, size_t shard_bytes, int threads, Error *err) {
+    host_set_threads(threads);
+    return checkpoint_quantize(stats, from, to, shard_bytes, NULL, err);
+}
+
 /* A packed copy in a fresh directory. */
 static const char *copy_of(const char *from, size_t shard_bytes, CopyStats *stats) {
     static char to[400];
     Error err;
     snprintf(to, sizeof to, "%s/copy", temp_dir());
-    ASSERT_OK(checkpoint_quantize(stats, from, to, shard_bytes, 3, NULL, &err));
+    ASSERT_OK(quantized(stats, from, to, shard_bytes, 3, &err));
     return to;
 }
 
@@ -404,7 +409,7 @@ static void what_a_killed_copy_has_left_is_cleared_away(void) {
     write_file(dead, "config.json", "{}", 2), write_file(living, "config.json", "{}", 2);
     const int fd = open(living, O_RDONLY | O_DIRECTORY);
     CHECK(fd >= 0 && !flock(fd, LOCK_EX));
-    ASSERT_OK(checkpoint_quantize(&stats, from, to, WHOLE, 2, NULL, &err));
+    ASSERT_OK(quantized(&stats, from, to, WHOLE, 2, &err));
     is_packed_copy(to, from);
     CU_ASSERT(access(dead, F_OK) && !access(mine, F_OK) && count_files(living) == 1);
     close(fd);
@@ -440,7 +445,7 @@ static void refused(const char *from, const char *to, int code, const char *part
     Error err = {0, ""};
     snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(to, '/') - to), to);
     int before = count_files(parent);
-    CU_ASSERT_EQUAL(checkpoint_quantize(&stats, from, to, WHOLE, 2, NULL, &err), -1);
+    CU_ASSERT_EQUAL(quantized(&stats, from, to, WHOLE, 2, &err), -1);
     if (err.code != code || !strstr(err.text, part)) {
         fprintf(stderr, "\n    got: %d %s\n    expected in it: %s\n", err.code, err.text, part);
         CU_FAIL("message");
@@ -493,7 +498,7 @@ static void a_signal_leaves_nothing(void) {
             Error err;
             stop_catch();
             raise(signals[s]);
-            checkpoint_quantize(&stats, from, to, WHOLE, 1, NULL, &err);
+            quantized(&stats, from, to, WHOLE, 1, &err);
             _exit(err.code);
         }
         CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SIGNAL + signals[s]);
@@ -569,13 +574,13 @@ static void an_output_that_is_there_is_refused(void) {
     refused(from, to, EXIT_USAGE, "Directory not empty; name a new directory or an empty one");
     refused(from, path_in(to, "mine"), EXIT_USAGE, "Not a directory");
     refused(from, from, EXIT_USAGE, "Directory not empty");
-    CU_ASSERT_EQUAL(checkpoint_quantize(&stats, from, path_in(to, "no/such"), WHOLE, 2, NULL, &err), -1);
+    CU_ASSERT_EQUAL(quantized(&stats, from, path_in(to, "no/such"), WHOLE, 2, &err), -1);
     CU_ASSERT(err.code == EXIT_FAILED && strstr(err.text, "No such file"));
     CU_ASSERT_EQUAL(count_files(to), 1);
     CHECK(symlink(to, path_in(to, "link")) == 0);
     refused(from, path_in(to, "link"), EXIT_USAGE, "Not a directory");
     CHECK(mkdir(path_in(to, "empty"), 0700) == 0);
-    ASSERT_OK(checkpoint_quantize(&stats, from, path_in(to, "empty//"), WHOLE, 2, NULL, &err));
+    ASSERT_OK(quantized(&stats, from, path_in(to, "empty//"), WHOLE, 2, &err));
     is_packed_copy(path_in(to, "empty"), from);
     CU_ASSERT_EQUAL(count_files(to), 3);
     refused("/nonexistent", path_in(to, "new"), EXIT_FAILED, "there is no such directory");
@@ -626,7 +631,7 @@ static void not_opened(const char *dir, const char *part) {
 /* small: q_proj is (64, 64): [1, 64 x 36]; fc1 (128, 64): [2, 2304] */
 static const char *const spoilt[][3] = {
     {"flexgen-packed-1", "flexgen-packed-2", "format is \"flexgen-packed-2\"; expected \"flexgen-packed-1\""},
-    {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: only matrices of layers"},
+    {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: save the model"},
     {"\"__metadata__\"", "\"metadata\"", "tensor metadata: dtype is nothing"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":4", "flexgen.bits is 4; expected \"4\": pack the model again"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"3\"", "flexgen.bits is \"3\"; expected \"4\": pack the model again"},
@@ -640,10 +645,10 @@ static const char *const spoilt[][3] = {
     {"{\"format\"", "[{\"format\"", "header: byte"},
     {"\"U8\"", "\"I8\"", "q_proj.weight: dtype is I8; expected U8, as __metadata__ says it is packed"},
     {"\"U8\",\"shape\":[1,2304]", "\"F16\",\"shape\":[18,64]", "q_proj.weight: dtype is F16; expected U8"},
-    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304, 1]; config.json asks for [1, 2304]"},
-    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1, 2304]"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1, 4608]; config.json asks for [2"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "expected 4610 elements of U8"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304,1]; config.json asks for [1,2304]"},
+    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1,2304]"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1,4608]; config.json asks for [2"},
+    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "shape is [2,2305]; config.json asks for [2,2304]"},
     {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
     {"\"F16\",\"shape\":[128]", "\"U8\",\"shape\":[256]", "fc1.bias: dtype is U8; expected F16"},
 };

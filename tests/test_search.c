@@ -141,7 +141,8 @@ static bool keeps_what_was_given(const Search *s, const Policy *p) {
     kept = kept && (!s->fixed_gbs || p->gbs == g->gbs) && (!s->fixed_batches || p->num_gpu_batches == g->num_gpu_batches);
     kept = kept && (!s->fixed_attention || p->delegated == g->delegated);
     kept = kept && (p->weight_packed == g->weight_packed || (p->weight_packed && s->may_pack)); /* given, or added */
-    kept = kept && (p->cache_packed == g->cache_packed || (p->cache_packed && s->may_pack)) && p->sparsity == g->sparsity;
+    kept = kept && (p->cache_packed == g->cache_packed || (p->cache_packed && s->may_pack));
+    kept = kept && p->sparsity == (g->sparsity > 0 ? g->sparsity : 1); /* a plan fills in what was left open */
     bool same =
         p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !s->fixed_batches; /* it adds nothing */
     return kept && (!s->fixed_schedule || p->schedule == g->schedule || same);

@@ -405,9 +405,9 @@ static void a_bad_id_is_refused(void) {
         ASSERT_MESSAGE("vocab.json", "\"abcd\"", "0 to 799");
     }
     refuse_entry(",\"abcd\":\"7\"");
-    ASSERT_MESSAGE("vocab.json", "\"abcd\"", "not a number");
+    ASSERT_MESSAGE("vocab.json", "\"abcd\"", "is \"7\", expected a whole number from 0 to 799");
     refuse_entry(",\"abcd\":null");
-    ASSERT_MESSAGE("vocab.json", "\"abcd\"", "not a number");
+    ASSERT_MESSAGE("vocab.json", "\"abcd\"", "is null, expected a whole number from 0 to 799");
 }
 
 static void two_pieces_with_one_id_are_refused(void) {

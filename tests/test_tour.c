@@ -80,7 +80,7 @@ static void example_close(Example *e) { plan_free(e->plan), checkpoint_close(e->
 /* Sweeps on the sim. */
 static void simulate(Example *e, const Hardware *hardware, Trace *trace, LaneCount count[NLANES], RunStats *stats,
                      void (*prepare)(Device *)) {
-    const Listener listener = {.done = completion_ignored};
+    const Listener listener = {0};
     Device *device = sim_open(e->plan, hardware, &err);
     device->trace = trace;
     if (prepare) prepare(device);
@@ -466,7 +466,7 @@ static void list_tokens(FILE *out) {
     RunStats stats;
     int32_t chosen[PROMPTS][N];
     float logits[(S + N) * 64];
-    const Listener listener = {.ctx = chosen, .token = keep_token, .done = completion_ignored};
+    const Listener listener = {.ctx = chosen, .token = keep_token};
     example_open(&e, &policy, F32);
     Device *device = host_open(e.plan, e.checkpoint, temp_dir(), &err);
     ASSERT_OK(weights_load(e.plan, e.checkpoint, device, &err));

@@ -233,7 +233,7 @@ static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
     int32_t ids[S] = {0};
     Prompt prompts[PROMPTS];
     const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-    const Listener listener = {.done = completion_ignored};
+    const Listener listener = {0};
     Policy policy = all_gpu(2, 2);
     RunStats stats;
     Trace trace = {0};
@@ -463,7 +463,7 @@ static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool delegated, Run
     int32_t ids[S] = {0};
     Prompt prompts[PROMPTS];
     const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-    const Listener listener = {.done = completion_ignored};
+    const Listener listener = {0};
     Policy policy = all_gpu(2, 2);
     Error err;
     for (int stage = 0; stage < 2; stage++) { /* so slow that pauses between ops do not count */
