@@ -27,8 +27,8 @@
 #define REGISTERS 16
 #elif defined __aarch64__
 #include <arm_neon.h>
-#ifndef __clang__ /* GCC would load so many vectors ahead that the sums of a tile leave their \
-                     registers */
+/* Otherwise GCC would load so many vectors ahead that the sums of a tile leave their registers. */
+#ifndef __clang__
 #pragma GCC optimize("no-schedule-insns")
 #endif
 #define ISA "NEON"
