@@ -372,7 +372,9 @@ static void find_rows(Rows *rows, const Heads *c, Tensor pages, int t0) {
 /* What is done for the rows of a block. */
 typedef struct {
     const Heads *c;
-    const Rows *rows, *ahead; /* `ahead`: those of the next block, which are prefetched meanwhile */
+    const Rows *rows;
+    const uint8_t *const *ahead; /* nahead rows that are read soon and are prefetched meanwhile */
+    int nahead;
 } Block;
 
 /* Prefetches head h of up to n of the rows ahead, from row t on. Pages lie anywhere,
@@ -380,9 +382,9 @@ typedef struct {
  * tokens is prefetched, and while V is read, K of the next block. All heads at once would be more
  * requests than a processor can have open. */
 INLINE void prefetch_ahead(const Block *b, int t, int n, int h, const size_t bytes) {
-    for (int end = imin(t + n, b->ahead->n); t < end; t++)
+    for (int end = imin(t + n, b->nahead); t < end; t++)
         for (size_t i = 0; i < bytes; i += 64)
-            __builtin_prefetch(b->ahead->at[t] + h * bytes + i, 0, 2);
+            __builtin_prefetch(b->ahead[t] + h * bytes + i, 0, 2);
 }
 
 /* Gives the task its working memory, with scores of ld tokens and ld numbers behind them, and fills
@@ -580,11 +582,11 @@ static void attend_task(Heads c) {
     find_rows(&k, &c, k_pages, 0);
     for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
         find_rows(&v, &c, v_pages, t0);
-        score_block((Block){&c, &k, &v});
+        score_block((Block){&c, &k, v.at, v.n});
         find_rows(&k, &c, k_pages, t0 + BLOCK);
         for (int h = 0; h < c.nh; h++)
             softmax_block(c.score + h * BLOCK, v.n, &seen[h], c.o + h * c.hdp, c.hd);
-        weigh_block((Block){&c, &v, &k});
+        weigh_block((Block){&c, &v, k.at, k.n});
     }
     for (int h = 0; h < c.nh; h++)
         finish_head(&c, h, seen[h]);
@@ -671,7 +673,7 @@ static void select_task(Heads c) {
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
         find_rows(&k[b ^ 1], &c, c.op->attend.k, t0 + BLOCK);
         c.score = score + t0;
-        score_block((Block){&c, &k[b], &k[b ^ 1]});
+        score_block((Block){&c, &k[b], k[b ^ 1].at, k[b ^ 1].n});
     }
     int32_t *key = (int32_t *)(score + c.nh * c.ld);
     for (int h = 0; h < c.nh; h++, score += c.ld) {
@@ -690,6 +692,7 @@ static void select_task(Heads c) {
 void host_select(const Op *op) { for_tasks(op, heads_of_rows(op), select_task); }
 
 static void weigh_task(Heads c) {
+    enum { AHEAD = 2 * WEIGH }; /* rows from one that is read to one that is prefetched */
     int end = c.h + c.nh;
     Rows v;
     c.nh = 1; /* each head has other tokens */
@@ -700,7 +703,7 @@ static void weigh_task(Heads c) {
         memset(c.o, 0, c.hdp * sizeof *c.o);
         for (int t0 = 0; t0 < c.len; t0 += BLOCK, c.score += BLOCK) {
             find_rows(&v, &c, c.op->attend.v, t0);
-            weigh_block((Block){&c, &v, &v});
+            weigh_block((Block){&c, &v, v.at + AHEAD, v.n - AHEAD});
         }
         finish_head(&c, 0, (Seen){0, 1}); /* the weights have been divided by their sum */
     }
