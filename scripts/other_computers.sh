@@ -18,15 +18,16 @@ mkdir -p $AT/python
 install='' failed=0
 [ "${1:-}" = --install ] && install=1 && shift
 
-# step WORDS COMMAND...: runs a command, and prints one line, and the end of what it said if it fails
+# step WORDS COMMAND...: runs a command, and prints one line, and the end of what it said if it fails; its status is the command's
 step() {
     local began=$SECONDS
     if "${@:2}" >$AT/said 2>&1 </dev/null; then
         printf '  %-58s %4d s  ok\n' "$1" $((SECONDS - began))
     else
         printf '  %-58s %4d s  FAILED\n' "$1" $((SECONDS - began))
-        tail -n 30 $AT/said
+        grep -v -e '^[^ ]*cc ' -e ziglang $AT/said | tail -n 30
         failed=1
+        return 1
     fi
 }
 
@@ -84,10 +85,11 @@ make_for() {
 # engine DIR AR CC CFLAGS: builds it, and runs the suites about what the processor and the C library do
 engine() {
     local suite
-    step "compiles with -Werror, and links" make_for "$@" "$1/build/flexgen" "$1/build/mini"
+    step "compiles with -Werror, and links" make_for "$@" "$1/build/flexgen" "$1/build/mini" || return
     for suite in host quant opt_model lp policy schedule; do
         step "suite $suite" make_for "$@" SUITE=$suite FLAGS="${EVERY:+--every $EVERY}" RUNNER="${RUNNER:-}" test
     done
+    return 0
 }
 
 # tokens COMMAND: the lists of tokens that it prints as JSON
@@ -120,16 +122,14 @@ aarch64() {
     needs aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross && needs qemu-aarch64 qemu-user && needs_sources || return
     local dir=$AT/aarch64 RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" EVERY=${EVERY:-50}
     libraries $dir ar aarch64-linux-gnu-gcc || return
-    engine $dir ar aarch64-linux-gnu-gcc -O3
-    commands $dir
+    engine $dir ar aarch64-linux-gnu-gcc -O3 && commands $dir
 }
 
 musl() {
     needs_zig && needs_sources || return
     local dir=$AT/musl cc="python3 -m ziglang cc -target x86_64-linux-musl"
     libraries $dir ar $cc || return
-    engine $dir "python3 -m ziglang ar" "$cc" "-O3 -march=native"
-    commands $dir
+    engine $dir "python3 -m ziglang ar" "$cc" "-O3 -march=native" && commands $dir
 }
 
 # compiles and links for a Mac, with warnings as errors
