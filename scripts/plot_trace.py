@@ -33,7 +33,7 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 
 # the order of the legend; colours stand out on white and on black
 COLORS = {
-    "load_weight": "#4e79a7", "load_cache": "#59a9a3", "load_activation": "#9c755f", "load_inputs": "#a39a96",
+    "compute": "#f28e2b", "load_weight": "#4e79a7", "load_cache": "#59a9a3", "load_activation": "#9c755f", "load_inputs": "#a39a96",
     "gather_tokens": "#8a8a5c", "project": "#f28e2b", "attend": "#e15759", "finish": "#d4ae2c", "store_cache": "#a070a0",
     "store_activation": "#e88f9b", "tokens": "#5f9e52", "receive": "#2aa5d8", "send": "#c2409a",
 }
@@ -290,11 +290,11 @@ RED = "#e0202f"
 
 
 def computed_squares(slices):
-    """The first `project` of each square, in the order of computing."""
+    """The first `project` of each square, or its `compute` (mini.c), in the order of computing."""
     seen, squares = set(), []
     for s in slices:
         key = (s.i, s.j, s.k)
-        if s.name == "project" and key not in seen:
+        if s.name in ("project", "compute") and key not in seen:
             seen.add(key)
             squares.append(s)
     if not squares:
