@@ -174,8 +174,8 @@ size_t kv_row, scratch_floats;                        /* kv_row: bytes of a toke
 
 /* What later chapters define. */
 typedef void Task(const void *arg, int thread, int first, int n);
-void post(int worker, Job job), synchronize(void),
-    note(int row, double begin, double end, size_t bytes);
+void post(int worker, Job job), synchronize(void);
+void note(int row, double begin, double end, size_t bytes);
 void parallel(Task *task, const void *arg, int n, double work);
 void travel(Place to, Place from, size_t bytes), await(void);
 void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
@@ -226,12 +226,13 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 //   k + 1  |     next      |  load_activation, load_cache
 //          +---------------+
 //
-// The two weight slots, over three columns of two squares each; part 0 and part 1 are halves of a
-// layer. Layer j + 1 enters the slot that layer j - 1 has left:
+// The two weight slots while three columns of two squares compute. Part 0 of the next layer comes
+// beside the first square of a column, part 1 beside the second, into the slot that is free:
 //
-//   computes     (j, 0)    (j, 1)  | (j+1, 0)  (j+1, 1) | (j+2, 0)  (j+2, 1)
-//   one slot     j is used         | j+2, part 0 part 1 | j+2 is used
-//   the other    j+1, part 0 part 1| j+1 is used        | j+3, part 0  part 1
+//   computing  | (j, 0)        (j, 1)    | (j+1, 0)      (j+1, 1)  | (j+2, 0)      (j+2, 1)
+//   -----------+-------------------------+-------------------------+------------------------
+//   one slot   | layer j is used         | j+2: part 0   part 1    | layer j+2 is used
+//   the other  | j+1: part 0   part 1    | layer j+1 is used       | j+3: part 0   part 1
 // clang-format on
 //
 // Column l, behind the layers, is the head, which makes the next token.
@@ -329,6 +330,7 @@ float total(V sum) {
     return all;
 }
 
+/* Returns the dot product of a and b. */
 float dot(const float *a, const float *b, int n) {
     V sum = {0};
     for (int d = 0; d < n; d += VL)
@@ -341,9 +343,9 @@ uint8_t *weight_at(Weight *w) {
     return w->rest.tier == GPU ? w->rest.at : slot_of(doing.at) + w->offset;
 }
 
-/* Writes columns c to c + n - 1 of a group of outputs as floats, (GROUP, PANEL), "before doing
- * computation" (5). What was packed becomes F16 again, unlike a cache: there a column is a group.
- */
+/* Writes columns c to c + n - 1 of a group of outputs as floats, (GROUP, PANEL). Packed weights are
+ * unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache they
+ * become F16 again. */
 void fill_panel(float *panel, Weight *w, size_t group, size_t c, int n) {
     size_t cols = w->cols, outputs = min(GROUP, w->rows - group * GROUP);
     f16 *plain = (f16 *)weight_at(w) + group * GROUP * cols + c, half[GROUP];
@@ -395,6 +397,7 @@ void product_task(const void *arg, int thread, int first, int n) {
         }
 }
 
+/* Computes y += x w^T in all threads that compute. */
 void add_product(float *y, const float *x, Weight *w, int rows) {
     double work = 1. * rows * w->rows * w->cols;
     Product a = {y, x, w, rows};
@@ -451,19 +454,23 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 // ---- Where the keys and values are
 //
 // clang-format off
-//   A sequence whose cache rests on disk         prefill, i = 0         decoding, i > 0
+//   The k and v of a sequence whose cache rests on disk:
 //
-//     GPU    x_K, x_V  --> stage[GPU]            the GPU attends        x_K, x_V   x_Q    x_Out
-//                              |                                           |        |       ^
-//     CPU                      |                 stage[CPU], not used      v        v       |
-//                              |                                        stage[CPU], query, result
-//     disk                     +--> kv           store_cache               |   ^    the CPU attends
-//                                                                          v   |
-//                                                                          kv -+  load_cache
+//           prefill, i = 0      decoding, delegated                     decoding, not delegated
+//
+//   GPU     x_K, x_V            x_K, x_V      x_Q          x_Out        x_K, x_V
+//              | append            | append    | exchange    ^             | append
+//              v                   |           v             | exchange    v
+//           stage[GPU]             |         query        result        stage[GPU] -> attend()
+//              |                   v           |             ^             |      ^
+//   CPU        |                stage[CPU] ->  +- attend() --+             |      |
+//              |                   |      ^                                |      |
+//              v store_cache       v      | load_cache                     v      | load_cache
+//   disk    q->kv               q->kv ----+                             q->kv ----+
 // clang-format on
 //
-// Without delegation the past comes up to stage[GPU] in decoding, too. A cache that rests where it
-// is attended to passes through no slot: kv_near() is kv_home() then.
+// In prefill attend() reads x_K and x_V themselves. A cache that rests where attention is computed
+// passes through no slot: kv_near() is kv_home() then.
 
 /* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
  * decoding, to a cache that is not on the GPU. */
@@ -506,8 +513,8 @@ const float *head_of(Sequence *q, int t, int value, int head, float *some) {
     return some;
 }
 
-/* Computes x_Out = softmax(x_Q x_K^T) x_V; a task is one head of one sequence. No token sees those
- * behind it. Few weights are kept with sparse attention; they are shares of all tokens (5). */
+/* Computes x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No token
+ * sees those behind it. With sparse attention few weights are kept, as shares of all tokens (5). */
 void attend(const void *arg, int thread, int first, int n) {
     int i = doing.at.i;
     float *some = scratch + thread * scratch_floats, *score = some + hd;
@@ -777,8 +784,10 @@ void *take(Tier t, size_t bytes) {
     return (void *)at;
 }
 
+/* Takes n floats of a tier. */
 float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
 
+/* Returns true for the tensors that are packed: neither norms nor biases. */
 bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
 
 /* Gives a tensor its home, and fills it. On disk that is the checkpoint itself, unless the tensor
@@ -849,8 +858,8 @@ void place_workspace(size_t rows, size_t gbs, size_t most_room) {
         *part[p] = floats(GPU, (rows + MT) * h1); /* MT: see tile(). */
     ffn = floats(GPU, (rows + MT) * h2);
     logits = floats(GPU, gbs * vocab);
-    scratch_floats =
-        max(GROUP * PANEL, max(hd + 2 * most_room, 2 * h1 + h2)); /* The largest of all uses. */
+    /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
+    scratch_floats = max(GROUP * PANEL, max(hd + 2 * most_room, 2 * h1 + h2));
     scratch = floats(GPU, threads * scratch_floats);
     if (policy.delegated) {
         query = floats(CPU, gbs * h1);
@@ -882,7 +891,8 @@ void place_block(Sequence *seq, int count) {
 
 double generation_s; /* seconds */
 
-/* Places the weights, and then the blocks, each where the one before it was; run: and generates. */
+/* Places the weights and then the blocks, each where the one before it was. With `run` it also
+ * fills the weights and generates; without, it only counts bytes. */
 void place_all(bool run) {
     size_t mark[NTIERS];
     int bls = policy.gbs * policy.num_gpu_batches;
@@ -963,11 +973,11 @@ void await(void) {
 // ---- The threads
 //
 // clang-format off
-//   The ring of a worker, which has done 4 of 7 jobs; its 8th job would go where its 4th was:
+//   The ring of a worker that has done 4 of 7 jobs; an 8th job goes where its 4th was:
 //
 //           job 5     job 6     job 7    (job 4)
 //         +---------+---------+---------+---------+
-//         | is done | waits   | waits   | is free |
+//         |  runs   |  waits  |  waits  | is free |
 //         +---------+---------+---------+---------+
 //           done % 4                      posted % 4
 // clang-format on
@@ -988,6 +998,7 @@ Task *shared_task;
 const void *shared_arg;
 int shared_n, shares;
 
+/* Runs one share of them. */
 void do_share(long share) {
     int first = shared_n * share / shares, end = shared_n * (share + 1) / shares;
     shared_task(shared_arg, share, first, end - first);
@@ -1001,7 +1012,7 @@ void make_move(void) {
     note(doing.kind, start, now(), 0);
 }
 
-/* Does one job after the other for ever. */
+/* Does one job after the other, for ever: a move, or a share of what is computed together. */
 void *work(void *arg) {
     Worker *w = arg;
     pthread_mutex_lock(&w->mutex);
@@ -1067,6 +1078,7 @@ void parallel(Task *task, const void *arg, int n, double work) {
     wait_for(NKINDS, NKINDS + helpers);
 }
 
+/* Starts the workers, which never end. */
 void start_threads(void) {
     worker = allocate(NKINDS + threads, sizeof *worker);
     for (Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
@@ -1094,6 +1106,7 @@ const char *call_name[][2] = {{"load_weight", ""},
                               {"load_activation", "store_activation"},
                               {"compute", ""}};
 
+/* Begins the file, with the names of the rows. */
 void open_trace(const char *path) {
     trace = fopen(path, "w");
     if (!trace)
@@ -1187,7 +1200,7 @@ void pack(uint8_t *to, const float *x, int n) {
         least = fminf(least, x[e]);
         most = fmaxf(most, x[e]);
     }
-    float scale = (most - least) / 15;
+    float scale = (most - least) / 15; /* kept: minimum and scale as F16 has them. */
     narrow(head, (float[]){least, scale}, 2);
     widen(kept, head, 2);
     if (kept[1] < scale)
@@ -1317,12 +1330,12 @@ void time_rows(Lp *lp, double s, int p) {
     ROW(0, [CD] = loaded, [WD] = weight, [HD] = act);
     /* ctod: what is new and rests on disk is written. */
     ROW(0, [CD] = stored, [HD] = act);
-    /* comp: products on the GPU; attention there in prefill, and in generation where the cache is.
-     */
+    /* comp: products on the GPU; attention there in prefill, in generation where the cache is. */
     if (p)
         ROW(-linear_s - gpu_s, 0);
     else
         ROW(-linear_s, [CG] = gpu_s, [CC] = cpu_s, [CD] = cpu_s);
+    /* A link's row has -rate T, and that of comp has -T. */
     for (int c = 0; c < NLINKS; c++, time += NVARS)
         *time = -hw[CTOG_BDW + c][p];
     *time = -1;
@@ -1382,14 +1395,16 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // (Bland's rule) prevents it.
 //
 // clang-format off
-//                  other[0]  other[1]  ...  LEAN  |  RIGHT
-//              +----------------------------------+----------
-//   basic[0]   |   at[0][0]  at[0][1]  ...   -1   |  its value    basic + sum of at x other = RIGHT
-//   basic[1]   |   ...                            |  ...
-//   ...        |                                  |
-//              +----------------------------------+----------
-//   COST       |   how much the cost of a unit of other[v] is     |  - the cost: phase 2
-//   PHASE_1    |   0         0         ...    1   |  - LEAN: phase 1
+//                 other[0]   other[1]   ...   LEAN   |  RIGHT
+//              +-------------------------------------+------------------------------
+//   basic[0]   |  at[0][0]   at[0][1]   ...    -1    |  the value of basic[0]
+//   basic[1]   |  at[1][0]   at[1][1]   ...    -1    |  the value of basic[1]
+//   ...        |                                     |  ... while the others are 0
+//              +-------------------------------------+------------------------------
+//   COST       |  what one unit of other[v] costs    |  minus the cost, for phase 2
+//   PHASE_1    |     0          0       ...     1    |  minus LEAN, for phase 1
+//
+//   Row i says: basic[i] + sum of at[i][v] x other[v] = at[i][RIGHT].
 // clang-format on
 // -------------------------------------------------------------------------------------------------
 

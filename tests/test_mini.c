@@ -1873,7 +1873,7 @@ static void lines_and_functions_are_short_and_a_fifth_is_comments(void) {
         CU_ASSERT(strncmp(line[i], "#include \"", 10) != 0);
     }
     printf("%d lines, %d with a comment, %d too wide, ", n, comments, wide);
-    CU_ASSERT(wide == 0); /* scripts/size.py counts tokens. */
+    CU_ASSERT(wide == 0); /* scripts/size.py counts tokens */
     CU_ASSERT(5 * comments >= n);
     CU_ASSERT(longest_function(line, n) <= FUNCTION);
     free(text);
