@@ -12,7 +12,7 @@
  *
  * Read it from top to bottom: the words of the paper; Figure 4; compute, which is the model; the
  * five moves; placement; links and threads; groups of 4 bits; sparse attention; the cost model of
- * A.3, simplex and search. The last third is what every such program needs: the checkpoint, the
+ * A.3, simplex and search. The last quarter is what every such program needs: the checkpoint, the
  * tokenizer and the command line; skip it at first. "4.2", "A.3" and "Eq. 1" are places in the
  * paper; i, j and k are token, layer and GPU batch. "See it move" at the end of the links' chapter
  * draws all of this as it happens: --trace FILE.
@@ -932,6 +932,7 @@ struct Link {
 pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
 _Thread_local double arrival; /* of all that this thread has sent */
 
+/* Returns the seconds of a clock that only goes forward. */
 double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -1136,6 +1137,7 @@ void note(int row, double begin, double end, size_t bytes) {
             doing.at.k, bytes, doing.at.i ? "decode" : "prefill");
 }
 
+/* Ends the file. */
 void close_trace(void) {
     fprintf(trace, "\n]}\n");
     if (ferror(trace) | fclose(trace))
@@ -1300,12 +1302,14 @@ typedef struct {
     double c[NVARS], a[NROWS][NVARS], b[NROWS], x[NVARS];
 } Lp;
 
+/* Adds a row. */
 void row(Lp *lp, double b, double *a) {
     memcpy(lp->a[lp->m], a, sizeof lp->a[0]);
     lp->b[lp->m++] = b;
 }
 #define ROW(b, ...) row(lp, b, (double[NVARS]){__VA_ARGS__})
 
+/* Returns the bytes of a layer's weights. */
 double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
 
 /* Adds T >= ctog, gtoc, dtoc, ctod, comp in prefill (p = 1) or in generation (p = 0). A link's row
@@ -1613,6 +1617,7 @@ double search(int s, int count) {
 // trusted: whatever they say, a tensor has to be inside its file.
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the text of a file. */
 char *read_text(const char *dir, const char *name) {
     char path[4200], *text = NULL;
     size_t room = 0;
@@ -1632,10 +1637,12 @@ const char *member(const char *text, const char *key) {
     return at ? at + len + strspn(at + len, " \n") : "";
 }
 
+/* Returns true if what stands behind "key": begins with value. */
 bool says(const char *text, const char *key, const char *value) {
     return !strncmp(member(text, key), value, strlen(value));
 }
 
+/* Returns a whole number of config.json. */
 int whole(const char *text, const char *key) {
     double value = atof(member(text, key));
     if (!(value >= 1 && value <= 1 << 20) || value > floor(value))
@@ -1643,6 +1650,7 @@ int whole(const char *text, const char *key) {
     return value;
 }
 
+/* Reads the sizes of a model, and refuses what is no OPT. */
 void read_config(const char *dir) {
     const char *text = read_text(dir, "/config.json");
     l = whole(text, "num_hidden_layers");
@@ -1659,12 +1667,14 @@ void read_config(const char *dir) {
         die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs", dir);
 }
 
+/* A file of the checkpoint. */
 struct Shard {
     char *header;
     uint8_t *data;
     double size; /* of the tensors, in bytes */
 } * shard;       /* The last one has no header. */
 
+/* Maps a file. */
 void open_shard(struct Shard *s, const char *path) {
     uint64_t len = 0; /* of the header */
     int fd = open(path, O_RDONLY);
@@ -1761,6 +1771,7 @@ int by_text(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->text, ((const Entry *)b)->text);
 }
 
+/* Returns the number of a text, or -1. */
 int find(const char *text) {
     Entry key = {text, 0};
     Entry *it = bsearch(&key, entry, nentries, sizeof *entry, by_text);
@@ -1831,6 +1842,7 @@ void read_pairs(const char *dir, char *lines) {
     qsort(entry, nentries, sizeof *entry, by_text);
 }
 
+/* Reads pieces and pairs, and finds the piece of each byte. */
 void read_tokenizer(const char *dir) {
     char *pieces = read_text(dir, "/vocab.json"), *pairs = read_text(dir, "/merges.txt");
     piece = allocate(vocab, sizeof *piece);
@@ -1993,6 +2005,7 @@ void read_value(struct Flag *f, int v, char *text) {
     *(int *)f->to = value;
 }
 
+/* Reads the flags that stand behind the prompts. */
 void read_flags(char **args, int n) {
     for (int a = 0; a < n; a++) {
         struct Flag *f = flags;
@@ -2032,6 +2045,7 @@ void describe_machine(void) {
         }
 }
 
+/* Adds a prompt, as tokens. */
 void add_prompt(const char *text) {
     prompts = realloc(prompts, (nprompts + 1) * sizeof *prompts);
     if (!prompts)
@@ -2125,6 +2139,7 @@ void open_tiers(void) {
     }
 }
 
+/* Prints the texts, or their tokens, and on standard error what each tier and each link did. */
 void print_results(void) {
     long tokens = 0;
     for (Sequence *q = prompts; q < prompts + nprompts; q++) {

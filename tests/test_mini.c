@@ -1300,6 +1300,10 @@ static void a_search_gives_no_tier_more_than_it_has(void) {
     CU_ASSERT_FATAL(sscanf(disk, "mini: disk: %*f bytes, %lf of weights", &wd) == 1);
     CU_ASSERT(wd > .1 && wc * 6 * weight + wd * weight <= 3e6);
     result_free(&r);
+    /* the first program is solved again without the bytes that A.3 does not count: here nothing else is found */
+    r = run(MINI, TINY " Mum Mum Mum --max-tokens 4 --threads 1 --hardware hardware/t4.json --gpu-mem 6e6 --cpu-mem 3e6");
+    CU_ASSERT(succeeded(&r, "6 MB"));
+    result_free(&r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1654,6 +1658,7 @@ static void a_spoilt_file_is_refused(void) {
                                         "config.json:  -> 7",
                                         "config.json:  -> {",
                                         "config.json: \"opt\" -> \"llama\"",
+                                        "config.json: _embeddings\": true -> _embeddings\": false",
                                         "config.json: \"relu\" -> \"gelu\"",
                                         "config.json: _size\": 64 -> _size\": 0",
                                         "config.json: _size\": 64 -> _size\": 65",
