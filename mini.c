@@ -319,15 +319,22 @@ uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
 /* Weights are widened a panel at a time: PANEL columns of GROUP outputs. MT rows of x meet an
  * output at once, so that its numbers are read once for all of them. VL is the number of floats in
  * the machine's widest vector, at most 16; all sizes of OPT are multiples of 16. */
-enum { VL = __BIGGEST_ALIGNMENT__ / 4, MT = 8, GROUP = 64, PANEL = 256 };
+enum {
+    VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4,
+    MT = 8,
+    GROUP = 64,
+    PANEL = 256
+};
 typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float Four __attribute__((vector_size(16)));
 
-/* Returns the sum of a vector's floats. */
+/* Returns the sum of a vector's floats, four at a time: products make many such sums. */
 float total(V sum) {
-    float all = 0;
-    for (int e = 0; e < VL; e++)
-        all += sum[e];
-    return all;
+    Four all = {0}, part[VL / 4];
+    memcpy(part, &sum, sizeof sum);
+    for (int e = 0; e < VL / 4; e++)
+        all += part[e];
+    return all[0] + all[1] + all[2] + all[3];
 }
 
 /* Returns the dot product of a and b. */
@@ -399,19 +406,17 @@ void product_task(const void *arg, int thread, int first, int n) {
 
 /* Computes y += x w^T in all threads that compute. */
 void add_product(float *y, const float *x, Weight *w, int rows) {
-    double work = 1. * rows * w->rows * w->cols;
     Product a = {y, x, w, rows};
-    parallel(product_task, &a, (w->rows + GROUP - 1) / GROUP, work);
+    parallel(product_task, &a, (w->rows + GROUP - 1) / GROUP, 1. * rows * w->rows * w->cols);
 }
 
 /* Computes y = x w + b, or adds it to y. The bias follows its matrix. */
 void linear(float *y, const float *x, Weight *w, int rows, bool add) {
-    float *bias = scratch;
-    widen(bias, weight_at(w + 1), w->rows);
+    widen(scratch, weight_at(w + 1), w->rows);
     for (int row = 0; row < rows; row++) {
         float *to = y + (size_t)row * w->rows;
         for (int o = 0; o < w->rows; o++)
-            to[o] = bias[o] + (add ? to[o] : 0);
+            to[o] = scratch[o] + (add ? to[o] : 0);
     }
     add_product(y, x, w, rows);
 }
@@ -500,9 +505,9 @@ const float *head_of(Sequence *q, int t, int value, int head, float *some) {
     Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
     near.at += head * bytes;
     home.at += head * bytes;
-    bool past = t < q->s + doing.at.i - 1;
-    if (is_sparse() && value && past && near.at != home.at)
-        travel(near, home, bytes); /* Only the chosen v come, and only now. */
+    /* Of sparse attention's past v only the chosen come, and only now. */
+    if (is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at)
+        travel(near, home, bytes);
     /* Rows lie too far apart for the processor to see a pattern: it has to be told. */
     __builtin_prefetch(near.at + 16 * kv_row);
     __builtin_prefetch(near.at + 16 * kv_row + bytes - 1);
@@ -545,7 +550,7 @@ void attend(const void *arg, int thread, int first, int n) {
 void append(Sequence *q) {
     int i = doing.at.i, past = i ? q->s + i - 1 : 0;
     for (int e = 0; e < 2 * rows_of(q, i); e++) {
-        const float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
+        float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
         Place near = kv_near(q, doing.at, past + e / 2, e % 2);
         uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)scratch;
         if (!policy.compress_cache)
@@ -617,7 +622,7 @@ void embed(Sequence *q, float *x) {
 }
 
 /* Computes the logits of each sequence's last row, and takes the token with the largest. */
-void head(Sequence *begin, Sequence *end, const float *x) {
+void head(Sequence *begin, Sequence *end, float *x) {
     int n = 0;
     for (Sequence *q = begin; q < end; q++)
         if (!q->ended) {
@@ -674,8 +679,7 @@ void compute(int i, int j, int k) {
  * lines of 64 bytes, whatever tensors they belong to. */
 void move_weight(void) {
     Square at = doing.at;
-    size_t lines = slab[at.j] / 64;
-    size_t from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
+    size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
     for (Weight *w = layer[at.j]; w < layer[at.j] + NROLES; w++) {
         size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end)
@@ -694,8 +698,7 @@ void move_cache(void) {
     for (Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++)
         for (int value = 0; value < values && !q->ended; value++) {
             int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
-            Place home = kv_home(q, at.j, first, value);
-            Place near = kv_near(q, at, first, value);
+            Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
             size_t bytes = (down ? rows_of(q, at.i) : past) * kv_row;
             if (near.at != home.at)
                 travel(down ? home : near, down ? near : home, bytes);
@@ -870,8 +873,8 @@ void place_workspace(size_t rows, size_t gbs, size_t most_room) {
 /* Places a block: its sequences, the slots, the workspace. */
 void place_block(Sequence *seq, int count) {
     double dealt[NKINDS][NTIERS + 1] = {{0}};
-    size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     size_t staged[NTIERS] = {0}, most_room = 0, rows = 0;
+    size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     K = (count + gbs - 1) / gbs;
     for (int k = 0; k <= K; k++)
         batch[k] = seq + min(k * gbs, count);
@@ -1132,9 +1135,9 @@ void note(int row, double begin, double end, size_t bytes) {
             ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":1,\"tid\":%d,"
             "\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"bytes\":%zu,\"phase\":\"%s\"}}",
-            call_name[doing.kind][doing.down], row == COMPUTE ? "gpu" : row_name[row], row,
-            ns / 1e3, (rint((end - trace_begin) * 1e9) - ns) / 1e3, doing.at.i, doing.at.j,
-            doing.at.k, bytes, doing.at.i ? "decode" : "prefill");
+            call_name[doing.kind][doing.down], row_name[row], row, ns / 1e3,
+            (rint((end - trace_begin) * 1e9) - ns) / 1e3, doing.at.i, doing.at.j, doing.at.k, bytes,
+            doing.at.i ? "decode" : "prefill");
 }
 
 /* Ends the file. */
@@ -1173,8 +1176,7 @@ void narrow(void *f16s, const float *from, size_t n) {
         float small = from[e] * 0x1p-112f;
         uint32_t bits;
         memcpy(&bits, &small, sizeof bits);
-        uint32_t most = bits & 0x7fffffff;
-        uint32_t rounded = (most + 0xfff + (most >> 13 & 1)) >> 13;
+        uint32_t most = bits & 0x7fffffff, rounded = (most + 0xfff + (most >> 13 & 1)) >> 13;
         to[e] = (bits >> 16 & 0x8000) | (rounded < 0x7c00 ? rounded : 0x7c00);
     }
 }
@@ -1268,8 +1270,8 @@ bool is_sparse(void) { return policy.sparsity < 1; }
  * the newest of the n tokens is always one of them, and of equal ones the earlier. `all` has room
  * for n floats. */
 void keep_top(float *weight, float *all, int n) {
-    double share = policy.sparsity * (n - 1);
-    int top = min(ceil(share * (1 - 1e-9)), n - 1); /* Products of shares are rounded. */
+    /* 1e-9 is more than what rounding adds to a product. */
+    int top = min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
     memcpy(all, weight, n * sizeof *all);
     for (int t = 0; t < n - 1; t++) {
         int better = 0;
@@ -1365,8 +1367,8 @@ void gpu_rows(Lp *lp, double gmem, double s, int p) {
  * where the search begins, everything is on disk. */
 void paper_lp(Lp *lp, double *mem, double s) {
     double n = generation_length, gbs = policy.gbs, bls = gbs * policy.num_gpu_batches;
-    double weight = layer_weights();
-    double cache = 4 * (s + n) * h1 * bls * l, act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
+    double weight = layer_weights(), cache = 4 * (s + n) * h1 * bls * l;
+    double act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
     lp->x[WD] = lp->x[CD] = lp->x[HD] = 1;
     for (int p = 1; p >= 0; p--) {
@@ -1544,16 +1546,16 @@ bool simplex(Lp *lp) {
 // that there are: a place of the block without a prompt makes no tokens.
 // -------------------------------------------------------------------------------------------------
 
-enum { TRIES = 12 }; /* More hardly ever helps: what lacks then is a fraction of a tensor. */
-Lp found;            /* the best, by the search */
-int policy_len;      /* tokens of a prompt, if a policy is only to be printed */
+Lp found;       /* the best, by the search */
+int policy_len; /* tokens of a prompt, if a policy is only to be printed */
 
 /* Finds the best placement of the policy's block: first from everything on disk, then with the
  * units of that answer. s: tokens of a prompt. Before it may run, the bytes that A.3 does not count
  * come off the memory, and then the bytes that a tier lacks. */
 bool best_placement(Lp *lp, int s) {
     double mem[] = {hw[GMEM][0], hw[CMEM][0], hw[NMEM][0]};
-    for (int tries = 0; tries < TRIES; tries++) {
+    /* More than 12 tries hardly ever help: what lacks then is a fraction of a tensor. */
+    for (int tries = 0; tries < 12; tries++) {
         bool fits = true;
         paper_lp(lp, mem, s);
         if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
@@ -1992,8 +1994,7 @@ void read_value(struct Flag *f, int v, char *text) {
         *(char **)f->to = text;
         return;
     }
-    double value = strtod(text, &end);
-    double low = range[f->kind].low, high = range[f->kind].high;
+    double value = strtod(text, &end), low = range[f->kind].low, high = range[f->kind].high;
     if (end == text || *end || !(value >= low && value <= high))
         die(2, "%s %.60s: expected a number from %g to %g", f->name, text, low, high);
     if (f->kind != WHOLE) {
@@ -2034,12 +2035,11 @@ void describe_machine(void) {
         for (int p = 0; p < 2; p++) {
             char of_stage[40]; /* KEY_g or KEY_p, where KEY alone is not there */
             snprintf(of_stage, sizeof of_stage, "%s_%c", name[v], "gp"[p]);
-            hw[v][p] = usual[v];
             const char *at = text ? member(text, name[v]) : "";
+            double value = usual[v];
             if (text)
-                hw[v][p] = atof(*at ? at : member(text, of_stage));
-            if (given_hw[v] > 0)
-                hw[v][p] = given_hw[v];
+                value = atof(*at ? at : member(text, of_stage));
+            hw[v][p] = given_hw[v] > 0 ? given_hw[v] : value;
             if (!(hw[v][p] > 0))
                 die(2, "%s: %s: expected a number above 0", hardware, name[v]);
         }
@@ -2116,7 +2116,7 @@ void print_policy(void) {
 /* Makes the tiers. That of the disk is a file, which loses its name before it is used; its room is
  * taken by writing zeros, so that a full disk is found now. */
 void open_tiers(void) {
-    static char zeros[1 << 16];
+    static char zeros[MOST];
     char path[4200];
     const char *tmp = getenv("TMPDIR");
     snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");

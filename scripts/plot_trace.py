@@ -37,6 +37,7 @@ COLORS = {
     "gather_tokens": "#8a8a5c", "project": "#f28e2b", "attend": "#e15759", "finish": "#d4ae2c", "store_cache": "#a070a0",
     "store_activation": "#e88f9b", "tokens": "#5f9e52", "receive": "#2aa5d8", "send": "#c2409a",
 }
+COMPUTES = ("gpu", "cpu", "compute")  # channels; the last is mini.c's
 OTHER_COLORS = ["#6b6ecf", "#8c6d31", "#d6616b", "#637939"]
 
 
@@ -104,7 +105,7 @@ def cut(slices, sweeps, window, strictly):
     begin, end = -math.inf, math.inf
     if sweeps:
         a, b = parse_range(sweeps, "--sweeps", int)
-        inside = [s for s in slices if a <= s.i <= b and s.channel in ("gpu", "cpu")]
+        inside = [s for s in slices if a <= s.i <= b and s.channel in COMPUTES]
         if not inside:
             raise Fault(f"--sweeps: nothing was computed in {sweeps}; the trace has sweeps 0 to {max(s.i for s in slices)}")
         begin, end = min(s.begin for s in inside), max(s.end for s in inside)
@@ -180,7 +181,7 @@ def sweep_marks(slices, begin, end, x_of, top, bottom):
     """Where each sweep's first computation begins, and what it is, as far as there is room."""
     starts = {}
     for s in slices:
-        if s.channel == "gpu":
+        if s.channel in ("gpu", "compute"):
             starts.setdefault(s.i, s)
     parts, free = [], -math.inf
     for i, s in sorted(starts.items()):
