@@ -768,9 +768,9 @@ static void a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens(void) {
  * the GPU's half. So the links carry the bytes of the long prompt alone: those of all four less those of three short ones.
  */
 static void a_share_of_sequences_is_one_of_their_tokens(void) {
-#define FOUR "--max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
-    static const char *const half[] = {FOUR "50 50 100 0", FOUR "100 0 50 50"};
-    static const char *const none[] = {FOUR "0 100 100 0", FOUR "100 0 0 100"};
+#define FOUR_BATCHES "--max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
+    static const char *const half[] = {FOUR_BATCHES "50 50 100 0", FOUR_BATCHES "100 0 50 50"};
+    static const char *const none[] = {FOUR_BATCHES "0 100 100 0", FOUR_BATCHES "100 0 0 100"};
     for (int kind = 0; kind < 2; kind++) {
         const Figures shared = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", half[kind]);
         const Figures all = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", none[kind]);
@@ -778,7 +778,7 @@ static void a_share_of_sequences_is_one_of_their_tokens(void) {
         for (int c = CTOG; c <= GTOC; c++)
             CU_ASSERT(shared.moved[c] > 0 && shared.moved[c] == all.moved[c] - four_short.moved[c] * 3 / 4);
     }
-#undef FOUR
+#undef FOUR_BATCHES
 }
 
 /* A block begins where the one before it began. */
