@@ -12,7 +12,6 @@
  * policy and the place of every byte; run_task opens the device, loads the weights and runs the
  * sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard
  * output, everything else to standard error. */
-#include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <malloc.h>
@@ -20,7 +19,6 @@
 #include <unistd.h>
 
 #include "app/app.h"
-#include "device/device.h"
 
 // -------------------------------------------------------------------------------------------------
 // Running a task
@@ -68,7 +66,7 @@ static void check_in_use(TaskRun *run) {
 static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
     if (run->stages.n) {
-        const Cluster wire = cluster_of(run);
+        Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
@@ -329,7 +327,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     if (share_job(run, job, err))
         return -1;
     if (task->count) {
-        const Listener listener = completions_listener(c);
+        Listener listener = completions_listener(c);
         Progress *progress = completions_progress(c);
         progress->on = isatty(STDERR_FILENO);
         if (plan_task(run, task, err))
@@ -347,11 +345,11 @@ static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
     Completions *c = completions_follow(job, run->options);
-    const Listener listener = completions_listener(c);
-    const int status = job->task.count && (plan_task(run, &job->task, err) ||
-                                           run_task(run, &job->task, &listener, NULL, err))
-                           ? -1
-                           : 0;
+    Listener listener = completions_listener(c);
+    int status = job->task.count && (plan_task(run, &job->task, err) ||
+                                     run_task(run, &job->task, &listener, NULL, err))
+                     ? -1
+                     : 0;
     completions_free(c);
     return status;
 }
@@ -473,7 +471,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
 /* Runs and reports a planned bench. On a GPU, a trace is of a second run; the measurements are
  * written before it, because it may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
-    const Listener listener = {.ctx = run, .done = digest_done};
+    Listener listener = {.ctx = run, .done = digest_done};
     if (run_task(run, task, &listener, NULL, err))
         return -1;
     if (follows(run))
@@ -517,14 +515,14 @@ static int bench(TaskRun *run, Error *err) {
 static int paper_policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
-    const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
+    Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
     Hardware *h = run->hardware = xcalloc(1, sizeof *h);
     if (check_lengths(o, config, err) || read_machine(h, o, err) ||
         paper_cost(&cost, h, config, &block, err))
         return -1;
     report_paper(run, &cost, &block);
-    const Search machine = {
+    Search machine = {
         .hardware = h, .checkpoint = run->checkpoint, .capacity = {h->gmem, h->cmem, h->nmem}};
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
@@ -587,7 +585,7 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
+    ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
     if (profile_measure(run->hardware, &size, &here, err))
         return -1;
     profile_keep(run->hardware, &size, &here);
@@ -631,7 +629,7 @@ static int eval(TaskRun *run, Error *err) {
     if (leads)
         status = o->perplexity ? eval_text(&eval, o->perplexity, err)
                                : eval_lines(&eval, o->last_word, err);
-    const Listener listener = leads ? eval_listener(&eval) : (Listener){0};
+    Listener listener = leads ? eval_listener(&eval) : (Listener){0};
     if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
         plan_task(run, &eval.task, err) ||
         run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))

@@ -4,6 +4,8 @@
  * policy, the prompts, their completions, and the reports at the end. */
 #ifndef APP_H
 #define APP_H
+#include <cjson/cJSON.h>
+
 #include "cost/cost.h"
 
 #ifdef __cplusplus

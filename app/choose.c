@@ -10,7 +10,6 @@
 
 #include "batch.h"
 #include "app/app.h"
-#include "device/device.h"
 
 // -------------------------------------------------------------------------------------------------
 // The machine
@@ -25,7 +24,7 @@
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
     const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
-    const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
     return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
@@ -36,7 +35,7 @@ int trace_count(const TaskRun *run) {
 
 size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
-    const size_t pages = (size_t)p->max_seqs * p->max_pages;
+    size_t pages = (size_t)p->max_seqs * p->max_pages;
     size_t slices = run->traced ? p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
     if (run->trace_limit && run->trace_limit < slices)
         slices = run->trace_limit;
@@ -65,7 +64,7 @@ enum {
  * what the other tiers leave of that. */
 static int disk_room(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
+    Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
     Bytes mapped = size_less(process_allowance("", NLANES).address,
                              tiers + process_room(run, run->trace_limit));
     struct statvfs disk;
@@ -94,10 +93,10 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     if (run->sim)
         return 0;
     /* stages on one machine share it equally */
-    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
-    const size_t share = process_allowance("", NLANES).memory / neighbours,
-                 percent = size_less(share, process_room(run, run->trace_limit)) / 100;
-    const Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
+    int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
+    size_t share = process_allowance("", NLANES).memory / neighbours,
+           percent = size_less(share, process_room(run, run->trace_limit)) / 100;
+    Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
     run->memory = percent * MOST_SHARE;
     c[TIER_GPU] = percent * HOST_GPU_SHARE;
     c[TIER_CPU] = percent * (gpu ? CPU_SHARE : HOST_CPU_SHARE);
@@ -122,7 +121,7 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
  * true if capacities were lowered. */
 static bool share_memory(TaskRun *run, Bytes bytes) {
     Bytes *c = run->capacity;
-    const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
+    int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
     if (run->gpu || run->sim || bytes <= run->memory)
         return false;
     c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
@@ -133,7 +132,7 @@ static bool share_memory(TaskRun *run, Bytes bytes) {
 /* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
  * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
-    const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
+    int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
     if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
         fail(&run->no_gpu, EXIT_USAGE,
              "the model's heads have %d elements, the GPU's attention has room for %d; use "
@@ -151,8 +150,8 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 void choose_threads(TaskRun *run) {
-    const int asked = run->options->threads, all = host_processors(),
-              allowed = imin(all, process_allowance("", 0).processors);
+    int asked = run->options->threads, all = host_processors(),
+        allowed = imin(all, process_allowance("", 0).processors);
     if (!asked && allowed < all)
         run->processors = all;
     run->threads = host_set_threads(asked ? asked : allowed);
@@ -185,8 +184,8 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity,
-                              isatty(STDERR_FILENO) ? stderr : NULL};
+    ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity,
+                        isatty(STDERR_FILENO) ? stderr : NULL};
     ProfileSize size;
     if (!run->sim &&
         (o->hardware ? read_machine(h, o, err)
@@ -216,12 +215,12 @@ static bool was_packed(const cJSON *head, const char *bits) {
 int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
-    const int hd = c->config.h1 / c->config.nh;
-    const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
+    int hd = c->config.h1 / c->config.nh;
+    Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
     const cJSON *before = completions_head(run->completions);
-    const bool kept = before && o->allow_compression;
-    const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
-               cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
+    bool kept = before && o->allow_compression;
+    bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
+         cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
     Policy *p = &run->given;
     run->may_pack = o->allow_compression && !kept;
     p->weight_study = weight ? asked : none;
@@ -250,7 +249,7 @@ int settle_compression(TaskRun *run, Error *err) {
 
 Cluster cluster_of(const TaskRun *run) {
     const Options *o = run->options;
-    const bool given = o->wire_bytes_s > 0;
+    bool given = o->wire_bytes_s > 0;
     return (Cluster){run->net ? run->net->stages : o->nodes,
                      given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8,
                      given ? o->wire_delay_s : o->net_ms / 1000};
@@ -304,7 +303,7 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0)
         return -1;
-    const double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
+    double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
     if (more >= 1)
         fprintf(stderr,
                 "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more "
@@ -317,8 +316,8 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
  * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
 static int choose_policy(TaskRun *run, const Task *task, double less, Error *err) {
     Search search = search_for(run, task);
-    const bool searches = !all_given(&search),
-               waits = run->completions && searches && search.max_latency <= 0;
+    bool searches = !all_given(&search),
+         waits = run->completions && searches && search.max_latency <= 0;
     run->predicted = searches || run->sim || run->options->hardware;
     if (!run->predicted)
         search.hardware = NULL;
@@ -362,7 +361,7 @@ bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* Adds to a message about a tier that is too small how much memory it can have at most. */
 static int add_limit(const TaskRun *run, Error *err) {
-    const size_t n = strlen(err->text);
+    size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n,
                  "; this process may have tiers of %.1f MiB in memory", run->memory / MEBIBYTE);
@@ -400,11 +399,11 @@ static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
     Error why = {0};
     Policy *p = &run->found.policy;
     Net *net = run->net;
-    const Search asked = search_for(run, task);
-    const bool leads = !follows(run), searches = !all_given(&asked);
+    Search asked = search_for(run, task);
+    bool leads = !follows(run), searches = !all_given(&asked);
     for (;;) {
         int status = leads ? choose_policy(run, task, less, err) : 0;
-        const bool chosen = !status;
+        bool chosen = !status;
         Task block = *task;
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
@@ -462,9 +461,8 @@ int plan_task(TaskRun *run, Task *task, Error *err) {
     for (;;) {
         status = choose_policy(run, task, 0, err) || place_task(run, task, err);
         const Plan *plan = run->plan;
-        const bool again = status
-                               ? shrink_batches(run)
-                               : share_memory(run, plan->total[TIER_GPU] + plan->total[TIER_CPU]);
+        bool again = status ? shrink_batches(run)
+                            : share_memory(run, plan->total[TIER_GPU] + plan->total[TIER_CPU]);
         if (!again)
             return status ? add_limit(run, err) : 0;
     }

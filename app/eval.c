@@ -8,7 +8,6 @@
  * scores. It keeps sums for each prompt and adds them in the order of the input, so that the
  * results do not depend on the schedule.
  * Read next: stage.c. */
-#include <cjson/cJSON.h>
 #include <math.h>
 
 #include "app/app.h"
@@ -45,7 +44,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    const Passage passage = {text, len, input_name(path)};
+    Passage passage = {text, len, input_name(path)};
     int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
     free(text);
     if (tokens < 0)

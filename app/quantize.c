@@ -22,16 +22,13 @@
  * made beside its place, as OUTPUT.tmp-PID, synced, and renamed when it is complete; on any failure
  * it is removed.
  * Read next: job.c. */
-#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
 #include "app/app.h"
 
 /* Bytes to which data is aligned; numbers that are converted at once; threads; bytes of a small
@@ -82,13 +79,13 @@ static void add_item(Copy *copy, const Part *part) {
 
 /* Returns the largest power of two, up to ALIGN, that divides the item's size in bytes. */
 static int roundness(const Item *item) {
-    const size_t bit = item->bytes & -item->bytes;
+    size_t bit = item->bytes & -item->bytes;
     return size_min(bit, ALIGN);
 }
 
 static int compare_items(const void *a, const void *b) {
     const Item *x = a, *y = b;
-    const int shard = x->shard - y->shard, round = roundness(y) - roundness(x);
+    int shard = x->shard - y->shard, round = roundness(y) - roundness(x);
     if (shard)
         return shard;
     return round ? round : x->order - y->order;
@@ -97,11 +94,11 @@ static int compare_items(const void *a, const void *b) {
 /* Makes the items, and gives each its shard and its place there. A layer stays together: the next
  * shard begins with it if this one would grow too large. */
 static void lay_out(Copy *copy, Bytes shard_bytes) {
-    const int count = part_count(&copy->checkpoint->config);
+    int count = part_count(&copy->checkpoint->config);
     Item *items = copy->items = xcalloc(count, sizeof *items);
     size_t size = 0;
     for (int t = 0; t < count; t++) {
-        const Part part = checkpoint_part(copy->checkpoint, t);
+        Part part = checkpoint_part(copy->checkpoint, t);
         if (part.tensor->rows)
             add_item(copy, &part);
     }
@@ -261,7 +258,7 @@ static void pack_row_groups(const void *rows, int first, int n) {
  * the next rows. */
 static int write_packed(const Copy *copy, const Item *item, Error *err) {
     for (int first = 0; first < item->rows; first += copy->threads) {
-        const int n = imin(copy->threads, item->rows - first);
+        int n = imin(copy->threads, item->rows - first);
         Error why[MOST_THREADS] = {0};
         host_share((double)n * GROUP * item->from->cols, n, pack_row_groups,
                    &(Rows){copy, item, first, why});
@@ -278,7 +275,7 @@ static int write_packed(const Copy *copy, const Item *item, Error *err) {
 
 static int write_f16(const Copy *copy, const Item *item, Error *err) {
     const Tensor *t = item->from;
-    const size_t count = item->bytes / sizeof(f16);
+    size_t count = item->bytes / sizeof(f16);
     for (size_t first = 0, n; first < count; first += n) {
         n = size_min(count - first, CHUNK);
         if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, err) ||
@@ -331,8 +328,8 @@ static int write_index(Copy *copy, Error *err) {
 
 /* Writes the whole copy to the unfinished directory. */
 static int write_files(Copy *copy, const char *from, Error *err) {
-    const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
-    const size_t numbers = (size_t)copy->threads * GROUP * k;
+    int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
+    size_t numbers = (size_t)copy->threads * GROUP * k;
     copy->scratch = xcalloc(CHUNK + numbers, sizeof *copy->scratch);
     copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
     int status = copy_small_files(copy, from, err);
@@ -360,7 +357,7 @@ static int write_beside(Copy *copy, const char *from, const char *output, Error 
         place[len - 1] = 0;
     if (unfinished_begin(place, true, &inner) < 0)
         return fail(err, inner.code, "--output %.400s: %.500s", output, inner.text);
-    const bool empty = rmdir(output) == 0;
+    bool empty = rmdir(output) == 0;
     int status =
         empty || errno == ENOENT
             ? write_files(copy, from, err)

@@ -3,12 +3,9 @@
  * The list is a cJSON object under the paper's names, which --json writes as it is. The text has
  * those of them that a person wants to see, and a few more, such as a rate beside bytes and
  * seconds. Read next: explain.c. */
-#include <cjson/cJSON.h>
 #include <inttypes.h>
-#include <math.h>
 
 #include "app/app.h"
-#include "device/device.h"
 
 static const double GIB = 1073741824;
 static const char *const held[] = {"weights", "KV cache", "activations"};
@@ -369,7 +366,7 @@ void print_summary(const TaskRun *run, int prompts, long tokens) {
 
 static void report_times(const TaskRun *run) {
     const RunStats *t = &run->stats;
-    const Cost was = measured(run);
+    Cost was = measured(run);
     double decoding = t->decode_s > 0 ? t->decoded / t->decode_s : 0;
     ADD(run->json, {"sweeps", t->sweeps}, {"s", run->options->prompt_len[1]},
         {"n", run->options->gen_len[1]}, {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen},
@@ -544,7 +541,7 @@ void report_traced(const TaskRun *run) {
  * as F16. */
 static void report_study(const TaskRun *run) {
     const Policy *p = &run->plan->policy;
-    const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
+    Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
     if (!study.bits)
         return;
     cJSON *json = cJSON_AddObjectToObject(run->json, "study");
@@ -560,7 +557,7 @@ static void report_study(const TaskRun *run) {
 }
 
 void report_eval(const TaskRun *run, const Eval *eval) {
-    const EvalResult e = eval_result(eval);
+    EvalResult e = eval_result(eval);
     const RunStats *t = &run->stats;
     int prompts = eval->task.count;
     if (run->options->perplexity) {

@@ -5,9 +5,6 @@
  * to the others. All stages then make the same admission decisions, so each knows which sequences
  * are in flight. If the machines are simulated, all stages are in this process, one thread each.
  * Read next: flags.c. */
-#include <pthread.h>
-
-#include "device/device.h"
 #include "app/app.h"
 
 /* Hashes of what must be the same on all stages. */
@@ -33,7 +30,7 @@ uint64_t flags_digest(char **args, int n) {
 }
 
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err) {
-    const Identity mine = {
+    Identity mine = {
         checkpoint_digest(checkpoint), flags,
         hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
     Identity first = mine;
@@ -50,14 +47,14 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
 }
 
 int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err) {
-    const int m = net->stages, count = given->n ? given->n : m;
+    int m = net->stages, count = given->n ? given->n : m;
     int layers = 0, sum = 0;
     if (m > l)
         return fail(err, EXIT_USAGE,
                     "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
                     plural(l));
     for (int s = 0; s < count; s++) {
-        const int n = given->n ? atoi(given->text[s]) : l * (s + 1) / m - sum;
+        int n = given->n ? atoi(given->text[s]) : l * (s + 1) / m - sum;
         if (n < 1)
             return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
         if (s == net->stage) {
@@ -104,7 +101,7 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         if (net->share(net, &sent, sizeof sent, err))
             return -1;
         *q = sent.prompt;
-        const size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
+        size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
         if (net->stage)
             q->ids = xcalloc(n, sizeof *q->ids);
         if (net->share(net, q->ids, n * sizeof *q->ids, err))
@@ -156,7 +153,7 @@ static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Erro
     Trace sent;
     if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err))
         return -1;
-    const double later = ready_at - sent.ready_at;
+    double later = ready_at - sent.ready_at;
     sent.slice = xcalloc(sent.n, sizeof *sent.slice);
     sent.held = xcalloc(sent.sweeps, sizeof *sent.held);
     *trace = sent;
@@ -193,8 +190,8 @@ int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];
-        const int layers = stage_layers(&stage->first, whole->config.l,
-                                        &(Net){.stage = s, .stages = m}, given, err);
+        int layers = stage_layers(&stage->first, whole->config.l, &(Net){.stage = s, .stages = m},
+                                  given, err);
         if (layers < 0)
             return -1;
         stage->part = checkpoint_stage(whole, s, m, stage->first, layers);
@@ -244,7 +241,7 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
         all->stage[s].task = task;
     for (started = 1; started < all->n; started++) {
         Stage *stage = &all->stage[started];
-        const int why = pthread_create(&stage->thread, NULL, run_stage, stage);
+        int why = pthread_create(&stage->thread, NULL, run_stage, stage);
         if (!why)
             continue;
         fail_to_start(err, why);
