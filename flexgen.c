@@ -90,7 +90,8 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
  * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
-    Trace *trace =
+    Trace *trace = run->traces = xcalloc(run->nstages, sizeof *trace);
+    *trace =
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages)
         trace->ready_at = run->device->now(run->device);
@@ -99,17 +100,14 @@ static void begin_traces(TaskRun *run) {
     run->device->trace = trace;
     for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
-        stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
+        trace[s] = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
+        stage->device->trace = &trace[s];
     }
 }
 
 /* Collects the traces of all stages on the first of them, which writes them if it is asked to. */
 static int end_traces(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
-    run->traces = xcalloc(trace_count(run), sizeof *run->traces);
-    run->traces[0] = *run->device->trace;
-    for (int s = 1; s < run->stages.n; s++)
-        run->traces[s] = *run->stages.stage[s].device->trace;
     if (run->net && stage_gather_traces(run->net, run->traces, err))
         return -1;
     if (!path || follows(run))
@@ -117,7 +115,7 @@ static int end_traces(TaskRun *run, Error *err) {
     FILE *file = output_open("--trace", path, err);
     if (!file)
         return -1;
-    trace_write(run->traces, trace_count(run), file);
+    trace_write(run->traces, run->nstages, file);
     return output_close(file, "--trace", path, err);
 }
 
@@ -170,14 +168,11 @@ static int begin_run(TaskRun *run, Error *err) {
  * memory, and writes the trace. */
 static int end_run(TaskRun *run, int status, Error *err) {
     Completions *c = run->completions;
-    if (c && completions_end(c, status, err))
-        return *stop_signal() ? stop_fail(err, completions_last(c) ? "; go on with --resume" : "")
-                              : -1;
-    if (status)
+    if (c ? completions_end(c, status, err) : status)
         return -1;
     if (run->gpu)
         check_in_use(run);
-    if (run->device->trace && end_traces(run, err))
+    if (run->traces && end_traces(run, err))
         return -1;
     say_notices(run, false);
     return 0;
@@ -380,41 +375,31 @@ enum {
     MAX_SLICES = 1 << 14 /* most slices of a trace that only adds up */
 };
 
-/* xorshift64 */
-static uint64_t draw(uint64_t *x) {
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
+/* Draws a length between two for a prompt; `which` tells it from the prompt's other draws. */
+static int draw_length(const int range[2], uint64_t seed, int prompt, int which) {
+    return range[0] + random_draw(seed, prompt, which) * (range[1] - range[0] + 1);
 }
-static int draw_in(uint64_t *x, const int range[2]) {
-    return range[0] + draw(x) % (range[1] - range[0] + 1);
-}
-
-static const uint64_t draw_start = 88172645463325252ull;
 
 /* Returns a task of prompts of one length, or of lengths between two, still without tokens. */
 static Task bench_task(const Options *o, int count) {
-    uint64_t x = (draw_start + o->sampling.seed) ^ 1;
+    enum { PROMPT_LEN = -1, GEN_LEN = -2 };
     Task task = {
         .count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
     for (int i = 0; i < count; i++) {
-        task.prompts[i].s = draw_in(&x, o->prompt_len);
-        task.prompts[i].n = draw_in(&x, o->gen_len);
+        task.prompts[i].s = draw_length(o->prompt_len, o->sampling.seed, i, PROMPT_LEN);
+        task.prompts[i].n = draw_length(o->gen_len, o->sampling.seed, i, GEN_LEN);
     }
     return task;
 }
 
 /* Draws the prompts' tokens at random. */
 static void fill_prompts(Task *task, const OptConfig *config) {
-    uint64_t x = draw_start + task->sampling.seed;
     for (int i = 0; i < task->count; i++) {
         Prompt *p = &task->prompts[i];
         p->ids = xcalloc(p->s, sizeof *p->ids);
-        for (int t = 0; t < p->s; t++) {
-            uint64_t drawn = draw(&x);
-            p->ids[t] = t ? drawn % config->vocab : 2; /* </s> */
-        }
+        p->ids[0] = 2; /* </s> */
+        for (int t = 1; t < p->s; t++)
+            p->ids[t] = random_draw(task->sampling.seed, i, t) * config->vocab;
     }
 }
 
@@ -459,12 +444,9 @@ static int bench_count(TaskRun *run, Error *err) {
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
-    uint64_t h = 0xcbf29ce484222325 + prompt; /* FNV-1a */
     (void)reason;
     (void)err;
-    for (int i = 0; i < n; i++)
-        h = (h ^ (uint32_t)tokens[i]) * 0x100000001b3;
-    run->digest += h;
+    run->digest += hash_bytes(HASH_START + prompt, tokens, n * sizeof *tokens);
     return 0;
 }
 
@@ -702,6 +684,7 @@ static int take_stage(TaskRun *run, Error *err) {
     Net *net = run->net;
     Policy *p = &run->given;
     int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    run->nstages = imax(m, 1);
     /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
      * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
@@ -714,7 +697,7 @@ static int take_stage(TaskRun *run, Error *err) {
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
-    if (stage_join(net, run->whole, run->flags, err))
+    if (stage_join(net, run->whole, o->digest, err))
         return -1;
     int layers = stage_layers(&run->first_layer, run->whole->config.l, net, &o->stages, err);
     if (layers < 0)
@@ -744,25 +727,21 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
         say_error(err);
         net->fail(net, err);
     }
-    for (int s = 1; run->traces && s < net->stages; s++)
-        trace_free(&run->traces[s]);
     net->close(net);
 }
 
 static void run_close(TaskRun *run) {
-    Trace *trace = run->device ? run->device->trace : NULL;
     if (run->stages.n)
         stages_close(&run->stages);
     else {
         if (run->device)
             run->device->close(run->device);
-        if (trace)
-            trace_free(trace);
-        free(trace);
         plan_free(run->plan);
     }
     if (run->gpu)
         run->gpu->close(run->gpu);
+    for (int s = 0; run->traces && s < run->nstages; s++)
+        trace_free(&run->traces[s]);
     free(run->traces);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
@@ -795,7 +774,7 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     if (flags_check(o, command, err))
         return -1;
     bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
-    TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
+    TaskRun run = {.options = o, .given = o->policy};
     int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
                          (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
                          commands[command](&run, err)

@@ -45,6 +45,7 @@ typedef struct Options {
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict;
     bool verbose, help;
+    uint64_t digest; /* of all that must be the same on all stages of a pipeline */
     Sampling sampling;
     Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
@@ -86,13 +87,13 @@ typedef struct {
 typedef struct {
     /* what was asked, and what was opened for it */
     const Options *options;
-    uint64_t flags;          /* flags_digest */
     Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
     Checkpoint *whole, part; /* the whole model; in a pipeline, a process's part of it */
     int first_layer;         /* of that part */
     Tokenizer *tokenizer;    /* opened for commands that read texts */
     Net *net;                /* the pipeline; NULL: one machine ... */
     Stages stages;           /* ... or simulated ones; plan and device are those of the first */
+    int nstages;             /* of the pipeline; 1: one machine */
 
     /* the machine */
     bool sim;               /* nothing is computed; --hardware names the machine */
@@ -123,7 +124,7 @@ typedef struct {
     cJSON *head;              /* generate's: the journal's head for this job */
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that a trace keeps at a time, if it only adds up; 0: all */
-    Trace *traces;      /* of all stages, on the first, when the run is over */
+    Trace *traces;      /* [nstages] the first process collects those of the others at the end */
     uint64_t digest;    /* bench's: a hash of all tokens, to compare two runs */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */
@@ -165,8 +166,6 @@ Cluster cluster_of(const TaskRun *run);
  * each page in each batch that passes through staging. In a trace a lane has at most two slices for
  * a layer and a batch. */
 size_t process_planned(const TaskRun *run);
-/* Returns how many traces the file that this process writes has: one for each stage. */
-int trace_count(const TaskRun *run);
 /* Returns true on a stage behind the first, which prints nothing. */
 bool follows(const TaskRun *run);
 
@@ -293,8 +292,6 @@ double progress_left(const Progress *progress);
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither
  * --resume nor --overwrite is given. job and options must outlive it. */
 Completions *completions_open(Job *job, const Options *options, Error *err);
-/* Returns true if there is a journal, so that the job can go on later. */
-bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
 Completions *completions_follow(Job *job, const Options *options);
@@ -324,8 +321,6 @@ void completions_free(Completions *completions);
 
 #define PIPELINE_VERSION "1" /* the version of the messages between stages */
 
-/* Returns a number that two command lines share if what must be the same on all stages is. */
-uint64_t flags_digest(char **args, int n);
 /* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
@@ -338,8 +333,8 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err);
 /* Prints a line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
 
-/* Returns a new trace for this stage's device, under the stage's name. */
-Trace *stage_trace(int stage, int first, int layers, size_t limit);
+/* Returns an empty trace for a stage's device, under the stage's name. */
+Trace stage_trace(int stage, int first, int layers, size_t limit);
 /* Collects the traces on the first stage. all[0] is this stage's own; the first stage receives the
  * others' as all[1] and so on, converted to its own clock, and frees their slices, even after a
  * failure. */
@@ -370,7 +365,7 @@ void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, doubl
 /* Runs the task on all stages. listener and stats are the first stage's. */
 int stages_run(Stages *stages, const Task *task, const Listener *listener, RunStats *stats,
                Error *err);
-/* Closes them, with the traces of their devices. */
+/* Closes them and their devices. */
 void stages_close(Stages *stages);
 
 // -------------------------------------------------------------------------------------------------

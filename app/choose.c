@@ -29,10 +29,6 @@ static size_t process_room(const TaskRun *run, size_t slices) {
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
 
-int trace_count(const TaskRun *run) {
-    return run->stages.n ? run->stages.n : run->net ? run->net->stages : 1;
-}
-
 size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
     size_t pages = (size_t)p->max_seqs * p->max_pages;
@@ -40,7 +36,7 @@ size_t process_planned(const TaskRun *run) {
     if (run->trace_limit && run->trace_limit < slices)
         slices = run->trace_limit;
     if (!follows(run))
-        slices *= trace_count(run);
+        slices *= run->nstages;
     return memory_peak() + process_room(run, slices) +
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }

@@ -539,7 +539,6 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
     return NULL;
 }
 
-bool completions_last(const Completions *c) { return c->journal != NULL; }
 const cJSON *completions_head(const Completions *c) {
     return c && c->resumed ? journal_head(c->journal) : NULL;
 }
@@ -575,12 +574,12 @@ int completions_begin(Completions *c, const cJSON *head, Error *err) {
 int completions_end(Completions *c, int status, Error *err) {
     hand_over(c, true);
     pthread_join(c->thread, NULL);
-    if (status)
-        return -1;
-    if (c->failed) {
+    if (!status && c->failed) {
         *err = c->error;
-        return -1;
+        status = -1;
     }
+    if (status)
+        return *stop_signal() ? stop_fail(err, c->journal ? "; go on with --resume" : "") : -1;
     return c->journal && c->written == c->job->count ? journal_remove(c->journal, err) : 0;
 }
 

@@ -124,16 +124,15 @@ static bool set_temperature(void *to, const Flag *flag, char **v) {
 
 static bool set_percent(void *to, const Flag *flag, char **v) {
     Options *o = to;
-    double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
-                        &o->policy.cc, &o->policy.hg, &o->policy.hc};
+    double *share = o->policy.share;
     for (int i = 0; i < 6; i++) {
         o->fixed[i] = strcmp(v[i], "-") != 0;
-        *share[i] = 0;
-        if (o->fixed[i] && !set_number(share[i], flag, &v[i])) {
+        share[i] = 0;
+        if (o->fixed[i] && !set_number(&share[i], flag, &v[i])) {
             v[0] = v[i];
             return false;
         }
-        *share[i] /= 100;
+        share[i] /= 100;
     }
     return true;
 }
@@ -456,7 +455,19 @@ static int check_percent(const Policy *p, Error *err) {
     return 0;
 }
 
+/* Returns true for a flag that may differ between the machines of a pipeline. */
+static bool is_own(const Flag *flag) {
+    static const char *const own[] = {"--model",    "--offload-dir", "--threads",
+                                      "--gpu-mem",  "--cpu-mem",     "--disk-mem",
+                                      "--hardware", "--with",        "--device"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (!strcmp(flag->name, own[i]))
+            return true;
+    return false;
+}
+
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
+    o->digest = HASH_START + command;
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
         while (f->name &&
@@ -472,6 +483,8 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
             snprintf(expected, sizeof expected, f->expected, f->low, f->high);
             return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
         }
+        for (int i = 0; i <= f->values && !is_own(f); i++)
+            o->digest = hash_bytes(o->digest, args[a + i], strlen(args[a + i]) + 1);
         a += f->values;
     }
     return check_percent(&o->policy, err);

@@ -494,7 +494,7 @@ static void report_stages(const TaskRun *run) {
 /* Reports the share of the time in which each stage of a pipeline waits for others: the bubble. */
 static void report_waiting(const TaskRun *run) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
-    for (int s = 0; s < trace_count(run); s++) {
+    for (int s = 0; s < run->nstages; s++) {
         double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);

@@ -12,23 +12,6 @@ typedef struct {
     uint64_t model, flags, program;
 } Identity;
 
-uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {
-        "--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem", "--disk-mem",
-        "--hardware", "--with",        "--device",  NULL}; /* may differ between machines */
-    uint64_t hash = HASH_START;
-    for (int a = 0; a < n; a++) {
-        const char *const *flag = own;
-        while (*flag && strcmp(args[a], *flag))
-            flag++;
-        if (*flag)
-            a++; /* skips its value, too */
-        else
-            hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
-    }
-    return hash;
-}
-
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err) {
     Identity mine = {
         checkpoint_digest(checkpoint), flags,
@@ -141,10 +124,9 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
 // Traces
 // -------------------------------------------------------------------------------------------------
 
-Trace *stage_trace(int stage, int first, int layers, size_t limit) {
-    Trace *trace = xcalloc(1, sizeof *trace);
-    trace->limit = limit;
-    snprintf(trace->name, sizeof trace->name, "stage %d: layers %d to %d", stage, first,
+Trace stage_trace(int stage, int first, int layers, size_t limit) {
+    Trace trace = {.limit = limit};
+    snprintf(trace.name, sizeof trace.name, "stage %d: layers %d to %d", stage, first,
              first + layers - 1);
     return trace;
 }
@@ -259,12 +241,6 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
 }
 
 void stages_close(Stages *all) {
-    for (int s = 0; all->world && s < all->n; s++) {
-        Trace *trace = all->stage[s].device->trace;
-        if (trace)
-            trace_free(trace);
-        free(trace);
-    }
     if (all->world)
         world_close(all->world);
     for (int s = 0; s < all->n; s++)

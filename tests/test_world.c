@@ -10,6 +10,7 @@ static Hardware fast, t4;
 static Checkpoint *model;
 static Task task;
 static Stages stages;
+static Trace traces[8]; /* of the stages */
 static const size_t roomy[NTIERS] = {(size_t)1 << 50, (size_t)1 << 50, (size_t)1 << 50};
 
 /* Where only products take time. A row of a layer takes 2 (4 h1^2 + 2 h1 h2) flops, which are a second; so are those of a
@@ -36,8 +37,10 @@ static void open_uneven(const OptConfig *config, const Texts *layers, int m, con
     ASSERT_OK(stages_split(&stages, model, m, layers, &err));
     ASSERT_OK(stages_plan(&stages, policy, &task, F16, roomy, &err));
     stages_open(&stages, hardware, bytes_s, delay_s);
-    for (int s = 0; s < m; s++)
-        stages.stage[s].device->trace = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
+    for (int s = 0; s < m; s++) {
+        traces[s] = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
+        stages.stage[s].device->trace = &traces[s];
+    }
 }
 
 static void open_stages(const OptConfig *config, int m, const Policy *policy, const Hardware *hardware, double bytes_s,
@@ -46,7 +49,9 @@ static void open_stages(const OptConfig *config, int m, const Policy *policy, co
 }
 
 static void close_stages(void) {
+    const int m = stages.n;
     stages_close(&stages);
+    for (int s = 0; s < m; s++) trace_free(&traces[s]);
     checkpoint_close(model);
 }
 
