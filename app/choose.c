@@ -112,19 +112,6 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     return disk_room(run, err);
 }
 
-/* Makes the two upper tiers share the memory if together they take more bytes than this process may
- * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
- * true if capacities were lowered. */
-static bool share_memory(TaskRun *run, Bytes bytes) {
-    Bytes *c = run->capacity;
-    int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
-    if (run->gpu || run->sim || bytes <= run->memory)
-        return false;
-    c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
-    c[larger] = run->memory - c[1 - larger];
-    return true;
-}
-
 /* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
  * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
@@ -337,43 +324,49 @@ static void cut_task(const TaskRun *run, Task *task) {
         task->count = imin(task->count, block_size(p) * flight_count(p));
 }
 
-/* Makes the plan for the policy that was found: where every byte lies. On a GPU, prompts pass a
- * layer in larger pieces if there is room for them. */
-static int place_task(TaskRun *run, Task *task, Error *err) {
+/* Makes this process's plan for the policy that was found: where every byte lies. On a GPU, prompts
+ * pass a layer in larger pieces if there is room for them. */
+static int make_plan(TaskRun *run, const Task *task, Error *err) {
     Policy policy = run->found.policy;
-    cut_task(run, task);
     if (run->gpu)
         fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
     plan_free(run->plan);
     run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->capacity, err))
+    if (!run->plan)
         return -1;
     for (int t = 0; t < NTIERS; t++)
         run->found.cost.peak[t] = run->plan->total[t];
-    return 0;
+    return plan_fits(run->plan, run->capacity, err);
 }
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* Adds to a message about a tier that is too small how much memory it can have at most. */
-static int add_limit(const TaskRun *run, Error *err) {
+static void add_limit(const TaskRun *run, Error *err) {
     size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n,
                  "; this process may have tiers of %.1f MiB in memory", run->memory / MEBIBYTE);
-    return -1;
 }
 
-/* Checks that all stages of a pipeline have room for the task. Each places the token table as high
- * as it has room for. */
-static int fits_all(TaskRun *run, const Task *task, Error *err) {
+/* Makes the plans of all stages, each with the token table as high as it has room for; that of the
+ * first simulated machine is the run's. Fails on all stages if one has too little room. */
+static int place_task(TaskRun *run, const Task *task, Error *err) {
     Policy *p = &run->found.policy;
-    if (run->stages.n)
-        return stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
-    int status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
+    Net *net = run->net;
+    int status = 0;
+    if (run->stages.n) {
+        status = stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
+        run->plan = run->stages.stage[0].plan;
+        return status;
+    }
+    if (net)
+        status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
+    if (!status)
+        status = make_plan(run, task, err);
     if (status)
-        status = add_limit(run, err);
-    return run->net->agree(run->net, status, err);
+        add_limit(run, err);
+    return net ? net->agree(net, status, err) : status;
 }
 
 /* Halves the given batches of a job that goes on, because its prompts are longer by what had been
@@ -387,9 +380,23 @@ static bool shrink_batches(TaskRun *run) {
     return true;
 }
 
-/* Chooses one policy for all stages: the first stage's, found for its own layers. If another stage
- * has less room, the search is repeated with less memory, each time by twice as much. */
-static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
+/* Makes the two upper tiers share the memory if together they need more bytes than this process may
+ * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
+ * true if capacities were lowered. */
+static bool share_memory(TaskRun *run, const Bytes bytes[NTIERS]) {
+    Bytes *c = run->capacity;
+    int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
+    if (run->gpu || run->sim || bytes[TIER_GPU] + bytes[TIER_CPU] <= run->memory)
+        return false;
+    c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
+    c[larger] = run->memory - c[1 - larger];
+    return true;
+}
+
+/* Chooses the policy, and plans the task under it. In a pipeline all stages take the first stage's
+ * policy, found for its own layers. If there is too little room, because another stage has less,
+ * the search is repeated with less memory, each time by twice as much. */
+static int choose_plan(TaskRun *run, Task *task, Error *err) {
     static const double least = .02, most = .64;
     double less = 0;
     Error why = {0};
@@ -399,67 +406,57 @@ static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
     bool leads = !follows(run), searches = !all_given(&asked);
     for (;;) {
         int status = leads ? choose_policy(run, task, less, err) : 0;
-        bool chosen = !status;
+        bool thrifty = searches && !status;
         Task block = *task;
+        if (status)
+            add_limit(run, err);
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
         cut_task(run, &block);
         if (!status)
-            status = fits_all(run, &block, err);
+            status = place_task(run, &block, err);
+        if (!status && !net && share_memory(run, run->plan->total))
+            continue;
         if (!status) {
             task->count = block.count;
             return 0;
         }
         if (!why.code)
             why = *err; /* the reason with all memory is the one to report */
-        int again = leads && (searches ? chosen && less < most : shrink_batches(run));
+        int again = leads && (thrifty ? less < most : shrink_batches(run));
         if (net && net->share(net, &again, sizeof again, err))
             return -1;
         if (!again) {
             *err = why;
             return -1;
         }
-        if (searches)
+        if (thrifty)
             less = fmax(2 * less, least);
     }
 }
 
-/* Makes each stage's own plan for the same task, and predicts the policy that all have room for.
- * The plan of the first simulated machine is the run's. */
-static int plan_pipeline(TaskRun *run, Task *task, Error *err) {
-    if (agree_on_policy(run, task, err))
-        return -1;
-    if (run->stages.n)
-        run->plan = run->stages.stage[0].plan;
-    else if (place_task(run, task, err))
-        return -1;
+/* Predicts the policy that all stages of a pipeline have room for. */
+static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
     Search part = search_for(run, task);
     part.one_block = false; /* the task has been cut */
     part.given = run->plan->policy;
     /* the formulas only know stages with equal shares */
     run->predicted = run->predicted && !run->options->stages.n;
-    if (run->predicted && policy_predict(&run->found, &part, err))
-        return -1;
-    return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
+    return run->predicted ? policy_predict(&run->found, &part, err) : 0;
 }
 
 int plan_task(TaskRun *run, Task *task, Error *err) {
     Net *net = run->net;
     int status = choose_machine(run, false, err);
     if (net)
-        share_memory(run, run->capacity[TIER_GPU] + run->capacity[TIER_CPU]);
+        share_memory(run, run->capacity);
     if (!status)
         status = settle_compression(run, err);
     if (net ? net->agree(net, status, err) : status)
         return -1;
-    if (net || run->stages.n)
-        return plan_pipeline(run, task, err);
-    for (;;) {
-        status = choose_policy(run, task, 0, err) || place_task(run, task, err);
-        const Plan *plan = run->plan;
-        bool again = status ? shrink_batches(run)
-                            : share_memory(run, plan->total[TIER_GPU] + plan->total[TIER_CPU]);
-        if (!again)
-            return status ? add_limit(run, err) : 0;
-    }
+    if (choose_plan(run, task, err))
+        return -1;
+    if ((net || run->stages.n) && predict_pipeline(run, task, err))
+        return -1;
+    return net ? stage_print_plans(net, run->plan, run->first_layer, err) : 0;
 }
