@@ -179,7 +179,7 @@ static int end_run(TaskRun *run, int status, Error *err) {
 }
 
 /* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
-static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
+static int run_task(TaskRun *run, const Task *task, Listener listener, Progress *progress,
                     Error *err) {
     bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress)
@@ -188,7 +188,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
         plan_print(stderr, run->plan, run->capacity);
     int status = begin_run(run, err);
     if (!status)
-        status = end_run(run, run_sweeps(run, task, listener, err), err);
+        status = end_run(run, run_sweeps(run, task, &listener, err), err);
     if (progress)
         progress_clear(progress);
     if (status)
@@ -235,7 +235,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    ADD(head, {"--temperature", s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
+    ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
         {"--top-k", greedy ? 0 : s->top_k});
     snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
     cJSON_AddStringToObject(head, "--seed", text);
@@ -275,11 +275,6 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* Tells the stages of a pipeline what is left to do, which may be nothing. */
-static int share_job(const TaskRun *run, Job *job, Error *err) {
-    return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
-}
-
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
     int errors = 0, cut = 0;
@@ -307,7 +302,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     Task *task = &job->task;
     bool finished;
     if (!job->count)
-        return share_job(run, job, err);
+        return stage_share_task(run->net, task, job, err);
     Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c || settle_compression(run, err))
         return -1;
@@ -319,16 +314,13 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
                 run->options->output);
     else
         job_rest(job);
-    if (share_job(run, job, err))
+    if (stage_share_task(run->net, task, job, err))
         return -1;
     if (task->count) {
-        Listener listener = completions_listener(c);
-        Progress *progress = completions_progress(c);
-        progress->on = isatty(STDERR_FILENO);
         if (plan_task(run, task, err))
             return -1;
         add_machine(run, completions_head(c));
-        if (run_task(run, task, &listener, progress, err))
+        if (run_task(run, task, completions_listener(c), completions_progress(c), err))
             return -1;
     } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
         return -1;
@@ -340,9 +332,8 @@ static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
     Completions *c = completions_follow(job, run->options);
-    Listener listener = completions_listener(c);
     int status = job->task.count && (plan_task(run, &job->task, err) ||
-                                     run_task(run, &job->task, &listener, NULL, err))
+                                     run_task(run, &job->task, completions_listener(c), NULL, err))
                      ? -1
                      : 0;
     completions_free(c);
@@ -454,7 +445,7 @@ static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, Fini
  * written before it, because it may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
     Listener listener = {.ctx = run, .done = digest_done};
-    if (run_task(run, task, &listener, NULL, err))
+    if (run_task(run, task, listener, NULL, err))
         return -1;
     if (follows(run))
         return 0;
@@ -604,17 +595,16 @@ static int eval(TaskRun *run, Error *err) {
                  .tokenizer = run->tokenizer,
                  .config = &run->checkpoint->config,
                  .window = o->window,
-                 .limit = o->limit,
-                 .progress.on = isatty(STDERR_FILENO)};
+                 .limit = o->limit};
     bool leads = !follows(run);
     int status = 0;
     if (leads)
         status = o->perplexity ? eval_text(&eval, o->perplexity, err)
                                : eval_lines(&eval, o->last_word, err);
-    Listener listener = leads ? eval_listener(&eval) : (Listener){0};
-    if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
+    if (status || stage_share_task(run->net, &eval.task, NULL, err) ||
         plan_task(run, &eval.task, err) ||
-        run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))
+        run_task(run, &eval.task, leads ? eval_listener(&eval) : (Listener){0},
+                 leads ? &eval.progress : NULL, err))
         status = -1;
     else if (leads)
         report_eval(run, &eval);
@@ -692,14 +682,14 @@ static int take_stage(TaskRun *run, Error *err) {
     if (!m)
         return 0;
     if (!net) {
-        if (stages_split(&run->stages, run->whole, m, &o->stages, err))
+        if (stages_split(&run->stages, run->whole, m, o->stages, err))
             return -1;
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
     if (stage_join(net, run->whole, o->digest, err))
         return -1;
-    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, &o->stages, err);
+    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, o->stages, err);
     if (layers < 0)
         return -1;
     run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
@@ -807,7 +797,6 @@ int main(int argc, char **argv) {
         status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text);
     free(o.stop.text);
-    free(o.stages.text);
     free(o.with.text);
     if (status)
         say_error(&err);

@@ -8,10 +8,6 @@
 
 #include "cost/cost.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define MEBIBYTE 1048576.0 /* bytes */
 
 // -------------------------------------------------------------------------------------------------
@@ -29,13 +25,13 @@ typedef struct {
 /* The flags of one command line. */
 typedef struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
-    const char *perplexity, *last_word, *format;
-    Texts prompt, stop, stages, with;
+    const char *perplexity, *last_word, *format, *stages;
+    Texts prompt, stop, with;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
-    bool fixed_schedule, fixed_temperature, frontier, explain;
+    bool fixed_schedule, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
     Quant quant;        /* --bits and --group; sizes that is_not_stored names are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */
@@ -45,8 +41,8 @@ typedef struct Options {
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict;
     bool verbose, help;
-    uint64_t digest; /* of all that must be the same on all stages of a pipeline */
-    Sampling sampling;
+    uint64_t digest;        /* of all that must be the same on all stages of a pipeline */
+    Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
     Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
     bool links;             /* true if some link is slowed */
@@ -60,6 +56,8 @@ int command_parse(Command *command, const char *name, Error *err);
 /* Reads the n arguments after the command. -1 and err (EXIT_USAGE), which says what was expected,
  * or which known flag is nearest to an unknown one. */
 int flags_parse(Options *options, Command command, char **args, int n, Error *err);
+/* The names of what has a place in the policy, in the order of its shares. */
+extern const char *const placed_name[3];
 /* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
 int flags_check(const Options *options, Command command, Error *err);
 /* Prints the help text: the commands and all flags. */
@@ -325,10 +323,10 @@ void completions_free(Completions *completions);
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
 /* Returns how many of l layers this stage has, and its first layer in *first: equally many on all
- * stages, or as given. -1 and err. */
-int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err);
+ * stages, or as given, such as "10,10,4" (NULL: it is not given). -1 and err. */
+int stage_layers(int *first, int l, const Net *net, const char *given, Error *err);
 /* Sends the first stage's task to all others, who then own it; a job's (NULL: there is no job) with
- * the tokens that are known already. */
+ * the tokens that are known already. net NULL: there are no others. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err);
 /* Prints a line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
@@ -354,7 +352,7 @@ struct Stage {
 };
 
 /* Splits the model into m stages, as stage_layers does; `whole` must outlive them. */
-int stages_split(Stages *stages, const Checkpoint *whole, int m, const Texts *given, Error *err);
+int stages_split(Stages *stages, const Checkpoint *whole, int m, const char *given, Error *err);
 /* Makes their plans, each with the token table where there is room. -1 and err, which names the
  * first stage that has too little. */
 int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type,
@@ -504,7 +502,4 @@ void print_summary(const TaskRun *run, int prompts, long tokens);
 int report_explained(const TaskRun *run, const Search *search, const Policy *policy,
                      const Block *block, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

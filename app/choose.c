@@ -265,10 +265,8 @@ Search search_for(const TaskRun *run, const Task *task) {
 /* Returns true if the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
     /* a limit of the latency has to be checked by the search */
-    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0;
-    for (int i = 0; i < 6; i++)
-        all = all && s->fixed[i];
-    return all && !s->may_pack;
+    return s->fixed_gbs && s->fixed_batches && s->max_latency <= 0 && !s->may_pack &&
+           !memchr(s->fixed, false, sizeof s->fixed);
 }
 
 int find_policies(Found *found, int most, Search *s, Error *err) {
@@ -441,7 +439,7 @@ static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
     part.one_block = false; /* the task has been cut */
     part.given = run->plan->policy;
     /* the formulas only know stages with equal shares */
-    run->predicted = run->predicted && !run->options->stages.n;
+    run->predicted = run->predicted && !run->options->stages;
     return run->predicted ? policy_predict(&run->found, &part, err) : 0;
 }
 

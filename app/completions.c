@@ -313,6 +313,7 @@ static bool hand_over(Completions *c, bool last) {
  * long as the operations. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
     bool count = !p->tokens;
+    p->on = isatty(STDERR_FILENO);
     p->sweeps = plan->sweeps;
     p->pair = 1. / plan->config.h1;
     for (int i = 0; i < task->count; i++) {

@@ -116,12 +116,6 @@ static bool set_number(void *to, const Flag *flag, char **v) {
     return !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
 }
 
-static bool set_temperature(void *to, const Flag *flag, char **v) {
-    Options *o = to;
-    o->fixed_temperature = true;
-    return set_number(&o->sampling.temperature, flag, v);
-}
-
 static bool set_percent(void *to, const Flag *flag, char **v) {
     Options *o = to;
     double *share = o->policy.share;
@@ -194,12 +188,6 @@ static bool set_wire(void *to, const Flag *flag, char **v) {
     bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
     return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6;
-}
-
-static bool set_stages(void *to, const Flag *flag, char **v) {
-    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        add_text(to, flag, &at);
-    return true;
 }
 
 /* Reads "ctog=1G,dtoc=0.5G". */
@@ -319,8 +307,7 @@ static const Flag flags[] = {
     {"--net", "gbe", 1, set_wire, 0, 0, 0, 0, "bytes a second and a delay such as 1G,0.5ms",
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms "
      "(bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, NULL,
-     "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--stages", "gbe", TEXT(stages), "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, 0, 0, 0, 0,
@@ -335,7 +322,7 @@ static const Flag flags[] = {
      "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
     {"--threads", "gbpmqe", WHOLE(threads, 1, 1024),
      "N: threads that compute (all cores; with a GPU two fewer)"},
-    {"--temperature", "g", 1, set_temperature, 0, sizeof(float), 0, 1e6, A_NUMBER,
+    {"--temperature", "g", NUMBER(sampling.temperature, 0, 1e6),
      "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -359,7 +346,7 @@ Options options_default(void) {
                      .net_ms = .1,
                      .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                      .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
-                     .sampling = {.top_p = 1},
+                     .sampling = {.temperature = -1, .top_p = 1},
                      .quant = {4, GROUP},
                      .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
 }
@@ -440,18 +427,17 @@ int command_parse(Command *command, const char *name, Error *err) {
                 name);
 }
 
+const char *const placed_name[3] = {"weights", "KV cache", "activations"};
+
 /* Checks that no more than everything is on GPU and CPU. */
 static int check_percent(const Policy *p, Error *err) {
-    const struct {
-        const char *what;
-        double share;
-    } sum[] = {
-        {"weights", p->wg + p->wc}, {"KV cache", p->cg + p->cc}, {"activations", p->hg + p->hc}};
-    for (int i = 0; i < 3; i++)
-        if (sum[i].share > 1 + 1e-9) /* allows for the sum of two rounded numbers */
+    for (int i = 0; i < 3; i++) {
+        double sum = p->share[2 * i] + p->share[2 * i + 1];
+        if (sum > 1 + 1e-9) /* allows for the sum of two rounded numbers */
             return fail(err, EXIT_USAGE,
-                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%", sum[i].what,
-                        100 * sum[i].share);
+                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%",
+                        placed_name[i], 100 * sum);
+    }
     return 0;
 }
 
@@ -587,16 +573,14 @@ static int check_paper(const Options *o, Error *err) {
 #define LENGTH ": the cost model paper knows one length; give one number"
 #define EXACT ": the cost model paper knows none; leave it out"
 #define BEYOND ": the cost model paper looks at one block on one machine; leave it out"
-    bool some_fixed = false;
-    for (int i = 0; i < 6; i++)
-        some_fixed |= o->fixed[i];
     const Rule rules[] = {
         {!o->hardware, NO_MACHINE},
         {!o->policy.gbs, "--gpu-batch-size" BLOCK},
         {!o->policy.num_gpu_batches, "--num-gpu-batches" BLOCK},
         {is_range(o->prompt_len), "--prompt-len" LENGTH},
         {is_range(o->gen_len), "--gen-len" LENGTH},
-        {some_fixed, "--percent: the cost model paper finds all of them; leave it out"},
+        {memchr(o->fixed, true, sizeof o->fixed),
+         "--percent: the cost model paper finds all of them; leave it out"},
         {is_sparse(&o->policy), "--attn-sparsity" EXACT},
         {o->compress_weight || o->compress_cache || o->allow_compression, "compression" EXACT},
         {o->frontier, "--frontier" BEYOND},
@@ -611,7 +595,7 @@ static int check_pairs(const Options *o, Command command, Error *err) {
 #define GREEDY \
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
     bool on_paper = o->nodes && command == POLICY,
-         cold = command == GENERATE && !o->fixed_temperature;
+         cold = command == GENERATE && o->sampling.temperature < 0;
     bool empty_stop = false, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         empty_stop |= !o->stop.text[i][0];

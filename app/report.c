@@ -8,7 +8,6 @@
 #include "app/app.h"
 
 static const double GIB = 1073741824;
-static const char *const held[] = {"weights", "KV cache", "activations"};
 
 // -------------------------------------------------------------------------------------------------
 // The plan
@@ -68,8 +67,8 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
         flights * pages * p->policy.page_tokens * p->kv_row * 2 * p->config.l / MEBIBYTE,
         p->a21_kv / MEBIBYTE);
     for (int w = 0; w < 3; w++)
-        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", held[w], 100 * p->achieved[w][0],
-                100 * p->achieved[w][1], 100 * p->achieved[w][2]);
+        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", placed_name[w],
+                100 * p->achieved[w][0], 100 * p->achieved[w][1], 100 * p->achieved[w][2]);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -134,8 +133,8 @@ static void add_policy(cJSON *json, const Policy *p) {
 
 /* Prints the shares in percent: wg wc cg cc hg hc. */
 static void print_shares(FILE *out, const Policy *p) {
-    fprintf(out, "%5.1f %5.1f %5.1f %5.1f %5.1f %5.1f", 100 * p->wg, 100 * p->wc, 100 * p->cg,
-            100 * p->cc, 100 * p->hg, 100 * p->hc);
+    for (int i = 0; i < 6; i++)
+        fprintf(out, i ? " %5.1f" : "%5.1f", 100 * p->share[i]);
 }
 
 /* Adds what a cost model expects, and the rows that bind it. */
@@ -212,7 +211,7 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
     fprintf(out, "block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
     for (int f = 0; f < NFRACTIONS; f++) {
         if (f % NTIERS == 0)
-            fprintf(out, "  %-11s", held[f / NTIERS]);
+            fprintf(out, "  %-11s", placed_name[f / NTIERS]);
         fprintf(out, "  %s %6.2f%%%s", fraction_name[f], 100 * cost->fraction[f],
                 f % NTIERS == TIER_DISK ? "\n" : "");
     }

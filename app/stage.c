@@ -29,22 +29,23 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
         err);
 }
 
-int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err) {
-    int m = net->stages, count = given->n ? given->n : m;
-    int layers = 0, sum = 0;
+int stage_layers(int *first, int l, const Net *net, const char *given, Error *err) {
+    int m = net->stages, count = 0, layers = 0, sum = 0;
     if (m > l)
         return fail(err, EXIT_USAGE,
                     "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
                     plural(l));
-    for (int s = 0; s < count; s++) {
-        int n = given->n ? atoi(given->text[s]) : l * (s + 1) / m - sum;
+    for (const char *at = given; given ? at != NULL : count < m; count++) {
+        int n = given ? atoi(at) : l * (count + 1) / m - sum;
         if (n < 1)
             return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
-        if (s == net->stage) {
+        if (count == net->stage) {
             *first = sum;
             layers = n;
         }
         sum += n;
+        const char *comma = given ? strchr(at, ',') : NULL;
+        at = comma ? comma + 1 : NULL;
     }
     if (count == m && sum == l)
         return layers;
@@ -68,6 +69,8 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         Task task;
         int requests;
     } head = {*task, job ? job->count : 0};
+    if (!net)
+        return 0;
     if (net->share(net, &head, sizeof head, err))
         return -1;
     if (net->stage) {
@@ -168,7 +171,7 @@ int stage_gather_traces(Net *net, Trace *all, Error *err) {
 // A pipeline of simulated machines, all in this process
 // -------------------------------------------------------------------------------------------------
 
-int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given, Error *err) {
+int stages_split(Stages *all, const Checkpoint *whole, int m, const char *given, Error *err) {
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];

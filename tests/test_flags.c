@@ -78,6 +78,7 @@ static void texts_and_files_set_their_field(void) {
     SETS(GENERATE, o.output = text, "--output", text);
     SETS(EVAL, o.perplexity = text, "--perplexity", text);
     SETS(EVAL, o.last_word = text, "--last-word", text);
+    SETS(BENCH, o.stages = text, "--stages", text);
     SETS(BENCH, o.json = text, "--json", text);
     SETS(BENCH, o.device = text, "--device", text);
     SETS(BENCH, o.hardware = text, "--hardware", text);
@@ -104,7 +105,7 @@ static void switches_set_their_field(void) {
 }
 
 /* What sampling asks for. */
-static void warm(Options *o) { o->sampling.temperature = 1, o->fixed_temperature = true; }
+static void warm(Options *o) { o->sampling.temperature = 1; }
 
 static void numbers_set_their_field(void) {
     SETS(GENERATE, o.max_tokens = 7, "--max-tokens", "7");
@@ -159,19 +160,17 @@ static void words_set_their_field(void) {
 /* What may be given several times is kept in its order. */
 static void lists_keep_what_is_given_in_order(void) {
     Options o = options_default();
-    CU_ASSERT_EQUAL(
-        parse(&o, GENERATE, ARGS("--prompt", "a", "--stop", "x", "--prompt", "b", "--stages", "3,4", "--stop", "")), 0);
+    CU_ASSERT_EQUAL(parse(&o, GENERATE, ARGS("--prompt", "a", "--stop", "x", "--prompt", "b", "--stop", "")), 0);
     CU_ASSERT(o.prompt.n == 2 && !strcmp(o.prompt.text[0], "a") && !strcmp(o.prompt.text[1], "b"));
     CU_ASSERT(o.stop.n == 2 && !strcmp(o.stop.text[0], "x") && !o.stop.text[1][0]);
     CU_ASSERT_EQUAL(parse(&o, POLICY, ARGS("--with", "gmem=1e9", "--with", "ctog_bdw=2e9")), 0);
     CU_ASSERT(o.with.n == 2 && !strcmp(o.with.text[0], "gmem=1e9") && !strcmp(o.with.text[1], "ctog_bdw=2e9"));
-    CU_ASSERT(o.stages.n == 2 && atoi(o.stages.text[0]) == 3 && atoi(o.stages.text[1]) == 4);
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
+    free(o.prompt.text), free(o.stop.text), free(o.with.text);
 }
 
 /* Behind the tests above. */
 static void every_flag_of_the_help_text_was_tried(void) {
-    static const char *const lists = " --prompt --stop --stages --with "; /* above */
+    static const char *const lists = " --prompt --stop --with "; /* above */
     char letters[10], padded[50];
     const char *name;
     int i = 0;
@@ -207,7 +206,7 @@ static bool takes(const char *name, Command command, const char *format, double 
     Options o = options_default();
     snprintf(number, sizeof number, format, value);
     const bool taken = !parse(&o, command, ARGS((char *)name, number));
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
+    free(o.prompt.text), free(o.stop.text), free(o.with.text);
     return taken;
 }
 
@@ -265,7 +264,7 @@ static void percentages_add_up_to_100(void) {
 static int check(Command command, char *const *args) {
     Options o = options_default();
     const int status = parse(&o, command, args) || flags_check(&o, command, &err) ? -1 : 0;
-    free(o.prompt.text), free(o.stop.text), free(o.stages.text), free(o.with.text);
+    free(o.prompt.text), free(o.stop.text), free(o.with.text);
     return status;
 }
 
