@@ -129,10 +129,9 @@ static int load_device(TaskRun *run, Error *err) {
     memcpy(device->link, run->options->link, sizeof device->link);
     if (run->net)
         device->net = run->net;
-    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
-                      checkpoint_unchanged(run->checkpoint, err)))
-        return -1;
-    if ((run->gpu && opt_warm_up(device, run->plan, err)) ||
+    if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
+                       checkpoint_unchanged(run->checkpoint, err))) ||
+        (run->gpu && opt_warm_up(device, run->plan, err)) ||
         (run->net && run->net->agree(run->net, 0, err)))
         return -1;
     if (run->traced && !traced_later(run))
@@ -687,12 +686,9 @@ static int take_stage(TaskRun *run, Error *err) {
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
-    if (stage_join(net, run->whole, o->digest, err))
+    if (stage_join(net, run->whole, o->digest, err) ||
+        stage_part(&run->part, &run->first_layer, run->whole, net, o->stages, err))
         return -1;
-    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, o->stages, err);
-    if (layers < 0)
-        return -1;
-    run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
     run->checkpoint = &run->part;
     return 0;
 }

@@ -230,7 +230,17 @@ int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, cons
 // journal.c: what a job has chosen so far, on disk
 // -------------------------------------------------------------------------------------------------
 
-typedef struct Journal Journal;
+/* A journal that is open. */
+typedef struct {
+    char path[MAX_PATH];
+    int fd;
+    bool locked;
+    char *text; /* (size) the file as it was opened, until the job begins */
+    size_t size;
+    cJSON *head;    /* its first line; NULL: the journal is new */
+    size_t end;     /* bytes that are valid */
+    uint64_t check; /* the hash of these bytes */
+} Journal;
 
 /* One generated token as the journal records it. */
 typedef struct {
@@ -242,10 +252,6 @@ typedef struct {
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another
  * process has it (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
 Journal *journal_open(const char *output, double patience, Error *err);
-/* Returns the object in its first line; NULL: the journal is new. */
-const cJSON *journal_head(const Journal *journal);
-/* Returns its file's name. */
-const char *journal_path(const Journal *journal);
 /* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
  * calls the file `name`, if it cannot be read. */
 char *file_whole(int fd, const char *name, size_t *size, Error *err);
@@ -274,7 +280,7 @@ typedef struct {
     bool on;
     double sweeps, work;    /* of the whole run, if no sequence stops early */
     double pair;            /* work of attending to one token; a row's products are 1 */
-    long tokens;            /* that are wanted; progress_open counts them if it finds 0 */
+    long tokens;            /* that are wanted */
     double shown;           /* the time when the line was last written */
     double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
@@ -322,9 +328,10 @@ void completions_free(Completions *completions);
 /* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
-/* Returns how many of l layers this stage has, and its first layer in *first: equally many on all
- * stages, or as given, such as "10,10,4" (NULL: it is not given). -1 and err. */
-int stage_layers(int *first, int l, const Net *net, const char *given, Error *err);
+/* Writes this stage's part of the model to *part, and its first layer to *first: equally many
+ * layers on all stages, or as given, such as "10,10,4" (NULL: it is not given). -1 and err. */
+int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net *net,
+               const char *given, Error *err);
 /* Sends the first stage's task to all others, who then own it; a job's (NULL: there is no job) with
  * the tokens that are known already. net NULL: there are no others. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err);
@@ -351,7 +358,7 @@ struct Stage {
     Error err;
 };
 
-/* Splits the model into m stages, as stage_layers does; `whole` must outlive them. */
+/* Splits the model into m stages, as stage_part does; `whole` must outlive them. */
 int stages_split(Stages *stages, const Checkpoint *whole, int m, const char *given, Error *err);
 /* Makes their plans, each with the token table where there is room. -1 and err, which names the
  * first stage that has too little. */

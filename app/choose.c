@@ -23,8 +23,8 @@
  *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
-    const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
-    size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    size_t group = run->options->quant.group * sizeof(f16),
+           packed = run->checkpoint ? group * run->checkpoint->config.h2 : 0;
     return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
@@ -315,13 +315,6 @@ static int choose_policy(TaskRun *run, const Task *task, double less, Error *err
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Cuts a task that is to be one block to the prompts that the block of each flight holds. */
-static void cut_task(const TaskRun *run, Task *task) {
-    const Policy *p = &run->found.policy;
-    if (run->one_block)
-        task->count = imin(task->count, block_size(p) * flight_count(p));
-}
-
 /* Makes this process's plan for the policy that was found: where every byte lies. On a GPU, prompts
  * pass a layer in larger pieces if there is room for them. */
 static int make_plan(TaskRun *run, const Task *task, Error *err) {
@@ -410,7 +403,8 @@ static int choose_plan(TaskRun *run, Task *task, Error *err) {
             add_limit(run, err);
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
-        cut_task(run, &block);
+        if (run->one_block) /* cuts the task to the prompts that the block of each flight holds */
+            block.count = imin(task->count, block_size(p) * flight_count(p));
         if (!status)
             status = place_task(run, &block, err);
         if (!status && !net && share_memory(run, run->plan->total))

@@ -312,15 +312,14 @@ static bool hand_over(Completions *c, bool last) {
  * Attending to one token takes 4 h1 operations and 4 h1 bytes; the bytes take about ten times as
  * long as the operations. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
-    bool count = !p->tokens;
     p->on = isatty(STDERR_FILENO);
     p->sweeps = plan->sweeps;
     p->pair = 1. / plan->config.h1;
     for (int i = 0; i < task->count; i++) {
-        double s = task->prompts[i].s, n = task->prompts[i].n;
+        const Prompt *q = &task->prompts[i];
+        double s = q->s, n = q->n;
         p->work += s + n - 1 + p->pair * (s * (s + 1) / 2 + (n - 1) * (s + n / 2));
-        if (count)
-            p->tokens += task->prompts[i].n;
+        p->tokens += task->scored ? q->s + q->n - q->from : q->n;
     }
 }
 
@@ -400,14 +399,14 @@ Listener completions_listener(Completions *c) {
 /* Refuses the journal if its first line is not that of this job. */
 static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     for (const cJSON *here = head->child; here; here = here->next) {
-        const cJSON *there = json_get(journal_head(c->journal), here->string);
+        const cJSON *there = json_get(c->journal->head, here->string);
         if (cJSON_Compare(here, there, true))
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,
              "%s is of another job: its %s is %.100s, and here it is %.100s; finish that job, or "
              "--overwrite",
-             journal_path(c->journal), here->string, was ? was : "missing", is);
+             c->journal->path, here->string, was ? was : "missing", is);
         free(is);
         free(was);
         return -1;
@@ -488,7 +487,7 @@ static int keep_lines(Completions *c, Error *err) {
     if (there && !same)
         fail(err, EXIT_USAGE,
              "%s: line %d is not what %s says; move the output away, and --resume writes it anew",
-             c->path, c->written + 1, journal_path(c->journal));
+             c->path, c->written + 1, c->journal->path);
     return same ? 0 : -1;
 }
 
@@ -521,7 +520,7 @@ static int look_at_output(Completions *c, Error *err) {
     c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
     if (!c->journal || file_size(&c->found, c->path, err))
         return -1;
-    bool begun = journal_head(c->journal);
+    bool begun = c->journal->head;
     c->resumed = o->resume && begun;
     if (o->resume || o->overwrite || (!begun && !c->found))
         return 0;
@@ -541,7 +540,7 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
 }
 
 const cJSON *completions_head(const Completions *c) {
-    return c && c->resumed ? journal_head(c->journal) : NULL;
+    return c && c->resumed ? c->journal->head : NULL;
 }
 
 /* Opens the output, and begins its journal. */

@@ -156,7 +156,6 @@ static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
 }
 
 Listener eval_listener(Eval *e) {
-    e->progress.tokens = e->tokens;
     return (Listener){.ctx = e, .scored = on_scored, .sweep = on_sweep};
 }
 

@@ -5,7 +5,6 @@
  * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
  * one line that says what was expected.
  * Read next: report.c. */
-#include <errno.h>
 #include <fnmatch.h>
 #include <libgen.h>
 #include <math.h>
@@ -82,9 +81,8 @@ static bool set_bool(void *to, const Flag *flag, char **v) {
 /* Stores a whole number in a field of 16, 32 or 64 bits. */
 static bool set_whole(void *to, const Flag *flag, char **v) {
     char *end;
-    errno = 0;
     long value = strtol(v[0], &end, 10);
-    if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
+    if (end == v[0] || *end || value < flag->low || value > flag->high)
         return false;
     memcpy(to, &value, flag->bytes); /* the low bytes are the first */
     return true;
@@ -107,13 +105,12 @@ static bool set_range(void *to, const Flag *flag, char **v) {
 /* Stores a number in a float or a double. */
 static bool set_number(void *to, const Flag *flag, char **v) {
     char *end;
-    errno = 0;
     double value = strtod(v[0], &end);
     if (flag->bytes == sizeof(float))
         *(float *)to = value;
     else
         *(double *)to = value;
-    return !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
+    return end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
 }
 
 static bool set_percent(void *to, const Flag *flag, char **v) {

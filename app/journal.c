@@ -20,17 +20,6 @@
 
 #include "app/app.h"
 
-struct Journal {
-    char path[MAX_PATH];
-    int fd;
-    bool locked;
-    char *text; /* (size) the file as it was opened, until the job begins */
-    size_t size;
-    cJSON *head;    /* its first line; NULL if there is none */
-    size_t end;     /* bytes that are valid */
-    uint64_t check; /* the hash of these bytes */
-};
-
 /* Fills err with what could not be done, and why, by errno. Returns -1. */
 static int journal_fault(const Journal *j, const char *what, Error *err) {
     return fail(err, EXIT_FAILED, "%s: cannot %s: %s", j->path, what, strerror(errno));
@@ -98,9 +87,6 @@ Journal *journal_open(const char *output, double patience, Error *err) {
     journal_close(j);
     return NULL;
 }
-
-const cJSON *journal_head(const Journal *j) { return j->head; }
-const char *journal_path(const Journal *j) { return j->path; }
 
 /* Returns the bytes of the record behind the valid end, without its check, and sets *check. Returns
  * 0 if there is no valid record. */

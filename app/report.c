@@ -26,7 +26,15 @@ const char *plan_purpose(Bytes bytes[NTIERS], const Plan *p, int i) {
     return all[i].bytes ? all[i].name : NULL;
 }
 
-static void print_regions(FILE *out, const Plan *p) {
+static void print_tiers(FILE *out, const char *name, const Bytes bytes[NTIERS]) {
+    fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", name, bytes[TIER_GPU] / MEBIBYTE,
+            bytes[TIER_CPU] / MEBIBYTE, bytes[TIER_DISK] / MEBIBYTE);
+}
+
+void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
+    int flights = flight_count(&p->policy),
+        batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
+    fputs("plan (MiB)                                  GPU          CPU         disk\n", out);
     for (int i = 0; i < NREGIONS * NTIERS; i++) {
         Bytes bytes[NTIERS];
         const char *name = plan_purpose(bytes, p, i);
@@ -37,25 +45,8 @@ static void print_regions(FILE *out, const Plan *p) {
             bytes[t] ? fprintf(out, " %12.2f", bytes[t] / MEBIBYTE) : fprintf(out, " %12s", "");
         fprintf(out, "\n");
     }
-}
-
-static void print_tiers(FILE *out, const char *name, const Bytes bytes[NTIERS]) {
-    fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", name, bytes[TIER_GPU] / MEBIBYTE,
-            bytes[TIER_CPU] / MEBIBYTE, bytes[TIER_DISK] / MEBIBYTE);
-}
-
-/* Prints the totals below a heading. */
-static void print_totals(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
     print_tiers(out, "planned", p->total);
     print_tiers(out, "capacity", capacity);
-}
-
-void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
-    int flights = flight_count(&p->policy),
-        batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
-    fputs("plan (MiB)                                  GPU          CPU         disk\n", out);
-    print_regions(out, p);
-    print_totals(out, p, capacity);
     Bytes pages = 0;
     for (int t = 0; t < NTIERS; t++)
         pages += p->npages[t];
@@ -321,7 +312,8 @@ void print_peaks(const TaskRun *run) {
     double peak = memory_peak() / MEBIBYTE,
            in_process = ((run->gpu ? 0 : tiers[TIER_GPU]) + tiers[TIER_CPU]) / MEBIBYTE;
     fputs("plan and peak (MiB)                         GPU          CPU         disk\n", stderr);
-    print_totals(stderr, run->plan, run->capacity);
+    print_tiers(stderr, "planned", run->plan->total);
+    print_tiers(stderr, "capacity", run->capacity);
     print_tiers(stderr, "measured peak", tiers);
     if (!run->sim)
         fprintf(stderr,
@@ -420,8 +412,8 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
         busy[channel] += count->busy_s;
         if (channel == NET && !run->device->net)
             continue;
-        fprintf(out, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
-        fprintf(out, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
+        fprintf(out, known ? "  %-16s %-5s busy %8.3f s" : "  %-16s %-5s busy        ? s",
+                lane_name[l], channel_name[channel], count->busy_s);
         if (bytes > 0)
             fprintf(out, "  moved %10.2f MB", bytes / 1e6);
         if (bytes > 0 && known)

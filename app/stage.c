@@ -29,8 +29,9 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
         err);
 }
 
-int stage_layers(int *first, int l, const Net *net, const char *given, Error *err) {
-    int m = net->stages, count = 0, layers = 0, sum = 0;
+int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net *net,
+               const char *given, Error *err) {
+    int l = whole->config.l, m = net->stages, count = 0, layers = 0, sum = 0;
     if (m > l)
         return fail(err, EXIT_USAGE,
                     "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
@@ -47,11 +48,12 @@ int stage_layers(int *first, int l, const Net *net, const char *given, Error *er
         const char *comma = given ? strchr(at, ',') : NULL;
         at = comma ? comma + 1 : NULL;
     }
-    if (count == m && sum == l)
-        return layers;
-    return fail(err, EXIT_USAGE,
-                "--stages: %d stage%s of together %d layer%s; expected %d, of together %d", count,
-                plural(count), sum, plural(sum), m, l);
+    if (count != m || sum != l)
+        return fail(err, EXIT_USAGE,
+                    "--stages: %d stage%s of together %d layer%s; expected %d, of together %d",
+                    count, plural(count), sum, plural(sum), m, l);
+    *part = checkpoint_stage(whole, net->stage, m, *first, layers);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -175,11 +177,9 @@ int stages_split(Stages *all, const Checkpoint *whole, int m, const char *given,
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];
-        int layers = stage_layers(&stage->first, whole->config.l, &(Net){.stage = s, .stages = m},
-                                  given, err);
-        if (layers < 0)
+        Net net = {.stage = s, .stages = m};
+        if (stage_part(&stage->part, &stage->first, whole, &net, given, err))
             return -1;
-        stage->part = checkpoint_stage(whole, s, m, stage->first, layers);
     }
     return 0;
 }

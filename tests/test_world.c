@@ -350,7 +350,11 @@ static void what_does_not_fit_names_the_stage(void) {
 
 /* What a list of layers gives to stage p of m, from *first on; -1: it is refused. */
 static int layers_of(int *first, int p, int m, int l, const char *list) {
-    return stage_layers(first, l, &(Net){.stage = p, .stages = m}, list, &err);
+    const OptConfig config = seconds_config(l);
+    Checkpoint part, *whole = checkpoint_dummy(&config, 3);
+    const int status = stage_part(&part, first, whole, &(Net){.stage = p, .stages = m}, list, &err);
+    checkpoint_close(whole);
+    return status ? -1 : part.config.l;
 }
 
 /* One behind the other, each at least one, and where no list says otherwise their numbers differ by one at most. */
