@@ -393,12 +393,6 @@ static void fill_prompts(Task *task, const OptConfig *config) {
     }
 }
 
-static void free_prompts(Task *task) {
-    for (int i = 0; i < task->count; i++)
-        free(task->prompts[i].ids);
-    free(task->prompts);
-}
-
 static int check_lengths(const Options *o, const OptConfig *config, Error *err) {
     int s = o->prompt_len[1], n = o->gen_len[1];
     if (s <= config->max_pos && n <= config->max_pos - s + 1)
@@ -475,7 +469,7 @@ static int bench(TaskRun *run, Error *err) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
     }
-    free_prompts(&task);
+    prompts_free(&task);
     return status;
 }
 
@@ -537,7 +531,7 @@ static int policy(TaskRun *run, Error *err) {
     Task task = bench_task(o, count);
     Search search = search_for(run, &task);
     int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
-    free_prompts(&task);
+    prompts_free(&task);
     return status;
 }
 

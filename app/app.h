@@ -220,6 +220,8 @@ int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
 void job_free(Job *job);
+/* Frees the prompts of a task that owns their tokens; a job owns its own. */
+void prompts_free(Task *task);
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */

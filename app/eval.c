@@ -173,9 +173,7 @@ EvalResult eval_result(const Eval *e) {
 }
 
 void eval_free(Eval *e) {
-    for (int i = 0; i < e->task.count; i++)
-        free(e->task.prompts[i].ids);
-    free(e->task.prompts);
+    prompts_free(&e->task);
     free(e->score);
     *e = (Eval){0};
 }

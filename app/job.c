@@ -222,17 +222,18 @@ static void settle_ids(Job *job) {
 
 int job_settle(Job *job, const char *name, Error *err) {
     settle_ids(job);
-    job->digest = HASH_START;
+    uint64_t hash = HASH_START;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
             return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
-        job->digest = hash_bytes(job->digest, e->id, strlen(e->id) + 1);
-        job->digest = hash_bytes(job->digest, &e->n, sizeof e->n);
+        hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
+        hash = hash_bytes(hash, &e->n, sizeof e->n);
         if (e->text)
-            job->digest = hash_bytes(job->digest, e->text, strlen(e->text) + 1);
-        job->digest = hash_bytes(job->digest, e->ids, e->s * sizeof *e->ids);
+            hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
+        hash = hash_bytes(hash, e->ids, e->s * sizeof *e->ids);
     }
+    job->digest = hash;
     return 0;
 }
 
@@ -260,6 +261,12 @@ void job_rest(Job *job) {
         t->prompts[t->count++] =
             (Prompt){.ids = e->ids, .s = e->s + e->known, .n = e->n - e->known, .place = i};
     }
+}
+
+void prompts_free(Task *task) {
+    for (int i = 0; i < task->count; i++)
+        free(task->prompts[i].ids);
+    free(task->prompts);
 }
 
 void job_free(Job *job) {
