@@ -126,17 +126,6 @@ static __device__ T block_reduce(T x) {
     return x;
 }
 
-/* Returns the last number of low, low + 1 .. high - 1 up to which `holds` is true. It is true for
- * low. */
-template <class N, class Holds>
-static __device__ N last_where(N low, N high, Holds holds) {
-    while (high - low > 1) {
-        N middle = low + (high - low) / 2;
-        (holds(middle) ? low : high) = middle;
-    }
-    return low;
-}
-
 // -------------------------------------------------------------------------------------------------
 // An open GPU, and what launchers need of it
 // -------------------------------------------------------------------------------------------------
@@ -162,19 +151,17 @@ enum { KNOWN = 128, WORKSPACE = 32 << 20 };
  * no limit is documented, so a call for hundreds of gigabytes may be refused. */
 static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
 
-/* Returns the bytes that kernels may take when they are loaded and first run, stacks and the memory
- * of cuBLAS included; a card with more multiprocessors keeps more. It is a guess until a card has
- * been asked: bench prints what it was. */
-static size_t spare_of(size_t total) {
-    return (size_t)(total > (size_t)40 << 30 ? 512 : 128) << 20;
-}
+/* A mark of a lane: events on its stream. */
+struct Mark {
+    cudaEvent_t begin, end; /* with times */
+    cudaEvent_t untimed;    /* an end without a time */
+    cudaEvent_t reached;    /* one of the two ends: the one that was recorded last */
+};
 
 /* An open GPU. Lanes that do not touch the GPU have no streams and no events. */
 struct CudaGpu : Gpu {
     cudaStream_t stream[NLANES];
-    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS]; /* with times */
-    cudaEvent_t marks[NLANES][MARKS];                       /* ends without a time */
-    cudaEvent_t reached[NLANES][MARKS]; /* the end or the mark, whichever was recorded last */
+    Mark marks[NLANES][MARKS];
     cudaEvent_t known[NLANES]; /* a past event: at first of the opening, then the latest begin that
                                   gpu_began was asked for */
     double known_s[NLANES];    /* its time, seconds */
@@ -193,6 +180,9 @@ struct CudaGpu : Gpu {
 
 static CudaGpu *cuda(Gpu *gpu) { return (CudaGpu *)gpu; }
 static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return cuda(gpu)->stream[lane]; }
+static Mark *mark_of(Gpu *gpu, Lane lane, uint64_t mark) {
+    return &cuda(gpu)->marks[lane][mark % MARKS];
+}
 
 static bool on_gpu(int lane) {
     return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
@@ -217,16 +207,15 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
 }
 
-/* Returns 0 if the latest launch was accepted, else -1 and err. */
-static int launched(const char *what, Error *err) { return checked(cudaGetLastError(), what, err); }
-
 static bool eights(int a) { return a % 8 == 0; }
+
+/* Returns how many blocks (or threads) of `size` things each n things need. */
+static int blocks_for(long n, int size) { return (int)((n + size - 1) / size); }
 
 /* Returns the threads of a block that has a row: one for eight columns, in whole warps, and `most`
  * for longer rows, whose threads have more than eight. */
 static int row_threads(int cols, int most = THREADS) {
-    int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
-    return std::min(threads, most);
+    return std::min(blocks_for(cols, 8 * WARP) * WARP, most);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -255,13 +244,10 @@ static __global__ void embed_kernel(Op op, bool wide) {
     }
 }
 
-static int gpu_embed(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_embed(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor y = op->embed.y;
     CHECK(y.type == F16 && op->embed.table.type == F16);
-    if (!y.rows)
-        return 0;
-    embed_kernel<<<y.rows, row_threads(y.cols), 0, g->stream[op->lane]>>>(*op, eights(y.cols));
-    return launched("embed", err);
+    embed_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
 }
 
 enum {
@@ -308,15 +294,12 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-static int gpu_layernorm(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_layernorm(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor x = op->layernorm.x;
-    if (!x.rows)
-        return 0;
     CHECK(x.cols <= MOST_COLUMNS);
-    layernorm_kernel<<<x.rows, row_threads(x.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
+    layernorm_kernel<<<x.rows, row_threads(x.cols, MOST_THREADS), 0, stream>>>(
         (half *)op->layernorm.y.at, (half *)x.at, (half *)op->layernorm.w.at,
         (half *)op->layernorm.b.at, x.cols, eights(x.cols));
-    return launched("layernorm", err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -351,10 +334,11 @@ enum { COLUMNS = 64 };
 
 /* Unpacks COLUMNS columns of one row of groups, through shared memory. A thread has 8 of the
  * columns, and of each the codes of 8 rows: 4 bytes. */
-static __global__ void __launch_bounds__(COLUMNS)
-    unpack_kernel(half *w, const unsigned *packed, int k) {
+static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
     __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
-    const unsigned *from = packed + ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
+    int k = op.unpack.w.cols;
+    const unsigned *from = (unsigned *)op.unpack.packed.at +
+                           ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
     for (int i = threadIdx.x; i < COLUMNS * GROUP_WORDS; i += COLUMNS)
         groups[i] = from[i];
     __syncthreads();
@@ -374,7 +358,8 @@ static __global__ void __launch_bounds__(COLUMNS)
         float x[8];
         for (int j = 0; j < 8; j++)
             x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
-        *(Half8 *)(w + (size_t)row * k + blockIdx.x * COLUMNS + c) = to_halfs(x);
+        half *w = (half *)op.unpack.w.at + (size_t)row * k + blockIdx.x * COLUMNS + c;
+        *(Half8 *)w = to_halfs(x);
     }
 }
 
@@ -432,35 +417,25 @@ static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, 
                min((int)GROUP, hd - g * GROUP));
 }
 
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd) {
-    size_t bytes = nh * quant_bytes(hd);
-    uint8_t *row = packed + blockIdx.x * 2 * bytes;
-    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd);
+static __global__ void pack_kernel(Op op) {
+    size_t bytes = op.nh * quant_bytes(op.hd);
+    uint8_t *row = (uint8_t *)op.pack.packed.at + blockIdx.x * 2 * bytes;
+    pack_row(row, row + bytes, (half *)op.pack.kv.at + blockIdx.x * op.pack.kv.ld, op.nh, op.hd);
 }
 
 /* Returns a grid with as many blocks for each row as its groups need, a warp for each group. */
-static dim3 pack_grid(int rows, int nh, int hd) {
-    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + GROUP - 1) / GROUP);
-    return dim3(rows, (groups + WARPS - 1) / WARPS);
+static dim3 pack_grid(int rows, const Op *op) {
+    return dim3(rows, blocks_for(2 * op->nh * blocks_for(op->hd, GROUP), THREADS / WARP));
 }
 
-static int gpu_pack(CudaGpu *g, const Op *op, Error *err) {
-    Tensor kv = op->pack.kv;
-    if (!kv.rows)
-        return 0;
-    pack_kernel<<<pack_grid(kv.rows, op->nh, op->hd), THREADS, 0, g->stream[op->lane]>>>(
-        (uint8_t *)op->pack.packed.at, (half *)kv.at, (int)kv.ld, op->nh, op->hd);
-    return launched("pack", err);
+static void gpu_pack(CudaGpu *, const Op *op, cudaStream_t stream) {
+    pack_kernel<<<pack_grid(op->pack.kv.rows, op), THREADS, 0, stream>>>(*op);
 }
 
-static int gpu_unpack(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_unpack(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor w = op->unpack.w;
     CHECK(w.rows % GROUP == 0 && w.cols % COLUMNS == 0);
-    if (!w.rows)
-        return 0;
-    unpack_kernel<<<dim3(w.cols / COLUMNS, w.rows / GROUP), COLUMNS, 0, g->stream[op->lane]>>>(
-        (half *)w.at, (unsigned *)op->unpack.packed.at, w.cols);
-    return launched("unpack", err);
+    unpack_kernel<<<dim3(w.cols / COLUMNS, w.rows / GROUP), COLUMNS, 0, stream>>>(*op);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -493,32 +468,37 @@ static uint32_t alignment(const Shape *s) {
     return (uint32_t)(bits & -bits);
 }
 
+/* Sets an attribute of a product. */
+template <class Value>
+static cublasStatus_t describe(Known *p, cublasLtMatmulDescAttributes_t which, Value value) {
+    return cublasLtMatmulDescSetAttribute(&p->product, which, &value, sizeof value);
+}
+
 /* Asks cuBLAS for an algorithm; returns false when it has none. b is the bias of this call, whose
  * address tells cuBLAS how biases are aligned. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     cublasLtEpilogue_t with_bias =
         p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
-    size_t workspace = WORKSPACE;
     uint32_t align = alignment(&p->shape), reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
-    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                   sizeof epilogue);
-    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
-    if (cublasLtMatmulPreferenceInit(&preference))
-        return false;
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &workspace, sizeof workspace);
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+        return cublasLtMatmulPreferenceSetAttribute(&preference, which, &value, sizeof value);
+    };
     /* Blocks that share k may not add as halfs, nor in the order in which they finish. */
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                         &reduction, sizeof reduction);
+    bool refused = describe(p, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) ||
+                   (b && describe(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, b)) ||
+                   cublasLtMatmulPreferenceInit(&preference) ||
+                   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (size_t)WORKSPACE) ||
+                   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
     for (auto which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        cublasLtMatmulPreferenceSetAttribute(&preference, which, &align, sizeof align);
-    if (cublasLtMatmulAlgoGetHeuristic(g->blas, &p->product, &p->w, &p->x, &p->y, &p->y,
+        refused = refused || prefer(which, align);
+    if (refused ||
+        cublasLtMatmulAlgoGetHeuristic(g->blas, &p->product, &p->w, &p->x, &p->y, &p->y,
                                        &preference, 1, &result, &found) ||
         !found || result.state)
         return false;
@@ -535,7 +515,6 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
             return &g->products[lane][i];
     Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
     cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
-    cublasOperation_t transposed = CUBLAS_OP_T;
     *p = {};
     cublasStatus_t status = cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!status)
@@ -545,8 +524,7 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
     if (!status)
         status = cublasLtMatrixLayoutInit(&p->y, y_type, s->n, s->m, s->y_ld);
     if (!status)
-        status = cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                &transposed, sizeof transposed);
+        status = describe(p, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     p->shape = *s;
     if (!status && (ask(g, p, b, true) || (b && ask(g, p, b, false))))
         return p;
@@ -559,36 +537,36 @@ static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == F
 
 /* Computes y += b, then the ReLU, where cuBLAS has no algorithm that includes them. A block has one
  * row of y. */
-static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
-    half *row = y + blockIdx.x * y_ld;
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-        float v = __half2float(row[c]) + __half2float(b[c]);
-        row[c] = __float2half(relu ? fmaxf(v, 0) : v);
+static __global__ void bias_kernel(Op op) {
+    Tensor y = op.linear.y;
+    half *row = (half *)y.at + blockIdx.x * y.ld;
+    for (int c = threadIdx.x; c < y.cols; c += blockDim.x) {
+        float v = __half2float(row[c]) + __half2float(((half *)op.linear.b.at)[c]);
+        row[c] = __float2half(op.relu ? fmaxf(v, 0) : v);
     }
 }
 
-static int blas_linear(CudaGpu *g, const Op *op, Error *err) {
+static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
     Tensor y = op->linear.y;
     const void *w = op->linear.w.at, *x = op->linear.x.at, *b = op->linear.b.at;
     Shape shape = {y.rows, y.cols, op->linear.x.cols, (int)y.ld, y.type, b != NULL, op->relu};
-    cudaStream_t stream = g->stream[op->lane];
     CHECK((!op->relu || b) && (y.type == F16 || !b));
     Known *known = find_product(g, op->lane, &shape, b, err);
     if (!known)
         return -1;
     float one = 1, keep = op->linear.residual.at != NULL;
-    cublasLtMatmulDescSetAttribute(&known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b,
-                                   sizeof b);
-    cublasStatus_t s = cublasLtMatmul(g->blas, &known->product, &one, w, &known->w, x, &known->x,
-                                      &keep, y.at, &known->y, y.at, &known->y, &known->algorithm,
-                                      workspace_of(g, op->lane), WORKSPACE, stream);
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (b)
+        s = describe(known, CUBLASLT_MATMUL_DESC_BIAS_POINTER, b);
+    if (!s)
+        s = cublasLtMatmul(g->blas, &known->product, &one, w, &known->w, x, &known->x, &keep, y.at,
+                           &known->y, y.at, &known->y, &known->algorithm, workspace_of(g, op->lane),
+                           WORKSPACE, stream);
     if (blas_checked(s, &shape, err))
         return -1;
-    if (!b || known->fused)
-        return 0;
-    bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>((half *)y.at, y.ld, (half *)b, op->relu,
-                                                            y.cols);
-    return launched("bias", err);
+    if (b && !known->fused)
+        bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -745,25 +723,18 @@ static __device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
     return (float4 *)&sums[row][col];
 }
 
+static __device__ float4 operator+(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Writes a thread's sums, or if `add` adds them to those that are there. */
 template <int TILES>
-static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS]) {
+static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], bool add) {
 #pragma unroll
     for (int i = 0; i < TILES * 4; i++) {
         const float *s = sum + i / 4 * SUMS + i % 4;
-        *sums_at(to, i / 4, i % 4) = make_float4(s[0], s[4], s[8], s[12]);
-    }
-}
-
-template <int TILES>
-static __device__ void add_sums(float sum[TILES * SUMS], float (*from)[SUMS_LD]) {
-#pragma unroll
-    for (int i = 0; i < TILES * 4; i++) {
-        float *s = sum + i / 4 * SUMS + i % 4;
-        float4 more = *sums_at(from, i / 4, i % 4);
-        s[0] += more.x;
-        s[4] += more.y;
-        s[8] += more.z;
-        s[12] += more.w;
+        float4 *at = sums_at(to, i / 4, i % 4), four = make_float4(s[0], s[4], s[8], s[12]);
+        *at = add ? four + *at : four;
     }
 }
 
@@ -808,12 +779,8 @@ static __device__ void add_partial(const Op &op, const float *partial, int block
                 part[b] = __ldcg((float4 *)(partial + b * size + e));
 #pragma unroll
         for (int b = 1; b < SHARERS; b++)
-            if (b < blocks) {
-                part[0].x += part[b].x;
-                part[0].y += part[b].y;
-                part[0].z += part[b].z;
-                part[0].w += part[b].w;
-            }
+            if (b < blocks)
+                part[0] = part[0] + part[b];
         const float *v = &part[0].x;
         for (int i = 0; i < 4; i++)
             store_output(op, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
@@ -857,12 +824,10 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     wait_for_copies<0>();
     __syncthreads();
     if (slice)
-        store_sums<TILES>(room.sums[side], sum);
+        store_sums<TILES>(room.sums[side], sum, false);
     __syncthreads();
-    if (!slice) {
-        add_sums<TILES>(sum, room.sums[side]);
-        store_sums<TILES>(room.sums[side], sum);
-    }
+    if (!slice)
+        store_sums<TILES>(room.sums[side], sum, true);
     __syncthreads();
     int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
     partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
@@ -893,7 +858,7 @@ static const struct {
  * the GPU for the largest part of their time. */
 static int count_sharers(int across, int k, int places) {
     int best = 1;
-    auto waves = [&](int sharers) { return (across * sharers + places - 1) / places; };
+    auto waves = [&](int sharers) { return blocks_for(across * sharers, places); };
     for (int z = 2; z <= SHARERS && across * z <= BLOCKS && z * SLICES * PORTIONS * PORTION <= k;
          z++)
         if ((long)z * waves(best) > (long)best * waves(z))
@@ -901,27 +866,28 @@ static int count_sharers(int across, int k, int places) {
     return best;
 }
 
-static int packed_linear(CudaGpu *g, const Op *op, Error *err) {
+static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor y = op->linear.y;
     int k = op->linear.x.cols;
     CHECK(y.rows <= PACKED_ROWS && y.cols % GROUP == 0 && eights(k) && y.type == F16);
     int rows = FEW, which = 0; /* rows of a block */
     for (; rows < y.rows && which < g->packed_most; rows *= 2)
         which++;
-    int across = (y.cols + OUTPUTS - 1) / OUTPUTS;
+    int across = blocks_for(y.cols, OUTPUTS);
     PackedKernel kernel = packed_kernels[which].kernel;
-    dim3 grid((y.rows + rows - 1) / rows, across, count_sharers(across, k, g->places));
-    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[op->lane]>>>(
+    dim3 grid(blocks_for(y.rows, rows), across, count_sharers(across, k, g->places));
+    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, stream>>>(
         *op, (float *)workspace_of(g, op->lane), op->lane == FINISH);
-    return launched("linear with packed weights", err);
 }
 
-static int gpu_linear(CudaGpu *g, const Op *op, Error *err) {
+/* Returns -1 and err if cuBLAS refuses the product. */
+static int gpu_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
     Tensor y = op->linear.y, residual = op->linear.residual;
     CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
-    if (!y.rows)
-        return 0;
-    return op->linear.w.type == U8 ? packed_linear(g, op, err) : blas_linear(g, op, err);
+    if (op->linear.w.type != U8)
+        return blas_linear(g, op, stream, err);
+    packed_linear(g, op, stream);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -962,7 +928,11 @@ constexpr int PREFILL_BLOCKS = 2;
  * tiles it is. The tiles of sequence r have numbers from start[r] / QUERIES + r on, which leaves
  * room for at least as many as it needs. */
 static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
-    int r = last_where(0, nseq, [&](int i) { return start[i] / QUERIES + i <= number; });
+    int r = 0;
+    for (int end = nseq; end - r > 1;) { /* sequence r does not begin behind the tile, `end` does */
+        int middle = (r + end) / 2;
+        (start[middle] / QUERIES + middle <= number ? r : end) = middle;
+    }
     *tile = number - (start[r] / QUERIES + r);
     return r;
 }
@@ -1175,16 +1145,13 @@ static const PrefillKernel prefill_kernels[TILES_MAX] = {
     attend_prefill_kernel<4>, attend_prefill_kernel<5>, attend_prefill_kernel<6>,
     attend_prefill_kernel<7>, attend_prefill_kernel<8>};
 
-static int gpu_attend_prefill(CudaGpu *g, const Op *op, Error *err) {
-    int rows = op->prefilled.q.rows, nseq = op->prefilled.start.cols - 1,
-        tiles = (op->hd + TILE - 1) / TILE;
-    if (!rows)
-        return 0;
+static void gpu_attend_prefill(CudaGpu *, const Op *op, cudaStream_t stream) {
+    int nseq = op->prefilled.start.cols - 1, tiles = blocks_for(op->hd, TILE);
     CHECK(tiles <= TILES_MAX);
-    dim3 grid(rows / QUERIES + nseq, op->nh); /* at least as many as the sequences' tiles */
+    /* at least as many blocks as the sequences have tiles */
+    dim3 grid(op->prefilled.q.rows / QUERIES + nseq, op->nh);
     PrefillKernel kernel = prefill_kernels[tiles - 1];
-    kernel<<<grid, PREFILL_THREADS, 0, g->stream[op->lane]>>>(*op, op->hd % TILE == 0);
-    return launched("prefill attention", err);
+    kernel<<<grid, PREFILL_THREADS, 0, stream>>>(*op, op->hd % TILE == 0);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1258,13 +1225,27 @@ static __device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, b
     return {(uint8_t *)kv.at + h * head + before, op.nh * head, op.hd, op.hd - c, wide};
 }
 
-/* Loads a thread's eight elements of UNROLL tokens, t, t + apart, ...; zeros from token n on. */
-static __device__ void load_tokens(Half8 token[UNROLL], const Head &head, const int *rows, int t,
-                                   int apart, int n) {
+/* Calls use(t, x) for a thread's share of a warp's n tokens, with its eight elements x of token t.
+ *  TOGETHER: all threads make
+ * as many calls; for those that have fewer tokens, t is n or more and x zeros. */
+template <int PER_TOKEN, bool TOGETHER, class Use>
+static __device__ void for_tokens(const Head &head, const int *rows, int n, Use use) {
+    const int AT_ONCE = WARP / PER_TOKEN;
+    int first = threadIdx.x % WARP / PER_TOKEN;
+    for (int t0 = first; (TOGETHER ? t0 - first : t0) < n; t0 += UNROLL * AT_ONCE) {
+        Half8 token[UNROLL];
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++, t += apart) {
-        const uint8_t *from = head.first + (t < n ? rows[t] : 0) * head.row;
-        token[u] = load8((half *)from, t < n ? head.left : 0, head.wide);
+        for (int u = 0; u < UNROLL; u++) {
+            int t = t0 + u * AT_ONCE;
+            const uint8_t *from = head.first + (t < n ? rows[t] : 0) * head.row;
+            token[u] = load8((half *)from, t < n ? head.left : 0, head.wide);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float x[8];
+            to_floats(x, token[u]);
+            use(t0 + u * AT_ONCE, x);
+        }
     }
 }
 
@@ -1272,40 +1253,25 @@ static __device__ void load_tokens(Half8 token[UNROLL], const Head &head, const 
 template <int PER_TOKEN>
 static __device__ void score_tokens(float *score, const float mine[8], const Head &k,
                                     const int *rows, int n, float scale) {
-    const int AT_ONCE = WARP / PER_TOKEN;
-    int which = threadIdx.x % WARP / PER_TOKEN;
-    for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
-        Half8 token[UNROLL];
-        load_tokens(token, k, rows, t, AT_ONCE, n);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float x[8], dot = 0;
-            to_floats(x, token[u]);
-            for (int i = 0; i < 8; i++)
-                dot += mine[i] * x[i];
-            dot = warp_reduce<Add>(dot, 1, PER_TOKEN);
-            if (threadIdx.x % PER_TOKEN == 0 && t + u * AT_ONCE < n)
-                score[t + u * AT_ONCE] = dot * scale;
-        }
-    }
+    for_tokens<PER_TOKEN, true>(k, rows, n, [&](int t, const float x[8]) {
+        float dot = 0;
+        for (int i = 0; i < 8; i++)
+            dot += mine[i] * x[i];
+        dot = warp_reduce<Add>(dot, 1, PER_TOKEN);
+        if (threadIdx.x % PER_TOKEN == 0 && t < n)
+            score[t] = dot * scale;
+    });
 }
 
 /* Adds weight[t] * v to out, for those of a warp's n tokens that the thread reads. */
 template <int PER_TOKEN>
 static __device__ void weigh_tokens(float out[8], const float *weight, const Head &v,
                                     const int *rows, int n) {
-    const int AT_ONCE = WARP / PER_TOKEN;
-    for (int t = threadIdx.x % WARP / PER_TOKEN; t < n; t += UNROLL * AT_ONCE) {
-        Half8 token[UNROLL];
-        load_tokens(token, v, rows, t, AT_ONCE, n);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
-            to_floats(x, token[u]);
-            for (int i = 0; i < 8; i++)
-                out[i] += w * x[i];
-        }
-    }
+    for_tokens<PER_TOKEN, false>(v, rows, n, [&](int t, const float x[8]) {
+        float w = t < n ? weight[t] : 0;
+        for (int i = 0; i < 8; i++)
+            out[i] += w * x[i];
+    });
 }
 
 /* Replaces score[0..n) by e^(score - largest), by one warp, and returns the sum of these. */
@@ -1446,8 +1412,8 @@ static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weig
     return warp_reduce<Add>(min_part, GROUPS);
 }
 
-/* Computes out = the sum of weight[t] * v of a warp's n tokens: the thread's eight elements of all
- * tokens. Overwrites weight. */
+/* Adds weight[t] * v to out for all of a warp's n tokens: the thread's eight elements. Overwrites
+ * weight. */
 template <int PER_TOKEN>
 static __device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows,
                                    int n) {
@@ -1500,7 +1466,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     }
     __syncwarp();
     for (int i = 0; i < 8; i++)
-        out[i] = weight[in_warp % PER_TOKEN * 8 + i];
+        out[i] += weight[in_warp % PER_TOKEN * 8 + i];
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1589,7 +1555,7 @@ static __global__ void combine_kernel(Op op, const float *partial, int splits) {
 /* The tables of these have a kernel for 4, 8 and 16 threads that share a token, which are for heads
  * of up to 32, 64 and 128 elements, and each of these for both kinds of pages. */
 typedef void (*DecodeKernel)(Op, bool, float *);
-enum { MOST_PER_TOKEN = 16 };
+enum { MOST_PER_TOKEN = 16, DECODE_KERNELS = 6 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
     bool packed = op->attend.k.type == U8;
@@ -1603,11 +1569,11 @@ static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
 
 /* Returns how many times SPLIT tokens the page table has room for. */
 static int count_splits(const Op *op) {
-    return (int)(((long)op->attend.pages.cols * op->page_tokens + SPLIT - 1) / SPLIT);
+    return blocks_for((long)op->attend.pages.cols * op->page_tokens, SPLIT);
 }
 
 static dim3 decode_grid(const Op *op, int splits) {
-    return dim3(op->attend.len.cols, (op->nh + HEADS - 1) / HEADS, splits);
+    return dim3(op->attend.len.cols, blocks_for(op->nh, HEADS), splits);
 }
 
 /* Returns the op for n of its sequences from `first` on, or for as many as there are. */
@@ -1634,25 +1600,25 @@ static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, s
         Op some = some_sequences(*op, r, at_once);
         kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, eights(op->hd),
                                                                         scratch);
-        then(some, scratch, stream);
+        then(some, scratch);
     }
 }
 
-static const DecodeKernel attend_kernels[] = {
-    attend_kernel<4, HALFS, false>,  attend_kernel<4, FOURS, false>,
-    attend_kernel<8, HALFS, false>,  attend_kernel<8, FOURS, false>,
-    attend_kernel<16, HALFS, false>, attend_kernel<16, FOURS, false>};
+template <bool SCORES>
+static const DecodeKernel attend_kernels[DECODE_KERNELS] = {
+    attend_kernel<4, HALFS, SCORES>,  attend_kernel<4, FOURS, SCORES>,
+    attend_kernel<8, HALFS, SCORES>,  attend_kernel<8, FOURS, SCORES>,
+    attend_kernel<16, HALFS, SCORES>, attend_kernel<16, FOURS, SCORES>};
 
-static int gpu_attend(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_attend(CudaGpu *g, const Op *op, cudaStream_t stream) {
     int splits = count_splits(op);
     size_t floats = splits > 1 ? splits * op->nh * partial_floats(op->hd) : 1;
-    auto combine = [&](const Op &some, float *partial, cudaStream_t stream) {
-        dim3 elements(some.attend.len.cols, (op->nh * op->hd + THREADS - 1) / THREADS);
+    auto combine = [&](const Op &some, float *partial) {
+        dim3 elements(some.attend.len.cols, blocks_for(op->nh * op->hd, THREADS));
         if (splits > 1)
             combine_kernel<<<elements, THREADS, 0, stream>>>(some, partial, splits);
     };
-    post_decode(g, op, attend_kernels, floats, combine);
-    return launched("attention", err);
+    post_decode(g, op, attend_kernels<false>, floats, combine);
 }
 
 /* Writes rows of kv into pages. A block has one row; where it packs the row, several blocks share
@@ -1673,16 +1639,13 @@ static __global__ void append_kernel(Op op, bool wide) {
     }
 }
 
-static int gpu_append(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_append(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor kv = op->append.kv;
     bool pack = kv.type != op->append.k.type;
     int width = (int)(kv.cols / 2 * type_bytes(kv.type) / sizeof(half));
-    if (!kv.rows)
-        return 0;
-    dim3 grid = pack ? pack_grid(kv.rows, op->nh, op->hd) : dim3(kv.rows);
+    dim3 grid = pack ? pack_grid(kv.rows, op) : dim3(kv.rows);
     int threads = pack ? THREADS : row_threads(width);
-    append_kernel<<<grid, threads, 0, g->stream[op->lane]>>>(*op, eights(width));
-    return launched("append", err);
+    append_kernel<<<grid, threads, 0, stream>>>(*op, eights(width));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1768,17 +1731,12 @@ static __global__ void __launch_bounds__(HEADS *WARP)
         weights[i] = score[tokens[i]] / sum;
 }
 
-static const DecodeKernel score_kernels[] = {
-    attend_kernel<4, HALFS, true>, attend_kernel<4, FOURS, true>,  attend_kernel<8, HALFS, true>,
-    attend_kernel<8, FOURS, true>, attend_kernel<16, HALFS, true>, attend_kernel<16, FOURS, true>};
-
-static int gpu_select(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_select(CudaGpu *g, const Op *op, cudaStream_t stream) {
     int splits = count_splits(op);
-    auto select = [&](const Op &some, float *scores, cudaStream_t stream) {
+    auto select = [&](const Op &some, float *scores) {
         select_kernel<<<decode_grid(&some, 1), HEADS * WARP, 0, stream>>>(some, scores, splits);
     };
-    post_decode(g, op, score_kernels, (size_t)splits * SPLIT * op->nh, select);
-    return launched("selection of tokens", err);
+    post_decode(g, op, attend_kernels<true>, (size_t)splits * SPLIT * op->nh, select);
 }
 
 template <int PER_TOKEN, Pages PAGES>
@@ -1805,12 +1763,9 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, boo
             part[warp][i] = weights[token];
         }
         __syncwarp();
-        if (PAGES == FOURS) {
-            float some[8];
-            weigh_fours<PER_TOKEN>(some, part[warp], v, rows[warp], n);
-            for (int i = 0; i < 8; i++)
-                out[i] += some[i];
-        } else
+        if (PAGES == FOURS)
+            weigh_fours<PER_TOKEN>(out, part[warp], v, rows[warp], n);
+        else
             weigh_tokens<PER_TOKEN>(out, part[warp], v, rows[warp], n);
     }
     for (int i = 0; i < 8 && PAGES != FOURS; i++)
@@ -1820,16 +1775,13 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, boo
     store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
 }
 
-static const DecodeKernel weigh_kernels[] = {weigh_kernel<4, HALFS>,  weigh_kernel<4, FOURS>,
-                                             weigh_kernel<8, HALFS>,  weigh_kernel<8, FOURS>,
-                                             weigh_kernel<16, HALFS>, weigh_kernel<16, FOURS>};
+static const DecodeKernel weigh_kernels[DECODE_KERNELS] = {
+    weigh_kernel<4, HALFS>, weigh_kernel<4, FOURS>,  weigh_kernel<8, HALFS>,
+    weigh_kernel<8, FOURS>, weigh_kernel<16, HALFS>, weigh_kernel<16, FOURS>};
 
-static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_weigh(CudaGpu *, const Op *op, cudaStream_t stream) {
     DecodeKernel kernel = decode_kernel(weigh_kernels, op);
-    if (!op->attend.len.cols)
-        return 0;
-    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, g->stream[op->lane]>>>(*op, eights(op->hd), NULL);
-    return launched("sparse attention", err);
+    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, stream>>>(*op, eights(op->hd), NULL);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1863,20 +1815,20 @@ static __device__ int largest_logit(const float *logits, int vocab, float *large
     return best < vocab ? best : 0; /* 0: all are NaN */
 }
 
-static __global__ void __launch_bounds__(MOST_THREADS)
-    pick_kernel(int *ids, int *bad, const float *logits, int vocab) {
+static __global__ void __launch_bounds__(MOST_THREADS) pick_kernel(Op op, int *bad) {
+    Tensor logits = op.pick.logits;
     float largest;
-    int id = largest_logit(logits + (size_t)blockIdx.x * vocab, vocab, &largest, bad);
+    int id = largest_logit((float *)logits.at + (size_t)blockIdx.x * logits.cols, logits.cols,
+                           &largest, bad);
     if (threadIdx.x == 0)
-        ids[blockIdx.x] = id;
+        ((int *)op.pick.ids.at)[blockIdx.x] = id;
 }
 
 /* Writes the log-probability of the target and the best token of a row. A NaN among the logits
  * makes logp NaN. */
-static __global__ void __launch_bounds__(MOST_THREADS)
-    score_kernel(float *logp, int *best, int *bad, const float *logits, const int *target,
-                 int vocab) {
-    const float *row = logits + (size_t)blockIdx.x * vocab;
+static __global__ void __launch_bounds__(MOST_THREADS) score_kernel(Op op, int *bad) {
+    int r = blockIdx.x, vocab = op.score.logits.cols;
+    const float *row = (float *)op.score.logits.at + (size_t)r * vocab;
     float largest;
     double sum = 0;
     int id = largest_logit(row, vocab, &largest, bad);
@@ -1885,28 +1837,22 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     sum = block_reduce<Add>(sum);
     if (threadIdx.x)
         return;
-    logp[blockIdx.x] = row[target[blockIdx.x]] - largest - logf((float)sum);
-    best[blockIdx.x] = id;
+    int target = ((int *)op.score.target.at)[r];
+    ((float *)op.score.logp.at)[r] = row[target] - largest - logf((float)sum);
+    ((int *)op.score.best.at)[r] = id;
 }
 
-static int gpu_pick(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_pick(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor logits = op->pick.logits;
+    int threads = row_threads(logits.cols, MOST_THREADS);
     CHECK(op->sampling.temperature <= 0);
-    if (!logits.rows)
-        return 0;
-    pick_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
-        (int *)op->pick.ids.at, g->not_finite, (float *)logits.at, logits.cols);
-    return launched("pick", err);
+    pick_kernel<<<logits.rows, threads, 0, stream>>>(*op, g->not_finite);
 }
 
-static int gpu_score(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_score(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor logits = op->score.logits;
-    if (!logits.rows)
-        return 0;
-    score_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
-        (float *)op->score.logp.at, (int *)op->score.best.at, g->not_finite, (float *)logits.at,
-        (int *)op->score.target.at, logits.cols);
-    return launched("score", err);
+    int threads = row_threads(logits.cols, MOST_THREADS);
+    score_kernel<<<logits.rows, threads, 0, stream>>>(*op, g->not_finite);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1919,12 +1865,22 @@ static int gpu_score(CudaGpu *g, const Op *op, Error *err) {
 
 static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
     // clang-format off
-    static int (*run[NCODES])(CudaGpu *, const Op *, Error *) = { /* in OpCode's order */
-        NULL, gpu_embed, gpu_layernorm, gpu_linear, gpu_unpack, gpu_pack, gpu_attend_prefill,
+    static void (*launch[NCODES])(CudaGpu *, const Op *, cudaStream_t) = { /* in OpCode's order */
+        NULL, gpu_embed, gpu_layernorm, NULL, gpu_unpack, gpu_pack, gpu_attend_prefill,
         gpu_attend, gpu_select, NULL, gpu_weigh, gpu_append, gpu_pick, gpu_score};
     // clang-format on
-    CHECK(run[op->code]);
-    return run[op->code](cuda(gpu), op, err);
+    cudaStream_t stream = stream_of(gpu, op->lane);
+    for (const Tensor &view : op->view)
+        if (view.at && !view.rows)
+            return 0; /* nothing to do, and CUDA refuses grids without blocks */
+    if (op->code == OP_LINEAR) {
+        if (gpu_linear(cuda(gpu), op, stream, err))
+            return -1;
+    } else {
+        CHECK(launch[op->code]);
+        launch[op->code](cuda(gpu), op, stream);
+    }
+    return checked(cudaGetLastError(), op_info[op->code].name, err);
 }
 
 /* Returns how many bytes from p on lie before the next border between two pinned ranges; SIZE_MAX
@@ -1937,54 +1893,57 @@ static size_t before_border(const CudaGpu *g, const void *p) {
 /* Copies contiguous rows in parts, so that on a link that takes one copy at a time a slab of
  * weights does not delay results of attention for long. CUDA takes no copy that crosses a border
  * between two pinned ranges, so these cut copies too. */
-static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src,
-                    size_t src_pitch, size_t row_bytes, int rows, Error *err) {
+static int gpu_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *err) {
     const CudaGpu *g = cuda(gpu);
-    const size_t PART = 16 << 20, last = rows > 0 ? rows - 1 : 0;
-    bool whole = dst_pitch == row_bytes && src_pitch == row_bytes;
+    const size_t PART = 16 << 20;
+    cudaStream_t stream = stream_of(gpu, lane);
     cudaError_t e = cudaSuccess;
-    if (rows > 1 && !whole && before_border(g, dst) >= last * dst_pitch + row_bytes &&
-        before_border(g, src) >= last * src_pitch + row_bytes)
-        return checked(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows,
-                                         cudaMemcpyDefault, stream_of(gpu, lane)),
+    if (c.dst_pitch == c.row_bytes && c.src_pitch == c.row_bytes) {
+        c.row_bytes *= c.rows;
+        c.rows = 1;
+    }
+    if (c.rows > 1 && before_border(g, c.dst) >= c.rows * c.dst_pitch &&
+        before_border(g, c.src) >= c.rows * c.src_pitch)
+        return checked(cudaMemcpy2DAsync(c.dst, c.dst_pitch, c.src, c.src_pitch, c.row_bytes,
+                                         c.rows, cudaMemcpyDefault, stream),
                        "copy", err);
-    size_t bytes = whole ? row_bytes * rows : row_bytes;
-    for (int r = 0; r < (whole ? rows > 0 : rows) && !e; r++)
-        for (size_t at = 0, n; at < bytes && !e; at += n) {
-            char *to = (char *)dst + r * dst_pitch + at;
-            const char *from = (const char *)src + r * src_pitch + at;
-            n = std::min({bytes - at, PART, before_border(g, to), before_border(g, from)});
-            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream_of(gpu, lane));
+    for (int r = 0; r < c.rows; r++)
+        for (size_t at = 0, n; at < c.row_bytes && !e; at += n) {
+            char *to = (char *)c.dst + r * c.dst_pitch + at;
+            const char *from = (const char *)c.src + r * c.src_pitch + at;
+            n = std::min({c.row_bytes - at, PART, before_border(g, to), before_border(g, from)});
+            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream);
         }
     return checked(e, "copy", err);
 }
 
-static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventRecord(cuda(gpu)->begins[lane][mark % MARKS], stream_of(gpu, lane)),
-                   "event", err);
+static int record(Gpu *gpu, Lane lane, cudaEvent_t event, Error *err) {
+    return checked(cudaEventRecord(event, stream_of(gpu, lane)), "event", err);
 }
 
-static int record(CudaGpu *g, Lane lane, uint64_t mark, cudaEvent_t event, Error *err) {
-    g->reached[lane][mark % MARKS] = event;
-    return checked(cudaEventRecord(event, g->stream[lane]), "event", err);
+static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
+    return record(gpu, lane, mark_of(gpu, lane, mark)->begin, err);
 }
 
 static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return record(cuda(gpu), lane, mark, cuda(gpu)->ends[lane][mark % MARKS], err);
+    Mark *m = mark_of(gpu, lane, mark);
+    m->reached = m->end;
+    return record(gpu, lane, m->end, err);
 }
 
 static int gpu_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return record(cuda(gpu), lane, mark, cuda(gpu)->marks[lane][mark % MARKS], err);
+    Mark *m = mark_of(gpu, lane, mark);
+    m->reached = m->untimed;
+    return record(gpu, lane, m->untimed, err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
-    return checked(
-        cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->reached[other][mark % MARKS], 0),
-        "wait", err);
+    cudaEvent_t event = mark_of(gpu, other, mark)->reached;
+    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), event, 0), "wait", err);
 }
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    cudaEvent_t event = cuda(gpu)->reached[lane][mark % MARKS];
+    cudaEvent_t event = mark_of(gpu, lane, mark)->reached;
     double until = gpu->poll_s > 0 ? seconds_now() + gpu->poll_s : 0;
     cudaError_t e = cudaErrorNotReady;
     while (e == cudaErrorNotReady && seconds_now() < until) {
@@ -2005,8 +1964,7 @@ static double elapsed(cudaEvent_t from, cudaEvent_t to) {
 }
 
 static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
-    double s = elapsed(cuda(gpu)->begins[lane][first % MARKS], cuda(gpu)->ends[lane][last % MARKS]);
-    return s < 0 ? 0 : s;
+    return std::max(elapsed(mark_of(gpu, lane, first)->begin, mark_of(gpu, lane, last)->end), 0.0);
 }
 
 /* Adds the time since the begin that it was asked for before: CUDA tells times as floats of
@@ -2014,13 +1972,13 @@ static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
  * gets the event that was kept until now. */
 static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
     CudaGpu *g = cuda(gpu);
-    cudaEvent_t last = g->known[lane], *next = &g->begins[lane][mark % MARKS];
-    double s = elapsed(last, *next);
-    if (s < 0)
-        return g->known_s[lane];
-    g->known[lane] = *next;
-    *next = last;
-    return g->known_s[lane] += s;
+    cudaEvent_t *next = &mark_of(gpu, lane, mark)->begin;
+    double s = elapsed(g->known[lane], *next);
+    if (s >= 0) {
+        std::swap(g->known[lane], *next);
+        g->known_s[lane] += s;
+    }
+    return g->known_s[lane];
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -2108,8 +2066,8 @@ static size_t gpu_in_use(Gpu *) {
 static void gpu_close(Gpu *gpu) {
     CudaGpu *g = cuda(gpu);
     for (int lane = 0; lane < NLANES; lane++) {
-        for (int i = 0; i < MARKS; i++)
-            for (cudaEvent_t event : {g->begins[lane][i], g->ends[lane][i], g->marks[lane][i]})
+        for (const Mark &m : g->marks[lane])
+            for (cudaEvent_t event : {m.begin, m.end, m.untimed})
                 if (event)
                     cudaEventDestroy(event);
         if (g->known[lane])
@@ -2130,34 +2088,22 @@ static void gpu_close(Gpu *gpu) {
 /* Asks about all kernels. CUDA loads a kernel when it is first launched or asked about, and no
  * prompt should wait for that. */
 static int load_kernels(Error *err) {
-    cudaFuncAttributes attributes;
-    int status = 0;
-    auto load = [&](auto kernel) {
-        if (!status)
-            status =
-                checked(cudaFuncGetAttributes(&attributes, kernel), "looking for its code", err);
+    cudaError_t e = cudaSuccess;
+    auto load = [&](auto... kernels) {
+        cudaFuncAttributes attributes;
+        for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
+            e = e ? e : asked;
     };
-    auto load_all = [&](const auto &kernels) {
-        for (auto kernel : kernels)
-            load(kernel);
-    };
-    load(unpack_kernel);
-    load(pack_kernel);
-    load(embed_kernel);
-    load(layernorm_kernel);
-    load(bias_kernel);
-    load(combine_kernel);
-    load(append_kernel);
-    load(select_kernel);
-    load(pick_kernel);
-    load(score_kernel);
-    load_all(prefill_kernels);
-    load_all(attend_kernels);
-    load_all(score_kernels);
-    load_all(weigh_kernels);
+    load(embed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
+         combine_kernel, select_kernel, pick_kernel, score_kernel);
+    for (auto kernel : prefill_kernels)
+        load(kernel);
+    for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})
+        for (int i = 0; i < DECODE_KERNELS; i++)
+            load(kernels[i]);
     for (const auto &packed : packed_kernels)
         load(packed.kernel);
-    return status;
+    return checked(e, "looking for its code", err);
 }
 
 /* Allows products with packed weights the shared memory that their blocks ask for, as far as the
@@ -2217,10 +2163,10 @@ static int open_streams(CudaGpu *g, Error *err) {
         if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams",
                     err))
             return -1;
-        for (int i = 0; i < MARKS; i++)
-            if (create_event(&g->begins[lane][i], cudaEventDefault, err) ||
-                create_event(&g->ends[lane][i], cudaEventBlockingSync, err) ||
-                create_event(&g->marks[lane][i], untimed, err))
+        for (Mark &m : g->marks[lane])
+            if (create_event(&m.begin, cudaEventDefault, err) ||
+                create_event(&m.end, cudaEventBlockingSync, err) ||
+                create_event(&m.untimed, untimed, err))
                 return -1;
     }
     return 0;
@@ -2229,9 +2175,8 @@ static int open_streams(CudaGpu *g, Error *err) {
 /* Notes the GPU's clock and the host's at one moment. */
 static int open_clock(CudaGpu *g, Error *err) {
     for (int lane = 0; lane < NLANES; lane++)
-        if (on_gpu(lane) &&
-            (create_event(&g->known[lane], cudaEventDefault, err) ||
-             checked(cudaEventRecord(g->known[lane], g->stream[PROJECT]), "event", err)))
+        if (on_gpu(lane) && (create_event(&g->known[lane], cudaEventDefault, err) ||
+                             record(g, PROJECT, g->known[lane], err)))
             return -1;
     if (checked(cudaStreamSynchronize(g->stream[PROJECT]), "clock", err))
         return -1;
@@ -2260,7 +2205,10 @@ static int open_memory(CudaGpu *g, Error *err) {
     /* CUDA does not tell the size of the context; it is what is in use now, or, where others use
      * the GPU too, at most `most` of that. */
     g->overhead = std::min(gpu_in_use(g), most);
-    g->spare = spare_of(g->total);
+    /* Kernels take memory when they are loaded and first run, stacks and the memory of cuBLAS
+     * included; a card with more multiprocessors keeps more. These are guesses until a card has
+     * been asked: bench prints what it was. */
+    g->spare = (g->total > (size_t)40 << 30 ? 512 : 128) << 20;
     return 0;
 }
 

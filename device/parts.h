@@ -87,16 +87,24 @@ static inline Lane gpu_turn(const bool ready[2], uint64_t project_order, uint64_
 
 enum { MARKS = 256 }; /* points of a stream that can be waited for at a time */
 
+/* A copy of rows of row_bytes from src to dst, where a row begins a pitch of bytes after the one
+ * before. Either is on the GPU, or on the host (pinned, to overlap). */
+typedef struct {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch, row_bytes;
+    int rows;
+} StridedCopy;
+
 /* The functions of an open GPU. Those with an Error return -1 (or NULL) and err if they fail. */
 typedef struct GpuCalls {
     /* Posts any op that host_run carries out, whose views are at addresses, and returns at once.
      * Products are of cuBLAS, or for packed w, whose y is F16, of a kernel of ours; they have no
      * ReLU before a residual, and their lane is PROJECT or FINISH, which have a workspace each. */
     int (*run)(Gpu *, const Op *, Error *);
-    /* Posts a copy of rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or
-     * on the host (pinned, to overlap). */
-    int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                size_t row_bytes, int rows, Error *);
+    /* Posts a copy. */
+    int (*copy)(Gpu *, Lane lane, StridedCopy, Error *);
 
     /* begin and end note the times before and after what is posted between them. mark is an end
      * without a time, which takes less of the GPU's time. Once a mark has passed, the one MARKS

@@ -407,8 +407,11 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         else if (to.tier == TIER_DISK)
             status = disk_write(a->disk, to, arenas_address(a, from), err);
         else if (gpu)
-            status = gpu->call->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
-                                     arenas_address(a, from), from.ld * size, row, to.rows, err);
+            status = gpu->call->copy(
+                gpu, op->lane,
+                (StridedCopy){arenas_address(a, to), to.ld * size, arenas_address(a, from),
+                              from.ld * size, row, to.rows},
+                err);
         else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
             memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
         else

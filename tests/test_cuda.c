@@ -151,7 +151,7 @@ static void on_gpu(Lane lane, Op op) {
 }
 static void copy_on(Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t row_bytes, int rows) {
     start(lane);
-    POST(lane, copy, dst, dst_pitch, src, src_pitch, row_bytes, rows);
+    POST(lane, copy, (StridedCopy){dst, dst_pitch, src, src_pitch, row_bytes, rows});
     finish(lane);
 }
 
@@ -1145,10 +1145,10 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     CU_ASSERT_FATAL(from && there);
     ASSERT_OK(gpu->call->pin(gpu, from, 2 * bytes, &err));
     for (size_t i = 0; i < words; i++) from[i] = (uint32_t)i, back[i] = 0;
-    POST(W_LOAD, copy, there, bytes, from, bytes, bytes, 1);
+    POST(W_LOAD, copy, (StridedCopy){there, bytes, from, bytes, bytes, 1});
     POST(W_LOAD, end, 7);
     POST(STORE, after, W_LOAD, 7);
-    POST(STORE, copy, back, bytes, there, bytes, bytes, 1);
+    POST(STORE, copy, (StridedCopy){back, bytes, there, bytes, bytes, 1});
     POST(STORE, end, 7);
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
@@ -1214,7 +1214,7 @@ static void a_copy_is_only_posted(void) {
         memset(host, 0, BYTES);
         start(STORE);
         __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
-        POST(STORE, copy, host, pitch, from, row, pitch, ROWS);
+        POST(STORE, copy, (StridedCopy){host, pitch, from, row, pitch, ROWS});
         ASSERT_OK(gpu->call->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
         bool moved = memcmp(host, numbers, pitch) == 0;
         __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
@@ -1241,7 +1241,7 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     struct timespec from, to;
     clock_gettime(CLOCK_MONOTONIC, &from);
     POST(PROJECT, begin, 7);
-    for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, bulk + BULK, BULK, bulk, BULK, BULK, 1);
+    for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, (StridedCopy){bulk + BULK, BULK, bulk, BULK, BULK, 1});
     POST(PROJECT, end, 7);
     POST(PROJECT, begin, 8);
     Op op = embedding(first, F16, table, F16, N, idx, 1, N, false);
