@@ -40,7 +40,7 @@ typedef uint4 Half8;
 
 /* Returns halfs p[0..n) and zeros behind them. wide: p is 16-byte aligned, and n is either at least
  * 8, or 0 or less. */
-static __device__ Half8 load8(const half *p, int n, bool wide) {
+__device__ Half8 load8(const half *p, int n, bool wide) {
     Half8 bits = make_uint4(0, 0, 0, 0);
     if (wide) { /* a condition of its own, so that a warp never takes both branches */
         if (n > 0)
@@ -48,7 +48,6 @@ static __device__ Half8 load8(const half *p, int n, bool wide) {
         return bits;
     }
     half *h = (half *)&bits;
-#pragma unroll
     for (int i = 0; i < 8; i++)
         if (i < n)
             h[i] = p[i];
@@ -56,22 +55,20 @@ static __device__ Half8 load8(const half *p, int n, bool wide) {
 }
 
 /* Writes the first n of eight halfs to p; wide as above. */
-static __device__ void store8(half *p, Half8 bits, int n, bool wide) {
+__device__ void store8(half *p, Half8 bits, int n, bool wide) {
     const half *h = (half *)&bits;
     if (wide) {
         if (n > 0)
             *(Half8 *)p = bits;
         return;
     }
-#pragma unroll
     for (int i = 0; i < 8; i++)
         if (i < n)
             p[i] = h[i];
 }
 
-static __device__ void to_floats(float x[8], Half8 bits) {
+__device__ void to_floats(float x[8], Half8 bits) {
     const half2 *h = (half2 *)&bits;
-#pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 f = __half22float2(h[i]);
         x[2 * i] = f.x;
@@ -79,10 +76,9 @@ static __device__ void to_floats(float x[8], Half8 bits) {
     }
 }
 
-static __device__ Half8 to_halfs(const float x[8]) {
+__device__ Half8 to_halfs(const float x[8]) {
     Half8 bits;
     half2 *h = (half2 *)&bits;
-#pragma unroll
     for (int i = 0; i < 4; i++)
         h[i] = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
     return bits;
@@ -105,7 +101,7 @@ struct Least {
 /* Joins the x of those threads of a warp whose in_warp differ only in the bits of `from`, 2 `from`,
  * ... below `to`, and returns the result to each of them. */
 template <class Join, class T>
-static __device__ T warp_reduce(T x, int from, int to = WARP) {
+__device__ T warp_reduce(T x, int from, int to = WARP) {
     for (int d = from; d < to; d *= 2)
         x = Join()(x, __shfl_xor_sync(0xffffffff, x, d));
     return x;
@@ -113,7 +109,7 @@ static __device__ T warp_reduce(T x, int from, int to = WARP) {
 
 /* Joins the x of all threads of a block, which has whole warps, and returns the result to each. */
 template <class Join, class T>
-static __device__ T block_reduce(T x) {
+__device__ T block_reduce(T x) {
     __shared__ T part[MOST_THREADS / WARP];
     x = warp_reduce<Join>(x, 1);
     __syncthreads(); /* the call before this one may still be reading part */
@@ -226,7 +222,7 @@ static int row_threads(int cols, int most = THREADS) {
 // row. It reads the row once, with the weights and biases of the norm, and writes one row of y.
 // -------------------------------------------------------------------------------------------------
 
-static __global__ void embed_kernel(Op op, bool wide) {
+__global__ void embed_kernel(Op op, bool wide) {
     Tensor y = op.embed.y, table = op.embed.table;
     const half *from = (half *)table.at + ((const int *)op.embed.idx.at)[blockIdx.x] * table.ld;
     half *to = (half *)y.at + (size_t)blockIdx.x * y.cols;
@@ -258,33 +254,31 @@ enum {
 /* Normalizes a row, which stays in registers: its mean, the variance about the mean, the result.
  * The mean is summed as distances from the first element, since float sums of large numbers lose
  * it. */
-static __global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS)
     layernorm_kernel(half *y, const half *x, const half *w, const half *b, int cols, bool wide) {
     const half *row = x + (size_t)blockIdx.x * cols;
     half *to = y + (size_t)blockIdx.x * cols;
     int first = threadIdx.x * 8, step = blockDim.x * 8;
-    float v[8], scale[8], shift[8], near = __half2float(row[0]), sum = 0, square = 0;
     Half8 part[PARTS];
-#pragma unroll
     for (int p = 0; p < PARTS; p++)
         part[p] = load8(row + first + p * step, cols - first - p * step, wide);
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        to_floats(v, part[p]);
-        for (int i = 0; i < 8; i++)
-            sum += first + p * step + i < cols ? v[i] - near : 0;
-    }
-    float mean = near + block_reduce<Add>(sum) / cols;
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        to_floats(v, part[p]);
-        for (int i = 0; i < 8; i++)
-            square += first + p * step + i < cols ? (v[i] - mean) * (v[i] - mean) : 0;
-    }
-    float norm = rsqrtf(block_reduce<Add>(square) / cols + 1e-5f);
-#pragma unroll
+    /* returns the sum of term(v) of all numbers v of the row */
+    auto sum = [&](auto term) {
+        float v[8], mine = 0;
+        for (int p = 0; p < PARTS; p++) {
+            to_floats(v, part[p]);
+            for (int i = 0; i < 8; i++)
+                mine += first + p * step + i < cols ? term(v[i]) : 0;
+        }
+        return block_reduce<Add>(mine);
+    };
+    float near = __half2float(row[0]);
+    float mean = near + sum([&](float v) { return v - near; }) / cols;
+    float square = sum([&](float v) { return (v - mean) * (v - mean); });
+    float norm = rsqrtf(square / cols + 1e-5f);
     for (int p = 0; p < PARTS; p++) {
         int c = first + p * step;
+        float v[8], scale[8], shift[8];
         to_floats(v, part[p]);
         to_floats(scale, load8(w + c, cols - c, wide));
         to_floats(shift, load8(b + c, cols - c, wide));
@@ -315,18 +309,16 @@ enum { GROUP_WORDS = GROUP_BYTES / 4 };
 
 /* Returns a code as a float. A float whose bits are those of 2^23 and the code is 2^23 + code;
  * subtracting 2^23 leaves the code. A conversion would have a quarter of the speed. */
-static __device__ float code_float(unsigned code) {
+__device__ float code_float(unsigned code) {
     return __uint_as_float(0x4b000000 | code) - 8388608.f;
 }
 
 /* Returns a group's min in x and its scale in y. Groups begin at multiples of 4 bytes. */
-static __device__ float2 group_header(const uint8_t *group) {
-    return __half22float2(*(half2 *)group);
-}
+__device__ float2 group_header(const uint8_t *group) { return __half22float2(*(half2 *)group); }
 
 /* Returns min + scale * code, to be rounded to a half. Whether the compiler fuses the two steps
  * does not matter, since the product of a half and a code is exact. */
-static __device__ float unpack_code(float2 header, unsigned code) {
+__device__ float unpack_code(float2 header, unsigned code) {
     return header.x + header.y * code_float(code);
 }
 
@@ -334,7 +326,7 @@ enum { COLUMNS = 64 };
 
 /* Unpacks COLUMNS columns of one row of groups, through shared memory. A thread has 8 of the
  * columns, and of each the codes of 8 rows: 4 bytes. */
-static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
+__global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
     __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
     int k = op.unpack.w.cols;
     const unsigned *from = (unsigned *)op.unpack.packed.at +
@@ -365,7 +357,7 @@ static __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
 
 /* Returns (max - min) / 15 as a half, rounded up, or down where the largest code would otherwise
  * leave the range of halfs. */
-static __device__ half group_scale(float min, float max) {
+__device__ half group_scale(float min, float max) {
     float exact = (max - min) / 15;
     __half_raw scale = __float2half(exact);
     if (__half2float(scale) < exact)
@@ -376,7 +368,7 @@ static __device__ half group_scale(float min, float max) {
 }
 
 /* Packs a group of n numbers, 16, 32, 48 or 64, by one warp. */
-static __device__ void pack_group(uint8_t *to, const half *x, int n) {
+__device__ void pack_group(uint8_t *to, const half *x, int n) {
     unsigned short poison = 0x7e00; /* NaN */
     int in_warp = threadIdx.x % WARP, finite = 1;
     float min = INFINITY, max = -INFINITY;
@@ -407,7 +399,7 @@ static __device__ void pack_group(uint8_t *to, const half *x, int n) {
 
 /* Packs a row of kv: its nh heads of k go to k, those of v to v. Warp by warp, the blocks with the
  * same blockIdx.x share the row. */
-static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
+__device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
     int groups = (hd + GROUP - 1) / GROUP, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
     int head = number / groups, g = number % groups;
     if (head >= 2 * nh)
@@ -417,7 +409,7 @@ static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, 
                min((int)GROUP, hd - g * GROUP));
 }
 
-static __global__ void pack_kernel(Op op) {
+__global__ void pack_kernel(Op op) {
     size_t bytes = op.nh * quant_bytes(op.hd);
     uint8_t *row = (uint8_t *)op.pack.packed.at + blockIdx.x * 2 * bytes;
     pack_row(row, row + bytes, (half *)op.pack.kv.at + blockIdx.x * op.pack.kv.ld, op.nh, op.hd);
@@ -537,7 +529,7 @@ static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == F
 
 /* Computes y += b, then the ReLU, where cuBLAS has no algorithm that includes them. A block has one
  * row of y. */
-static __global__ void bias_kernel(Op op) {
+__global__ void bias_kernel(Op op) {
     Tensor y = op.linear.y;
     half *row = (half *)y.at + blockIdx.x * y.ld;
     for (int c = threadIdx.x; c < y.cols; c += blockDim.x) {
@@ -640,7 +632,7 @@ struct Portion {
 /* Begins to copy a block's next portions into a slot, with zeros behind what is left: groups of
  * zeros stand for zeros. They are there after wait_for_copies. */
 template <int TILES>
-static __device__ void load_portions(Slot<TILES> *to, const Portion &from) {
+__device__ void load_portions(Slot<TILES> *to, const Portion &from) {
     int in_warp = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES,
         slice = warp / SIDES;
 #pragma unroll
@@ -663,7 +655,7 @@ struct Columns {
 };
 
 /* Loads a word of codes of two columns; group is the first column's. */
-static __device__ Columns load_columns(const unsigned *group, int word) {
+__device__ Columns load_columns(const unsigned *group, int word) {
     unsigned mins = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
              scales = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
     return {{group[1 + word], group[GROUP_WORDS + 1 + word]}, *(half2 *)&mins, *(half2 *)&scales};
@@ -672,7 +664,7 @@ static __device__ Columns load_columns(const unsigned *group, int word) {
 /* Returns the bits of min + scale * code for two codes. DIFFERS: quant.c rounds the sum to a float
  * first. So where one of the two terms is thousands of times the other, and the sum lies in the
  * middle between two halfs, the result may be the other of these two. */
-static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
+__device__ unsigned unpack_two(half2 codes, const Columns &c) {
     half2 x = __hfma2(codes, c.scale, c.min);
     return *(unsigned *)&x;
 }
@@ -680,7 +672,7 @@ static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
 /* Unpacks byte u of two columns: w[0] gets the numbers of the low halves, w[1] those of the high
  * halves. Half of a byte is put into the low bits of the half 1024, whose last place is 1, so that
  * it is 1024 + code, or 1024 + 16 code. */
-static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
+__device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
     unsigned both = __byte_perm(c.codes[0], c.codes[1], 0x0400 + 0x0101 * u);
     unsigned low = and_or(both, 0x000f000f, 0x64006400),
              high = and_or(both, 0x00f000f0, 0x64006400);
@@ -691,8 +683,8 @@ static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
 
 /* Adds a portion of w times a portion of x to sum, by one warp. */
 template <int TILES>
-static __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
-                                        const half (*x)[X_LD]) {
+__device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
+                                 const half (*x)[X_LD]) {
     int in_warp = threadIdx.x % WARP, quad = in_warp / 4, in_quad = in_warp % 4;
     unsigned mine[TILES][4]; /* of each row of x, columns 2 in_quad + 0, 1, 8, 9, ... 24, 25 */
 #pragma unroll
@@ -717,29 +709,29 @@ static __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned 
 
 /* Returns where four neighbouring outputs of a row of x, the thread's sum[0], sum[4], sum[8] and
  * sum[12], lie among the sums of a row of groups, (rows, GROUP). */
-static __device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
+__device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
     int quad = threadIdx.x % WARP / 4, in_quad = threadIdx.x % 4;
     int row = tile * FEW + 2 * in_quad + d % 2, col = quad / 4 * 32 + d / 2 * 16 + quad % 4 * 4;
     return (float4 *)&sums[row][col];
 }
 
-static __device__ float4 operator+(float4 a, float4 b) {
+__device__ float4 add4(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 /* Writes a thread's sums, or if `add` adds them to those that are there. */
 template <int TILES>
-static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], bool add) {
+__device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], bool add) {
 #pragma unroll
     for (int i = 0; i < TILES * 4; i++) {
         const float *s = sum + i / 4 * SUMS + i % 4;
         float4 *at = sums_at(to, i / 4, i % 4), four = make_float4(s[0], s[4], s[8], s[12]);
-        *at = add ? four + *at : four;
+        *at = add ? add4(four, *at) : four;
     }
 }
 
 /* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
-static __device__ void store_output(const Op &op, int row, int col, float v) {
+__device__ void store_output(const Op &op, int row, int col, float v) {
     const half *b = (half *)op.linear.b.at;
     half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
     if (col >= op.linear.y.cols)
@@ -755,7 +747,7 @@ static __device__ void store_output(const Op &op, int row, int col, float v) {
 
 /* Returns true in the last of `blocks` blocks that come here, which then sees what the others have
  * written, and leaves the count at 0. */
-static __device__ bool comes_last(unsigned *count, unsigned blocks) {
+__device__ bool comes_last(unsigned *count, unsigned blocks) {
     __shared__ bool last;
     __threadfence();
     __syncthreads();
@@ -768,8 +760,7 @@ static __device__ bool comes_last(unsigned *count, unsigned blocks) {
 
 /* Adds the sums that `blocks` blocks have left in partial, (blocks, rows, OUTPUTS), in the order of
  * the blocks, and writes the outputs of the rows from `first` on. */
-static __device__ void add_partial(const Op &op, const float *partial, int blocks, int first,
-                                   int rows) {
+__device__ void add_partial(const Op &op, const float *partial, int blocks, int first, int rows) {
     int size = rows * OUTPUTS;
     for (int e = 4 * threadIdx.x; e < size; e += 4 * blockDim.x) {
         float4 part[SHARERS];
@@ -780,7 +771,7 @@ static __device__ void add_partial(const Op &op, const float *partial, int block
 #pragma unroll
         for (int b = 1; b < SHARERS; b++)
             if (b < blocks)
-                part[0] = part[0] + part[b];
+                part[0] = add4(part[0], part[b]);
         const float *v = &part[0].x;
         for (int i = 0; i < 4; i++)
             store_output(op, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
@@ -790,7 +781,7 @@ static __device__ void add_partial(const Op &op, const float *partial, int block
 /* Multiplies TILES * FEW rows of x. blockIdx tells: x which rows, y which rows of groups, z which
  * of the blocks that share these. */
 template <int TILES>
-static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
+__global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     packed_linear_kernel(Op op, float *partial, int on_finish) {
     extern __shared__ uint4 shared_bytes[];
     Room<TILES> &room = *(Room<TILES> *)shared_bytes;
@@ -844,10 +835,9 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     add_partial(op, partial, blocks, first, rows);
 }
 
-typedef void (*PackedKernel)(Op, float *, int);
 /* The kernels, in the order of the rows of a block: FEW, and its doubles. */
 static const struct {
-    PackedKernel kernel;
+    void (*kernel)(Op, float *, int);
     size_t shared; /* bytes of shared memory that a block needs */
 } packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
                       {packed_linear_kernel<2>, sizeof(Room<2>)},
@@ -874,7 +864,7 @@ static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     for (; rows < y.rows && which < g->packed_most; rows *= 2)
         which++;
     int across = blocks_for(y.cols, OUTPUTS);
-    PackedKernel kernel = packed_kernels[which].kernel;
+    auto kernel = packed_kernels[which].kernel;
     dim3 grid(blocks_for(y.rows, rows), across, count_sharers(across, k, g->places));
     kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, stream>>>(
         *op, (float *)workspace_of(g, op->lane), op->lane == FINISH);
@@ -927,7 +917,7 @@ constexpr int PREFILL_BLOCKS = 2;
 /* Returns the sequence that the tile of queries `number` belongs to, and in *tile which of its
  * tiles it is. The tiles of sequence r have numbers from start[r] / QUERIES + r on, which leaves
  * room for at least as many as it needs. */
-static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
+__device__ int find_tile(int *tile, const int *start, int nseq, int number) {
     int r = 0;
     for (int end = nseq; end - r > 1;) { /* sequence r does not begin behind the tile, `end` does */
         int middle = (r + end) / 2;
@@ -948,7 +938,7 @@ struct HeadRows {
  * hd on. They are there after wait_for_tile. PER_ROW threads share a row, as many as its parts of
  * 16 bytes can be dealt to. */
 template <int TILES, int ROWS>
-static __device__ void load_tile(half *to, HeadRows from) {
+__device__ void load_tile(half *to, HeadRows from) {
     const int PER_ROW = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / PER_ROW;
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW * 8;
     if (STEP > ROWS && row >= ROWS)
@@ -958,9 +948,7 @@ static __device__ void load_tile(half *to, HeadRows from) {
     from.n -= row;
     from.hd -= column;
     if (from.wide)
-#pragma unroll
         for (int r = 0; r < ROWS; r += STEP, from.at += STEP * from.ld)
-#pragma unroll
             for (int c = 0; c < TILES * TILE; c += PER_ROW * 8)
                 copy_async(to + r * LD<TILES> + c, from.at + c, r < from.n);
     else
@@ -974,7 +962,7 @@ static __device__ void load_tile(half *to, HeadRows from) {
 
 /* Waits for the whole block. Afterwards all threads see what any of them has loaded, and what they
  * have read before may be overwritten. */
-static __device__ void wait_for_tile(void) {
+__device__ void wait_for_tile(void) {
     close_copies();
     wait_for_copies<0>();
     __syncthreads();
@@ -982,14 +970,12 @@ static __device__ void wait_for_tile(void) {
 
 /* Computes score (16, KEYS) = queries times keys, by one warp. */
 template <int TILES>
-static __device__ void score_keys(float score[][4], const unsigned query[][4], const half *keys) {
+__device__ void score_keys(float score[][4], const unsigned query[][4], const half *keys) {
     int in_warp = threadIdx.x % WARP;
     const half *row = keys + (in_warp / 16 * 8 + in_warp % 8) * LD<TILES> + in_warp / 8 % 2 * 8;
-#pragma unroll
     for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
         for (int i = 0; i < 4; i++)
             score[n][i] = score[n + 1][i] = 0;
-#pragma unroll
         for (int d = 0; d < TILES; d++) {
             /* of 8 keys, the first and the second 8 elements from d TILE on; of the next 8 keys */
             unsigned key[4];
@@ -1003,23 +989,19 @@ static __device__ void score_keys(float score[][4], const unsigned query[][4], c
 /* Does a step of the online softmax for the two queries of which a thread holds a part. Scores
  * become weights. scale includes the factor log2(e), since a GPU computes powers of 2. */
 template <int TILES>
-static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2],
-                                  float scale) {
-#pragma unroll
+__device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2],
+                           float scale) {
     for (int q = 0; q < 2; q++) {
         float before = largest[q];
-#pragma unroll
         for (int n = 0; n < KEYS<TILES> / 8; n++)
             largest[q] = fmaxf(largest[q], fmaxf(score[n][2 * q], score[n][2 * q + 1]));
         largest[q] = warp_reduce<Most>(largest[q], 1, 4); /* a quad shares a row */
         float shrink = power_of_2((before - largest[q]) * scale);
         sum[q] *= shrink;
-#pragma unroll
         for (int d = 0; d < 2 * TILES; d++) {
             out[d][2 * q] *= shrink;
             out[d][2 * q + 1] *= shrink;
         }
-#pragma unroll
         for (int i = 0; i < KEYS<TILES> / 4; i++) {
             float *s = &score[i / 2][2 * q + i % 2];
             *s = power_of_2((*s - largest[q]) * scale);
@@ -1028,22 +1010,20 @@ static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2]
     }
 }
 
-static __device__ unsigned pack_halfs(float low, float high) {
+__device__ unsigned pack_halfs(float low, float high) {
     half2 pair = __floats2half2_rn(low, high);
     return *(unsigned *)&pair;
 }
 
 /* Adds weights (16, KEYS) times values to out (16, TILES * TILE), by one warp. */
 template <int TILES>
-static __device__ void add_values(float out[][4], const float weight[][4], const half *values) {
+__device__ void add_values(float out[][4], const float weight[][4], const half *values) {
     int in_warp = threadIdx.x % WARP;
     const half *row = values + in_warp % 16 * LD<TILES> + in_warp / 16 * 8;
-#pragma unroll
     for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
         unsigned a[4];
         for (int i = 0; i < 4; i++)
             a[i] = pack_halfs(weight[n + i / 2][i % 2 * 2], weight[n + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
         for (int d = 0; d < TILES; d++) {
             /* 8 elements from d TILE on, of 8 tokens and of the next 8; then the next 8 elements */
             unsigned value[4];
@@ -1056,11 +1036,10 @@ static __device__ void add_values(float out[][4], const float weight[][4], const
 
 /* Loads the warp's 16 of the block's queries, through shared memory with room for QUERIES rows. */
 template <int TILES>
-static __device__ void load_queries(unsigned query[][4], half *shared, const HeadRows &from) {
+__device__ void load_queries(unsigned query[][4], half *shared, const HeadRows &from) {
     int in_warp = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
     load_tile<TILES, QUERIES>(shared, from);
     wait_for_tile();
-#pragma unroll
     for (int d = 0; d < TILES; d++)
         load_matrices(query[d],
                       shared + (first + in_warp % 16) * LD<TILES> + d * TILE + in_warp / 16 * 8);
@@ -1069,15 +1048,13 @@ static __device__ void load_queries(unsigned query[][4], half *shared, const Hea
 
 /* Stores the results of the warp's queries, out / sum, through the same shared memory. */
 template <int TILES>
-static __device__ void store_results(const HeadRows &to, half *shared, const float out[][4],
-                                     float sum[2]) {
+__device__ void store_results(const HeadRows &to, half *shared, const float out[][4],
+                              float sum[2]) {
     int in_warp = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
     __syncthreads(); /* nobody needs the values any more */
-#pragma unroll
     for (int q = 0; q < 2; q++) {
         float share = 1 / warp_reduce<Add>(sum[q], 1, 4);
         half *row = shared + (first + in_warp / 4 + q * 8) * LD<TILES> + in_warp % 4 * 2;
-#pragma unroll
         for (int d = 0; d < 2 * TILES; d++)
             *(unsigned *)(row + d * 8) =
                 pack_halfs(out[d][2 * q] * share, out[d][2 * q + 1] * share);
@@ -1093,7 +1070,7 @@ static __device__ void store_results(const HeadRows &to, half *shared, const flo
 /* TILES is the size of a head over TILE, rounded up. blockIdx.x is the number of a tile of queries,
  * as find_tile counts them, blockIdx.y the head. */
 template <int TILES>
-static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
+__global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     attend_prefill_kernel(Op op, bool wide) {
     const int STEP = KEYS<TILES>, h1 = op.prefilled.q.cols, hd = op.hd, ld = (int)op.prefilled.q.ld;
     const int *start = (int *)op.prefilled.start.at, nseq = op.prefilled.start.cols - 1;
@@ -1123,7 +1100,6 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
         /* Keys that come after the query get no weight. Token 0 never does, so `largest` will be
          * finite. */
         if (pos < t0 + STEP - 1)
-#pragma unroll
             for (int i = 0; i < STEP / 2; i++)
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column)
                     score[i / 4][i % 4] = -INFINITY;
@@ -1139,8 +1115,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     store_results<TILES>({o, h1, seen - first, hd, wide}, keys, out, sum);
 }
 
-typedef void (*PrefillKernel)(Op, bool);
-static const PrefillKernel prefill_kernels[TILES_MAX] = {
+static void (*const prefill_kernels[TILES_MAX])(Op, bool) = {
     attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>,
     attend_prefill_kernel<4>, attend_prefill_kernel<5>, attend_prefill_kernel<6>,
     attend_prefill_kernel<7>, attend_prefill_kernel<8>};
@@ -1150,7 +1125,7 @@ static void gpu_attend_prefill(CudaGpu *, const Op *op, cudaStream_t stream) {
     CHECK(tiles <= TILES_MAX);
     /* at least as many blocks as the sequences have tiles */
     dim3 grid(op->prefilled.q.rows / QUERIES + nseq, op->nh);
-    PrefillKernel kernel = prefill_kernels[tiles - 1];
+    auto kernel = prefill_kernels[tiles - 1];
     kernel<<<grid, PREFILL_THREADS, 0, stream>>>(*op, op->hd % TILE == 0);
 }
 
@@ -1175,36 +1150,36 @@ enum {
     UNROLL = 4
 };
 
-static __device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
+__device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
 
 /* Returns the floats of a partial result: the largest score, the sum of e^(score - largest), and
  * the hd values weighted with these. */
-static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
+__host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
 /* Returns the row of K and V that token t of a sequence has. */
-static __device__ int token_row(const int *pages, int t, int page_tokens) {
+__device__ int token_row(const int *pages, int t, int page_tokens) {
     return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
 /* Returns how many tokens sequence r has. */
-static __device__ int length_of(const Op &op, int r) { return ((int *)op.attend.len.at)[r]; }
+__device__ int length_of(const Op &op, int r) { return ((int *)op.attend.len.at)[r]; }
 /* Returns sequence r's row of the page table. */
-static __device__ const int *pages_of(const Op &op, int r) {
+__device__ const int *pages_of(const Op &op, int r) {
     return (int *)op.attend.pages.at + r * op.attend.pages.ld;
 }
 /* Returns the row of o, (h1), of sequence r. */
-static __device__ half *result_of(const Op &op, int r) {
+__device__ half *result_of(const Op &op, int r) {
     return (half *)op.attend.o.at + (size_t)r * op.nh * op.hd;
 }
 /* Returns where the choice of head h of sequence r begins, in tokens and in weights. */
-static __device__ size_t chosen_of(const Op &op, int r, int h) {
+__device__ size_t chosen_of(const Op &op, int r, int h) {
     int most = op.attend.tokens.cols / op.nh;
     return ((size_t)r * op.nh + h) * most;
 }
 
 /* Fills rows[0..n) with the rows of sequence r's tokens t0 .. t0 + n - 1, and up to whole tiles
  * with the last of them, by the whole block. */
-static __device__ void load_rows(int *rows, const Op &op, int r, int t0, int n) {
+__device__ void load_rows(int *rows, const Op &op, int r, int t0, int n) {
     for (int t = threadIdx.x; t < whole_tiles(n); t += blockDim.x)
         rows[t] = token_row(pages_of(op, r), t0 + min(t, n - 1), op.page_tokens);
     __syncthreads();
@@ -1219,7 +1194,7 @@ struct Head {
 };
 
 template <Pages PAGES>
-static __device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wide) {
+__device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wide) {
     size_t head = PAGES == HALFS ? op.hd * sizeof(half) : quant_bytes(op.hd);
     size_t before = PAGES == HALFS ? c * sizeof(half) : 0;
     return {(uint8_t *)kv.at + h * head + before, op.nh * head, op.hd, op.hd - c, wide};
@@ -1229,18 +1204,16 @@ static __device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, b
  *  TOGETHER: all threads make
  * as many calls; for those that have fewer tokens, t is n or more and x zeros. */
 template <int PER_TOKEN, bool TOGETHER, class Use>
-static __device__ void for_tokens(const Head &head, const int *rows, int n, Use use) {
+__device__ void for_tokens(const Head &head, const int *rows, int n, Use use) {
     const int AT_ONCE = WARP / PER_TOKEN;
     int first = threadIdx.x % WARP / PER_TOKEN;
     for (int t0 = first; (TOGETHER ? t0 - first : t0) < n; t0 += UNROLL * AT_ONCE) {
         Half8 token[UNROLL];
-#pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             int t = t0 + u * AT_ONCE;
             const uint8_t *from = head.first + (t < n ? rows[t] : 0) * head.row;
             token[u] = load8((half *)from, t < n ? head.left : 0, head.wide);
         }
-#pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float x[8];
             to_floats(x, token[u]);
@@ -1249,10 +1222,12 @@ static __device__ void for_tokens(const Head &head, const int *rows, int n, Use 
     }
 }
 
-/* Computes score[t] = q.k * scale of a warp's n tokens. mine: the thread's elements of q. */
+/* Computes score[t] = q.k * scale of a warp's n tokens. q: the thread's elements of the query. */
 template <int PER_TOKEN>
-static __device__ void score_tokens(float *score, const float mine[8], const Head &k,
-                                    const int *rows, int n, float scale) {
+__device__ void score_tokens(float *score, const half *q, const Head &k, const int *rows, int n,
+                             float scale) {
+    float mine[8];
+    to_floats(mine, load8(q, k.left, k.wide));
     for_tokens<PER_TOKEN, true>(k, rows, n, [&](int t, const float x[8]) {
         float dot = 0;
         for (int i = 0; i < 8; i++)
@@ -1265,8 +1240,8 @@ static __device__ void score_tokens(float *score, const float mine[8], const Hea
 
 /* Adds weight[t] * v to out, for those of a warp's n tokens that the thread reads. */
 template <int PER_TOKEN>
-static __device__ void weigh_tokens(float out[8], const float *weight, const Head &v,
-                                    const int *rows, int n) {
+__device__ void weigh_tokens(float out[8], const float *weight, const Head &v, const int *rows,
+                             int n) {
     for_tokens<PER_TOKEN, false>(v, rows, n, [&](int t, const float x[8]) {
         float w = t < n ? weight[t] : 0;
         for (int i = 0; i < 8; i++)
@@ -1275,7 +1250,7 @@ static __device__ void weigh_tokens(float out[8], const float *weight, const Hea
 }
 
 /* Replaces score[0..n) by e^(score - largest), by one warp, and returns the sum of these. */
-static __device__ float exponentiate(float *score, int n, float *largest) {
+__device__ float exponentiate(float *score, int n, float *largest) {
     float most = -INFINITY, sum = 0;
     for (int t = threadIdx.x % WARP; t < n; t += WARP)
         most = fmaxf(most, score[t]);
@@ -1315,16 +1290,15 @@ const float HIGH_CODE = 1.f / 16; /* a number in the low end from one four bits 
 const float MORE_BITS = 1 << 11;  /* the scale of the second column of V */
 
 /* Return the codes in the low or the high halves of bytes 0 and 2 of a word. */
-static __device__ unsigned low_codes(unsigned word) { return word & 0x000f000f; }
-static __device__ unsigned high_codes(unsigned word) { return word & 0x00f000f0; }
+__device__ unsigned low_codes(unsigned word) { return word & 0x000f000f; }
+__device__ unsigned high_codes(unsigned word) { return word & 0x00f000f0; }
 
 /* Loads the thread's part of b for each half of a group of a query, and returns the sum of the
  * elements of group in_quad. */
 template <int HALVES>
-static __device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q, int hd) {
+__device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q, int hd) {
     int in_warp = threadIdx.x % WARP, quad = in_warp / 4, in_quad = in_warp % 4;
     float sum[2] = {}; /* of each group */
-#pragma unroll
     for (int b = 0; b < HALVES; b++) {
         int at = b * HALF + in_quad * 4 + quad % 2 * 16, column = b * HALF / GROUP * 2 + quad % 2;
         if (b * HALF + in_warp < hd)
@@ -1339,15 +1313,15 @@ static __device__ float load_query(unsigned low[][2], unsigned high[][2], const 
             high[b][i] = quad % 2 ? pair[i] : 0;
         }
     }
-    for (int i = 0; i < 2; i++)
-        sum[i] = warp_reduce<Add>(sum[i], 1);
+    for (float &x : sum)
+        x = warp_reduce<Add>(x, 1);
     return in_quad ? sum[1] : sum[0];
 }
 
 /* Computes score[t] = q.k * scale of n tokens, whose rows are filled up to whole tiles. */
 template <int PER_TOKEN>
-static __device__ void score_fours(float *score, const half *q, const Head &k, const int *rows,
-                                   int n, float scale) {
+__device__ void score_fours(float *score, const half *q, const Head &k, const int *rows, int n,
+                            float scale) {
     const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4,
               in_quad = threadIdx.x % 4;
     unsigned low[HALVES][2] = {}, high[HALVES][2] = {};
@@ -1355,18 +1329,15 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
     for (int t0 = 0; t0 < n; t0 += TILE) {
         unsigned word[2][HALVES], header[2]; /* of tokens quad and quad + 8; of group in_quad */
         float d[4] = {};
-#pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint8_t *head = k.first + rows[t0 + quad + 8 * i] * k.row;
             header[i] = in_quad * GROUP < k.hd ? *(unsigned *)(head + in_quad * GROUP_BYTES) : 0;
-#pragma unroll
             for (int b = 0; b < HALVES; b++) {
                 const uint8_t *codes =
                     head + b / 2 * GROUP_BYTES + GROUP_HEADER + b % 2 * 16 + in_quad * 4;
                 word[i][b] = b * HALF < k.hd ? *(unsigned *)codes : 0;
             }
         }
-#pragma unroll
         for (int b = 0; b < HALVES; b++) {
             unsigned x = word[0][b], y = word[1][b];
             unsigned lows[] = {low_codes(x), low_codes(y), low_codes(x >> 8), low_codes(y >> 8)};
@@ -1375,7 +1346,6 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
             multiply_add(d, lows, low[b]);
             multiply_add(d, highs, high[b]);
         }
-#pragma unroll
         for (int i = 0; i < 2; i++) {
             float2 group = group_header((uint8_t *)&header[i]);
             float dot =
@@ -1394,8 +1364,8 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
 /* Writes the columns of b to shares, for all tiles of a warp's n tokens, and returns the sum of
  * weight * min over group in_warp % GROUPS. */
 template <int GROUPS>
-static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, const Head &v,
-                                    const int *rows, int n) {
+__device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, const Head &v,
+                             const int *rows, int n) {
     float min_part = 0;
     for (int i = threadIdx.x % WARP; i < whole_tiles(n) * GROUPS; i += WARP) {
         int token = i / GROUPS, group = i % GROUPS;
@@ -1415,8 +1385,7 @@ static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weig
 /* Adds weight[t] * v to out for all of a warp's n tokens: the thread's eight elements. Overwrites
  * weight. */
 template <int PER_TOKEN>
-static __device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows,
-                                   int n) {
+__device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows, int n) {
     const int GROUPS = (PER_TOKEN * 8 + GROUP - 1) / GROUP, in_warp = threadIdx.x % WARP,
               quad = in_warp / 4, in_quad = in_warp % 4;
     __shared__ __align__(16) half all_shares[HEADS][2 * GROUPS][SHARES_LD];
@@ -1426,11 +1395,9 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     __syncwarp();
     for (int t0 = 0; t0 < n; t0 += TILE) {
         unsigned word[GROUPS][4], b[2] = {}; /* of tokens 2 in_quad + 0, 1, 8, 9 */
-#pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = rows[t0 + 2 * in_quad + i % 2 + i / 2 * 8];
             const uint8_t *head = v.first + row * v.row + GROUP_HEADER + quad * 4;
-#pragma unroll
             for (int j = 0; j < GROUPS; j++) {
                 bool there = j * GROUP + quad / 4 * HALF < v.hd;
                 word[j][i] = there ? *(unsigned *)(head + j * GROUP_BYTES) : 0;
@@ -1441,7 +1408,6 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
             b[0] = mine[0];
             b[1] = mine[4];
         }
-#pragma unroll
         for (int i = 0; i < GROUPS * 4; i++) { /* bytes i % 4: elements quad and quad + 8 of a */
             unsigned *w = word[i / 4], byte = 0x0400 + 0x0101 * (i % 4);
             unsigned x = __byte_perm(w[0], w[1], byte), y = __byte_perm(w[2], w[3], byte);
@@ -1454,7 +1420,6 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     __syncwarp();
     if (in_quad < GROUPS) {
         int at = in_quad * GROUP + quad / 4 * HALF + quad % 4 * 4;
-#pragma unroll
         for (int i = 0; i < 4; i++) {
             float s[4]; /* of group in_quad, chosen so that no index of `sum` depends on a thread,
                            which would put it into memory */
@@ -1480,8 +1445,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
 /* Does dense attention; or, if SCORES, writes only the scores (nseq, nh, gridDim.z * SPLIT), for
  * sparse attention. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-static __global__ void __launch_bounds__(HEADS *WARP, 8)
-    attend_kernel(Op op, bool wide, float *scratch) {
+__global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT), hd = op.hd;
@@ -1497,13 +1461,11 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
     Head v = find_head<PAGES>(op, op.attend.v, h, c, wide);
     float *score =
         SCORES ? scratch + ((size_t)r * op.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
-    float mine[8], out[8] = {}, scale = rsqrtf((float)hd), largest;
-    if (PAGES == FOURS) {
+    float out[8] = {}, scale = rsqrtf((float)hd), largest;
+    if (PAGES == FOURS)
         score_fours<PER_TOKEN>(score, q, k, rows, n, scale);
-    } else {
-        to_floats(mine, load8(q + c, hd - c, wide));
-        score_tokens<PER_TOKEN>(score, mine, k, rows, n, scale);
-    }
+    else
+        score_tokens<PER_TOKEN>(score, q + c, k, rows, n, scale);
     if (SCORES)
         return;
     __syncwarp();
@@ -1513,14 +1475,14 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
         weigh_fours<PER_TOKEN>(out, score, v, rows, n);
     } else {
         weigh_tokens<PER_TOKEN>(out, score, v, rows, n);
-        for (int i = 0; i < 8; i++)
-            out[i] = warp_reduce<Add>(out[i], PER_TOKEN);
+        for (float &x : out)
+            x = warp_reduce<Add>(x, PER_TOKEN);
     }
     if (in_warp >= PER_TOKEN || c >= hd)
         return;
     if (length_of(op, r) <= SPLIT) {
-        for (int i = 0; i < 8; i++)
-            out[i] /= sum;
+        for (float &x : out)
+            x /= sum;
         store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
         return;
     }
@@ -1534,7 +1496,7 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
 }
 
 /* Joins the partial results of sequences of more than SPLIT tokens. A thread has one element. */
-static __global__ void combine_kernel(Op op, const float *partial, int splits) {
+__global__ void combine_kernel(Op op, const float *partial, int splits) {
     int r = blockIdx.x, n = (length_of(op, r) + SPLIT - 1) / SPLIT, hd = op.hd;
     size_t stride = op.nh * partial_floats(hd);
     int c = blockIdx.y * blockDim.x + threadIdx.x;
@@ -1623,7 +1585,7 @@ static void gpu_attend(CudaGpu *g, const Op *op, cudaStream_t stream) {
 
 /* Writes rows of kv into pages. A block has one row; where it packs the row, several blocks share
  * it. What is not packed here, since it stays F16 or is packed already, moves as halfs. */
-static __global__ void append_kernel(Op op, bool wide) {
+__global__ void append_kernel(Op op, bool wide) {
     Tensor kv = op.append.kv, pages = op.append.pages;
     int size = (int)type_bytes(kv.type), width = kv.cols / 2 * size / (int)sizeof(half);
     int seq = ((int *)op.append.seq.at)[blockIdx.x], pos = ((int *)op.append.pos.at)[blockIdx.x];
@@ -1661,7 +1623,7 @@ static void gpu_append(CudaGpu *, const Op *op, cudaStream_t stream) {
 
 /* Returns an integer for a score, such that integers are in the order of the scores, and NaN is
  * below all. No score is -0, since their sums begin at 0. */
-static __device__ unsigned rank(float score) {
+__device__ unsigned rank(float score) {
     unsigned bits = __float_as_uint(score), sign = 1u << 31;
     if (score != score)
         return 0;
@@ -1669,7 +1631,7 @@ static __device__ unsigned rank(float score) {
 }
 
 /* Returns how many of n scores have at least that rank, by one warp. */
-static __device__ int count_from(const float *score, int n, unsigned least) {
+__device__ int count_from(const float *score, int n, unsigned least) {
     int count = 0;
     for (int t = threadIdx.x % WARP; t < n; t += WARP)
         count += rank(score[t]) >= least;
@@ -1677,7 +1639,7 @@ static __device__ int count_from(const float *score, int n, unsigned least) {
 }
 
 /* Returns the largest rank that at least k of n scores reach, or another that exactly k reach. */
-static __device__ unsigned least_rank(const float *score, int n, int k) {
+__device__ unsigned least_rank(const float *score, int n, int k) {
     unsigned least = 0, above = 0xff800001; /* nothing ranks higher than infinity */
     for (int count = n; count != k && least + 1 < above;) {
         unsigned middle = least + (above - least) / 2;
@@ -1693,7 +1655,7 @@ static __device__ unsigned least_rank(const float *score, int n, int k) {
 
 /* Writes the k of n tokens with the largest scores, in ascending order, by one warp. Of equal
  * scores the earlier tokens are chosen. */
-static __device__ void choose(int *tokens, const float *score, int n, int k) {
+__device__ void choose(int *tokens, const float *score, int n, int k) {
     unsigned least = least_rank(score, n, k), in_warp = threadIdx.x % WARP;
     unsigned before = (1u << in_warp) - 1;                      /* the threads before this one */
     int kept = 0, equals = k - count_from(score, n, least + 1); /* of the least rank, yet to keep */
@@ -1710,8 +1672,7 @@ static __device__ void choose(int *tokens, const float *score, int n, int k) {
     }
 }
 
-static __global__ void __launch_bounds__(HEADS *WARP)
-    select_kernel(Op op, float *scores, int splits) {
+__global__ void __launch_bounds__(HEADS *WARP) select_kernel(Op op, float *scores, int splits) {
     int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, in_warp = threadIdx.x % WARP,
         past = length_of(op, r) - 1;
     if (h >= op.nh)
@@ -1740,7 +1701,7 @@ static void gpu_select(CudaGpu *g, const Op *op, cudaStream_t stream) {
 }
 
 template <int PER_TOKEN, Pages PAGES>
-static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
+__global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, in_warp = threadIdx.x % WARP,
@@ -1768,8 +1729,9 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, boo
         else
             weigh_tokens<PER_TOKEN>(out, part[warp], v, rows[warp], n);
     }
-    for (int i = 0; i < 8 && PAGES != FOURS; i++)
-        out[i] = warp_reduce<Add>(out[i], PER_TOKEN);
+    if (PAGES == HALFS)
+        for (float &x : out)
+            x = warp_reduce<Add>(x, PER_TOKEN);
     if (in_warp >= PER_TOKEN || c >= hd)
         return;
     store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
@@ -1795,7 +1757,7 @@ static void gpu_weigh(CudaGpu *, const Op *op, cudaStream_t stream) {
 
 /* Returns the lowest id among the largest logits, and the largest logit, to all threads. Sets *bad
  * to 1 where one of the logits, chosen or not, is not finite. NaN is never the largest. */
-static __device__ int largest_logit(const float *logits, int vocab, float *largest, int *bad) {
+__device__ int largest_logit(const float *logits, int vocab, float *largest, int *bad) {
     float most = -INFINITY;
     int best = vocab;
     bool finite = true;
@@ -1815,7 +1777,7 @@ static __device__ int largest_logit(const float *logits, int vocab, float *large
     return best < vocab ? best : 0; /* 0: all are NaN */
 }
 
-static __global__ void __launch_bounds__(MOST_THREADS) pick_kernel(Op op, int *bad) {
+__global__ void __launch_bounds__(MOST_THREADS) pick_kernel(Op op, int *bad) {
     Tensor logits = op.pick.logits;
     float largest;
     int id = largest_logit((float *)logits.at + (size_t)blockIdx.x * logits.cols, logits.cols,
@@ -1826,7 +1788,7 @@ static __global__ void __launch_bounds__(MOST_THREADS) pick_kernel(Op op, int *b
 
 /* Writes the log-probability of the target and the best token of a row. A NaN among the logits
  * makes logp NaN. */
-static __global__ void __launch_bounds__(MOST_THREADS) score_kernel(Op op, int *bad) {
+__global__ void __launch_bounds__(MOST_THREADS) score_kernel(Op op, int *bad) {
     int r = blockIdx.x, vocab = op.score.logits.cols;
     const float *row = (float *)op.score.logits.at + (size_t)r * vocab;
     float largest;
@@ -1925,16 +1887,10 @@ static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     return record(gpu, lane, mark_of(gpu, lane, mark)->begin, err);
 }
 
-static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
+static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, bool timed, Error *err) {
     Mark *m = mark_of(gpu, lane, mark);
-    m->reached = m->end;
-    return record(gpu, lane, m->end, err);
-}
-
-static int gpu_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    Mark *m = mark_of(gpu, lane, mark);
-    m->reached = m->untimed;
-    return record(gpu, lane, m->untimed, err);
+    m->reached = timed ? m->end : m->untimed;
+    return record(gpu, lane, m->reached, err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
@@ -1944,13 +1900,11 @@ static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err)
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
     cudaEvent_t event = mark_of(gpu, lane, mark)->reached;
-    double until = gpu->poll_s > 0 ? seconds_now() + gpu->poll_s : 0;
+    double until = seconds_now() + gpu->poll_s;
     cudaError_t e = cudaErrorNotReady;
-    while (e == cudaErrorNotReady && seconds_now() < until) {
+    while (e == cudaErrorNotReady && seconds_now() < until)
         e = cudaEventQuery(event);
-        if (e == cudaErrorNotReady)
-            cudaGetLastError(); /* or the next launch would be blamed for it */
-    }
+    cudaGetLastError(); /* forgets the answers "not ready", or the next launch would be blamed */
     return checked(e == cudaErrorNotReady ? cudaEventSynchronize(event) : e, lane_name[lane], err);
 }
 
@@ -2086,8 +2040,9 @@ static void gpu_close(Gpu *gpu) {
 }
 
 /* Asks about all kernels. CUDA loads a kernel when it is first launched or asked about, and no
- * prompt should wait for that. */
-static int load_kernels(Error *err) {
+ * prompt should wait for that. Allows products with packed weights the shared memory that their
+ * blocks ask for, as far as the GPU has so much. most: the bytes that it has for a block. */
+static int load_kernels(CudaGpu *g, size_t most, Error *err) {
     cudaError_t e = cudaSuccess;
     auto load = [&](auto... kernels) {
         cudaFuncAttributes attributes;
@@ -2101,25 +2056,15 @@ static int load_kernels(Error *err) {
     for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})
         for (int i = 0; i < DECODE_KERNELS; i++)
             load(kernels[i]);
-    for (const auto &packed : packed_kernels)
-        load(packed.kernel);
-    return checked(e, "looking for its code", err);
-}
-
-/* Allows products with packed weights the shared memory that their blocks ask for, as far as the
- * GPU has so much. most: the bytes that it has for a block. */
-static int open_shared_memory(CudaGpu *g, size_t most, Error *err) {
     for (const auto &packed : packed_kernels) {
-        if (packed.shared > most)
-            break;
+        load(packed.kernel);
+        if (packed.shared > most || e)
+            continue;
         g->packed_most = (int)(&packed - packed_kernels);
-        if (checked(cudaFuncSetAttribute((void *)packed.kernel,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)packed.shared),
-                    "shared memory", err))
-            return -1;
+        e = cudaFuncSetAttribute((void *)packed.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)packed.shared);
     }
-    return 0;
+    return checked(e, "looking for its code", err);
 }
 
 /* Finds the GPU, fills in what it is, and loads the kernels. */
@@ -2145,9 +2090,7 @@ static int find_gpu(CudaGpu *g, Error *err) {
                     "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
                     g->name);
     g->places = 2 * card.multiProcessorCount;
-    if (load_kernels(err))
-        return -1;
-    return open_shared_memory(g, card.sharedMemPerBlockOptin, err);
+    return load_kernels(g, card.sharedMemPerBlockOptin, err);
 }
 
 static int create_event(cudaEvent_t *event, unsigned flags, Error *err) {
@@ -2168,6 +2111,8 @@ static int open_streams(CudaGpu *g, Error *err) {
                 create_event(&m.end, cudaEventBlockingSync, err) ||
                 create_event(&m.untimed, untimed, err))
                 return -1;
+        if (create_event(&g->known[lane], cudaEventDefault, err))
+            return -1;
     }
     return 0;
 }
@@ -2175,8 +2120,7 @@ static int open_streams(CudaGpu *g, Error *err) {
 /* Notes the GPU's clock and the host's at one moment. */
 static int open_clock(CudaGpu *g, Error *err) {
     for (int lane = 0; lane < NLANES; lane++)
-        if (on_gpu(lane) && (create_event(&g->known[lane], cudaEventDefault, err) ||
-                             record(g, PROJECT, g->known[lane], err)))
+        if (on_gpu(lane) && record(g, PROJECT, g->known[lane], err))
             return -1;
     if (checked(cudaStreamSynchronize(g->stream[PROJECT]), "clock", err))
         return -1;
@@ -2213,9 +2157,9 @@ static int open_memory(CudaGpu *g, Error *err) {
 }
 
 Gpu *cuda_open_gpu(Error *err) {
-    static const GpuCalls calls = {gpu_run,     gpu_copy, gpu_begin, gpu_end,    gpu_mark,
-                                   gpu_after,   gpu_sync, gpu_took,  gpu_began,  gpu_alloc,
-                                   gpu_release, gpu_pin,  gpu_unpin, gpu_upload, gpu_download};
+    static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,  gpu_end,     gpu_after,
+                                   gpu_sync, gpu_took,  gpu_began,  gpu_alloc,   gpu_release,
+                                   gpu_pin,  gpu_unpin, gpu_upload, gpu_download};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
     g->call = &calls;
     g->in_use = gpu_in_use;

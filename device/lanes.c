@@ -262,7 +262,7 @@ static void end_span(LaneDevice *d, LaneState *lane) {
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
     const bool timed = lane->span[(lane->waitable + 1) % RING].timed;
-    if (!d->failed && (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &err))
+    if (!d->failed && d->call->end(d->gpu, lane->index, last, timed, &err))
         note_failure(d, &err);
     lane->waitable = last;
     wake_waiting(d, lane);

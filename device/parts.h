@@ -106,12 +106,11 @@ typedef struct GpuCalls {
     /* Posts a copy. */
     int (*copy)(Gpu *, Lane lane, StridedCopy, Error *);
 
-    /* begin and end note the times before and after what is posted between them. mark is an end
-     * without a time, which takes less of the GPU's time. Once a mark has passed, the one MARKS
-     * later may be made in its place. */
+    /* begin and a timed end note the times before and after what is posted between them. An end
+     * that is not timed takes less of the GPU's time. Once a mark has passed, the one MARKS later
+     * may be made in its place. */
     int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*mark)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*end)(Gpu *, Lane lane, uint64_t mark, bool timed, Error *);
     /* Makes a lane go on only when another has reached the mark's end. */
     int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark, Error *);
     /* Sleeps until the mark's end. */

@@ -128,7 +128,7 @@ static void start(Lane lane) {
 
 static void finish(Lane lane) {
     size_t at = 0;
-    POST(lane, end, arena.mark);
+    POST(lane, end, arena.mark, true);
     POST(lane, sync, arena.mark);
     ASSERT_OK(gpu->call->download(gpu, arena.after, arena.gpu, arena.used, &err));
     bool untouched = true;
@@ -365,7 +365,7 @@ static void products_of_both_lanes_at_once_are_those_of_each_alone(void) {
     start(PROJECT);
     for (int i = 0; i < TIMES; i++)
         for (int l = 0; l < 2; l++) post_op(lanes[l], p[l]);
-    POST(FINISH, end, arena.mark);
+    POST(FINISH, end, arena.mark, true);
     POST(FINISH, sync, arena.mark);
     finish(PROJECT);
     for (int l = 0; l < 2; l++) CU_ASSERT(memcmp(result(p[l].linear.y.at), alone[l], y_bytes) == 0);
@@ -1146,10 +1146,10 @@ static void large_copies_bring_every_byte_to_its_place(void) {
     ASSERT_OK(gpu->call->pin(gpu, from, 2 * bytes, &err));
     for (size_t i = 0; i < words; i++) from[i] = (uint32_t)i, back[i] = 0;
     POST(W_LOAD, copy, (StridedCopy){there, bytes, from, bytes, bytes, 1});
-    POST(W_LOAD, end, 7);
+    POST(W_LOAD, end, 7, true);
     POST(STORE, after, W_LOAD, 7);
     POST(STORE, copy, (StridedCopy){back, bytes, there, bytes, bytes, 1});
-    POST(STORE, end, 7);
+    POST(STORE, end, 7, true);
     POST(STORE, sync, 7);
     CU_ASSERT(memcmp(back, from, bytes) == 0);
     CU_ASSERT(!&cuda_cpu_largest || cuda_cpu_largest <= 16 * MIB);
@@ -1242,21 +1242,21 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     clock_gettime(CLOCK_MONOTONIC, &from);
     POST(PROJECT, begin, 7);
     for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, (StridedCopy){bulk + BULK, BULK, bulk, BULK, BULK, 1});
-    POST(PROJECT, end, 7);
+    POST(PROJECT, end, 7, true);
     POST(PROJECT, begin, 8);
     Op op = embedding(first, F16, table, F16, N, idx, 1, N, false);
     post_op(PROJECT, op);
-    POST(PROJECT, end, 8);
+    POST(PROJECT, end, 8, true);
     POST(FINISH, after, PROJECT, 8);
     POST(FINISH, begin, 7);
     op.embed.y.at = second, op.embed.table.at = first;
     post_op(FINISH, op);
-    POST(FINISH, end, 7);
+    POST(FINISH, end, 7, true);
     gpu->poll_s = 60; /* asks again and again, and launches what comes next as if it had not */
     POST(FINISH, sync, 7);
     gpu->poll_s = 0;
     post_op(FINISH, op);
-    POST(FINISH, end, 8);
+    POST(FINISH, end, 8, true);
     POST(FINISH, sync, 8);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */

@@ -1315,7 +1315,7 @@ static void normalize_on_gpu(Gpu *gpu, f16 *y, const Norm *s) {
     MUST(!gpu->call->upload(gpu, at + 3 * apart, s->b, row, &err) && !gpu->call->begin(gpu, PROJECT, MARK, &err));
     const Op op = norm(F16, to, at, at + 2 * apart, at + 3 * apart, s->rows, s->cols);
     MUST(!gpu->call->run(gpu, &op, &err));
-    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
     MUST(!gpu->call->download(gpu, y, to, all, &err));
     gpu->call->release(gpu, at);
 }
@@ -2134,7 +2134,7 @@ static void gather_on_gpu(Gpu *gpu, Gathered *to, int i, bool append) {
                          : embedding(y, F16, table, F16, g->cols, idx, GATHERED, g->cols, g->add);
     MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err));
     MUST(!gpu->call->run(gpu, &op, &err));
-    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
     MUST(!gpu->call->download(gpu, to->y[i], y, GATHERED * row, &err));
     MUST(!gpu->call->download(gpu, to->k[i], k, pool, &err) && !gpu->call->download(gpu, to->v[i], v, pool, &err));
     void *const all[] = {table, y, idx, k, v, pages, seq, pos};
