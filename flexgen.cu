@@ -313,8 +313,8 @@ __device__ float code_float(unsigned code) {
     return __uint_as_float(0x4b000000 | code) - 8388608.f;
 }
 
-/* Returns a group's min in x and its scale in y. Groups begin at multiples of 4 bytes. */
-__device__ float2 group_header(const uint8_t *group) { return __half22float2(*(half2 *)group); }
+/* Returns a group's min in x and its scale in y. header: the first word of the group. */
+__device__ float2 group_header(unsigned header) { return __half22float2(*(half2 *)&header); }
 
 /* Returns min + scale * code, to be rounded to a half. Whether the compiler fuses the two steps
  * does not matter, since the product of a half and a code is exact. */
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         const unsigned *group = groups + (c + j) * GROUP_WORDS;
-        header[j] = group_header((uint8_t *)group);
+        header[j] = group_header(group[0]);
         codes[j] = group[1 + word];
     }
 #pragma unroll
@@ -527,15 +527,27 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
 
 static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == FINISH]; }
 
-/* Computes y += b, then the ReLU, where cuBLAS has no algorithm that includes them. A block has one
- * row of y. */
+/* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
+__device__ void store_output(const Op &op, int row, int col, float v) {
+    const half *b = (half *)op.linear.b.at;
+    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
+    if (col >= op.linear.y.cols)
+        return;
+    if (b)
+        v += __half2float(b[col]);
+    if (op.relu && v < 0)
+        v = 0;
+    if (op.linear.residual.at)
+        v += __half2float(*y);
+    *y = __float2half(v);
+}
+
+/* Adds the bias and takes the ReLU, where cuBLAS has no algorithm that includes them. A block has
+ * one row of y. */
 __global__ void bias_kernel(Op op) {
-    Tensor y = op.linear.y;
-    half *row = (half *)y.at + blockIdx.x * y.ld;
-    for (int c = threadIdx.x; c < y.cols; c += blockDim.x) {
-        float v = __half2float(row[c]) + __half2float(((half *)op.linear.b.at)[c]);
-        row[c] = __float2half(op.relu ? fmaxf(v, 0) : v);
-    }
+    const half *row = (half *)op.linear.y.at + blockIdx.x * op.linear.y.ld;
+    for (int c = threadIdx.x; c < op.linear.y.cols; c += blockDim.x)
+        store_output(op, blockIdx.x, c, __half2float(row[c]));
 }
 
 static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
@@ -556,8 +568,11 @@ static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err
                            WORKSPACE, stream);
     if (blas_checked(s, &shape, err))
         return -1;
-    if (b && !known->fused)
-        bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op);
+    if (b && !known->fused) {
+        Op rest = *op;
+        rest.linear.residual = {}; /* cuBLAS has added it */
+        bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(rest);
+    }
     return 0;
 }
 
@@ -728,21 +743,6 @@ __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], 
         float4 *at = sums_at(to, i / 4, i % 4), four = make_float4(s[0], s[4], s[8], s[12]);
         *at = add ? add4(four, *at) : four;
     }
-}
-
-/* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
-__device__ void store_output(const Op &op, int row, int col, float v) {
-    const half *b = (half *)op.linear.b.at;
-    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
-    if (col >= op.linear.y.cols)
-        return;
-    if (b)
-        v += __half2float(b[col]);
-    if (op.relu && v < 0)
-        v = 0;
-    if (op.linear.residual.at)
-        v += __half2float(*y);
-    *y = __float2half(v);
 }
 
 /* Returns true in the last of `blocks` blocks that come here, which then sees what the others have
@@ -1347,7 +1347,7 @@ __device__ void score_fours(float *score, const half *q, const Head &k, const in
             multiply_add(d, highs, high[b]);
         }
         for (int i = 0; i < 2; i++) {
-            float2 group = group_header((uint8_t *)&header[i]);
+            float2 group = group_header(header[i]);
             float dot =
                 group.x * sum + group.y * ((d[2 * i] + d[2 * i + 1] * HIGH_CODE) * LOW_CODE);
             if (in_quad >= 2)
@@ -1373,7 +1373,7 @@ __device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, con
         unsigned header = 0;
         if (token < n && group * GROUP < v.hd)
             header = *(unsigned *)(v.first + rows[token] * v.row + group * GROUP_BYTES);
-        float2 x = group_header((uint8_t *)&header);
+        float2 x = group_header(header);
         half share = __float2half(w * x.y);
         min_part += w * x.x;
         shares[2 * group][token] = share;
@@ -1996,15 +1996,11 @@ static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
                 bytes / 1048576.0, cudaGetErrorString(e));
 }
 
-static int gpu_upload(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
+static int gpu_transfer(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
     /* from memory that is not pinned, cudaMemcpy returns before the last bytes have arrived */
-    if (checked(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload", err))
+    if (checked(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "transfer", err))
         return -1;
-    return checked(cudaStreamSynchronize(NULL), "upload", err);
-}
-
-static int gpu_download(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
-    return checked(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download", err);
+    return checked(cudaStreamSynchronize(NULL), "transfer", err);
 }
 
 static size_t gpu_in_use(Gpu *) {
@@ -2157,9 +2153,9 @@ static int open_memory(CudaGpu *g, Error *err) {
 }
 
 Gpu *cuda_open_gpu(Error *err) {
-    static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,  gpu_end,     gpu_after,
-                                   gpu_sync, gpu_took,  gpu_began,  gpu_alloc,   gpu_release,
-                                   gpu_pin,  gpu_unpin, gpu_upload, gpu_download};
+    static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,   gpu_end,   gpu_after,
+                                   gpu_sync, gpu_took,  gpu_began,   gpu_alloc, gpu_release,
+                                   gpu_pin,  gpu_unpin, gpu_transfer};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
     g->call = &calls;
     g->in_use = gpu_in_use;

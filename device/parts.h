@@ -128,10 +128,8 @@ typedef struct GpuCalls {
     /* Page-locks memory of the host, so that copies overlap; there is one range at a time. */
     int (*pin)(Gpu *, void *host, size_t bytes, Error *);
     void (*unpin)(Gpu *, void *host);
-    /* Copies to the GPU and waits; any thread may call it. */
-    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
-    /* Copies from the GPU and waits; for tests. */
-    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
+    /* Copies to or from the GPU and waits; any thread may call it. */
+    int (*transfer)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
 } GpuCalls;
 
 /* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns

@@ -469,7 +469,7 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
-        return a->gpu->call->upload(a->gpu, to, src, count * size, err);
+        return a->gpu->call->transfer(a->gpu, to, src, count * size, err);
     memcpy(to, src, count * size);
     if (dst.tier == TIER_DISK)
         disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* part by part */

@@ -122,7 +122,7 @@ static void *result(const void *at) { return arena.after + ((const uint8_t *)at 
 
 static void start(Lane lane) {
     arena.mark = (arena.mark + 1) % MARKS;
-    ASSERT_OK(gpu->call->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    ASSERT_OK(gpu->call->transfer(gpu, arena.gpu, arena.before, arena.used, &err));
     POST(lane, begin, arena.mark);
 }
 
@@ -130,7 +130,7 @@ static void finish(Lane lane) {
     size_t at = 0;
     POST(lane, end, arena.mark, true);
     POST(lane, sync, arena.mark);
-    ASSERT_OK(gpu->call->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    ASSERT_OK(gpu->call->transfer(gpu, arena.after, arena.gpu, arena.used, &err));
     bool untouched = true;
     for (int i = 0; i < arena.nrooms; i++) {
         untouched &= memcmp(arena.before + at, arena.after + at, arena.room[i] - at) == 0;
@@ -1215,7 +1215,7 @@ static void a_copy_is_only_posted(void) {
         start(STORE);
         __atomic_store_n(&cuda_cpu_hold, 1, __ATOMIC_RELEASE);
         POST(STORE, copy, (StridedCopy){host, pitch, from, row, pitch, ROWS});
-        ASSERT_OK(gpu->call->upload(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
+        ASSERT_OK(gpu->call->transfer(gpu, other, numbers, BYTES, &err)); /* which waits for no stream either */
         bool moved = memcmp(host, numbers, pitch) == 0;
         __atomic_store_n(&cuda_cpu_hold, 0, __ATOMIC_RELEASE);
         CU_ASSERT(!moved);
@@ -1237,7 +1237,7 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     const void *table = put(row, sizeof row), *idx = put(&zero, 4);
     void *first = room(NULL, sizeof row), *second = room(NULL, sizeof row);
     uint8_t *bulk = (uint8_t *)room(NULL, 2 * BULK);
-    ASSERT_OK(gpu->call->upload(gpu, arena.gpu, arena.before, arena.used, &err));
+    ASSERT_OK(gpu->call->transfer(gpu, arena.gpu, arena.before, arena.used, &err));
     struct timespec from, to;
     clock_gettime(CLOCK_MONOTONIC, &from);
     POST(PROJECT, begin, 7);
@@ -1260,7 +1260,7 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     POST(FINISH, sync, 8);
     clock_gettime(CLOCK_MONOTONIC, &to);
     double all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) + 1e-4; /* two clocks */
-    ASSERT_OK(gpu->call->download(gpu, arena.after, arena.gpu, arena.used, &err));
+    ASSERT_OK(gpu->call->transfer(gpu, arena.after, arena.gpu, arena.used, &err));
     CU_ASSERT(memcmp(result(second), row, sizeof row) == 0);
     double one = gpu->call->took(gpu, PROJECT, 7, 7), both = gpu->call->took(gpu, PROJECT, 7, 8),
            other = gpu->call->took(gpu, FINISH, 7, 7);
