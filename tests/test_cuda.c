@@ -1198,6 +1198,22 @@ static void a_gpu_with_less_shared_memory_gives_the_same_bits(void) {
     arch ? setenv("CUDA_CPU_ARCH", arch, 1) : unsetenv("CUDA_CPU_ARCH");
 }
 
+/* What cuBLAS makes of a NaN is its own affair; where it has no algorithm with a bias, the kernel that adds one keeps it. */
+static void a_bias_and_relu_keep_what_is_not_a_number(void) {
+    enum { M = 3, N = 70, K = 64 }; /* rows of 140 bytes */
+    if (!&cuda_cpu_hold) return;
+    arena_open(MIB);
+    f16 *numbers = random_halves(M * K, 1);
+    numbers[K] = 0x7e00;
+    const void *x = put(numbers, M * K * 2), *w = put(random_halves(N * K, 1), N * K * 2), *b = put(random_halves(N, 1), N * 2);
+    void *y = room(NULL, M * N * 2);
+    on_gpu(PROJECT, product(F16, y, F16, N, x, w, b, NULL, false, true, M, N, K));
+    int wrong = 0;
+    for (int i = 0; i < M * N; i++) wrong += isnan(f16_to_f32(((f16 *)result(y))[i])) != (i / N == 1);
+    CU_ASSERT_EQUAL(wrong, 0);
+    arena_close();
+}
+
 /* A copy that waited for its stream would come back with its bytes moved, once the emulation tires of holding it. */
 static void a_copy_is_only_posted(void) {
     enum { BYTES = 4096, ROWS = 16 };
@@ -1399,6 +1415,7 @@ CU_TestInfo tests[] = {
     {"large copies bring every byte to its place", large_copies_bring_every_byte_to_its_place},
     {"what is uploaded is there for every stream", what_is_uploaded_is_there_for_every_stream},
     {"a GPU with less shared memory gives the same bits", a_gpu_with_less_shared_memory_gives_the_same_bits},
+    {"a bias and ReLU keep what is not a number", a_bias_and_relu_keep_what_is_not_a_number},
     {"a copy is only posted", a_copy_is_only_posted},
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
