@@ -405,8 +405,11 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         else if (to.tier == TIER_DISK)
             status = disk_write(a->disk, to, arenas_address(a, from), err);
         else if (gpu)
-            status = gpu->call->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
-                                     arenas_address(a, from), from.ld * size, row, to.rows, err);
+            status = gpu->call->copy(
+                gpu, op->lane,
+                (StridedCopy){arenas_address(a, to), to.ld * size, arenas_address(a, from),
+                              from.ld * size, row, to.rows},
+                err);
         else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
             memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
         else
@@ -464,7 +467,7 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
-        return a->gpu->call->upload(a->gpu, to, src, count * size, err);
+        return a->gpu->call->transfer(a->gpu, to, src, count * size, err);
     memcpy(to, src, count * size);
     if (dst.tier == TIER_DISK)
         disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* part by part */
