@@ -217,7 +217,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
-    const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
+    const Quant none = {0, 0}, asked = is_stored(o->quant) ? none : o->quant;
     const cJSON *before = completions_head(run->completions);
     const bool kept = before && o->allow_compression;
     const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
@@ -351,7 +351,7 @@ static int place_task(TaskRun *run, Task *task, Error *err) {
         fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
     plan_free(run->plan);
     run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->capacity, err))
+    if (!run->plan || check_fits(run->plan, run->capacity, true, err))
         return -1;
     for (int t = 0; t < NTIERS; t++)
         run->found.cost.peak[t] = run->plan->total[t];
