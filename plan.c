@@ -50,9 +50,8 @@ void add_region(Plan *p, Wanted wanted) {
 // -------------------------------------------------------------------------------------------------
 // The weights at rest
 //
-// Counted here: for each tier the bytes of all layers (the region RESTING_WEIGHTS), and of each
-// layer (Plan.slab). The latter, as far as they are not on the GPU, are the layer's slab. It
-// streams to a slot on the GPU:
+// Counted here, tier by tier: the bytes of all layers (the region RESTING_WEIGHTS) and of each
+// layer (Plan.slab). What a layer has off the GPU is its slab, which streams to a slot on the GPU:
 //
 //     home on the CPU        home on disk
 //     Q_W K_W V_W ..    |    FC1_W FC1_B ..    each role begins at its slab_offset
@@ -71,6 +70,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
             Role r = order[u];
             const int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
             opt_role_shape(config, r, &rows, &cols);
+            /* a matrix has a bias number for each row, a layernorm one for each weight */
             Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * joined);
             for (int same = 0; same < 2 * joined; same++) /* with the biases behind them */
                 home[j][r + same] = t;

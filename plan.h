@@ -8,11 +8,6 @@
 extern "C" {
 #endif
 
-/* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight
- * and its bias stay together, and so do q, k and v. Each tier gets its fraction of the bytes to
- * within one such unit. home is [l][NROLES]. */
-void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
-
 /* A purpose for which a tier is used. The plan lays out regions in this order. A purpose may exist
  * on several tiers: the cache on all three, the queries of delegated attention on GPU and CPU. */
 typedef enum {
@@ -96,46 +91,57 @@ struct Plan {
     OptConfig config;
     Policy policy;
     Type act_type;
+
+    /* The tiers */
     Region region[NREGIONS][NTIERS];
     int ncells;                 /* cells of all regions */
     Bytes total[NTIERS];        /* bytes of each tier; on disk, the checkpoint's share included */
     Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */
     double achieved[3][NTIERS]; /* [OF_WEIGHTS ..]: the fractions that result */
 
+    /* The weights */
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] roles as they lie in the slab: q, k, v, then the others */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head; /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     Bytes *slab[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; from the CPU and from
                             disk they stream */
+    int packed_rows;     /* the most rows of a batch that uses packed weights directly */
+    Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
 
-    /* GPU batches in flight, of all flights; with the diagonal schedule each flight has one more,
-     * through which topups enter */
-    int batches;
-    long sweeps;            /* that the task takes if no sequence stops early */
-    Workload work[2];       /* [prefill]: in sweeps without a prefill, with one */
-    double a21_kv;          /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
-    int max_rows, max_seqs; /* the most token rows and sequences of a batch */
-    int max_prompt;         /* the most tokens of a prompt */
-    int max_tokens;         /* the most tokens that a token attends to */
-    int max_pages;          /* the most KV pages of a sequence */
-    int piece_rows;         /* the most rows of a piece */
-    int pieces;             /* the most pieces of a batch */
-    int last_rows;          /* the most rows of a batch that the head needs */
-    int head_chunk;         /* the most rows of logits that the head computes at a time */
-    int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
-    Bytes kv_row;           /* bytes of a token's K (or V) in a page */
-    int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */
-    int staged_pages[2];    /* pages of a staging slot on the GPU, and on the CPU (from disk) */
-    int batch_slots;        /* the slots of a batch's workspaces (HIDDEN), used in turn */
-    int piece_slots;        /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
+    /* Work: sums over the task (walk.c) */
+    long sweeps;      /* that the task takes if no sequence stops early */
+    Workload work[2]; /* [prefill]: in sweeps without a prefill, with one */
+
+    /* Batches: maxima over the task (walk.c) */
+    int batches; /* in flight, of all flights; with the diagonal schedule each flight has one more,
+                    through which topups enter */
+    int max_rows, max_seqs; /* token rows and sequences of a batch */
+    int last_rows;          /* rows of a batch that the head needs */
+    int max_prompt;         /* tokens of a prompt */
+    int max_tokens;         /* tokens that a token attends to */
+    int off_rows, off_seqs; /* rows and sequences of a batch whose KV is not on the GPU */
+
+    /* The KV cache */
+    double a21_kv;       /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
+    Bytes kv_row;        /* bytes of a token's K (or V) in a page */
+    int max_pages;       /* the most KV pages of a sequence */
+    int npages[NTIERS];  /* KV pages of each tier's pool, for each flight */
+    int staged_pages[2]; /* pages of a staging slot on the GPU, and on the CPU (from disk) */
+
+    /* The activations */
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
     int *act_first[NTIERS]; /* [batches + 1] the first of these rows in the tier's ACTIVATIONS; and
                                the end */
     int disk_act_rows;      /* the most such rows of a batch on disk */
-    int packed_rows;        /* the most rows of a batch that uses packed weights directly */
+
+    /* Workspaces */
+    int batch_slots; /* the slots of a batch's workspaces (HIDDEN), used in turn */
+    int piece_slots; /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
+    int piece_rows;  /* the most rows of a piece */
+    int pieces;      /* the most pieces of a batch */
+    int head_chunk;  /* the most rows of logits that the head computes at a time */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
-    Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
 };
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1)
@@ -177,6 +183,10 @@ typedef struct {
  * slot is one cell until plan_make numbers the cells. */
 void add_region(Plan *plan, Wanted region);
 
+/* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight
+ * and its bias stay together, and so do q, k and v. Each tier gets its fraction of the bytes to
+ * within one such unit. home is [l][NROLES]. */
+void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 /* Fills in the part of a plan that depends on which sequences are in flight when: batches, rows,
  * pages, sweeps and their work (walk.c). */
 void plan_batches(Plan *plan, const Task *task);

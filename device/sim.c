@@ -106,7 +106,7 @@ struct Sim {
     Reach reach;
     SimStage stage;
     World alone; /* its world until it is joined to others */
-    Sim *itself;
+    Sim *itself; /* alone.sim points here: the sims of that world */
 };
 
 /* Clocks of several machines that differ by less than this share show the same time. Each is a sum
@@ -119,10 +119,11 @@ static const double ROUNDING = 1e-9;
 static const double LEAST_CORES = .1;
 
 // -------------------------------------------------------------------------------------------------
-// Lanes and the clock
+// Messages
+//
+// A message has left its stage when it is delivered here, and will arrive after the wire's delay.
+// Until then the receiver's inbox holds it, with the time of its arrival.
 // -------------------------------------------------------------------------------------------------
-
-static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
 
 /* Returns true if a message has arrived that has not been taken. */
 static bool has_come(const Sim *d, const Inbox *box) {
@@ -130,19 +131,24 @@ static bool has_come(const Sim *d, const Inbox *box) {
            box->message[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
 
-/* Delivers a message that has left its stage at `leaves`. The inbox has room for a power of two of
- * messages: when it is full, n is that power, and the room is doubled. */
+/* Delivers a message that has left its stage at `leaves`. */
 static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
     const World *w = from->stage.world;
     SimStage *stage = &w->sim[to]->stage;
     Inbox *box = &stage->inbox[kind];
-    if (!(box->n & (box->n - 1)))
+    if (!(box->n & (box->n - 1))) /* n is 0 or a power of two: the room is full, and doubled */
         box->message = xrealloc(box->message, imax(1, 2 * box->n), sizeof *box->message);
     box->message[box->n++] = (Message){leaves + w->delay_s, size};
     stage->next = fmin(stage->next, leaves + w->delay_s);
 }
 
 static void take_message(Inbox *box, Bytes size) { CHECK(box->message[box->taken++].size == size); }
+
+// -------------------------------------------------------------------------------------------------
+// Lanes: which ops begin and end
+// -------------------------------------------------------------------------------------------------
+
+static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
@@ -167,6 +173,7 @@ static void begin_op(Sim *d, int i) {
         take_message(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
+/* Begins every op that can begin: the first of each lane, but of the GPU's two lanes only one. */
 static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
         if (lane_channel[i] != GPU && first_order(d, i) != NOT_READY)
@@ -187,6 +194,7 @@ static double oldest_begin(const Sim *d) {
     return first;
 }
 
+/* Ends the active op of a lane. What it sends has then left the stage. */
 static void end_op(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
@@ -199,6 +207,10 @@ static void end_op(Sim *d, int i) {
     lane->active = false;
     lane->done++;
 }
+
+// -------------------------------------------------------------------------------------------------
+// The clock: how fast active ops are, and when the next of them ends
+// -------------------------------------------------------------------------------------------------
 
 /* Finds the share of full speed at which the active ops run beside each other. An active link takes
  * its share of shared cores as in generation, also if its op belongs to a prefill; this is a
@@ -218,8 +230,8 @@ static void find_speeds(Sim *d) {
     d->speed[GPU] = d->speed[CPU] = h->shared_cores ? cores : 1;
 }
 
-/* Begins all ops that can begin, and finds when something will happen next (stage.next, ends);
- * INFINITY: nothing by itself. */
+/* Begins all ops that can begin. Then finds in how many seconds the first active op ends (d->ends),
+ * and when an op ends or a message arrives (stage.next); INFINITY: nothing happens by itself. */
 static void begin_and_look_ahead(Sim *d) {
     begin_ready(d);
     find_speeds(d);
@@ -252,6 +264,7 @@ static void advance(Sim *d, double dt) {
 // Posting: what an op takes
 // -------------------------------------------------------------------------------------------------
 
+/* Doubles the room of a lane. Ops keep their numbers, and get new places by them. */
 static void grow_ring(SimLane *lane) {
     uint64_t capacity = lane->capacity ? 2 * lane->capacity : 64;
     SimOp *ring = xcalloc(capacity, sizeof *ring);
@@ -291,6 +304,7 @@ static double decode_seconds(const Sim *d, const Op *op, const int32_t *len) {
     return seconds * op_tokens(op, len) / all;
 }
 
+/* Returns the seconds of attention within each prompt of a piece; start has their first rows. */
 static double prefill_seconds(Sim *d, const Op *op) {
     Tensor o = op->prefilled.o, start = op->prefilled.start;
     const int32_t *row = indices(d, start);
@@ -390,7 +404,9 @@ static void step(World *w) {
         SimStage *stage = &d->stage;
         if (stage->next > together)
             continue;
-        const bool op_ends = d->clock + d->ends <= together; /* otherwise a message arrives */
+        /* If an op ends, it gets exactly the seconds that it still needs; otherwise a message
+         * arrives. */
+        const bool op_ends = d->clock + d->ends <= together;
         advance(d, op_ends ? d->ends : t - d->clock);
         d->clock = t;
         if (stage->waits &&
