@@ -25,8 +25,8 @@ HOST_AND_GPU static inline size_t type_bytes(Type t) {
     return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2;
 }
 
-/* The paper's three-level memory hierarchy (section 4.1). NTIERS, their number, also stands
- * for "no tier". */
+/* The paper's three-level memory hierarchy (section 4.1). NTIERS, their number, also stands for
+ * "no tier". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* A link or a processor, which a lane keeps busy. */
@@ -153,7 +153,7 @@ static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; 
 /* Returns a key that sorts the tensors of a layer: the matrices of q, k and v come first, then
  * their biases, then the others in the order of Role. */
 static inline int role_place(Role role) {
-    /* weight and bias of:              ln1   q     k     v     o     ln2     fc1     fc2 */
+    /* weight and bias of:            ln1   q     k     v     o     ln2     fc1     fc2 */
     static const int place[NROLES] = {6, 7, 0, 3, 1, 4, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15};
     return place[role];
 }

@@ -191,7 +191,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
                 ? t
                 : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
         if ((Global)g == p->head && is_last(&p->config))
-            p->slab[tier][p->config.l] = padded;
+            p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
@@ -529,7 +529,7 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     const Tensor home = place->home;
     if (home.tier == TIER_GPU || !home.rows)
         return home;
-    const Type type = home.type == U8 ? U8 : F16;
+    const Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
     Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
                           home.cols);
     t.rows = home.rows;
@@ -541,7 +541,7 @@ Tensor plan_f16(const Plan *p, Role role) {
     opt_role_shape(&p->config, role, &rows, &cols);
     Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
     t.rows = rows;
-    return tensor_cells(t, role >= O_W, 1);
+    return tensor_cells(t, role >= O_W, 1); /* q, k and v have cell 0, the others cell 1 */
 }
 
 int cache_cell(const Plan *p, Tier tier, int batch, int j) {

@@ -28,8 +28,9 @@ enum { LEVELS = 15 }; /* the largest code of 4 bits */
 static f16 group_scale(float min, float max, int levels) {
     const float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
+    /* The F16 after a number has the next bit pattern. */
     if (f16_to_f32(scale) < exact)
-        scale++;                                   /* the next F16 is the next bit pattern */
+        scale++;
     if (min + levels * f16_to_f32(scale) >= 65520) /* F16 rounds it to infinity */
         scale--;
     return scale;
