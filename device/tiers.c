@@ -601,12 +601,13 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
     bool packed = home.type == U8;
     int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
+    int all = packed ? home.rows * GROUP : source->rows; /* a packed source has rows of groups */
     size_t cols = source->cols;
     f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
     uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
-    for (int row = 0; row < source->rows && !status; row += step) {
-        size_t first = row * cols, n = imin(step, source->rows - row) * cols;
+    for (int row = 0; row < all && !status; row += step) {
+        size_t first = row * cols, n = imin(step, all - row) * cols;
         status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / GROUP, err)
                         : checkpoint_fill(a->checkpoint, rows, source, first, n, err);
         if (study.bits && !status)
