@@ -69,7 +69,7 @@ static inline Tensor tensor_rows(Tensor t, int first, int n) {
     return t;
 }
 /* Returns the elements of a dense view as one row. */
-static inline Tensor tensor_row(Tensor t) {
+static inline Tensor tensor_flat(Tensor t) {
     t.cols *= t.rows;
     t.rows = 1;
     t.ld = (size_t)t.cols;
@@ -280,7 +280,7 @@ typedef struct {
 
 /* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
  * task all rows that are followed by a scored token, and at least the last. */
-static inline int last_rows(const Task *task, const Prompt *prompt) {
+static inline int head_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
 

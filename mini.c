@@ -161,7 +161,7 @@ static bool begin_token(int i) {
     return all > 0;
 }
 /* The square that k - 1 or k + 1 means beside the edges of its column. False: there is none. */
-static bool at_square(int *i, int *j, int *k) {
+static bool find_square(int *i, int *j, int *k) {
     const int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
     *k = (*k + K) % K, *i = column / columns, *j = column % columns;
     return column >= 0 && *i < generation_length;
@@ -425,7 +425,7 @@ static void load_weight(int i, int j, int k) { /* behind the head comes layer 0 
 }
 /* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its state. */
 static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
-    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
+    if (!find_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
     if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
 }
 static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }

@@ -241,7 +241,7 @@ static Tensor joined(const Tensor *q) {
 
 void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
-    const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));
+    const Tensor matrix = joined(&w[Q_W]), bias = tensor_flat(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
@@ -303,7 +303,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         opt_finish(&to, finish, plan, w, x, o);
     }
     if (is_last(&plan->config)) {
-        Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
+        Tensor x = plan_view(plan, HEAD_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor head = plan_weight(plan, &plan->global[plan->head], slot);
         opt_logits(&to, project, plan, head, logits, x);

@@ -34,11 +34,11 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
-            const int weights =
+            const int joined =
                 r == Q_W ? 3 : 1; /* with the biases behind them; q, k and v are one */
             opt_role_shape(config, r, &rows, &cols);
-            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * weights);
-            for (int same = 0; same < 2 * weights; same++)
+            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * joined);
+            for (int same = 0; same < 2 * joined; same++)
                 home[j][r + same] = t;
         }
     }
@@ -56,7 +56,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 
 /* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
 typedef struct {
-    int rows, last_rows; /* token rows of its prefill; those of them that the head needs */
+    int rows, head_rows; /* token rows of its prefill; those of them that the head needs */
     int seqs;            /* sequences */
     int off_rows, off_seqs;
     int act_rows[NTIERS];  /* rows by the tier of their activations */
@@ -71,7 +71,7 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->batches, k + 1);
     raise_to(&p->max_rows, b->rows);
     raise_to(&p->max_seqs, b->seqs);
-    raise_to(&p->last_rows, b->last_rows);
+    raise_to(&p->head_rows, b->head_rows);
     raise_to(&p->off_rows, b->off_rows);
     raise_to(&p->off_seqs, b->off_seqs);
     raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
@@ -107,7 +107,7 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
             add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
-            b.last_rows += last_rows(task, q);
+            b.head_rows += head_rows(task, q);
         }
         note_batch(p, seats[first].k, &b);
     }
@@ -121,9 +121,9 @@ static BatchNeed widest_window(const Task *task, int gbs) {
     for (int i = 0; i < task->count; i++) {
         const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
         rows += in->s - (out ? out->s : 0);
-        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
+        last += head_rows(task, in) - (out ? head_rows(task, out) : 0);
         raise_to(&most.rows, rows);
-        raise_to(&most.last_rows, last);
+        raise_to(&most.head_rows, last);
     }
     return most;
 }
@@ -145,7 +145,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         for (int r = first; r < imin(first + gbs, count); r++)
             add_seat(&b, &seats[r], s, pages);
         b.rows = imin(b.rows, topups.rows);
-        b.last_rows = topups.last_rows;
+        b.head_rows = topups.head_rows;
         b.off_rows = imin(b.off_rows, topups.rows);
         for (int t = 0; t < NTIERS; t++)
             b.act_rows[t] = imin(b.act_rows[t], topups.rows);
@@ -183,17 +183,17 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
             decodes = true;
             now->steps++;
             now->past += s + age;
-            now->last_rows++;
+            now->head_rows++;
         } else {
             prefills = true;
             now->prompts++;
             now->prompt_rows += s;
             now->pairs += s * (s + 1) / 2;
-            now->last_rows += last_rows(a->task, q);
+            now->head_rows += head_rows(a->task, q);
         }
         later->steps += more;
         later->past += more * (s + age) + more * (more + 1) / 2;
-        later->last_rows += more;
+        later->head_rows += more;
     }
     now->decodes += decodes;
     now->prefills += prefills && !decodes;
@@ -271,9 +271,10 @@ static void walk_task(Plan *p, const Task *task) {
     const int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
     long *next = xcalloc(flights, sizeof *next);
-    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
+    int next_prompt = 0,
+        *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
     for (int g = 0; g < flights; g++)
-        admission_open(&a[g], &p->policy, task, &line, NULL);
+        admission_open(&a[g], &p->policy, task, &next_prompt, NULL);
     for (int g = 0; g >= 0;) {
         next[g] = walk_flight(p, &a[g], next[g], entered);
         g = -1;
@@ -293,7 +294,7 @@ static void walk_task(Plan *p, const Task *task) {
 /* Sets the sizes of pieces, and the numbers of workspaces that batches and pieces use in turn. */
 static void size_pieces(Plan *p) {
     enum {
-        HEAD_ROWS = 64
+        LEAST_CHUNK = 64
     }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
@@ -302,7 +303,7 @@ static void size_pieces(Plan *p) {
     p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     /* Two neighbouring pieces together have more rows than one may have. */
     p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
+    p->head_chunk = imin(imax(p->max_seqs, LEAST_CHUNK), p->head_rows);
 }
 
 /* Fills in the part of the plan that depends on which sequences are in flight when: batches, rows,
@@ -347,10 +348,10 @@ static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoin
     p->region[id][tier] = r;
 }
 
-void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+void add_region(Plan *p, Wanted wanted) {
+    Region r = {wanted.name, wanted.type, wanted.rows, wanted.cols, wanted.slots, 0, 0, 0, 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
-    lay_out(p, line.id, line.tier, r, false);
+    lay_out(p, wanted.id, wanted.tier, r, false);
 }
 
 /* Numbers the cells, when all regions have been added. Ops that use the same cell follow each other
@@ -653,12 +654,12 @@ static void plan_activations(Plan *p) {
  * the number of each row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
-    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows;
+    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;
     const Bytes integers =
         4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
     const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
     const int chosen = scored || !last ? 0 : p->max_seqs,
-              scores = scored && last ? p->last_rows : 0;
+              scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
@@ -671,7 +672,7 @@ static void plan_tables(Plan *p, const Task *task) {
 static void plan_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows,
+    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows,
               nws = p->nws, batches = p->batches;
     const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
     const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
@@ -697,7 +698,7 @@ static void plan_workspaces(Plan *p, const Task *task) {
         {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          nws},
         {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? for_head : 0, h1, nws},
+        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, last ? for_head : 0, h1, nws},
         {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
          c->embed, 1},
         {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
@@ -707,8 +708,8 @@ static void plan_workspaces(Plan *p, const Task *task) {
         {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, h1, batches},
         {CHOSEN, TIER_GPU, "attention: chosen tokens", I32, seqs, choice, 1},
         {CHOSEN, TIER_CPU, "attention: chosen tokens", I32, p->off_seqs, choice, 1},
-        {WEIGHING, TIER_GPU, "attention: chosen tokens", F32, seqs, choice, 1},
-        {WEIGHING, TIER_CPU, "attention: chosen tokens", F32, p->off_seqs, choice, 1},
+        {CHOSEN_PROBS, TIER_GPU, "attention: chosen tokens", F32, seqs, choice, 1},
+        {CHOSEN_PROBS, TIER_CPU, "attention: chosen tokens", F32, p->off_seqs, choice, 1},
     };
     for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
         add_region(p, workspace[i]);

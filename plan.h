@@ -38,13 +38,13 @@ typedef enum {
     MLP,              /* the inner result of the MLP */
     EMBEDDED,  /* rows of the token table, before project_in; on the CPU unless the table is on the
                   GPU */
-    LAST_ROWS, /* the rows that the head needs */
+    HEAD_ROWS, /* the rows that the head needs */
     HEAD_OUT,  /* these rows after project_out */
     LOGITS,    /* head_chunk rows on the GPU; on the CPU all rows that are kept or sampled */
     RECEIVED,  /* hidden states from the stage before: one slot for each batch */
     SENDING,   /* hidden states for the next stage */
     CHOSEN,    /* sparse attention: the chosen tokens */
-    WEIGHING,  /* sparse attention: their weights */
+    CHOSEN_PROBS, /* sparse attention: their softmax probabilities */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
     NEW_TOKENS,   /* chosen ids of each batch */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
@@ -82,7 +82,7 @@ typedef struct {
     double decodes;     /* batches that decode */
     double steps;       /* their new tokens */
     double past;        /* tokens that these attend to, themselves included */
-    double last_rows;   /* rows that the head needs, of both kinds of batches */
+    double head_rows;   /* rows that the head needs, of both kinds of batches */
 } Workload;
 
 /* A plan says which bytes each tier will hold, and where, before anything is allocated. Layer l
@@ -115,7 +115,7 @@ struct Plan {
     int max_prompt, max_tokens; /* the most tokens of a prompt; that a token attends to */
     int max_pages;              /* the most KV pages of a sequence */
     int piece_rows, pieces;     /* the most rows of a piece; the most pieces of a batch */
-    int last_rows;              /* the most rows of a batch that the head needs */
+    int head_rows;              /* the most rows of a batch that the head needs */
     int head_chunk;             /* the most rows of logits that the head computes at a time */
     int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
     Bytes kv_row;           /* bytes of a token's K (or V) in a page */

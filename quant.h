@@ -50,7 +50,9 @@ bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd);
 typedef struct {
     uint16_t bits, group;
 } Quant;
-static inline bool is_not_stored(Quant asked) { return asked.bits != 4 || asked.group != GROUP; }
+static inline bool is_only_simulated(Quant asked) {
+    return asked.bits != 4 || asked.group != GROUP;
+}
 /* Rounds x[0], x[stride], ... x[(n-1) stride] to the values that packing and unpacking them would
  * give; the last group may be shorter. Returns false as above. */
 bool quant_round(f16 *x, size_t stride, int n, Quant quant);

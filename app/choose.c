@@ -217,7 +217,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     const int hd = c->config.h1 / c->config.nh;
-    const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
+    const Quant none = {0, 0}, asked = is_only_simulated(o->quant) ? o->quant : none;
     const cJSON *before = completions_head(run->completions);
     const bool kept = before && o->allow_compression;
     const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),

@@ -160,7 +160,7 @@ static void every_policy_gives_the_same_scores(void) {
         for (int i = 0; i < 5; i++)
             for (int way = 0; way < 6; way++) {
                 const double *f = placements[i];
-                p = (Policy){f[0], f[1], f[2], f[3], f[4], f[5], .page_tokens = 16};
+                p = (Policy){{{f[0], f[1], f[2], f[3], f[4], f[5]}}, .page_tokens = 16};
                 p.gbs = 1 + way % 4, p.num_gpu_batches = 3, p.schedule = (Schedule)(way % 3), p.overlap = way != 4;
                 p.delegated = (way + i) % 2, p.table_home = (Tier)((i + way) % 3);
                 Scores s = score(checkpoint, &p, &scored);
@@ -194,11 +194,11 @@ static void only_the_rows_that_are_wanted_go_through_the_head(void) {
     Policy p = all_gpu(6, 1);
     make_task(&checkpoint->config, 7);
     Plan *all = plan_make(checkpoint, &p, &scored, F32, &err);
-    CU_ASSERT_EQUAL(all->last_rows, 79 + 1 + 1 + 61 + 3 + 2);
+    CU_ASSERT_EQUAL(all->head_rows, 79 + 1 + 1 + 61 + 3 + 2);
     CU_ASSERT_EQUAL(all->head_chunk, 64);
     for (int i = 0; i < PROMPTS; i++) prompts[i].from = prompts[i].s;
     Plan *last = plan_make(checkpoint, &p, &scored, F32, &err);
-    CU_ASSERT_EQUAL(last->last_rows, PROMPTS);
+    CU_ASSERT_EQUAL(last->head_rows, PROMPTS);
     plan_free(all), plan_free(last);
     checkpoint_close(checkpoint);
 }
