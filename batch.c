@@ -95,10 +95,11 @@ static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
     for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
         const int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
-        for (int e = 0; q->kv == tier && e < q->npages; e++) {
-            const bool moves = e * f->plan->policy.page_tokens < past;
-            list[n++] = (Staged){q->pages[e], .together = moves, .entry = &table[e]};
-        }
+        for (int e = 0; q->kv == tier && e < q->npages; e++)
+            list[n++] =
+                (Staged){.page = q->pages[e],
+                         .together = e * f->plan->policy.page_tokens < past, /* so far itself */
+                         .entry = &table[e]};
     }
     qsort(list, n, sizeof *list, by_page);
     for (int i = n - 1; i >= 0; i--) { /* from the end, so that the neighbour's count is known */

@@ -497,7 +497,7 @@ Bytes plan_layer_bytes(const Plan *p) {
 
 /* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
-static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
+static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
     const bool packed = p->policy.weight_packed && role_is_matrix(r);
@@ -523,7 +523,7 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
             for (int i = 0; i < NROLES; i++) {
                 const Role r = p->slab_order[j][i];
                 if (home[j][r] == tier)
-                    rest_weight(p, c, j, r, tier, &bytes[tier]);
+                    give_home(p, c, j, r, tier, &bytes[tier]);
             }
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
@@ -650,8 +650,9 @@ static void plan_activations(Plan *p) {
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
- * batch.c lays out the tables: four integers for each row, five for each sequence, two page tables,
- * the number of each row that the head needs, and in a scored task the token after that row. */
+ * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
+ * for five, with which the plans of results/paper were made), two page tables, the number of each
+ * row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
     const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;

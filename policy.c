@@ -134,7 +134,7 @@ static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
              a->hw->nmem);
 }
 
-void sum_rows(Lp *lp) {
+void fraction_rows(Lp *lp) {
     static const char *const name[] = {"wg + wc + wd", "cg + cc + cd", "hg + hc + hd"};
     for (int i = 0; i < 3; i++) {
         LpRow *row = lp_row(lp, name[i], true, 1);
@@ -162,7 +162,7 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
     for (int prefill = 1; prefill >= 0; prefill--)
         gpu_rows(lp, &a, prefill);
     cpu_and_disk_rows(lp, &a);
-    sum_rows(lp);
+    fraction_rows(lp);
     CHECK(lp->m == NROWS);
 }
 
@@ -175,8 +175,8 @@ const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
 /* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess
  * a x - b of these rows. In the rows of a tier, a x - b is the bytes that are needed, less the
  * tier's capacity, so the largest excess and the capacity together are the tier's peak. */
-static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
-                           int to) {
+static double list_binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
+                                int to) {
     double largest_excess = -INFINITY;
     text[0] = 0;
     for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
@@ -240,10 +240,11 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
     cost->T_gen = x[T_GEN];
     cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
     cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
-    binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
-    binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
+    list_binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
+    list_binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
     for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] = hardware->mem[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x,
-                                                        tier_rows[t], tier_rows[t + 1]);
+        cost->peak[t] =
+            hardware->mem[t] + list_binding_rows(cost->full[t], sizeof cost->full[t], &lp, x,
+                                                 tier_rows[t], tier_rows[t + 1]);
     return 0;
 }

@@ -26,7 +26,7 @@ void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
 /* Adds the row sum <= capacity. */
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
 /* Adds Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1. */
-void sum_rows(Lp *lp);
+void fraction_rows(Lp *lp);
 
 /* A placement and what a cost model expects of it. */
 typedef struct {

@@ -423,7 +423,8 @@ static void store_activation(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of
- * a table. */
+ * a table. Pages outside the GPU that have come into staging get the new tokens twice: attend
+ * appends them to the copies, where attention must see them, and store_cache at home. */
 static void append(Run *run, Square square, Lane lane, PageTable table, Tensor kv, int first) {
     const Tables *t = batch_tables(square.batch, table.k.tier);
     Op op = op_append(call_on(run, lane, CACHE, square), &table, kv,
@@ -471,8 +472,8 @@ static void store_cache(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
- * GPU, or, if the CPU attends, the disk's pages to the CPU (the batch then has listed no others).
- * With sparse attention only K moves; attend_rows fetches the V that it reads. */
+ * GPU, or, if the CPU attends, the disk's pages to the CPU (fill_tables then lists no others). With
+ * sparse attention only K moves; attend_rows fetches the V that it reads. */
 static void bring_cache(Run *run, Square square) {
     const Batch *b = square.batch;
     const PageTable to = staged_pages(run, square);
@@ -483,6 +484,7 @@ static void bring_cache(Run *run, Square square) {
         if (!b->nstaged[t])
             continue;
         const PageTable home = batch_pages(run->flight, b, (Tier)t, square.j);
+        /* of K, of V: where these pages begin in staging, and their way there */
         const Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k},
                                   {tensor_rows(to.v, row, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
@@ -522,10 +524,10 @@ static void load_activation(Run *run, int j, int k) {
 // Now read the second half of opt_model.c: the forward pass as ops, which these functions call.
 // -------------------------------------------------------------------------------------------------
 
-/* Fills w with the tensors of layer j where they are while it computes. For a batch of
- * more than packed_rows rows, packed matrices are first unpacked to F16, once for each layer and
- * sweep, before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on
- * FINISH, because each of these lanes has then finished the layer before. */
+/* Fills w with the tensors of layer j where they are while it computes. For a batch of more than
+ * packed_rows rows, packed matrices are first unpacked to F16, once for each layer and sweep,
+ * before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on FINISH,
+ * because each of these lanes has then finished the layer before. */
 static void ready_weights(Run *run, Square square, Tensor w[NROLES]) {
     const Plan *p = run->plan;
     const bool many_rows = square.batch->rows > p->packed_rows;
@@ -562,8 +564,8 @@ static void embed(Run *run, Square square) {
 }
 
 /* Receives the hidden state from the stage before: layer 0 of this stage begins where the last
- * layer of that stage has ended (section 4.4). Stages
- * cannot wait for each other in a circle: see device/pipeline.c. */
+ * layer of that stage has ended (section 4.4). device/pipeline.c says why stages cannot wait for
+ * each other in a circle. */
 static void receive(Run *run, Square square) {
     const Tensor came =
         plan_view(run->plan, RECEIVED, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
@@ -644,7 +646,6 @@ static void attend_on_cpu(Run *run, Square square, Tensor q) {
         const int n = b->kv_seqs[t];
         if (!n)
             continue;
-        /* in staging attention must see the new token; its home on disk gets it in store_cache */
         const PageTable table = t == TIER_DISK ? staged_pages(run, square)
                                                : batch_pages(run->flight, b, TIER_CPU, square.j);
         append(run, square, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
@@ -677,8 +678,6 @@ static void attend(Run *run, Square square, const Piece *piece) {
                     tensor_rows(q, 0, gpu));
     if (off && !is_delegated(run, b)) {
         const PageTable staged = staged_pages(run, square);
-        /* attention must see the new token among the staged pages; its home gets it in store_cache
-         */
         append(run, square, FINISH, staged, new_kv_to_leave(run, b, gpu, off), gpu);
         attend_rows(run, square, staged, gpu, attended_off_gpu(run, b), tensor_rows(q, gpu, off));
     }

@@ -455,7 +455,7 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
         if (phase)
             memory_rows(lp, &a, capacity);
     }
-    sum_rows(lp);
+    fraction_rows(lp);
 }
 
 double runtime_tokens(const Plan *plan) {

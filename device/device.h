@@ -289,8 +289,8 @@ struct Poster {
     Device *device;
     Depend *depend; /* NULL: ops come with their own `after` */
     bool overlap, failed;
-    Error *err; /* filled when it has failed */
-    Event last[NLANES];
+    Error *err;         /* filled when it has failed */
+    Event last[NLANES]; /* the newest of each lane; seq 0: none so far */
 };
 Event post(Poster *to, Op op);
 /* Waits until the posting thread may itself use the view. Returns false if an op has failed. */
@@ -307,10 +307,11 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src);
 typedef struct {
     Tensor here, via;
 } Stopover;
-/* Posts moves[0..n), which are between the GPU and the tiers below it, on call.lane. Moves to or
- * from the CPU take one hop. Moves to or from disk take a second hop, on the disk's lane that
- * belongs to call.lane, and stop on the CPU in between. Stops have ascending addresses; each move
- * uses the last stop that does not begin after it. moves has room for 2 n, and is changed. */
+/* Posts moves[0..n), each within the GPU or between the GPU and a tier below it, on call.lane.
+ * Moves within the GPU and to or from the CPU take one hop. Moves to or from disk take a second
+ * hop, on the disk's lane that belongs to call.lane, and stop on the CPU in between. `here` ascends
+ * in stops; each move uses the last stop whose `here` does not begin after it. moves has room for 2
+ * n, and is changed. */
 void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops);
 
 // -------------------------------------------------------------------------------------------------

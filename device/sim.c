@@ -54,11 +54,11 @@ typedef struct {
 typedef struct {
     double at; /* time of its arrival */
     Bytes size;
-} Letter;
+} Message;
 
 /* The messages to a stage, in the order in which they arrive. */
 typedef struct {
-    Letter *letter;
+    Message *message;
     int n, taken; /* messages so far, and those of them that have been received */
 } Inbox;
 
@@ -124,7 +124,8 @@ static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.s
 
 /* Returns true if a message has arrived that has not been taken. */
 static bool has_come(const Sim *d, const Inbox *box) {
-    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
+    return box->taken < box->n &&
+           box->message[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
 
 /* Delivers a message that has left its stage at `leaves`. */
@@ -133,12 +134,12 @@ static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) 
     SimStage *stage = &w->sim[to]->stage;
     Inbox *box = &stage->inbox[kind];
     if (!(box->n & (box->n - 1)))
-        box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
-    box->letter[box->n++] = (Letter){leaves + w->delay_s, size};
+        box->message = xrealloc(box->message, imax(1, 2 * box->n), sizeof *box->message);
+    box->message[box->n++] = (Message){leaves + w->delay_s, size};
     stage->next = fmin(stage->next, leaves + w->delay_s);
 }
 
-static void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
+static void take_message(Inbox *box, Bytes size) { CHECK(box->message[box->taken++].size == size); }
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
@@ -160,7 +161,7 @@ static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
     if (i == RECEIVE)
-        take_letter(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
+        take_message(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
 static void begin_ready(Sim *d) {
@@ -225,7 +226,7 @@ static void look_ahead(Sim *d) {
     d->stage.next = d->clock + d->ends;
     for (const Inbox *box = d->stage.inbox; box <= &d->stage.inbox[NET_TOKENS]; box++)
         if (box->taken < box->n && !has_come(d, box))
-            d->stage.next = fmin(d->stage.next, box->letter[box->taken].at);
+            d->stage.next = fmin(d->stage.next, box->message[box->taken].at);
 }
 
 /* Lets dt seconds pass since that look, in which no active op ends, or at their end one or several
@@ -410,7 +411,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
     if (status)
         *err = w->error;
     if (box && !status)
-        take_letter(box, size);
+        take_message(box, size);
     pthread_mutex_unlock(&w->lock);
     return status;
 }
@@ -445,7 +446,7 @@ static void sim_close(Device *base) {
     for (int i = 0; i < NLANES; i++)
         free(d->lane[i].ring);
     for (int k = 0; k <= NET_TOKENS; k++)
-        free(d->stage.inbox[k].letter);
+        free(d->stage.inbox[k].message);
     free(d->tables);
     free(d);
 }
