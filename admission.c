@@ -25,7 +25,7 @@ const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
 // -------------------------------------------------------------------------------------------------
 
 Tier diffuse(Diffusion *d, double size) {
-    Tier best = TIER_GPU;
+    Tier best = TIER_GPU; /* of equals, the upper tier */
     for (int t = 0; t < NTIERS; t++) {
         d->due[t] += size * d->share[t];
         if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size))
@@ -40,21 +40,21 @@ int block_size(const Policy *policy) {
 }
 
 void apportion(int count[NTIERS], const double share[NTIERS], int total) {
-    double rest[NTIERS];
+    double remainder[NTIERS];
     int left = total;
     for (int t = 0; t < NTIERS; t++) {
         double exact = share[t] * total;
         count[t] = (int)floor(exact + 1e-9);
-        rest[t] = exact - count[t];
+        remainder[t] = exact - count[t];
         left -= count[t];
     }
     for (; left > 0; left--) {
         int best = 0;
         for (int t = 1; t < NTIERS; t++)
-            if (rest[t] > rest[best])
+            if (remainder[t] > remainder[best])
                 best = t;
         count[best]++;
-        rest[best] -= 1;
+        remainder[best] -= 1;
     }
 }
 
@@ -70,8 +70,8 @@ static Diffusion dealer(double g, double c, int count) {
     return d;
 }
 
-/* Takes the first of the items that have been dealt to the tiers, and returns its tier. */
-static Tier take_first(int dealt[NTIERS]) {
+/* Takes one of the dealt[t] items of the uppermost tier t that has any, and returns the tier. */
+static Tier take_uppermost(int dealt[NTIERS]) {
     int t = 0;
     while (!dealt[t])
         t++;
@@ -89,11 +89,11 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
             kvs[diffuse(&kv, 1)]++;
             acts[diffuse(&act, 1)]++;
         }
-        for (int i = first; i < end; i++) {
-            seats[i] = (Seat){.prompt = -1, .k = first / policy->gbs};
-            seats[i].kv = take_first(kvs);
-            seats[i].act = take_first(acts);
-        }
+        for (int i = first; i < end; i++)
+            seats[i] = (Seat){.prompt = -1,
+                              .k = first / policy->gbs,
+                              .kv = take_uppermost(kvs),
+                              .act = take_uppermost(acts)};
     }
 }
 
@@ -108,13 +108,7 @@ static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 /* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch enters every n/K sweeps
  * until all K are in flight; from then on every sequence that leaves is replaced. With equal
  * lengths, this again replaces one batch every n/K sweeps.
- *
- * Squares are computed in this order. Batch k has entered with sweep i_k. Sweep i computes, layer
- * by layer, the square (token i - i_k, layer j) of every batch k in flight. After the entrance
- * (batch.c), the oldest batch comes first; it is the farthest to the right in the figure. All
- * squares of a sweep are one diagonal of Figure 6. Those of one layer, one in each row, are one of
- * its sub-diagonals, and share the weights. The warm-up is the figure's gray area: first batch 0
- * alone, then with batch 1, until K batches are n/K tokens apart. */
+ * batch.c, at `entrance`, has the order in which the squares of these batches are computed. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
@@ -133,7 +127,9 @@ static int *need_in(const Admission *a, Tier tier, long sweep) {
 
 /* Returns true if the tier has pages for the prompt in every sweep in which it will take part. */
 static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
-    for (int x = 0; a->limit && x < q->n; x++)
+    if (!a->limit)
+        return true;
+    for (int x = 0; x < q->n; x++)
         if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
             a->limit[kv])
             return false;
@@ -141,11 +137,11 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
 }
 
 /* Adds to the ledger, which is a ring buffer, the pages that the prompt of a seat holds from the
- * sweep of its token `from` to that of its last one (sign 1), or takes them back (sign -1). */
-static void reserve(Admission *a, const Seat *seat, int from, int sign) {
+ * sweep of its token `first` to that of its last one (sign 1), or takes them back (sign -1). */
+static void reserve(Admission *a, const Seat *seat, int first, int sign) {
     const Prompt *q = &a->task->prompts[seat->prompt];
-    int *need = a->need[seat->kv], at = (int)((seat->since + from) % a->horizon);
-    for (int x = from; x < q->n; x++) {
+    int *need = a->need[seat->kv], at = (int)((seat->since + first) % a->horizon);
+    for (int x = first; x < q->n; x++) {
         need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
         if (need[at] > a->peak[seat->kv])
             a->peak[seat->kv] = need[at];
@@ -165,12 +161,12 @@ static bool take_seat(Admission *a, Seat *seat) {
     return true;
 }
 
-void admission_leave(Admission *a, int seat, int generated) {
-    Seat *from = &a->seat[seat];
-    reserve(a, from, generated, -1);
-    from->prompt = -1;
+void admission_leave(Admission *a, int number, int generated) {
+    Seat *seat = &a->seat[number];
+    reserve(a, seat, generated, -1);
+    seat->prompt = -1;
     a->seated--;
-    a->in_batch[from->k]--;
+    a->in_batch[seat->k]--;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -191,12 +187,14 @@ static void deal_seats(Admission *a) {
  * are. */
 static int fill_seats(Admission *a, int *entered, int most, bool topups) {
     int n = 0;
-    bool open = false; /* this seat is in one of those batches */
+    bool wanted = false; /* this seat is in one of those batches */
     for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
         Seat *to = &a->seat[seat];
+        /* asked at the first seat of a batch only, because taking a seat gives the batch a member
+         */
         if (seat % a->policy->gbs == 0)
-            open = (a->in_batch[to->k] > 0) == topups;
-        if (!open || to->prompt >= 0)
+            wanted = (a->in_batch[to->k] > 0) == topups;
+        if (!wanted || to->prompt >= 0)
             continue;
         if (!take_seat(a, to))
             break;

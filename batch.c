@@ -1,14 +1,15 @@
 /* batch.c: the sequences of each batch (sections 4.1 and A.2).
  *
  * admission.c decides which prompts take which seats. Here these prompts become sequences of GPU
- * batches. A sequence has tokens, rows of the hidden state and pages of the KV cache; a batch has
- * index tables that tell the kernels where all of these are. A batch's part in a sweep begins
- * (batch_begin) with the tokens that the previous sweep has chosen for it; they show which
- * sequences have ended. The members of a flight change between sweeps (flight_admit). New members
- * of a batch that already has members first prefill in a batch of their own, the entrance.
+ * batches; batch.h has their structs and the numbers by which things are counted. A sequence has
+ * tokens, rows of the hidden state and pages of the KV cache; a batch has index tables that tell
+ * the kernels where all of these are. A batch's part in a sweep begins (batch_begin) with the
+ * tokens that the previous sweep has chosen for it; they show which sequences have ended. The
+ * members of a flight change between sweeps (flight_admit). New members of a batch that already has
+ * members first prefill in a batch of their own, the entrance.
  *
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
- * too, it calls post_host.
+ * too, it calls post_wait.
  * Read next: plan.c. */
 #include "batch.h"
 
@@ -47,19 +48,19 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 // -------------------------------------------------------------------------------------------------
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
-    const int first = f->plan->act_first[tier][b->index];
+    const int first = f->plan->act_first[tier][b->plan_place];
     Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]);
-    return tensor_cells(t, b->index * t.ncells, t.ncells);
+    return tensor_cells(t, b->plan_place * t.ncells, t.ncells);
 }
 
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
     if (id == NEW_TOKENS && f->task->scored)
         id = GREEDY;
-    return tensor_cols(plan_view(f->plan, id, side, b->index, 0, 1), 0, b->last_rows);
+    return tensor_cols(plan_view(f->plan, id, side, b->plan_place, 0, 1), 0, b->head_rows);
 }
 
 Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
-    return plan_view(f->plan, LOGITS, TIER_CPU, b->index, first, n);
+    return plan_view(f->plan, LOGITS, TIER_CPU, b->plan_place, first, n);
 }
 
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
@@ -69,44 +70,44 @@ PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j) {
     PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;
-    t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->index, j);
+    t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->plan_place, j);
     return t;
 }
 
-static void *host(const Flight *f, Tensor t) { return f->to->device->host(f->to->device, t); }
+/* Returns the address of a view on the CPU; NULL on the sim, but for index tables. */
+static void *cpu_address(const Flight *f, Tensor t) {
+    return f->to->device->cpu_address(f->to->device, t);
+}
 
 // -------------------------------------------------------------------------------------------------
 // KV pages
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
-static int nobody(const Flight *f) { return f->plan->batches + f->number; }
+static int free_pages_owner(const Flight *f) { return f->plan->batches + f->number; }
 
 /* Records that pages of a tier pass from batch `from` to batch `to`, so that ops of the new owner
  * come after those of the old one. */
-static void pages_change_owner(Flight *f, Tier tier, int to, int from) {
+static void order_new_owner(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
         depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
                     cache_cell(f->plan, tier, from, j));
 }
 
-/* Gives every sequence of the batch the pages for this sweep's tokens, one page to each in turn, so
- * that pages taken in one sweep lie together. */
+/* Gives every sequence of the batch the pages for this sweep's tokens. */
 static void grow_pages(Flight *f, Batch *b) {
     bool took[NTIERS] = {false};
-    for (bool grew = true; grew;) {
-        grew = false;
-        for (int r = 0; r < b->nseq; r++) {
-            Sequence *q = b->seq[r];
-            if (q->npages >= pages_for(q->s + q->generated, f->plan->policy.page_tokens))
-                continue;
-            q->pages[q->npages++] = pool_take(&f->pool[q->kv]);
-            grew = took[q->kv] = true;
+    for (int r = 0; r < b->nseq; r++) {
+        Sequence *q = b->seq[r];
+        const int npages = pages_for(q->s + q->generated, f->plan->policy.page_tokens);
+        for (; q->npages < npages; q->npages++) {
+            q->pages[q->npages] = pool_take(&f->pool[q->kv]);
+            took[q->kv] = true;
         }
     }
     for (int t = 0; t < NTIERS; t++)
         if (took[t])
-            pages_change_owner(f, (Tier)t, b->index, nobody(f));
+            order_new_owner(f, (Tier)t, b->plan_place, free_pages_owner(f));
 }
 
 static int by_page(const void *a, const void *b) {
@@ -115,24 +116,37 @@ static int by_page(const void *a, const void *b) {
 
 /* Lists the pages of one tier that attention needs on another tier, in page order. Their places in
  * staging follow each other from `base` on; writes these into Tables.staged. */
-static void stage_pages(Flight *f, Batch *b, Tier tier, int base) {
-    int32_t *table = host(f, b->cpu.staged);
+static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
+    int32_t *table = cpu_address(f, b->cpu.staged);
     Staged *list = b->staged[tier];
     int n = 0;
     for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
-        for (int e = 0; q->kv == tier && e < q->npages; e++) {
-            const bool past = e * f->plan->policy.page_tokens < q->s + q->generated - 1;
-            list[n++] = (Staged){q->pages[e], past, &table[e]};
-        }
+        const int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
+        for (int e = 0; q->kv == tier && e < q->npages; e++)
+            list[n++] =
+                (Staged){.page = q->pages[e],
+                         .together = e * f->plan->policy.page_tokens < past, /* so far itself */
+                         .entry = &table[e]};
     }
     qsort(list, n, sizeof *list, by_page);
-    for (int i = n - 1; i >= 0; i--) {
+    for (int i = n - 1; i >= 0; i--) { /* from the end, so that the neighbour's count is known */
         *list[i].entry = base + i;
-        if (list[i].run && i + 1 < n && list[i + 1].page == list[i].page + 1)
-            list[i].run += list[i + 1].run;
+        if (list[i].together && i + 1 < n && list[i + 1].page == list[i].page + 1)
+            list[i].together += list[i + 1].together;
     }
     b->nstaged[tier] = n;
+}
+
+int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
+    const Staged *list = b->staged[from.tier];
+    for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].together)) {
+        const int rows = list[i].together * page_tokens;
+        if (rows)
+            n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
+                         tensor_rows(from, list[i].page * page_tokens, rows));
+    }
+    return n;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -141,11 +155,11 @@ static void stage_pages(Flight *f, Batch *b, Tier tier, int base) {
 
 /* Counts the sweep whose last tokens have just arrived, and calls the listener. */
 static void end_sweep(Flight *f) {
-    double t = f->to->device->now(f->to->device), took = t - f->line->swept_at;
-    f->line->swept_at = t;
+    double t = f->to->device->now(f->to->device), took = t - f->shared->swept_at;
+    f->shared->swept_at = t;
     f->stats->total_s += took;
     f->stats->sweeps++;
-    if (f->prefill_sweep) {
+    if (f->collected_prefill) {
         f->stats->prefill_sweeps_s += took;
         f->stats->prefill_sweeps++;
     }
@@ -153,10 +167,11 @@ static void end_sweep(Flight *f) {
         f->to->failed = true;
 }
 
-/* Adds one new token to a sequence: id, or in a scored task (id -1) the given one, which never ends
- * it early. On the sim no token is known, and id is -1 too. Returns true if the sequence goes on.
- * If it has ended, frees its pages, reports it and returns false. */
-static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
+/* Adds one new token to a sequence and counts it. id is the token; -1 in a scored task, where the
+ * given token is added and never ends the sequence early, and on the sim, where no token is known.
+ * Returns true if the sequence goes on. If this was its last token, frees its pages, vacates its
+ * seat, reports it and returns false. */
+static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     RunStats *stats = f->stats;
     const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
@@ -168,15 +183,16 @@ static bool next_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
     stats->generated++;
     stats->decoded += decoded;
-    stats->beside += decoded && f->prefill_sweep;
-    const bool stop = (to->token && to->token(to->ctx, q->number, q->tokens, q->generated)) || eos;
+    stats->beside += decoded && f->collected_prefill;
+    const bool stop =
+        (to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
-    pages_change_owner(f, q->kv, nobody(f), b->index);
+    order_new_owner(f, q->kv, free_pages_owner(f), b->plan_place);
     admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
-    if (to->done && to->done(to->ctx, q->number, q->tokens, q->generated - eos,
+    if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
                              stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
     return false;
@@ -190,20 +206,20 @@ static void tell_scores(Flight *f, const Batch *b) {
         return;
     for (int r = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        for (int e = 1; e <= q->last_rows; e++, row++) {
-            int at = q->s + q->generated - q->last_rows + e;
-            if (at >= q->prompt->from)
-                to->scored(to->ctx, q->number, at, f->logp[row], f->ids[row]);
-        }
+        /* its rows are of its newest tokens, and each row scores the token after it */
+        int scored = q->s + q->generated - q->head_rows + 1;
+        for (int e = 0; e < q->head_rows; e++, row++, scored++)
+            if (scored >= q->prompt->from)
+                to->scored(to->ctx, q->prompt_index, scored, f->logp[row], f->ids[row]);
     }
 }
 
 /* Sends the new tokens (or scores) from the last stage of a pipeline to all stages (section 4.4),
  * so that each knows which sequences have ended. Returns false if that fails. */
-static bool go_round(Flight *f, const Batch *b) {
+static bool share_newest(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
     const int last = net->stages - 1;
-    const size_t size = b->last_rows * sizeof(int32_t);
+    const size_t size = b->head_rows * sizeof(int32_t);
     int status = 0;
     void *const what[] = {f->ids, f->logp};
     for (int w = 0; w < 1 + f->task->scored && !status; w++) {
@@ -218,23 +234,25 @@ static bool go_round(Flight *f, const Batch *b) {
 
 /* Waits for a batch's newest tokens, or in a scored task for the scores of its newest step, and
  * points f->ids and f->logp to them (NULL on the sim). Returns false if the run has failed. */
-static bool newest_come(Flight *f, const Batch *b) {
+static bool await_newest(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
-        if (!post_host(f->to, newest, READS))
-            return false; /* one op copies all results, so the others have arrived too */
-        f->ids = host(f, newest);
+        /* one op copies all results, so the scores have arrived with the tokens */
+        if (!post_wait(f->to, newest, READS))
+            return false;
+        f->ids = cpu_address(f, newest);
         if (scored)
-            f->logp = host(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
-    } else { /* the tokens come after this stage has sent its states, or failed to */
-        if (!post_host(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->index, 0, 1), WRITES))
+            f->logp = cpu_address(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
+    } else {
+        /* the last stage's tokens come after this stage has sent its states, or failed to */
+        if (!post_wait(f->to, plan_view(f->plan, SENDING, TIER_CPU, b->plan_place, 0, 1), WRITES))
             return false;
         f->ids = f->came;
-        f->logp = scored ? (float *)f->came + f->plan->last_rows : NULL;
+        f->logp = scored ? (float *)f->came + f->plan->head_rows : NULL;
     }
-    return !f->to->device->net || go_round(f, b);
+    return !f->to->device->net || share_newest(f, b);
 }
 
 /* Waits for the batch's newest tokens, gives each sequence its own, and removes the sequences that
@@ -243,17 +261,17 @@ static void collect(Flight *f, Batch *b) {
     if (!b->waiting || f->to->failed)
         return;
     b->waiting = false;
-    if (!newest_come(f, b))
+    if (!await_newest(f, b))
         return;
     tell_scores(f, b);
     const bool logits = f->task->keep_logits && f->listener->logits && is_last(&f->plan->config);
     int going = 0;
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
-        const float *row = logits ? host(f, batch_logits(f, b, r, 1)) : NULL;
+        const float *row = logits ? cpu_address(f, batch_logits(f, b, r, 1)) : NULL;
         if (row)
-            f->listener->logits(f->listener->ctx, q->number, q->generated + 1, row);
-        if (next_token(f, b, q, f->ids && !f->task->scored ? f->ids[r] : -1))
+            f->listener->logits(f->listener->ctx, q->prompt_index, q->generated + 1, row);
+        if (add_token(f, b, q, f->ids && !f->task->scored ? f->ids[r] : -1))
             b->seq[going++] = q;
     }
     b->nseq = going;
@@ -293,13 +311,20 @@ static void add_member(Batch *b, Sequence *q) {
  *
  * While x prefills, it is a member of the entrance. Before sweep i + 1, when its first token is known, x
  * moves to `joining` of batch 0, where its seat is (leave_entrance). When batch 0 begins sweep i + 1, x
- * becomes a member (batch_begin). */
+ * becomes a member (batch_begin).
+ *
+ * This is Figure 6. Batch k has entered with sweep i_k. Sweep i computes, layer by layer, the square
+ * (token i - i_k, layer j) of every batch k in flight: after the entrance, the oldest batch comes first; it
+ * is the farthest to the right in the figure. All squares of a sweep are one diagonal of the figure. Those of
+ * one layer, one in each row, are one of its sub-diagonals, and share the weights. The warm-up is the gray
+ * area of the figure: first batch 0 alone, then with batch 1, until K batches are n/K tokens apart. */
 // clang-format on
 
 /* Returns the flight's entrance; only the diagonal schedule has one. */
 static Batch *entrance(Flight *f) { return &f->batch[f->batches - 1]; }
 
-/* Deals new homes to the activations in the entrance, because these must lie in its own rows. */
+/* Deals new homes to the activations in the entrance: they rest in the entrance's part of
+ * ACTIVATIONS, where the tiers' shares are dealt among the topups. */
 static void deal_activations(Flight *f) {
     Batch *b = entrance(f);
     Seat *deal = xcalloc(b->nseq, sizeof *deal);
@@ -319,7 +344,7 @@ static void leave_entrance(Flight *f) {
         Batch *home = &f->batch[seat->k];
         q->act = seat->act;
         home->joining[home->njoining++] = q;
-        pages_change_owner(f, q->kv, home->index, from->index);
+        order_new_owner(f, q->kv, home->plan_place, from->plan_place);
     }
     from->nseq = 0;
 }
@@ -331,26 +356,26 @@ static void leave_entrance(Flight *f) {
 /* Counts the rows of the new tokens, by the tier of their activations, and the sequences by the
  * tier of their KV. */
 static void count_rows(Flight *f, Batch *b) {
-    b->rows = b->last_rows = 0;
+    b->rows = b->head_rows = 0;
     for (int t = 0; t < NTIERS; t++)
-        b->kv_seqs[t] = b->act_rows[t] = b->act_last[t] = 0;
+        b->kv_seqs[t] = b->act_rows[t] = b->act_head_rows[t] = 0;
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         const int rows = batch_rows(b, q);
-        q->last_rows = b->prefill ? last_rows(f->task, q->prompt) : 1;
+        q->head_rows = b->prefill ? head_rows(f->task, q->prompt) : 1;
         b->rows += rows;
-        b->last_rows += q->last_rows;
+        b->head_rows += q->head_rows;
         b->kv_seqs[q->kv]++;
         b->act_rows[q->act] += rows;
-        b->act_last[q->act] += q->last_rows;
+        b->act_head_rows[q->act] += q->head_rows;
     }
 }
 
-/* Takes a table of n integers from the beginning of *rest, where it has this much room. */
-static Tensor take_table(Tensor *rest, int n, size_t room) {
-    Tensor t = tensor_cols(*rest, 0, n);
+/* Takes a table of n integers from the beginning of *left, where it has this much room. */
+static Tensor take_table(Tensor *left, int n, size_t room) {
+    Tensor t = tensor_cols(*left, 0, n);
     t.ld = (size_t)n;
-    *rest = tensor_moved(*rest, room * sizeof(int32_t));
+    *left = tensor_moved(*left, room * sizeof(int32_t));
     return t;
 }
 
@@ -358,21 +383,21 @@ static Tensor take_table(Tensor *rest, int n, size_t room) {
 static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
     const size_t rows = p->max_rows, seqs = p->max_seqs;
-    Tensor rest = plan_view(p, INDEX_TABLES, side, 2 * b->index + b->sweeps % 2, 0, 1);
-    t->all = rest;
-    t->ids = take_table(&rest, b->rows, rows);
-    t->positions = take_table(&rest, b->rows, rows);
-    t->row_seq = take_table(&rest, b->rows, rows);
-    t->row_token = take_table(&rest, b->rows, rows);
-    t->len = take_table(&rest, b->nseq, seqs);
-    t->prompt = take_table(&rest, b->nseq, seqs);
-    t->at = take_table(&rest, b->nseq, seqs);
-    t->start = take_table(&rest, 2 * b->nseq, 2 * seqs);
-    t->pages = take_table(&rest, p->max_pages, seqs * p->max_pages);
-    t->staged = take_table(&rest, p->max_pages, seqs * p->max_pages);
+    Tensor left = plan_view(p, INDEX_TABLES, side, 2 * b->plan_place + b->sweeps % 2, 0, 1);
+    t->all = left;
+    t->ids = take_table(&left, b->rows, rows);
+    t->positions = take_table(&left, b->rows, rows);
+    t->row_seq = take_table(&left, b->rows, rows);
+    t->row_token = take_table(&left, b->rows, rows);
+    t->len = take_table(&left, b->nseq, seqs);
+    t->prompt = take_table(&left, b->nseq, seqs);
+    /* a first row for each sequence, and an end for each piece, of which there are at most nseq */
+    t->start = take_table(&left, 2 * b->nseq, 2 * seqs);
+    t->pages = take_table(&left, p->max_pages, seqs * p->max_pages);
+    t->staged = take_table(&left, p->max_pages, seqs * p->max_pages);
     t->pages.rows = t->staged.rows = b->nseq;
-    t->head = take_table(&rest, b->last_rows, p->last_rows);
-    t->target = take_table(&rest, f->task->scored ? b->last_rows : 0, p->last_rows);
+    t->head = take_table(&left, b->head_rows, p->head_rows);
+    t->target = take_table(&left, f->task->scored ? b->head_rows : 0, p->head_rows);
 }
 
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
@@ -392,7 +417,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
 /* Lists for every piece of a prefill the first row of each of its sequences, counted within the
  * piece, and the end. */
 static void fill_starts(const Flight *f, const Batch *b) {
-    int32_t *start = host(f, b->cpu.start);
+    int32_t *start = cpu_address(f, b->cpu.start);
     for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
         *start++ = 0;
         for (int r = p.first; r < p.first + p.nseq; r++, start++)
@@ -401,13 +426,14 @@ static void fill_starts(const Flight *f, const Batch *b) {
 }
 
 /* Writes the tables of this sweep. */
-static void fill_index(Flight *f, Batch *b) {
-    int32_t *ids = host(f, b->cpu.ids), *positions = host(f, b->cpu.positions);
-    int32_t *row_seq = host(f, b->cpu.row_seq), *row_token = host(f, b->cpu.row_token);
-    int32_t *head = host(f, b->cpu.head), *target = host(f, b->cpu.target);
-    int32_t *prompt = host(f, b->cpu.prompt), *len = host(f, b->cpu.len);
-    int32_t *at = host(f, b->cpu.at), *pages = host(f, b->cpu.pages);
-    int row = 0, last = 0;
+static void fill_tables(Flight *f, Batch *b) {
+    int32_t *ids = cpu_address(f, b->cpu.ids), *positions = cpu_address(f, b->cpu.positions);
+    int32_t *row_seq = cpu_address(f, b->cpu.row_seq);
+    int32_t *row_token = cpu_address(f, b->cpu.row_token);
+    int32_t *len = cpu_address(f, b->cpu.len), *prompt = cpu_address(f, b->cpu.prompt);
+    int32_t *pages = cpu_address(f, b->cpu.pages);
+    int32_t *head = cpu_address(f, b->cpu.head), *target = cpu_address(f, b->cpu.target);
+    int row = 0, head_row = 0;
     for (int r = 0; r < b->nseq; r++, pages += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
         const int tokens = q->s + q->generated;
@@ -417,22 +443,22 @@ static void fill_index(Flight *f, Batch *b) {
             row_seq[row] = r;
             row_token[row] = token;
         }
-        for (int e = q->last_rows; e > 0; e--, last++) {
-            head[last] = row - e;
+        for (int e = q->head_rows; e > 0; e--, head_row++) { /* row - 1 is its last row */
+            head[head_row] = row - e;
             if (f->task->scored)
-                target[last] = q->prompt->ids[tokens - e + 1];
+                target[head_row] = q->prompt->ids[tokens - e + 1];
         }
+        len[r] = tokens;
         prompt[r] = q->prompt->place;
-        len[r] = at[r] = tokens;
         memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);
     b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
-    if (b->prefill)
-        return; /* prefill attends to what it has just computed */
+    if (b->prefill) /* it attends to what it has just computed, and needs no pages */
+        return;
     if (!f->plan->policy.delegated)
-        stage_pages(f, b, TIER_CPU, 0);
-    stage_pages(f, b, TIER_DISK, b->nstaged[TIER_CPU]);
+        list_staged_pages(f, b, TIER_CPU, 0);
+    list_staged_pages(f, b, TIER_DISK, b->nstaged[TIER_CPU]);
 }
 
 bool batch_begin(Flight *f, Batch *b) {
@@ -446,9 +472,10 @@ bool batch_begin(Flight *f, Batch *b) {
     grow_pages(f, b);
     lay_out_tables(f, b, &b->cpu, TIER_CPU);
     lay_out_tables(f, b, &b->gpu, TIER_GPU);
-    if (!post_host(f->to, b->cpu.all, WRITES))
-        return false; /* stores of the sweep before last may still read them */
-    fill_index(f, b);
+    /* stores of the sweep before last may still read the tables */
+    if (!post_wait(f->to, b->cpu.all, WRITES))
+        return false;
+    fill_tables(f, b);
     b->waiting = true;
     f->began++;
     return true;
@@ -488,13 +515,13 @@ static void end_sequences(Flight *f) {
     f->K = K;
 }
 
-/* Makes the sequence of a newly taken seat a member of the entrance (a topup) or of the batch of
- * its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
-static void take_place(Flight *f, int seat, bool topup) {
+/* Begins the sequence of a newly taken seat, as a member of the entrance (a topup) or of the batch
+ * of its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
+static void begin_sequence(Flight *f, int seat, bool topup) {
     const Seat *from = &f->admission.seat[seat];
     Batch *b = topup ? entrance(f) : &f->batch[from->k];
     Sequence *q = &f->seqs[seat];
-    q->number = from->prompt;
+    q->prompt_index = from->prompt;
     q->prompt = &f->task->prompts[from->prompt];
     q->kv = from->kv;
     q->act = from->act;
@@ -503,7 +530,7 @@ static void take_place(Flight *f, int seat, bool topup) {
     q->generated = q->npages = 0;
     if (!b->nseq) {
         b->prefill = f->prefill = true;
-        b->number = (int)f->line->admitted++;
+        b->admitted_as = (int)f->shared->admitted++;
         if (topup)
             memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
         f->in_sweep[topup ? 0 : f->K] = b;
@@ -520,7 +547,7 @@ bool flight_admit(Flight *f) {
         return false;
     const int n = admission_next(&f->admission, f->i, f->entered, &topups);
     for (int e = 0; e < n; e++)
-        take_place(f, f->entered[e], e < topups);
+        begin_sequence(f, f->entered[e], e < topups);
     if (topups)
         deal_activations(f);
     f->began = 0;
@@ -528,13 +555,13 @@ bool flight_admit(Flight *f) {
 }
 
 void flight_swept(Flight *f) {
-    f->prefill_sweep = f->prefill;
+    f->collected_prefill = f->prefill;
     f->uncollected = f->began;
     f->i++;
 }
 
 bool flight_goes_on(const Flight *f) {
-    if (f->line->next_prompt < f->task->count)
+    if (f->shared->next_prompt < f->task->count)
         return true;
     for (int k = 0; k < f->K; k++) {
         const Batch *b = f->in_sweep[k];
@@ -555,12 +582,12 @@ bool flight_is_empty(const Flight *f) {
 void flight_open(Flight *f) {
     const Plan *p = f->plan;
     int block = imin(block_size(&p->policy), f->task->count);
-    f->batches = p->batches / flight_count(&p->policy);
+    f->batches = p->batches / p->policy.flights;
     f->batch = xcalloc(f->batches, sizeof *f->batch);
     f->in_sweep = xcalloc(f->batches, sizeof *f->in_sweep);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
-    admission_open(&f->admission, &p->policy, f->task, &f->line->next_prompt, p->npages);
+    admission_open(&f->admission, &p->policy, f->task, &f->shared->next_prompt, p->npages);
     for (int i = 0; i < block; i++) {
         f->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
         f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));
@@ -568,13 +595,13 @@ void flight_open(Flight *f) {
     f->nseqs = block;
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
-        b->index = f->number * f->batches + k;
+        b->plan_place = f->number * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = TIER_CPU; t <= TIER_DISK; t++)
             b->staged[t] = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Staged));
     }
-    f->came = xcalloc(2 * (size_t)imax(p->last_rows, p->max_seqs), sizeof *f->came);
+    f->came = xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++)
         pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
 }
@@ -598,15 +625,4 @@ void flight_close(Flight *f) {
     free(f->seqs);
     free(f->entered);
     free(f->came);
-}
-
-int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
-    const Staged *list = b->staged[from.tier];
-    for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].run)) {
-        const int rows = list[i].run * page_tokens;
-        if (rows)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
-                         tensor_rows(from, list[i].page * page_tokens, rows));
-    }
-    return n;
 }

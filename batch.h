@@ -4,6 +4,20 @@
 #define BATCH_H
 #include "device/device.h"
 
+/* How things are counted, from 0 on:
+ *
+ *   Sequence.prompt_index  prompts, in the order of the task
+ *   Flight.number          flights of a run
+ *   Flight.i, Run.i        sweeps of this flight; of all flights (Call.i)
+ *   Seat.k                 batches of a block
+ *   Square.k               batches of this sweep, the k of Figure 4 (Call.k)
+ *   Batch.plan_place       batches of the plan, of all flights: says which memory is the batch's
+ *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace
+ * (Call.batch) Batch.sweeps           sweeps that the batch has begun: even and odd ones have their
+ * own tables Piece.number           pieces of the batch in this sweep Batch.turn             pieces
+ * of the run: QKV and other workspaces rotate by it Square.number          squares of the run:
+ * HIDDEN and KV_STAGING rotate by it */
+
 /* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
  * taken together lie together. */
 typedef struct {
@@ -22,11 +36,12 @@ void pool_close(PagePool *pool);
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
     const Prompt *prompt;
-    int number;    /* index of its prompt in the task */
-    Tier kv, act;  /* where its KV pages rest, and in this sweep its activations */
-    int s, n;      /* prompt length, tokens to generate */
+    int prompt_index;
+    Tier kv,       /* where its KV pages rest */
+        act;       /* where its activations rest in this sweep */
+    int s, n;      /* prompt length; tokens to generate */
     int generated; /* tokens known so far */
-    int last_rows; /* rows of its newest step that the head needs: the last ones */
+    int head_rows; /* rows of its newest step that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -36,21 +51,33 @@ typedef struct {
  * layout. A batch has one set of index tables for its even sweeps and one for its odd sweeps. */
 typedef struct {
     Tensor all; /* all of them as one view */
-    Tensor ids, positions, row_seq,
-        row_token; /* (1, rows): token id; position + 2; sequence; position in the sequence */
-    Tensor len, prompt, at; /* (1, nseq): number of tokens, the new one included; for sampling:
-                               Prompt.place; position */
-    Tensor start; /* for each piece of a prefill: the first rows of its sequences, and the end */
-    Tensor pages, staged; /* (nseq, max_pages): pages in the home pool; their places in staging */
-    Tensor head, target;  /* (1, last_rows): rows that the head needs; in a scored task, the tokens
-                             after them */
+    /* for each row (1, rows): */
+    Tensor ids,    /* its token id */
+        positions, /* its position in the sequence + 2: a row of the model's position table */
+        row_seq,   /* its sequence */
+        row_token; /* its position in the sequence */
+    /* for each sequence (1, nseq), or (nseq, max_pages): */
+    Tensor len, /* its tokens, the new one included; so the position of the next one */
+        prompt, /* Prompt.place, for sampling */
+        pages,  /* its pages in the home pool */
+        staged; /* their places in staging */
+    /* for each piece of a prefill: the first rows of its sequences, and the end */
+    Tensor start;
+    /* for each row that the head needs (1, head_rows): */
+    Tensor head, /* its row */
+        target;  /* in a scored task: the token after it */
 } Tables;
 
-/* A page that passes through staging in this sweep. Its place there is its rank in the list. */
+/* A page that passes through staging in this sweep. Its place there is its rank in the list.
+ * Neighbours in the pool that hold tokens of earlier sweeps move together. Of the pages 4 5 6 8 9,
+ * where 9 is new and still empty, one move brings 4 5 6 and one brings 8:
+ *
+ *   page       4  5  6  8  9
+ *   together   3  2  1  1  0 */
 typedef struct {
     int page;
-    int run; /* the pages from this one on that move together, because they are neighbours and
-                hold tokens of earlier sweeps; 0: it holds none, and does not move */
+    int together;   /* how many pages, from this one on, one move can bring; 0: it holds no past
+                       tokens, and does not move */
     int32_t *entry; /* its entry in Tables.staged, which receives its place */
 } Staged;
 
@@ -58,8 +85,9 @@ typedef struct {
  * attention need room for one piece only. A piece of a batch in prefill has at most
  * plan->piece_rows rows; a batch that decodes is one piece. */
 typedef struct {
-    int number, first, nseq, row, rows; /* its number in the batch; its first sequence and how many;
-                                           its first row and how many */
+    int number;
+    int first, nseq;     /* its first sequence in the batch; how many it has */
+    int row, rows;       /* its first row in the batch; how many it has */
     int kv_rows[NTIERS]; /* its rows by the tier of their KV, in the order in which they lie */
 } Piece;
 
@@ -67,23 +95,23 @@ typedef struct {
  * ordered by the tier of their KV, and the tiers of their activations never decrease, so the rows
  * of each tier are one range. */
 typedef struct {
-    Sequence **seq;
-    int nseq, rows, last_rows;
+    Sequence **seq; /* [nseq] its members */
+    int nseq;
     Sequence **joining; /* [njoining] sequences that have prefilled in the entrance; they become
                            members when the batch begins its next sweep */
     int njoining;
-    int index;  /* its place in the plan, which has the batches of all flights */
-    int number; /* the number of its latest admission, counted over the whole run */
-    int sweeps; /* the number of sweeps that it has begun */
+    int plan_place, admitted_as, sweeps;
+    long turn; /* of its newest piece */
     bool prefill;
-    bool waiting;           /* its newest tokens are posted, but not yet known */
-    int kv_seqs[NTIERS];    /* sequences whose KV rests on each tier */
-    int act_rows[NTIERS];   /* rows whose activations rest on each tier */
-    int act_last[NTIERS];   /* how many of these rows the head needs */
-    Staged *staged[NTIERS]; /* [nstaged] the CPU's and the disk's pages, in page order */
+    bool waiting;              /* its newest tokens are posted, but not yet known */
+    int rows,                  /* of this sweep */
+        head_rows;             /* those of them that the head needs */
+    int kv_seqs[NTIERS];       /* sequences whose KV rests on each tier */
+    int act_rows[NTIERS];      /* rows whose activations rest on each tier */
+    int act_head_rows[NTIERS]; /* those of them that the head needs */
+    Staged *staged[NTIERS];    /* [nstaged] the CPU's and the disk's pages, in page order */
     int nstaged[NTIERS];
     Tables cpu, gpu;
-    long turn; /* the number of its newest piece in the run; pieces use the workspaces in turn */
 } Batch;
 
 /* State that all flights of a run share. */
@@ -91,7 +119,7 @@ typedef struct {
     int next_prompt; /* the first prompt that waits */
     long admitted;   /* batches admitted so far */
     double swept_at; /* the end of the newest sweep, in seconds */
-} Line;
+} Shared;
 
 /* A block of batches in flight (section 4.4); a single machine has one. */
 typedef struct {
@@ -100,19 +128,25 @@ typedef struct {
     const Listener *listener;
     RunStats *stats;
     Poster *to;
-    Line *line;
-    int number, batches; /* the number of this flight; the number of its batches */
-    int i, K; /* the number of the flight's sweep; the number of batches in flight in it */
-    Batch *batch, **in_sweep; /* [batches]; the K that this sweep computes */
-    bool prefill;             /* some batch of this sweep is in prefill */
-    Admission admission;
+    Shared *shared;
+    int number;
+    Batch *batch; /* [batches] */
+    int batches;
     Sequence *seqs; /* [nseqs] one for each seat of a block */
     int nseqs;
-    int *entered; /* seats that admission has filled */
     PagePool pool[NTIERS];
-    int began;          /* batches that take part in this sweep */
-    bool prefill_sweep; /* the sweep whose tokens are being collected had a batch in prefill */
-    int uncollected;    /* batches of that sweep whose tokens are not known yet */
+    Admission admission;
+    int *entered; /* scratch: seats that admission has filled */
+
+    /* the sweep that is being posted */
+    int i, K;
+    Batch **in_sweep; /* [K] the batches in flight in it */
+    bool prefill;     /* some of them is in prefill */
+    int began;        /* how many have begun their part, and have members */
+
+    /* the newest sweep that has been posted, whose tokens are collected batch by batch */
+    bool collected_prefill; /* some of its batches was in prefill */
+    int uncollected;        /* batches of it whose tokens are not known yet */
     int32_t *ids; /* of the batch that is being collected: the chosen tokens, or in a scored task
                      the greedy choices */
     float *logp; /* of the same batch in a scored task: the log-probabilities of the given tokens */
@@ -120,7 +154,7 @@ typedef struct {
 } Flight;
 
 /* Opens a flight without batches in flight. The caller has set number, plan, task, listener, stats,
- * to and line, which must outlive it. */
+ * to and shared, which must outlive it. */
 void flight_open(Flight *f);
 /* Removes, between two sweeps, the sequences that have ended, and lets waiting prompts enter. Then
  * fills f->in_sweep: the entrance comes first, because its tokens are needed first, and the batches
@@ -148,7 +182,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
 /* Returns the number of rows of one of the batch's sequences in this sweep. */
 static inline int batch_rows(const Batch *b, const Sequence *q) { return b->prefill ? q->s : 1; }
-/* Returns a result of the batch's newest step, on GPU or CPU (1, last_rows): NEW_TOKENS, or in a
+/* Returns a result of the batch's newest step, on GPU or CPU (1, head_rows): NEW_TOKENS, or in a
  * scored task LOG_PROBS. */
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
 /* Returns the LOGITS of its sequences first .. first+n-1 (n, vocab), which are on the CPU if the

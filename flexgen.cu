@@ -1171,7 +1171,7 @@ __device__ const int *pages_of(const Op &op, int r) {
 __device__ half *result_of(const Op &op, int r) {
     return (half *)op.attend.o.at + (size_t)r * op.nh * op.hd;
 }
-/* Returns where the choice of head h of sequence r begins, in tokens and in weights. */
+/* Returns where the choice of head h of sequence r begins, in tokens and in probs. */
 __device__ size_t chosen_of(const Op &op, int r, int h) {
     int most = op.attend.tokens.cols / op.nh;
     return ((size_t)r * op.nh + h) * most;
@@ -1542,7 +1542,7 @@ static dim3 decode_grid(const Op *op, int splits) {
 static Op some_sequences(Op op, int first, int n) {
     n = imin(n, op.attend.len.cols - first);
     for (Tensor *t :
-         {&op.attend.o, &op.attend.q, &op.attend.tokens, &op.attend.weights, &op.attend.pages})
+         {&op.attend.o, &op.attend.q, &op.attend.tokens, &op.attend.probs, &op.attend.pages})
         *t = tensor_rows(*t, first, n);
     op.attend.len = tensor_cols(op.attend.len, first, n);
     return op;
@@ -1680,16 +1680,16 @@ __global__ void __launch_bounds__(HEADS *WARP) select_kernel(Op op, float *score
     float *score = scores + ((size_t)r * op.nh + h) * splits * SPLIT, largest;
     size_t at = chosen_of(op, r, h);
     int *tokens = (int *)op.attend.tokens.at + at, chosen = sparse_tokens(op.sparsity, past + 1);
-    float *weights = (float *)op.attend.weights.at + at;
+    float *probs = (float *)op.attend.probs.at + at;
     choose(tokens, score, past, chosen - 1);
     if (in_warp == 0)
         tokens[chosen - 1] = past;
     __syncwarp(); /* all scores have been compared, all tokens are there */
-    /* the softmax is over all tokens; the weights of those that are not chosen are lost */
+    /* the softmax is over all tokens; the probabilities of those that are not chosen are lost */
     float sum = exponentiate(score, past + 1, &largest);
     __syncwarp();
     for (int i = in_warp; i < chosen; i += WARP)
-        weights[i] = score[tokens[i]] / sum;
+        probs[i] = score[tokens[i]] / sum;
 }
 
 static void gpu_select(CudaGpu *g, const Op *op, cudaStream_t stream) {
@@ -1714,14 +1714,14 @@ __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide,
     float out[8] = {};
     size_t at = chosen_of(op, r, h);
     const int *pages = pages_of(op, r), *tokens = (int *)op.attend.tokens.at + at;
-    const float *weights = (float *)op.attend.weights.at + at;
+    const float *probs = (float *)op.attend.probs.at + at;
     for (int first = 0; first < count; first += SPLIT) {
         int n = min(count - first, SPLIT);
         __syncwarp(); /* the tokens before have been read */
         for (int i = in_warp; i < whole_tiles(n); i += WARP) {
             int token = first + min(i, n - 1);
             rows[warp][i] = token_row(pages, tokens[token], op.page_tokens);
-            part[warp][i] = weights[token];
+            part[warp][i] = probs[token];
         }
         __syncwarp();
         if (PAGES == FOURS)

@@ -282,7 +282,7 @@ typedef struct {
 
 /* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
  * task all rows that are followed by a scored token, and at least the last. */
-static inline int last_rows(const Task *task, const Prompt *prompt) {
+static inline int head_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
 

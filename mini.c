@@ -287,7 +287,7 @@ bool begin_token(int i) {
 
 /* Turns k = -1 and k = K into the squares that they mean, in the columns beside this one. Returns
  * false if there is none: before the first square of a block, and after its last. */
-bool at_square(int *i, int *j, int *k) {
+bool find_square(int *i, int *j, int *k) {
     int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
     *k = (*k + K) % K;
     *i = column / columns;
@@ -730,7 +730,7 @@ void load_weight(int i, int j, int k) {
 
 /* Posts a move of cache or activations, if that square has any. */
 void ask(Kind kind, int i, int j, int k, bool down) {
-    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1))
+    if (!find_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1))
         return;
     /* The head has no cache, and leaves no hidden state behind. */
     if (j == l && (down || kind == CACHE))

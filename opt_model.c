@@ -311,7 +311,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         opt_finish(&to, finish, plan, w, x, o);
     }
     if (is_last(&plan->config)) {
-        Tensor x = plan_view(plan, LAST_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
+        Tensor x = plan_view(plan, HEAD_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor head = plan_weight(plan, &plan->global[plan->head], slot);
         opt_logits(&to, project, plan, head, logits, x);

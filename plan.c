@@ -335,7 +335,7 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
         {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          slots},
         {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, slots},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->last_rows : 0, c->h1, slots},
+        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->head_rows : 0, c->h1, slots},
         {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
          c->embed, 1},
         {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
@@ -357,21 +357,22 @@ static void plan_choices(Plan *p) {
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         const int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
         add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
-        add_region(p, (Wanted){WEIGHING, t, "attention: chosen tokens", F32, seqs, cols, 1});
+        add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
     }
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
- * batch.c lays out the tables: four integers for each row, five for each sequence, two page tables,
- * the number of each row that the head needs, and in a scored task the token after that row. */
+ * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
+ * for five, with which the plans of results/paper were made), two page tables, the number of each
+ * row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     const bool last = is_last(&p->config), scored = task->scored;
-    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows;
+    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;
     const Bytes integers =
         4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
     const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
     const int chosen = scored || !last ? 0 : p->max_seqs,
-              scores = scored && last ? p->last_rows : 0;
+              scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});

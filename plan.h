@@ -34,13 +34,13 @@ typedef enum {
     MLP,              /* the inner result of the MLP */
     EMBEDDED,  /* rows of the token table, before project_in; on the CPU unless the table is on the
                   GPU */
-    LAST_ROWS, /* the rows that the head needs */
+    HEAD_ROWS, /* the rows that the head needs */
     HEAD_OUT,  /* these rows after project_out */
     LOGITS,    /* head_chunk rows on the GPU; on the CPU all rows that are kept or sampled */
     RECEIVED,  /* hidden states from the stage before: one slot for each batch */
     SENDING,   /* hidden states for the next stage */
     CHOSEN,    /* sparse attention: the chosen tokens */
-    WEIGHING,  /* sparse attention: their weights */
+    CHOSEN_PROBS, /* sparse attention: their softmax probabilities */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
     NEW_TOKENS,   /* chosen ids of each batch */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
@@ -78,7 +78,7 @@ typedef struct {
     double decodes;     /* batches that decode */
     double steps;       /* their new tokens */
     double past;        /* tokens that these attend to, themselves included */
-    double last_rows;   /* rows that the head needs, of both kinds of batches */
+    double head_rows;   /* rows that the head needs, of both kinds of batches */
 } Workload;
 
 /* The three things that a policy spreads over the tiers. */
@@ -117,7 +117,7 @@ struct Plan {
     int batches; /* in flight, of all flights; with the diagonal schedule each flight has one more,
                     through which topups enter */
     int max_rows, max_seqs; /* token rows and sequences of a batch */
-    int last_rows;          /* rows of a batch that the head needs */
+    int head_rows;          /* rows of a batch that the head needs */
     int max_prompt;         /* tokens of a prompt */
     int max_tokens;         /* tokens that a token attends to */
     int off_rows, off_seqs; /* rows and sequences of a batch whose KV is not on the GPU */

@@ -3,8 +3,8 @@
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for
  * every batch in flight: for each layer j and each batch k, it makes the calls of Figure 4 in the
  * order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the next
- * token. Prompts enter only between sweeps. A sequence ends when its batch begins its part of a
- * sweep (batch.c).
+ * token. Prompts enter only between sweeps. A sequence with all its tokens leaves between sweeps
+ * too; one that stops early leaves when its batch begins its part of the next sweep (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
@@ -24,17 +24,19 @@
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
  *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod batch_slots]
- *              of Batch.index                                  |    or stays in its ACTIVATIONS if
+ *              of Batch.plan_place                             |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
  *                                                              |
  *   q, k, v                                               QKV               [Batch.turn mod piece_slots]
  *                                                              |
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
- *              of Batch.index and layer j                      |    passes NEW_KV on the CPU
+ *              of Batch.plan_place and layer j                 |    passes NEW_KV on the CPU
  *                                                              |
- *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2]
- *                                                              |
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2];
+ *                                                              |    pages at home on the GPU are
+ *                                                              |    used in place, and project
+ *                                                              |    appends the new k, v to them
  *                                                         - attend -        on the GPU, or on the CPU
  *                                                              |    where the pages are: QUERY goes
  *                                                              |    down and ATTENDED comes up
@@ -42,14 +44,13 @@
  *                                                              |
  *                                                         - finish -
  *                                                              |
- *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; LAST_ROWS for
+ *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; HEAD_ROWS for
  *                                                         the head
  *
- * Square.number counts squares: its slots are in use at the same time as those of the squares
- * before and after. Batch.turn counts pieces of prefills and decoding batches: each of its slots is
- * used by one piece only. Batch.index is the batch's place in the plan: the batch keeps its slots
- * from sweep to sweep. A slot has one or more cells. A cell is always used as a whole; depend.c
- * orders ops by cells (number_cells in plan.c). */
+ * Square.number counts squares: a slot that rotates by it is in use while the neighbours of its square use
+ * the next ones. Batch.turn counts pieces: a slot that rotates by it is used by one piece at a time. What
+ * lies at Batch.plan_place is the batch's own from sweep to sweep. A slot has one or more cells. A cell is
+ * always used as a whole; depend.c orders ops by cells (number_cells in plan.c). */
 // clang-format on
 
 /* The weights of one layer while they load or are used. */
@@ -63,9 +64,12 @@ typedef struct {
     const Plan *plan;
     const Task *task;
     Poster *to;
-    Flight *flight, *flights; /* the flight that sweeps; all flights [flight_count] */
-    Line line;
-    int l, i, K;            /* decoder layers; number of this sweep over all flights; its batches */
+    Flight *flights; /* [policy.flights] */
+    Flight *flight;  /* the one that sweeps */
+    Shared shared;
+    int l,                  /* decoder layers, and so the number of the head */
+        i,                  /* the number of this sweep, over all flights */
+        K;                  /* batches of this sweep */
     long base;              /* squares of the earlier sweeps */
     long streamed;          /* layers that have streamed so far; they use the two slots in turn */
     long turn;              /* pieces so far */
@@ -76,9 +80,9 @@ typedef struct {
 
 /* A square of the sweep: layer j of the batch that has place k. */
 typedef struct {
-    Batch *batch;
+    Batch *batch; /* NULL: there is no such square */
     int j, k;
-    long number; /* in the run; workspaces and staging slots rotate by it */
+    long number; /* in the run; HIDDEN and KV_STAGING rotate by it */
 } Square;
 
 // -------------------------------------------------------------------------------------------------
@@ -97,22 +101,24 @@ static void compute(Run *run, int j, int k);
 static bool synchronize(Run *run); /* false: the run has failed */
 
 static void load_part(Run *run, int j, int k, int K);
-static void advance_weights(Run *run);
 static bool begin(Run *run, int k);
 
 /* Computes one token for every batch in flight: Figure 4 from its second line on. */
 static void sweep(Run *run) {
     run->K = run->flight->K;
     if (!run->next_is_layer0) {
-        run->streamed += run->streamed % 2; /* begin with the first slot, as the plan assumes */
+        run->streamed += run->streamed % 2; /* begin with the first slot, as plan_slots assumes */
         load_part(run, 0, 0, 1);
     }
     run->next_is_layer0 = false;
     const long streamed = run->streamed;
     for (int j = 0; j <= run->l; j++) { /* l: the head */
-        advance_weights(run);
+        /* what has been loaded is now the layer that computes */
+        run->now = run->next;
+        run->next = (LayerWeights){0};
         for (int k = 0; k < run->K; k++) {
-            /* a batch that is alone in flight loads what it has just stored */
+            /* A batch that is alone in flight loads the hidden state that it has just stored. The
+             * cache of layer j + 1 is other data and can be loaded ahead. */
             const int next = run->K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
@@ -125,9 +131,9 @@ static void sweep(Run *run) {
             if (!synchronize(run))
                 return;
         }
-        /* only after layer 0, where batches begin: all sequences turn out to have ended, and what
-         * has been loaded of layer 0 is kept */
-        if (flight_is_empty(run->flight)) {
+        /* All sequences turned out to have ended when their batches began. The weights of layer 0
+         * are kept for the next sweep; those of layer 1 are loaded again when they are needed. */
+        if (!j && flight_is_empty(run->flight)) {
             run->next = run->now;
             run->next_is_layer0 = true;
             run->streamed = streamed;
@@ -139,12 +145,6 @@ static void sweep(Run *run) {
     flight_swept(run->flight);
 }
 
-/* Makes the layer whose weights have just been loaded the layer that computes. */
-static void advance_weights(Run *run) {
-    run->now = run->next;
-    run->next = (LayerWeights){0};
-}
-
 // -------------------------------------------------------------------------------------------------
 // Squares and their views
 // -------------------------------------------------------------------------------------------------
@@ -152,14 +152,14 @@ static void advance_weights(Run *run) {
 /* Returns true if layer j is the head. */
 static bool is_head(const Run *run, int j) { return j == run->l; }
 
-/* Returns square (j, k), where k is a place in the sweep. */
-static Square square(const Run *run, int j, int k) {
+/* Returns square (j, k), where k is a place in the sweep. Its batch may have no members left. */
+static Square square_in_sweep(const Run *run, int j, int k) {
     return (Square){run->flight->in_sweep[k], j, k, run->base + (long)j * run->K + k};
 }
 
-/* Returns square (j, k), where k may also be -1 or K (see above). Its batch is NULL outside the
- * sweep, and if the batch has no members left. */
-static Square at_square(const Run *run, int j, int k) {
+/* Returns square (j, k), where k may also be -1 or K (see above); none (batch NULL) outside the
+ * sweep, or if the batch has no members left. */
+static Square find_square(const Run *run, int j, int k) {
     if (k < 0) {
         k += run->K;
         j--;
@@ -170,26 +170,26 @@ static Square at_square(const Run *run, int j, int k) {
     }
     if (j < 0 || j > run->l || !run->flight->in_sweep[k]->nseq)
         return (Square){.batch = NULL};
-    return square(run, j, k);
+    return square_in_sweep(run, j, k);
 }
 
 /* Returns true if the CPU computes attention for this batch (computation delegation, section
  * 4.2). */
-static bool delegated(const Run *run, const Batch *b) {
+static bool is_delegated(const Run *run, const Batch *b) {
     return run->plan->policy.delegated && !b->prefill;
 }
 
 /* Returns the Call for ops of a square on a lane. */
-static Call call_on(const Run *run, Lane lane, Kind kind, Square at) {
+static Call call_on(const Run *run, Lane lane, Kind kind, Square square) {
     return (Call){.lane = lane,
                   .kind = kind,
-                  .prefill = kind == WEIGHT ? run->flight->prefill : at.batch->prefill,
+                  .prefill = kind == WEIGHT ? run->flight->prefill : square.batch->prefill,
                   .prefill_sweep = run->flight->prefill,
-                  .delegated = delegated(run, at.batch),
+                  .delegated = is_delegated(run, square.batch),
                   .i = run->i,
-                  .j = at.j,
-                  .k = at.k,
-                  .batch = at.batch->number};
+                  .j = square.j,
+                  .k = square.k,
+                  .batch = square.batch->admitted_as};
 }
 
 /* Posts a copy of one view. */
@@ -203,22 +203,24 @@ static Tensor workspace(const Run *run, RegionId id, long slot, int rows) {
     return plan_view(run->plan, id, TIER_GPU, slot, 0, rows);
 }
 
-static bool all_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
+/* Returns true if all rows of the batch's hidden state rest on the GPU. */
+static bool x_rests_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
 
 /* Returns the hidden state of a square while it is computed: in place if all of it rests on the
  * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
  */
-static Tensor hidden(const Run *run, Square at) {
-    if (is_head(run, at.j))
-        return workspace(run, LAST_ROWS, at.number, at.batch->last_rows);
-    if (all_on_gpu(at.batch))
-        return batch_activations(run->flight, at.batch, TIER_GPU);
-    return workspace(run, HIDDEN, at.number, at.batch->rows);
+static Tensor hidden(const Run *run, Square square) {
+    if (is_head(run, square.j))
+        return workspace(run, HEAD_ROWS, square.number, square.batch->head_rows);
+    if (x_rests_on_gpu(square.batch))
+        return batch_activations(run->flight, square.batch, TIER_GPU);
+    return workspace(run, HIDDEN, square.number, square.batch->rows);
 }
 
 /* Returns the rows of the hidden state that a piece computes. */
-static Tensor hidden_piece(const Run *run, Square at, const Piece *piece) {
-    return tensor_cells(tensor_rows(hidden(run, at), piece->row, piece->rows), piece->number, 1);
+static Tensor hidden_piece(const Run *run, Square square, const Piece *piece) {
+    return tensor_cells(tensor_rows(hidden(run, square), piece->row, piece->rows), piece->number,
+                        1);
 }
 
 /* Returns the new k and v of the first rows of a piece. */
@@ -229,7 +231,7 @@ static Tensor new_kv(const Run *run, const Batch *b, int rows) {
 
 /* Returns the new k and v of a piece's rows from `first` on, which are those whose cache is not on
  * the GPU. They have the format of the pages: if pages are packed, PROJECT has packed them. */
-static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
+static Tensor new_kv_to_leave(const Run *run, const Batch *b, int first, int rows) {
     if (run->plan->policy.cache_packed)
         return workspace(run, NEW_KV_PACKED, b->turn, rows);
     return tensor_rows(new_kv(run, b, first + rows), first, rows);
@@ -237,23 +239,23 @@ static Tensor new_kv_off(const Run *run, const Batch *b, int first, int rows) {
 
 /* Returns room on the CPU for the new k and v of a piece's sequences whose cache is not on the
  * GPU. */
-static Tensor new_kv_below(const Run *run, const Batch *b, int rows) {
+static Tensor new_kv_on_cpu(const Run *run, const Batch *b, int rows) {
     return plan_view(run->plan, NEW_KV, TIER_CPU, b->turn, 0, rows);
 }
 
 /* Returns the result of attention for the sequences whose cache is not on the GPU. It has a cell of
  * its own, because other lanes write it. */
-static Tensor attended_elsewhere(const Run *run, const Batch *b) {
+static Tensor attended_off_gpu(const Run *run, const Batch *b) {
     const int gpu = b->kv_seqs[TIER_GPU];
     return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu),
                         1, 1);
 }
 
 /* Returns the staged pages of a square, on the tier of the processor that attends to them. */
-static PageTable staged_pages(const Run *run, Square at) {
-    const Batch *b = at.batch;
-    const Tier side = delegated(run, b) ? TIER_CPU : TIER_GPU;
-    PageTable t = plan_pages(run->plan, KV_STAGING, side, 2 * at.number,
+static PageTable staged_pages(const Run *run, Square square) {
+    const Batch *b = square.batch;
+    const Tier side = is_delegated(run, b) ? TIER_CPU : TIER_GPU;
+    PageTable t = plan_pages(run->plan, KV_STAGING, side, 2 * square.number,
                              b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
     t.pages = batch_tables(b, side)->staged;
     t.len = batch_tables(b, side)->len;
@@ -293,8 +295,10 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
         Tensor src = place->home;
         if (src.tier == TIER_GPU || from >= to)
             continue;
+        /* The slab holds F16, the checkpoint perhaps numbers of 4 bytes: so count elements. Packed
+         * bytes count as F16, two at a time. */
         if (src.type == U8)
-            src.type = F16; /* two bytes at a time */
+            src.type = F16;
         src.rows = 1;
         src.cols = (int)((to - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
@@ -315,17 +319,22 @@ static void load_part(Run *run, int j, int k, int K) {
         run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
     const RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
     const Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
-    if (!k && disk) /* parts are the cells of the slot; the layer before had other parts there */
+    /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
+     * other borders, so each new part comes after all of its parts. */
+    if (!k && disk)
         depend_fold(run->to->depend, &via);
     int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
-    const Stop stop = {plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), tensor_cells(via, k, 1)};
-    carry(run->to, call_on(run, W_LOAD, WEIGHT, square(run, j, k)), run->moves, n, &stop, 1);
+    const Stopover stop = {
+        .here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
+        .via = tensor_cells(via, k, 1)};
+    carry(run->to, call_on(run, W_LOAD, WEIGHT, square_in_sweep(run, j, k)), run->moves, n, &stop,
+          1);
 }
 
 /* Returns true if some flight will sweep at least once more. */
 static bool goes_on(const Run *run) {
-    for (int g = 0; g < flight_count(&run->plan->policy); g++)
+    for (int g = 0; g < run->plan->policy.flights; g++)
         if (flight_goes_on(&run->flights[g]))
             return true;
     return false;
@@ -356,47 +365,57 @@ static bool rests_before(const Run *run, int j) {
 /* Returns how many rows of a sequence a layer needs: all of this sweep's, or for the head the last
  * ones. */
 static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
-    return is_head(run, j) ? q->last_rows : batch_rows(b, q);
+    return is_head(run, j) ? q->head_rows : batch_rows(b, q);
 }
 
-/* Moves the rows of the hidden state that rest on one tier: from x, where layer j computes, to
- * their home after the layer (store), or from there to x before it. After the last layer only the
- * rows that the head needs leave the GPU, the last of each sequence; only those come back to x,
- * which then holds no others. Rows at home on the GPU all move there; compute_head chooses among
- * them. */
-static void move_activation(Run *run, Square at, Tier tier, bool store) {
-    static const Lane lane[2][NTIERS] = {{PROJECT, C_LOAD, C_LOAD}, {FINISH, STORE, STORE}};
-    const Batch *b = at.batch;
-    if (!b->act_rows[tier] || all_on_gpu(b))
+// clang-format off
+/* Moves the rows of the hidden state that rest on one tier: after layer j from x, where it was computed, to
+ * their home (store), or before layer j from their home to x. The head needs only the last rows of each
+ * sequence, so only these make the last way. Of sequences a and b with 3 and 2 rows on CPU or disk:
+ *
+ *                                 x                        home
+ *   between two layers            a1 a2 a3 b1 b2    <->    a1 a2 a3 b1 b2
+ *   stored after the last layer   a1 a2 a3 b1 b2     ->           a3    b2
+ *   loaded before the head        a3 b2             <-            a3    b2
+ *
+ * Rows whose home is the GPU all move there after the last layer too; compute_head gathers among them. */
+// clang-format on
+static void move_activation(Run *run, Square square, Tier tier, bool store) {
+    static const Lane lane[2][NTIERS] = {
+        {PROJECT, C_LOAD, C_LOAD}, /* of a load, by the tier of the home */
+        {FINISH, STORE, STORE},    /* of a store */
+    };
+    const Batch *b = square.batch;
+    if (!b->act_rows[tier] || x_rests_on_gpu(b))
         return;
-    const Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, at);
-    const int coming = at.j + (store && tier != TIER_GPU);
-    Stop stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU, at.number,
-                                  0, b->act_rows[TIER_DISK])};
-    int home_row = 0, x_row = 0, n = 0; /* the rows after those of the sequences so far */
+    const Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, square);
+    const int reader = square.j + (store && tier != TIER_GPU); /* the layer that needs the rows */
+    Stopover stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU,
+                                      square.number, 0, b->act_rows[TIER_DISK])};
+    int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
-        const int rows = rows_for(run, b, q, at.j), moved = rows_for(run, b, q, coming);
-        x_row += rows;
+        const int rows = rows_for(run, b, q, square.j), moved = rows_for(run, b, q, reader);
+        x_end += rows;
         if (q->act != tier)
             continue;
-        if (!home_row)
-            stop.here = tensor_rows(x, x_row - rows, 0);
-        home_row += batch_rows(b, q);
-        const Tensor rest = tensor_rows(home, home_row - moved, moved);
-        const Tensor state = tensor_rows(x, x_row - moved, moved);
-        n = add_move(run->moves, n, store ? rest : state, store ? state : rest);
+        if (!home_end) /* the tier's first sequence */
+            stop.here = tensor_rows(x, x_end - rows, 0);
+        home_end += batch_rows(b, q);
+        const Tensor at_home = tensor_rows(home, home_end - moved, moved);
+        const Tensor in_x = tensor_rows(x, x_end - moved, moved);
+        n = add_move(run->moves, n, store ? at_home : in_x, store ? in_x : at_home);
     }
-    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, at), run->moves, n, &stop, 1);
+    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, square), run->moves, n, &stop, 1);
 }
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    const Square at = at_square(run, j, k);
-    if (!at.batch || !rests_before(run, at.j + 1))
+    const Square square = find_square(run, j, k);
+    if (!square.batch || !rests_before(run, square.j + 1))
         return;
     for (int t = 0; t < NTIERS; t++)
-        move_activation(run, at, (Tier)t, true);
+        move_activation(run, square, (Tier)t, true);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -404,10 +423,11 @@ static void store_activation(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of
- * a table. */
-static void append(Run *run, Square at, Lane lane, PageTable table, Tensor kv, int first) {
-    const Tables *t = batch_tables(at.batch, table.k.tier);
-    Op op = op_append(call_on(run, lane, CACHE, at), &table, kv,
+ * a table. Pages outside the GPU that have come into staging get the new tokens twice: attend
+ * appends them to the copies, where attention must see them, and store_cache at home. */
+static void append(Run *run, Square square, Lane lane, PageTable table, Tensor kv, int first) {
+    const Tables *t = batch_tables(square.batch, table.k.tier);
+    Op op = op_append(call_on(run, lane, CACHE, square), &table, kv,
                       tensor_cols(t->row_seq, first, kv.rows),
                       tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
@@ -417,21 +437,22 @@ static void append(Run *run, Square at, Lane lane, PageTable table, Tensor kv, i
 /* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
  * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
  * CPU's pages. */
-static void store_piece(Run *run, Square at, const Piece *piece) {
+static void store_piece(Run *run, Square square, const Piece *piece) {
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    const bool on_cpu = delegated(run, at.batch);
+    const bool came_down = is_delegated(run, square.batch);
     if (!off)
         return;
-    const Tensor below = new_kv_below(run, at.batch, off);
-    if (!on_cpu)
-        copy(run, call_on(run, STORE, CACHE, at), below, new_kv_off(run, at.batch, gpu, off));
+    const Tensor kv = new_kv_on_cpu(run, square.batch, off);
+    if (!came_down)
+        copy(run, call_on(run, STORE, CACHE, square), kv,
+             new_kv_to_leave(run, square.batch, gpu, off));
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         const int n = piece->kv_rows[t];
-        if (n && !(on_cpu && t == TIER_CPU))
-            append(run, at, t == TIER_CPU ? ATTEND : D_WRITE,
-                   batch_pages(run->flight, at.batch, (Tier)t, at.j), tensor_rows(below, row, n),
-                   piece->row + gpu + row);
+        if (n && !(came_down && t == TIER_CPU))
+            append(run, square, t == TIER_CPU ? ATTEND : D_WRITE,
+                   batch_pages(run->flight, square.batch, (Tier)t, square.j),
+                   tensor_rows(kv, row, n), piece->row + gpu + row);
         row += n;
     }
 }
@@ -439,11 +460,11 @@ static void store_piece(Run *run, Square at, const Piece *piece) {
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    const Square at = at_square(run, j, k);
+    const Square square = find_square(run, j, k);
     Piece all = {.number = 0};
-    if (at.batch && !is_head(run, at.j) && !at.batch->prefill &&
-        batch_piece(run->flight, at.batch, &all))
-        store_piece(run, at, &all);
+    if (square.batch && !is_head(run, square.j) && !square.batch->prefill &&
+        batch_piece(run->flight, square.batch, &all))
+        store_piece(run, square, &all);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -451,35 +472,37 @@ static void store_cache(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
- * GPU, or, if the CPU attends, the disk's pages to the CPU. */
-static void bring_cache(Run *run, Square at) {
-    const Batch *b = at.batch;
-    const PageTable to = staged_pages(run, at);
+ * GPU, or, if the CPU attends, the disk's pages to the CPU (fill_tables then lists no others). With
+ * sparse attention only K moves; attend_rows fetches the V that it reads. */
+static void bring_cache(Run *run, Square square) {
+    const Batch *b = square.batch;
+    const PageTable to = staged_pages(run, square);
     const PageTable via =
-        plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * at.number, b->nstaged[TIER_DISK]);
+        plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * square.number, b->nstaged[TIER_DISK]);
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
-        const PageTable home = batch_pages(run->flight, b, (Tier)t, at.j);
-        const Stop stops[] = {{tensor_rows(to.k, row, 0), via.k},
-                              {tensor_rows(to.v, row, 0), via.v}};
+        const PageTable home = batch_pages(run->flight, b, (Tier)t, square.j);
+        /* of K, of V: where these pages begin in staging, and their way there */
+        const Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k},
+                                  {tensor_rows(to.v, row, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
         if (!is_sparse(&run->plan->policy))
             n = batch_moves(run->moves, n, b, to.page_tokens, stops[1].here, home.v);
         if (to.k.tier == TIER_CPU)
-            post(run->to, op_copy(call_on(run, C_READ, CACHE, at), run->moves, n));
+            post(run->to, op_copy(call_on(run, C_READ, CACHE, square), run->moves, n));
         else
-            carry(run->to, call_on(run, C_LOAD, CACHE, at), run->moves, n, stops, 2);
+            carry(run->to, call_on(run, C_LOAD, CACHE, square), run->moves, n, stops, 2);
         row += b->nstaged[t] * to.page_tokens;
     }
 }
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    const Square at = at_square(run, j, k);
-    if (at.batch && at.j && !is_head(run, at.j))
-        bring_cache(run, at);
+    const Square square = find_square(run, j, k);
+    if (square.batch && square.j && !is_head(run, square.j))
+        bring_cache(run, square);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -488,93 +511,90 @@ static void load_cache(Run *run, int j, int k) {
 
 /* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    const Square at = at_square(run, j, k);
-    if (!at.batch || !rests_before(run, at.j))
+    const Square square = find_square(run, j, k);
+    if (!square.batch || !rests_before(run, square.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
-        move_activation(run, at, (Tier)t, false);
+        move_activation(run, square, (Tier)t, false);
 }
 
 // -------------------------------------------------------------------------------------------------
 // compute: project, attend, finish
+//
+// Now read the second half of opt_model.c: the forward pass as ops, which these functions call.
 // -------------------------------------------------------------------------------------------------
 
-/* Fills w with the tensors of layer j at the place where they are while it computes. For a batch of
- * more than packed_rows rows, packed matrices are first unpacked to F16, once for each layer and
- * sweep, before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on
- * FINISH, because each of these lanes has then finished the layer before. */
-static void layer_weights(Run *run, Square at, Tensor w[NROLES]) {
+/* Fills w with the tensors of layer j where they are while it computes. For a batch of more than
+ * packed_rows rows, packed matrices are first unpacked to F16, once for each layer and sweep,
+ * before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on FINISH,
+ * because each of these lanes has then finished the layer before. */
+static void ready_weights(Run *run, Square square, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    const bool many_rows = at.batch->rows > p->packed_rows;
+    const bool many_rows = square.batch->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        const Tensor streamed = plan_weight(p, &p->weight[at.j][r], run->now.slot);
+        const Tensor streamed = plan_weight(p, &p->weight[square.j][r], run->now.slot);
         const bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
-            post(run->to,
-                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, at), w[r], streamed));
+            post(run->to, op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, square), w[r],
+                                    streamed));
     }
     run->now.unpacked |= many_rows;
 }
 
 /* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
  * and computes the hidden state of layer 0 from them. */
-static void embed(Run *run, Square at) {
+static void embed(Run *run, Square square) {
     const Plan *p = run->plan;
-    const Batch *b = at.batch;
-    const Tensor x = hidden(run, at), table = p->global[TOK_EMBED].home;
+    const Batch *b = square.batch;
+    const Tensor x = hidden(run, square), table = p->global[TOK_EMBED].home;
     const Tensor tokens =
-        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, at.number, b->rows);
-    const Call call = call_on(run, PROJECT, OTHER, at);
+        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, square.number, b->rows);
+    const Call call = call_on(run, PROJECT, OTHER, square);
     if (table.tier == TIER_GPU) {
         post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
         const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        const Tensor below = plan_view(p, EMBEDDED, TIER_CPU, at.number, 0, b->rows);
-        post(run->to, op_embed(call_on(run, lane, OTHER, at), below, table, b->cpu.ids, false));
-        copy(run, call_on(run, C_LOAD, OTHER, at), tokens, below);
+        const Tensor gathered = plan_view(p, EMBEDDED, TIER_CPU, square.number, 0, b->rows);
+        post(run->to,
+             op_embed(call_on(run, lane, OTHER, square), gathered, table, b->cpu.ids, false));
+        copy(run, call_on(run, C_LOAD, OTHER, square), tokens, gathered);
     }
     opt_embed(run->to, call, p, x, tokens, b->gpu.positions);
 }
 
 /* Receives the hidden state from the stage before: layer 0 of this stage begins where the last
- * layer of that stage has ended (section 4.4).
- *
- * Stages never deadlock, because messages are ordered by sweep i, then stage p, then batch k. State
- * (i, p, k) is sent when state (i, p - 1, k) has arrived and the smaller states of its lane have
- * been sent. The tokens of a batch follow the last stage's states, and a flight's sweep begins with
- * the tokens of its previous sweep. So every message waits only for smaller ones, and the smallest
- * message that has not arrived can always be sent. All stages agree on which messages exist,
- * because that depends only on which batches are in flight, and all stages receive the same
- * tokens. */
-static void receive(Run *run, Square at) {
+ * layer of that stage has ended (section 4.4). device/pipeline.c says why stages cannot wait for
+ * each other in a circle. */
+static void receive(Run *run, Square square) {
     const Tensor came =
-        plan_view(run->plan, RECEIVED, TIER_CPU, at.batch->index, 0, at.batch->rows);
-    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, at), came));
-    copy(run, call_on(run, C_LOAD, ACTIVATION, at), hidden(run, at), came);
+        plan_view(run->plan, RECEIVED, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
+    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, square), came));
+    copy(run, call_on(run, C_LOAD, ACTIVATION, square), hidden(run, square), came);
 }
 
 /* Sends the hidden state to the next stage. */
-static void send(Run *run, Square at) {
-    const Tensor sent = plan_view(run->plan, SENDING, TIER_CPU, at.batch->index, 0, at.batch->rows);
-    copy(run, call_on(run, STORE, ACTIVATION, at), sent, hidden(run, at));
-    post(run->to, op_send(call_on(run, SEND, ACTIVATION, at), sent));
+static void send(Run *run, Square square) {
+    const Tensor sent =
+        plan_view(run->plan, SENDING, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
+    copy(run, call_on(run, STORE, ACTIVATION, square), sent, hidden(run, square));
+    post(run->to, op_send(call_on(run, SEND, ACTIVATION, square), sent));
 }
 
 /* Computes q, k and v of a piece. Appends new k and v to the pages on the GPU. Packs those of other
  * pages, if pages are packed. */
-static void project(Run *run, Square at, const Tensor w[NROLES], const Piece *piece) {
-    const Batch *b = at.batch;
+static void project(Run *run, Square square, const Tensor w[NROLES], const Piece *piece) {
+    const Batch *b = square.batch;
     const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    opt_project(run->to, call_on(run, PROJECT, OTHER, at), run->plan, w,
-                workspace(run, QKV, b->turn, piece->rows), hidden_piece(run, at, piece));
+    opt_project(run->to, call_on(run, PROJECT, OTHER, square), run->plan, w,
+                workspace(run, QKV, b->turn, piece->rows), hidden_piece(run, square, piece));
     if (off && run->plan->policy.cache_packed)
         post(run->to,
-             op_pack(call_on(run, PROJECT, CACHE, at), new_kv_off(run, b, gpu, off),
+             op_pack(call_on(run, PROJECT, CACHE, square), new_kv_to_leave(run, b, gpu, off),
                      tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
     if (gpu)
-        append(run, at, PROJECT, batch_pages(run->flight, b, TIER_GPU, at.j), new_kv(run, b, gpu),
-               piece->row);
+        append(run, square, PROJECT, batch_pages(run->flight, b, TIER_GPU, square.j),
+               new_kv(run, b, gpu), piece->row);
 }
 
 /* Returns the part of a batch's page table for its sequences first .. first+n-1. */
@@ -585,173 +605,184 @@ static PageTable table_rows(PageTable table, int first, int n) {
 }
 
 /* Posts the attention of one new token per sequence, for the sequences from `first` on, on the
- * processor that has the pages of the table. Sparse attention (section 5) reads all of K, then V of
- * the chosen tokens, which it first fetches if the pages rest on disk. */
-static void attend_rows(Run *run, Square at, PageTable table, int first, Tensor o, Tensor q) {
+ * processor that has the pages of the table; on the GPU this is a part of lane FINISH. Sparse
+ * attention (section 5) reads all of K, then V of the chosen tokens, which it first fetches if the
+ * pages rest on disk. */
+static void attend_rows(Run *run, Square square, PageTable table, int first, Tensor o, Tensor q) {
     const Plan *p = run->plan;
     const double sparsity = p->policy.sparsity;
     const Tier side = table.k.tier;
-    const Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, at);
+    const Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, square);
     table = table_rows(table, first, q.rows);
     if (!is_sparse(&p->policy)) {
         post(run->to, op_attend(call, o, q, &table));
         return;
     }
     const Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
-    const Tensor weights = plan_view(p, WEIGHING, side, 0, 0, q.rows);
-    post(run->to, op_select(call, tokens, weights, q, &table, sparsity));
-    if (at.batch->seq[first]->kv == TIER_DISK) {
+    const Tensor probs = plan_view(p, CHOSEN_PROBS, side, 0, 0, q.rows);
+    post(run->to, op_select(call, tokens, probs, q, &table, sparsity));
+    if (square.batch->seq[first]->kv == TIER_DISK) {
         const PageTable home =
-            table_rows(batch_pages(run->flight, at.batch, TIER_DISK, at.j), first, q.rows);
-        post(run->to, op_fetch(call_on(run, C_READ, CACHE, at), &table, &home, tokens, sparsity));
+            table_rows(batch_pages(run->flight, square.batch, TIER_DISK, square.j), first, q.rows);
+        post(run->to,
+             op_fetch(call_on(run, C_READ, CACHE, square), &table, &home, tokens, sparsity));
     }
-    post(run->to, op_weigh(call, o, tokens, weights, &table, sparsity));
+    post(run->to, op_weigh(call, o, tokens, probs, &table, sparsity));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
  * attends where the pages are, or are staged from disk, and the results come up. */
-static void attend_on_cpu(Run *run, Square at, Tensor q) {
-    const Batch *b = at.batch;
+static void attend_on_cpu(Run *run, Square square, Tensor q) {
+    const Batch *b = square.batch;
     const int gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
     const Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, off);
     const Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, off);
-    const Tensor kv = new_kv_below(run, b, off);
-    const Move down[] = {{query, tensor_rows(q, gpu, off)}, {kv, new_kv_off(run, b, gpu, off)}};
-    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, at), down, 2));
+    const Tensor kv = new_kv_on_cpu(run, b, off);
+    const Move down[] = {{query, tensor_rows(q, gpu, off)},
+                         {kv, new_kv_to_leave(run, b, gpu, off)}};
+    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, square), down, 2));
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         const int n = b->kv_seqs[t];
         if (!n)
             continue;
-        const PageTable table =
-            t == TIER_DISK ? staged_pages(run, at) : batch_pages(run->flight, b, TIER_CPU, at.j);
-        append(run, at, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
-        attend_rows(run, at, table, gpu + row, tensor_rows(result, row, n),
+        const PageTable table = t == TIER_DISK ? staged_pages(run, square)
+                                               : batch_pages(run->flight, b, TIER_CPU, square.j);
+        append(run, square, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
+        attend_rows(run, square, table, gpu + row, tensor_rows(result, row, n),
                     tensor_rows(query, row, n));
         row += n;
     }
-    copy(run, call_on(run, A_UP, CACHE, at), attended_elsewhere(run, b), result);
+    copy(run, call_on(run, A_UP, CACHE, square), attended_off_gpu(run, b), result);
 }
 
 /* Posts the attention of a piece. In prefill it attends to the k and v that have just been
  * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
-static void attend(Run *run, Square at, const Piece *piece) {
-    const Batch *b = at.batch;
+static void attend(Run *run, Square square, const Piece *piece) {
+    const Batch *b = square.batch;
     const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
     const Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
     if (b->prefill) {
+        /* each earlier piece has one entry more than sequences: its end */
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
-        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE, at),
+        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE, square),
                                         workspace(run, ATTENDED, b->turn, n), q, new_kv(run, b, n),
                                         start, run->plan->config.nh));
         return;
     }
-    if (off && delegated(run, b))
-        attend_on_cpu(run, at, q);
+    if (off && is_delegated(run, b))
+        attend_on_cpu(run, square, q);
     if (gpu)
-        attend_rows(run, at, batch_pages(run->flight, b, TIER_GPU, at.j), 0,
+        attend_rows(run, square, batch_pages(run->flight, b, TIER_GPU, square.j), 0,
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu));
-    if (off && !delegated(run, b)) {
-        const PageTable staged = staged_pages(run, at);
-        append(run, at, FINISH, staged, new_kv_off(run, b, gpu, off), gpu);
-        attend_rows(run, at, staged, gpu, attended_elsewhere(run, b), tensor_rows(q, gpu, off));
+    if (off && !is_delegated(run, b)) {
+        const PageTable staged = staged_pages(run, square);
+        append(run, square, FINISH, staged, new_kv_to_leave(run, b, gpu, off), gpu);
+        attend_rows(run, square, staged, gpu, attended_off_gpu(run, b), tensor_rows(q, gpu, off));
     }
 }
 
 /* Computes the half of the layer after attention for a piece. */
-static void finish(Run *run, Square at, const Tensor w[NROLES], const Piece *piece) {
-    opt_finish(run->to, call_on(run, FINISH, OTHER, at), run->plan, w, hidden_piece(run, at, piece),
-               workspace(run, ATTENDED, at.batch->turn, piece->rows));
+static void finish(Run *run, Square square, const Tensor w[NROLES], const Piece *piece) {
+    opt_finish(run->to, call_on(run, FINISH, OTHER, square), run->plan, w,
+               hidden_piece(run, square, piece),
+               workspace(run, ATTENDED, square.batch->turn, piece->rows));
 }
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a
  * scored task it computes, for the head's rows from `first` on, the probability of the given token
  * and the greedy choice. */
-static void choose_tokens(Run *run, Square at, Tensor logits, int first) {
-    const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, at);
-    const Tables *t = batch_tables(at.batch, logits.tier);
+static void choose_tokens(Run *run, Square square, Tensor logits, int first) {
+    const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, square);
+    const Tables *t = batch_tables(square.batch, logits.tier);
     const int n = logits.rows;
     Tensor ids =
-        tensor_cols(batch_newest(run->flight, at.batch, NEW_TOKENS, logits.tier), first, n);
+        tensor_cols(batch_newest(run->flight, square.batch, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored) {
-        post(run->to, op_pick(call, ids, logits, t->prompt, t->at, &run->task->sampling));
+        CHECK(first == 0); /* one row a sequence: max_seqs rows are one chunk (see head_chunk) */
+        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, &run->task->sampling));
         return;
     }
-    Tensor logp = tensor_cols(batch_newest(run->flight, at.batch, LOG_PROBS, TIER_GPU), first, n);
+    Tensor logp =
+        tensor_cols(batch_newest(run->flight, square.batch, LOG_PROBS, TIER_GPU), first, n);
     post(run->to, op_score(call, logp, ids, logits, tensor_cols(t->target, first, n)));
 }
 
 /* Copies the chosen tokens to the CPU, and the logits if they are kept or if the CPU is to choose
  * from them. */
-static void bring_down(Run *run, Square at, Tensor logits) {
-    const Batch *b = at.batch;
+static void bring_down(Run *run, Square square, Tensor logits) {
+    const Batch *b = square.batch;
     const Flight *f = run->flight;
-    const bool chosen = run->plan->chooser == TIER_GPU;
-    Move moves[2] = {
-        {batch_newest(f, b, NEW_TOKENS, TIER_CPU), batch_newest(f, b, NEW_TOKENS, TIER_GPU)}};
-    int n = chosen;
+    const Tier chooser = run->plan->chooser;
+    Move moves[2];
+    int n = 0;
+    if (chooser == TIER_GPU)
+        moves[n++] = (Move){batch_newest(f, b, NEW_TOKENS, TIER_CPU),
+                            batch_newest(f, b, NEW_TOKENS, TIER_GPU)};
     if (run->task->scored)
         moves[n++] = (Move){batch_newest(f, b, LOG_PROBS, TIER_CPU),
                             batch_newest(f, b, LOG_PROBS, TIER_GPU)};
-    if (run->task->keep_logits || !chosen)
+    if (run->task->keep_logits || chooser == TIER_CPU)
         moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, at), moves, n));
+    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, square), moves, n));
 }
 
 /* Computes layer l, the head. It turns the rows that the head needs (the last of each sequence, or
  * more in a scored task) into logits, head_chunk rows at a time. */
-static void compute_head(Run *run, Square at) {
+static void compute_head(Run *run, Square square) {
     const Plan *p = run->plan;
-    const Batch *b = at.batch;
-    const int resting = b->act_last[TIER_GPU];
-    const Call call = call_on(run, PROJECT, OTHER, at);
-    const Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, at);
+    const Batch *b = square.batch;
+    const int resting = b->act_head_rows[TIER_GPU];
+    const Call call = call_on(run, PROJECT, OTHER, square);
+    const Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, square);
     Tensor logits = {.rows = 0};
+    /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
+     */
     if (resting)
         post(run->to,
              op_embed(call, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                       tensor_cols(b->gpu.head, 0, resting), false));
-    for (int first = 0; first < b->last_rows; first += p->head_chunk) {
-        const int n = imin(p->head_chunk, b->last_rows - first);
+    for (int first = 0; first < b->head_rows; first += p->head_chunk) {
+        const int n = imin(p->head_chunk, b->head_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
-            choose_tokens(run, at, logits, first);
+            choose_tokens(run, square, logits, first);
     }
-    bring_down(run, at, logits);
+    bring_down(run, square, logits);
     if (p->chooser == TIER_CPU)
-        choose_tokens(run, at, batch_logits(run->flight, b, 0, b->nseq), 0);
+        choose_tokens(run, square, batch_logits(run->flight, b, 0, b->nseq), 0);
 }
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    const Square at = at_square(run, j, k);
+    const Square square = find_square(run, j, k);
     const OptConfig *config = &run->plan->config;
-    Batch *b = at.batch;
+    Batch *b = square.batch;
     if (!b)
         return;
     if (is_head(run, j)) {
         if (is_last(config))
-            compute_head(run, at);
+            compute_head(run, square);
         return;
     }
     Tensor w[NROLES];
-    layer_weights(run, at, w);
+    ready_weights(run, square, w);
     if (!j && is_first(config))
-        embed(run, at);
+        embed(run, square);
     if (j)
-        move_activation(run, at, TIER_GPU, false);
+        move_activation(run, square, TIER_GPU, false);
     for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
         b->turn = run->turn++;
-        project(run, at, w, &piece);
+        project(run, square, w, &piece);
         if (b->prefill)
-            store_piece(run, at, &piece);
-        attend(run, at, &piece);
-        finish(run, at, w, &piece);
+            store_piece(run, square, &piece);
+        attend(run, square, &piece);
+        finish(run, square, w, &piece);
     }
     if (is_head(run, j + 1) && !is_last(config))
-        send(run, at);
+        send(run, square);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -759,7 +790,7 @@ static void compute(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Waits for all lanes, as Figure 4 waits for all devices. DIFFERS: every op already waits for the
- * ops that it needs, so this waits only with --synchronize.  Returns false when the run has
+ * ops that it needs, so this waits only with --synchronize. Returns false when the run has
  * failed. */
 static bool synchronize(Run *run) {
     return run->plan->policy.synchronize ? post_drain(run->to) : !run->to->failed;
@@ -768,20 +799,21 @@ static bool synchronize(Run *run) {
 /* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
  * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
-    const Square first = square(run, 0, k);
+    const Square first = square_in_sweep(run, 0, k);
     if (!batch_begin(run->flight, first.batch))
         return !run->to->failed;
     copy(run, call_on(run, C_LOAD, OTHER, first), first.batch->gpu.all, first.batch->cpu.all);
     if (!is_first(&run->plan->config))
         receive(run, first);
-    bring_cache(run, first); /* load_cache does this for the other layers, one square ahead */
+    /* load_cache does this for the other layers, one square ahead */
+    bring_cache(run, first);
     return !run->to->failed;
 }
 
 /* Records in the trace how many pages and sequences all flights together hold now. */
 static void note_held(const Run *run) {
-    Held held = {.at = run->line.swept_at};
-    for (int g = 0; g < flight_count(&run->plan->policy); g++) {
+    Held held = {.at = run->shared.swept_at};
+    for (int g = 0; g < run->plan->policy.flights; g++) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++)
             held.pages[t] += f->pool[t].used;
@@ -792,9 +824,9 @@ static void note_held(const Run *run) {
 }
 
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
- * are empty. While all have members, sweep i belongs to flight i mod flight_count. */
+ * are empty. While all have members, sweep i belongs to flight i mod policy.flights. */
 static void sweep_all(Run *run) {
-    const int flights = flight_count(&run->plan->policy);
+    const int flights = run->plan->policy.flights;
     for (int g = 0, idle = 0; idle < flights && !run->to->failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
         idle++;
@@ -824,21 +856,21 @@ static void divide_seconds(RunStats *s, const Device *device) {
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {
-    const int flights = flight_count(&plan->policy);
+    const int flights = plan->policy.flights;
     Poster to = {.device = device,
                  .depend = depend_open(plan->ncells),
                  .overlap = plan->policy.overlap,
                  .err = err};
-    /* K and V of a page, or a tensor that both shares cut in two; for each of two hops */
-    const size_t moves =
-        4 * ((size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES + 2);
+    /* The most moves of a copy: K and V of all pages of a batch, the rows of its sequences, or the
+     * tensors of a layer. carry takes room for as many again. */
+    const size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
     Run run = {.plan = plan,
                .task = task,
                .to = &to,
                .flights = xcalloc(flights, sizeof *run.flights),
-               .line = {.swept_at = device->now(device)},
+               .shared = {.swept_at = device->now(device)},
                .l = plan->config.l,
-               .moves = xcalloc(moves, sizeof *run.moves)};
+               .moves = xcalloc(2 * moves, sizeof *run.moves)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
     for (int g = 0; g < flights; g++) {
@@ -847,13 +879,13 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
                                   .listener = listener,
                                   .stats = stats,
                                   .to = &to,
-                                  .line = &run.line,
+                                  .shared = &run.shared,
                                   .number = g};
         flight_open(&run.flights[g]);
     }
     if (task->count)
         sweep_all(&run);
-    /* the last stores, and weights loaded for a sweep that did not take place */
+    /* still on the lanes: the last stores, and weights for a sweep that did not take place */
     if (!to.failed && post_drain(&to))
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)

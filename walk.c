@@ -33,7 +33,7 @@
 typedef struct {
     int seqs;
     int rows;      /* token rows of its prefill */
-    int last_rows; /* those of them that the head needs */
+    int head_rows; /* those of them that the head needs */
     int off_seqs, off_rows;
     int off_pages[NTIERS]; /* pages on CPU and disk when the sequences are longest */
     int act_rows[NTIERS];  /* rows by the tier of their activations */
@@ -47,7 +47,7 @@ static void note_batch(Plan *p, int k, const BatchNeed *b) {
     raise_to(&p->batches, k + 1);
     raise_to(&p->max_rows, b->rows);
     raise_to(&p->max_seqs, b->seqs);
-    raise_to(&p->last_rows, b->last_rows);
+    raise_to(&p->head_rows, b->head_rows);
     raise_to(&p->off_rows, b->off_rows);
     raise_to(&p->off_seqs, b->off_seqs);
     raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
@@ -83,13 +83,13 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
             add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
-            b.last_rows += last_rows(task, q);
+            b.head_rows += head_rows(task, q);
         }
         note_batch(p, seats[first].k, &b);
     }
 }
 
-/* Returns the need of gbs neighbouring prompts: the largest rows and the largest last_rows that any
+/* Returns the need of gbs neighbouring prompts: the largest rows and the largest head_rows that any
  * gbs neighbours have. */
 static BatchNeed widest_window(const Task *task, int gbs) {
     BatchNeed most = {.seqs = gbs};
@@ -97,9 +97,9 @@ static BatchNeed widest_window(const Task *task, int gbs) {
     for (int i = 0; i < task->count; i++) {
         const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
         rows += in->s - (out ? out->s : 0);
-        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
+        last += head_rows(task, in) - (out ? head_rows(task, out) : 0);
         raise_to(&most.rows, rows);
-        raise_to(&most.last_rows, last);
+        raise_to(&most.head_rows, last);
     }
     return most;
 }
@@ -117,7 +117,7 @@ static void cap_rows(BatchNeed *b, int most) {
  *   pages       the longest sequence in each seat
  *   rows        the longest prompt in each seat, but at most the widest window, because prompts
  *               that prefill together are neighbours in the input
- *   last_rows   the widest window
+ *   head_rows   the widest window
  * The topups of all batches prefill together in one more batch, the entrance. It has at most the
  * widest window of rows, wherever these rest:
  *   off_rows    the sum over the batches whose seats the topups take
@@ -137,7 +137,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
             raise_to(&entrance.act_rows[t], seqs[t] * s);
     }
     for (int first = 0; first < count; first += gbs) {
-        BatchNeed b = {.last_rows = entrance.last_rows};
+        BatchNeed b = {.head_rows = entrance.head_rows};
         for (int r = first; r < imin(first + gbs, count); r++)
             add_seat(&b, &seats[r], s, pages);
         cap_rows(&b, entrance.rows);
@@ -176,17 +176,17 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
             decodes = true;
             now->steps++;
             now->past += s + age;
-            now->last_rows++;
+            now->head_rows++;
         } else {
             prefills = true;
             now->prompts++;
             now->prompt_rows += s;
             now->pairs += s * (s + 1) / 2;
-            now->last_rows += last_rows(a->task, q);
+            now->head_rows += head_rows(a->task, q);
         }
         later->steps += more;
         later->past += more * (s + age) + more * (more + 1) / 2;
-        later->last_rows += more;
+        later->head_rows += more;
     }
     now->decodes += decodes;
     now->prefills += prefills && !decodes;
@@ -302,14 +302,14 @@ static void walk_task(Plan *p, const Task *task) {
  * piece_rows rows. Of m pieces there are m / 2 such pairs, rounded down, and all have at most
  * max_rows. So m is at most 2 max_rows / piece_rows + 1. */
 static void size_pieces(Plan *p) {
-    enum { HEAD_ROWS = 64 }; /* the head's rows at a time, unless max_seqs is more */
+    enum { LEAST_CHUNK = 64 }; /* the head's rows at a time, unless max_seqs is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
     raise_to(&p->piece_rows, p->max_seqs);
     p->batch_slots = imin(p->policy.workspaces, in_flight);
     p->piece_slots = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
+    p->head_chunk = imin(imax(p->max_seqs, LEAST_CHUNK), p->head_rows);
 }
 
 /* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l tokens, where each sequence

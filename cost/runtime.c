@@ -62,7 +62,7 @@ typedef struct {
     double batches[2], rows[2];    /* batches that decode [0], in prefill [1]; their new tokens */
     double K, all_rows;            /* batches, new tokens of both kinds */
     double prompts, len;           /* prompts in prefill; their length */
-    double past, last_rows;        /* tokens that a new one attends to; rows that the head needs */
+    double past, head_rows;        /* tokens that a new one attends to; rows that the head needs */
     double act, kv;                /* bytes of one activation; of one token's K and V */
     double v_read;           /* share of V that attention reads: less than 1 if it is sparse */
     double weights, on_disk; /* bytes of the weights as they rest and move; as on the disk */
@@ -90,7 +90,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .rows = {w->steps / sweeps, w->prompt_rows / sweeps},
                .prompts = w->prompts / sweeps,
                .past = w->steps > 0 ? w->past / w->steps : 0,
-               .last_rows = w->last_rows / sweeps,
+               .head_rows = w->head_rows / sweeps,
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
                .v_read = plan->policy.sparsity,
@@ -239,7 +239,7 @@ static void processor_rows(Seconds *t, const Sweep *a) {
 }
 
 /* Fills in the seconds by which the last layer with the head takes longer than a layer. Layer 0
- * loads no hidden states of `rows`, but the head loads those of `last_rows`, mostly one of each
+ * loads no hidden states of `rows`, but the head loads those of `head_rows`, mostly one of each
  * sequence. The token table streams like a layer when it is not on the GPU, and the rows of new
  * tokens are gathered on the tier where it rests. The GPU embeds (ids, then hidden states, each
  * read and written), and for every batch of the head it normalizes, multiplies with the table and
@@ -248,7 +248,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     const Tier home = a->plan->policy.table_home;
-    const double less = a->act * a->h1 * (a->last_rows - a->all_rows),
+    const double less = a->act * a->h1 * (a->head_rows - a->all_rows),
                  ids = 2.0 * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
@@ -262,9 +262,9 @@ static void head_seconds(Seconds *t, const Sweep *a) {
         of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
-    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->last_rows,
-                 choose = 4.0 * c->vocab * a->last_rows;
-    const double logits = product(a, a->last_rows / a->K, c->vocab, c->embed, false);
+    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->head_rows,
+                 choose = 4.0 * c->vocab * a->head_rows;
+    const double logits = product(a, a->head_rows / a->K, c->vocab, c->embed, false);
     const bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * a->op_s) +

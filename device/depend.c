@@ -7,15 +7,15 @@
  *
  * The unit of use is the cell: the smallest thing that is used as a whole (a slot of a workspace, a
  * batch's pages of a layer on a tier). The plan numbers the cells, and every view knows its own. A
- * cell keeps two clocks, one for its writers and one for its readers. A clock counts, for every
- * lane, how many of the lane's ops are meant, from the first on. Since lanes are in order, the
- * newest op stands for all before it, and joining two clocks is a maximum per lane.
+ * cell keeps two clocks, one for its writers and one for its readers. A clock is a set of ops: it
+ * has a number n for every lane, which stands for the lane's first n ops. Since lanes are in order,
+ * the newest op stands for all before it, and joining two clocks is a maximum per lane.
  *
  * Most of the ops that an op depends on are known to be over when it begins: from the ops before it
  * on its lane and from all that those have waited for, or because the posting thread has waited for
  * them. Only the rest become its events, and of those only the ones that no other event implies.
  * The posting thread is a user like any other: before it reads a batch's tokens or fills its index
- * tables it asks with depend_host.
+ * tables it calls post_wait.
  *
  * The last chapter has the copies. Data that rests on disk comes to the GPU by way of the CPU, and
  * goes back the same way: two ops on two lanes, so that the disk can read the next part while the
@@ -25,7 +25,7 @@
 
 #include "device/parts.h"
 
-/* A number of ops for each lane. */
+/* A set of ops: the first ops[lane] of each lane. */
 typedef struct {
     uint64_t ops[NLANES];
 } Clock;
@@ -40,15 +40,15 @@ typedef struct {
     uint64_t number;
     Clock over;
 } Past;
-/* The number of ops of each lane that are remembered; of older ones only that their lane got
- * there. */
+/* The number of ops of each lane that are remembered. Of an older op it is still known that those
+ * before it on its lane are over, but no longer what else is. */
 enum { REMEMBERED = 256 };
 
 /* The state of the rule for all cells and lanes. */
 struct Depend {
     Cell *cell;
     int ncells;
-    Clock host;               /* the ops that the posting thread has waited for */
+    Clock poster;             /* the ops that the posting thread has waited for */
     Clock lane[NLANES];       /* the ops that are over when the lane's newest op ends */
     Past (*past)[REMEMBERED]; /* [NLANES] its past ops, in a ring buffer */
 };
@@ -88,7 +88,13 @@ static void join_users(Clock *clock, const Depend *d, const Tensor *view, Use us
 // -------------------------------------------------------------------------------------------------
 
 /* Finds the events of the ops in `need` that are not in `known`, without those that others imply;
- * adds them to `known`. Returns how many there are. */
+ * adds them to `known`. Returns how many there are. For example:
+ *
+ *             C_READ  C_LOAD  STORE
+ *   need         4       7      2
+ *   known        3       6      5    so only C_READ 4 and C_LOAD 7 are missing;
+ *   over when C_LOAD 7 has ended:
+ *                5       7      4    so C_LOAD 7 implies C_READ 4, and is the only event. */
 static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *known) {
     int n = 0, kept = 0;
     for (int lane = 0; lane < NLANES; lane++)
@@ -115,39 +121,42 @@ void depend_before(Depend *d, Op *op) {
         if (use && view->rows)
             join_users(&need, d, view, use);
     }
-    join(&d->lane[op->lane], &d->host);
-    op->nafter = events_for(op->after, d, &need, &d->lane[op->lane]);
+    Clock *known = &d->lane[op->lane]; /* becomes what is over when the op begins */
+    join(known, &d->poster);
+    op->nafter = events_for(op->after, d, &need, known);
 }
 
 /* Notes a use of a view's cells. A writer comes after all users before it, and so stands for
  * them. */
 static void note_use(Depend *d, const Tensor *view, Use use, Event e) {
     for (int c = view->cell; c < view->cell + view->ncells; c++) {
+        Cell *cell = &d->cell[c];
         if (use == WRITES)
-            d->cell[c] = (Cell){{{0}}, {{0}}};
-        (use == WRITES ? &d->cell[c].written : &d->cell[c].read)->ops[e.lane] = e.seq;
+            *cell = (Cell){{{0}}, {{0}}};
+        Clock *users = use == WRITES ? &cell->written : &cell->read;
+        users->ops[e.lane] = e.seq;
     }
 }
 
 void depend_posted(Depend *d, const Op *op, Event e) {
     d->lane[e.lane].ops[e.lane] = e.seq;
     d->past[e.lane][e.seq % REMEMBERED] = (Past){e.seq, d->lane[e.lane]};
-    for (int pass = READS; pass <= WRITES; pass++) /* what is read and written counts as written */
+    for (Use pass = READS; pass <= WRITES; pass++) /* what is read and written counts as written */
         for (int n = 0; n < op_nviews(op); n++) {
             Use use;
             const Tensor *view = op_view(op, n, &use);
-            if ((int)use == pass && view->rows)
+            if (use == pass && view->rows)
                 note_use(d, view, use, e);
         }
 }
 
-int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
-    Clock need = {{0}}, known = d->host;
+int depend_poster(const Depend *d, Event wait[NLANES], const Tensor *view, Use use) {
+    Clock need = {{0}}, known = d->poster;
     join_users(&need, d, view, use);
     return events_for(wait, d, &need, &known);
 }
 
-void depend_waited(Depend *d, Event e) { join_event(&d->host, d, e); }
+void depend_waited(Depend *d, Event e) { join_event(&d->poster, d, e); }
 
 void depend_join(Depend *d, int to, int from) {
     join(&d->cell[to].written, &d->cell[from].written);
@@ -200,9 +209,9 @@ Event post(Poster *to, Op op) {
     return e;
 }
 
-bool post_host(Poster *to, Tensor view, Use use) {
+bool post_wait(Poster *to, Tensor view, Use use) {
     Event wait[NLANES];
-    int n = depend_host(to->depend, wait, &view, use);
+    int n = depend_poster(to->depend, wait, &view, use);
     for (int i = 0; i < n; i++)
         wait_for(to, wait[i]);
     return !to->failed;
@@ -210,8 +219,7 @@ bool post_host(Poster *to, Tensor view, Use use) {
 
 bool post_drain(Poster *to) {
     for (int lane = 0; lane < NLANES; lane++)
-        if (to->last[lane].seq)
-            wait_for(to, to->last[lane]);
+        wait_for(to, to->last[lane]);
     return !to->failed;
 }
 
@@ -228,54 +236,67 @@ static bool continues(Tensor before, Tensor t) {
 }
 
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
+    const Move move = {tensor_flat(dst), tensor_flat(src)};
     Move *last = n ? &moves[n - 1] : NULL;
     if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
-        moves[n] = (Move){tensor_flat(dst), tensor_flat(src)};
+        moves[n] = move;
         return n + 1;
     }
-    last->dst.cols += dst.rows * dst.cols;
-    last->dst.ld = (size_t)last->dst.cols;
-    last->src.cols += src.rows * src.cols;
-    last->src.ld = (size_t)last->src.cols;
+    last->dst.cols += move.dst.cols;
+    last->dst.ld += move.dst.ld;
+    last->src.cols += move.src.cols;
+    last->src.ld += move.src.ld;
     return n;
 }
 
 /* Returns the place on the CPU where a move between this view on the GPU and the disk stops. */
-static Tensor stopover(Tensor gpu, const Stop *stops, int nstops) {
-    const Stop *stop = stops + nstops - 1;
+static Tensor stop_on_cpu(Tensor gpu, const Stopover *stops, int nstops) {
+    const Stopover *stop = stops + nstops - 1;
     while (stop > stops && stop->here.offset > gpu.offset)
         stop--;
-    Tensor t = gpu;
-    t.tier = TIER_CPU;
-    t.region = stop->via.region;
-    t.cell = stop->via.cell;
-    t.ncells = stop->via.ncells;
-    t.offset = stop->via.offset + (gpu.offset - stop->here.offset);
+    Tensor t = tensor_moved(stop->via, gpu.offset - stop->here.offset);
+    t.type = gpu.type;
+    t.rows = gpu.rows;
+    t.cols = gpu.cols;
+    t.ld = gpu.ld;
     return t;
 }
 
-void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops) {
+// clang-format off
+/* A move between disk and GPU becomes two, one far from the GPU and one near it:
+ *
+ *             a move                its far hop                 its near hop
+ *
+ *   a load    disk -> GPU           disk -> CPU on X_READ       CPU -> GPU on X_LOAD, the caller's lane
+ *             CPU  -> GPU                                       CPU -> GPU
+ *   a store   GPU  -> disk          CPU -> disk on D_WRITE      GPU -> CPU on STORE, the caller's lane
+ *             GPU  -> CPU                                       GPU -> CPU
+ *
+ * The far hops are one op, and so are the near ones: the far op is posted first in a load, and last in a
+ * store. Lanes without a disk's lane only have moves within the GPU. */
+// clang-format on
+void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops) {
     static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
-    Call disk_call = call;
-    Move *far = moves + n; /* between the disk and the CPU; moves[] keeps those of the GPU */
+    Call far_call = call;
+    Move *far = moves + n; /* the near ones overwrite moves[] */
     int nfar = 0, nnear = 0;
-    disk_call.lane = disk_lane[call.lane];
+    far_call.lane = disk_lane[call.lane];
     for (int i = 0; i < n; i++) {
         Move near = moves[i];
-        far[nfar] = near;
         if (near.src.tier == TIER_DISK) {
-            near.src = stopover(near.dst, stops, nstops);
-            far[nfar++].dst = near.src;
+            near.src = stop_on_cpu(near.dst, stops, nstops);
+            far[nfar++] = (Move){near.src, moves[i].src};
         } else if (near.dst.tier == TIER_DISK) {
-            near.dst = stopover(near.src, stops, nstops);
-            far[nfar++].src = near.dst;
+            near.dst = stop_on_cpu(near.src, stops, nstops);
+            far[nfar++] = (Move){moves[i].dst, near.dst};
         }
         nnear = add_move(moves, nnear, near.dst, near.src);
     }
-    if (nfar && disk_call.lane != D_WRITE)
-        post(to, op_copy(disk_call, far, nfar));
+    CHECK(!nfar || call.lane == W_LOAD || far_call.lane != W_READ);
+    if (nfar && call.lane != STORE)
+        post(to, op_copy(far_call, far, nfar));
     if (nnear)
         post(to, op_copy(call, moves, nnear));
-    if (nfar && disk_call.lane == D_WRITE)
-        post(to, op_copy(disk_call, far, nfar));
+    if (nfar && call.lane == STORE)
+        post(to, op_copy(far_call, far, nfar));
 }

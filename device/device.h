@@ -55,8 +55,8 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* The purpose of an op: the lane that carries it out, and the square whose call of Figure 4 posts
- * it. Traces, counters and the rates of the sim depend on it. */
+/* The place of an op in the run: the lane that carries it out, and the square whose call of Figure
+ * 4 posts it. Traces, counters and the rates of the sim depend on it. */
 struct Call {
     Lane lane;
     Kind kind;
@@ -78,7 +78,7 @@ typedef enum {
     OP_PACK,           /* new k, v that leave the GPU, to rows of packed pages */
     OP_ATTEND_PREFILL, /* causal attention of whole prompts */
     OP_ATTEND,         /* attention of new tokens to pages */
-    OP_SELECT,         /* sparse attention: the chosen tokens, and their weights */
+    OP_SELECT,         /* sparse attention: the chosen tokens, and their softmax probabilities */
     OP_FETCH,          /* the V of the chosen tokens from disk */
     OP_WEIGH,          /* the weighted sum of the V of the chosen tokens */
     OP_APPEND,         /* new k, v into pages, which may pack them */
@@ -96,7 +96,7 @@ enum { MAX_VIEWS = 8 };
 struct Op {
     OpCode code;
     // clang-format off
-    union { /* its purpose; the fields of Call can be named directly */
+    union { /* its place in the run; the fields of Call can be named directly */
         Call call;
         struct { Lane lane; Kind kind; bool prefill, prefill_sweep, delegated; int i, j, k, batch; };
     };
@@ -108,7 +108,7 @@ struct Op {
         struct { Tensor w, packed; } unpack;
         struct { Tensor packed, kv; } pack;
         struct { Tensor o, q, kv, start; } prefilled;
-        struct { Tensor o, q, tokens, weights, k, v, pages, len; } attend; /* also OP_SELECT, OP_WEIGH */
+        struct { Tensor o, q, tokens, probs, k, v, pages, len; } attend; /* also OP_SELECT, OP_WEIGH */
         struct { Tensor v, pages, len, home_v, home_pages, tokens; } fetch;
         struct { Tensor k, v, kv, seq, pos, pages; } append;
         struct { Tensor ids, logits, prompt, pos; } pick;
@@ -152,8 +152,8 @@ extern const OpInfo op_info[NCODES];
  * Batch invariance, on the host: a row of a result depends on that row's inputs only, bit for bit,
  * whatever the other rows, the number of threads, the page size or the number of sequences. */
 Op op_copy(Call call, const Move *moves, int n);
-/* Computes y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, and on
- * the CPU or in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table. */
+/* Computes y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, on the
+ * host device or in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table. */
 Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add);
 /* Computes y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w,
  * b (1, cols). */
@@ -180,16 +180,16 @@ Op op_attend_prefill(Call call, Tensor o, Tensor q, Tensor kv, Tensor start, int
  * every byte of K and V once, in place. */
 Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table);
 /* Compute sparse attention (section 5). select, the first half, gives the chosen tokens I32,
- * ascending, and their weights F32, both (nseq, nh * most), where most >= sparse_tokens(sparsity,
- * len[r]) for every r. The softmax is over all tokens, and the weights of the others are dropped.
- * select does not touch V. fetch brings the V of these tokens, and no other, from its home on disk
- * to its place in the staged pages; it belongs on C_READ. weigh, the second half, gives o, the
- * weighted sum of that V. */
-Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
+ * ascending, and their probabilities F32, both (nseq, nh * most), where most >=
+ * sparse_tokens(sparsity, len[r]) for every r. The softmax is over all tokens, and the
+ * probabilities of the others are dropped. select does not touch V. fetch brings the V of these
+ * tokens, and no other, from its home on disk to its place in the staged pages; it belongs on
+ * C_READ. weigh, the second half, gives o, the weighted sum of that V. */
+Op op_select(Call call, Tensor tokens, Tensor probs, Tensor q, const PageTable *table,
              double sparsity);
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
             double sparsity);
-Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor probs, const PageTable *table,
             double sparsity);
 /* Appends new k and v: row r of kv becomes token pos[r] of sequence seq[r] of the page table. seq
  * may skip and repeat sequences, but no token may occur twice. kv has the type of its pages, or is
@@ -251,7 +251,7 @@ struct Device {
     int (*wait)(Device *, Event, Error *);
     /* Returns the address of a view on the CPU tier, for the thread that posts. On the sim only
      * index tables have one; other views give NULL. */
-    void *(*host)(Device *, Tensor);
+    void *(*cpu_address)(Device *, Tensor);
     double (*now)(Device *); /* seconds */
     void (*close)(Device *); /* ends lanes, frees tiers, removes the offload file */
 };
@@ -290,12 +290,12 @@ struct Poster {
     Device *device;
     Depend *depend; /* NULL: ops come with their own `after` */
     bool overlap, failed;
-    Error *err; /* filled when it has failed */
-    Event last[NLANES];
+    Error *err;         /* filled when it has failed */
+    Event last[NLANES]; /* the newest of each lane; seq 0: none so far */
 };
 Event post(Poster *to, Op op);
-/* Waits until the posting thread may use the view. Returns false if an op has failed. */
-bool post_host(Poster *to, Tensor view, Use use);
+/* Waits until the posting thread may itself use the view. Returns false if an op has failed. */
+bool post_wait(Poster *to, Tensor view, Use use);
 /* Waits for everything posted. */
 bool post_drain(Poster *to);
 
@@ -303,23 +303,24 @@ bool post_drain(Poster *to);
  * ends, on both sides, it becomes part of that move. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
-/* A place on the CPU where moves between GPU and disk stop: `via` mirrors `here` on the GPU byte
- * for byte. */
+/* A place on the CPU where moves between GPU and disk stop: byte b after the beginning of `here` on
+ * the GPU goes by way of byte b after the beginning of `via` on the CPU. */
 typedef struct {
     Tensor here, via;
-} Stop;
-/* Posts moves[0..n), which are between the GPU and the tiers below it, on call.lane. Moves to or
- * from the CPU take one hop. Moves to or from disk take a second hop, on the disk's lane that
- * belongs to call.lane, and stop on the CPU in between. Stops have ascending addresses; each move
- * uses the last stop that does not begin after it. moves has room for 2 n, and is changed. */
-void carry(Poster *to, Call call, Move *moves, int n, const Stop *stops, int nstops);
+} Stopover;
+/* Posts moves[0..n), each within the GPU or between the GPU and a tier below it, on call.lane.
+ * Moves within the GPU and to or from the CPU take one hop. Moves to or from disk take a second
+ * hop, on the disk's lane that belongs to call.lane, and stop on the CPU in between. `here` ascends
+ * in stops; each move uses the last stop whose `here` does not begin after it. moves has room for 2
+ * n, and is changed. */
+void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops);
 
 // -------------------------------------------------------------------------------------------------
 // tiers.c: before a run
 // -------------------------------------------------------------------------------------------------
 
 /* Fills the weights' homes: reads (or generates) every tensor once into its GPU or CPU home, and
- * writes a dummy's disk share into the offload file. */
+ * writes the disk's share into the offload file if it is a copy (copied_to_disk). */
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err);
 
 // -------------------------------------------------------------------------------------------------

@@ -659,7 +659,7 @@ static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int
     }
 }
 
-/* Returns where t, the chosen tokens or their weights, has those of head h of the task. */
+/* Returns where t, the chosen tokens or their probabilities, has those of head h of the task. */
 static void *chosen_at(Tensor t, const Heads *c, int h) {
     return (int32_t *)t.at + c->r * t.ld + (c->h + h) * (t.cols / c->op->nh);
 }
@@ -678,14 +678,14 @@ static void select_task(Heads c) {
     int32_t *key = (int32_t *)(score + c.nh * c.ld);
     for (int h = 0; h < c.nh; h++, score += c.ld) {
         int32_t *tokens = chosen_at(c.op->attend.tokens, &c, h);
-        float *weights = chosen_at(c.op->attend.weights, &c, h);
+        float *probs = chosen_at(c.op->attend.probs, &c, h);
         /* DIFFERS from the paper's top-K: the newest token is always one of them */
         select_tokens(tokens, key, score, c.len - 1, chosen - 1);
         tokens[chosen - 1] = c.len - 1;
         float largest = -INFINITY; /* over all tokens, as the sum is */
         float sum = exponentiate(score, c.len, round_up(c.len, VL), &largest);
         for (int i = 0; i < chosen; i++)
-            weights[i] = score[tokens[i]] / sum;
+            probs[i] = score[tokens[i]] / sum;
     }
 }
 
@@ -699,13 +699,13 @@ static void weigh_task(Heads c) {
     c.len = sparse_tokens(c.op->sparsity, c.len);
     for (c.o = scratch(c.hdp); c.h < end; c.h++) {
         c.tokens = chosen_at(c.op->attend.tokens, &c, 0);
-        c.score = chosen_at(c.op->attend.weights, &c, 0);
+        c.score = chosen_at(c.op->attend.probs, &c, 0);
         memset(c.o, 0, c.hdp * sizeof *c.o);
         for (int t0 = 0; t0 < c.len; t0 += BLOCK, c.score += BLOCK) {
             find_rows(&v, &c, c.op->attend.v, t0);
             weigh_block((Block){&c, &v, v.at + AHEAD, v.n - AHEAD});
         }
-        finish_head(&c, 0, (Seen){0, 1}); /* the weights have been divided by their sum */
+        finish_head(&c, 0, (Seen){0, 1}); /* the probabilities have been divided by their sum */
     }
 }
 

@@ -602,7 +602,7 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
                        .post = device_post,
                        .upload = device_upload,
                        .wait = device_wait,
-                       .host = device_host,
+                       .cpu_address = device_host,
                        .now = device_now,
                        .close = device_close};
     CHECK(plan->act_type == d->base.act_type);

@@ -29,7 +29,7 @@ const OpInfo op_info[NCODES] = {
     [OP_UNPACK] = {"unpack", {WRITES, READS}},
     [OP_PACK] = {"pack", {WRITES, READS}},
     [OP_ATTEND_PREFILL] = {"attend_prefill", {WRITES, READS, READS, READS}},
-    /*                          o       q       tokens  weights k       v       pages  len */
+    /*                          o       q       tokens  probs   k       v       pages  len */
     [OP_ATTEND] = {"attend",   {WRITES, READS,  UNUSED, UNUSED, READS,  READS,  READS, READS}},
     [OP_SELECT] = {"select",   {UNUSED, READS,  WRITES, WRITES, READS,  UNUSED, READS, READS}},
     [OP_WEIGH] = {"weigh",     {WRITES, UNUSED, READS,  READS,  UNUSED, READS,  READS, READS}},
@@ -113,18 +113,18 @@ static void check_table(const PageTable *t) {
 }
 
 /* Returns attention to a page table, or half of sparse attention, of which some views are absent:
- * view is {o, q, tokens, weights}. */
+ * view is {o, q, tokens, probs}. */
 static Op attend(Call call, OpCode code, const Tensor view[4], const PageTable *t,
                  double sparsity) {
-    Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
+    Tensor o = view[0], q = view[1], tokens = view[2], probs = view[3];
     int nseq = t->len.cols;
     check_table(t);
     CHECK(imax(o.rows, q.rows) == nseq && (!q.rows || q.type == F16));
-    CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
+    CHECK(tokens.cols == probs.cols && tokens.cols % t->nh == 0);
     CHECK(!tokens.rows || tokens.rows == nseq);
     return (Op){.code = code,
                 .call = call,
-                .attend = {o, q, tokens, weights, t->k, t->v, t->pages, t->len},
+                .attend = {o, q, tokens, probs, t->k, t->v, t->pages, t->len},
                 .nh = t->nh,
                 .hd = imax(o.cols, q.cols) / t->nh,
                 .page_tokens = t->page_tokens,
@@ -136,15 +136,15 @@ Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
     return attend(call, OP_ATTEND, (Tensor[4]){o, q}, table, 1);
 }
 
-Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
+Op op_select(Call call, Tensor tokens, Tensor probs, Tensor q, const PageTable *table,
              double sparsity) {
-    Tensor view[] = {{0}, q, tokens, weights};
+    Tensor view[] = {{0}, q, tokens, probs};
     return attend(call, OP_SELECT, view, table, sparsity);
 }
 
-Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
+Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor probs, const PageTable *table,
             double sparsity) {
-    Tensor view[] = {o, {0}, tokens, weights};
+    Tensor view[] = {o, {0}, tokens, probs};
     return attend(call, OP_WEIGH, view, table, sparsity);
 }
 

@@ -47,7 +47,7 @@ void depend_before(Depend *d, Op *op);
 void depend_posted(Depend *d, const Op *op, Event e);
 /* Finds the events that the posting thread must wait for before it uses a view itself. Returns how
  * many there are. */
-int depend_host(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);
+int depend_poster(const Depend *d, Event wait[NLANES], const Tensor *view, Use use);
 /* Notes that the posting thread has waited for e. */
 void depend_waited(Depend *d, Event e);
 

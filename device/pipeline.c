@@ -10,8 +10,15 @@
  * anything but the next look, so that MPI makes progress. Messages of a kind from one stage to
  * another arrive in order, as MPI guarantees for a communicator, and each kind has its own
  * communicator, so that none waits for another kind's. So a stage that waits waits for a stage that
- * has not yet asked. The callers must not let stages wait for each other in a circle: see
- * schedule.c.
+ * has not yet asked.
+ *
+ * Nor do the stages of a run wait for each other in a circle. Messages are ordered by sweep i, then
+ * stage p, then batch k. The hidden state (i, p, k) is sent when state (i, p - 1, k) has arrived
+ * and the smaller states of its lane have been sent. The tokens of a batch follow the last stage's
+ * states, and a flight's sweep begins with the tokens of its previous sweep. So every message waits
+ * only for smaller ones, and the smallest message that has not arrived can always be sent. All
+ * stages agree on which messages exist, because that depends only on which batches are in flight,
+ * and all stages receive the same tokens.
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
  * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:

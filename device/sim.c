@@ -486,7 +486,7 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
                        .act_type = plan->act_type,
                        .post = sim_post,
                        .wait = sim_wait,
-                       .host = sim_host,
+                       .cpu_address = sim_host,
                        .now = sim_now,
                        .close = sim_close};
     d->hardware = *hardware;

@@ -78,10 +78,10 @@ static void the_posting_thread_is_a_user_like_any_other(void) {
     Tensor table = cells(1, 1);
     Event w = writes(C_LOAD, 1);
     reads(PROJECT, 1);
-    CU_ASSERT(depend_host(depend, wait, &table, READS) == 1 && wait[0].lane == C_LOAD && wait[0].seq == w.seq);
-    CU_ASSERT(depend_host(depend, wait, &table, WRITES) == 1 && wait[0].lane == PROJECT);
+    CU_ASSERT(depend_poster(depend, wait, &table, READS) == 1 && wait[0].lane == C_LOAD && wait[0].seq == w.seq);
+    CU_ASSERT(depend_poster(depend, wait, &table, WRITES) == 1 && wait[0].lane == PROJECT);
     depend_waited(depend, wait[0]);
-    CU_ASSERT_EQUAL(depend_host(depend, wait, &table, WRITES), 0);
+    CU_ASSERT_EQUAL(depend_poster(depend, wait, &table, WRITES), 0);
     depend_close(depend);
 }
 

@@ -194,11 +194,11 @@ static void only_the_rows_that_are_wanted_go_through_the_head(void) {
     Policy p = all_gpu(6, 1);
     make_task(&checkpoint->config, 7);
     Plan *all = plan_make(checkpoint, &p, &scored, F32, &err);
-    CU_ASSERT_EQUAL(all->last_rows, 79 + 1 + 1 + 61 + 3 + 2);
+    CU_ASSERT_EQUAL(all->head_rows, 79 + 1 + 1 + 61 + 3 + 2);
     CU_ASSERT_EQUAL(all->head_chunk, 64);
     for (int i = 0; i < PROMPTS; i++) prompts[i].from = prompts[i].s;
     Plan *last = plan_make(checkpoint, &p, &scored, F32, &err);
-    CU_ASSERT_EQUAL(last->last_rows, PROMPTS);
+    CU_ASSERT_EQUAL(last->head_rows, PROMPTS);
     plan_free(all), plan_free(last);
     checkpoint_close(checkpoint);
 }

@@ -238,7 +238,7 @@ static void check_select(Checker *c, const Op *op) {
     for (int r = 0; r < q.rows; r++)
         for (int t = 0; t < len[r]; t++) touch_token(c, op, op->attend.pages, op->attend.k, r, t, false);
     int32_t *tokens = writes(c, op->attend.tokens);
-    writes(c, op->attend.weights);
+    writes(c, op->attend.probs);
     for (int r = 0; r < q.rows * op->nh && c->blind; r++, tokens += op->attend.tokens.cols / op->nh) {
         const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1); /* the first ones, and its own */
         for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
@@ -268,7 +268,7 @@ static void check_fetch(Checker *c, const Op *op) {
 static void check_weigh(Checker *c, const Op *op) {
     Tensor v = op->attend.v, pages = op->attend.pages;
     const int32_t *len = reads(c, op->attend.len), *tokens = reads(c, op->attend.tokens);
-    reads(c, op->attend.weights);
+    reads(c, op->attend.probs);
     for (int r = 0; r < op->attend.o.rows; r++)
         for (int h = 0; h < op->nh; h++, tokens += op->attend.tokens.cols / op->nh)
             for (int i = 0; i < sparse_tokens(op->sparsity, len[r]); i++)
@@ -411,7 +411,7 @@ static const Device functions = {.name = "checker",
                                  .post = check_post,
                                  .upload = check_upload,
                                  .wait = check_wait,
-                                 .host = check_host,
+                                 .cpu_address = check_host,
                                  .now = check_now,
                                  .close = check_close};
 
@@ -891,7 +891,7 @@ static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
         Checker *c = checker_open(plan);
         Event up = post_copy(c, C_LOAD, (Event){0, 0}, &(Move){on_gpu, on_cpu}, 1);
         if (waits) c->base.wait(&c->base, up, &err);
-        c->base.host(&c->base, on_cpu);
+        c->base.cpu_address(&c->base, on_cpu);
         CU_ASSERT_EQUAL(c->races, waits ? 0 : 2); /* two cells of two bytes */
         check_close(&c->base);
     }

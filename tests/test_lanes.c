@@ -103,7 +103,7 @@ static void an_op_takes_as_long_as_its_bytes(void) {
         CU_ASSERT(device->count[lane].busy_s >= .00999);
         if (ways[w].to != TIER_DISK && ways[w].from != TIER_DISK) {
             ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing), &err));
-            f16 first = *(f16 *)device->host(device, on[TIER_CPU]);
+            f16 first = *(f16 *)device->cpu_address(device, on[TIER_CPU]);
             CU_ASSERT_EQUAL(first, ways[w].from == TIER_CPU ? 0x3d00 : 0x3c00);
         }
         close_device();
@@ -158,7 +158,7 @@ static void the_wait_comes_before_the_copy(void) {
     if (test_gpu) return;
     for (double rate = 1e6; rate >= 1e4 && !in_time; rate /= 10) {
         open_rows();
-        volatile f16 *from = device->host(device, on[TIER_CPU]);
+        volatile f16 *from = device->cpu_address(device, on[TIER_CPU]);
         device->link[CTOG] = rate;
         double begin = device->now(device);
         Event up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 0, ELEMENTS, 0, nothing);
@@ -221,7 +221,7 @@ static void moves_stay_until_their_op_is_done(void) {
         const Op op = op_copy((Call){.lane = W_LOAD, .kind = OTHER}, moves, MOVES);
         ASSERT_OK(i + 1 < OPS ? (device->post(device, &op), 0) : device->wait(device, device->post(device, &op), &err));
     }
-    const f16 *low = device->host(device, on[TIER_CPU]);
+    const f16 *low = device->cpu_address(device, on[TIER_CPU]);
     f16 *was = memcpy(xcalloc(MOST, sizeof *was), low, MOST * sizeof *was);
     ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, OPS * MOVES, 0, nothing), &err));
     for (int c = 0; c < OPS * MOVES; c++) wrong += low[c] != was[c];
@@ -275,7 +275,7 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     }
     for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
     for (int i = 0; i < 2 * TIMES; i++) {
-        const f16 *read = device->host(device, to[i]);
+        const f16 *read = device->cpu_address(device, to[i]);
         for (int c = 0; c < CELLS; c++) wrong += read[c] != 1 + i % 2;
     }
     CU_ASSERT_EQUAL(wrong, 0);
@@ -624,7 +624,7 @@ static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
         seen[TIER_GPU] += r[TIER_GPU].bytes > 0;
         if (!r[TIER_CPU].bytes || !r[TIER_CPU].rows) continue;
         const Tensor last = plan_view(plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
-        const uint8_t *end = (uint8_t *)device->host(device, last) + tensor_bytes(last);
+        const uint8_t *end = (uint8_t *)device->cpu_address(device, last) + tensor_bytes(last);
         CU_ASSERT(!__asan_address_is_poisoned(end - 1) && __asan_address_is_poisoned(end));
         seen[TIER_CPU]++;
     }

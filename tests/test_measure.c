@@ -25,7 +25,7 @@ static Bytes filled, to_fill, cold;
 
 /* Only index tables have memory, of which the GPU's are the same bytes. */
 static void upload(Device *device, Tensor to, size_t first, const void *from, size_t count) {
-    int32_t *table = to.type == I32 && to.tier == TIER_CPU ? device->host(device, to) : NULL;
+    int32_t *table = to.type == I32 && to.tier == TIER_CPU ? device->cpu_address(device, to) : NULL;
     if (table) memcpy(table + first, from, count * sizeof *table);
     filled += count * type_bytes(to.type);
 }
@@ -38,7 +38,7 @@ static Event watched_post(Device *device, const Op *op) {
     if (op->code == OP_ATTEND) {
         Tensor pages = tensor_flat(op->attend.pages);
         pages.tier = TIER_CPU;
-        const int32_t *page = device->host(device, pages);
+        const int32_t *page = device->cpu_address(device, pages);
         int others = 0;
         for (int i = 0; i < pages.cols; i++) others += page[i] != i;
         CU_ASSERT(!others && op->attend.k.offset != last && op->attend.v.offset == op->attend.k.offset + cold / 2);

@@ -300,7 +300,7 @@ static const int32_t *table_of(Device *d, Tensor t) {
     const Region *r = seen.plan->region[INDEX_TABLES];
     if (t.tier == TIER_GPU) t.offset += r[TIER_CPU].offset - r[TIER_GPU].offset;
     t.tier = TIER_CPU;
-    return d->host(d, t);
+    return d->cpu_address(d, t);
 }
 
 static void count_prompts(Workload *w, Device *d, const Op *op) {

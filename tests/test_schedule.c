@@ -1044,7 +1044,7 @@ static void run_far_ahead(bool timed) {
     for (int i = 0; i < OPS; i++) number[i] = i + 1;
     device->upload(device, up, 0, number, MARKS);
     device->upload(device, up, MARKS, number + MARKS, OPS - MARKS); /* as large tensors are, piece by piece */
-    int32_t *arrived = memset(device->host(device, down), 0, sizeof number);
+    int32_t *arrived = memset(device->cpu_address(device, down), 0, sizeof number);
     double start = device->now(device), busy;
     Op op = op_copy((Call){.lane = W_LOAD, .kind = OTHER}, &(Move){other, bulk}, 1);
     Event first = device->post(device, &op);

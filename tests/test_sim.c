@@ -278,7 +278,7 @@ static Tensor table_view(Tier side, int ints, int rows, int cols) {
 }
 
 static void put(int ints, const int32_t *values, int n) {
-    memcpy(rig.device->host(rig.device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
+    memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
 }
 
 static PageTable pool(Tier tier, int seqs) {
@@ -435,13 +435,13 @@ static void only_index_tables_have_an_address(void) {
     CU_ASSERT_STRING_EQUAL(d->name, "sim");
     CU_ASSERT_EQUAL(d->act_type, F16);
     CU_ASSERT_PTR_NULL(d->upload);
-    uint8_t *first = d->host(d, table_view(TIER_CPU, 0, 1, 1)),
-            *last = d->host(d, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
+    uint8_t *first = d->cpu_address(d, table_view(TIER_CPU, 0, 1, 1)),
+            *last = d->cpu_address(d, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
     CU_ASSERT_PTR_NOT_NULL_FATAL(first);
     CU_ASSERT_EQUAL(last - first, (long)bytes - 4);
     memset(first, 1, bytes); /* all of it is there */
-    CU_ASSERT_PTR_NULL(d->host(d, plan_view(p, NEW_TOKENS, TIER_CPU, 0, 0, 1)));
-    CU_ASSERT_PTR_NULL(d->host(d, piece(TIER_CPU, 100)));
+    CU_ASSERT_PTR_NULL(d->cpu_address(d, plan_view(p, NEW_TOKENS, TIER_CPU, 0, 0, 1)));
+    CU_ASSERT_PTR_NULL(d->cpu_address(d, piece(TIER_CPU, 100)));
     close_rig();
 }
 
