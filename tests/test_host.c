@@ -406,7 +406,7 @@ static Prompts prompts_new(const int32_t *start, int nseq, int hd, int nh) {
     return (Prompts){nseq, h1, nh, rows, 3 * h1, start, qkv, qkv + h1};
 }
 
-static void prompts_free(Prompts *p) { free(p->q); }
+static void free_prompts(Prompts *p) { free(p->q); }
 
 /* Prefill attention of sequences start of p, from row `first` on. */
 static void prefill(float *o, const Prompts *p, int first, const int32_t *start, int nseq) {
@@ -504,7 +504,7 @@ static void prefill_attention_matches_double_precision(void) {
             }
         CU_ASSERT(worst <= 2e-5); /* scores up to ~20 carry 2e-6 of error into weights of values up to 2 */
         free(o), free(ref);
-        prompts_free(&p);
+        free_prompts(&p);
     }
 }
 
@@ -523,7 +523,7 @@ static void prefill_rows_do_not_depend_on_the_other_sequences(void) {
             }
         }
         free(o), free(one);
-        prompts_free(&p);
+        free_prompts(&p);
     }
 }
 
@@ -542,7 +542,7 @@ static void a_token_never_sees_the_ones_after_it(void) {
         memcpy(next, saved, sizeof saved);
     }
     free(o), free(again);
-    prompts_free(&p);
+    free_prompts(&p);
 }
 
 static void decode_attention_matches_double_precision_and_prefill_bit_for_bit(void) {
@@ -560,7 +560,7 @@ static void decode_attention_matches_double_precision_and_prefill_bit_for_bit(vo
         }
         CU_ASSERT(worst <= 2e-5);
         free(o), free(all), free(ref);
-        prompts_free(&p);
+        free_prompts(&p);
     }
 }
 
@@ -588,7 +588,7 @@ static void page_size_placement_and_company_never_change_a_bit(void) {
             host_set_threads(0);
         }
         free(o), free(again);
-        prompts_free(&p);
+        free_prompts(&p);
     }
 }
 
@@ -639,7 +639,7 @@ static void large_scores_do_not_overflow(void) {
     worst = max_norm_error(o + 129 * 128, last, 128);
     CU_ASSERT(worst <= 2e-3); /* scores of 1e4 in float: 1e-3 in the exponent */
     free(o);
-    prompts_free(&p);
+    free_prompts(&p);
 }
 
 /* One lane: the same work again and again, whose result must be o. */
@@ -678,7 +678,7 @@ static void lanes_may_call_at_the_same_time(void) {
         pthread_join(threads[i], NULL);
         CU_ASSERT(!work[i].differs);
     }
-    for (int i = 0; i < 3; i++) free((float *)work[i].o), prompts_free(&p[i]);
+    for (int i = 0; i < 3; i++) free((float *)work[i].o), free_prompts(&p[i]);
 }
 
 // ---- packed pages ------------------------------------------------------------------------------------------------
@@ -841,7 +841,7 @@ static void decode_from_packed_pages_matches_double_precision(void) {
         }
         CU_ASSERT(worst <= 2e-5); /* as from halves */
         paged_free(&packed);
-        prompts_free(&p);
+        free_prompts(&p);
         free(q), free(numbers);
     }
 }
