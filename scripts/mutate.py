@@ -7,8 +7,8 @@ no test can see. Without it a green `make test` says little about what the tests
 The lines of the program are shuffled by the seed, and each gets one change. N are tried of those that compile and whose object
 differs from the original's. The suites that are run are those that use the file, by the symbols of their objects: the one with
 the file's name, then by how many files a call goes through, then the quicker; NEAREST of them, and those of FAR. A red suite ends
-it. One that takes longer than SECONDS and five times what it takes otherwise hangs, and has seen it. Suites that are red without
-a mutation are left out.
+it. One that takes longer than SECONDS and five times what it takes otherwise hangs, and has seen it. Of a suite that is red
+without a mutation other tests have to fail.
 
 --only I repeats mutation I of that seed. --planted also tries two of which is known what they give, and fails if they do not.
 What has a = goes to make. All happens in copies of the tree, below TMPDIR. Left out are tables of data, headers, checks that only
@@ -32,7 +32,7 @@ import size
 
 PATTERNS = ["*.c", "base/*.c", "io/*.c", "device/*.c", "cost/*.c", "app/*.c", "flexgen.cu"]
 NO_PROGRAM = ["mini.c", *size.DATA]
-NO_SUITE = ["exercises", "mini", "summary", "gpu"]  # of scripts, of mini.c, or slow
+NO_SUITE = ["exercises", "mini", "summary", "gpu", "tour"]  # of scripts, of mini.c, or that all sources are those of a page
 NEAREST, FAR = 8, ["schedule", "policy", "cli"]
 # Files that the suites do not link: what is built of them, the last of which is compared, and their suites.
 BUILT = {"flexgen.cu": ["build/flexgen_cpu.cpp", "build/flexgen_cpu.o"], "device/pipeline.c": ["build/flexgen_mpi.so"]}
@@ -160,8 +160,20 @@ class Tree:
         words = size.read(log).split()[-4:] if os.path.exists(log) else []
         return (int(words[1]), float(words[2])) if len(words) == 4 and words[1].isdigit() else (-1, 0)
 
-    def run(self, suite, limit):
-        if self.make(f"build/{suite}.log", limit=limit):
+    def reds(self, suite):
+        """The names of the tests that failed in the suite's last run."""
+        name, found = "", set()
+        for line in size.read(self.path(f"build/{suite}.log")).split("\n") if self.last(suite)[0] == 1 else ():
+            name = line.split(" ...")[0] if line.startswith("  Test: ") else name
+            found |= {name} if line.endswith("FAILED") else set()
+        return found
+
+    def run(self, suite, limit, known=frozenset()):
+        """None if no test failed but the known ones, else how that was seen."""
+        log = self.path(f"build/{suite}.log")
+        if os.path.exists(log):
+            os.remove(log)
+        if self.make(f"build/{suite}.log", limit=limit) or self.reds(suite) and self.reds(suite) <= known:
             return None
         return "HANG" if self.last(suite)[0] in (124, 137) else "caught"
 
@@ -183,6 +195,7 @@ class Suites:
 
     def __init__(self, clean, limit):
         self.clean, self.limit, self.lock, self.limits = clean, limit, threading.Lock(), {}
+        self.known = {}  # tests that are red without a mutation
         tests = {path[11:-2]: path for path in sorted(glob.glob("tests/test_*.c")) if path[11:-2] not in NO_SUITE}
         if not clean.make("build/libflexgen.a", "build/flexgen.o", *(f"build/{path[:-2]}.o" for path in tests.values())):
             sys.exit("mutate.py: the suites cannot be built; `make test` says why")
@@ -208,15 +221,17 @@ class Suites:
         return SUITES.get(path) or near[:NEAREST] + [name for name in FAR if name in near[NEAREST:]]
 
     def limit_of(self, suite):
-        """Seconds for a suite, or 0 if it is red as it is. It is run for that, if its log is not newer than its program."""
+        """Seconds for a suite, or 0 if it does not end well as it is. It is run for that, if its log is not newer than its program."""
         with self.lock:
             if suite not in self.limits:
                 log, program = f"build/{suite}.log", f"build/test_{suite}"
                 fresh = os.path.exists(log) and os.path.exists(program) and os.path.getmtime(log) > os.path.getmtime(program)
                 green = fresh and self.clean.last(suite)[0] == 0 or not self.clean.run(suite, 600)
-                self.limits[suite] = max(self.limit, int(5 * self.clean.last(suite)[1])) if green else 0
+                self.known[suite] = self.clean.reds(suite)
+                usable = green or self.known[suite]
+                self.limits[suite] = max(self.limit, int(5 * self.clean.last(suite)[1])) if usable else 0
                 if not green:
-                    print(f"mutate.py: the suite {suite} is red without a mutation, and is left out", flush=True)
+                    print(f"mutate.py: {suite} is red without a mutation", "".join(sorted(self.known[suite])) or "and left out", flush=True)
             return self.limits[suite]
 
 
@@ -245,7 +260,7 @@ class Run:
             how, where, began = "SURVIVED", 0, time.time()
             for name in self.suites.of(path):
                 limit = self.suites.limit_of(name)
-                result = limit and tree.run(name, limit)
+                result = limit and tree.run(name, limit, self.suites.known[name])
                 if result:
                     how, where = result, name
                     break
