@@ -115,7 +115,7 @@ $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
 DEVICE_O ?= $(if $(SANITIZE),-O1,-O2)
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
-	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))

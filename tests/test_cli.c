@@ -1485,6 +1485,10 @@ static void bench_says_what_was_expected(void) {
         double peak = number(cJSON_GetObjectItem(predicted, "peak_bytes"), tier_name[t]);
         const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "tiers"), tier_name[t]);
         CU_ASSERT(peak == number(tier, "planned_bytes") && peak >= number(tier, "peak_bytes"));
+        char line[100];
+        snprintf(line, sizeof line, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", peak / 0x1p20,
+                 number(tier, "peak_bytes") / 0x1p20);
+        CU_ASSERT_PTR_NOT_NULL(strstr(r.err, line));
     }
     CU_ASSERT(contains_all(r.err, WORDS("predicted", "measured", "throughput (token/s)", "GPU  peak (MiB)")));
     cJSON_Delete(json);

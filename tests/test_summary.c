@@ -1,6 +1,7 @@
 /* test_summary.c: how suites are run and counted (scripts/suite.sh, scripts/summary.sh). What fails, crashes, hangs or ends
  * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. Then how the program
- * is measured: its speed (scripts/bench.sh), its kernels (scripts/gpu_kernels.sh), its size (scripts/size.py). */
+ * is measured: its speed (scripts/bench.sh), its kernels (scripts/gpu_kernels.sh), its size (scripts/size.py),
+ * and how much the suites see of it (scripts/mutate.py). */
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -223,6 +224,57 @@ static void a_rule_of_size_that_is_broken_is_said_and_fails(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// scripts/mutate.py
+// ---------------------------------------------------------------------------------------------------------------
+
+#define MUTATE                                                                                                        \
+    "here=$PWD && cd %s && cp $here/scripts/suite.sh scripts && python3 -B $here/scripts/mutate.py --files 'base/*' " \
+    "--limit 1"
+
+/* A program of three lines that can be mutated: one suite sees the first, hangs by the last, and does not call the other.
+ */
+static const struct {
+    const char *path, *text;
+} mutable[] = {{"Makefile",
+                "build/%.o: %.c\n\tmkdir -p $(@D); cc -c $< -o $@\n"
+                "build/libflexgen.a: build/base/low.o\n\tar rc $@ $^\n"
+                "build/test_%: build/tests/test_%.o build/libflexgen.a\n\tcc $^ -o $@\n"
+                "build/%.log: build/test_% always\n\tscripts/suite.sh $@ $<\n"
+                "always:\n.PRECIOUS: build/%.o\n"},
+               {"base/low.c",
+                "int low(int a) {\n    return a + 1;\n}\n"
+                "int unseen(int a) {\n    return a + 1; /* a + 2 */\n}\n"
+                "int spent(volatile int a) {\n    while (a)\n        a--;\n    return a;\n}\n"},
+               {"flexgen.c", "int main(void) {\n    return 0;\n}\n"},
+               {"tests/test_low.c", "int low(int), spent(int);\nint main(void) { return low(1) != 2 || spent(3); }\n"}};
+
+static void a_mutation_is_caught_hangs_or_survives(void) {
+    static const char *const folders[] = {"base", "scripts", "tests"};
+    static const struct {
+        const char *flags, *said;
+    } cases[] = {
+        {"--count 4", "\n3 mutations: 1 caught, 1 hung, 1 survived\n--- a/base/low.c\n+++ b/base/low.c\n@@ -5 +5 @@\n"},
+        {"--only 3", "\n1 mutations: "},
+        {"--count 0", "\n0 mutations: 0 caught, 0 hung, 0 survived\n"}};
+    char tree[300], command[600];
+    if (!has_python()) return;
+    run_suites();
+    snprintf(tree, sizeof tree, "%s", temp_dir());
+    for (size_t d = 0; d < sizeof folders / sizeof *folders; d++) CHECK(!mkdir(in_dir(tree, folders[d]), 0777));
+    for (size_t f = 0; f < sizeof mutable / sizeof *mutable; f++)
+        write_file(tree, mutable[f].path, mutable[f].text, strlen(mutable[f].text));
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        char *said;
+        snprintf(command, sizeof command, "%s %s", MUTATE, cases[c].flags);
+        const int status = said_by(&said, command, tree);
+        if (status || !strstr(said, cases[c].said))
+            fprintf(stderr, "\n    %s: exit status %d: %s", cases[c].flags, status, said);
+        CU_ASSERT(!status && strstr(said, cases[c].said));
+        free(said);
+    }
+}
+
 CU_TestInfo tests[] = {
     {"a program that hangs is named and a second one ends its suite", /* first, while there are no directories */
      a_program_that_hangs_is_named_and_a_second_one_ends_its_suite},
@@ -235,5 +287,6 @@ CU_TestInfo tests[] = {
     {"a bench says the median of three", a_bench_says_the_median_of_three},
     {"the waves of the kernels are of today's constants", the_waves_of_the_kernels_are_of_todays_constants},
     {"a rule of size that is broken is said and fails", a_rule_of_size_that_is_broken_is_said_and_fails},
+    {"a mutation is caught, hangs or survives", a_mutation_is_caught_hangs_or_survives},
     CU_TEST_INFO_NULL,
 };
