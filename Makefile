@@ -107,7 +107,7 @@ include tests/suites.mk # make test, gpu-tests and sanitize
 $(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
-HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c device/depend.c device/ops.c)
+HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
 test: $(if $(SANITIZE)$(SUITE),,$(BENCH)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)

@@ -151,7 +151,7 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 void choose_threads(TaskRun *run) {
-    const int asked = run->options->threads, all = host_processors(),
+    const int asked = run->options->threads, all = processors_allowed(),
               allowed = imin(all, process_allowance("", 0).processors);
     if (!asked && allowed < all)
         run->processors = all;

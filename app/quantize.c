@@ -24,7 +24,6 @@
  * Read next: job.c. */
 #include <cjson/cJSON.h>
 #include <dirent.h>
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -230,7 +229,7 @@ static int write_header(const Copy *copy, int shard, Error *err) {
             write_entry(out, copy, &copy->items[i]);
     putc('}', out);
     fclose(out);
-    const uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = htole64(size);
+    const uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = size;
     int status = write_bytes(copy, &length, sizeof length, err);
     if (!status && fprintf(copy->file, "%-*.*s", (int)size, (int)header.len, header.text) < 0)
         status = cannot_write(copy->path, err);
