@@ -14,6 +14,7 @@
  * Read next: admission.c. */
 #include <math.h>
 
+#include "base/simd.h"
 #include "device/device.h"
 #include "io/io.h"
 

@@ -19,9 +19,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -156,51 +153,7 @@ enum { MAX_PATH = 4096 };
 /* Checkpoints have little-endian numbers, which are used as they are. */
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "big-endian processors are not supported");
 
-typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float */
-
-static inline float f16_to_f32(f16 x) {
-#ifdef __F16C__
-    return _cvtsh_ss(x);
-#else
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    f *= 0x1p112f;
-    memcpy(&bits, &f, sizeof f);
-    if (f >= 65536.0f)
-        bits |= 0x7f800000;
-    if ((x & 0x7fff) > 0x7c00)
-        bits |= 0x400000; /* NaNs come out quiet */
-    bits |= (uint32_t)(x & 0x8000) << 16;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-#endif
-}
-
-/* Rounds to the nearest half, ties to even. */
-static inline f16 f32_to_f16(float x) {
-#ifdef __F16C__
-    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    f16 sign = (f16)(bits >> 16 & 0x8000);
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000)
-        return sign | 0x7e00 | (bits >> 13 & 0x3ff);
-    if (bits >= 0x477ff000)
-        return sign | 0x7c00; /* from 65520 up the nearest half is inf */
-    if (bits < 0x38800000) {  /* subnormal: a float addition rounds at 2^-24 for us */
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        f += 0.5f;
-        memcpy(&bits, &f, sizeof f);
-        return sign | (f16)(bits - 0x3f000000);
-    }
-    bits += 0xfff + (bits >> 13 & 1);
-    return sign | (f16)((bits - 0x38000000) >> 13);
-#endif
-}
+typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float (simd.h) */
 
 // -------------------------------------------------------------------------------------------------
 // Hashes. A random number is the hash of what it is drawn for, so that nothing else can change it.

@@ -152,8 +152,7 @@ void memory_share_heap(void) {
 
 int processors_allowed(void) {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
-                                                  : CPU_COUNT(&set);
+    return sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
 }
 
 void processor_name(char name[MOST_PROCESSOR]) {
@@ -286,7 +285,7 @@ void memory_share_heap(void) {} /* macOS has no heap for each thread */
 // macOS: the processors, the program
 // -------------------------------------------------------------------------------------------------
 
-int processors_allowed(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+int processors_allowed(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 
 void processor_name(char name[MOST_PROCESSOR]) {
     size_t size = MOST_PROCESSOR;

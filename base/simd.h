@@ -1,9 +1,13 @@
-/* simd.h: defines a vector of VL floats for AVX-512, AVX2 and portable C, and the 16 numbers that
- * 4-bit codes stand for. Only host*.c and quant.c use it; everything is inlined. C's operators work
- * on these vectors; these few functions do what C cannot say. */
+/* simd.h: defines a vector of VL floats for AVX-512, AVX2, NEON and portable C, and the 16 numbers
+ * that 4-bit codes stand for. Everything is inlined. What differs between processors stands here
+ * and nowhere else. C's operators
+ * work on these vectors; these few functions do what C cannot say. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define PRAGMA(text) _Pragma(#text)
@@ -16,16 +20,89 @@
 #if defined __AVX512F__ && defined __F16C__
 #define ISA "AVX-512"
 #define VL 16
+#define REGISTERS 32
 #elif defined __AVX2__ && defined __FMA__ && defined __F16C__
 #define ISA "AVX2"
 #define VL 8
+#define REGISTERS 16
+#elif defined __aarch64__
+#include <arm_neon.h>
+/* Otherwise GCC would load so many vectors ahead that the sums of a tile leave their registers. */
+#ifndef __clang__
+#pragma GCC optimize("no-schedule-insns")
+#endif
+#define ISA "NEON"
+#define VL 4
+#define REGISTERS 32
 #else
 #define ISA "portable"
 #define VL 4
+#define REGISTERS 16
 #endif
+// -------------------------------------------------------------------------------------------------
+// One number: halfs
+// -------------------------------------------------------------------------------------------------
+
+static inline float f16_to_f32(f16 x) {
+#ifdef __F16C__
+    return _cvtsh_ss(x);
+#elif defined __ARM_NEON
+    __fp16 half;
+    memcpy(&half, &x, sizeof half);
+    return half;
+#else
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, sizeof f);
+    if (f >= 65536.0f)
+        bits |= 0x7f800000;
+    if ((x & 0x7fff) > 0x7c00)
+        bits |= 0x400000; /* NaNs come out quiet */
+    bits |= (uint32_t)(x & 0x8000) << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+#endif
+}
+
+/* Rounds to the nearest half, ties to even. */
+static inline f16 f32_to_f16(float x) {
+#ifdef __F16C__
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined __ARM_NEON
+    __fp16 half = x;
+    f16 bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    f16 sign = (f16)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000)
+        return sign | 0x7e00 | (bits >> 13 & 0x3ff);
+    if (bits >= 0x477ff000)
+        return sign | 0x7c00; /* from 65520 up the nearest half is inf */
+    if (bits < 0x38800000) {  /* subnormal: a float addition rounds at 2^-24 for us */
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        f += 0.5f;
+        memcpy(&bits, &f, sizeof f);
+        return sign | (f16)(bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (f16)((bits - 0x38000000) >> 13);
+#endif
+}
+
+// -------------------------------------------------------------------------------------------------
+// Vectors
+// -------------------------------------------------------------------------------------------------
+
 /* The rows of a tile, of x and of w: their MR * NR sums and what feeds these fit the vector
  * registers. */
-enum { MR = VL == 16 ? 6 : 3, NR = 4 };
+enum { MR = REGISTERS == 32 ? 6 : 3, NR = 4 };
 
 typedef float V __attribute__((vector_size(VL * 4)));
 typedef int32_t VI __attribute__((vector_size(VL * 4)));
@@ -34,11 +111,15 @@ typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
 /* The 16 numbers that the 4-bit codes of a group stand for (quant.c), as a table that stays in
- * registers. AVX2 looks up 16 bytes as fast as 8 floats among 8, so it keeps the numbers as halves,
- * their lower and their upper bytes apart. */
+ * registers. AVX2 and NEON look up 16 bytes at once, so they keep the numbers as halves, their
+ * lower and their upper bytes apart. */
+#if VL == 8 || defined __ARM_NEON
+#define BYTE_TABLES
+#endif
+typedef uint8_t B16 __attribute__((vector_size(16)));
 typedef struct {
-#if VL == 8
-    __m128i lower, upper;
+#ifdef BYTE_TABLES
+    B16 lower, upper;
 #else
     V part[16 / VL];
 #endif
@@ -50,32 +131,28 @@ INLINE V v_hold(V v) {
     __asm__("" : "+v"(v));
 #elif defined __x86_64__
     __asm__("" : "+x"(v));
+#elif defined __ARM_NEON
+    __asm__("" : "+w"(v));
 #endif
     return v;
 }
 INLINE V v_set(float x) { return x - (V){0}; }
+
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
-// Functions that each instruction set has its own words for. v_fold adds the quarters of a vector,
-// as a tree. v_bits returns a number whose bit i is set if element i of a mask is. t_keep makes a
-// table of its numbers. t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look
-// looks up the numbers whose codes are the low four bits of each element.
+// Functions that each instruction set has its own words for. b_widen makes floats of 8 halves,
+// b_look looks up 16 codes below 16 in a table of bytes. t_keep makes a table of its numbers.
+// t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look looks up the numbers
+// whose codes are the low four bits of each element.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
-    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-INLINE unsigned v_bits(VI mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
 INLINE V t_look(const Table *t, VI codes) {
     return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]);
 }
@@ -86,27 +163,22 @@ INLINE VI v_load_bytes(const uint8_t *p) {
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V4 v_fold(V v) {
-    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+INLINE void b_widen(V *out, B16 halves) { out[0] = v_widen((VH)halves); }
+INLINE B16 b_look(B16 table, B16 code) {
+    return (B16)_mm_shuffle_epi8((__m128i)table, (__m128i)code);
 }
-INLINE unsigned v_bits(VI mask) { return (unsigned)_mm256_movemask_ps((__m256)mask); }
-INLINE Table t_keep(const VH number[2]) {
-    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    __m128i a = _mm_shuffle_epi8((__m128i)number[0], apart),
-            b = _mm_shuffle_epi8((__m128i)number[1], apart);
-    return (Table){_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)};
+#elif defined __ARM_NEON
+INLINE V v_fma(V a, V b, V c) {
+    return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
-INLINE void t_block(V out[4], const Table *t, const uint8_t *codes) {
-    const __m128i pair = _mm_loadu_si128((const void *)codes), four = _mm_set1_epi8(15);
-    const __m128i code[2] = {_mm_and_si128(pair, four),
-                             _mm_and_si128(_mm_srli_epi16(pair, 4), four)};
-    UNROLL
-    for (int i = 0; i < 2; i++) {
-        __m128i lower = _mm_shuffle_epi8(t->lower, code[i]),
-                upper = _mm_shuffle_epi8(t->upper, code[i]);
-        out[2 * i] = v_widen((VH)_mm_unpacklo_epi8(lower, upper));
-        out[2 * i + 1] = v_widen((VH)_mm_unpackhi_epi8(lower, upper));
-    }
+INLINE V v_widen(VH h) { return (V)vcvt_f32_f16((float16x4_t)h); }
+INLINE VH v_narrow(V v) { return (VH)vcvt_f16_f32((float32x4_t)v); }
+INLINE void b_widen(V *out, B16 halves) {
+    out[0] = (V)vcvt_f32_f16(vget_low_f16((float16x8_t)halves));
+    out[1] = (V)vcvt_high_f32_f16((float16x8_t)halves);
+}
+INLINE B16 b_look(B16 table, B16 code) {
+    return (B16)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)code);
 }
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
@@ -123,13 +195,6 @@ INLINE VH v_narrow(V v) {
         h[i] = f32_to_f16(v[i]);
     return h;
 }
-INLINE V4 v_fold(V v) { return v; }
-INLINE unsigned v_bits(VI mask) {
-    unsigned bits = 0;
-    for (int i = 0; i < VL; i++)
-        bits |= (unsigned)(mask[i] & 1) << i;
-    return bits;
-}
 INLINE V t_look(const Table *t, VI codes) {
     V v;
     for (int i = 0; i < VL; i++)
@@ -139,7 +204,30 @@ INLINE V t_look(const Table *t, VI codes) {
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
 #endif
 
-#if VL != 8
+#ifdef BYTE_TABLES
+INLINE Table t_keep(const VH number[16 / VL]) {
+    B16 half[2];
+    memcpy(half, number, sizeof half);
+    return (Table){__builtin_shufflevector(half[0], half[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20,
+                                           22, 24, 26, 28, 30),
+                   __builtin_shufflevector(half[0], half[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21,
+                                           23, 25, 27, 29, 31)};
+}
+INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
+    B16 pair;
+    memcpy(&pair, codes, sizeof pair);
+    const B16 code[2] = {pair & 15, pair >> 4};
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        const B16 lower = b_look(t->lower, code[i]), upper = b_look(t->upper, code[i]);
+        b_widen(out + i * 16 / VL, __builtin_shufflevector(lower, upper, 0, 16, 1, 17, 2, 18, 3, 19,
+                                                           4, 20, 5, 21, 6, 22, 7, 23));
+        b_widen(out + i * 16 / VL + 8 / VL,
+                __builtin_shufflevector(lower, upper, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+                                        14, 30, 15, 31));
+    }
+}
+#else
 INLINE Table t_keep(const VH number[16 / VL]) {
     Table t;
     for (int i = 0; i < 16 / VL; i++)
@@ -167,15 +255,32 @@ INLINE V v_load(const float *p) {
     return v;
 }
 INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+
+/* Loads NX numbers, and v_fma_at returns c plus number e of them times b. NEON multiplies by an
+ * element of a vector; others need the number in all elements. */
+#ifdef __ARM_NEON
+enum { NX = 4 };
+INLINE V x_load(const float *p) { return v_hold(v_load(p)); }
+INLINE V v_fma_at(V x, int e, V b, V c) {
+    return (V)vfmaq_n_f32((float32x4_t)c, (float32x4_t)b, x[e]);
+}
+#else
+enum { NX = 1 };
+INLINE V x_load(const float *p) { return v_set(*p); }
+INLINE V v_fma_at(V x, int e, V b, V c) {
+    (void)e;
+    return v_fma(x, b, c);
+}
+#endif
 INLINE V v_load_part(const float *p, int n) {
     if (n >= VL)
         return v_load(p);
     V v = {0};
-    memcpy(&v, p, (size_t)n * sizeof *p);
+    memcpy(&v, p, n * sizeof *p);
     return v;
 }
 INLINE void v_store_part(float *p, V v, int n) {
-    memcpy(p, &v, n >= VL ? sizeof v : (size_t)n * sizeof *p);
+    memcpy(p, &v, n >= VL ? sizeof v : n * sizeof *p);
 }
 INLINE V v_load_f16(const f16 *p) {
     VH h;
@@ -186,7 +291,7 @@ INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL)
         return v_load_f16(p);
     VH h = {0};
-    memcpy(&h, p, (size_t)n * sizeof *p);
+    memcpy(&h, p, n * sizeof *p);
     return v_widen(h);
 }
 INLINE void v_store_f16_part(f16 *p, V v, int n) {
@@ -194,27 +299,22 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
     if (n >= VL)
         memcpy(p, &h, sizeof h);
     else
-        memcpy(p, &h, (size_t)n * sizeof *p);
+        memcpy(p, &h, n * sizeof *p);
 }
 
 /* Returns a vector whose element i is element f(i, ...) of a and b together, where b's count from
  * VL on. A compiler wants these numbers as constants in the source, so they are given by macros. */
+#define FOUR(f, i, ...) \
+    f(i, __VA_ARGS__), f(i + 1, __VA_ARGS__), f(i + 2, __VA_ARGS__), f(i + 3, __VA_ARGS__)
 #if VL == 16
-#define V_SHUFFLE(a, b, f, ...)                                                           \
-    __builtin_shufflevector(                                                              \
-        a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__), \
-        f(4, __VA_ARGS__), f(5, __VA_ARGS__), f(6, __VA_ARGS__), f(7, __VA_ARGS__),       \
-        f(8, __VA_ARGS__), f(9, __VA_ARGS__), f(10, __VA_ARGS__), f(11, __VA_ARGS__),     \
-        f(12, __VA_ARGS__), f(13, __VA_ARGS__), f(14, __VA_ARGS__), f(15, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                     \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__), \
+                            FOUR(f, 8, __VA_ARGS__), FOUR(f, 12, __VA_ARGS__))
 #elif VL == 8
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__), f(4, __VA_ARGS__), f(5, __VA_ARGS__),       \
-                            f(6, __VA_ARGS__), f(7, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) \
+    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__))
 #else
-#define V_SHUFFLE(a, b, f, ...)                                                            \
-    __builtin_shufflevector(a, b, f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), \
-                            f(3, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__))
 #endif
 /* Takes n elements of a, n of b, the next n of a ... of the lower (or upper) half of each `all`
  * elements. */
@@ -258,20 +358,13 @@ INLINE V4 v_sum4(V a, V b, V c, V d) {
 #endif
     return __builtin_shufflevector(acbd, acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
 }
-INLINE float v_sum(V v) {
-    V4 e = v_fold(v);
-    return (e[0] + e[2]) + (e[1] + e[3]);
-}
+INLINE float v_sum(V v) { return v_sum4(v, v, v, v)[0]; }
 
 /* v_largest returns the largest element; none may be NaN. */
 #define ROTATED(i, n) (((i) + (n)) % VL)
 INLINE float v_largest(V v) {
-#if VL == 16
-    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8));
-#endif
-#if VL >= 8
+    v = v_max(v, V_SHUFFLE(v, v, ROTATED, 8)); /* of 8 elements or four it is v again */
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 4));
-#endif
     v = v_max(v, V_SHUFFLE(v, v, ROTATED, 2));
     return v_max(v, V_SHUFFLE(v, v, ROTATED, 1))[0];
 }
@@ -279,13 +372,13 @@ INLINE float v_largest(V v) {
 /* Returns e^x within 2 ulp for x <= 88, 0 below -87, NaN of NaN. x = n ln2 + r, e^r as its series,
  * 2^n into the exponent bits. */
 INLINE V v_exp(V x) {
-    const float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
+    float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
     x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
     V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
     V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
     V e = v_set(1 / 5040.0f);
-    const float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
+    float series[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f};
     UNROLL
     for (int i = 0; i < 7; i++)
         e = v_fma(e, r, v_set(series[i]));
@@ -297,7 +390,7 @@ INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
     for (int i = 0; i < 16; i++)
-        code[i / VL][i % VL] = (float)i;
+        code[i / VL][i % VL] = i;
     UNROLL
     for (int i = 0; i < 16 / VL; i++)
         number[i] = v_narrow(v_fma(code[i], scale, min));

@@ -66,7 +66,7 @@ static Loop *find_loop(void) {
 
 /* Looks for a new loop for a while, then sleeps. The lock is free meanwhile. */
 static void await_loop(void) {
-    const unsigned known = atomic_load(&team.opened);
+    unsigned known = atomic_load(&team.opened);
     pthread_mutex_unlock(&team.lock);
     for (double until = seconds_now() + PATIENCE;
          atomic_load(&team.opened) == known && !atomic_load(&team.end) && seconds_now() < until;)
@@ -167,7 +167,7 @@ static void end_helpers(void) {
 
 int host_set_threads(int threads) {
     enum { MOST = 1024 };
-    const int wanted = threads > 0 ? imin(threads, MOST) : processors_allowed();
+    int wanted = threads > 0 ? imin(threads, MOST) : processors_allowed();
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     CHECK(!team.loops);
     pthread_once(&once, watch_forks);

@@ -23,6 +23,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/simd.h"
 #include "cost/cost.h"
 
 enum {

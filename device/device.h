@@ -135,14 +135,11 @@ struct Op {
 /* The way in which an op uses one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
-/* The description of a code: its name, and its views with their names. The views of a copy are
- * those of its moves. */
+/* The description of a code: its name, and its views in the order of the op's struct. The views of
+ * a copy are those of its moves. */
 typedef struct {
     const char *name;
-    struct {
-        const char *name;
-        Use use;
-    } view[MAX_VIEWS];
+    Use view[MAX_VIEWS];
 } OpInfo;
 extern const OpInfo op_info[NCODES];
 

@@ -20,7 +20,7 @@ const char *host_isa(void) { return ISA; }
 
 static void embed_rows(const void *embed, int first, int n) {
     const Op *op = embed;
-    const Tensor y = op->embed.y, table = op->embed.table;
+    Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     for (int r = first; r < first + n; r++) {
         for (int c = 0; c < y.cols; c += VL) {
@@ -31,12 +31,6 @@ static void embed_rows(const void *embed, int first, int n) {
             store_any(y.at, y.type, at, v, y.cols - c);
         }
     }
-}
-
-static void host_embed(const Op *op) {
-    const Type y = op->embed.y.type, table = op->embed.table.type;
-    CHECK((y == F32 || y == F16) && (table == F16 || table == BF16 || table == F32));
-    host_share((double)op->embed.y.rows * op->embed.y.cols, op->embed.y.rows, embed_rows, op);
 }
 
 /* Returns the sum over a row of (x - shift)^power, power 1 or 2. */
@@ -55,11 +49,11 @@ static float row_sum(const float *x, float shift, int power, int cols) {
 
 static void normalize_rows(const void *norm, int first, int rows) {
     const Op *op = norm;
-    const int cols = op->layernorm.x.cols;
+    int cols = op->layernorm.x.cols;
     const f16 *w = op->layernorm.w.at, *b = op->layernorm.b.at;
     for (int r = first; r < first + rows; r++) {
-        const float *in = (const float *)op->layernorm.x.at + (size_t)r * cols;
-        float *out = (float *)op->layernorm.y.at + (size_t)r * cols;
+        const float *in = tensor_rows(op->layernorm.x, r, 1).at;
+        float *out = tensor_rows(op->layernorm.y, r, 1).at;
         float mean = row_sum(in, 0, 1, cols) / cols;
         float scale = 1 / sqrtf(row_sum(in, mean, 2, cols) / cols + 1e-5f);
         for (int c = 0; c < cols; c += VL) {
@@ -70,65 +64,51 @@ static void normalize_rows(const void *norm, int first, int rows) {
     }
 }
 
-static void host_layernorm(const Op *op) {
-    const Tensor x = op->layernorm.x;
-    host_share((double)x.rows * x.cols, x.rows, normalize_rows, op);
-}
-
 // -------------------------------------------------------------------------------------------------
 // Packed weights to F16; new k and v, into pages
 // -------------------------------------------------------------------------------------------------
 
-static void host_unpack(const Op *op) {
-    const Tensor w = op->unpack.w, packed = op->unpack.packed;
-    for (int g = 0; g < packed.rows; g++)
-        quant_unpack_rows((f16 *)w.at + (size_t)g * GROUP * w.cols,
-                          (const uint8_t *)packed.at + (size_t)g * packed.cols, w.cols);
+static void unpack_rows(const void *unpack, int first, int n) {
+    const Op *op = unpack;
+    Tensor w = op->unpack.w;
+    for (int g = first; g < first + n; g++)
+        quant_unpack_rows(tensor_rows(w, g * GROUP, GROUP).at,
+                          tensor_rows(op->unpack.packed, g, 1).at, w.cols);
 }
 
 static void pack_rows(const void *pack, int first, int n) {
     const Op *op = pack;
-    const Tensor packed = op->pack.packed, kv = op->pack.kv;
     for (int r = first; r < first + n; r++) /* a number that is not finite makes its group NaN */
-        quant_pack_heads((uint8_t *)packed.at + (size_t)r * packed.cols,
-                         (const f16 *)kv.at + r * kv.ld, 2 * op->nh, op->hd);
-}
-
-static void host_pack(const Op *op) {
-    const Tensor kv = op->pack.kv;
-    host_share(4.0 * kv.rows * kv.cols, kv.rows, pack_rows, op);
+        quant_pack_heads(tensor_rows(op->pack.packed, r, 1).at, tensor_rows(op->pack.kv, r, 1).at,
+                         2 * op->nh, op->hd);
 }
 
 /* Writes row after row: a token's k to one place and its v to another. */
 static void append_rows(const void *append, int first, int n) {
     const Op *op = append;
-    const Tensor kv = op->append.kv, pages = op->append.pages, k = op->append.k;
+    Tensor kv = op->append.kv, k = op->append.k;
     const int32_t *seq = op->append.seq.at, *pos = op->append.pos.at;
-    const size_t bytes = k.cols * type_bytes(k.type);
+    size_t bytes = k.cols * type_bytes(k.type);
     for (int r = first; r < first + n; r++) {
-        int page = ((const int32_t *)pages.at)[seq[r] * pages.ld + pos[r] / op->page_tokens];
-        size_t at = ((size_t)page * op->page_tokens + pos[r] % op->page_tokens) * bytes;
-        uint8_t *to_k = (uint8_t *)k.at + at, *to_v = (uint8_t *)op->append.v.at + at;
-        const uint8_t *from = (const uint8_t *)kv.at + r * kv.ld * type_bytes(kv.type);
-        const uint8_t *from_v = from + kv.cols / 2 * type_bytes(kv.type);
-        if (kv.type != k.type) {
-            quant_pack_heads(to_k, (const f16 *)from, op->nh, op->hd);
-            quant_pack_heads(to_v, (const f16 *)from_v, op->nh, op->hd);
-        } else {
-            memcpy(to_k, from, bytes);
-            memcpy(to_v, from_v, bytes);
-        }
-        for (int h = 0; op->study.bits && h < op->nh; h++) {
-            quant_round((f16 *)to_k + h * op->hd, 1, op->hd, op->study);
-            quant_round((f16 *)to_v + h * op->hd, 1, op->hd, op->study);
+        const int32_t *pages = tensor_rows(op->append.pages, seq[r], 1).at;
+        size_t page = pages[pos[r] / op->page_tokens],
+               row = page * op->page_tokens + pos[r] % op->page_tokens;
+        for (int v = 0; v < 2; v++) { /* k and then v */
+            const void *from = tensor_cols(tensor_rows(kv, r, 1), v * kv.cols / 2, 1).at;
+            void *to = (uint8_t *)op->view[v].at + row * bytes;
+            if (kv.type == k.type)
+                memcpy(to, from, bytes);
+            else
+                quant_pack_heads(to, from, op->nh, op->hd);
+            for (int h = 0; op->study.bits && h < op->nh; h++)
+                quant_round((f16 *)to + h * op->hd, 1, op->hd, op->study);
         }
     }
 }
 
 static void host_append(const Op *op) {
-    const Tensor kv = op->append.kv;
-    const double work =
-        kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : (double)tensor_bytes(kv) / 2;
+    Tensor kv = op->append.kv;
+    double work = kv.type != op->append.k.type ? 4.0 * kv.rows * kv.cols : tensor_bytes(kv) / 2;
     /* D_WRITE works alone, without the team's help */
     host_share(op->lane == D_WRITE ? 0 : work, kv.rows, append_rows, op);
 }
@@ -179,8 +159,8 @@ static int heap_pop(int *heap, int n, const float *p) {
  * how many they are: top_k, or fewer whose mass reaches top_p of the mass of these top_k. It uses a
  * heap, so that only the tokens that are kept get sorted. */
 static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, int vocab) {
-    const bool cut_k = s->top_k > 0 && s->top_k < vocab;
-    const int most = cut_k ? s->top_k : vocab;
+    bool cut_k = s->top_k > 0 && s->top_k < vocab;
+    int most = cut_k ? s->top_k : vocab;
     int sorted = 0, kept = 0;
     double sum = 0;
     for (int i = vocab / 2; i-- > 0;)
@@ -188,7 +168,7 @@ static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, i
     if (cut_k)
         for (*mass = 0; sorted < most;)
             *mass += p[heap_pop(ids, vocab - sorted++, p)];
-    const double want = s->top_p < 1 ? s->top_p * *mass : INFINITY;
+    double want = s->top_p < 1 ? s->top_p * *mass : INFINITY;
     while (kept < most && (kept == 0 || sum < want)) {
         if (kept == sorted)
             heap_pop(ids, vocab - sorted++, p);
@@ -200,7 +180,7 @@ static int pick_cut(int *ids, const float *p, double *mass, const Sampling *s, i
 
 static int pick_sample(const float *logits, double u, const Sampling *s, int vocab) {
     int best = pick_greedy(logits, vocab), padded = round_up(vocab, VL);
-    float *p = scratch((size_t)padded * 2);
+    float *p = scratch(padded * 2);
     int *ids = (int *)(p + padded);
     double mass = 0;
     for (int i = 0; i < vocab; i += VL) {
@@ -226,20 +206,15 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
 static void pick_rows(const void *pick, int first, int n) {
     const Op *op = pick;
     const Sampling *s = &op->sampling;
-    const int vocab = op->pick.logits.cols;
+    int vocab = op->pick.logits.cols;
     int32_t *ids = op->pick.ids.at;
     const int32_t *prompt = op->pick.prompt.at, *pos = op->pick.pos.at;
     for (int r = first; r < first + n; r++) {
-        const float *row = (const float *)op->pick.logits.at + (size_t)r * vocab;
+        const float *row = tensor_rows(op->pick.logits, r, 1).at;
         ids[r] = s->temperature > 0
                      ? pick_sample(row, random_draw(s->seed, prompt[r], pos[r]), s, vocab)
                      : pick_greedy(row, vocab);
     }
-}
-
-static void host_pick(const Op *op) {
-    const Tensor logits = op->pick.logits;
-    host_share((double)logits.rows * logits.cols, logits.rows, pick_rows, op);
 }
 
 /* Returns the sum of e^(x[i] - top): short sums are added in float, and these in double. */
@@ -261,32 +236,42 @@ static double sum_exp(const float *x, float top, int n) {
 
 static void score_rows(const void *score, int first, int n) {
     const Op *op = score;
-    const int vocab = op->score.logits.cols;
+    int vocab = op->score.logits.cols;
     float *logp = op->score.logp.at;
     int32_t *best = op->score.best.at;
     const int32_t *target = op->score.target.at;
     for (int r = first; r < first + n; r++) {
-        const float *row = (const float *)op->score.logits.at + (size_t)r * vocab;
+        const float *row = tensor_rows(op->score.logits, r, 1).at;
         best[r] = pick_greedy(row, vocab);
         float top = row[best[r]];
-        logp[r] = (float)((double)row[target[r]] - top - log(sum_exp(row, top, vocab)));
+        logp[r] = (double)row[target[r]] - top - log(sum_exp(row, top, vocab));
     }
 }
 
-static void host_score(const Op *op) {
-    const Tensor logits = op->score.logits;
-    host_share((double)logits.rows * logits.cols, logits.rows, score_rows, op);
-}
+/* An op that is a loop over the rows of one of its views. */
+typedef struct {
+    LoopPart part;
+    int view;
+    double work; /* multiplications for a number of the view, or as much of something else */
+} RowLoop;
+
+static const RowLoop row_loop[NCODES] = {
+    [OP_EMBED] = {embed_rows, 0, 1},   [OP_LAYERNORM] = {normalize_rows, 1, 1},
+    [OP_UNPACK] = {unpack_rows, 1, 1}, [OP_PACK] = {pack_rows, 1, 4},
+    [OP_PICK] = {pick_rows, 1, 1},     [OP_SCORE] = {score_rows, 2, 1},
+};
 
 void host_run(const Op *op) {
     static void (*const run[NCODES])(const Op *) = {
-        [OP_EMBED] = host_embed,   [OP_LAYERNORM] = host_layernorm,
-        [OP_LINEAR] = host_linear, [OP_UNPACK] = host_unpack,
-        [OP_PACK] = host_pack,     [OP_ATTEND_PREFILL] = host_attend_prefill,
+        [OP_LINEAR] = host_linear, [OP_ATTEND_PREFILL] = host_attend_prefill,
         [OP_ATTEND] = host_attend, [OP_SELECT] = host_select,
         [OP_WEIGH] = host_weigh,   [OP_APPEND] = host_append,
-        [OP_PICK] = host_pick,     [OP_SCORE] = host_score,
     };
-    CHECK(run[op->code]);
-    run[op->code](op);
+    const RowLoop *loop = &row_loop[op->code];
+    Tensor view = op->view[loop->view];
+    CHECK(loop->part || run[op->code]);
+    if (loop->part)
+        host_share(loop->work * view.rows * view.cols, view.rows, loop->part, op);
+    else
+        run[op->code](op);
 }

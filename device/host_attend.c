@@ -14,28 +14,22 @@ enum { BLOCK = 64 }; /* tokens */
 
 // -------------------------------------------------------------------------------------------------
 // The two tiles that attention is made of: dot products of rows, and weighted sums of rows. They
-// are inlined for each constant mr and unrolled, so that the sums stay in registers.
+// are inlined for each constant mr and unrolled, so that the sums stay in registers. Rows of floats
+// are padded with zeros to whole vectors.
 // -------------------------------------------------------------------------------------------------
 
 /* Adds x[i] * w[j] to acc[i * NR + j], element by element, for mr rows of x and NR rows of w (F16),
- * which have k columns. */
-INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int k, const int mr) {
-    V a[6];
-    for (int p = 0; p < k; p += VL) {
-        int n = k - p;
-        if (n >= VL) {
-            UNROLL
-            for (int i = 0; i < mr; i++)
-                a[i] = v_load(x + (size_t)i * k + p);
-        } else {
-            UNROLL
-            for (int i = 0; i < mr; i++)
-                a[i] = v_load_part(x + (size_t)i * k + p, n);
-        }
+ * which have hd columns. */
+INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, const int mr) {
+    int ld = round_up(hd, VL);
+    for (int d = 0; d < hd; d += VL) {
+        V a[MR];
+        UNROLL
+        for (int i = 0; i < mr; i++)
+            a[i] = v_load(x + i * ld + d);
         UNROLL
         for (int j = 0; j < NR; j++) {
-            const f16 *row = (const f16 *)w[j] + p;
-            V b = n >= VL ? v_load_f16(row) : v_load_f16_part(row, n);
+            V b = v_load_f16_part((const f16 *)w[j] + d, hd - d);
             UNROLL
             for (int i = 0; i < mr; i++)
                 acc[i * NR + j] = v_fma(a[i], b, acc[i * NR + j]);
@@ -43,23 +37,14 @@ INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int k, con
     }
 }
 
-/* Dot products of some rows of x with NR rows of w. */
-typedef struct {
-    float *dot;           /* (rows, NR), rows BLOCK apart */
-    const float *x;       /* (rows, k) */
-    const void *const *w; /* NR addresses of rows of k numbers, F16 */
-    int k;
-} Dots;
-
-/* Writes dot[i][j] = x[i] . w[j], never -0. */
-INLINE void dot_tile(const void *dots, const int mr) {
-    const Dots *d = dots;
-    V acc[6 * NR] = {{0}}, *row = acc;
-    add_dots(acc, d->x, d->w, d->k, mr);
+/* Writes dot[i * BLOCK + j] = x[i] . w[j], never -0, for rows as above. */
+INLINE void dot_tile(float *dot, const float *x, const void *const w[NR], int hd, const int mr) {
+    V acc[MR * NR] = {{0}}, *row = acc;
+    add_dots(acc, x, w, hd, mr);
     UNROLL
     for (int i = 0; i < mr; i++, row += NR) {
         V4 s = v_sum4(row[0], row[1], row[2], row[3]) + (V4){0};
-        memcpy(d->dot + i * BLOCK, &s, sizeof s);
+        memcpy(dot + i * BLOCK, &s, sizeof s);
     }
 }
 
@@ -69,15 +54,14 @@ typedef struct {
     const float *p;       /* the weights (rows, n), rows BLOCK apart */
     const void *const *v; /* n addresses of heads, F16 or packed */
     int n;
-    const Table *codes; /* of packed heads: the codes as floats */
 } Weighted;
 
 /* Sums mr rows over nv vectors of columns from d on. Only `last` columns of the last vector exist
  * in v. */
 INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv,
                        const int mr) {
-    const int ld = round_up(hd, VL);
-    V acc[6][4], a[6];
+    int ld = round_up(hd, VL);
+    V acc[MR][4], a[MR];
     UNROLL
     for (int i = 0; i < mr; i++) {
         UNROLL
@@ -108,23 +92,16 @@ INLINE void weigh_columns(const Weighted *w, int hd, const int mr) {
     int d = 0;
     for (; d + 4 * VL <= hd; d += 4 * VL)
         weigh_tile(w, hd, d, VL, 4, mr);
-    for (; d + VL <= hd; d += VL)
-        weigh_tile(w, hd, d, VL, 1, mr);
-    if (d < hd)
+    for (; d < hd; d += VL)
         weigh_tile(w, hd, d, hd - d, 1, mr);
 }
 
-/* Sums mr rows. It is not inlined: in prefill_tile the sums would not stay in registers. */
+/* Sums MR rows or one. It is not inlined: in prefill_tile the sums would not stay in registers. */
 __attribute__((noinline)) static void weigh_rows(Weighted w, int hd, int mr) {
-    if (mr == MR) {
+    if (mr == MR)
         weigh_columns(&w, hd, MR);
-        return;
-    }
-    for (int i = 0; i < mr; i++) {
+    else
         weigh_columns(&w, hd, 1);
-        w.o += round_up(hd, VL);
-        w.p += BLOCK;
-    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -171,13 +148,12 @@ static void attend_finish(Tensor out, size_t at, const float *o, Seen seen, int 
         store_any(out.at, out.type, at + d, v_load(o + d) / seen.l, hd - d);
 }
 
-/* Writes q (rows, hd) = in * hd^-1/2, as OPT scales it; rows of in are in_ld apart. */
+/* Writes q = in * hd^-1/2, as OPT scales it; rows of hd numbers, those of in are in_ld apart. */
 static void scale_q(float *q, const f16 *in, size_t in_ld, int rows, int hd) {
-    V scale = v_set(1 / sqrtf((float)hd));
-    for (int i = 0; i < rows; i++)
-        for (int d = 0; d < hd; d += VL)
-            v_store_part(q + (size_t)i * hd + d,
-                         v_load_f16_part(in + i * in_ld + d, hd - d) * scale, hd - d);
+    V scale = v_set(1 / sqrtf(hd));
+    for (int i = 0; i < rows; i++, in += in_ld)
+        for (int d = 0; d < hd; d += VL, q += VL)
+            v_store(q, v_load_f16_part(in + d, hd - d) * scale);
 }
 
 /* Queries of one head that a task of prefill takes: each block of K and V is gathered once for all
@@ -185,66 +161,69 @@ static void scale_q(float *q, const f16 *in, size_t in_ld, int rows, int hd) {
 enum { QUERIES = 96 };
 
 typedef struct {
-    float *q, *o; /* (QUERIES, hd) scaled; (QUERIES, hdp) */
+    float *q, *o; /* (QUERIES, hdp), q scaled */
     f16 *k, *v;   /* (BLOCK, hd): the head's part of a block, row by row */
-    float score[6 * BLOCK];
+    float score[MR * BLOCK];
     const void *krow[BLOCK + NR], *vrow[BLOCK]; /* the rows of k and v */
     Seen seen[QUERIES];
     int hd, hdp; /* elements of a head, and these rounded up to whole vectors */
 } PrefillTask;
 
-/* Lets queries i .. i+mr, the first of which is at position pos, attend to tokens t0 .. t0+nt. */
-static void prefill_tile(PrefillTask *a, int i, int mr, int pos, int t0, int nt) {
-    nt = imin(nt, pos + mr - t0);
+/* Lets queries i .. i+mr attend to a block of nt tokens, of which `before` come before query i. */
+INLINE void prefill_tile(PrefillTask *a, int i, int before, int nt, const int mr) {
+    nt = imin(nt, before + mr);
     if (nt <= 0)
         return;
-    float *o = a->o + (size_t)i * a->hdp;
+    float *o = a->o + i * a->hdp;
     for (int t = 0; t < nt; t += NR)
-        for_rows(dot_tile, &(Dots){a->score + t, a->q + (size_t)i * a->hd, a->krow + t, a->hd}, mr);
-    const int common = imax(0, imin(nt, pos + 1 - t0)); /* tokens that all of the rows may see */
+        dot_tile(a->score + t, a->q + i * a->hdp, a->krow + t, a->hd, mr);
+    int common = imax(0, imin(nt, before + 1)); /* tokens that all of the rows may see */
     for (int r = 0; r < mr; r++) {
-        int n = imin(nt, pos + r + 1 - t0);
+        int n = imin(nt, before + r + 1);
         if (n > 0)
             softmax_block(a->score + r * BLOCK, n, &a->seen[i + r], o + r * a->hdp, a->hd);
     }
-    weigh_rows((Weighted){o, a->score, a->vrow, common, NULL}, a->hd, mr);
-    for (int r = 0; r < mr; r++) {
-        int n = imin(nt, pos + r + 1 - t0) - common;
+    weigh_rows((Weighted){o, a->score, a->vrow, common}, a->hd, mr);
+    for (int r = 1; r < mr; r++) {
+        int n = imin(nt, before + r + 1) - common;
         const float *p = a->score + r * BLOCK + common;
         if (n > 0)
-            weigh_rows((Weighted){o + r * a->hdp, p, a->vrow + common, n, NULL}, a->hd, 1);
+            weigh_rows((Weighted){o + r * a->hdp, p, a->vrow + common, n}, a->hd, 1);
     }
 }
 
 /* Attends for queries q0 .. q0+nq of head h of the prompt that begins at row `row`. */
 static void prefill_task(const Op *op, size_t row, int h, int q0, int nq) {
-    const Tensor q = op->prefilled.q, o = op->prefilled.o;
-    const int hd = op->hd;
-    const size_t ld = q.ld, at = row * ld + (size_t)h * hd; /* of q, k and v */
-    const f16 *k = (const f16 *)op->prefilled.kv.at + at, *v = k + q.cols;
+    Tensor q = op->prefilled.q, o = op->prefilled.o;
+    int hd = op->hd;
+    size_t ld = q.ld;
+    const f16 *k = tensor_cols(tensor_rows(op->prefilled.kv, row, 1), h * hd, hd).at,
+              *v = k + q.cols;
     PrefillTask a = {.hd = hd, .hdp = round_up(hd, VL)};
-    a.q = scratch((size_t)QUERIES * (hd + a.hdp) + BLOCK * hd);
-    a.o = a.q + (size_t)QUERIES * hd;
-    a.k = (f16 *)(a.o + (size_t)QUERIES * a.hdp);
-    a.v = a.k + (size_t)BLOCK * hd;
-    scale_q(a.q, (const f16 *)q.at + at + q0 * ld, ld, nq, hd);
-    memset(a.o, 0, (size_t)nq * a.hdp * sizeof *a.o);
+    a.q = scratch(2 * QUERIES * a.hdp + BLOCK * hd);
+    a.o = a.q + QUERIES * a.hdp;
+    a.k = (f16 *)(a.o + QUERIES * a.hdp);
+    a.v = a.k + BLOCK * hd;
+    scale_q(a.q, tensor_cols(tensor_rows(q, row + q0, nq), h * hd, hd).at, ld, nq, hd);
+    memset(a.o, 0, nq * a.hdp * sizeof *a.o);
     for (int i = 0; i < nq; i++)
         a.seen[i] = (Seen){-INFINITY, 0};
     for (int t0 = 0; t0 < q0 + nq; t0 += BLOCK) {
-        const int nt = imin(BLOCK, q0 + nq - t0);
+        int nt = imin(BLOCK, q0 + nq - t0);
         for (int t = 0; t < nt; t++) {
-            a.krow[t] = memcpy(a.k + (size_t)t * hd, k + (t0 + t) * ld, (size_t)hd * sizeof *k);
-            a.vrow[t] = memcpy(a.v + (size_t)t * hd, v + (t0 + t) * ld, (size_t)hd * sizeof *v);
+            a.krow[t] = memcpy(a.k + t * hd, k + (t0 + t) * ld, hd * sizeof *k);
+            a.vrow[t] = memcpy(a.v + t * hd, v + (t0 + t) * ld, hd * sizeof *v);
         }
         for (int t = nt; t < nt + NR; t++)
             a.krow[t] = a.krow[nt - 1]; /* fills the last tile; its scores are not used */
-        for (int i = 0; i < nq; i += MR)
-            prefill_tile(&a, i, imin(MR, nq - i), q0 + i, t0, nt);
+        int i = 0;
+        for (; i + MR <= nq; i += MR)
+            prefill_tile(&a, i, q0 + i - t0, nt, MR);
+        for (; i < nq; i++)
+            prefill_tile(&a, i, q0 + i - t0, nt, 1);
     }
     for (int i = 0; i < nq; i++)
-        attend_finish(o, (row + q0 + i) * o.cols + (size_t)h * hd, a.o + (size_t)i * a.hdp,
-                      a.seen[i], hd);
+        attend_finish(o, (row + q0 + i) * o.cols + h * hd, a.o + i * a.hdp, a.seen[i], hd);
 }
 
 static int longest_prompt(const Op *op) {
@@ -259,18 +238,18 @@ static int longest_prompt(const Op *op) {
  * there are as many for each prompt as the longest needs, and some find nothing to do. */
 static void prefill_tasks(const void *prefill, int first, int n) {
     const Op *op = prefill;
-    const int nh = op->nh, blocks = ceil_div(longest_prompt(op), QUERIES);
+    int nh = op->nh, blocks = ceil_div(longest_prompt(op), QUERIES);
     const int32_t *start = op->prefilled.start.at;
     for (int task = first; task < first + n; task++) {
-        const int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
-        const int s = start[r + 1] - start[r];
+        int r = task / (nh * blocks), h = task / blocks % nh, q0 = task % blocks * QUERIES;
+        int s = start[r + 1] - start[r];
         if (q0 < s)
             prefill_task(op, start[r], h, q0, imin(QUERIES, s - q0));
     }
 }
 
 void host_attend_prefill(const Op *op) {
-    const int longest = longest_prompt(op), nseq = op->prefilled.start.cols - 1;
+    int longest = longest_prompt(op), nseq = op->prefilled.start.cols - 1;
     host_share((double)longest * longest * op->prefilled.q.cols * nseq,
                nseq * op->nh * ceil_div(longest, QUERIES), prefill_tasks, op);
 }
@@ -310,107 +289,113 @@ enum {
     TOGETHER = VL / NR, /* heads whose scores for NR tokens fill a vector */
 };
 
-/* A task: heads h .. h+nh-1 of sequence r, which has len tokens. */
+/* A task: heads h .. h+nh-1 of sequence r. */
 typedef struct {
     const Op *op;
-    int r, h, nh, hd, len;
+    int r, h, nh, hd, hdp; /* elements of a head, and these rounded up to whole vectors */
+    int len;               /* tokens that it reads ... */
+    const int32_t *tokens; /* ... and which; NULL: all of the sequence, in order */
     const int32_t *pages;
     size_t head_bytes; /* bytes of a head in a page */
-    size_t at;         /* the first head's first element in o */
     Table codes;       /* the codes as floats */
-    float *q, *sum_q;  /* (nh, hd), scaled; (nh, groups, VL): of each group of q the sum of its
-                          vectors, for packed pages */
+    float *q, *o;      /* (nh, hdp); q scaled */
+    float *score;      /* (nh, ld): the scores of a block, and then its weights */
+    size_t ld;
 } Heads;
 
 /* The tasks of an op. Each is a call of `run`. */
 typedef struct {
     const Op *op;
     void (*run)(Heads);
-    int parts, most; /* tasks of a sequence; heads of a task */
-    size_t head_bytes;
+    int most; /* heads of a task */
 } Tasks;
 
 /* Returns true if the pages that the op reads are packed. */
 static bool is_packed(const Op *op) { return op->attend.k.type == U8; }
 
+/* Returns the bytes of a head in a page. */
+INLINE size_t head_bytes(int hd, bool packed) {
+    return packed ? quant_bytes(hd) : hd * sizeof(f16);
+}
+
 static void attend_tasks(const void *all, int first, int n) {
     const Tasks *tasks = all;
     const Op *op = tasks->op;
+    int parts = ceil_div(op->nh, tasks->most);
     for (int i = first; i < first + n; i++) {
-        Heads c = {
-            .op = op, .r = i / tasks->parts, .h = i % tasks->parts * tasks->most, .hd = op->hd};
-        c.nh = imin(tasks->most, op->nh - c.h);
-        c.len = ((const int32_t *)op->attend.len.at)[c.r];
-        c.pages = (const int32_t *)op->attend.pages.at + c.r * op->attend.pages.ld;
-        c.at = (size_t)c.r * op->nh * c.hd + c.h * c.hd;
-        c.head_bytes = tasks->head_bytes;
-        c.codes = t_make(v_set(0), v_set(1));
-        tasks->run(c);
+        int r = i / parts, h = i % parts * tasks->most;
+        tasks->run((Heads){.op = op,
+                           .r = r,
+                           .h = h,
+                           .nh = imin(tasks->most, op->nh - h),
+                           .hd = op->hd,
+                           .hdp = round_up(op->hd, VL),
+                           .len = ((const int32_t *)op->attend.len.at)[r],
+                           .pages = tensor_rows(op->attend.pages, r, 1).at,
+                           .head_bytes = head_bytes(op->hd, is_packed(op)),
+                           .codes = t_make(v_set(0), v_set(1))});
     }
 }
 
-/* Calls `run` for every task. `tokens`: how many a task reads of its sequence. */
-static void for_tasks(const Op *op, int tokens, void (*run)(Heads)) {
-    const int nseq = op->attend.len.cols;
-    const size_t head_bytes = is_packed(op) ? quant_bytes(op->hd) : op->hd * sizeof(f16);
-    const int fit = imin(imin(op->nh, HEADS), (int)(RUN / head_bytes));
-    const int for_all = nseq * op->nh / host_threads(); /* so that every thread has a task */
-    const int parts = ceil_div(op->nh, imax(1, imin(fit, for_all)));
-    host_share((double)tokens * nseq * op->nh * op->hd, nseq * parts, attend_tasks,
-               &(Tasks){op, run, parts, ceil_div(op->nh, parts), head_bytes});
+/* Calls `run` for every task. most: heads that a task may have. */
+static void for_tasks(const Op *op, int most, void (*run)(Heads)) {
+    int nseq = op->attend.len.cols, nh = op->nh;
+    int for_all = nseq * nh / host_threads(); /* so that every thread has a task */
+    int heads = imax(1, imin(imin(nh, most), for_all)), parts = ceil_div(nh, heads);
+    host_share((double)op_tokens(op, op->attend.len.at) * nh * op->hd, nseq * parts, attend_tasks,
+               &(Tasks){op, run, ceil_div(nh, parts)});
 }
 
-static int longest(const Op *op) {
-    const int32_t *len = op->attend.len.at;
-    int most = 0;
-    for (int r = 0; r < op->attend.len.cols; r++)
-        most = imax(most, len[r]);
-    return most;
-}
-
-/* Returns where the task's heads of token t begin in the pages of K or V at `base`. */
-static const uint8_t *find_row(const Heads *c, const void *base, int t) {
-    const int page_tokens = c->op->page_tokens;
-    size_t row = (size_t)c->pages[t / page_tokens] * page_tokens + t % page_tokens;
-    return (const uint8_t *)base + (row * c->op->nh + c->h) * c->head_bytes;
+/* Returns the heads that a task takes where it reads its heads' part of whole rows. */
+static int heads_of_rows(const Op *op) {
+    return imin(HEADS, RUN / head_bytes(op->hd, is_packed(op)));
 }
 
 /* The task's heads of K or V of a block of tokens. */
 typedef struct {
-    int n;                         /* tokens; there is room for NR more */
-    const uint8_t *at[BLOCK + NR]; /* where each token's heads begin */
+    int n;                         /* tokens */
+    const uint8_t *at[BLOCK + NR]; /* where each token's heads begin; the last one is repeated to
+                                      fill a tile, whose other scores are not used */
 } Rows;
 
-/* Finds tokens t0 .. t0+BLOCK-1, or those of them that exist. */
-static void find_rows(Rows *rows, const Heads *c, const void *base, int t0) {
+/* Finds the rows of tokens t0 .. t0+BLOCK-1 in the pages of K or V, or of those that exist. */
+static void find_rows(Rows *rows, const Heads *c, Tensor pages, int t0) {
+    int page_tokens = c->op->page_tokens;
     rows->n = imax(0, imin(BLOCK, c->len - t0));
-    for (int t = 0; t < rows->n; t++)
-        rows->at[t] = find_row(c, base, t0 + t);
+    for (int t = 0; t < rows->n + NR; t++) {
+        int i = imin(t0 + t, c->len - 1), token = c->tokens ? c->tokens[i] : i;
+        size_t row = (size_t)c->pages[token / page_tokens] * page_tokens + token % page_tokens;
+        rows->at[t] = (uint8_t *)pages.at + (row * c->op->nh + c->h) * c->head_bytes;
+    }
 }
 
-/* Prefetches a head of n rows, which begins at byte `at` of each. Pages lie anywhere, so the
- * processor cannot foresee them; we know them a block ahead: while K is read, V of the same tokens
- * is prefetched, and while V is read, K of the next block. */
-INLINE void prefetch_rows(const uint8_t *const *row, int n, size_t at, size_t bytes) {
-    for (int t = 0; t < n; t++)
+/* What is done for the rows of a block. */
+typedef struct {
+    const Heads *c;
+    const Rows *rows;
+    const uint8_t *const *ahead; /* nahead rows that are read soon and are prefetched meanwhile */
+    int nahead;
+} Block;
+
+/* Prefetches head h of up to n of the rows ahead, from row t on. Pages lie anywhere,
+ * so the processor cannot foresee them; we know them a block ahead: while K is read, V of the same
+ * tokens is prefetched, and while V is read, K of the next block. All heads at once would be more
+ * requests than a processor can have open. */
+INLINE void prefetch_ahead(const Block *b, int t, int n, int h, const size_t bytes) {
+    for (int end = imin(t + n, b->nahead); t < end; t++)
         for (size_t i = 0; i < bytes; i += 64)
-            __builtin_prefetch(row[t] + at + i, 0, 2);
+            __builtin_prefetch(b->ahead[t] + h * bytes + i, 0, 2);
 }
 
-/* Returns the floats of a head's sums of q: a vector for each group. */
-static int sums_of(int hd) { return ceil_div(hd, GROUP) * VL; }
-
-/* Fills c->q, and for packed pages c->sum_q. */
-static void take_q(Heads *c) {
-    const Tensor q = c->op->attend.q;
-    const int hd = c->hd;
-    scale_q(c->q, (const f16 *)q.at + c->r * q.ld + (size_t)c->h * hd, hd, c->nh, hd);
-    for (int h = 0; is_packed(c->op) && h < c->nh; h++)
-        for (int d = 0; d < hd; d += VL) {
-            float *sum = c->sum_q + h * sums_of(hd) + d / GROUP * VL;
-            const V some = v_load(c->q + h * hd + d);
-            v_store(sum, d % GROUP ? v_load(sum) + some : some);
-        }
+/* Gives the task its working memory, with scores of ld tokens and ld numbers behind them, and fills
+ * its q. */
+static void take_q(Heads *c, size_t ld) {
+    Tensor q = tensor_rows(c->op->attend.q, c->r, 1);
+    c->ld = ld;
+    c->q = scratch(c->nh * (2 * c->hdp + ld) + ld);
+    c->o = c->q + c->nh * c->hdp;
+    c->score = c->o + c->nh * c->hdp;
+    scale_q(c->q, tensor_cols(q, c->h * c->hd, c->hd).at, c->hd, c->nh, c->hd);
 }
 
 /* Reads the min and the scale of a group. */
@@ -421,15 +406,16 @@ INLINE void load_header(float header[2], const uint8_t *group) {
     header[1] = f16_to_f32(bits[1]);
 }
 
-/* Adds q[h] . k[j] to acc[j], element by element, for the group of each packed head k[j] that
- * begins at element d and has `width` numbers: min times the sum of these q, and scale times the
- * sum of q code. */
-INLINE void dot_codes(V acc[NR], const Heads *c, int h, const void *const k[NR], int d,
+/* Adds q . k[j] to acc[j], element by element, for the group of each packed head k[j] that begins
+ * at element d and has `width` numbers: min times the sum of these q, and scale times the sum of q
+ * code. */
+INLINE void dot_codes(V acc[NR], const Heads *c, const float *q, const void *const k[NR], int d,
                       const int width) {
-    const float *q = c->q + h * c->hd + d;
-    const V sum_q = v_load(c->sum_q + h * sums_of(c->hd) + d / GROUP * VL);
     const uint8_t *group[NR];
-    V dot[NR] = {{0}};
+    V dot[NR] = {{0}}, sum_q = v_load(q + d);
+    UNROLL
+    for (int i = VL; i < width; i += VL)
+        sum_q += v_load(q + d + i);
     UNROLL
     for (int j = 0; j < NR; j++)
         group[j] = (const uint8_t *)k[j] + d / GROUP * GROUP_BYTES;
@@ -441,7 +427,7 @@ INLINE void dot_codes(V acc[NR], const Heads *c, int h, const void *const k[NR],
             t_block(b, &c->codes, group[j] + GROUP_HEADER + i / 2);
             UNROLL
             for (int u = 0; u < imin(width - i, 32) / VL; u++)
-                dot[j] = v_fma(v_load(q + i + u * VL), b[u], dot[j]);
+                dot[j] = v_fma(v_load(q + d + i + u * VL), b[u], dot[j]);
         }
     }
     UNROLL
@@ -452,58 +438,54 @@ INLINE void dot_codes(V acc[NR], const Heads *c, int h, const void *const k[NR],
     }
 }
 
-/* Adds q[h] . k[j] to acc[j], element by element, for NR heads of K. */
-INLINE void dot_head(V acc[NR], const Heads *c, int h, const void *const k[NR], const int hd,
-                     const bool packed) {
+/* Adds q . k[j] to acc[j], element by element, for NR heads of K. */
+INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const void *const k[NR],
+                     const int hd, const bool packed) {
     if (!packed)
-        add_dots(acc, c->q + h * hd, k, hd, 1);
+        add_dots(acc, q, k, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)
-        dot_codes(acc, c, h, k, d, imin(GROUP, hd - d));
+        dot_codes(acc, c, q, k, d, imin(GROUP, hd - d));
 }
 
-/* A block's scores: score[h * ld + t] = q[h] . k[t], never -0. */
-typedef struct {
-    const Heads *c;
-    float *score; /* (nh, k->n), rows ld apart */
-    size_t ld;
-    Rows *k;
-    const Rows *ahead; /* rows that are prefetched meanwhile */
-} Scores;
-
 /* Scores NR tokens from t on for TOGETHER heads from `first` on, or for those that the task has.
- * The elements of all their vectors are added up together, which takes as long as for one head. The
- * rows `ahead` are prefetched a head at a time: all heads at once are more requests than a
- * processor can have open. */
-INLINE void score_tile(const Scores *s, int t, int first, const int hd, const bool packed) {
-    const Heads *c = s->c;
-    const int nh = imin(TOGETHER, c->nh - first);
+ * The elements of all their vectors are added up together, which takes as long as for one head. No
+ * score is -0. */
+INLINE void score_tile(const Block *b, int t, int first, const int hd, const bool packed) {
+    const Heads *c = b->c;
+    int nh = imin(TOGETHER, c->nh - first);
     V acc[TOGETHER * NR] = {{0}};
     UNROLL
     for (int h = 0; h < TOGETHER; h++) {
-        const size_t at = (first + h) * c->head_bytes;
+        size_t bytes = head_bytes(hd, packed);
         const void *head[NR];
         if (h >= nh)
             continue;
         for (int u = 0; u < NR; u++)
-            head[u] = s->k->at[t + u] + at;
-        prefetch_rows(s->ahead->at + t, imin(NR, s->ahead->n - t), at,
-                      packed ? c->head_bytes : hd * sizeof(f16));
-        dot_head(acc + h * NR, c, first + h, head, hd, packed);
+            head[u] = b->rows->at[t + u] + (first + h) * bytes;
+        prefetch_ahead(b, t, NR, first + h, bytes);
+        dot_head(acc + h * NR, c, c->q + (first + h) * round_up(hd, VL), head, hd, packed);
     }
     V sums = v_sums(acc) + v_set(0);
     for (int h = 0; h < nh; h++)
-        memcpy(s->score + (first + h) * s->ld + t, (const float *)&sums + h * NR,
-               NR * sizeof *s->score);
+        memcpy(c->score + (first + h) * c->ld + t, (const float *)&sums + h * NR,
+               NR * sizeof *c->score);
+}
+
+/* Writes score[h][t] = q[h] . k[t]. */
+INLINE void score_heads(const Block *b, const int hd, const bool packed) {
+    for (int t = 0; t < b->rows->n; t += NR)
+        for (int h = 0; h < b->c->nh; h += TOGETHER)
+            score_tile(b, t, h, hd, packed);
 }
 
 /* Sums the columns of a group of packed heads, which begins at element d and has `width` numbers: p
  * scale code in the order of t, and then the sum of p min. */
-INLINE void weigh_codes(const Weighted *w, int d, const int width) {
+INLINE void weigh_codes(const Weighted *w, const Table *codes, int d, const int width) {
     float *o = w->o + d, low = 0;
     V acc[GROUP / VL];
     UNROLL
-    for (int i = 0; i < GROUP / VL; i++)
-        acc[i] = i < width / VL ? v_load(o + i * VL) : v_set(0);
+    for (int i = 0; i < width / VL; i++)
+        acc[i] = v_load(o + i * VL);
     for (int t = 0; t < w->n; t++) {
         const uint8_t *group = (const uint8_t *)w->v[t] + d / GROUP * GROUP_BYTES;
         float header[2];
@@ -513,7 +495,7 @@ INLINE void weigh_codes(const Weighted *w, int d, const int width) {
         UNROLL
         for (int i = 0; i < width; i += 32) {
             V b[32 / VL];
-            t_block(b, w->codes, group + GROUP_HEADER + i / 2);
+            t_block(b, codes, group + GROUP_HEADER + i / 2);
             UNROLL
             for (int u = 0; u < imin(width - i, 32) / VL; u++)
                 acc[i / VL + u] = v_fma(a, b[u], acc[i / VL + u]);
@@ -525,247 +507,206 @@ INLINE void weigh_codes(const Weighted *w, int d, const int width) {
 }
 
 /* Adds the weighted sum of n <= WEIGH heads to one row of o. */
-INLINE void weigh_head(const void *weighted, const int hd, const bool packed) {
-    const Weighted *w = weighted;
+INLINE void weigh_head(Weighted w, const Table *codes, const int hd, const bool packed) {
     if (!packed)
-        weigh_columns(w, hd, 1);
+        weigh_columns(&w, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)
-        weigh_codes(w, d, imin(GROUP, hd - d));
+        weigh_codes(&w, codes, d, imin(GROUP, hd - d));
 }
 
-/* What is done for a head size, of packed heads or F16. */
-typedef void HeadLoop(const void *what, int hd, bool packed);
-
-/* Calls run(what, hd, packed) with the usual head sizes as constants, so that its loops are
- * unrolled. */
-INLINE void for_head_size(HeadLoop *run, const void *what, int hd, const bool packed) {
-    switch (hd) {
-        case 64:
-            run(what, 64, packed);
-            break;
-        case 80:
-            run(what, 80, packed);
-            break;
-        case 128:
-            run(what, 128, packed);
-            break;
-        default:
-            run(what, hd, packed);
-    }
-}
-
-/* Calls run(what, hd, packed) for the task's heads. */
-INLINE void for_heads(const Heads *c, HeadLoop *run, const void *what) {
-    if (is_packed(c->op))
-        for_head_size(run, what, c->hd, true);
-    else
-        for_head_size(run, what, c->hd, false);
-}
-
-INLINE void score_heads(const void *scores, const int hd, const bool packed) {
-    const Scores *s = scores;
-    for (int t = 0; t < s->k->n; t += NR)
-        for (int h = 0; h < s->c->nh; h += TOGETHER)
-            score_tile(s, t, h, hd, packed);
-}
-
-static void score_block(Scores s) {
-    for (int t = s.k->n; t < s.k->n + NR; t++)
-        s.k->at[t] = s.k->at[s.k->n - 1]; /* fills the last tile; its scores are not used */
-    for_heads(s.c, score_heads, &s);
-}
-
-/* A block's weighted sums: o[h] += sum over t of p[h][t] v[t]. */
-typedef struct {
-    const Heads *c;
-    float *o;              /* (nh, hd rounded up to whole vectors) */
-    const float *p;        /* (nh, BLOCK) */
-    const Rows *v, *ahead; /* `ahead`: rows that are prefetched meanwhile */
-} Sums;
-
-INLINE void weigh_heads(const void *sums, const int hd, const bool packed) {
-    const Sums *s = sums;
-    const Heads *c = s->c;
-    for (int t = 0; t < s->v->n; t += WEIGH)
+/* Adds to o[h] the sum over t of score[h][t] v[t]. */
+INLINE void weigh_heads(const Block *b, const int hd, const bool packed) {
+    const Heads *c = b->c;
+    for (int t = 0; t < b->rows->n; t += WEIGH)
         for (int h = 0; h < c->nh; h++) {
-            const size_t at = h * c->head_bytes;
-            const int n = imin(WEIGH, s->v->n - t);
+            size_t bytes = head_bytes(hd, packed);
+            int n = imin(WEIGH, b->rows->n - t);
             const void *head[WEIGH];
             for (int u = 0; u < n; u++)
-                head[u] = s->v->at[t + u] + at;
-            prefetch_rows(s->ahead->at + t, imin(WEIGH, s->ahead->n - t), at, c->head_bytes);
-            float *o = s->o + h * round_up(hd, VL);
-            const float *p = s->p + h * BLOCK + t;
+                head[u] = b->rows->at[t + u] + h * bytes;
+            prefetch_ahead(b, t, WEIGH, h, bytes);
+            float *o = c->o + h * round_up(hd, VL), *p = c->score + h * c->ld + t;
             if (n == WEIGH) /* a constant */
-                weigh_head(&(Weighted){o, p, head, WEIGH, &c->codes}, hd, packed);
+                weigh_head((Weighted){o, p, head, WEIGH}, &c->codes, hd, packed);
             else
-                weigh_head(&(Weighted){o, p, head, n, &c->codes}, hd, packed);
+                weigh_head((Weighted){o, p, head, n}, &c->codes, hd, packed);
         }
 }
 
-static void weigh_block(Sums s) { for_heads(s.c, weigh_heads, &s); }
+/* What is done for a head size, of packed heads or F16. */
+typedef void HeadLoop(const Block *b, int hd, bool packed);
+
+/* Calls run(b, hd, packed) with the usual head sizes as constants, so that its loops are unrolled.
+ */
+INLINE void for_head_size(HeadLoop *run, const Block *b, const bool packed) {
+    switch (b->c->hd) {
+        case 64:
+            run(b, 64, packed);
+            break;
+        case 80:
+            run(b, 80, packed);
+            break;
+        case 128:
+            run(b, 128, packed);
+            break;
+        default:
+            run(b, b->c->hd, packed);
+    }
+}
+
+/* Calls run(b, hd, packed) for the task's heads. */
+INLINE void for_heads(HeadLoop *run, const Block *b) {
+    if (is_packed(b->c->op))
+        for_head_size(run, b, true);
+    else
+        for_head_size(run, b, false);
+}
+
+static void score_block(Block b) { for_heads(score_heads, &b); }
+static void weigh_block(Block b) { for_heads(weigh_heads, &b); }
+
+/* Writes the output of the task's head h. */
+static void finish_head(const Heads *c, int h, Seen seen) {
+    attend_finish(c->op->attend.o, ((size_t)c->r * c->op->nh + c->h + h) * c->hd, c->o + h * c->hdp,
+                  seen, c->hd);
+}
 
 static void attend_task(Heads c) {
-    const Tensor k_pages = c.op->attend.k, v_pages = c.op->attend.v;
-    const int hdp = round_up(c.hd, VL);
-    c.q = scratch((size_t)c.nh * (c.hd + hdp + BLOCK + sums_of(c.hd)));
-    float *o = c.q + (size_t)c.nh * c.hd;  /* (nh, hdp) */
-    float *score = o + (size_t)c.nh * hdp; /* (nh, BLOCK) */
-    c.sum_q = score + (size_t)c.nh * BLOCK;
-    take_q(&c);
-    memset(o, 0, (size_t)c.nh * hdp * sizeof *o);
+    Tensor k_pages = c.op->attend.k, v_pages = c.op->attend.v;
+    take_q(&c, BLOCK);
+    memset(c.o, 0, c.nh * c.hdp * sizeof *c.o);
     Seen seen[HEADS];
     for (int h = 0; h < c.nh; h++)
         seen[h] = (Seen){-INFINITY, 0};
     Rows k, v;
-    find_rows(&k, &c, k_pages.at, 0);
+    find_rows(&k, &c, k_pages, 0);
     for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
-        find_rows(&v, &c, v_pages.at, t0);
-        score_block((Scores){&c, score, BLOCK, &k, &v});
-        find_rows(&k, &c, k_pages.at, t0 + BLOCK);
+        find_rows(&v, &c, v_pages, t0);
+        score_block((Block){&c, &k, v.at, v.n});
+        find_rows(&k, &c, k_pages, t0 + BLOCK);
         for (int h = 0; h < c.nh; h++)
-            softmax_block(score + h * BLOCK, v.n, &seen[h], o + h * hdp, c.hd);
-        weigh_block((Sums){&c, o, score, &v, &k});
+            softmax_block(c.score + h * BLOCK, v.n, &seen[h], c.o + h * c.hdp, c.hd);
+        weigh_block((Block){&c, &v, k.at, k.n});
     }
     for (int h = 0; h < c.nh; h++)
-        attend_finish(c.op->attend.o, c.at + h * c.hd, o + h * hdp, seen[h], c.hd);
+        finish_head(&c, h, seen[h]);
 }
 
-void host_attend(const Op *op) { for_tasks(op, longest(op), attend_task); }
+void host_attend(const Op *op) { for_tasks(op, heads_of_rows(op), attend_task); }
 
 // -------------------------------------------------------------------------------------------------
 // Sparse attention (section 5): the tokens with the largest scores, and their v alone
 // -------------------------------------------------------------------------------------------------
 
 /* Turns n scores into keys: whole numbers in the same order, so that halving their range finds any
- * of them. NaN becomes the smallest number, and so do the keys behind the last, up to a whole
- * vector. */
+ * of them. NaN becomes a smaller one than any other score, and the keys behind the last, up to a
+ * whole vector, an even smaller one. */
 static void order_scores(int32_t *key, const float *score, int n) {
     for (int t = 0; t < n; t += VL) {
-        V s = v_load_part(score + t, n - t); /* never -0: its sum began at 0 */
+        V s = v_load(score + t); /* never -0: its sum began at 0 */
         VI bits = (VI)s, ordered = bits ^ (bits >> 31 & INT32_MAX);
-        ordered = (VI)v_select(s == s, (V)ordered, (V)(bits * 0 + INT32_MIN));
-        memcpy(key + t, &ordered, sizeof ordered);
+        v_store((float *)key + t, v_select(s == s, (V)ordered, (V)((VI){0} + INT32_MIN + 1)));
     }
     for (int t = n; t < round_up(n, VL); t++)
         key[t] = INT32_MIN;
 }
 
-/* Returns a number whose bit i is set if key[i], i < VL, is at least `least`, which is above
- * INT32_MIN. */
-INLINE unsigned keys_from(const int32_t *key, int32_t least) {
-    VI v;
-    memcpy(&v, key, sizeof v);
-    return v_bits(v >= least);
-}
+INLINE VI load_keys(const int32_t *key) { return (VI)v_load((const float *)key); }
 
 /* Returns how many of n keys are at least `least`. */
 static int count_keys(const int32_t *key, int n, int32_t least) {
-    int count = 0;
+    VI count = {0};
     for (int t = 0; t < n; t += VL)
-        count += __builtin_popcount(keys_from(key + t, least));
-    return count;
+        count -= load_keys(key + t) >= least;
+    return v_sum(__builtin_convertvector(count, V));
 }
 
 /* Returns the largest number that at least k of n keys reach, 1 <= k <= n, or another number that
- * exactly k of them reach. */
+ * exactly k of them reach. It is found bit by bit, the highest first. */
 static int32_t kth_key(const int32_t *key, int n, int k) {
-    /* at least k keys reach low, fewer reach high */
-    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1;
-    for (int reach = n; reach != k && high - low > 1;) {
-        int64_t middle = low + (high - low) / 2;
-        int m = count_keys(key, n, (int32_t)middle);
+    int64_t least = INT32_MIN + 1; /* which no number behind the last key reaches */
+    int reach = n;
+    for (int64_t bit = 1ll << 31; bit && reach != k; bit /= 2) {
+        int m = count_keys(key, n, (int32_t)(least + bit));
         if (m >= k) {
-            low = middle;
+            least += bit;
             reach = m;
-        } else
-            high = middle;
+        }
     }
-    return (int32_t)low;
+    return (int32_t)least;
 }
 
 /* Writes which k of n scores are the largest, of equal ones the earlier, in ascending order of
- * tokens. key: room for n numbers, rounded up to whole vectors. */
+ * tokens. key: room for n numbers. */
 static void select_tokens(int32_t *tokens, int32_t *key, const float *score, int n, int k) {
     if (k == 0)
         return;
     order_scores(key, score, n);
     int32_t least = kth_key(key, n, k);
-    int found = 0,
-        equal = k - count_keys(key, n, least + 1); /* how many of the keys that are `least` */
-    for (int t = 0; t < n && found < k; t += VL) {
-        for (unsigned bits = keys_from(key + t, least); bits && found < k; bits &= bits - 1) {
-            int at = t + __builtin_ctz(bits);
-            if (key[at] > least || equal-- > 0)
-                tokens[found++] = at;
+    /* of those that are `least`, the last ones are left out */
+    for (int t = n - 1, surplus = count_keys(key, n, least) - k; surplus > 0; t--)
+        if (key[t] == least) {
+            key[t] = INT32_MIN;
+            surplus--;
         }
+    for (int t = 0; t < n; t += VL) {
+        VB reach = __builtin_convertvector(load_keys(key + t) >= least, VB) & 1;
+        uint64_t byte[2] = {0};
+        memcpy(byte, &reach, sizeof reach);
+        for (int u = 0; u < VL; u += 8)
+            for (uint64_t left = byte[u / 8]; left; left &= left - 1)
+                *tokens++ = t + u + __builtin_ctzll(left) / 8;
     }
 }
 
 /* Returns where t, the chosen tokens or their weights, has those of head h of the task. */
 static void *chosen_at(Tensor t, const Heads *c, int h) {
-    return (int32_t *)t.at + c->r * t.ld + (size_t)(c->h + h) * (t.cols / c->op->nh);
+    return (int32_t *)t.at + c->r * t.ld + (c->h + h) * (t.cols / c->op->nh);
 }
 
 static void select_task(Heads c) {
-    const void *pages = c.op->attend.k.at;
-    const int chosen = sparse_tokens(c.op->sparsity, c.len);
-    const size_t ld = round_up(c.len, BLOCK);
-    c.q = scratch((size_t)c.nh * (c.hd + ld + sums_of(c.hd)) + ld);
-    float *score = c.q + (size_t)c.nh * c.hd; /* (nh, ld) */
-    int32_t *key = (int32_t *)(score + c.nh * ld);
-    c.sum_q = (float *)(key + ld);
-    take_q(&c);
+    int chosen = sparse_tokens(c.op->sparsity, c.len);
+    take_q(&c, round_up(c.len, BLOCK));
+    float *score = c.score;
     Rows k[2]; /* this block's and the next one's */
-    find_rows(&k[0], &c, pages, 0);
+    find_rows(&k[0], &c, c.op->attend.k, 0);
     for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
-        find_rows(&k[b ^ 1], &c, pages, t0 + BLOCK);
-        score_block((Scores){&c, score + t0, ld, &k[b], &k[b ^ 1]});
+        find_rows(&k[b ^ 1], &c, c.op->attend.k, t0 + BLOCK);
+        c.score = score + t0;
+        score_block((Block){&c, &k[b], k[b ^ 1].at, k[b ^ 1].n});
     }
-    for (int h = 0; h < c.nh; h++) {
+    int32_t *key = (int32_t *)(score + c.nh * c.ld);
+    for (int h = 0; h < c.nh; h++, score += c.ld) {
         int32_t *tokens = chosen_at(c.op->attend.tokens, &c, h);
         float *weights = chosen_at(c.op->attend.weights, &c, h);
         /* DIFFERS from the paper's top-K: the newest token is always one of them */
-        select_tokens(tokens, key, score + h * ld, c.len - 1, chosen - 1);
+        select_tokens(tokens, key, score, c.len - 1, chosen - 1);
         tokens[chosen - 1] = c.len - 1;
-        float largest = -INFINITY;
-        const float sum = /* over all tokens */
-            exponentiate(score + h * ld, c.len, round_up(c.len, VL), &largest);
+        float largest = -INFINITY; /* over all tokens, as the sum is */
+        float sum = exponentiate(score, c.len, round_up(c.len, VL), &largest);
         for (int i = 0; i < chosen; i++)
-            weights[i] = score[h * ld + tokens[i]] / sum;
+            weights[i] = score[tokens[i]] / sum;
     }
 }
 
-void host_select(const Op *op) { for_tasks(op, longest(op), select_task); }
+void host_select(const Op *op) { for_tasks(op, heads_of_rows(op), select_task); }
 
 static void weigh_task(Heads c) {
-    enum { AHEAD = 2 * WEIGH }; /* heads of V that are prefetched */
-    const Op *op = c.op;
-    const int hdp = round_up(c.hd, VL), n = sparse_tokens(op->sparsity, c.len), all = c.nh * n;
-    const uint8_t **head; /* (nh, n): where the V of each head's chosen tokens lies */
-    head = (void *)scratch(all * (sizeof *head / sizeof(float)) + hdp);
-    float *o = (float *)(head + all);
-    for (int h = 0; h < c.nh; h++) {
-        const int32_t *tokens = chosen_at(op->attend.tokens, &c, h);
-        for (int i = 0; i < n; i++)
-            head[h * n + i] = find_row(&c, op->attend.v.at, tokens[i]) + h * c.head_bytes;
-    }
-    prefetch_rows(head, imin(AHEAD, all), 0, c.head_bytes);
-    for (int h = 0; h < c.nh; h++) {
-        const float *weights = chosen_at(op->attend.weights, &c, h);
-        memset(o, 0, hdp * sizeof *o);
-        for (int i = 0; i < n; i += WEIGH) {
-            const int now = h * n + i, count = imin(WEIGH, n - i);
-            if (now + AHEAD < all)
-                prefetch_rows(head + now + AHEAD, imin(count, all - now - AHEAD), 0, c.head_bytes);
-            const void *const *v = (const void *const *)(head + now);
-            for_heads(&c, weigh_head, &(Weighted){o, weights + i, v, count, &c.codes});
+    enum { AHEAD = 2 * WEIGH }; /* rows from one that is read to one that is prefetched */
+    int end = c.h + c.nh;
+    Rows v;
+    c.nh = 1; /* each head has other tokens */
+    c.len = sparse_tokens(c.op->sparsity, c.len);
+    for (c.o = scratch(c.hdp); c.h < end; c.h++) {
+        c.tokens = chosen_at(c.op->attend.tokens, &c, 0);
+        c.score = chosen_at(c.op->attend.weights, &c, 0);
+        memset(c.o, 0, c.hdp * sizeof *c.o);
+        for (int t0 = 0; t0 < c.len; t0 += BLOCK, c.score += BLOCK) {
+            find_rows(&v, &c, c.op->attend.v, t0);
+            weigh_block((Block){&c, &v, v.at + AHEAD, v.n - AHEAD});
         }
-        const Seen shares = {0, 1}; /* the weights have been divided by their sum */
-        attend_finish(op->attend.o, c.at + h * c.hd, o, shares, c.hd);
+        finish_head(&c, 0, (Seen){0, 1}); /* the weights have been divided by their sum */
     }
 }
 
-void host_weigh(const Op *op) {
-    for_tasks(op, sparse_tokens(op->sparsity, longest(op)), weigh_task);
-}
+void host_weigh(const Op *op) { for_tasks(op, heads_of_rows(op), weigh_task); }

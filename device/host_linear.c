@@ -31,11 +31,14 @@ enum {
     FEW = 6,       /* rows of x in a tile, at most */
     ROWS = 96,     /* rows of x in a task with F16 weights, at most: the sums of so many rows ... */
     OUTPUTS = 128, /* ... and outputs fit the second cache, and w is read once for all of them */
-    COLUMNS = 1024,   /* columns of a block, F16: FEW rows of x take 24 KB of a nearest cache of 32
-                         or 48 KB */
-    PANEL_ROWS = 192, /* like ROWS and OUTPUTS, for packed weights */
+    WIDEN = VL == 4 && REGISTERS == 32, /* NEON: to make floats of halfs takes as many instructions
+                                           as to load them, so all rows share the floats */
+    COLUMNS = WIDEN ? 256 : 1024, /* columns of a block, F16: FEW rows of x take 24 KB of a nearest
+                                     cache of 32 or 48 KB; floats of w, 128 KB of the second */
+    PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
     PANEL_K = 64, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    DIRECT = VL == 4 ? 3 : MR, /* rows that meet packed weights which are unpacked in registers */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -48,6 +51,7 @@ typedef struct {
     const f16 *w;   /* (outputs, nc), rows k apart */
     int k, outputs, nc;
     bool first, last; /* true for the first and the last block of the columns */
+    float *wide;      /* w as floats, as `widen` leaves them; NULL: each tile widens its own */
     float *copy;      /* the rows of x, as `interleave` leaves them */
     V *kept;          /* (outputs, rows): the sums, tile by tile, between two blocks */
     float *out;       /* (FEW, OUTPUTS): the finished sums */
@@ -61,15 +65,49 @@ INLINE void interleave(const Block *b, const int mr) {
     for (; c + VL <= b->nc; c += VL) {
         UNROLL
         for (int i = 0; i < mr; i++, to += VL)
-            v_store(to, v_load(b->x + (size_t)i * b->k + c));
+            v_store(to, v_load(b->x + i * b->k + c));
     }
     for (int i = 0; c < b->nc && i < mr; i++)
-        v_store(to + i * VL, v_load_part(b->x + (size_t)i * b->k + c, b->nc - c));
+        v_store(to + i * VL, v_load_part(b->x + i * b->k + c, b->nc - c));
 }
 
 /* Returns the outputs of a tile of mr rows. The sums fill the registers, and there are enough of
  * them that no addition waits for the one before it. */
-INLINE int tile_outputs(const int mr) { return VL == 16 || mr < 4 ? 4 : 2; }
+INLINE int tile_outputs(const int mr) { return REGISTERS == 32 || mr < 4 ? 4 : 2; }
+
+/* Copies the weights as floats: for each four outputs, the first vector of each, then the second of
+ * each, and so on. */
+static void widen(const Block *b) {
+    float *to = b->wide;
+    for (int o = 0; o < b->outputs; o += 4)
+        for (int c = 0; c < b->nc; c += VL)
+            for (int j = o; j < o + 4; j++, to += VL) {
+                const f16 *row = b->w + (size_t)imin(j, b->outputs - 1) * b->k;
+                v_store(to, v_load_f16_part(row + c, b->nc - c));
+            }
+}
+
+/* Adds x[i] * w[j] to sum[i * 4 + j], element by element, over so many vectors of columns. */
+INLINE void add_wide(V *sum, const float *x, const float *w, int vectors, const int mr) {
+    PRAGMA(GCC unroll 2)
+    for (; vectors > 0; vectors--, x += mr * VL, w += 4 * VL) {
+        V weight[4], a[FEW];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            weight[j] = v_load(w + j * VL);
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            if (i % 2 == 0) { /* two that lie side by side are one instruction */
+                a[i] = v_load(x + i * VL);
+                if (i + 1 < mr)
+                    a[i + 1] = v_load(x + (i + 1) * VL);
+            }
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                sum[i * 4 + j] = v_fma(a[i], weight[j], sum[i * 4 + j]);
+        }
+    }
+}
 
 /* Adds x[i] * w[j] to sum[i * nr + j], element by element, over part p of the nr parts of the
  * block's whole vectors. w[j] are the rows of the tile's outputs. Of the rows and the outputs,
@@ -79,13 +117,13 @@ INLINE int tile_outputs(const int mr) { return VL == 16 || mr < 4 ? 4 : 2; }
 INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, const int mr) {
     const int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
-    const f16 *next = w[0] + (size_t)(nr + p) * b->k;
+    const f16 *next = w[0] + (nr + p) * b->k;
     for (int c = vectors * p / nr * VL; c < end; c += VL, next += nr * VL) {
         V a[FEW], weight[4];
         UNROLL
         for (int line = 0; line < nr * VL; line += 32)
             __builtin_prefetch(next + line);
-        if (mr < nr || VL == 16) {
+        if (mr < nr || REGISTERS == 32) {
             UNROLL
             for (int i = 0; i < mr; i++)
                 a[i] = v_hold(v_load(x + c * mr + i * VL));
@@ -115,13 +153,14 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
  * not exist repeats the last one. The sums go on from `kept` unless the block is the first, and
  * return there unless it is the last; then out[i * OUTPUTS + o + j] is the sum of the elements. */
 INLINE void tile(const Block *b, int o, const int mr) {
-    const int nr = tile_outputs(mr), all = mr * nr, whole = b->nc / VL * VL;
+    int nr = tile_outputs(mr), all = mr * nr;
+    int whole = b->wide ? b->nc : b->nc / VL * VL; /* `wide` has zeros behind the last column */
     V *kept = b->kept + o * mr;
     const f16 *row[4];
     V sum[FEW * 4], rest[4] = {{0}}; /* the rest is loaded before the sums fill the registers */
     UNROLL
     for (int j = 0; j < nr; j++) {
-        row[j] = b->w + (size_t)imin(o + j, b->outputs - 1) * b->k;
+        row[j] = b->w + imin(o + j, b->outputs - 1) * b->k;
         if (whole < b->nc)
             rest[j] = v_load_f16_part(row[j] + whole, b->nc - whole);
     }
@@ -131,12 +170,15 @@ INLINE void tile(const Block *b, int o, const int mr) {
         for (int s = i * nr; s < (i + 1) * nr; s++)
             sum[s] = b->first ? (V){0} : kept[s];
     }
-    for (int p = 0; p < nr; p++)
-        add_products(sum, b, row, p, mr);
+    if (WIDEN && b->wide)
+        add_wide(sum, b->copy, b->wide + o * round_up(b->nc, VL), ceil_div(b->nc, VL), mr);
+    else
+        for (int p = 0; p < nr; p++)
+            add_products(sum, b, row, p, mr);
     if (whole < b->nc) {
         UNROLL
         for (int i = 0; i < mr; i++) {
-            const V a = v_load(b->copy + whole * mr + i * VL);
+            V a = v_load(b->copy + whole * mr + i * VL);
             UNROLL
             for (int j = 0; j < nr; j++)
                 sum[i * nr + j] = v_fma(a, rest[j], sum[i * nr + j]);
@@ -153,8 +195,8 @@ INLINE void tile(const Block *b, int o, const int mr) {
     }
     UNROLL
     for (int s = 0; s < all; s += 4) {
-        const int more = s + 2 < all ? s + 2 : s; /* five rows of two outputs are ten sums */
-        const V4 four = v_sum4(sum[s], sum[s + 1], sum[more], sum[more + 1]);
+        int more = s + 2 < all ? s + 2 : s; /* five rows of two outputs are ten sums */
+        V4 four = v_sum4(sum[s], sum[s + 1], sum[more], sum[more + 1]);
         UNROLL
         for (int d = 0; d < imin(4, all - s); d += nr)
             memcpy(b->out + (s + d) / nr * OUTPUTS + o, (const float *)&four + d,
@@ -204,8 +246,19 @@ typedef struct {
     float *sum;     /* (rows, PART) */
     const float *x; /* (rows, PANEL_K) */
     const Panel *w;
-    bool unpacked;
 } PackedTile;
+
+/* Adds the sums of nv vectors of outputs, which begin at j, of mr rows to the tile's. */
+INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int mr) {
+    UNROLL
+    for (int i = 0; i < mr; i++) {
+        UNROLL
+        for (int u = 0; u < nv; u++) {
+            float *to = t->sum + i * PART + j + u * VL;
+            v_store(to, v_load(to) + sum[i * nv + u]);
+        }
+    }
+}
 
 /* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c. */
 INLINE void packed_tile(const void *what, const int mr) {
@@ -219,39 +272,54 @@ INLINE void packed_tile(const void *what, const int mr) {
                 a[i] = v_set(t->x[i * PANEL_K + c]);
             UNROLL
             for (int d = 0; d < BLOCKS; d++) {
-                if (!t->unpacked)
-                    t_block(b, &t->w->table[c], t->w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
+                t_block(b, &t->w->table[c], t->w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
                 UNROLL
                 for (int u = 0; u < EACH; u++) {
-                    if (t->unpacked)
-                        b[u] = v_load(t->w->w[c] + j + 32 * d + u * VL);
                     UNROLL
                     for (int i = 0; i < mr; i++)
                         acc[i][d * EACH + u] = v_fma(a[i], b[u], acc[i][d * EACH + u]);
                 }
             }
         }
-        UNROLL
-        for (int i = 0; i < mr; i++) {
+        add_sums(t, j, acc[0], ALL, mr);
+    }
+}
+
+/* Does the same with an unpacked panel. */
+INLINE void panel_tile(const void *what, const int mr) {
+    const PackedTile *t = what;
+    const int nv = tile_outputs(mr);
+    for (int j = 0; j < PART; j += nv * VL) {
+        V acc[FEW * NR] = {{0}}, b[NR];
+        for (int c = 0; c < PANEL_K; c += NX) {
             UNROLL
-            for (int u = 0; u < ALL; u++) {
-                float *to = t->sum + i * PART + j + u * VL;
-                v_store(to, v_load(to) + acc[i][u]);
+            for (int e = 0; e < NX; e++) {
+                UNROLL
+                for (int u = 0; u < nv; u++)
+                    b[u] = v_hold(v_load(t->w->w[c + e] + j + u * VL));
+                UNROLL
+                for (int i = 0; i < mr; i++) {
+                    const V a = x_load(t->x + i * PANEL_K + c);
+                    UNROLL
+                    for (int u = 0; u < nv; u++)
+                        acc[i * nv + u] = v_fma_at(a, e, b[u], acc[i * nv + u]);
+                }
             }
         }
+        add_sums(t, j, acc, nv, mr);
     }
 }
 
 /* Adds x (rows, PANEL_K) times the PANEL_K columns whose groups begin at w to sum (rows, PART). */
 static void multiply_packed(float *sum, const float *x, int rows, const uint8_t *w) {
     Panel panel; /* not initialized: to fill it with zeros would take longer than its use */
-    load_columns(&panel, w, rows > MR);
-    if (rows <= MR)
-        for_rows(packed_tile, &(PackedTile){sum, x, &panel, false}, rows);
+    load_columns(&panel, w, rows > DIRECT);
+    if (rows <= DIRECT)
+        for_rows(packed_tile, &(PackedTile){sum, x, &panel}, rows);
     else
-        for (int i = 0; i < rows; i += MR)
-            for_rows(packed_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel, true},
-                     imin(MR, rows - i));
+        for (int i = 0; i < rows; i += FEW)
+            for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
+                     imin(FEW, rows - i));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -260,7 +328,7 @@ static void multiply_packed(float *sum, const float *x, int rows, const uint8_t 
 
 /* Writes columns col .. col+nc of row r of y, from their sums. */
 static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, int nc) {
-    const Tensor y = op->linear.y;
+    Tensor y = op->linear.y;
     const f16 *b = op->linear.b.at;
     const float *residual = op->linear.residual.at;
     size_t at = r * y.ld + col;
@@ -280,19 +348,23 @@ static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, 
 /* Computes rows row .. row+rows of outputs col .. col+n. One row needs no blocks: all of it stays
  * in the nearest cache. */
 static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
-    const int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
-    const int x_floats = imin(rows, FEW) * round_up(depth, VL);
+    int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
+    int x_floats = imin(rows, FEW) * round_up(depth, VL);
     Block b = {.k = k, .outputs = n};
-    b.copy = scratch(x_floats + (size_t)(FEW + rows * VL) * OUTPUTS);
+    int w_floats = WIDEN && rows > FEW ? OUTPUTS * COLUMNS : 0;
+    b.copy = scratch(x_floats + w_floats + (FEW + rows * VL) * OUTPUTS);
     b.out = b.copy + x_floats;
-    V *kept = (V *)(void *)(b.out + FEW * OUTPUTS); /* (rows, OUTPUTS) */
+    b.wide = w_floats ? b.out + FEW * OUTPUTS : NULL;
+    V *kept = (V *)(void *)(b.out + FEW * OUTPUTS + w_floats); /* (rows, OUTPUTS) */
     for (int c = 0; c < k; c += depth) {
         b.nc = imin(depth, k - c);
         b.first = c == 0;
         b.last = c + b.nc == k;
         b.w = (const f16 *)op->linear.w.at + (size_t)col * k + c;
+        if (b.wide)
+            widen(&b);
         for (int i = 0; i < rows; i += FEW) {
-            const int mr = imin(FEW, rows - i);
+            int mr = imin(FEW, rows - i);
             b.x = (const float *)op->linear.x.at + (size_t)(row + i) * k + c;
             b.kept = kept + i * OUTPUTS;
             for_rows(multiply_block, &b, mr);
@@ -304,22 +376,21 @@ static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
 
 /* Computes rows row .. row+rows of some parts of the outputs, from `part` on. */
 static void task_of_packed(const Op *op, int row, int rows, int part, int parts) {
-    const int k = op->linear.x.cols;
+    int k = op->linear.x.cols;
     const float *from = (const float *)op->linear.x.at + (size_t)row * k;
     const uint8_t *w = (const uint8_t *)op->linear.w.at + (size_t)part * k * GROUP_BYTES;
-    float *x = scratch((size_t)rows * (PANEL_K + parts * PART)); /* (rows, PANEL_K) */
-    float *sums = x + (size_t)rows * PANEL_K;                    /* (parts, rows, PART) */
-    memset(sums, 0, (size_t)rows * parts * PART * sizeof *sums);
+    float *x = scratch(rows * (PANEL_K + parts * PART)); /* (rows, PANEL_K) */
+    float *sums = x + rows * PANEL_K;                    /* (parts, rows, PART) */
+    memset(sums, 0, rows * parts * PART * sizeof *sums);
     for (int c = 0; c < k; c += PANEL_K) {
         for (int i = 0; i < rows; i++)
-            memcpy(x + i * PANEL_K, from + (size_t)i * k + c, PANEL_K * sizeof *x);
+            memcpy(x + i * PANEL_K, from + i * k + c, PANEL_K * sizeof *x);
         for (int u = 0; u < parts; u++)
             multiply_packed(sums + u * rows * PART, x, rows, w + ((size_t)u * k + c) * GROUP_BYTES);
     }
     for (int u = 0; u < parts; u++)
         for (int i = 0; i < rows; i++)
-            linear_finish(op, sums + (u * rows + i) * PART, row + i, (size_t)(part + u) * PART,
-                          PART);
+            linear_finish(op, sums + (u * rows + i) * PART, row + i, (part + u) * PART, PART);
 }
 
 /* A product, divided into tasks. */
@@ -331,10 +402,10 @@ typedef struct {
 
 static void linear_tasks(const void *all, int first, int n) {
     const Tasks *t = all;
-    const Tensor y = t->op->linear.y;
+    Tensor y = t->op->linear.y;
     for (int task = first; task < first + n; task++) {
-        const int row = task / t->across * t->rows, rows = imin(t->rows, y.rows - row);
-        const int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
+        int row = task / t->across * t->rows, rows = imin(t->rows, y.rows - row);
+        int part = task % t->across * t->parts, parts = imin(t->parts, t->all - part);
         if (t->op->linear.w.type == U8)
             task_of_packed(t->op, row, rows, part, parts);
         else
@@ -343,11 +414,11 @@ static void linear_tasks(const void *all, int first, int n) {
 }
 
 void host_linear(const Op *op) {
-    const Tensor y = op->linear.y;
-    const bool packed = op->linear.w.type == U8;
-    const int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
-    const int most = packed ? PANEL_ROWS : ROWS;
-    const int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
+    Tensor y = op->linear.y;
+    bool packed = op->linear.w.type == U8;
+    int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
+    int most = packed ? PANEL_ROWS : ROWS;
+    int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
     CHECK((y.type == F32 || y.type == F16) &&
           (!packed || (y.cols % GROUP == 0 && k % PANEL_K == 0)));
     int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW);
@@ -356,6 +427,6 @@ void host_linear(const Op *op) {
         parts /= 2;
     while (rows > 4 * FEW && ceil_div(m, rows) * all < enough)
         rows = round_up(rows / 2, FEW);
-    const int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
+    int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
     host_share((double)m * y.cols * k, tasks, linear_tasks, &(Tasks){op, rows, parts, all, across});
 }

@@ -69,6 +69,7 @@ typedef struct {
 typedef struct {
     LaneDevice *device;
     int index;
+    bool is_stream;
     pthread_t thread;
     bool started;                 /* its thread runs and is to be joined */
     pthread_cond_t ready_cond;    /* wakes its thread, which may go on */
@@ -102,7 +103,6 @@ struct LaneDevice {
     pthread_mutex_t lock; /* guards everything below and the lanes' counters */
     uint64_t nposted;
     bool closing, failed;
-    bool alone;      /* no pipeline: nothing is sent */
     bool one_stream; /* FINISH and PROJECT share a stream */
     bool mixes;      /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
                         lanes were */
@@ -118,22 +118,15 @@ struct LaneDevice {
 // Lanes
 // -------------------------------------------------------------------------------------------------
 
-static bool is_stream(const LaneDevice *d, int lane) { return arenas_is_stream(&d->arenas, lane); }
-
-/* Makes all later ops do nothing, and none wait for its link. All functions up to device_post are
- * called with the lock held. */
-static void give_up(LaneDevice *d) {
-    d->failed = true;
-    for (int c = 0; c < NCHANNELS; c++)
-        pthread_cond_broadcast(&d->link[c].left);
-}
-
-/* Keeps the first error, and gives up. */
+/* Keeps the first error, and makes all later ops do nothing, and none wait for its link. All
+ * functions up to device_post are called with the lock held. */
 static void note_failure(LaneDevice *d, const Error *err) {
     if (d->failed)
         return;
     d->error = *err;
-    give_up(d);
+    d->failed = true;
+    for (int c = 0; c < NCHANNELS; c++)
+        pthread_cond_broadcast(&d->link[c].left);
 }
 
 /* Returns a time before which no slice begins that is still to be noted. */
@@ -142,7 +135,7 @@ static double lanes_settled(const LaneDevice *d) {
     for (int l = 0; l < NLANES; l++) {
         const LaneState *lane = &d->lane[l];
         first = fmin(first, lane->on_link ? fmin(lane->began, lane->noted) : lane->began);
-        if (is_stream(d, l) && lane->begun > lane->retired)
+        if (lane->is_stream && lane->begun > lane->retired)
             first = fmin(first, lane->span[(lane->retired + 1) % RING].posted);
     }
     return first;
@@ -168,10 +161,7 @@ static void retire(LaneDevice *d, LaneState *lane, uint64_t last) {
         uint64_t first = lane->retired + 1, end = lane->mark[first % RING];
         const Span *span = &lane->span[first % RING];
         double took = span->timed ? d->call->took(d->gpu, lane->index, first, end) : 0;
-        const Slice *slice = &span->slice;
-        d->base.count[slice->lane].busy_s += took;
-        if (slice->prefill)
-            d->base.count[slice->lane].prefill_s += took;
+        count_busy(d->base.count, &span->slice, took);
         if (d->base.trace)
             note_span(d, lane, first, took);
         lane->retired = end;
@@ -186,21 +176,21 @@ static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
     pthread_cond_wait(&lane->progress_cond, &d->lock);
 }
 
-/* Returns true if the lane's first op could begin now. */
-static bool first_is_ready(LaneDevice *d, const LaneState *lane) {
+/* Returns the place of the lane's first op in the order of posting, or NOT_READY if it cannot begin
+ * now. */
+static uint64_t first_order(const LaneDevice *d, const LaneState *lane) {
+    const Posted *job = &lane->ring[lane->begun % RING];
     if (lane->begun == lane->posted)
-        return false;
-    const Op *op = &lane->ring[lane->begun % RING].op;
-    for (int i = 0; i < op->nafter; i++)
-        if (op->after[i].lane != lane->index &&
-            d->lane[op->after[i].lane].waitable < op->after[i].seq)
-            return false;
-    return true;
+        return NOT_READY;
+    for (const Event *e = job->op.after; e < job->op.after + job->op.nafter; e++)
+        if (d->lane[e->lane].waitable < e->seq)
+            return NOT_READY;
+    return job->order;
 }
 
 /* Wakes the lane's thread if the first op can begin. PROJECT's serves FINISH too. */
 static void wake_ready(LaneDevice *d, const LaneState *lane) {
-    if (first_is_ready(d, lane))
+    if (first_order(d, lane) != NOT_READY)
         pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
 }
 
@@ -238,32 +228,30 @@ static void sleep_until(LaneDevice *d, LaneState *lane, uint64_t seq) {
  * told to. waiter NULL: the thread that posts. */
 static void await(LaneDevice *d, LaneState *waiter, Event e) {
     LaneState *lane = &d->lane[e.lane];
-    Error err;
     while (lane->waitable < e.seq)
         sleep_on(d, lane, e.seq);
-    if (!is_stream(d, e.lane) || waiter == lane)
+    if (!lane->is_stream || waiter == lane)
         return;
-    if (!waiter || !is_stream(d, waiter->index))
+    if (!waiter || !waiter->is_stream)
         sleep_until(d, lane, e.seq);
-    else if (!d->failed && lane->retired < e.seq &&
-             d->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &err))
-        note_failure(d, &err);
+    else if (!d->failed && lane->retired < e.seq)
+        d->failed =
+            d->call->after(d->gpu, waiter->index, lane->index, lane->mark[e.seq % RING], &d->error);
 }
 
 /* Sets a mark behind the ops that a stream has been given, so that others can wait for them. One
  * mark serves a span of ops that begin one behind the other: marks take the GPU's time. */
 static void end_span(LaneDevice *d, LaneState *lane) {
     uint64_t last = lane->begun;
-    Error err;
     if (lane->waitable == last)
         return;
     while (lane->sleepers[last % RING])
         pthread_cond_wait(&lane->progress_cond, &d->lock); /* the sleepers are about to wake */
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
-    const bool timed = lane->span[(lane->waitable + 1) % RING].timed;
-    if (!d->failed && (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &err))
-        note_failure(d, &err);
+    bool timed = lane->span[(lane->waitable + 1) % RING].timed;
+    if (!d->failed)
+        d->failed = (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &d->error);
     lane->waitable = last;
     wake_waiting(d, lane);
 }
@@ -290,7 +278,6 @@ static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Post
 static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     const Op *op = &job->op;
     uint64_t seq = lane->begun + 1;
-    Error err;
     if (op->nafter || lane->begun - lane->waitable >= RING / 2 || is_other_call(d, lane, job))
         end_span(d, lane);
     if (seq > RING) /* its mark is reused; no stream is farther ahead of the GPU */
@@ -301,10 +288,10 @@ static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
     }
     for (int i = 0; i < op->nafter; i++)
         await(d, lane, op->after[i]);
-    const bool timed = d->base.trace || d->mixes;
+    bool timed = d->base.trace || d->mixes;
     lane->span[seq % RING] = (Span){slice_of_job(d, job, 0, 0), lane->began = seconds_now(), timed};
-    if (timed && !d->failed && d->call->begin(d->gpu, lane->index, seq, &err))
-        note_failure(d, &err);
+    if (timed && !d->failed)
+        d->failed = d->call->begin(d->gpu, lane->index, seq, &d->error);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -340,31 +327,18 @@ static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double r
     }
 }
 
-/* Runs a job so that it takes as long as its bytes on the link. The real copy comes last, and the
- * wait before it is shorter by the time that copies take. Threads wake late: an op that was ready
- * begins where the one before it should have ended. */
-static int run_on_link(LaneDevice *d, LaneState *lane, Posted *job, double rate, Error *err) {
-    Link *link = &d->link[lane_channel[lane->index]];
-    int status = 0;
+/* Waits before a job's copy, so that it takes as long as its bytes on the link. The real copy comes
+ * last, and the wait before it is shorter by the time that copies take. Threads wake late: an op
+ * that was ready begins where the one before it should have ended. */
+static void link_begin(LaneDevice *d, LaneState *lane, Link *link, double rate, size_t bytes) {
     link_advance(link, rate);
     if (!lane->on_link) {
         lane->on_link = true;
         lane->served = link->served;
         link->busy++;
     }
-    lane->served = fmax(lane->served, link->served - CATCH_UP * rate) + job->bytes;
-    link_wait(d, lane, link, rate, lane->copied ? job->bytes * lane->took / lane->copied : 0);
-    if (!d->failed) {
-        pthread_mutex_unlock(&d->lock);
-        double begin = seconds_now();
-        status = arenas_run(&d->arenas, &job->op, err);
-        lane->took = MEMORY * lane->took + seconds_now() - begin;
-        lane->copied = MEMORY * lane->copied + job->bytes;
-        pthread_mutex_lock(&d->lock);
-        if (!status)
-            link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
-    }
-    return status;
+    lane->served = fmax(lane->served, link->served - CATCH_UP * rate) + bytes;
+    link_wait(d, lane, link, rate, lane->copied ? bytes * lane->took / lane->copied : 0);
 }
 
 /* Takes the lane off its link after its last op that could begin, so that the others get its share.
@@ -385,28 +359,32 @@ static void link_leave(LaneDevice *d, LaneState *lane) {
 
 /* Runs a job and notes it. The lock is free while it runs. */
 static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
-    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now(), end;
-    int status;
+    Link *link = &d->link[lane_channel[lane->index]];
+    double rate = link_rate(d, job), begin = lane->on_link ? lane->noted : seconds_now();
     Error err;
     lane->began = fmin(lane->began, begin);
-    if (rate > 0) {
-        status = run_on_link(d, lane, job, rate, &err);
-        end = seconds_now();
-    } else {
-        pthread_mutex_unlock(&d->lock);
-        status = arenas_run(&d->arenas, &job->op, &err);
-        end = seconds_now();
-        pthread_mutex_lock(&d->lock);
-    }
+    if (rate > 0)
+        link_begin(d, lane, link, rate, job->bytes);
+    if (d->failed)
+        return;
+    pthread_mutex_unlock(&d->lock);
+    double start = seconds_now();
+    int status = arenas_run(&d->arenas, &job->op, &err);
+    double end = seconds_now();
+    pthread_mutex_lock(&d->lock);
     if (status)
         note_failure(d, &err);
-    if (is_stream(d, lane->index))
+    if (lane->is_stream)
         return; /* a stream's seconds come from its marks */
+    if (rate > 0) {
+        lane->took = MEMORY * lane->took + end - start;
+        lane->copied = MEMORY * lane->copied + job->bytes;
+        link_wait(d, lane, link, rate, 0); /* the copy was faster than expected */
+        end = seconds_now();
+    }
     lane->noted = end;
-    d->base.count[lane->index].busy_s += end - begin;
-    if (job->op.prefill)
-        d->base.count[lane->index].prefill_s += end - begin;
-    const Slice slice = slice_of_job(d, job, begin, end);
+    Slice slice = slice_of_job(d, job, begin, end);
+    count_busy(d->base.count, &slice, end - begin);
     if (d->base.trace && !d->failed)
         trace_add(d->base.trace, &slice, lanes_settled(d));
 }
@@ -414,9 +392,8 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
 /* Runs the lane's first op when its events have all happened, or on streams been posted. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->ring[lane->begun % RING];
-    bool stream = is_stream(d, lane->index);
     int delay = d->base.delay_us[lane->index];
-    for (int i = 0; i < job->op.nafter && !stream; i++)
+    for (int i = 0; i < job->op.nafter && !lane->is_stream; i++)
         await(d, lane, job->op.after[i]);
     if (delay && !d->failed) {
         link_leave(d, lane);
@@ -426,14 +403,14 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     }
     if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED))
         note_failure(d, &(Error){EXIT_FAILED, "stopped"}); /* a signal, for example */
-    if (stream)
+    if (lane->is_stream)
         begin_on_stream(d, lane, job);
     if (!d->failed)
         run_job(d, lane, job);
     lane->began = INFINITY;
     lane->moves_done += job->nmoves;
     lane->begun++;
-    if (!stream)
+    if (!lane->is_stream)
         lane->waitable = lane->begun;
     wake_waiting(d, lane);
 }
@@ -445,9 +422,7 @@ static void *lane_main(void *arg) {
     LaneState *other = lane->index == PROJECT ? &d->lane[FINISH] : lane;
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        const bool ready[] = {first_is_ready(d, lane), other != lane && first_is_ready(d, other)};
-        const Lane turn = gpu_turn(ready, lane->ring[lane->begun % RING].order,
-                                   other->ring[other->begun % RING].order);
+        Lane turn = gpu_turn(first_order(d, lane), first_order(d, other));
         if (turn != NLANES) {
             run_first(d, turn == FINISH ? other : lane);
             continue;
@@ -490,15 +465,15 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
 /* Queues an op; waits only if the lane's ring is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
-    const Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
+    Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
     LaneState *lane = &d->lane[queue];
     const Tensor *lengths = op_lengths(op);
-    const size_t moves = op->code == OP_COPY ? op->nmoves : 0;
+    size_t moves = op->code == OP_COPY ? op->nmoves : 0;
     size_t at, take = place_moves(d, lane, moves, &at);
     CHECK(2 * moves <= d->move_capacity);
     if (!d->nposted)
         d->arenas.net = base->net; /* no lane has begun yet */
-    reach_op(&d->reach, base->peak, op);
+    reach_op(&d->reach, op);
     size_t bytes =
         op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
@@ -541,7 +516,7 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
     Error err;
     int status = arenas_upload(&d->arenas, dst, first, src, count, &err);
     pthread_mutex_lock(&d->lock);
-    reach_note(&d->reach, base->peak, dst);
+    reach_note(&d->reach, dst);
     if (status)
         note_failure(d, &err);
     pthread_mutex_unlock(&d->lock);
@@ -550,7 +525,7 @@ static void device_upload(Device *base, Tensor dst, size_t first, const void *sr
 static void *device_host(Device *base, Tensor t) {
     LaneDevice *d = (LaneDevice *)base;
     CHECK(t.tier == TIER_CPU);
-    reach_note(&d->reach, base->peak, t);
+    reach_note(&d->reach, t);
     return arenas_address(&d->arenas, t);
 }
 
@@ -568,7 +543,7 @@ static void device_close(Device *base) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
     d->closing = true;
-    give_up(d);
+    note_failure(d, &(Error){0});
     for (int i = 0; i < NLANES; i++)
         pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
@@ -587,22 +562,28 @@ static void device_close(Device *base) {
     free(d);
 }
 
-static void init_locks(LaneDevice *d) {
+static void init_lanes(LaneDevice *d) {
     pthread_mutex_init(&d->lock, NULL);
     for (int i = 0; i < NLANES; i++) {
-        pthread_cond_init(&d->lane[i].ready_cond, NULL);
-        pthread_cond_init(&d->lane[i].progress_cond, NULL);
+        LaneState *lane = &d->lane[i];
+        lane->device = d;
+        lane->index = i;
+        lane->is_stream = arenas_is_stream(&d->arenas, i);
+        lane->awaited = UINT64_MAX;
+        lane->began = INFINITY;
+        lane->moves = xcalloc(d->move_capacity, sizeof(Move));
+        pthread_cond_init(&lane->ready_cond, NULL);
+        pthread_cond_init(&lane->progress_cond, NULL);
     }
     for (int c = 0; c < NCHANNELS; c++)
         cond_open(&d->link[c].left); /* it uses the clock of seconds_now */
 }
 
 /* Starts the threads of the lanes. */
-static int open_lanes(LaneDevice *d, Error *err) {
+static int start_lanes(LaneDevice *d, Error *err) {
     for (int i = 0; i < NLANES; i++) {
         LaneState *lane = &d->lane[i];
-        lane->moves = xcalloc(d->move_capacity, sizeof(Move));
-        if (i == FINISH || (lane_channel[i] == NET && d->alone))
+        if (i == FINISH || (lane_channel[i] == NET && d->reach.plan->config.stages < 2))
             continue; /* PROJECT's thread serves FINISH; without a pipeline nothing is sent */
         int status = pthread_create(&lane->thread, NULL, lane_main, lane);
         lane->started = !status;
@@ -625,7 +606,6 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
                        .now = device_now,
                        .close = device_close};
     CHECK(plan->act_type == d->base.act_type);
-    d->alone = plan->config.stages < 2;
     d->gpu = d->arenas.gpu = gpu;
     d->one_stream = gpu && plan->batches == 1;
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
@@ -637,20 +617,14 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity =
         2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
-    for (int i = 0; i < NLANES; i++) {
-        d->lane[i].device = d;
-        d->lane[i].index = i;
-        d->lane[i].awaited = UINT64_MAX;
-        d->lane[i].began = INFINITY;
-    }
-    init_locks(d);
+    init_lanes(d);
     if (host_threads_missing())
         fail(&d->base.notice, EXIT_OK,
              "%d of %d threads compute: no more can be started (see ulimit -u and the control "
              "group's pids limit)",
              host_threads(), host_threads() + host_threads_missing());
     if (!arenas_open(&d->arenas, plan, checkpoint, offload_dir, &d->base.notice, err) &&
-        !open_lanes(d, err))
+        !start_lanes(d, err))
         return &d->base;
     device_close(&d->base);
     return NULL;

@@ -40,7 +40,7 @@ static void name_speaker(void) {
 
 Net *net_open(double bytes_s, double delay_s, Error *err) {
     /* MPI takes 80 MiB; with 50 Open MPI 4.1 may wait forever */
-    const size_t mpi_space = (size_t)128 << 20;
+    size_t mpi_space = 128 << 20;
     const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     char path[MAX_PATH];
     Net *(*open)(double, double, Error *) = NULL, *net = NULL;

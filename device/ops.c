@@ -17,34 +17,28 @@ const char *const lane_name[NLANES] = {
     "attend",       "receive",        "send"};
 const char *const channel_name[NCHANNELS] = {"ctog", "gtoc", "dtoc", "ctod", "gpu", "cpu", "net"};
 
-/* The views, in the order of the op's struct. A product reads the residual that it adds. This may
- * be y itself: an op that writes a view comes after all earlier ops that wrote it, so y needs no
- * entry as an input. For the same reason an embedding that adds to y only WRITES it. */
+/* A product reads the residual that it adds. This may be y itself: an op that writes a view comes
+ * after all earlier ops that wrote it, so y needs no entry as an input. For the same reason an
+ * embedding that adds to y only WRITES it. */
 // clang-format off
 const OpInfo op_info[NCODES] = {
-    [OP_COPY] = {"copy", {{"", UNUSED}}},
-    [OP_EMBED] = {"embed", {{"y", WRITES}, {"table", READS}, {"idx", READS}}},
-    [OP_LAYERNORM] = {"layernorm", {{"y", WRITES}, {"x", READS}, {"w", READS}, {"b", READS}}},
-    [OP_LINEAR] = {"linear", {{"y", WRITES}, {"x", READS},
-        {"w", READS}, {"b", READS}, {"residual", READS}}},
-    [OP_UNPACK] = {"unpack", {{"w", WRITES}, {"packed", READS}}},
-    [OP_PACK] = {"pack", {{"packed", WRITES}, {"kv", READS}}},
-    [OP_ATTEND_PREFILL] = {"attend_prefill", {{"o", WRITES}, {"q", READS},
-        {"kv", READS}, {"start", READS}}},
-    [OP_ATTEND] = {"attend", {{"o", WRITES}, {"q", READS}, {"tokens", UNUSED},
-        {"weights", UNUSED}, {"k", READS}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_SELECT] = {"select", {{"o", UNUSED}, {"q", READS}, {"tokens", WRITES},
-        {"weights", WRITES}, {"k", READS}, {"v", UNUSED}, {"pages", READS}, {"len", READS}}},
-    [OP_FETCH] = {"fetch", {{"v", WRITES}, {"pages", READS}, {"len", READS},
-        {"home_v", READS}, {"home_pages", READS}, {"tokens", READS}}},
-    [OP_WEIGH] = {"weigh", {{"o", WRITES}, {"q", UNUSED}, {"tokens", READS},
-        {"weights", READS}, {"k", UNUSED}, {"v", READS}, {"pages", READS}, {"len", READS}}},
-    [OP_APPEND] = {"append", {{"k", WRITES}, {"v", WRITES}, {"kv", READS},
-        {"seq", READS}, {"pos", READS}, {"pages", READS}}},
-    [OP_PICK] = {"pick", {{"ids", WRITES}, {"logits", READS}, {"prompt", READS}, {"pos", READS}}},
-    [OP_RECEIVE] = {"receive", {{"x", WRITES}}},
-    [OP_SEND] = {"send", {{"x", READS}}},
-    [OP_SCORE] = {"score", {{"logp", WRITES}, {"best", WRITES}, {"logits", READS}, {"target", READS}}},
+    [OP_COPY] = {"copy", {UNUSED}},
+    [OP_EMBED] = {"embed", {WRITES, READS, READS}},
+    [OP_LAYERNORM] = {"layernorm", {WRITES, READS, READS, READS}},
+    [OP_LINEAR] = {"linear", {WRITES, READS, READS, READS, READS}},
+    [OP_UNPACK] = {"unpack", {WRITES, READS}},
+    [OP_PACK] = {"pack", {WRITES, READS}},
+    [OP_ATTEND_PREFILL] = {"attend_prefill", {WRITES, READS, READS, READS}},
+    /*                          o       q       tokens  weights k       v       pages  len */
+    [OP_ATTEND] = {"attend",   {WRITES, READS,  UNUSED, UNUSED, READS,  READS,  READS, READS}},
+    [OP_SELECT] = {"select",   {UNUSED, READS,  WRITES, WRITES, READS,  UNUSED, READS, READS}},
+    [OP_WEIGH] = {"weigh",     {WRITES, UNUSED, READS,  READS,  UNUSED, READS,  READS, READS}},
+    [OP_FETCH] = {"fetch", {WRITES, READS, READS, READS, READS, READS}},
+    [OP_APPEND] = {"append", {WRITES, WRITES, READS, READS, READS, READS}},
+    [OP_PICK] = {"pick", {WRITES, READS, READS, READS}},
+    [OP_SCORE] = {"score", {WRITES, WRITES, READS, READS}},
+    [OP_RECEIVE] = {"receive", {WRITES}},
+    [OP_SEND] = {"send", {READS}},
 };
 // clang-format on
 
@@ -98,7 +92,7 @@ Op op_unpack(Call call, Tensor w, Tensor packed) {
 
 Op op_pack(Call call, Tensor packed, Tensor kv, int nh) {
     CHECK(packed.type == U8 && packed.rows == kv.rows && kv.type == F16 && nh);
-    const int hd = kv.cols / 2 / nh;
+    int hd = kv.cols / 2 / nh;
     return (Op){.code = OP_PACK, .call = call, .pack = {packed, kv}, .nh = nh, .hd = hd};
 }
 
@@ -122,8 +116,8 @@ static void check_table(const PageTable *t) {
  * view is {o, q, tokens, weights}. */
 static Op attend(Call call, OpCode code, const Tensor view[4], const PageTable *t,
                  double sparsity) {
-    const Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
-    const int nseq = t->len.cols;
+    Tensor o = view[0], q = view[1], tokens = view[2], weights = view[3];
+    int nseq = t->len.cols;
     check_table(t);
     CHECK(imax(o.rows, q.rows) == nseq && (!q.rows || q.type == F16));
     CHECK(tokens.cols == weights.cols && tokens.cols % t->nh == 0);
@@ -144,19 +138,19 @@ Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
 
 Op op_select(Call call, Tensor tokens, Tensor weights, Tensor q, const PageTable *table,
              double sparsity) {
-    const Tensor view[] = {{0}, q, tokens, weights};
+    Tensor view[] = {{0}, q, tokens, weights};
     return attend(call, OP_SELECT, view, table, sparsity);
 }
 
 Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor weights, const PageTable *table,
             double sparsity) {
-    const Tensor view[] = {o, {0}, tokens, weights};
+    Tensor view[] = {o, {0}, tokens, weights};
     return attend(call, OP_WEIGH, view, table, sparsity);
 }
 
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
             double sparsity) {
-    const Tensor to = staged->v, from = home->v;
+    Tensor to = staged->v, from = home->v;
     check_table(staged);
     CHECK(lane_channel[call.lane] == DTOC && from.tier == TIER_DISK && to.tier == TIER_CPU);
     return (Op){.code = OP_FETCH,
@@ -169,7 +163,7 @@ Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor to
 }
 
 Op op_append(Call call, const PageTable *t, Tensor kv, Tensor seq, Tensor pos) {
-    const int hd = kv.cols / 2 / t->nh;
+    int hd = kv.cols / 2 / t->nh;
     check_table(t);
     if (kv.type == t->k.type)
         CHECK(kv.cols == 2 * t->k.cols);
@@ -225,19 +219,17 @@ const Tensor *op_lengths(const Op *op) {
 }
 
 long op_tokens(const Op *op, const int32_t *len) {
+    bool selected = op->code == OP_FETCH || op->code == OP_WEIGH;
     long tokens = 0;
     for (int r = 0, n = op_lengths(op)->cols; r < n; r++) {
-        if (op->code == OP_FETCH)
-            tokens +=
-                sparse_tokens(op->sparsity, len[r]) - 1; /* its own token's V is not on disk */
-        else
-            tokens += op->code == OP_WEIGH ? sparse_tokens(op->sparsity, len[r]) : len[r];
+        tokens += selected ? sparse_tokens(op->sparsity, len[r]) : len[r];
+        tokens -= op->code == OP_FETCH; /* its own token's V is not on disk */
     }
     return tokens;
 }
 
 Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
-    const Channel channel = lane_channel[op->lane];
+    Channel channel = lane_channel[op->lane];
     Bytes moved = 0;
     switch (op->code) {
         case OP_COPY:
@@ -280,8 +272,7 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
 // -------------------------------------------------------------------------------------------------
 
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
-    memset(reach->high, 0, sizeof reach->high);
-    memcpy(reach->region, plan->region, sizeof reach->region);
+    *reach = (Reach){.plan = plan, .peak = peak};
     memset(peak, 0, NTIERS * sizeof *peak);
     for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
@@ -289,26 +280,26 @@ void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
                 peak[t] += plan->region[id][t].bytes;
 }
 
-void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view) {
+void reach_note(Reach *reach, Tensor view) {
     Bytes span = tensor_span(view);
     if (!span || view.file)
         return;
     CHECK(view.region < NREGIONS && view.tier < NTIERS);
-    const Region *region = &reach->region[view.region][view.tier];
-    Bytes *high = &reach->high[view.region][view.tier];
-    CHECK(view.offset >= region->offset && view.offset - region->offset + span <= region->bytes);
-    Bytes end = whole_lines(view.offset - region->offset + span);
+    const Region *region = &reach->plan->region[view.region][view.tier];
+    Bytes *high = &reach->high[view.region][view.tier], end = view.offset - region->offset + span;
+    CHECK(view.offset >= region->offset && end <= region->bytes);
+    end = whole_lines(end);
     if (end > *high) {
-        peak[view.tier] += end - *high;
+        reach->peak[view.tier] += end - *high;
         *high = end;
     }
 }
 
-void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op) {
+void reach_op(Reach *reach, const Op *op) {
     Use use;
     for (int n = 0; n < op_nviews(op); n++) {
         const Tensor *view = op_view(op, n, &use);
         if (use)
-            reach_note(reach, peak, *view);
+            reach_note(reach, *view);
     }
 }

@@ -24,7 +24,7 @@ static inline const Tensor *op_view(const Op *op, int n, Use *use) {
         *use = n % 2 ? READS : WRITES;
         return n % 2 ? &op->moves[n / 2].src : &op->moves[n / 2].dst;
     }
-    *use = op_info[op->code].view[n].use;
+    *use = op_info[op->code].view[n];
     return &op->view[n];
 }
 /* Returns the lengths (1, nseq) of the sequences that an op on pages attends to; NULL for other
@@ -57,23 +57,26 @@ void depend_waited(Depend *d, Event e);
 
 /* How far views have reached into each region of a plan, for measured peaks. Not thread safe. */
 typedef struct {
-    Region region[NREGIONS][NTIERS];
+    const Plan *plan;
+    Bytes *peak;                  /* [NTIERS] */
     Bytes high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
 } Reach;
 /* Begins with nothing touched except what rests in the checkpoint, which the peak begins with. */
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan);
 /* Raises the peak by the bytes that a view reaches further than those before it. Aborts when it
  * lies outside its region. Views of the checkpoint do not count. */
-void reach_note(Reach *reach, Bytes peak[NTIERS], Tensor view);
+void reach_note(Reach *reach, Tensor view);
 /* Notes all views of an op. */
-void reach_op(Reach *reach, Bytes peak[NTIERS], const Op *op);
+void reach_op(Reach *reach, const Op *op);
 
 /* Returns which of PROJECT and FINISH, which share the GPU, has its turn: the one whose first op
- * can begin, and if both can, the one whose op was posted earlier. NLANES: neither can. */
-static inline Lane gpu_turn(const bool ready[2], uint64_t project_order, uint64_t finish_order) {
-    if (ready[0] && ready[1])
-        return finish_order < project_order ? FINISH : PROJECT;
-    return ready[0] ? PROJECT : ready[1] ? FINISH : NLANES;
+ * was posted earlier, of those that can begin. It is given the places of their first ops in the
+ * order of posting, NOT_READY of one that cannot begin. NLANES: neither can. */
+#define NOT_READY UINT64_MAX
+static inline Lane gpu_turn(uint64_t project, uint64_t finish) {
+    if (project < finish)
+        return PROJECT;
+    return finish < NOT_READY ? FINISH : NLANES;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -143,6 +146,11 @@ static inline Slice slice_of(const Op *op, Bytes bytes, double begin, double end
                op->delegated, op->i,    op->j,       op->k,
                op->batch,     begin,    end,         bytes};
     return s;
+}
+/* Counts the seconds of a slice for its lane. */
+static inline void count_busy(LaneCount count[NLANES], const Slice *slice, double seconds) {
+    count[slice->lane].busy_s += seconds;
+    count[slice->lane].prefill_s += slice->prefill ? seconds : 0;
 }
 /* Returns true if two slices are of the same call. */
 bool same_call(const Slice *a, const Slice *b);
@@ -274,7 +282,7 @@ INLINE V load_any(const void *p, Type type, size_t at, int n) {
     if (type == F32)
         return v_load_part((const float *)p + at, n);
     VH upper = {0}; /* BF16 is the upper half of a float */
-    memcpy(&upper, (const f16 *)p + at, (size_t)imin(n, VL) * sizeof(f16));
+    memcpy(&upper, (const f16 *)p + at, imin(n, VL) * sizeof(f16));
     return (V)(__builtin_convertvector(upper, VI) << 16);
 }
 

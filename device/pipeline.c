@@ -121,8 +121,7 @@ static void begin_message(Pipeline *n, Message *m) {
         }
         Part *p = &n->part[n->nparts++];
         char *bytes = (char *)m->bytes + at;
-        *p = (Part){
-            .message = m, .offset = at, .size = m->size - at < PART ? (int)(m->size - at) : PART};
+        *p = (Part){.message = m, .offset = at, .size = m->size - at < PART ? m->size - at : PART};
         check_mpi(
             m->receives
                 ? MPI_Irecv(bytes, p->size, MPI_BYTE, m->peer, 0, n->comm[m->kind], &p->request)
@@ -157,12 +156,12 @@ static void end_part(Pipeline *n, const Part *p, int error, const MPI_Status *st
     if (error != MPI_SUCCESS)
         MPI_Error_class(error, &class);
     if (class == MPI_ERR_TRUNCATE || count != p->size) {
-        const size_t sent = p->offset + (size_t)count;
+        size_t sent = p->offset + count;
         fail(&err, EXIT_FAILED,
              "stage %d has sent a message of %zu byte%s%s instead of %zu; run the same program "
              "with the same flags on all "
              "stages",
-             m->peer, sent, plural((double)sent), count >= PART ? " or more" : "", m->size);
+             m->peer, sent, plural(sent), count >= PART ? " or more" : "", m->size);
         abort_job(&err);
     }
     check_mpi(error);
@@ -182,7 +181,7 @@ static void look(Pipeline *n) {
         MPI_Status status;
         int over = 0;
         pthread_mutex_unlock(&n->lock); /* MPI copies large messages here */
-        const int error = MPI_Test(&p.request, &over, &status);
+        int error = MPI_Test(&p.request, &over, &status);
         pthread_mutex_lock(&n->lock);
         if (over || error != MPI_SUCCESS)
             end_part(n, &p, error, &status);
@@ -285,7 +284,7 @@ static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_
     if (size)
         memcpy(m->bytes, bytes, size);
     pthread_mutex_lock(&n->lock);
-    const double leaves = hand_in(n, m);
+    double leaves = hand_in(n, m);
     while (wait && seconds_now() < leaves)
         doze(n, &n->news, leaves);
     pthread_mutex_unlock(&n->lock);
@@ -353,7 +352,7 @@ Net *net_open_mpi(double bytes_s, double delay_s, Error *err) {
     pthread_mutex_init(&n->lock, NULL);
     cond_open(&n->asked);
     cond_open(&n->news);
-    const int status = pthread_create(&n->thread, NULL, thread_main, n);
+    int status = pthread_create(&n->thread, NULL, thread_main, n);
     if (status) {
         fail_to_start(err, status);
         free(n);

@@ -64,11 +64,21 @@ typedef struct {
 
 typedef struct Sim Sim;
 
-/* The part of a sim that makes it a stage of a pipeline; all zeros if the machine is alone. */
+/* The sims of a pipeline and the wires between them; a machine alone is a world of one. */
+struct World {
+    pthread_mutex_t lock; /* guards this struct and inboxes; the rest of a sim belongs to its thread
+                             as long as that runs, then to the lock */
+    Sim **sim;
+    int stages, running; /* running: threads that do not wait */
+    double delay_s;
+    bool failed;
+    Error error;
+};
+
+/* The part of a sim that makes it a stage of a pipeline. */
 typedef struct {
     World *world;
-    void (*sent)(Sim *, Bytes bytes); /* called when an op on SEND has ended */
-    double bytes_s;                   /* bytes/s of its wire */
+    double bytes_s; /* bytes/s of its wire */
     Net net;
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
     double wire_free;            /* time at which the last of its posted messages has left */
@@ -93,6 +103,8 @@ struct Sim {
     Bytes tables_bytes;
     Reach reach;
     SimStage stage;
+    World alone; /* its world until it is joined to others */
+    Sim *itself;
 };
 
 /* Clocks of several machines that differ by less than this share show the same time: they have
@@ -115,22 +127,33 @@ static bool has_come(const Sim *d, const Inbox *box) {
     return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
 
+/* Delivers a message that has left its stage at `leaves`. */
+static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
+    const World *w = from->stage.world;
+    SimStage *stage = &w->sim[to]->stage;
+    Inbox *box = &stage->inbox[kind];
+    if (!(box->n & (box->n - 1)))
+        box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
+    box->letter[box->n++] = (Letter){leaves + w->delay_s, size};
+    stage->next = fmin(stage->next, leaves + w->delay_s);
+}
+
 static void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
-/* Returns true if the lane's first op can begin. */
-static bool is_ready(const Sim *d, int i) {
+/* Returns the place of the lane's first op in the order of posting, or NOT_READY if it cannot begin
+ * now. */
+static uint64_t first_order(const Sim *d, int i) {
     const SimLane *lane = &d->lane[i];
-    if (lane->active || lane->done == lane->posted)
-        return false;
-    if (i == RECEIVE && !has_come(d, &d->stage.inbox[NET_STATES]))
-        return false;
+    if (lane->active || lane->done == lane->posted ||
+        (i == RECEIVE && !has_come(d, &d->stage.inbox[NET_STATES])))
+        return NOT_READY;
     const SimOp *op = first_op(lane);
     for (int n = 0; n < op->nafter; n++)
         if (!happened(d, op->after[n]))
-            return false;
-    return true;
+            return NOT_READY;
+    return op->order;
 }
 
 static void begin_op(Sim *d, int i) {
@@ -142,13 +165,11 @@ static void begin_op(Sim *d, int i) {
 
 static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
-        if (lane_channel[i] != GPU && is_ready(d, i))
+        if (lane_channel[i] != GPU && first_order(d, i) != NOT_READY)
             begin_op(d, i);
     if (d->lane[PROJECT].active || d->lane[FINISH].active)
         return;
-    const bool ready[] = {is_ready(d, PROJECT), is_ready(d, FINISH)};
-    const Lane turn = gpu_turn(ready, ready[0] ? first_op(&d->lane[PROJECT])->order : 0,
-                               ready[1] ? first_op(&d->lane[FINISH])->order : 0);
+    Lane turn = gpu_turn(first_order(d, PROJECT), first_order(d, FINISH));
     if (turn != NLANES)
         begin_op(d, turn);
 }
@@ -170,7 +191,7 @@ static void end_op(Sim *d, int i) {
     if (d->base.trace)
         trace_add(d->base.trace, slice, sim_settled(d));
     if (i == SEND)
-        d->stage.sent(d, slice->bytes);
+        deliver(d, d->stage.net.stage + 1, NET_STATES, slice->bytes, d->clock);
     lane->active = false;
     lane->done++;
 }
@@ -185,7 +206,7 @@ static void find_speeds(Sim *d) {
         active[lane_channel[i]] += d->lane[i].active;
     for (int c = CTOG; c <= CTOD; c++)
         if (active[c])
-            cores -= link_cores(h, (Channel)c, false);
+            cores -= link_cores(h, c, false);
     cores = fmax(cores, LEAST_CORES) / (active[GPU] && active[CPU] ? 2 : 1);
     for (int c = 0; c < NCHANNELS; c++)
         d->speed[c] = 1.0 / imax(active[c], 1);
@@ -216,24 +237,10 @@ static void pass(Sim *d, double dt) {
             continue;
         SimOp *job = first_op(&d->lane[i]);
         job->left -= dt * d->speed[lane_channel[i]];
-        d->base.count[i].busy_s += dt;
-        if (job->slice.prefill)
-            d->base.count[i].prefill_s += dt;
+        count_busy(d->base.count, &job->slice, dt);
         if (job->left <= ROUNDING * job->work)
             end_op(d, i);
     }
-}
-
-static int sim_wait(Device *base, Event e, Error *err) {
-    Sim *d = (Sim *)base;
-    (void)err;
-    CHECK(e.seq <= d->lane[e.lane].posted);
-    while (!happened(d, e)) {
-        look_ahead(d);
-        CHECK(!isinf(d->ends)); /* an op waits only for ops posted before it */
-        pass(d, d->ends);
-    }
-    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -267,21 +274,20 @@ static int32_t *indices(Sim *d, Tensor t) {
     return (int32_t *)(d->tables + at);
 }
 
-/* Returns the seconds of attention to `tokens` of the tokens of a table's sequences, of which K, V
- * (half of it) or both are read. */
-static double attending(const Sim *d, const Op *op, const int32_t *len, int h1, bool packed) {
-    const int n = op_lengths(op)->cols;
+/* Returns the seconds of attention to the tokens of a table's sequences, or to the selected ones,
+ * of which K and V are read. */
+static double attending(const Sim *d, const Op *op, const int32_t *len) {
     double seconds = 0, all = 0;
-    for (int r = 0; r < n; r++) {
-        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill, h1,
-                                  len[r], packed);
+    for (int r = 0; r < op->attend.len.cols; r++) {
+        seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill,
+                                  op->nh * op->hd, len[r], op->attend.k.type == U8);
         all += len[r];
     }
     return seconds * op_tokens(op, len) / all;
 }
 
 static double prefilling(Sim *d, const Op *op) {
-    const Tensor o = op->prefilled.o, start = op->prefilled.start;
+    Tensor o = op->prefilled.o, start = op->prefilled.start;
     const int32_t *row = indices(d, start);
     double seconds = 0;
     for (int r = 0; r + 1 < start.cols; r++)
@@ -290,40 +296,31 @@ static double prefilling(Sim *d, const Op *op) {
     return seconds;
 }
 
-static double multiplying(const Sim *d, const Op *op) {
-    const Tensor y = op->linear.y, x = op->linear.x;
-    const bool packed = op->linear.w.type == U8;
-    return linear_seconds(&d->hardware, op->prefill,
-                          (Linear){y.rows, y.cols, x.cols, type_bytes(x.type), packed});
-}
-
 /* Returns the seconds that an op takes at full speed, without op_s. moved: the bytes that it moves.
  */
 static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) {
+    Tensor y = op->view[0], x = op->view[1];
     switch (op->code) {
         case OP_COPY:
         case OP_FETCH:
             return moving(d, op, moved);
         case OP_EMBED: /* gathers rows */
-            return moving(
-                d, op,
-                (double)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type));
-        case OP_LAYERNORM:
-            return moving(d, op, tensor_bytes(op->layernorm.x) + tensor_bytes(op->layernorm.y));
-        case OP_LINEAR:
-            return multiplying(d, op);
+            return moving(d, op, (double)y.rows * y.cols * type_bytes(op->embed.table.type));
+        case OP_LAYERNORM: /* these read the second view and write the first */
         case OP_UNPACK:
-            return moving(d, op, tensor_bytes(op->unpack.w) + tensor_bytes(op->unpack.packed));
         case OP_PACK:
-            return moving(d, op, tensor_bytes(op->pack.packed) + tensor_bytes(op->pack.kv));
+            return moving(d, op, tensor_bytes(op->view[0]) + tensor_bytes(op->view[1]));
+        case OP_LINEAR:
+            return linear_seconds(
+                &d->hardware, op->prefill,
+                (Linear){y.rows, y.cols, x.cols, type_bytes(x.type), op->linear.w.type == U8});
         case OP_ATTEND_PREFILL:
             return prefilling(d, op);
         case OP_ATTEND:
-            return attending(d, op, len, op->attend.o.cols, op->attend.k.type == U8);
-        case OP_SELECT:
-            return attending(d, op, len, op->attend.q.cols, op->attend.k.type == U8) / 2;
+            return attending(d, op, len);
+        case OP_SELECT: /* reads K alone, and the next V alone */
         case OP_WEIGH:
-            return attending(d, op, len, op->attend.o.cols, op->attend.v.type == U8) / 2;
+            return attending(d, op, len) / 2;
         case OP_APPEND:
             return moving(d, op, tensor_bytes(op->append.kv));
         case OP_PICK:
@@ -347,9 +344,9 @@ static Event sim_post(Device *base, const Op *op) {
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
     for (int n = 0; n < op->nafter; n++)
         CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
-    reach_op(&d->reach, base->peak, op);
-    const Bytes moved = op_count(&base->count[op->lane], op, len);
-    const double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
+    reach_op(&d->reach, op);
+    Bytes moved = op_count(&base->count[op->lane], op, len);
+    double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
     if (lane->posted - lane->done == lane->capacity)
         grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
@@ -362,77 +359,8 @@ static Event sim_post(Device *base, const Op *op) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Opening and closing
+// Waiting, while time passes
 // -------------------------------------------------------------------------------------------------
-
-static void *sim_host(Device *base, Tensor t) {
-    Sim *d = (Sim *)base;
-    Bytes at = d->tables_at[TIER_CPU];
-    reach_note(&d->reach, base->peak, t);
-    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t)
-                                                                                   : NULL;
-}
-
-static double sim_now(Device *base) { return ((Sim *)base)->clock; }
-
-static void sim_close(Device *base) {
-    Sim *d = (Sim *)base;
-    for (int i = 0; i < NLANES; i++)
-        free(d->lane[i].ring);
-    for (int k = 0; k <= NET_TOKENS; k++)
-        free(d->stage.inbox[k].letter);
-    free(d->tables);
-    free(d);
-}
-
-Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
-    Sim *d = xcalloc(1, sizeof *d);
-    (void)err; /* like the other devices; there is nothing here that could be missing */
-    d->base = (Device){.name = "sim",
-                       .act_type = plan->act_type,
-                       .post = sim_post,
-                       .wait = sim_wait,
-                       .host = sim_host,
-                       .now = sim_now,
-                       .close = sim_close};
-    d->hardware = *hardware;
-    reach_open(&d->reach, d->base.peak, plan);
-    for (int t = TIER_GPU; t <= TIER_CPU; t++)
-        d->tables_at[t] = plan->region[INDEX_TABLES][t].offset;
-    d->tables_bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
-    d->tables = xcalloc(d->tables_bytes, 1);
-    return &d->base;
-}
-
-// -------------------------------------------------------------------------------------------------
-// A pipeline of sims
-// -------------------------------------------------------------------------------------------------
-
-/* The sims of a pipeline and the wires between them. */
-struct World {
-    pthread_mutex_t lock; /* guards this struct and inboxes; the rest of a sim belongs to its thread
-                             as long as that runs, then to the lock */
-    Sim **sim;
-    int stages, running; /* running: threads that do not wait */
-    double delay_s;
-    bool failed;
-    Error error;
-};
-
-/* Delivers a message that has left its stage at `leaves`. */
-static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) {
-    const World *w = from->stage.world;
-    SimStage *stage = &w->sim[to]->stage;
-    Inbox *box = &stage->inbox[kind];
-    if (!(box->n & (box->n - 1)))
-        box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
-    box->letter[box->n++] = (Letter){leaves + w->delay_s, size};
-    stage->next = fmin(stage->next, leaves + w->delay_s);
-}
-
-static void deliver_states(Sim *from, Bytes bytes) {
-    deliver(from, from->stage.net.stage + 1, NET_STATES, bytes, from->clock);
-}
 
 /* Goes to the next moment at which something happens, or several things together. All threads wait.
  */
@@ -441,7 +369,7 @@ static void step(World *w) {
     for (int s = 0; s < w->stages; s++)
         t = fmin(t, w->sim[s]->stage.next);
     CHECK(!isinf(t)); /* a stage waits only for a message that comes */
-    const double together = t * (1 + ROUNDING_OF_CLOCKS);
+    double together = t * (1 + ROUNDING_OF_CLOCKS);
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
         SimStage *stage = &d->stage;
@@ -478,7 +406,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
             pthread_cond_wait(&stage->woken, &w->lock);
         else
             step(w);
-    const int status = w->failed ? -1 : 0;
+    int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
     if (box && !status)
@@ -492,11 +420,62 @@ static void wake_all(World *w) {
         pthread_cond_signal(&w->sim[s]->stage.woken);
 }
 
-static int world_wait(Device *base, Event e, Error *err) {
+static int sim_wait(Device *base, Event e, Error *err) {
     Sim *d = (Sim *)base;
     CHECK(e.seq <= d->lane[e.lane].posted);
     return happened(d, e) ? 0 : wait_in_world(d, e, NULL, 0, err);
 }
+
+// -------------------------------------------------------------------------------------------------
+// Opening and closing
+// -------------------------------------------------------------------------------------------------
+
+static void *sim_host(Device *base, Tensor t) {
+    Sim *d = (Sim *)base;
+    Bytes at = d->tables_at[TIER_CPU];
+    reach_note(&d->reach, t);
+    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t)
+                                                                                   : NULL;
+}
+
+static double sim_now(Device *base) { return ((Sim *)base)->clock; }
+
+static void sim_close(Device *base) {
+    Sim *d = (Sim *)base;
+    for (int i = 0; i < NLANES; i++)
+        free(d->lane[i].ring);
+    for (int k = 0; k <= NET_TOKENS; k++)
+        free(d->stage.inbox[k].letter);
+    free(d->tables);
+    free(d);
+}
+
+Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
+    Sim *d = xcalloc(1, sizeof *d);
+    (void)err; /* like the other devices; there is nothing here that could be missing */
+    d->base = (Device){.name = "sim",
+                       .act_type = plan->act_type,
+                       .post = sim_post,
+                       .wait = sim_wait,
+                       .host = sim_host,
+                       .now = sim_now,
+                       .close = sim_close};
+    d->hardware = *hardware;
+    d->itself = d;
+    d->alone =
+        (World){.lock = PTHREAD_MUTEX_INITIALIZER, .sim = &d->itself, .stages = 1, .running = 1};
+    d->stage = (SimStage){.world = &d->alone, .next = INFINITY, .woken = PTHREAD_COND_INITIALIZER};
+    reach_open(&d->reach, d->base.peak, plan);
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+        d->tables_at[t] = plan->region[INDEX_TABLES][t].offset;
+    d->tables_bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
+    d->tables = xcalloc(d->tables_bytes, 1);
+    return &d->base;
+}
+
+// -------------------------------------------------------------------------------------------------
+// A pipeline of sims
+// -------------------------------------------------------------------------------------------------
 
 static Sim *sim_of(Net *net) { return (Sim *)((char *)net - offsetof(Sim, stage.net)); }
 
@@ -542,18 +521,14 @@ World *world_open(Device *const sim[], int stages, double bytes_s, double delay_
     for (int s = 0; s < stages; s++) {
         Sim *d = w->sim[s] = (Sim *)sim[s];
         SimStage *stage = &d->stage;
-        d->base.wait = world_wait;
         d->base.net = stages > 1 ? &stage->net : NULL;
         stage->world = w;
-        stage->sent = deliver_states;
         stage->bytes_s = bytes_s;
-        stage->next = INFINITY;
         stage->net = (Net){.stage = s,
                            .stages = stages,
                            .post = world_post,
                            .receive = world_receive,
                            .fail = world_fail};
-        pthread_cond_init(&stage->woken, NULL);
     }
     return w;
 }

@@ -41,7 +41,7 @@ struct Disk {
     size_t bytes;
     int *direct; /* [1 + files of the checkpoint] descriptors that bypass the page cache; -1: there
                     is none */
-    uint8_t *bounce[2];
+    uint8_t *bounce;       /* (2, BOUNCE); NULL: reads are not direct */
     unsigned weights_read; /* reads of weights so far; atomic */
 };
 
@@ -70,14 +70,13 @@ typedef struct {
 static int disk_fault(const Disk *d, Extent at, const char *what, const char *why, Error *err) {
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
                 at.file ? d->checkpoint->files[at.file - 1].path : "the offload file", what,
-                at.bytes, plural((double)at.bytes), at.offset, why,
-                at.file ? "" : " under --offload-dir");
+                at.bytes, plural(at.bytes), at.offset, why, at.file ? "" : " under --offload-dir");
 }
 
 /* Reads whole blocks into the bounce buffer, and copies the wanted bytes from there. */
 static int read_direct(Disk *d, int buffer, uint8_t *memory, Extent from, Error *err) {
-    uint8_t *bounce = d->bounce[buffer];
-    const size_t begin = from.offset;
+    uint8_t *bounce = d->bounce + buffer * BOUNCE;
+    size_t begin = from.offset;
     while (from.bytes) {
         size_t skip = from.offset % BLOCK, end = skip + from.bytes;
         size_t want = end < BOUNCE ? (end + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
@@ -120,7 +119,7 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
 
 int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     CHECK(!to.file && (to.ld == (size_t)to.cols || to.rows == 1));
-    const size_t bytes = tensor_bytes(to);
+    size_t bytes = tensor_bytes(to);
     const char *why = file_write_at(d->file, memory, bytes, to.offset);
     if (why)
         return disk_fault(d, (Extent){0, to.offset, bytes}, "writing", why, err);
@@ -137,20 +136,25 @@ static void disk_expect(const Disk *d, const Move *moves, int n) {
     }
 }
 
+/* Makes a range of the mapping no longer count as this process's memory. Nothing is lost, since the
+ * mapping is shared. */
+static void unmap_pages(const Disk *d, size_t offset, size_t bytes) {
+    size_t head = offset % BLOCK;
+    madvise(d->map + offset - head, bytes + head, MADV_DONTNEED);
+}
+
 /* Sends `written` bytes of a range that was written through the mapping to disk, and out of memory.
  * written 0: only begins to send them, but the mapping no longer counts as this process's memory.
  */
 static void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
-    size_t head = offset % BLOCK;
-    /* nothing is lost in a shared mapping */
-    madvise(d->map + offset - head, bytes + head, MADV_DONTNEED);
+    unmap_pages(d, offset, bytes);
     drop_cache(d->file, offset, bytes, written);
 }
 
 /* Embeds rows that are read one by one, never through a mapping, so that a file that shrank is an
  * error. */
 int disk_embed(const Disk *d, const Op *op, Error *err) {
-    const Tensor y = op->embed.y, table = op->embed.table;
+    Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
     int32_t zero = 0;
@@ -174,40 +178,37 @@ int disk_embed(const Disk *d, const Op *op, Error *err) {
 // The disk tier: the V of the tokens that sparse attention selects
 // -------------------------------------------------------------------------------------------------
 
-/* A set of blocks of the offload file, as a bitmap. */
+/* A set of blocks of the offload file. */
 typedef struct {
-    uint64_t *bits;
+    bool *has;       /* [n + 1], the last one false */
     size_t first, n; /* in blocks */
 } Blocks;
 
 /* Adds the blocks of a range of bytes to the set. */
-static void want(Blocks *b, size_t offset, size_t bytes) {
-    for (size_t i = offset / BLOCK - b->first; i <= (offset + bytes - 1) / BLOCK - b->first; i++)
-        b->bits[i / 64] |= 1ull << i % 64;
+static void want(const Blocks *b, size_t offset, size_t bytes) {
+    for (size_t i = offset / BLOCK; i <= (offset + bytes - 1) / BLOCK; i++)
+        b->has[i - b->first] = true;
 }
 
 /* Advises the kernel about every run of blocks in the set. */
 static void advise(const Disk *d, const Blocks *b, int advice) {
-    for (size_t i = 0, run; i < b->n; i += run) {
-        for (run = 0; i + run < b->n && (b->bits[(i + run) / 64] >> (i + run) % 64 & 1); run++)
-            continue;
-        if (run)
-            posix_fadvise(d->file, ((b->first + i) * BLOCK), (run * BLOCK), advice);
-        if (!run)
-            run = 1;
+    for (size_t i = 0, begin; i < b->n; i++) {
+        for (begin = i; b->has[i];)
+            i++;
+        if (begin < i)
+            posix_fadvise(d->file, (b->first + begin) * BLOCK, (i - begin) * BLOCK, advice);
     }
 }
 
 /* Visits the V of each selected token of each sequence and head. With blocks it only adds it to
  * them; without, it copies it from its page at home to the same place of the staged page. */
-static void for_selected(const Disk *d, const Op *op, Blocks *blocks) {
-    const Tensor v = op->fetch.v, selected = op->fetch.tokens;
-    const size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
+static void for_selected(const Disk *d, const Op *op, const Blocks *blocks) {
+    Tensor v = op->fetch.v, selected = op->fetch.tokens;
+    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
     const int32_t *to_page = op->fetch.pages.at, *from_page = op->fetch.home_pages.at;
     const int32_t *token = selected.at, *len = op->fetch.len.at;
     for (int r = 0; r < selected.rows; r++) {
-        const int n =
-            sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
+        int n = sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
         for (int h = 0; h < op->nh; h++) {
             for (int i = 0; i < n; i++) {
                 int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
@@ -229,16 +230,15 @@ static void for_selected(const Disk *d, const Op *op, Blocks *blocks) {
 /* Tells the disk of all blocks that the many small reads lie in before the first is waited for;
  * then reads through the mapping. */
 static void disk_fetch(const Disk *d, const Op *op) {
-    const size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v),
-                 head = home % BLOCK;
+    size_t home = op->fetch.home_v.offset, bytes = tensor_span(op->fetch.home_v);
     Blocks blocks = {.first = home / BLOCK, .n = (home + bytes) / BLOCK + 1 - home / BLOCK};
-    blocks.bits = xcalloc(blocks.n / 64 + 1, sizeof *blocks.bits);
+    blocks.has = xcalloc(blocks.n + 1, sizeof *blocks.has);
     for_selected(d, op, &blocks);
     advise(d, &blocks, POSIX_FADV_WILLNEED);
     for_selected(d, op, NULL);
-    madvise(d->map + home - head, bytes + head, MADV_DONTNEED);
+    unmap_pages(d, home, bytes);
     advise(d, &blocks, POSIX_FADV_DONTNEED);
-    free(blocks.bits);
+    free(blocks.has);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -284,10 +284,8 @@ static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
  * ordinary way. */
 static void open_direct(Disk *d) {
     char path[64];
-    for (int b = 0; b < 2; b++)
-        if (posix_memalign((void **)&d->bounce[b], BLOCK, BOUNCE))
-            d->bounce[b] = NULL;
-    if (!d->bounce[0] || !d->bounce[1])
+    d->bounce = aligned_alloc(BLOCK, 2 * BOUNCE);
+    if (!d->bounce)
         return;
     snprintf(path, sizeof path, "/proc/self/fd/%d", d->file); /* the file has no other name */
     if (d->file >= 0)
@@ -321,8 +319,7 @@ void disk_close(Disk *d) {
         munmap(d->map, d->bytes);
     if (d->file >= 0)
         close(d->file);
-    free(d->bounce[0]);
-    free(d->bounce[1]);
+    free(d->bounce);
     free(d->direct);
     free(d);
 }
@@ -350,7 +347,7 @@ void *arenas_address(const Arenas *a, Tensor t) {
     if (!t.rows)
         return NULL;
     CHECK(t.tier < NTIERS && t.file == 0);
-    const size_t at = t.offset + shift_of(t.tier, t.region);
+    size_t at = t.offset + shift_of(t.tier, t.region);
     CHECK(at <= a->bytes[t.tier] && tensor_span(t) <= a->bytes[t.tier] - at);
     return a->arena[t.tier] + at;
 }
@@ -382,8 +379,9 @@ int logits_not_finite(Error *err) {
  * finite never would be. */
 static int check_logits(Tensor t, Error *err) {
     const float *logits = t.at;
-    const size_t n = (size_t)t.rows * t.cols;
-    uint32_t most = 0, infinite = 0x7f800000;
+    size_t n = (size_t)t.rows * t.cols;
+    uint32_t infinite = 0x7f800000;
+    uint32_t most = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &logits[i], sizeof bits);
@@ -399,7 +397,7 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         disk_expect(a->disk, op->moves, op->nmoves);
     for (int i = 0; i < op->nmoves; i++) {
         Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        const size_t size = type_bytes(to.type), row = to.cols * size;
+        size_t size = type_bytes(to.type), row = to.cols * size;
         int status = 0;
         if (from.tier == TIER_DISK)
             status =
@@ -423,7 +421,7 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
 
 /* Runs an op on the CPU, and then checks its logits, or sends its K and V to disk. */
 static int run_on_host(const Arenas *a, const Op *op, Error *err) {
-    const Tensor k = op->append.k, v = op->append.v;
+    Tensor k = op->append.k, v = op->append.v;
     host_run(op);
     if (op->code == OP_PICK)
         return check_logits(op->pick.logits, err);
@@ -439,7 +437,7 @@ int arenas_run(const Arenas *a, Op *op, Error *err) {
     Gpu *gpu = arenas_is_stream(a, op->lane) ? a->gpu : NULL;
     const Tensor *x = &op->state.x;
     for (int n = 0; n < MAX_VIEWS; n++) /* a view of the checkpoint has no address */
-        if (op_info[op->code].view[n].use && !op->view[n].file)
+        if (op_info[op->code].view[n] && !op->view[n].file)
             op->view[n].at = arenas_address(a, op->view[n]);
     switch (op->code) {
         case OP_COPY:
@@ -462,7 +460,7 @@ int arenas_run(const Arenas *a, Op *op, Error *err) {
 
 int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, size_t count,
                   Error *err) {
-    const size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
+    size_t size = type_bytes(dst.type), all = (size_t)dst.rows * dst.cols;
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
@@ -493,24 +491,15 @@ enum { SLICE = 64 << 20 };
 
 static void populate_slices(const void *memory, int first, int n) {
     const Memory *m = memory;
-    const size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
-    madvise(m->at + at, (end < m->bytes ? end : m->bytes) - at, MADV_POPULATE_WRITE);
+    size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
+    madvise(m->at + at, size_min(end, m->bytes) - at, MADV_POPULATE_WRITE);
 }
 
-/* Gives a tier its pages before the first sweep, by all threads: a page fault later would hold up
- * the lane that meets it, and pinning touches memory by one thread only. Where Linux does not know
- * the call, pages come with the first touch. */
-static void populate(uint8_t *memory, size_t bytes) {
-    host_share((double)bytes, (int)((bytes + SLICE - 1) / SLICE), populate_slices,
-               &(Memory){memory, bytes});
-}
-
-static size_t tier_bytes(const Plan *plan, Tier tier) {
-    return plan->total[tier] + shift_of(tier, NREGIONS);
-}
-
-/* Makes a tier in memory of ours. */
-static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
+/* Makes a tier in memory of ours. It gets its pages before the first sweep, from all threads: a
+ * page fault later would hold up the lane that meets it, and pinning touches memory by one thread
+ * only. Where Linux does not know the call, pages come with the first touch. */
+static int open_memory(Arenas *a, Tier tier, Error *err) {
+    size_t bytes = a->bytes[tier];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return fail(err, EXIT_FAILED,
@@ -518,18 +507,16 @@ static int open_memory(Arenas *a, Tier tier, size_t bytes, Error *err) {
                     bytes / 1048576.0, tier_name[tier], strerror(errno),
                     tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
     madvise(p, bytes, MADV_HUGEPAGE);
-    populate((uint8_t *)p, bytes);
+    host_share(bytes, (bytes + SLICE - 1) / SLICE, populate_slices, &(Memory){p, bytes});
     a->arena[tier] = p;
-    a->bytes[tier] = bytes;
     return 0;
 }
 
 /* Opens the upper tiers of the cuda device. Memory that cannot be pinned works as well, but is
  * slower. */
-static int open_gpu_memory(Arenas *a, const Plan *plan, Error *notice, Error *err) {
-    a->bytes[TIER_GPU] = tier_bytes(plan, TIER_GPU);
+static int open_gpu_memory(Arenas *a, Error *notice, Error *err) {
     a->arena[TIER_GPU] = a->gpu->call->alloc(a->gpu, a->bytes[TIER_GPU], err);
-    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
+    if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, err))
         return -1;
     a->pinned = !a->gpu->call->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
     return 0;
@@ -540,7 +527,7 @@ static void guard_regions(const Arenas *a, const Plan *plan) {
     for (int tier = TIER_GPU; tier <= TIER_CPU && APART; tier++)
         for (int id = 0; id < NREGIONS; id++) {
             const Region *r = &plan->region[id][tier];
-            const Bytes used =
+            Bytes used =
                 r->rows ? (Bytes)r->rows * r->cols * r->slots * type_bytes(r->type) : r->bytes;
             uint8_t *end = a->arena[tier] + r->offset + shift_of(tier, id) + used;
             if (!r->bytes)
@@ -562,11 +549,12 @@ static void close_memory(Arenas *a, Tier tier) {
 
 int arenas_open(Arenas *a, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
                 Error *notice, Error *err) {
-    for (int t = TIER_GPU; t <= TIER_CPU; t++)
+    for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         a->tables[t] = plan->region[INDEX_TABLES][t].offset;
-    if (a->gpu ? open_gpu_memory(a, plan, notice, err)
-               : open_memory(a, TIER_GPU, tier_bytes(plan, TIER_GPU), err) ||
-                     open_memory(a, TIER_CPU, tier_bytes(plan, TIER_CPU), err))
+        a->bytes[t] = plan->total[t] + shift_of(t, NREGIONS);
+    }
+    if (a->gpu ? open_gpu_memory(a, notice, err)
+               : open_memory(a, TIER_GPU, err) || open_memory(a, TIER_CPU, err))
         return -1;
     guard_regions(a, plan);
     if (!plan->total[TIER_DISK])
@@ -604,56 +592,30 @@ typedef struct {
     Error *err;
 } Loading;
 
-/* Loads one tensor in parts; a real checkpoint's disk share is there already. */
-static int load_tensor(const Loading *a, const WeightPlace *place, const Tensor *source,
+/* Loads one tensor, some rows at a time: plain, packed or, for a study, rounded. */
+static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quant study,
                        Error *err) {
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
-    size_t count = (size_t)source->rows * source->cols;
-    f16 *part = xcalloc(count < PART ? count : PART, sizeof *part);
+    bool packed = home.type == U8;
+    int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
+    size_t cols = source->cols;
+    f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
+    uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
-    for (size_t at = 0; at < count && !status; at += PART) {
-        size_t n = count - at < PART ? count - at : PART;
-        status = checkpoint_fill(a->checkpoint, part, source, at, n, err);
-        if (!status)
-            a->device->upload(a->device, place->home, at, part, n);
-    }
-    free(part);
-    return status;
-}
-
-/* Loads one tensor packed, a row of groups at a time. */
-static int load_packed(const Loading *a, const WeightPlace *place, const Tensor *source,
-                       Error *err) {
-    Tensor home = place->home;
-    uint8_t *groups = xcalloc(home.cols, 1);
-    f16 *rows = xcalloc((size_t)GROUP * source->cols, sizeof *rows);
-    int status = 0;
-    for (int g = 0; g < home.rows && !status; g++) {
-        status = checkpoint_pack(a->checkpoint, groups, rows, source, g, err);
-        if (!status)
-            a->device->upload(a->device, home, (size_t)g * home.cols, groups, home.cols);
+    for (int row = 0; row < source->rows && !status; row += step) {
+        size_t first = row * cols, n = imin(step, source->rows - row) * cols;
+        status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / GROUP, err)
+                        : checkpoint_fill(a->checkpoint, rows, source, first, n, err);
+        if (study.bits && !status)
+            status = checkpoint_finite(a->checkpoint, rows, source, first, n, err);
+        for (size_t c = 0; study.bits && c < cols && !status; c++)
+            quant_round(rows + c, cols, n / cols, study);
+        if (packed && !status)
+            a->device->upload(a->device, home, row / GROUP * (size_t)home.cols, groups, home.cols);
+        else if (!status)
+            a->device->upload(a->device, home, first, rows, n);
     }
     free(groups);
-    free(rows);
-    return status;
-}
-
-/* Loads one tensor rounded, for a study. */
-static int load_rounded(const Loading *a, const WeightPlace *place, const Tensor *source,
-                        Error *err) {
-    const Quant study = a->plan->policy.weight_study;
-    const size_t cols = (size_t)source->cols;
-    f16 *rows = xcalloc(study.group * cols, sizeof *rows);
-    int status = 0;
-    for (int row = 0; row < source->rows && !status; row += study.group) {
-        const int n = imin(study.group, source->rows - row);
-        status = checkpoint_fill(a->checkpoint, rows, source, row * cols, n * cols, err) ||
-                 checkpoint_finite(a->checkpoint, rows, source, row * cols, n * cols, err);
-        for (size_t c = 0; c < cols && !status; c++)
-            quant_round(rows + c, cols, n, study);
-        if (!status)
-            a->device->upload(a->device, place->home, row * cols, rows, n * cols);
-    }
     free(rows);
     return status;
 }
@@ -661,9 +623,9 @@ static int load_rounded(const Loading *a, const WeightPlace *place, const Tensor
 /* Loads tensors first .. first + n - 1, the layers' before the global ones. */
 static void load_tensors(const void *loading, int first, int n) {
     const Loading *a = loading;
-    const int l = a->plan->config.l;
+    int l = a->plan->config.l;
     for (int i = first; i < first + n && !atomic_load(a->failures); i++) {
-        const int j = i / NROLES, r = i % NROLES;
+        int j = i / NROLES, r = i % NROLES;
         Error err;
         const WeightPlace *place =
             j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
@@ -671,10 +633,9 @@ static void load_tensors(const void *loading, int first, int n) {
             j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
         if (!source->rows || place->home.file)
             continue;
-        const bool rounded = j < l && role_is_matrix((Role)r) && a->plan->policy.weight_study.bits;
-        const int status = place->home.type == U8 ? load_packed(a, place, source, &err)
-                           : rounded              ? load_rounded(a, place, source, &err)
-                                                  : load_tensor(a, place, source, &err);
+        bool rounded = j < l && role_is_matrix(r) && place->home.type != U8;
+        Quant study = rounded ? a->plan->policy.weight_study : (Quant){0};
+        int status = load_tensor(a, place->home, source, study, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;
     }

@@ -45,7 +45,7 @@ static void drop(Trace *trace, double until) {
             continue;
         s.begin = fmax(s.begin, until);
         trace->slice[kept++] = s;
-        trace->last[s.lane] = (long)kept;
+        trace->last[s.lane] = kept;
     }
     trace->n = trace->kept = kept;
 }
@@ -65,7 +65,7 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
         trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
     }
     trace->slice[trace->n++] = *slice;
-    trace->last[slice->lane] = (long)trace->n;
+    trace->last[slice->lane] = trace->n;
 }
 
 void trace_hold(Trace *trace, const Held *held) {
@@ -137,12 +137,10 @@ static void write_rows(const Trace *trace, int pid, FILE *out) {
 /* Writes a slice. Its begin and end are rounded to nanoseconds one by one, so that neighbours that
  * touch still do and none overlap. entered: the sweep in which its batch entered. */
 static void write_slice(const Slice *s, int pid, double first, int entered, FILE *out) {
-    long long begin = llround((s->begin - first) * 1e9),
-              took = llround((s->end - first) * 1e9) - begin;
+    double begin = round((s->begin - first) * 1e9), took = round((s->end - first) * 1e9) - begin;
     fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,",
             trace_call(s), channel_name[lane_channel[s->lane]], pid, s->lane);
-    fprintf(out, "\"ts\":%lld.%03lld,\"dur\":%lld.%03lld,", begin / 1000, begin % 1000, took / 1000,
-            took % 1000);
+    fprintf(out, "\"ts\":%.3f,\"dur\":%.3f,", begin / 1e3, took / 1e3);
     fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,", s->i, s->j,
             s->k, s->batch, s->i - entered);
     fprintf(out, "\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->bytes,
@@ -151,16 +149,14 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
 
 /* Writes two counters; a viewer shows each value until the next one. */
 static void write_held(const Held *h, int pid, double first, FILE *out) {
-    const long long at = llround(fmax(h->at - first, 0) * 1e9);
-    fprintf(
-        out,
-        ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,\"args\":{",
-        pid, at / 1000, at % 1000);
+    double at = round(fmax(h->at - first, 0) * 1e9) / 1e3;
+    fprintf(out,
+            ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"args\":{",
+            pid, at);
     for (int t = 0; t < NTIERS; t++)
         fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
-    fprintf(out,
-            "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%lld.%03lld,",
-            pid, at / 1000, at % 1000);
+    fprintf(out, "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,", pid,
+            at);
     fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
 }
 
@@ -188,7 +184,7 @@ void trace_write(const Trace *traces, int n, FILE *out) {
             first = fmin(first, t->slice[i].begin);
     fprintf(out, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (const Trace *t = traces; t < traces + n; t++) {
-        const int pid = 1 + (int)(t - traces);
+        int pid = 1 + t - traces;
         int *entered = first_sweeps(t);
         if (pid > 1)
             fprintf(out, ",\n");
@@ -270,7 +266,7 @@ static void add_slices(Breakdown *sum, const Trace *trace, double until) {
     Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
     Running running = {{{0}}, 0};
     for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
-        const bool net = lane_channel[s->lane] == NET;
+        bool net = lane_channel[s->lane] == NET;
         if (s->begin >= until)
             continue;
         *to++ = (Edge){s->begin, s->prefill_sweep, slice_part(s), 1, net};

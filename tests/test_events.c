@@ -68,7 +68,7 @@ static void note_race(Checker *c, Tier tier, size_t at, const char *what, Lane l
     const char *term = "?";
     if (c->races++ >= c->shown) return;
     for (int id = 0; id < NREGIONS; id++) {
-        const Region *r = &c->reach.region[id][tier];
+        const Region *r = &c->reach.plan->region[id][tier];
         if (at >= r->offset && at - r->offset < r->bytes) term = r->name;
     }
     fprintf(stderr, "\n    %s, %s %s + %zu: ", what, tier_name[tier], term, at);
@@ -111,7 +111,7 @@ static bool lies_in(Tensor t, Tensor view) {
 /* Bytes of two views at once, such as of a residual that is y, tell nothing. */
 static void note_use(const Op *op, Tensor t, bool writes) {
     int n = 0, found = 0;
-    for (int v = 0; v < MAX_VIEWS && op_info[op->code].view[v].name; v++)
+    for (int v = 0; v < MAX_VIEWS; v++)
         if (lies_in(t, op->view[v])) n++, found = v;
     if (n == 1) seen[op->code][found] |= writes ? 2 : 1;
 }
@@ -120,7 +120,7 @@ static void touch(Checker *c, Tensor t, bool writes) {
     if (c->op && c->op->code != OP_COPY && t.rows) note_use(c->op, t, writes);
     size_t row = t.cols * type_bytes(t.type);
     CHECK(!t.file && t.offset + tensor_span(t) <= c->bytes[t.tier]);
-    reach_note(&c->reach, c->base.peak, t);
+    reach_note(&c->reach, t);
     for (int r = 0; r < t.rows; r++) touch_bytes(c, t.tier, t.offset + r * t.ld * type_bytes(t.type), row, writes);
 }
 
@@ -760,12 +760,11 @@ static void nor_in_a_stage_of_a_pipeline(void) {
 /* Of all that has run above. A residual has never been anything but y. */
 static void the_table_of_ops_says_what_ops_do(void) {
     for (int code = OP_COPY + 1; code < NCODES; code++)
-        for (int v = 0; v < MAX_VIEWS && op_info[code].view[v].name; v++) {
-            const Use use = op_info[code].view[v].use;
+        for (int v = 0; v < MAX_VIEWS; v++) {
+            const Use use = op_info[code].view[v];
             const bool same = use == WRITES ? seen[code][v] & 2 : seen[code][v] == (use == READS);
             if (code == OP_LINEAR && v == 4) continue;
-            if (!same)
-                fprintf(stderr, "\n    %s, %s: seen %d", op_info[code].name, op_info[code].view[v].name, seen[code][v]);
+            if (!same) fprintf(stderr, "\n    %s, view %d: seen %d", op_info[code].name, v, seen[code][v]);
             CU_ASSERT(same);
         }
 }
