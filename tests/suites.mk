@@ -51,6 +51,7 @@ $(STARTING): export FLEXGEN_EMULATED := $(BUILD)/flexgen_emulated
 endif
 $(STARTING): export FLEXGEN_DRIVER := $(abspath $(BUILD)/driver)
 $(BUILD)/cli.log: export LD_LIBRARY_PATH := $(abspath $(BUILD)/driver)
+$(BUILD)/test_pipeline: LIBS += -rdynamic # the library for MPI uses functions of its program
 $(BUILD)/pipeline.log: $(BUILD)/flexgen_host
 $(BUILD)/pipeline.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 # The library for MPI, beside the programs that a test starts as stages of a pipeline.
