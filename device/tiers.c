@@ -571,21 +571,24 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
                        Error *err) {
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
     bool packed = home.type == U8;
-    int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
+    int step = source->type == U8 ? 1 /* row of groups */
+               : packed           ? GROUP
+               : study.bits       ? study.group
+                                  : imax(1, PART / source->cols);
     size_t cols = source->cols;
     f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
     uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
     for (int row = 0; row < source->rows && !status; row += step) {
         size_t first = row * cols, n = imin(step, source->rows - row) * cols;
-        status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / GROUP, err)
+        status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / step, err)
                         : checkpoint_fill(a->checkpoint, rows, source, first, n, err);
         if (study.bits && !status)
             status = checkpoint_finite(a->checkpoint, rows, source, first, n, err);
         for (size_t c = 0; study.bits && c < cols && !status; c++)
             quant_round(rows + c, cols, n / cols, study);
         if (packed && !status)
-            a->device->upload(a->device, home, row / GROUP * (size_t)home.cols, groups, home.cols);
+            a->device->upload(a->device, home, row / step * (size_t)home.cols, groups, home.cols);
         else if (!status)
             a->device->upload(a->device, home, first, rows, n);
     }
