@@ -10,6 +10,9 @@ $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suite
 # of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
+# These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
+LINUX := cli completions exercises faults gpu grade kill memory mini paper pipeline quantize schedule search summary tour world
+SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 CUDA_SUITES := cuda schedule lanes stages
@@ -17,13 +20,13 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net started)
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net $(if $(MAC),,started))
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
 $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
 $(BUILD)/test_grade $(BUILD)/emulated/test_grade: $(patsubst %,$(BUILD)/tests/%.o,answers lessons mini_parts lp_parts)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
@@ -75,7 +78,7 @@ $(BUILD)/mini_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
-	$(CC) -O2 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
+	$(CC) -O2 -g1 -fno-omit-frame-pointer $(NATIVE) -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
@@ -143,7 +146,7 @@ $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
 # Frames and checks instead of speed. Address layout randomization confuses TSan.
-CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer -march=native"
+CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer $(NATIVE)"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
