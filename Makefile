@@ -100,7 +100,7 @@ $(LIB): $(OBJ)
 setup:
 	@scripts/setup.sh "$(CC) $(BREW:%=-I%/include)" $(NEED)
 
-# The whole paper in one file, which shares nothing with the engine: cc -O3 -march=native mini.c -lm -lpthread -o mini
+# The whole paper in one file, which shares nothing with the engine: cc -O3 mini.c -lm -lpthread -o mini
 mini: mini.c
 	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
 
@@ -158,8 +158,7 @@ clean:
 	rm -rf build flexgen mini flexgen_cuda.so flexgen_mpi.so
 
 format:
-	clang-format -i $(filter-out mini.c,$(wildcard *.c)) *.h *.cu */*.c */*.h tests/*.cu
-	clang-format -i --style='{BasedOnStyle: InheritParentConfig, ColumnLimit: 110, AllowShortIfStatementsOnASingleLine: AllIfsAndElse, AllowShortLoopsOnASingleLine: true}' mini.c
+	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays

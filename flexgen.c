@@ -12,14 +12,12 @@
  * policy and the place of every byte; run_task opens the device, loads the weights and runs the
  * sweeps. Exit status: 0 done, 1 failed, 2 wrong use or does not fit. Results go to standard
  * output, everything else to standard error. */
-#include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include "app/app.h"
-#include "device/device.h"
 
 // -------------------------------------------------------------------------------------------------
 // Running a task
@@ -67,7 +65,7 @@ static void check_in_use(TaskRun *run) {
 static Device *open_device(TaskRun *run, Error *err) {
     const char *dir = run->options->offload_dir;
     if (run->stages.n) {
-        const Cluster wire = cluster_of(run);
+        Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
@@ -91,7 +89,8 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
  * were ready, so that their clocks can be compared. */
 static void begin_traces(TaskRun *run) {
     const Net *net = run->net;
-    Trace *trace =
+    Trace *trace = run->traces = xcalloc(run->nstages, sizeof *trace);
+    *trace =
         stage_trace(net ? net->stage : 0, run->first_layer, run->plan->config.l, run->trace_limit);
     if (net && net->neighbours != net->stages)
         trace->ready_at = run->device->now(run->device);
@@ -100,17 +99,14 @@ static void begin_traces(TaskRun *run) {
     run->device->trace = trace;
     for (int s = 1; s < run->stages.n; s++) {
         const Stage *stage = &run->stages.stage[s];
-        stage->device->trace = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
+        trace[s] = stage_trace(s, stage->first, stage->part.config.l, run->trace_limit);
+        stage->device->trace = &trace[s];
     }
 }
 
 /* Collects the traces of all stages on the first of them, which writes them if it is asked to. */
 static int end_traces(TaskRun *run, Error *err) {
     const char *path = run->options->trace;
-    run->traces = xcalloc(trace_count(run), sizeof *run->traces);
-    run->traces[0] = *run->device->trace;
-    for (int s = 1; s < run->stages.n; s++)
-        run->traces[s] = *run->stages.stage[s].device->trace;
     if (run->net && stage_gather_traces(run->net, run->traces, err))
         return -1;
     if (!path || follows(run))
@@ -118,7 +114,7 @@ static int end_traces(TaskRun *run, Error *err) {
     FILE *file = output_open("--trace", path, err);
     if (!file)
         return -1;
-    trace_write(run->traces, trace_count(run), file);
+    trace_write(run->traces, run->nstages, file);
     return output_close(file, "--trace", path, err);
 }
 
@@ -132,10 +128,9 @@ static int load_device(TaskRun *run, Error *err) {
     memcpy(device->link, run->options->link, sizeof device->link);
     if (run->net)
         device->net = run->net;
-    if (!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
-                      checkpoint_unchanged(run->checkpoint, err)))
-        return -1;
-    if ((run->gpu && opt_warm_up(device, run->plan, err)) ||
+    if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
+                       checkpoint_unchanged(run->checkpoint, err))) ||
+        (run->gpu && opt_warm_up(device, run->plan, err)) ||
         (run->net && run->net->agree(run->net, 0, err)))
         return -1;
     if (run->traced && !traced_later(run))
@@ -171,21 +166,18 @@ static int begin_run(TaskRun *run, Error *err) {
  * memory, and writes the trace. */
 static int end_run(TaskRun *run, int status, Error *err) {
     Completions *c = run->completions;
-    if (c && completions_end(c, status, err))
-        return *stop_signal() ? stop_fail(err, completions_last(c) ? "; go on with --resume" : "")
-                              : -1;
-    if (status)
+    if (c ? completions_end(c, status, err) : status)
         return -1;
     if (run->gpu)
         check_in_use(run);
-    if (run->device->trace && end_traces(run, err))
+    if (run->traces && end_traces(run, err))
         return -1;
     say_notices(run, false);
     return 0;
 }
 
 /* Runs a task, and tells people what it takes and what was expected. progress may be NULL. */
-static int run_task(TaskRun *run, const Task *task, const Listener *listener, Progress *progress,
+static int run_task(TaskRun *run, const Task *task, Listener listener, Progress *progress,
                     Error *err) {
     bool verbose = (run->options->verbose || run->bench) && !follows(run);
     if (progress)
@@ -194,7 +186,7 @@ static int run_task(TaskRun *run, const Task *task, const Listener *listener, Pr
         plan_print(stderr, run->plan, run->capacity);
     int status = begin_run(run, err);
     if (!status)
-        status = end_run(run, run_sweeps(run, task, listener, err), err);
+        status = end_run(run, run_sweeps(run, task, &listener, err), err);
     if (progress)
         progress_clear(progress);
     if (status)
@@ -241,7 +233,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "model", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    ADD(head, {"--temperature", s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
+    ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
         {"--top-k", greedy ? 0 : s->top_k});
     snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
     cJSON_AddStringToObject(head, "--seed", text);
@@ -281,11 +273,6 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
                            : "with an approximate cache");
 }
 
-/* Tells the stages of a pipeline what is left to do, which may be nothing. */
-static int share_job(const TaskRun *run, Job *job, Error *err) {
-    return run->net ? stage_share_task(run->net, &job->task, job, err) : 0;
-}
-
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
     int errors = 0, cut = 0;
@@ -313,7 +300,7 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     Task *task = &job->task;
     bool finished;
     if (!job->count)
-        return share_job(run, job, err);
+        return stage_share_task(run->net, task, job, err);
     Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c || settle_compression(run, err))
         return -1;
@@ -325,16 +312,13 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
                 run->options->output);
     else
         job_rest(job);
-    if (share_job(run, job, err))
+    if (stage_share_task(run->net, task, job, err))
         return -1;
     if (task->count) {
-        const Listener listener = completions_listener(c);
-        Progress *progress = completions_progress(c);
-        progress->on = isatty(STDERR_FILENO);
         if (plan_task(run, task, err))
             return -1;
         add_machine(run, completions_head(c));
-        if (run_task(run, task, &listener, progress, err))
+        if (run_task(run, task, completions_listener(c), completions_progress(c), err))
             return -1;
     } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
         return -1;
@@ -346,11 +330,10 @@ static int follow_job(TaskRun *run, Job *job, Error *err) {
     if (stage_share_task(run->net, &job->task, job, err))
         return -1;
     Completions *c = completions_follow(job, run->options);
-    const Listener listener = completions_listener(c);
-    const int status = job->task.count && (plan_task(run, &job->task, err) ||
-                                           run_task(run, &job->task, &listener, NULL, err))
-                           ? -1
-                           : 0;
+    int status = job->task.count && (plan_task(run, &job->task, err) ||
+                                     run_task(run, &job->task, completions_listener(c), NULL, err))
+                     ? -1
+                     : 0;
     completions_free(c);
     return status;
 }
@@ -381,48 +364,32 @@ enum {
     MAX_SLICES = 1 << 14 /* most slices of a trace that only adds up */
 };
 
-/* xorshift64 */
-static uint64_t draw(uint64_t *x) {
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
+/* Draws a length between two for a prompt; `which` tells it from the prompt's other draws. */
+static int draw_length(const int range[2], uint64_t seed, int prompt, int which) {
+    return range[0] + random_draw(seed, prompt, which) * (range[1] - range[0] + 1);
 }
-static int draw_in(uint64_t *x, const int range[2]) {
-    return range[0] + draw(x) % (range[1] - range[0] + 1);
-}
-
-static const uint64_t draw_start = 88172645463325252ull;
 
 /* Returns a task of prompts of one length, or of lengths between two, still without tokens. */
 static Task bench_task(const Options *o, int count) {
-    uint64_t x = (draw_start + o->sampling.seed) ^ 1;
+    enum { PROMPT_LEN = -1, GEN_LEN = -2 };
     Task task = {
         .count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
     for (int i = 0; i < count; i++) {
-        task.prompts[i].s = draw_in(&x, o->prompt_len);
-        task.prompts[i].n = draw_in(&x, o->gen_len);
+        task.prompts[i].s = draw_length(o->prompt_len, o->sampling.seed, i, PROMPT_LEN);
+        task.prompts[i].n = draw_length(o->gen_len, o->sampling.seed, i, GEN_LEN);
     }
     return task;
 }
 
 /* Draws the prompts' tokens at random. */
 static void fill_prompts(Task *task, const OptConfig *config) {
-    uint64_t x = draw_start + task->sampling.seed;
     for (int i = 0; i < task->count; i++) {
         Prompt *p = &task->prompts[i];
         p->ids = xcalloc(p->s, sizeof *p->ids);
-        for (int t = 0; t < p->s; t++) {
-            uint64_t drawn = draw(&x);
-            p->ids[t] = t ? drawn % config->vocab : 2; /* </s> */
-        }
+        p->ids[0] = 2; /* </s> */
+        for (int t = 1; t < p->s; t++)
+            p->ids[t] = random_draw(task->sampling.seed, i, t) * config->vocab;
     }
-}
-
-static void free_prompts(Task *task) {
-    for (int i = 0; i < task->count; i++)
-        free(task->prompts[i].ids);
-    free(task->prompts);
 }
 
 static int check_lengths(const Options *o, const OptConfig *config, Error *err) {
@@ -460,20 +427,17 @@ static int bench_count(TaskRun *run, Error *err) {
 static int digest_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason,
                        Error *err) {
     TaskRun *run = ctx;
-    uint64_t h = 0xcbf29ce484222325 + prompt; /* FNV-1a */
     (void)reason;
     (void)err;
-    for (int i = 0; i < n; i++)
-        h = (h ^ (uint32_t)tokens[i]) * 0x100000001b3;
-    run->digest += h;
+    run->digest += hash_bytes(HASH_START + prompt, tokens, n * sizeof *tokens);
     return 0;
 }
 
 /* Runs and reports a planned bench. On a GPU, a trace is of a second run; the measurements are
  * written before it, because it may not end. */
 static int bench_planned(TaskRun *run, const Task *task, Error *err) {
-    const Listener listener = {.ctx = run, .done = digest_done};
-    if (run_task(run, task, &listener, NULL, err))
+    Listener listener = {.ctx = run, .done = digest_done};
+    if (run_task(run, task, listener, NULL, err))
         return -1;
     if (follows(run))
         return 0;
@@ -504,7 +468,7 @@ static int bench(TaskRun *run, Error *err) {
         fill_prompts(&task, config);
         status = bench_planned(run, &task, err);
     }
-    free_prompts(&task);
+    prompts_free(&task);
     return status;
 }
 
@@ -516,14 +480,14 @@ static int bench(TaskRun *run, Error *err) {
 static int paper_policy(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const OptConfig *config = &run->checkpoint->config;
-    const Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
+    Block block = {o->prompt_len[1], o->gen_len[1], o->policy.gbs, o->policy.num_gpu_batches};
     Cost cost;
     Hardware *h = run->hardware = xcalloc(1, sizeof *h);
     if (check_lengths(o, config, err) || read_machine(h, o, err) ||
         paper_cost(&cost, h, config, &block, err))
         return -1;
     report_paper(run, &cost, &block);
-    const Search machine = {
+    Search machine = {
         .hardware = h, .checkpoint = run->checkpoint, .capacity = {h->gmem, h->cmem, h->nmem}};
     return o->explain ? report_explained(run, &machine, NULL, &block, err) : 0;
 }
@@ -566,7 +530,7 @@ static int policy(TaskRun *run, Error *err) {
     Task task = bench_task(o, count);
     Search search = search_for(run, &task);
     int status = o->nodes ? cluster_policy(run, &search, err) : single_policy(run, &search, err);
-    free_prompts(&task);
+    prompts_free(&task);
     return status;
 }
 
@@ -586,7 +550,7 @@ static int profile(TaskRun *run, Error *err) {
         output_check("--output", to, err))
         return -1;
     say_processors(run);
-    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
+    ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
     if (profile_measure(run->hardware, &size, &here, err))
         return -1;
     profile_keep(run->hardware, &size, &here);
@@ -623,17 +587,16 @@ static int eval(TaskRun *run, Error *err) {
                  .tokenizer = run->tokenizer,
                  .config = &run->checkpoint->config,
                  .window = o->window,
-                 .limit = o->limit,
-                 .progress.on = isatty(STDERR_FILENO)};
+                 .limit = o->limit};
     bool leads = !follows(run);
     int status = 0;
     if (leads)
         status = o->perplexity ? eval_text(&eval, o->perplexity, err)
                                : eval_lines(&eval, o->last_word, err);
-    const Listener listener = leads ? eval_listener(&eval) : (Listener){0};
-    if (status || (run->net && stage_share_task(run->net, &eval.task, NULL, err)) ||
+    if (status || stage_share_task(run->net, &eval.task, NULL, err) ||
         plan_task(run, &eval.task, err) ||
-        run_task(run, &eval.task, &listener, leads ? &eval.progress : NULL, err))
+        run_task(run, &eval.task, leads ? eval_listener(&eval) : (Listener){0},
+                 leads ? &eval.progress : NULL, err))
         status = -1;
     else if (leads)
         report_eval(run, &eval);
@@ -703,6 +666,7 @@ static int take_stage(TaskRun *run, Error *err) {
     Net *net = run->net;
     Policy *p = &run->given;
     int m = net ? net->stages : device_is(o, "sim") ? o->nodes : 0;
+    run->nstages = imax(m, 1);
     /* one flight for each stage and one on the wire; if the search chooses the block, it chooses
      * the flights too */
     if (!p->flights && m > 1 && p->gbs && p->num_gpu_batches)
@@ -710,17 +674,14 @@ static int take_stage(TaskRun *run, Error *err) {
     if (!m)
         return 0;
     if (!net) {
-        if (stages_split(&run->stages, run->whole, m, &o->stages, err))
+        if (stages_split(&run->stages, run->whole, m, o->stages, err))
             return -1;
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
-    if (stage_join(net, run->whole, run->flags, err))
+    if (stage_join(net, run->whole, o->digest, err) ||
+        stage_part(&run->part, &run->first_layer, run->whole, net, o->stages, err))
         return -1;
-    int layers = stage_layers(&run->first_layer, run->whole->config.l, net, &o->stages, err);
-    if (layers < 0)
-        return -1;
-    run->part = checkpoint_stage(run->whole, net->stage, net->stages, run->first_layer, layers);
     run->checkpoint = &run->part;
     return 0;
 }
@@ -745,25 +706,21 @@ static void leave_pipeline(TaskRun *run, int status, const Error *err) {
         say_error(err);
         net->fail(net, err);
     }
-    for (int s = 1; run->traces && s < net->stages; s++)
-        trace_free(&run->traces[s]);
     net->close(net);
 }
 
 static void run_close(TaskRun *run) {
-    Trace *trace = run->device ? run->device->trace : NULL;
     if (run->stages.n)
         stages_close(&run->stages);
     else {
         if (run->device)
             run->device->close(run->device);
-        if (trace)
-            trace_free(trace);
-        free(trace);
         plan_free(run->plan);
     }
     if (run->gpu)
         run->gpu->close(run->gpu);
+    for (int s = 0; run->traces && s < run->nstages; s++)
+        trace_free(&run->traces[s]);
     free(run->traces);
     free(run->hardware);
     tokenizer_close(run->tokenizer);
@@ -796,7 +753,7 @@ static int run_command(Options *o, char **args, int n, Error *err) {
     if (flags_check(o, command, err))
         return -1;
     bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
-    TaskRun run = {.options = o, .given = o->policy, .flags = flags_digest(args, n)};
+    TaskRun run = {.options = o, .given = o->policy};
     int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
                          (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
                          commands[command](&run, err)
@@ -825,7 +782,6 @@ int main(int argc, char **argv) {
         status = output_close(stdout, "standard", "output", &err);
     free(o.prompt.text);
     free(o.stop.text);
-    free(o.stages.text);
     free(o.with.text);
     if (status)
         say_error(&err);

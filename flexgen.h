@@ -255,7 +255,7 @@ HOST_AND_GPU static inline int sparse_tokens(double sparsity, int len) {
 
 /* How the next token is chosen from the logits. */
 typedef struct {
-    float temperature; /* 0: greedy */
+    float temperature; /* 0 or less: greedy */
     float top_p;       /* 1: off */
     int top_k;         /* 0: off */
     uint64_t seed;

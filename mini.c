@@ -1,40 +1,44 @@
-/* mini.c: the whole of FlexGen in one file, to be kept open beside the paper:
- * Sheng et al., High-throughput Generative Inference of Large Language Models with a Single GPU, 2023.
+/* mini.c: the whole of FlexGen in one file, to be kept open beside the paper: Sheng et al.,
+ * High-throughput Generative Inference of Large Language Models with a Single GPU, 2023.
  *
- *   cc -O3 -march=native mini.c -lm -lpthread -o mini
- *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100 --link ctog=1G
+ *   cc -O3 mini.c -lm -lpthread -o mini
+ *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100 --ctog 1e9
  *
- * It runs Hugging Face's OPT checkpoints that do not fit the GPU: weights, KV cache and activations rest on
- * GPU, CPU and disk, in shares that a linear program finds, and while one batch computes, what its neighbours
- * need is on its way. There is no GPU here: the "GPU" is memory of a given size, links are copies that can be
- * slowed to a given rate, and threads stand for both processors. So any computer can run and show it all.
+ * The program runs Hugging Face's OPT checkpoints that do not fit the GPU. Weights, KV cache and
+ * activations rest on GPU, CPU and disk, in shares that a linear program finds. While one batch
+ * computes, the data of its neighbours moves. There is no GPU here: the "GPU" is memory of a given
+ * size, links are copies that can be slowed to a given rate, and threads stand for both
+ * processors. So any computer can run all of it. -march=native makes it faster.
  *
- * Read it from top to bottom: the words of the paper; generate, which is Figure 4; compute, the model; moves
- * between tiers; placement; links; 4-bit groups; cost model, simplex and search; and what every such program
- * needs. "4.2", "A.3", "Eq. 1" are places in the paper; i, j, k are token, layer and GPU batch.
+ * Read it from top to bottom: the words of the paper; Figure 4; compute, which is the model; the
+ * five moves; placement; links and threads; groups of 4 bits; sparse attention; the cost model of
+ * A.3, simplex and search. The last quarter is what every such program needs: the checkpoint, the
+ * tokenizer and the command line; skip it at first. "4.2", "A.3" and "Eq. 1" are places in the
+ * paper; i, j and k are token, layer and GPU batch. "See it move" at the end of the links' chapter
+ * draws all of this as it happens: --trace FILE.
  *
- * The engine beside this file is the same with everything. What is left out here, and where it is there:
+ * The engine beside this file is the same with everything. These parts are only there:
  *
- *   sampling, stop texts    device/host.c, base/os.c    opt-350m, Unicode    opt_model.c, io/unicode.c
- *   jobs that survive       app/job.c, app/journal.c      pages of the cache   batch.c, plan.c
- *   refilling, diagonal     admission.c                 CUDA; many machines  flexgen.cu; device/pipeline.c
- *   measuring the machine   cost/profile.c              proof of an optimum  lp.c
+ *   sampling, stop texts   device/host.c, base/os.c   opt-350m, Unicode    opt_model.c, io/
+ *   jobs that survive      app/job.c, app/journal.c   pages of the cache   batch.c, plan.c
+ *   refilling, diagonal    admission.c                CUDA                 flexgen.cu
+ *   measuring a machine    cost/profile.c             many machines        device/pipeline.c
+ *   proof of an optimum    lp.c                       other types than F16 io/checkpoint.c
  *
- * Where the engine does better: an op waits only for what it needs (device/depend.c), where synchronize()
- * here waits for all; the CPU attends for batch k while the GPU projects k + 1 and finishes k - 1
- * (schedule.c); products are written for each processor (device/host_linear.c); and a second cost model knows
- * what really moves (cost/runtime.c).
+ * The engine does better in four ways. An operation waits only for what it needs
+ * (device/depend.c), where synchronize() here waits for all. The CPU attends for batch k while the
+ * GPU projects k + 1 and finishes k - 1 (schedule.c). Products are written for each processor
+ * (device/host_linear.c). A second cost model counts the bytes that really move (cost/runtime.c).
  *
  * Read next: flexgen.h. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <math.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -44,81 +48,175 @@
 #include <time.h>
 #include <unistd.h>
 
-// ---- The words of the paper -----------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// The words of the paper
+//
+// Sections 3 and 4 name three levels of memory, three kinds of data, and a policy that says where
+// each kind rests. Here are these words as types, and all that the chapters share. A Place is bytes
+// on a tier. A Weight rests in one place and is used in another, unless it rests on the GPU; a
+// Sequence is a prompt with its new tokens, and knows where its cache and its activations rest. It
+// is easy to miss that a tier is nothing but a piece of memory: only the links make it slow.
+// -------------------------------------------------------------------------------------------------
+
 typedef uint16_t f16;
-typedef enum { GPU, CPU, DISK, NTIERS } Tier;              /* 4.1: three levels of memory */
-typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS } Kind; /* 4.2: what is placed and moved */
-enum { CTOG, GTOC, DTOC, CTOD, NLINKS };                   /* A.3: which two tiers, which way */
-enum { F16, BF16, F32, NTYPES };
-static const char *const tier_name[] = {"GPU", "CPU", "disk"};
-static const char *const link_name[] = {"ctog", "gtoc", "dtoc", "ctod"};
-/* Section 3: l layers, hidden sizes h1 and h2, nh heads of size hd; and what OPT has besides. */
-static int l, h1, h2, nh, hd, vocab, positions, eos;
-static bool final_norm = true, tied = true;
-static struct Policy { /* 4.3. The shares are wg, wc, wd; cg, cc, cd; hg, hc, hd */
+typedef enum { GPU, CPU, DISK, NTIERS } Tier;                                /* 4.1 */
+typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS, COMPUTE = NKINDS } Kind; /* 4.2 */
+enum { CTOG, GTOC, DTOC, CTOD, NLINKS }; /* A.3: a link joins two tiers one way. */
+const char *tier_name[] = {"GPU", "CPU", "disk"};
+
+/* Section 3: there are l layers, the hidden sizes are h1 and h2, and nh heads have hd numbers each.
+ * The other four are OPT's. */
+int l, h1, h2, nh, hd, vocab, positions, eos;
+
+/* 4.3: a policy. Its shares are wg, wc, wd; cg, cc, cd; hg, hc, hd. */
+struct Policy {
     double share[NKINDS][NTIERS];
-    int gbs, num_gpu_batches;             /* bls is their product */
+    int gbs, num_gpu_batches;             /* Their product is bls, the block size. */
     bool no_overlap, delegated;           /* 4.2: overlapping, computation delegation */
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
-    double sparsity;                      /* 5: the share of V that is read; 1: all */
+    double sparsity;                      /* 5: the share of V that is read; 1 is all of it. */
 } policy = {.sparsity = 1};
-typedef struct { /* bytes on a tier: F16 or packed; those of the checkpoint may be of another type */
+
+/* 4.3, Table 7: a machine of a few numbers, in generation [0] and in prefill [1]: bytes; bytes a
+ * second; operations a second. Tier t has hw[GMEM + t], link c has hw[CTOG_BDW + c]. */
+enum {
+    GMEM,
+    CMEM,
+    NMEM,
+    CTOG_BDW,
+    GTOC_BDW,
+    DTOC_BDW,
+    CTOD_BDW,
+    MM_FLOPS,
+    BMM_FLOPS,
+    CPU_FLOPS,
+    NCONSTANTS
+};
+double hw[NCONSTANTS][2], given_hw[NCONSTANTS]; /* given_hw: those that flags say, or 0 */
+
+typedef struct {
     Tier tier;
-    int type;
     uint8_t *at;
 } Place;
-static Place on(Tier tier, void *at) { return (Place){tier, F16, at}; }
-typedef struct { /* (rows, cols), in the checkpoint and at rest; off the GPU it passes through a slot */
-    Place file, rest;
+
+/* A tensor (rows, cols) of F16, or packed in groups of 4 bits. Off the GPU it passes through a
+ * slot there, `offset` bytes behind the slot's beginning. */
+typedef struct {
+    uint8_t *file; /* in the mapped checkpoint */
+    Place rest;
     int rows, cols;
-    size_t bytes, offset; /* on the GPU; in the slot */
+    size_t bytes, offset;
     bool packed;
 } Weight;
-/* Each with its bias behind it. W_Q to W_2 are section 3's matrices; the paper leaves out the norms. */
-enum { NORM_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, NORM_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
-static Weight (*layer)[NROLES];  // (l)
-enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, HEAD, NGLOBALS };
-static Weight outside[NGLOBALS]; /* of the layers: always on the GPU */
-typedef struct {                 /* a prompt of s tokens and those that follow; nothing is padded */
-    const char *text;            /* a 0 is behind it, and may be in it */
-    size_t size;                 /* bytes */
-    int id, *token, s, generated;
-    bool ended;             /* by </s> */
-    int row, room;          /* its first row in the hidden state; tokens of its cache */
-    Tier kv_tier, act_tier; /* where its cache and its activations rest ... */
-    uint8_t *kv;            /* ... as (l, k and v, room, kv_row) ... */
-    float *act;             /* ... and (s, h1) */
-    size_t staged[NTIERS];  /* its cache's place in a staging slot */
+
+/* The tensors of a layer: a bias follows each. W_Q to W_2 are section 3's matrices; the paper
+ * leaves out the norms. */
+enum {
+    NORM_1 = 0,
+    W_Q = 2,
+    W_K = 4,
+    W_V = 6,
+    W_O = 8,
+    NORM_2 = 10,
+    W_1 = 12,
+    W_2 = 14,
+    NROLES = 16
+};
+Weight (*layer)[NROLES]; /* (l) */
+size_t *slab;            /* (l): bytes that a layer has off the GPU */
+
+/* The tensors outside the layers are always on the GPU. */
+enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, NGLOBALS };
+Weight outside[NGLOBALS];
+
+/* A prompt of s tokens and the tokens that follow it. Nothing is padded. */
+typedef struct {
+    const char *text;
+    int *token, s, generated;
+    bool ended;             /* True after </s>. */
+    int row;                /* its first row in the hidden state of its batch */
+    int room;               /* how many tokens its cache can hold */
+    Tier kv_tier, act_tier; /* where its cache and its activations rest */
+    uint8_t *kv;            /* (l, k and v, room, kv_row) */
+    float *act;             /* (s, h1) */
+    size_t staged[NTIERS];  /* where its cache begins in a staging slot of that tier */
 } Sequence;
-typedef struct { /* a square of Figure 3: token, layer (l: the head) and batch */
+Sequence *prompts;
+int nprompts, longest, generation_length = 64, threads; /* longest: tokens of a prompt */
+
+/* A square of Figure 3: token, layer and batch. Layer l is the head. */
+typedef struct {
     int i, j, k;
 } Square;
-static Sequence *prompts;
-static Sequence **batch; /* (K + 1): GPU batch k has the sequences from batch[k] up to batch[k + 1] */
-static int nprompts, longest, K, generation_length = 64, threads; /* tokens; batches of this block */
-static size_t kv_row, *slab, scratch_floats; /* bytes of a token's k, of layers off the GPU; of each thread */
-static uint8_t *weight_slot[2], *stage[2][2];                /* where weights and cache pass; [tier][slot] */
-static float *x_slot[2];                                     /* and hidden states (rows, h1) */
-static float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* the workspace of a batch, on the GPU */
-static float *scratch, *new_row, *query, *result; /* of threads; a k or v; the last two on the CPU */
-typedef void Move(Square at, bool down), Task(const void *arg, int thread, int first, int n);
-static void post(int worker, Move *move, Square at, bool down), synchronize(void);
-static void parallel(Task *task, const void *arg, int n, double work);
-static void travel(Place to, Place from, size_t bytes), await(void);
-static void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
-static void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
-static size_t packed_bytes(int n);
-static void fill_weight(Weight *w);
-static double now(void), generation_s; /* seconds */
-static long min(long a, long b) { return a < b ? a : b; }
-static long max(long a, long b) { return a > b ? a : b; }
 
-// ---- Figure 4: the block schedule with overlapping ------------------------------------------------------
+/* One of Figure 4's six calls: a move of some kind of data, down or up, or COMPUTE. */
+typedef struct {
+    Kind kind;
+    Square at;
+    bool down;
+} Job;
+_Thread_local Job doing; /* what this thread is busy with */
+
+/* A block has K GPU batches; batch k has the sequences from batch[k] up to batch[k + 1]. */
+enum { MOST = 1 << 16 };
+int K;
+Sequence *batch[MOST + 1];
+
+/* Buffers on the GPU: two slots for a layer's weights, for the cache of a batch, and for its hidden
+ * state; and the workspace of the batch that computes. Delegation has slots, queries and results on
+ * the CPU. */
+uint8_t *weight_slot[2], *stage[2][2];                /* stage[tier][slot] */
+float *x_slot[2];                                     /* (rows, h1) */
+float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* (rows, h1); (rows, h2); (gbs, vocab) */
+float *query, *result;                                /* (gbs, h1), on the CPU */
+float *scratch;                                       /* (threads, scratch_floats) */
+size_t kv_row, scratch_floats;                        /* kv_row: bytes of a token's k */
+
+/* What later chapters define. */
+typedef void Task(const void *arg, int thread, int first, int n);
+void post(int worker, Job job), synchronize(void);
+void note(int row, double begin, double end, size_t bytes);
+void parallel(Task *task, const void *arg, int n, double work);
+void travel(Place to, Place from, size_t bytes), await(void);
+void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
+void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
+size_t packed_bytes(int n);
+bool is_sparse(void);
+void keep_top(float *weight, float *all, int n);
+void fill_weight(Weight *w);
+double now(void); /* seconds */
+
+/* Ends the program with one line for the user. Status 2 is wrong use, or what does not fit. */
+#define die(status, ...)                       \
+    do {                                       \
+        fprintf(stderr, "mini: " __VA_ARGS__); \
+        fputc('\n', stderr);                   \
+        _exit(status);                         \
+    } while (0)
+
+/* Returns n elements that are all zeros. */
+void *allocate(size_t n, size_t size) {
+    void *memory = calloc(n + 1, size);
+    if (!memory)
+        die(1, "no memory for %zu x %zu bytes", n, size);
+    return memory;
+}
+
+long min(long a, long b) { return a < b ? a : b; }
+long max(long a, long b) { return a > b ? a : b; }
+Place on(Tier tier, void *at) { return (Place){tier, at}; }
+
+// -------------------------------------------------------------------------------------------------
+// Figure 4: the block schedule with overlapping (4.1, 4.2)
 //
-// Generation is a grid of squares (i, j, k). The squares of one token and layer share the layer's weights, so
-// they are computed together, down a column of K batches, then down the next (Figure 3b; one batch is row by
-// row, Figure 3a). While square (i, j, k) computes, what its neighbours have made or will need is on its way:
+// Generation is a grid of squares (i, j, k). The squares of one token and layer share the layer's
+// weights, so the paper computes them together: down a column of K batches, then down the next
+// (Figure 3b; with one batch this is row by row, Figure 3a). generate() is the paper's loop, call
+// for call: while square (i, j, k) computes, the data of the squares around it moves. It is easy to
+// miss that k - 1 and k + 1 leave the column: above its first square comes the last one of the
+// column before, below its last square the first one of the next.
 //
+// clang-format off
 //               layer j                                        layer j + 1
 //          +---------------+
 //   k - 1  |   computed    |  store_activation, store_cache
@@ -127,14 +225,28 @@ static long max(long a, long b) { return a > b ? a : b; }
 //          +---------------+                               +---------------+
 //   k + 1  |     next      |  load_activation, load_cache
 //          +---------------+
-// Above the first batch of a column is the last of the column before; below the last, the first of the next.
+//
+// The two weight slots while three columns of two squares compute. Part 0 of the next layer comes
+// beside the first square of a column, part 1 beside the second, into the slot that is free:
+//
+//   computing  | (j, 0)        (j, 1)    | (j+1, 0)      (j+1, 1)  | (j+2, 0)      (j+2, 1)
+//   -----------+-------------------------+-------------------------+------------------------
+//   one slot   | layer j is used         | j+2: part 0   part 1    | layer j+2 is used
+//   the other  | j+1: part 0   part 1    | layer j+1 is used       | j+3: part 0   part 1
+// clang-format on
+//
 // Column l, behind the layers, is the head, which makes the next token.
+// -------------------------------------------------------------------------------------------------
+
 typedef void Call(int i, int j, int k);
-static Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
-static bool begin_token(int i);
-static void generate(void) { /* one token after another for each sequence of the block */
-    const int num_layers = l + 1, num_gpu_batches = K;
-    for (int k = 0; k < num_gpu_batches; k++) load_weight(0, 0, k); /* which no square before could load */
+Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
+bool begin_token(int i);
+
+/* Generates one token after another for each sequence of the block. */
+void generate(void) {
+    int num_layers = l + 1, num_gpu_batches = K;
+    for (int k = 0; k < num_gpu_batches; k++)
+        load_weight(0, 0, k); /* No square before the first could load these. */
     synchronize();
     for (int i = 0; i < generation_length && begin_token(i); i++)
         for (int j = 0; j < num_layers; j++)
@@ -148,1153 +260,1948 @@ static void generate(void) { /* one token after another for each sequence of the
                 synchronize();
             }
 }
-/* Rows of a sequence in the squares of token i: in prefill its prompt, in decoding its newest token (3). */
-static int rows_of(const Sequence *q, int i) { return q->ended ? 0 : i ? 1 : q->s; }
-/* Between two tokens nothing moves: who has ended leaves, the others close up. False: nobody is left. */
-static bool begin_token(int i) {
-    int row = 0, all = 0;
-    for (int k = 0; k < K; k++, all += row, row = 0)
+
+/* Returns the rows of a sequence in the squares of token i: in prefill (i = 0) its prompt, in
+ * decoding its newest token (section 3). */
+int rows_of(Sequence *q, int i) {
+    if (q->ended)
+        return 0;
+    return i ? 1 : q->s;
+}
+
+/* Removes the sequences that have ended, and gives the others their rows. Nothing moves meanwhile.
+ * Returns false if no sequence is left. */
+bool begin_token(int i) {
+    int all = 0;
+    for (int k = 0; k < K; k++) {
+        int row = 0;
         for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
             q->ended |= i && q->token[q->s + i - 1] == eos;
-            q->row = row, row += rows_of(q, i);
+            q->row = row;
+            row += rows_of(q, i);
         }
+        all += row;
+    }
     return all > 0;
 }
-/* The square that k - 1 or k + 1 means beside the edges of its column. False: there is none. */
-static bool at_square(int *i, int *j, int *k) {
-    const int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
-    *k = (*k + K) % K, *i = column / columns, *j = column % columns;
+
+/* Turns k = -1 and k = K into the squares that they mean, in the columns beside this one. Returns
+ * false if there is none: before the first square of a block, and after its last. */
+bool at_square(int *i, int *j, int *k) {
+    int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
+    *k = (*k + K) % K;
+    *i = column / columns;
+    *j = column % columns;
     return column >= 0 && *i < generation_length;
 }
-/* Of two buffers, one is for this square, the other for the squares behind and ahead of it. */
-static int buffer_of(Square at) { return (int)(((at.i * (l + 1L) + at.j) * K + at.k) % 2); }
 
-// ---- compute(i, j, k): OPT's layer (section 3) ----------------------------------------------------------
+/* Returns which of two buffers is this square's. The squares right behind and ahead of it have the
+ * other one. */
+int buffer_of(Square at) { return ((at.i * (l + 1L) + at.j) * K + at.k) % 2; }
+
+/* Returns the slot of a layer's weights. Layer 0 of a token follows the last layer of the one
+ * before, so that slots alternate also where l is odd. */
+uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
+
+// -------------------------------------------------------------------------------------------------
+// compute(i, j, k): OPT's layer (section 3)
 //
 //   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
 //                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
 //
-// and every product adds a bias. Activations and sums are floats; weights and cache are F16 or packed, and
-// x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
-enum { VL = __BIGGEST_ALIGNMENT__ / 4, NT = VL / 4, MT = 6 }; /* VL: floats of the machine's widest vector */
-enum { GROUP = 64, PANEL = 128, LD = PANEL + 16 };            /* powers of two would share cache lines */
+// Section 3 gives these formulas; every product adds a bias, too. compute() finds the weights in
+// the layer's slot and the past keys and values where load_cache() has put them, and appends the
+// new ones. With delegation (4.2) the CPU attends, because in decoding it is cheaper to move a
+// query down than a cache up. It is easy to miss that x is a float everywhere, while weights and
+// cache are F16 or packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
+// -------------------------------------------------------------------------------------------------
+
+/* Weights are widened a panel at a time: PANEL columns of GROUP outputs. MT rows of x meet an
+ * output at once, so that its numbers are read once for all of them. VL is the number of floats in
+ * the machine's widest vector, at most 16; all sizes of OPT are multiples of 16. */
+enum {
+    VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4,
+    MT = 8,
+    GROUP = 64,
+    PANEL = 256
+};
 typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-/* y = x w of x (MT, n), w (n, GROUP) and y (MT, GROUP), in NT vectors of columns; the sums are in registers.
- * x lies in a buffer with MT rows more than needed; what those give is not used. */
-static void tile(float *y, const float *x, size_t x_ld, const float *w, int n) {
-    V sum[MT][NT] = {{{0}}};
-    for (int c = 0; c < n; c++, w += GROUP)
-        for (int q = 0; q < MT; q++)
-            for (int p = 0; p < NT; p++) sum[q][p] += x[q * x_ld + c] * *(V *)(w + p * VL);
-    for (int e = 0; e < MT * NT; e++) *(V *)(y + e / NT * GROUP + e % NT * VL) = sum[e / NT][e % NT];
+typedef float Four __attribute__((vector_size(16)));
+
+/* Returns the sum of a vector's floats, four at a time: products make many such sums. */
+float total(V sum) {
+    Four all = {0}, part[VL / 4];
+    memcpy(part, &sum, sizeof sum);
+    for (int e = 0; e < VL / 4; e++)
+        all += part[e];
+    return all[0] + all[1] + all[2] + all[3];
 }
-typedef struct { /* y = x w^T of x (rows, in), w (out, in); its bias, or y as it was, is added */
+
+/* Returns the dot product of a and b. */
+float dot(const float *a, const float *b, int n) {
+    V sum = {0};
+    for (int d = 0; d < n; d += VL)
+        sum += *(V *)(a + d) * *(V *)(b + d);
+    return total(sum);
+}
+
+/* Returns a tensor's bytes on the GPU: its own, or those in the layer's slot. */
+uint8_t *weight_at(Weight *w) {
+    return w->rest.tier == GPU ? w->rest.at : slot_of(doing.at) + w->offset;
+}
+
+/* Writes columns c to c + n - 1 of a group of outputs as floats, (GROUP, PANEL). Packed weights are
+ * unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache they
+ * become F16 again. */
+void fill_panel(float *panel, Weight *w, size_t group, size_t c, int n) {
+    size_t cols = w->cols, outputs = min(GROUP, w->rows - group * GROUP);
+    f16 *plain = (f16 *)weight_at(w) + group * GROUP * cols + c, half[GROUP];
+    float column[GROUP];
+    for (size_t o = 0; o < outputs && !w->packed; o++)
+        widen(panel + o * PANEL, plain + o * cols, n);
+    for (int e = 0; e < n && w->packed; e++) {
+        unpack(column, weight_at(w) + (group * cols + c + e) * packed_bytes(GROUP), outputs);
+        narrow(half, column, outputs);
+        widen(column, half, outputs);
+        for (size_t o = 0; o < outputs; o++)
+            panel[o * PANEL + e] = column[o];
+    }
+}
+
+/* A product to add: y += x w^T, for x (rows, in) and w (out, in). */
+typedef struct {
     float *y;
     const float *x;
+    Weight *w;
     int rows;
-    const Weight *w;
-    bool bias, add, relu;
-} Linear;
-static Square now_at;                              /* the square that computes */
-static const uint8_t *weight_at(const Weight *w) { /* its own bytes, or those in the layer's slot */
-    return w->rest.tier == GPU ? w->rest.at : weight_slot[((long)now_at.i * l + now_at.j) % 2] + w->offset;
+} Product;
+
+/* Adds the products of MT rows with columns c to c + n - 1 of output o, which are at w. x lies in a
+ * buffer that has MT rows more than needed; nothing is added for those. */
+void tile(const Product *a, int row, int o, const float *w, int c, int n) {
+    size_t in = a->w->cols, out = a->w->rows;
+    const float *x = a->x + row * in + c;
+    V sum[MT] = {{0}};
+    for (int e = 0; e < n; e += VL)
+        for (int q = 0; q < MT; q++)
+            sum[q] += *(V *)(x + q * in + e) * *(V *)(w + e);
+    for (int q = 0; q < MT; q++)
+        if (row + q < a->rows)
+            a->y[(row + q) * out + o] += total(sum[q]);
 }
-/* Columns c .. c + n - 1 of a group of outputs as floats, (n, GROUP): "before doing computation" (5). */
-static void fill_panel(float *panel, const Weight *w, size_t group, size_t c, int n) {
-    const size_t cols = w->cols, at = group * GROUP, outputs = min(GROUP, w->rows - at);
-    const uint8_t *from = weight_at(w);
-    float *turned = panel + GROUP * PANEL;
-    for (int e = 0; e < n && w->packed; e++) { /* which become F16 again, unlike a cache's */
-        unpack(panel + e * GROUP, from + (group * cols + c + e) * packed_bytes(GROUP), (int)outputs);
-        narrow(turned, panel + e * GROUP, outputs), widen(panel + e * GROUP, turned, outputs);
-    }
-    for (size_t o = 0; o < outputs && !w->packed; o++)
-        widen(turned + o * LD, from + ((at + o) * cols + c) * sizeof(f16), n);
-    for (int e = 0; e < n && !w->packed; e++)
-        for (int o = 0; o < GROUP; o++) panel[e * GROUP + o] = turned[o * LD + e];
-}
-/* Groups first .. first + n - 1 of the outputs, a panel of columns at a time, which all rows of x meet. */
-static void linear_task(const void *arg, int thread, int first, int n) {
-    const Linear *a = arg;
-    const size_t in = a->w->cols, out = a->w->rows;
-    float *panel = scratch + thread * scratch_floats, y[MT * GROUP], bias[GROUP] = {0};
-    for (size_t at = first * GROUP, end = min((first + n) * GROUP, out); at < end; at += GROUP)
-        for (size_t c = 0; c < in; c += PANEL) {
-            const int cols = (int)min(PANEL, in - c), outputs = (int)min(GROUP, out - at);
-            if (a->bias) widen(bias, weight_at(a->w + 1) + at * sizeof(f16), outputs);
-            fill_panel(panel, a->w, at / GROUP, c, cols);
-            for (int row = 0; row < a->rows; row++) {
-                float *to = a->y + row * out + at, *sum = y + row % MT * GROUP;
-                for (int p = 0; p < outputs && row % MT == 0; p += NT * VL)
-                    tile(y + p, a->x + row * in + c, in, panel + p, cols);
-                for (int p = 0; p < outputs; p++) sum[p] += c ? to[p] : bias[p] + (a->add ? to[p] : 0);
-                for (int p = 0; p < outputs; p++)
-                    to[p] = a->relu && c + PANEL >= in && sum[p] < 0 ? 0 : sum[p];
-            }
+
+/* Adds groups first to first + n - 1 of a product's outputs, a panel after the other. */
+void product_task(const void *arg, int thread, int first, int n) {
+    const Product *a = arg;
+    float *panel = scratch + thread * scratch_floats;
+    for (int group = first; group < first + n; group++)
+        for (int c = 0; c < a->w->cols; c += PANEL) {
+            int cols = min(PANEL, a->w->cols - c), outputs = min(GROUP, a->w->rows - group * GROUP);
+            fill_panel(panel, a->w, group, c, cols);
+            for (int row = 0; row < a->rows; row += MT)
+                for (int o = 0; o < outputs; o++)
+                    tile(a, row, group * GROUP + o, panel + o * PANEL, c, cols);
         }
 }
-static void linear(Linear a) {
-    parallel(linear_task, &a, (a.w->rows + GROUP - 1) / GROUP, 1. * a.rows * a.w->rows * a.w->cols);
+
+/* Computes y += x w^T in all threads that compute. */
+void add_product(float *y, const float *x, Weight *w, int rows) {
+    Product a = {y, x, w, rows};
+    parallel(product_task, &a, (w->rows + GROUP - 1) / GROUP, 1. * rows * w->rows * w->cols);
 }
-/* y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
-static void layernorm(float *y, const float *x, const Weight *w, int rows) {
+
+/* Computes y = x w + b, or adds it to y. The bias follows its matrix. */
+void linear(float *y, const float *x, Weight *w, int rows, bool add) {
+    widen(scratch, weight_at(w + 1), w->rows);
+    for (int row = 0; row < rows; row++) {
+        float *to = y + (size_t)row * w->rows;
+        for (int o = 0; o < w->rows; o++)
+            to[o] = scratch[o] + (add ? to[o] : 0);
+    }
+    add_product(y, x, w, rows);
+}
+
+/* Computes y = (x - mean) / sqrt(var + 1e-5) * w + b, row by row. */
+void layernorm(float *y, const float *x, Weight *w, int rows) {
     float *gain = scratch, *bias = gain + h1;
-    widen(gain, weight_at(w), h1), widen(bias, weight_at(w + 1), h1);
+    widen(gain, weight_at(w), h1);
+    widen(bias, weight_at(w + 1), h1);
     for (int row = 0; row < rows; row++, x += h1, y += h1) {
         float mean = 0, var = 0;
-        for (int c = 0; c < h1; c++) mean += x[c] / h1;
-        for (int c = 0; c < h1; c++) var += (x[c] - mean) * (x[c] - mean) / h1;
-        for (int c = 0; c < h1; c++) y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
+        for (int c = 0; c < h1; c++)
+            mean += x[c] / h1;
+        for (int c = 0; c < h1; c++)
+            var += (x[c] - mean) * (x[c] - mean) / h1;
+        for (int c = 0; c < h1; c++)
+            y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
-static float dot(const float *a, const float *b, int n) {
-    V sum = {0};
-    float all = 0;
-    int d = 0;
-    for (; d + VL <= n; d += VL) sum += *(const V *)(a + d) * *(const V *)(b + d);
-    for (int lane = 0; lane < VL; lane++) all += sum[lane];
-    for (; d < n; d++) all += a[d] * b[d];
-    return all;
-}
-static void softmax(float *score, int n) { /* in place; the largest is taken off, for exp not to overflow */
+
+/* Replaces scores by their softmax. The largest is taken off, so that exp does not overflow. */
+void softmax(float *score, int n) {
     float most = score[0], sum = 0;
-    for (int t = 1; t < n; t++) most = fmaxf(most, score[t]);
-    for (int t = 0; t < n; t++) sum += score[t] = expf(score[t] - most);
-    for (int t = 0; t < n; t++) score[t] /= sum;
+    for (int t = 1; t < n; t++)
+        most = fmaxf(most, score[t]);
+    for (int t = 0; t < n; t++) {
+        score[t] = expf(score[t] - most);
+        sum += score[t];
+    }
+    for (int t = 0; t < n; t++)
+        score[t] /= sum;
 }
-static void add_weighed(float *restrict o, float p, const float *restrict v, int n) { /* o += p v */
-    for (int d = 0; d < n; d++) o[d] += p * v[d];
+
+/* Computes o += p v. */
+void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
+    for (int d = 0; d < n; d++)
+        o[d] += p * v[d];
 }
-static bool is_sparse(void) { return policy.sparsity < 1; }
-/* Computation delegation (4.2): in decoding the CPU attends to cache that is not on the GPU. */
-static bool is_delegated(const Sequence *q, int i) { return i && policy.delegated && q->kv_tier != GPU; }
-static Place kv_home(const Sequence *q, int j, int t, int value) { /* k (value 0) or v of token t at rest */
-    return on(q->kv_tier, q->kv + ((2 * (size_t)j + value) * q->room + t) * kv_row);
+
+// ---- Where the keys and values are
+//
+// clang-format off
+//   The k and v of a sequence whose cache rests on disk:
+//
+//           prefill, i = 0      decoding, delegated                     decoding, not delegated
+//
+//   GPU     x_K, x_V            x_K, x_V      x_Q          x_Out        x_K, x_V
+//              | append            | append    | exchange    ^             | append
+//              v                   |           v             | exchange    v
+//           stage[GPU]             |         query        result        stage[GPU] -> attend()
+//              |                   v           |             ^             |      ^
+//   CPU        |                stage[CPU] ->  +- attend() --+             |      |
+//              |                   |      ^                                |      |
+//              v store_cache       v      | load_cache                     v      | load_cache
+//   disk    q->kv               q->kv ----+                             q->kv ----+
+// clang-format on
+//
+// In prefill attend() reads x_K and x_V themselves. A cache that rests where attention is computed
+// passes through no slot: kv_near() is kv_home() then.
+
+/* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
+ * decoding, to a cache that is not on the GPU. */
+bool is_delegated(Sequence *q, int i) { return i && policy.delegated && q->kv_tier != GPU; }
+
+/* Returns where k (value 0) or v (value 1) of token t rests. */
+Place kv_home(Sequence *q, int j, int t, int value) {
+    return on(q->kv_tier, q->kv + ((2L * j + value) * q->room + t) * kv_row);
 }
-static Place kv_near(const Sequence *q, Square at, int t, int value) { /* where it is for who attends */
-    const Tier side = is_delegated(q, at.i) ? CPU : GPU;
-    const size_t room = side == GPU && policy.delegated ? q->s : q->room; /* then it only prefills here */
-    if (q->kv_tier == side) return kv_home(q, at.j, t, value);
+
+/* Returns where it is for the processor that attends. */
+Place kv_near(Sequence *q, Square at, int t, int value) {
+    Tier side = is_delegated(q, at.i) ? CPU : GPU;
+    if (q->kv_tier == side)
+        return kv_home(q, at.j, t, value);
+    /* With delegation the GPU sees this cache in prefill only. */
+    long room = side == GPU && policy.delegated ? q->s : q->room;
     return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
 }
-/* Top-K sparse attention (5): the weights of the others become -1, the rest stay. K is 1 + the share of the
- * past, rounded up; the newest of the n tokens is always one of them, and of equal ones the earlier. */
-static void keep_top(float *weight, float *all, int n) {
-    const int top = (int)min((long)ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
-    memcpy(all, weight, n * sizeof *all);
-    for (int t = 0; t < n - 1; t++) {
-        int better = 0;
-        for (int u = 0; u < n - 1; u++) better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
-        if (better >= top) weight[t] = -1;
-    }
-}
-/* k (value 0) or v (1) of token t, a head of it, as floats: in prefill as it was just computed, in decoding
- * from the cache where it is near. Of sparse attention's v only the chosen come there, now. */
-static const float *head_of(const Sequence *q, int t, int value, int head, float *some) {
-    const size_t bytes = kv_row / nh;
-    if (!now_at.i) return (value ? x_V : x_K) + (size_t)(q->row + t) * h1 + head * hd;
-    Place near = kv_near(q, now_at, t, value), home = kv_home(q, now_at.j, t, value);
-    near.at += head * bytes, home.at += head * bytes;
-    if (is_sparse() && value && near.at != home.at && t < q->s + now_at.i - 1) travel(near, home, bytes);
-    __builtin_prefetch(near.at + 16 * kv_row); /* rows lie too far apart for the processor to see a pattern */
+
+/* Returns one head of k or v of token t as floats: in prefill as it was just computed, in decoding
+ * from the cache where it is near. `some` has room for it. */
+const float *head_of(Sequence *q, int t, int value, int head, float *some) {
+    size_t bytes = kv_row / nh;
+    if (doing.at.i == 0)
+        return (value ? x_V : x_K) + (size_t)(q->row + t) * h1 + head * hd;
+    Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
+    near.at += head * bytes;
+    home.at += head * bytes;
+    /* Of sparse attention's past v only the chosen come, and only now. */
+    if (is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at)
+        travel(near, home, bytes);
+    /* Rows lie too far apart for the processor to see a pattern: it has to be told. */
+    __builtin_prefetch(near.at + 16 * kv_row);
     __builtin_prefetch(near.at + 16 * kv_row + bytes - 1);
-    return policy.compress_cache ? unpack(some, near.at, hd) : widen(some, near.at, hd), some;
+    if (policy.compress_cache)
+        unpack(some, near.at, hd);
+    else
+        widen(some, near.at, hd);
+    return some;
 }
-/* x_Out = softmax(x_Q x_K^T) x_V; a task is a head of a sequence. No token sees those behind it. */
-static void attend(const void *arg, int thread, int first, int n) {
+
+/* Computes x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No token
+ * sees those behind it. With sparse attention few weights are kept, as shares of all tokens (5). */
+void attend(const void *arg, int thread, int first, int n) {
+    int i = doing.at.i;
     float *some = scratch + thread * scratch_floats, *score = some + hd;
     for (int task = first; task < first + n; task++) {
-        const Sequence *seq = (const Sequence *)arg + task / nh;
-        const bool below = is_delegated(seq, now_at.i);
-        for (int row = 0, head = task % nh; row < rows_of(seq, now_at.i); row++) {
-            const size_t at = (size_t)(seq->row + row) * h1 + head * hd;
-            const int len = now_at.i ? seq->s + now_at.i : row + 1;
+        Sequence *q = (Sequence *)arg + task / nh;
+        int head = task % nh;
+        bool below = is_delegated(q, i);
+        for (int row = 0; row < rows_of(q, i); row++) {
+            size_t at = (size_t)(q->row + row) * h1 + head * hd;
+            int len = i ? q->s + i : row + 1;
             float *x = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
-            for (int t = 0; t < len; t++) score[t] = dot(x, head_of(seq, t, 0, head, some), hd);
-            softmax(score, len), memset(o, 0, hd * sizeof *o); /* over all tokens, also if few are kept (5) */
-            if (now_at.i && is_sparse()) keep_top(score, score + len, len);
             for (int t = 0; t < len; t++)
-                if (score[t] >= 0) add_weighed(o, score[t], head_of(seq, t, 1, head, some), hd);
+                score[t] = dot(x, head_of(q, t, 0, head, some), hd) / sqrtf(hd);
+            softmax(score, len);
+            if (i && is_sparse())
+                keep_top(score, score + len, len);
+            memset(o, 0, hd * sizeof *o);
+            for (int t = 0; t < len; t++)
+                if (score[t] >= 0)
+                    add_weighed(o, score[t], head_of(q, t, 1, head, some), hd);
         }
         await();
     }
 }
-/* New k and v go where the square has its cache, in groups along the hidden dimension of each head (5). */
-static void append(const Sequence *q) {
-    for (int e = 0, past = now_at.i ? q->s + now_at.i - 1 : 0; e < 2 * rows_of(q, now_at.i); e++) {
-        const float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
-        const Place near = kv_near(q, now_at, past + e / 2, e % 2);
-        uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)new_row;
-        if (!policy.compress_cache) narrow(to, x, h1);
-        for (int d = 0; d < h1 && policy.compress_cache; d += hd)
-            pack(to + d / hd * packed_bytes(hd), x + d, hd);
-        if (near.tier != GPU) travel(near, on(GPU, new_row), kv_row);
+
+/* Writes the new k and v where the square has its cache: as F16, or in groups along the hidden
+ * dimension of each head (5). */
+void append(Sequence *q) {
+    int i = doing.at.i, past = i ? q->s + i - 1 : 0;
+    for (int e = 0; e < 2 * rows_of(q, i); e++) {
+        float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
+        Place near = kv_near(q, doing.at, past + e / 2, e % 2);
+        uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)scratch;
+        if (!policy.compress_cache)
+            narrow(to, x, h1);
+        for (int head = 0; head < nh && policy.compress_cache; head++)
+            pack(to + head * packed_bytes(hd), x + head * hd, hd);
+        if (near.tier != GPU)
+            travel(near, on(GPU, scratch), kv_row);
     }
-}
-static void exchange(const Sequence *q, bool down) { /* queries go down, results up: 4 b h1 bytes (4.2) */
-    const size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
-    const Place above = on(GPU, (down ? x_Q : x_Out) + at), below = on(CPU, (down ? query : result) + at);
-    if (!q->ended && is_delegated(q, now_at.i)) travel(down ? below : above, down ? above : below, bytes);
-}
-static void attention(int k, float *x, int rows) { /* x_Out, in the place of x */
-    const size_t size = (size_t)rows * h1;
-    float *const qkv[] = {x_Q, x_K, x_V};
-    const Weight *w = layer[now_at.j];
-    layernorm(norm, x, w + NORM_1, rows);
-    for (int m = 0; m < 3; m++) {
-        linear((Linear){qkv[m], norm, rows, w + W_Q + 2 * m, .bias = true});
-        narrow(x_Out, qkv[m], size), widen(qkv[m], x_Out, size); /* rounded to F16 */
-    }
-    for (size_t e = 0; e < size; e++) x_Q[e] /= sqrtf((float)hd); /* instead of all scores */
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) append(q), exchange(q, true);
-    await(); /* the CPU has k, v and queries */
-    parallel(attend, batch[k], (int)(batch[k + 1] - batch[k]) * nh, 1. * rows * size);
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++) exchange(q, false);
-    await(); /* x_Out is whole again */
-    linear((Linear){x, x_Out, rows, w + W_O, .bias = true, .add = true});
-}
-static void mlp(float *x, int rows) { /* x = relu(x_Out w_1) w_2 + x_Out, in place */
-    const Weight *w = layer[now_at.j];
-    layernorm(norm, x, w + NORM_2, rows);
-    linear((Linear){ffn, norm, rows, w + W_1, .bias = true, .relu = true});
-    linear((Linear){x, ffn, rows, w + W_2, .bias = true, .add = true});
-}
-static void embed(int i, int k, float *x) { /* tables: of tokens [token], of positions [position + 2] */
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
-        for (int t = 0; t < rows_of(q, i); t++, x += h1) {
-            const size_t at = i ? q->s + i - 1 : t;
-            widen(x, outside[TOKENS].rest.at + q->token[at] * h1 * sizeof(f16), h1);
-            widen(norm, outside[POSITIONS].rest.at + (at + 2) * h1 * sizeof(f16), h1);
-            add_weighed(x, 1, norm, h1);
-        }
-}
-static void head(int i, int k, const float *x) { /* logits of last rows, and the largest's token */
-    int n = 0;
-    for (const Sequence *q = batch[k]; q < batch[k + 1]; q++)
-        if (!q->ended) memcpy(x_Out + 1L * n++ * h1, x + (q->row + rows_of(q, i) - 1L) * h1, h1 * sizeof *x);
-    if (final_norm) layernorm(x_Out, x_Out, &outside[LAST_NORM], n);
-    linear((Linear){logits, x_Out, n, &outside[tied ? TOKENS : HEAD], .bias = false});
-    const float *logit = logits;
-    for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
-        if (q->ended) continue;
-        int best = 0;
-        for (int t = 1; t < vocab; t++) best = logit[t] > logit[best] ? t : best;
-        q->token[q->s + q->generated++] = best, logit += vocab;
-    }
-}
-static float *hidden_state(Square at) { return x_slot[K > 1 ? buffer_of(at) : 0]; } /* alone in one place */
-static void compute(int i, int j, int k) {
-    const int rows = batch[k + 1][-1].row + rows_of(&batch[k + 1][-1], i);
-    float *x = hidden_state(now_at = (Square){i, j, k});
-    if (j == 0) embed(i, k, x);
-    if (j < l) attention(k, x, rows), mlp(x, rows);
-    if (j == l) head(i, k, x); /* the square behind the layers */
 }
 
-// ---- Figure 4's five moves ------------------------------------------------------------------------------
-// Each kind of data has a thread, which does what it is asked in this order: what the square behind has made
-// leaves its buffer before what the square ahead needs enters it. So two buffers of a kind are enough. And no
-// move touches what is being computed: a load of the cache brings the past, which has been stored.
-static void move_weight(Square at, bool down) { /* part k of K of what the layer has off the GPU */
-    const size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
-    for (const Weight *w = layer[at.j]; w < layer[at.j] + NROLES && !down; w++) {
-        const size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
-        if (w->rest.tier == GPU || begin >= end) continue;
-        Place rest = w->rest, slot = on(GPU, weight_slot[((long)at.i * l + at.j) % 2] + begin);
-        rest.at += (begin - w->offset) * (rest.type == F32 ? 2 : 1), travel(slot, rest, end - begin);
+/* Moves a delegated sequence's query down, or the result up: 4 h1 bytes each (4.2). */
+void exchange(Sequence *q, bool down) {
+    size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
+    if (q->ended || !is_delegated(q, doing.at.i))
+        return;
+    if (down)
+        travel(on(CPU, query + at), on(GPU, x_Q + at), bytes);
+    else
+        travel(on(GPU, x_Out + at), on(CPU, result + at), bytes);
+}
+
+// ---- The layer
+
+/* Computes x_Out in the place of x. */
+void attention(Sequence *begin, Sequence *end, float *x, int rows) {
+    size_t size = (size_t)rows * h1;
+    Weight *w = layer[doing.at.j];
+    float *qkv[] = {x_Q, x_K, x_V};
+    layernorm(norm, x, w + NORM_1, rows);
+    for (int m = 0; m < 3; m++) {
+        linear(qkv[m], norm, w + W_Q + 2 * m, rows, false);
+        narrow(x_Out, qkv[m], size);
+        widen(qkv[m], x_Out, size);
+    }
+    for (Sequence *q = begin; q < end; q++) {
+        append(q);
+        exchange(q, true);
+    }
+    await(); /* The CPU has k, v and queries. */
+    parallel(attend, begin, (end - begin) * nh, 1. * rows * size);
+    for (Sequence *q = begin; q < end; q++)
+        exchange(q, false);
+    await(); /* x_Out is complete. */
+    linear(x, x_Out, w + W_O, rows, true);
+}
+
+/* Computes x = relu(ln(x_Out) w_1) w_2 + x_Out in place. */
+void mlp(float *x, int rows) {
+    Weight *w = layer[doing.at.j];
+    layernorm(norm, x, w + NORM_2, rows);
+    linear(ffn, norm, w + W_1, rows, false);
+    for (size_t e = 0; e < (size_t)rows * h2; e++)
+        ffn[e] = ffn[e] < 0 ? 0 : ffn[e];
+    linear(x, ffn, w + W_2, rows, true);
+}
+
+/* Writes the hidden state before layer 0: the token's row of one table, and the row of its position
+ * in another, which begins with two rows that OPT does not use. */
+void embed(Sequence *q, float *x) {
+    int i = doing.at.i;
+    for (int t = 0; t < rows_of(q, i); t++) {
+        size_t at = i ? q->s + i - 1 : t;
+        widen(x, (f16 *)outside[TOKENS].rest.at + (size_t)q->token[at] * h1, h1);
+        widen(norm, (f16 *)outside[POSITIONS].rest.at + (at + 2) * h1, h1);
+        add_weighed(x, 1, norm, h1);
+        x += h1;
     }
 }
-static void move_activation(Square at, bool down) { /* down behind a layer, up before the next */
-    for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
-        const Place home = on(q->act_tier, q->act), here = on(GPU, hidden_state(at) + 1L * q->row * h1);
+
+/* Computes the logits of each sequence's last row, and takes the token with the largest. */
+void head(Sequence *begin, Sequence *end, float *x) {
+    int n = 0;
+    for (Sequence *q = begin; q < end; q++)
+        if (!q->ended) {
+            size_t last = q->row + rows_of(q, doing.at.i) - 1;
+            layernorm(x_Out + (size_t)n * h1, x + last * h1, &outside[LAST_NORM], 1);
+            n++;
+        }
+    memset(logits, 0, sizeof *logits * n * vocab);
+    add_product(logits, x_Out, &outside[TOKENS], n);
+    float *logit = logits;
+    for (Sequence *q = begin; q < end; q++) {
+        if (q->ended)
+            continue;
+        int best = 0;
+        for (int t = 1; t < vocab; t++)
+            best = logit[t] > logit[best] ? t : best;
+        q->token[q->s + q->generated++] = best;
+        logit += vocab;
+    }
+}
+
+/* Returns the buffer of a square's hidden state. A batch alone in its block keeps it in one. */
+float *hidden_state(Square at) { return x_slot[K > 1 ? buffer_of(at) : 0]; }
+
+/* Computes a square: a layer of OPT for the rows of one batch, or the head. */
+void compute(int i, int j, int k) {
+    Sequence *begin = batch[k], *end = batch[k + 1];
+    int rows = end[-1].row + rows_of(end - 1, i);
+    double start = now();
+    doing = (Job){COMPUTE, {i, j, k}, false};
+    float *x = hidden_state(doing.at);
+    for (Sequence *q = begin; q < end && j == 0; q++)
+        embed(q, x + (size_t)q->row * h1);
+    if (j == l)
+        head(begin, end, x);
+    else {
+        attention(begin, end, x, rows);
+        mlp(x, rows);
+    }
+    note(COMPUTE, start, now(), 0);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The five moves of Figure 4 (4.2)
+//
+// The paper lists what a square needs from its neighbours; the sixth call of its loop is compute.
+// Each kind of data has a thread of its own, which makes its moves in the order of the calls: what
+// the square behind has made leaves its buffer before what the square ahead needs enters it. So two
+// buffers of a kind are enough, and no move touches what is being computed. It is easy to miss that
+// a load of the cache brings the past alone: the newest k and v are made by the square itself.
+// -------------------------------------------------------------------------------------------------
+
+/* Brings part k of K of a layer's weights off the GPU to its slot. A part is a range of the slot's
+ * lines of 64 bytes, whatever tensors they belong to. */
+void move_weight(void) {
+    Square at = doing.at;
+    size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
+    for (Weight *w = layer[at.j]; w < layer[at.j] + NROLES; w++) {
+        size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
+        if (w->rest.tier == GPU || begin >= end)
+            continue;
+        Place rest = {w->rest.tier, w->rest.at + begin - w->offset};
+        travel(on(GPU, slot_of(at) + begin), rest, end - begin);
+    }
+}
+
+/* Moves a batch's cache: down go the new k and v, up comes the past; with sparse attention only its
+ * k. A cache that rests where it is used does not move. */
+void move_cache(void) {
+    Square at = doing.at;
+    bool down = doing.down;
+    int values = is_sparse() && !down ? 1 : 2;
+    for (Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++)
+        for (int value = 0; value < values && !q->ended; value++) {
+            int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
+            Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
+            size_t bytes = (down ? rows_of(q, at.i) : past) * kv_row;
+            if (near.at != home.at)
+                travel(down ? home : near, down ? near : home, bytes);
+        }
+}
+
+/* Moves a batch's hidden state: down after a layer, up before the next. */
+void move_activation(void) {
+    Square at = doing.at;
+    bool down = doing.down;
+    for (Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
+        Place home = on(q->act_tier, q->act);
+        Place here = on(GPU, hidden_state(at) + (size_t)q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
-static void move_cache(Square at, bool down) { /* new k, v go down; up comes the past, if sparse only k */
-    for (const Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++)
-        for (int value = 0; value < (is_sparse() && !down ? 1 : 2) && !q->ended; value++) {
-            const int past = at.i ? q->s + at.i - 1 : 0, first = down ? past : 0;
-            const Place home = kv_home(q, at.j, first, value), near = kv_near(q, at, first, value);
-            const size_t bytes = (down ? rows_of(q, at.i) : past) * kv_row;
-            travel(down ? home : near, down ? near : home, near.at == home.at ? 0 : bytes);
-        }
-}
-static void load_weight(int i, int j, int k) { /* behind the head comes layer 0 of the next token */
-    i += j > l, j %= l + 1;
-    if (i < generation_length && j < l && slab[j]) post(WEIGHTS, move_weight, (Square){i, j, k}, false);
-}
-/* Nothing rests behind the head, nor before layer 0 and a prefill; and a batch alone keeps its state. */
-static void ask(Kind kind, Move *move, int i, int j, int k, bool down) {
-    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1)) return;
-    if (down || kind == CACHE ? j < l && (down || i) : j > 0) post(kind, move, (Square){i, j, k}, down);
-}
-static void store_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, true); }
-static void store_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, true); }
-static void load_cache(int i, int j, int k) { ask(CACHE, move_cache, i, j, k, false); }
-static void load_activation(int i, int j, int k) { ask(ACTIVATIONS, move_activation, i, j, k, false); }
 
-// ---- Threads: one for each kind of data that moves; the others help to compute --------------------------
-typedef struct {
-    Move *move;
-    Square at;
-    bool down;
-} Job;
-static struct Worker {
-    Job job[4];                 /* in turn; a square asks for two at most */
-    long posted, begun, waited; /* how many it was asked for, has begun, are known to be done */
-    sem_t wake, done;
-} * worker;          // (NKINDS + threads - 1)
-static Task *shared; /* what the threads compute together, of shared_n, in shares */
-static const void *shared_arg;
-static int shared_n, shares;
-static void *work(void *arg) {
-    for (struct Worker *w = arg;; sem_post(&w->done)) {
-        sem_wait(&w->wake);
-        const Job job = w->job[w->begun++ % 4];
-        job.move(job.at, job.down), await();
+void (*move_of[])(void) = {move_weight, move_cache, move_activation};
+
+/* Posts the load of a layer's weights; behind the head comes layer 0 of the next token. */
+void load_weight(int i, int j, int k) {
+    if (j > l) {
+        i++;
+        j = 0;
     }
-    return NULL;
-}
-static void post(int to, Move *move, Square at, bool down) { /* without overlapping it is made at once */
-    struct Worker *w = &worker[to];
-    if (policy.no_overlap && to < NKINDS) return move(at, down), await();
-    for (; w->posted - w->waited >= 4; w->waited++) sem_wait(&w->done); /* a block's first layer: K parts */
-    w->job[w->posted++ % 4] = (Job){move, at, down}, sem_post(&w->wake);
-}
-static void wait_for(int first, int end) {
-    for (struct Worker *w = worker + first; w < worker + end; w++)
-        for (; w->waited < w->posted; w->waited++) sem_wait(&w->done);
-}
-static void synchronize(void) { wait_for(0, NKINDS); } /* Figure 4: synchronize all devices. */
-static void do_share(Square at, bool down) {           /* share k, which is of no square */
-    const int first = (int)((long)shared_n * at.k / shares), end = (int)((shared_n * (at.k + 1L)) / shares);
-    if (first < end && !down) shared(shared_arg, at.k, first, end - first);
-}
-static void parallel(Task *task, const void *arg, int n, double work) { /* tasks 0 .. n - 1, in shares */
-    const int helpers = work < 1e6 ? 0 : threads - 1; /* few multiplications are not worth waking others */
-    shared = task, shared_arg = arg, shared_n = n, shares = helpers + 1;
-    for (int t = 0; t < helpers; t++) post(NKINDS + t, do_share, (Square){.k = t}, false);
-    do_share((Square){.k = helpers}, false), wait_for(NKINDS, NKINDS + helpers);
+    if (i < generation_length && j < l && slab[j])
+        post(WEIGHTS, (Job){WEIGHTS, {i, j, k}, false});
 }
 
-// ---- Tensor placement (4.2): six percentages, and the bytes of each tier --------------------------------
-// Things are placed whole, one after the other: the GPU takes one if its share of all so far has room; else
-// the CPU, if the share of both has; else the disk. So a share is met to the size of one thing: of weights a
-// tensor, over all layers in a row, so that layers are spread alike; of cache and activations a sequence.
-static struct {
+/* Posts a move of cache or activations, if that square has any. */
+void ask(Kind kind, int i, int j, int k, bool down) {
+    if (!at_square(&i, &j, &k) || (kind == ACTIVATIONS && K == 1))
+        return;
+    /* The head has no cache, and leaves no hidden state behind. */
+    if (j == l && (down || kind == CACHE))
+        return;
+    /* A prefill has no past, and before layer 0 there is no hidden state. */
+    if (!down && (kind == CACHE ? i : j) == 0)
+        return;
+    post(kind, (Job){kind, {i, j, k}, down});
+}
+
+void store_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, true); }
+void store_cache(int i, int j, int k) { ask(CACHE, i, j, k, true); }
+void load_cache(int i, int j, int k) { ask(CACHE, i, j, k, false); }
+void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
+
+// -------------------------------------------------------------------------------------------------
+// Tensor placement (4.2)
+//
+// Six percentages say how much of each kind rests on the GPU and on the CPU; the disk has the rest.
+// The paper gives a tensor of the weights and a sequence of the cache to one tier, whole. place()
+// deals them out one after the other: the GPU takes one if its share of all so far has room; else
+// the CPU does, if the share of both has; else the disk. So a share is met to the size of one
+// thing. It is easy to miss that the GPU needs more than its shares: slots, the embeddings, and the
+// workspace of a batch. A.3 counts a part of these; `uncounted` has the others.
+// -------------------------------------------------------------------------------------------------
+
+/* A tier is one piece of memory, which is given out from its beginning. */
+struct {
     uint8_t *base;
-    size_t used, peak, uncounted; /* uncounted: embeddings and workspace, which A.3 does not count */
-} arena[NTIERS];                  /* a tier is one piece of memory, given out from its beginning */
-static Tier place(double dealt[NTIERS + 1], const double share[NTIERS], double size) { /* dealt: so far */
+    size_t used, peak; /* bytes */
+} arena[NTIERS];
+size_t uncounted; /* bytes of the GPU that A.3 does not count */
+
+/* Returns the tier of a thing of that size. dealt: the sizes that each tier has so far, and all. */
+Tier place(double dealt[NTIERS + 1], double share[NTIERS], double size) {
     double above = size, room = 0;
     int t = GPU;
-    for (dealt[NTIERS] += size; t < DISK; t++)
-        if ((above += dealt[t]) <= (room += share[t] * dealt[NTIERS]) * (1 + 1e-9)) break;
-    return dealt[t] += size, (Tier)t;
+    dealt[NTIERS] += size;
+    for (; t < DISK; t++) {
+        above += dealt[t];
+        room += share[t] * dealt[NTIERS];
+        if (above <= room * (1 + 1e-9)) /* Sums of shares are rounded. */
+            break;
+    }
+    dealt[t] += size;
+    return t;
 }
-static void *take(Tier t, size_t bytes) { /* the next bytes; before there are tiers this only counts */
-    const uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
-    arena[t].used += (bytes + 63) / 64 * 64, arena[t].peak = max(arena[t].peak, arena[t].used);
+
+/* Takes the next bytes of a tier. While there are no tiers yet this only counts. */
+void *take(Tier t, size_t bytes) {
+    uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
+    arena[t].used += (bytes + 63) / 64 * 64;
+    arena[t].peak = max(arena[t].peak, arena[t].used);
     return (void *)at;
 }
-static float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
-static bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
-/* Gives a tensor its home, and fills it. The disk's is the checkpoint itself, if it need not be packed. */
-static void settle(Weight *w, Tier tier, bool fill) {
+
+/* Takes n floats of a tier. */
+float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
+
+/* Returns true for the tensors that are packed: neither norms nor biases. */
+bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
+
+/* Gives a tensor its home, and fills it. On disk that is the checkpoint itself, unless the tensor
+ * has to be packed. */
+void settle(Weight *w, Tier tier, bool fill) {
     w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
-    if (w->packed) w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * packed_bytes(GROUP);
-    w->rest = tier == DISK && !w->packed ? w->file : on(tier, take(tier, w->bytes));
-    if (fill) fill_weight(w);
+    if (w->packed)
+        w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * packed_bytes(GROUP);
+    if (tier == DISK && !w->packed)
+        w->rest = on(DISK, w->file);
+    else
+        w->rest = on(tier, take(tier, w->bytes));
+    if (fill)
+        fill_weight(w);
 }
-static void place_weights(bool fill) {
+
+/* Places the weights. They are dealt over all layers in a row, so that layers are spread alike. */
+void place_weights(bool fill) {
     double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
-    for (int g = 0; g < NGLOBALS; g++) settle(&outside[g], GPU, fill); /* the shares are of layers */
-    arena[GPU].uncounted = arena[GPU].used;
-    for (int j = 0; j < l; slot = max(slot, slab[j++])) {
+    for (int g = 0; g < NGLOBALS; g++)
+        settle(&outside[g], GPU, fill);
+    uncounted = arena[GPU].used;
+    for (int j = 0; j < l; j++) {
         slab[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
             settle(w, place(dealt, policy.share[WEIGHTS], 1. * w->rows * w->cols), fill);
-            if (w->rest.tier != GPU) w->offset = slab[j], slab[j] += (w->bytes + 63) / 64 * 64;
+            if (w->rest.tier == GPU)
+                continue;
+            w->offset = slab[j];
+            slab[j] += (w->bytes + 63) / 64 * 64;
         }
+        slot = max(slot, slab[j]);
     }
-    for (int s = 0; s < 2; s++) weight_slot[s] = take(GPU, slot);
+    weight_slot[0] = take(GPU, slot);
+    weight_slot[1] = take(GPU, slot);
 }
-/* A batch's cache and activations. staged: what a slot of the cache has to hold. Returns its rows. */
-static size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS]) {
+
+/* Places a batch's cache and activations, and returns its rows. staged: what a staging slot of each
+ * tier has to hold. */
+size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
     for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
-        q->room = q->s + generation_length - 1, rows += q->s;
+        rows += q->s;
+        q->room = q->s + generation_length - 1;
         q->kv_tier = place(dealt[CACHE], policy.share[CACHE], q->room);
-        q->act_tier = place(dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
         q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
-        q->staged[GPU] = need[GPU], q->staged[CPU] = need[CPU];
-        if (q->kv_tier != GPU) need[GPU] += 2 * kv_row * (policy.delegated ? q->s : q->room);
-        if (q->kv_tier == DISK && policy.delegated) need[CPU] += 2 * kv_row * q->room;
-        if (K > 1) q->act = floats(q->act_tier, q->s * h1);
+        q->act_tier = place(dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
+        if (K > 1)
+            q->act = floats(q->act_tier, q->s * h1);
+        memcpy(q->staged, need, sizeof need);
+        if (q->kv_tier != GPU)
+            need[GPU] += 2 * kv_row * (policy.delegated ? q->s : q->room);
+        if (q->kv_tier == DISK && policy.delegated)
+            need[CPU] += 2 * kv_row * q->room;
     }
-    for (int t = GPU; t <= CPU; t++) staged[t] = max(staged[t], need[t]);
+    for (int t = GPU; t <= CPU; t++)
+        staged[t] = max(staged[t], need[t]);
     return rows;
 }
-static void place_block(Sequence *seq, int count) { /* its sequences, the buffers, the workspace */
+
+/* Places the workspace of batches of so many rows and sequences. */
+void place_workspace(size_t rows, size_t gbs, size_t most_room) {
+    float **part[] = {&norm, &x_Q, &x_K, &x_V, &x_Out};
+    for (int p = 0; p < 5; p++)
+        *part[p] = floats(GPU, (rows + MT) * h1); /* MT: see tile(). */
+    ffn = floats(GPU, (rows + MT) * h2);
+    logits = floats(GPU, gbs * vocab);
+    /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
+    scratch_floats = max(GROUP * PANEL, max(hd + 2 * most_room, 2 * h1 + h2));
+    scratch = floats(GPU, threads * scratch_floats);
+    if (policy.delegated) {
+        query = floats(CPU, gbs * h1);
+        result = floats(CPU, gbs * h1);
+    }
+}
+
+/* Places a block: its sequences, the slots, the workspace. */
+void place_block(Sequence *seq, int count) {
     double dealt[NKINDS][NTIERS + 1] = {{0}};
-    const size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     size_t staged[NTIERS] = {0}, most_room = 0, rows = 0;
-    K = (count + policy.gbs - 1) / policy.gbs;
-    for (int k = 0; k <= K; k++) batch[k] = seq + min(k * gbs, count);
-    for (int k = 0; k < K; k++) rows = max(rows, place_batch(k, dealt, staged));
-    const size_t homes = arena[GPU].used - before; /* what A.3 does count */
-    for (int q = 0; q < count; q++) most_room = max(most_room, seq[q].room);
+    size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
+    K = (count + gbs - 1) / gbs;
+    for (int k = 0; k <= K; k++)
+        batch[k] = seq + min(k * gbs, count);
+    for (int k = 0; k < K; k++)
+        rows = max(rows, place_batch(k, dealt, staged));
+    size_t homes = arena[GPU].used - before; /* A.3 counts these. */
+    for (int q = 0; q < count; q++)
+        most_room = max(most_room, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
-        stage[GPU][slot] = take(GPU, staged[GPU]), stage[CPU][slot] = take(CPU, staged[CPU]);
+        stage[GPU][slot] = take(GPU, staged[GPU]);
+        stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
-    const size_t part = (rows + MT) * h1; /* floats */
-    norm = floats(GPU, part), x_Q = floats(GPU, part), x_K = floats(GPU, part), x_V = floats(GPU, part);
-    x_Out = floats(GPU, part), ffn = floats(GPU, (rows + MT) * h2), logits = floats(GPU, gbs * vocab);
-    scratch_floats = max(max(GROUP * (PANEL + LD), hd + 2 * most_room), 2 * h1);
-    scratch = floats(GPU, threads * scratch_floats), new_row = floats(GPU, h1);
-    if (policy.delegated) query = floats(CPU, gbs * h1), result = floats(CPU, gbs * h1);
-    arena[GPU].uncounted += arena[GPU].used - before - homes;
+    place_workspace(rows, gbs, most_room);
+    uncounted += arena[GPU].used - before - homes;
 }
-/* Places all, block by block, each where the one before was, and generates; or only counts bytes. */
-static void place_all(bool run) {
-    size_t mark[NTIERS] = {0};
+
+double generation_s; /* seconds */
+
+/* Places the weights and then the blocks, each where the one before it was. With `run` it also
+ * fills the weights and generates; without, it only counts bytes. */
+void place_all(bool run) {
+    size_t mark[NTIERS];
+    int bls = policy.gbs * policy.num_gpu_batches;
     kv_row = policy.compress_cache ? nh * packed_bytes(hd) : h1 * sizeof(f16);
-    for (int t = 0; t < NTIERS; t++) arena[t].used = arena[t].peak = 0;
+    for (int t = 0; t < NTIERS; t++)
+        arena[t].used = arena[t].peak = 0;
     place_weights(run);
-    for (int first = 0, bls = policy.gbs * policy.num_gpu_batches; first < nprompts; first += bls) {
-        for (int t = 0; t < NTIERS; t++) arena[t].used = mark[t] = first ? mark[t] : arena[t].used;
-        place_block(prompts + first, (int)min(bls, nprompts - first));
-        if (run) generation_s -= now(), generate(), generation_s += now();
+    for (int t = 0; t < NTIERS; t++)
+        mark[t] = arena[t].used;
+    for (int first = 0; first < nprompts; first += bls) {
+        for (int t = 0; t < NTIERS; t++)
+            arena[t].used = mark[t];
+        place_block(prompts + first, min(bls, nprompts - first));
+        if (!run)
+            continue;
+        generation_s -= now();
+        generate();
+        generation_s += now();
     }
 }
 
-// ---- Links ----------------------------------------------------------------------------------------------
-static struct {
-    double rate, free_at, seconds;
-    size_t bytes;  /* all that it has carried */
-} link_of[NLINKS]; /* a link is a timeline: a copy waits until it is free. rate 0: as fast as memory is */
-static double now(void) {
+// -------------------------------------------------------------------------------------------------
+// Links and threads: how moving and computing overlap (4.2)
+//
+// On the paper's machine copies run on CUDA streams, beside the kernels. Here each kind of data has
+// a thread that moves it, and the other threads compute. A link is a timeline: a copy begins when
+// the link is free, takes its bytes divided by the link's rate, and the thread that made it sleeps
+// until then. It is easy to miss that synchronize() waits for the three movers only: compute() has
+// returned by then, because the main thread computes.
+// -------------------------------------------------------------------------------------------------
+
+/* A link that no flag slows is as fast as memory. free_at: when all that was sent has arrived. */
+struct Link {
+    double free_at, seconds;
+    size_t bytes;
+} link_of[NLINKS];
+pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
+_Thread_local double arrival; /* of all that this thread has sent */
+
+/* Returns the seconds of a clock that only goes forward. */
+double now(void) {
     struct timespec t;
-    return clock_gettime(CLOCK_MONOTONIC, &t), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-static void copy_as_f16(uint8_t *to, const uint8_t *from, int type, size_t bytes) { /* bytes: of F16 */
-    const size_t size = type == F32 ? 4 : 2;
-    if (type == F16) memcpy(to, from, bytes);
-    for (size_t e = 0; e < bytes / 2 && type != F16; e++) {
-        float x = 0;
-        f16 y;
-        memcpy((uint8_t *)&x + 4 - size, from + e * size, size); /* BF16 is the upper half of a float */
-        narrow(&y, &x, 1), memcpy(to + 2 * e, &y, sizeof y);
-    }
-}
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the links */
-static _Thread_local double arrival;                      /* of all that this thread has sent */
-/* Over one link or two: bytes of the disk go by the CPU, and the slower link sets the pace. */
-static void travel(Place to, Place from, size_t bytes) {
-    const double start = now(); /* seconds */
-    if (bytes) copy_as_f16(to.at, from.at, from.type, bytes);
-    const double copied = now() - start; /* at least so long, also on a fast link */
-    pthread_mutex_lock(&mutex);
-    for (int t = (int)min(to.tier, from.tier); t < max(to.tier, from.tier) && bytes; t++) {
-        const int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
-        const double seconds = fmax(link_of[c].rate > 0 ? (double)bytes / link_of[c].rate : 0, copied);
-        link_of[c].free_at = fmax(link_of[c].free_at, start) + seconds;
-        link_of[c].bytes += bytes, link_of[c].seconds += seconds;
-        arrival = fmax(arrival, link_of[c].free_at);
-    }
-    pthread_mutex_unlock(&mutex);
-}
-static void await(void) { /* until all that this thread has sent has arrived */
-    const struct timespec until = {(time_t)arrival, (long)((arrival - floor(arrival)) * 1e9)};
-    if (arrival > now()) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// ---- F16, and groups of 4 bits (5, group-wise quantization) ---------------------------------------------
-/* Sign and other bits move to their places; a product adds 112 to the exponent, and makes all normal. */
-static void widen(float *to, const void *f16s, size_t n) {
+/* Sends bytes over one link or two: the disk's go by the CPU, and the slower link sets the pace. */
+void travel(Place to, Place from, size_t bytes) {
+    double start = now();
+    if (!bytes)
+        return;
+    memcpy(to.at, from.at, bytes);
+    double copied = now() - start; /* A fast link takes at least so long. */
+    pthread_mutex_lock(&links);
+    for (int t = min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
+        int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
+        struct Link *link = &link_of[c];
+        double begin = fmax(link->free_at, start), seconds = copied, rate = given_hw[CTOG_BDW + c];
+        if (rate > 0)
+            seconds = fmax(bytes / rate, copied);
+        link->free_at = begin + seconds;
+        link->seconds += seconds;
+        link->bytes += bytes;
+        arrival = fmax(arrival, link->free_at);
+        note(COMPUTE + 1 + c, begin, link->free_at, bytes);
+    }
+    pthread_mutex_unlock(&links);
+}
+
+/* Sleeps until all that this thread has sent has arrived. */
+void await(void) {
+    double left;
+    while ((left = arrival - now()) > 0) {
+        struct timespec wait = {left, (left - floor(left)) * 1e9};
+        nanosleep(&wait, NULL);
+    }
+}
+
+// ---- The threads
+//
+// clang-format off
+//   The ring of a worker that has done 4 of 7 jobs; an 8th job goes where its 4th was:
+//
+//           job 5     job 6     job 7    (job 4)
+//         +---------+---------+---------+---------+
+//         |  runs   |  waits  |  waits  | is free |
+//         +---------+---------+---------+---------+
+//           done % 4                      posted % 4
+// clang-format on
+//
+// A square asks for two moves of a kind at most; only a block's first layer asks for K parts.
+
+enum { RING = 4 };
+typedef struct {
+    Job ring[RING];
+    long posted, done;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* Only one of the worker and the main thread can be waiting. */
+} Worker;
+Worker *worker; /* (NKINDS + threads - 1): those that move, then those that help to compute */
+
+/* What the threads compute together: tasks 0 to shared_n - 1, in shares. */
+Task *shared_task;
+const void *shared_arg;
+int shared_n, shares;
+
+/* Runs one share of them. */
+void do_share(long share) {
+    int first = shared_n * share / shares, end = shared_n * (share + 1) / shares;
+    shared_task(shared_arg, share, first, end - first);
+}
+
+/* Makes the move that this thread is to do, and waits until it has arrived. */
+void make_move(void) {
+    double start = now();
+    move_of[doing.kind]();
+    await();
+    note(doing.kind, start, now(), 0);
+}
+
+/* Does one job after the other, for ever: a move, or a share of what is computed together. */
+void *work(void *arg) {
+    Worker *w = arg;
+    pthread_mutex_lock(&w->mutex);
+    for (;;) {
+        while (w->done == w->posted)
+            pthread_cond_wait(&w->changed, &w->mutex);
+        pthread_mutex_unlock(&w->mutex);
+        doing = w->ring[w->done % RING];
+        if (doing.kind == COMPUTE)
+            do_share(w - worker - NKINDS);
+        else
+            make_move();
+        pthread_mutex_lock(&w->mutex);
+        w->done++;
+        pthread_cond_signal(&w->changed);
+    }
+    return NULL;
+}
+
+/* Locks a worker as soon as it has at most so many jobs left. */
+void lock_when_left(Worker *w, int most) {
+    pthread_mutex_lock(&w->mutex);
+    while (w->posted - w->done > most)
+        pthread_cond_wait(&w->changed, &w->mutex);
+}
+
+/* Gives a worker a job. Without overlapping, the main thread makes a move itself, at once. */
+void post(int to, Job job) {
+    Worker *w = &worker[to];
+    if (policy.no_overlap && job.kind != COMPUTE) {
+        doing = job;
+        make_move();
+        return;
+    }
+    lock_when_left(w, RING - 1);
+    w->ring[w->posted++ % RING] = job;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Waits until these workers have done all that they were given. */
+void wait_for(int first, int end) {
+    for (Worker *w = worker + first; w < worker + end; w++) {
+        lock_when_left(w, 0);
+        pthread_mutex_unlock(&w->mutex);
+    }
+}
+
+/* Figure 4: synchronizes all devices. */
+void synchronize(void) { wait_for(0, NKINDS); }
+
+/* Runs tasks 0 to n - 1 in the threads that compute. A few multiplications are not worth waking
+ * others. */
+void parallel(Task *task, const void *arg, int n, double work) {
+    int helpers = work < 1e6 ? 0 : threads - 1;
+    shared_task = task;
+    shared_arg = arg;
+    shared_n = n;
+    shares = helpers + 1;
+    for (int t = 0; t < helpers; t++)
+        post(NKINDS + t, doing);
+    do_share(helpers);
+    wait_for(NKINDS, NKINDS + helpers);
+}
+
+/* Starts the workers, which never end. */
+void start_threads(void) {
+    worker = allocate(NKINDS + threads, sizeof *worker);
+    for (Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
+        pthread_t id;
+        pthread_mutex_init(&w->mutex, NULL);
+        pthread_cond_init(&w->changed, NULL);
+        if (pthread_create(&id, NULL, work, w))
+            die(1, "a thread could not be started; lower --threads");
+    }
+}
+
+// ---- See it move
+//
+// --trace FILE writes what each mover, the main thread and each link did, and when, as slices in
+// Chrome's trace format. https://ui.perfetto.dev shows such a file, and so does
+// `python3 scripts/plot_trace.py --lanes FILE OUT.svg`. Where a slice of compute stands above
+// slices of the links, the run overlaps.
+
+FILE *trace;
+double trace_begin;
+const char *row_name[] = {"weights", "cache", "activations", "compute",
+                          "ctog",    "gtoc",  "dtoc",        "ctod"};
+const char *call_name[][2] = {{"load_weight", ""},
+                              {"load_cache", "store_cache"},
+                              {"load_activation", "store_activation"},
+                              {"compute", ""}};
+
+/* Begins the file, with the names of the rows. */
+void open_trace(const char *path) {
+    trace = fopen(path, "w");
+    if (!trace)
+        die(1, "--trace %s: cannot be written", path);
+    fprintf(trace,
+            "{\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,"
+            "\"args\":{\"name\":\"mini\"}}");
+    for (int row = 0; row <= COMPUTE + NLINKS; row++)
+        fprintf(trace,
+                ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%d,"
+                "\"args\":{\"name\":\"%s\"}}",
+                row, row_name[row]);
+    trace_begin = now();
+}
+
+/* Notes what the thread was doing in that time. The row is its own, or that of the link it used. */
+void note(int row, double begin, double end, size_t bytes) {
+    double ns = rint((begin - trace_begin) * 1e9);
+    if (!trace)
+        return;
+    fprintf(trace, /* in one call, so that threads do not mix their lines */
+            ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":1,\"tid\":%d,"
+            "\"ts\":%.3f,\"dur\":%.3f,"
+            "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"bytes\":%zu,\"phase\":\"%s\"}}",
+            call_name[doing.kind][doing.down], row_name[row], row, ns / 1e3,
+            (rint((end - trace_begin) * 1e9) - ns) / 1e3, doing.at.i, doing.at.j, doing.at.k, bytes,
+            doing.at.i ? "decode" : "prefill");
+}
+
+/* Ends the file. */
+void close_trace(void) {
+    fprintf(trace, "\n]}\n");
+    if (ferror(trace) | fclose(trace))
+        die(1, "--trace: the file could not be written whole");
+}
+
+// -------------------------------------------------------------------------------------------------
+// F16, and groups of 4 bits (5, group-wise quantization)
+//
+// The paper keeps weights and cache in 4 bits: each group of 64 numbers has its minimum and its
+// maximum, and codes between them; weights are grouped along the output channel, the cache along
+// the hidden dimension. A group is packed where it rests and while it moves, and unpacked just
+// before it is used. It is easy to miss that a group keeps (max - min) / 15 in place of max, so
+// that a group of 64 has 36 bytes and not 128: 4.5 bits a number.
+// -------------------------------------------------------------------------------------------------
+
+/* Widens F16 to floats: sign and other bits move to their places; a product adds 112 to the
+ * exponent, and makes all numbers normal. */
+void widen(float *to, const void *f16s, size_t n) {
     const f16 *from = f16s;
     for (size_t e = 0; e < n; e++) {
-        const uint32_t bits = (from[e] & 0x8000u) << 16 | (from[e] & 0x7fffu) << 13;
-        memcpy(to + e, &bits, sizeof bits), to[e] *= 0x1p112f;
+        uint32_t bits = (from[e] & 0x8000u) << 16 | (from[e] & 0x7fffu) << 13;
+        memcpy(to + e, &bits, sizeof bits);
+        to[e] *= 0x1p112f;
     }
 }
-/* Backwards; to the nearest, of two the even one. What F16 cannot hold as normal the product has rounded. */
-static void narrow(void *f16s, const float *from, size_t n) {
+
+/* Narrows floats to F16: to the nearest one, and of two to the even one. The product rounds what
+ * F16 cannot hold as a normal number. */
+void narrow(void *f16s, const float *from, size_t n) {
     f16 *to = f16s;
     for (size_t e = 0; e < n; e++) {
-        const float small = from[e] * 0x1p-112f;
+        float small = from[e] * 0x1p-112f;
         uint32_t bits;
         memcpy(&bits, &small, sizeof bits);
-        const uint32_t most = bits & 0x7fffffff, rounded = (most + 0xfff + (most >> 13 & 1)) >> 13;
-        to[e] = (f16)(bits >> 16 & 0x8000) | (f16)(rounded < 0x7c00 ? rounded : 0x7c00);
+        uint32_t most = bits & 0x7fffffff, rounded = (most + 0xfff + (most >> 13 & 1)) >> 13;
+        to[e] = (bits >> 16 & 0x8000) | (rounded < 0x7c00 ? rounded : 0x7c00);
     }
 }
-/* Of n numbers in groups: min and scale as F16, and codes, in whole fours of bytes: that of number e in byte
- * e / 32 * 16 + e % 16, in the low half where e % 32 < 16. */
-static size_t packed_bytes(int n) {
-    const size_t codes = n / 32 * 16 + min(n % 32, 16);
-    return n > GROUP ? packed_bytes(GROUP) + packed_bytes(n - GROUP) : 4 + (codes + 3) / 4 * 4;
+
+/* Returns the bytes of n numbers in groups. A group is minimum and scale as F16, and its codes, in
+ * whole fours of bytes: that of number e is in byte e / 32 * 16 + e % 16, in the low half where
+ * e % 32 < 16. */
+size_t packed_bytes(int n) {
+    size_t codes = n / 32 * 16 + min(n % 32, 16);
+    if (n > GROUP)
+        return packed_bytes(GROUP) + packed_bytes(n - GROUP);
+    return 4 + (codes + 3) / 4 * 4;
 }
-/* x_quant = round((x - min) / (max - min) * (2^b - 1)), b = 4. The scale is rounded up: 15 reaches max. */
-static void pack(uint8_t *to, const float *x, int n) {
-    float most = x[0], head[2] = {x[0], 0};
-    f16 rounded[2];
-    if (n > GROUP) pack(to + packed_bytes(GROUP), x + GROUP, n - GROUP), n = GROUP;
-    for (int e = 1; e < n; e++) head[0] = fminf(head[0], x[e]), most = fmaxf(most, x[e]);
-    const float least = head[0] += 0, exact = (most - least) / 15; /* + 0: -0 becomes 0 */
-    head[1] = exact, narrow(rounded, head, 2), widen(head, rounded, 2);
-    if (head[1] < exact) rounded[1]++, widen(head, rounded, 2);
-    memset(memcpy(to, rounded, 4) + 4, 0, packed_bytes(n) - 4);
-    for (int e = 0; e < n && head[1] > 0; e++) {
-        const unsigned code = (unsigned)fminf(15, rintf((x[e] - least) * (1 / head[1])));
-        to[4 + e / 32 * 16 + e % 16] |= (uint8_t)(code << e % 32 / 16 * 4);
+
+/* Computes x_quant = round((x - min) / (max - min) * (2^b - 1)) with b = 4. The scale is rounded
+ * up, so that code 15 reaches max. */
+void pack(uint8_t *to, const float *x, int n) {
+    float least = x[0], most = x[0], kept[2];
+    f16 head[2];
+    if (n > GROUP) {
+        pack(to + packed_bytes(GROUP), x + GROUP, n - GROUP);
+        n = GROUP;
+    }
+    for (int e = 1; e < n; e++) {
+        least = fminf(least, x[e]);
+        most = fmaxf(most, x[e]);
+    }
+    float scale = (most - least) / 15; /* kept: minimum and scale as F16 has them. */
+    narrow(head, (float[]){least, scale}, 2);
+    widen(kept, head, 2);
+    if (kept[1] < scale)
+        head[1]++;
+    widen(kept, head, 2);
+    memset(to, 0, packed_bytes(n));
+    memcpy(to, head, sizeof head);
+    for (int e = 0; e < n && kept[1] > 0; e++) {
+        unsigned code = fminf(15, rintf((x[e] - least) * (1 / kept[1])));
+        to[4 + e / 32 * 16 + e % 16] |= code << e % 32 / 16 * 4;
     }
 }
-static void unpack(float *x, const uint8_t *from, int n) { /* min + scale x_quant */
+
+/* Computes x = min + scale x_quant. */
+void unpack(float *x, const uint8_t *from, int n) {
     float head[2];
-    if (n > GROUP) unpack(x + GROUP, from + packed_bytes(GROUP), n - GROUP), n = GROUP;
+    if (n > GROUP) {
+        unpack(x + GROUP, from + packed_bytes(GROUP), n - GROUP);
+        n = GROUP;
+    }
     widen(head, from, 2);
-    for (int e = 0; e < n; e++)
-        x[e] = head[0] + head[1] * (float)(from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15);
+    for (int e = 0; e < n; e++) {
+        int code = from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15;
+        x[e] = head[0] + head[1] * code;
+    }
 }
-/* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output channel, their
- * rows: the group of column c that begins in row g GROUP is number g cols + c. */
-static void fill_weight(Weight *w) {
-    const size_t cols = w->cols, size = w->file.type == F32 ? 4 : 2;
-    if (w->rest.at == w->file.at || !w->bytes) return;
-    if (!w->packed) return copy_as_f16(w->rest.at, w->file.at, w->file.type, w->bytes);
+
+/* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output
+ * channel, which is their rows: the group of column c that begins in row g GROUP is number
+ * g cols + c. */
+void fill_weight(Weight *w) {
+    size_t cols = w->cols;
+    if (w->rest.at == w->file)
+        return;
+    if (!w->packed) {
+        memcpy(w->rest.at, w->file, w->bytes);
+        return;
+    }
     for (size_t group = 0; group < w->bytes / packed_bytes(GROUP); group++) {
-        const size_t row = group / cols * GROUP;
-        const int rows = (int)min(GROUP, w->rows - row);
-        uint8_t plain[GROUP * sizeof(f16)], *from = w->file.at + (row * cols + group % cols) * size;
+        size_t row = group / cols * GROUP;
+        int rows = min(GROUP, w->rows - row);
+        f16 half[GROUP];
         float column[GROUP];
-        for (int o = 0; o < rows; o++) copy_as_f16(plain + 2 * o, from + o * cols * size, w->file.type, 2);
-        widen(column, plain, rows), pack(w->rest.at + group * packed_bytes(GROUP), column, rows);
+        for (int o = 0; o < rows; o++)
+            memcpy(half + o, w->file + ((row + o) * cols + group % cols) * 2, 2);
+        widen(column, half, rows);
+        pack(w->rest.at + group * packed_bytes(GROUP), column, rows);
     }
 }
 
-// ---- A.3: the cost model, linear in nine fractions and in the seconds of a layer (4.3, Eq. 1) -----------
-// As printed, also where it is no machine's behaviour: the CPU attends to all cache off the GPU, comp^g adds
-// two processors that could work at once, gpu_w^g holds a prompt's activations. wn, cn, hn are wd, cd, hd.
+// -------------------------------------------------------------------------------------------------
+// Sparse attention (5)
+//
+// The paper computes the weights of all tokens, from all keys, and then reads the values of the K
+// tokens with the largest weights only. So move_cache() loads no v here, head_of() brings the v of
+// a chosen token when attend() asks for it, and keep_top() chooses. It is easy to miss that the
+// weights that are kept stay as they are: they do not sum to 1 any more.
+// -------------------------------------------------------------------------------------------------
+
+bool is_sparse(void) { return policy.sparsity < 1; }
+
+/* Sets the weights of all but the top K tokens to -1. K is 1 + the share of the past, rounded up;
+ * the newest of the n tokens is always one of them, and of equal ones the earlier. `all` has room
+ * for n floats. */
+void keep_top(float *weight, float *all, int n) {
+    /* 1e-9 is more than what rounding adds to a product. */
+    int top = min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
+    memcpy(all, weight, n * sizeof *all);
+    for (int t = 0; t < n - 1; t++) {
+        int better = 0;
+        for (int u = 0; u < n - 1; u++)
+            better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
+        if (better >= top)
+            weight[t] = -1;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// A.3: the cost model, and Eq. 1
+//
+// Appendix A.3 writes the seconds of a layer as a linear function of the nine shares: in prefill
+// (^p) and in generation (^g) T = max(ctog, gtoc, dtoc, ctod, comp), as if all five overlapped
+// completely. A maximum is one row of a linear program for each term: term <= T. More rows say that
+// each tier holds its shares at its peak. The rows here are the paper's as printed, also where no
+// machine behaves so: the CPU attends to all cache off the GPU, comp^g adds two processors that
+// could work at once, and gpu_w^g holds a prompt's activations. It is easy to miss that a cost is
+// linear in the shares only while the block is given: search() tries the blocks one by one. The
+// paper's wn, cn and hn are wd, cd and hd here.
+// -------------------------------------------------------------------------------------------------
+
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
-static const char var_name[][6] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen"};
-/* Table 7: a machine of a few numbers. Rates are those of generation [0] and of prefill [1]. */
-enum { MM = NLINKS, BMM, CPU_FLOPS, NRATES };
-static struct {
-    double mem[NTIERS], rate[NRATES][2]; /* bytes; bytes or operations a second */
-} hw = {.mem = {0, 0, 1e18},
-        .rate = {{9e9, 9e9}, {9e9, 9e9}, {1e9, 1e9}, {1e9, 1e9}, {9e10, 9e10}, {2e10, 2e10}, {2e10, 2e10}}};
-typedef struct { /* minimize c x, x >= 0, where a x <= b in each of m rows */
-    int m;       /* rows so far */
+const char *var_name[] = {"wg", "wc", "wd", "cg", "cc", "cd", "hg", "hc", "hd", "T_pre", "T_gen"};
+
+/* A linear program: minimize c x with x >= 0, where a x <= b in each of m rows. */
+typedef struct {
+    int m;
     double c[NVARS], a[NROWS][NVARS], b[NROWS], x[NVARS];
-    const char *name[NROWS];
 } Lp;
-static void row(Lp *lp, const char *name, double b, const double *a) {
-    memcpy(lp->a[lp->m], a, sizeof lp->a[0]), lp->name[lp->m] = name, lp->b[lp->m++] = b;
+
+/* Adds a row. */
+void row(Lp *lp, double b, double *a) {
+    memcpy(lp->a[lp->m], a, sizeof lp->a[0]);
+    lp->b[lp->m++] = b;
 }
-#define ROW(name, b, ...) row(lp, name, b, (const double[NVARS]){__VA_ARGS__})
-#define STAGE(name) (p ? name "^p" : name "^g")
-/* In prefill (p = 1) and generation (p = 0) T = max(ctog, gtoc, dtoc, ctod, comp), and gpu_peak = gpu_home +
- * gpu_w < gmem with the largest of six terms: a row for each. q new tokens of a sequence attend to u. */
-static void stage_rows(Lp *lp, const double *mem, double s, double n, double gbs, double bls, int p) {
-    const double q = p ? s : 1, u = p ? s : s + n, weight = 8. * h1 * h1 + 4. * h1 * h2;
-    const double act = 2 * q * h1 * bls, stored = 4 * (p ? s + 1 : 1) * h1 * bls;
-    const double down = p ? stored : 0, loaded = p ? 0 : 4 * bls * (s + n / 2) * h1;
-    const double ctog = hw.rate[CTOG][p], gtoc = hw.rate[GTOC][p], dtoc = hw.rate[DTOC][p];
-    const double ctod = hw.rate[CTOD][p], bmm_flops = hw.rate[BMM][p], cpu_flops = hw.rate[CPU_FLOPS][p];
-    const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw.rate[MM][p];
-    const double att = 4 * bls * (p ? s * s : s + n / 2) * h1, gpu = att / bmm_flops, cpu = att / cpu_flops;
-    const int first = lp->m;
-    ROW(STAGE("ctog"), 0, [WC] = weight / ctog, [WD] = weight / ctog, [HC] = act / ctog, [HD] = act / ctog);
-    ROW(STAGE("gtoc"), 0, [CC] = down / gtoc, [CD] = down / gtoc, [HC] = act / gtoc, [HD] = act / gtoc);
-    ROW(STAGE("dtoc"), 0, [CD] = loaded / dtoc, [WD] = weight / dtoc, [HD] = act / dtoc);
-    ROW(STAGE("ctod"), 0, [CD] = stored / ctod, [HD] = act / ctod);
-    ROW(STAGE("comp"), -linear_layer - p * gpu, [CG] = !p * gpu, [CC] = !p * cpu, [CD] = !p * cpu);
-    for (int i = first; i < lp->m; i++) lp->a[i][p ? T_PRE : T_GEN] = -1; /* sum <= T */
-    const double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1)), embed_w = gbs * (2 * q * h1 + 2 * q * h1);
-    const double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u), mlp_1 = 2 * gbs * q * (h1 + h2);
-    const double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}; /* att_2 is att_1, mlp_2 is mlp_1 */
-    for (int w = 0; w < 6; w++) /* of gpu_w: 2 (1 - wg) weight, (1 - hg) 2 s h1 gbs, and a term */
-        ROW(STAGE("gpu_peak"), mem[GPU] - 2 * weight - 2 * s * h1 * gbs - fixed[w],
-            [WG] = weight * l - 2 * weight, [HG] = 2 * q * h1 * bls - 2 * s * h1 * gbs,
-            [CG] = 4 * (s + n) * h1 * bls * l + (fixed[w] > 0 ? 0 : att_1));
+#define ROW(b, ...) row(lp, b, (double[NVARS]){__VA_ARGS__})
+
+/* Returns the bytes of a layer's weights. */
+double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
+
+/* Adds T >= ctog, gtoc, dtoc, ctod, comp in prefill (p = 1) or in generation (p = 0). A link's row
+ * says that its bytes are at most rate x T. In a layer q new tokens of each sequence are computed.
+ */
+void time_rows(Lp *lp, double s, int p) {
+    double q = p ? s : 1, mean = s + generation_length / 2.,
+           bls = 1. * policy.gbs * policy.num_gpu_batches;
+    double weight = layer_weights(), act = 2 * q * h1 * bls;
+    double stored = 4 * (p ? s + 1 : 1) * h1 * bls; /* k and v that a layer makes */
+    double loaded = p ? 0 : 4 * mean * h1 * bls;    /* k and v of the past */
+    double down = p ? stored : 0;                   /* In generation these are made on the CPU. */
+    double linear_s = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw[MM_FLOPS][p];
+    double att = 4 * bls * (p ? s * s : mean) * h1;
+    double gpu_s = att / hw[BMM_FLOPS][p], cpu_s = p ? 0 : att / hw[CPU_FLOPS][p];
+    double *time = &lp->a[lp->m][p ? T_PRE : T_GEN];
+    /* ctog: weights and activations that are not on the GPU come up. */
+    ROW(0, [WC] = weight, [WD] = weight, [HC] = act, [HD] = act);
+    /* gtoc: the new activations, and in prefill the new cache, go down. */
+    ROW(0, [CC] = down, [CD] = down, [HC] = act, [HD] = act);
+    /* dtoc: what rests on disk is read. */
+    ROW(0, [CD] = loaded, [WD] = weight, [HD] = act);
+    /* ctod: what is new and rests on disk is written. */
+    ROW(0, [CD] = stored, [HD] = act);
+    /* comp: products on the GPU; attention there in prefill, in generation where the cache is. */
+    if (p)
+        ROW(-linear_s - gpu_s, 0);
+    else
+        ROW(-linear_s, [CG] = gpu_s, [CC] = cpu_s, [CD] = cpu_s);
+    /* A link's row has -rate T, and that of comp has -T. */
+    for (int c = 0; c < NLINKS; c++, time += NVARS)
+        *time = -hw[CTOG_BDW + c][p];
+    *time = -1;
 }
-/* Eq. 1: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. Its sums of 1 are two rows each. */
-static void paper_lp(Lp *lp, const double *mem, double s, double n, double gbs, double num_gpu_batches) {
-    const double bls = gbs * num_gpu_batches, weight = 8. * h1 * h1 + 4. * h1 * h2;
-    const double cache = 4 * (s + n) * h1 * bls * l, act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
+
+/* Adds gpu_peak = gpu_home + gpu_w < gmem: gpu_w has the largest of six terms, so there is a row
+ * for each. q new tokens of a sequence attend to u. */
+void gpu_rows(Lp *lp, double gmem, double s, int p) {
+    double n = generation_length, gbs = policy.gbs, bls = gbs * policy.num_gpu_batches;
+    double q = p ? s : 1, u = p ? s : s + n, weight = layer_weights();
+    double qkv = gbs * (2 * q * h1 + 3 * (2 * q * h1));
+    double att_1 = gbs * (2 * q * h1 + 2 * u * h1 + 2 * nh * q * u); /* and att_2 */
+    double embed_w = gbs * (2 * q * h1 + 2 * q * h1);
+    double mlp_1 = 2 * gbs * q * (h1 + h2); /* and mlp_2 */
+    double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}, cg[] = {0, att_1, att_1, 0, 0, 0};
+    double act = 2 * q * h1 * bls, cache = 4 * (s + n) * h1 * bls * l;
+    for (int w = 0; w < 6; w++) /* 2 (1 - wg) weight + (1 - hg) 2 s h1 gbs + a term */
+        ROW(gmem - 2 * weight - 2 * s * h1 * gbs - fixed[w], [WG] = weight * l - 2 * weight,
+            [HG] = act - 2 * s * h1 * gbs, [CG] = cache + cg[w]);
+}
+
+/* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. At x,
+ * where the search begins, everything is on disk. */
+void paper_lp(Lp *lp, double *mem, double s) {
+    double n = generation_length, gbs = policy.gbs, bls = gbs * policy.num_gpu_batches;
+    double weight = layer_weights(), cache = 4 * (s + n) * h1 * bls * l;
+    double act = 2 * s * h1 * bls, act_w = 2 * s * h1 * gbs;
     *lp = (Lp){.c = {[T_PRE] = l / bls, [T_GEN] = (n - 1) * l / bls}};
-    for (int p = 1; p >= 0; p--) stage_rows(lp, mem, s, n, gbs, bls, p);
-    ROW("cpu_peak^p", mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
-        [HG] = -act_w);
-    ROW("cpu_peak^g",
-        mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l, [HC] = 2 * h1 * bls,
-        [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
-    ROW("nvme_peak", mem[DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
-    for (int sign = 1; sign >= -1; sign -= 2) {
-        ROW("wg + wc + wd = 1", sign, [WG] = sign, [WC] = sign, [WD] = sign);
-        ROW("cg + cc + cd = 1", sign, [CG] = sign, [CC] = sign, [CD] = sign);
-        ROW("hg + hc + hd = 1", sign, [HG] = sign, [HC] = sign, [HD] = sign);
+    lp->x[WD] = lp->x[CD] = lp->x[HD] = 1;
+    for (int p = 1; p >= 0; p--) {
+        time_rows(lp, s, p);
+        gpu_rows(lp, mem[GPU], s, p);
     }
-}
-static void print_lp(const Lp *lp) {
-    printf("minimize %.6g T_pre + %.6g T_gen\n", lp->c[T_PRE], lp->c[T_GEN]);
-    for (int i = 0; i < lp->m; i++) {
-        printf("%-20s", lp->name[i]);
-        for (int v = 0; v < NVARS; v++)
-            if (lp->a[i][v] != 0) printf(" %+.6g %s", lp->a[i][v], var_name[v]);
-        printf(" <= %.6g\n", lp->b[i]);
+    /* cpu_peak^p, cpu_peak^g, nvme_peak */
+    ROW(mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
+        [HG] = -act_w);
+    ROW(mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l, [HC] = 2 * h1 * bls,
+        [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
+    ROW(mem[DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
+    /* The shares of each kind have the sum 1: at most 1, and at least 1. */
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        ROW(sign, [WG] = sign, [WC] = sign, [WD] = sign);
+        ROW(sign, [CG] = sign, [CC] = sign, [CD] = sign);
+        ROW(sign, [HG] = sign, [HC] = sign, [HD] = sign);
     }
 }
 
-// ---- Simplex (4.3: "can be solved very fast because there are only 9 variables") ------------------------
-// A row's slack is what it lacks to equality: a x + slack = b. One variable a row is basic; the tableau has
-// it by the others, which are 0. A pivot exchanges two. Phase 1 gives all rows one more variable to lean on
-// and drives it to 0, phase 2 minimizes the cost. Of several pivots the first variables' is taken (Bland): no
-// cycles.
-enum { LEAN = NVARS, RIGHT = NVARS + 1, COST = NROWS, PHASE_1 = NROWS + 1, FIRST_SLACK = NVARS + 1 };
+// -------------------------------------------------------------------------------------------------
+// Simplex (4.3: "can be solved very fast because there are only 9 variables")
+//
+// The paper leaves this to a library. A row's slack is what it lacks to equality: a x + slack = b.
+// One variable of each row is basic; the others are 0, and the tableau says what a change of these
+// would do to the basic ones and to the cost. A pivot exchanges two variables, so that the cost
+// falls; when none would lower it, x is the best. Phase 1 finds a point where all rows hold: each
+// row gets one more variable, LEAN, which is then driven to 0. Phase 2 minimizes the cost. It is
+// easy to miss that the same pivots may come round for ever; taking the first variable of several
+// (Bland's rule) prevents it.
+//
+// clang-format off
+//                 other[0]   other[1]   ...   LEAN   |  RIGHT
+//              +-------------------------------------+------------------------------
+//   basic[0]   |  at[0][0]   at[0][1]   ...    -1    |  the value of basic[0]
+//   basic[1]   |  at[1][0]   at[1][1]   ...    -1    |  the value of basic[1]
+//   ...        |                                     |  ... while the others are 0
+//              +-------------------------------------+------------------------------
+//   COST       |  what one unit of other[v] costs    |  minus the cost, for phase 2
+//   PHASE_1    |     0          0       ...     1    |  minus LEAN, for phase 1
+//
+//   Row i says: basic[i] + sum of at[i][v] x other[v] = at[i][RIGHT].
+// clang-format on
+// -------------------------------------------------------------------------------------------------
+
+enum {
+    LEAN = NVARS,
+    RIGHT = NVARS + 1,
+    COST = NROWS,
+    PHASE_1 = NROWS + 1,
+    FIRST_SLACK = NVARS + 1
+};
 typedef struct {
     int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
-    double at[NROWS + 2][NVARS + 2];    /* basic + sum of at x other = at[RIGHT]; and the two costs */
+    double at[NROWS + 2][NVARS + 2];
 } Tableau;
-static void pivot(Tableau *t, int r, int c) {
-    const double inverse = 1 / t->at[r][c];
-    const int leaves = t->basic[r];
+
+/* Exchanges basic[r] and other[c]. */
+void pivot(Tableau *t, int r, int c) {
+    double inverse = 1 / t->at[r][c];
+    int leaves = t->basic[r];
     for (int i = 0; i < NROWS + 2; i++) {
-        const double factor = i == r ? 0 : t->at[i][c] * inverse;
-        for (int v = 0; v <= RIGHT; v++) t->at[i][v] -= factor * t->at[r][v];
-        if (i != r) t->at[i][c] = -factor;
+        double factor = i == r ? 0 : t->at[i][c] * inverse;
+        for (int v = 0; v <= RIGHT; v++)
+            t->at[i][v] -= factor * t->at[r][v];
+        if (i != r)
+            t->at[i][c] = -factor;
     }
-    for (int v = 0; v <= RIGHT; v++) t->at[r][v] *= inverse;
-    t->at[r][c] = inverse, t->basic[r] = t->other[c], t->other[c] = leaves;
+    for (int v = 0; v <= RIGHT; v++)
+        t->at[r][v] *= inverse;
+    t->at[r][c] = inverse;
+    t->basic[r] = t->other[c];
+    t->other[c] = leaves;
 }
-static bool minimize(Tableau *t, int cost) { /* pivots while that lowers the cost; false: it has no end */
-    const double EPS = 1e-11;
-    for (int pivots = 0, c = 0, r = 0; pivots < 5000 && r >= 0; pivots++) {
+
+/* Pivots while that lowers the cost. Returns false if that has no end. */
+bool minimize(Tableau *t, int cost) {
+    const double EPS = 1e-11; /* Smaller numbers are roundings of 0. */
+    for (int pivots = 0; pivots < 5000; pivots++) {
+        int c = -1, r = -1;
         double least = INFINITY;
-        c = r = -1;
-        for (int v = 0; v <= LEAN; v++)
-            if (t->at[cost][v] < -EPS && (cost == PHASE_1 || t->other[v] != LEAN))
-                c = c < 0 || t->other[v] < t->other[c] ? v : c;
-        if (c < 0) return true;
-        for (int i = 0; i < NROWS; i++) {
-            const double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
-            const bool tie = r >= 0 && reach <= least && t->basic[i] < t->basic[r];
-            if (reach < least || tie) r = i, least = reach;
+        for (int v = 0; v <= LEAN; v++) {
+            bool allowed = cost == PHASE_1 || t->other[v] != LEAN;
+            if (allowed && t->at[cost][v] < -EPS && (c < 0 || t->other[v] < t->other[c]))
+                c = v;
         }
-        if (r >= 0) pivot(t, r, c);
+        if (c < 0)
+            return true;
+        for (int i = 0; i < NROWS; i++) { /* Which basic variable reaches 0 first? */
+            double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
+            bool tie = r >= 0 && reach <= least && t->basic[i] < t->basic[r];
+            if (reach < least || tie) {
+                r = i;
+                least = reach;
+            }
+        }
+        if (r < 0)
+            return false;
+        pivot(t, r, c);
     }
     return false;
 }
-static double layer_seconds(const Lp *lp, int T) { /* the largest term at x */
+
+/* Returns T_PRE or T_GEN at x: the largest of its terms. */
+double layer_seconds(Lp *lp, int T) {
     double most = 0;
     for (int i = 0; i < NROWS; i++) {
         double sum = -lp->b[i];
-        for (int v = 0; v < T_PRE; v++) sum += lp->a[i][v] * lp->x[v];
-        most = lp->a[i][T] < 0 ? fmax(most, sum) : most;
+        for (int v = 0; v < T_PRE; v++)
+            sum += lp->a[i][v] * lp->x[v];
+        if (lp->a[i][T] < 0)
+            most = fmax(most, -sum / lp->a[i][T]);
     }
     return most;
 }
-/* Improves x; false: nothing satisfies all rows. Numbers are scaled to be around 1, seconds by those at x. Of
- * several best answers that with less on slower tiers is taken, since these cost a little here. */
-static bool simplex(Lp *lp) {
-    Tableau t = {.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
-    double *x = lp->x, unit[NVARS], most = 0;
+
+/* Fills the tableau. Numbers are scaled to be around 1, seconds by those at x. Of several best
+ * answers the one with less on slower tiers is wanted: these cost a little here. The last pivot
+ * makes all rows hold, with LEAN: no right side is negative. */
+void fill_tableau(Tableau *t, Lp *lp) {
+    double unit[NVARS], most = 0;
     int least = 0;
-    for (int v = 0; v < NVARS; v++) unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v), t.other[v] = v;
-    for (int v = 0; v < NVARS; v++) most = fmax(most, lp->c[v] * unit[v]);
-    for (int v = 0; v < NVARS; v++) t.at[COST][v] = v < T_PRE ? 1e-9 * (v % 3) : lp->c[v] * unit[v] / most;
+    *t = (Tableau){.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
+    for (int v = 0; v < NVARS; v++) {
+        t->other[v] = v;
+        unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v);
+        most = fmax(most, lp->c[v] * unit[v]);
+    }
+    for (int v = 0; v < NVARS; v++)
+        t->at[COST][v] = v < T_PRE ? 1e-9 * (v % NTIERS) : lp->c[v] * unit[v] / most;
     for (int i = 0; i < NROWS; i++) {
         double size = fabs(lp->b[i]);
-        for (int v = 0; v < NVARS; v++) size = fmax(size, fabs(lp->a[i][v] * unit[v]));
-        for (int v = 0; v < NVARS; v++) t.at[i][v] = lp->a[i][v] * unit[v] / size;
-        t.at[i][LEAN] = -1, t.at[i][RIGHT] = lp->b[i] / size, t.basic[i] = FIRST_SLACK + i;
-        if (t.at[i][RIGHT] < t.at[least][RIGHT]) least = i;
+        for (int v = 0; v < NVARS; v++)
+            size = fmax(size, fabs(lp->a[i][v] * unit[v]));
+        for (int v = 0; v < NVARS; v++)
+            t->at[i][v] = lp->a[i][v] * unit[v] / size;
+        t->at[i][LEAN] = -1;
+        t->at[i][RIGHT] = lp->b[i] / size;
+        t->basic[i] = FIRST_SLACK + i;
+        if (t->at[i][RIGHT] < t->at[least][RIGHT])
+            least = i;
     }
-    pivot(&t, least, LEAN); /* now all rows hold: no right side is negative */
-    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9) return false; /* none without it */
-    for (int i = 0; i < NROWS; i++) /* basic, but 0: any other may take its place */
-        for (int v = 0; v <= LEAN && t.basic[i] == LEAN; v++)
-            if (fabs(t.at[i][v]) > 1e-6) pivot(&t, i, v);
-    if (!minimize(&t, COST)) return false; /* phase 2 */
-    memset(x, 0, NVARS * sizeof *x);
+    pivot(t, least, LEAN);
+}
+
+/* Improves x. Returns false if nothing satisfies all rows. */
+bool simplex(Lp *lp) {
+    Tableau t;
+    fill_tableau(&t, lp);
+    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9)
+        return false;
+    /* If LEAN is still basic, it is 0, and any other variable may take its place. */
     for (int i = 0; i < NROWS; i++)
-        if (t.basic[i] < T_PRE) x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
-    for (int T = T_PRE; T <= T_GEN; T++) x[T] = layer_seconds(lp, T);
+        for (int v = 0; v <= LEAN && t.basic[i] == LEAN; v++)
+            if (fabs(t.at[i][v]) > 1e-6)
+                pivot(&t, i, v);
+    if (!minimize(&t, COST))
+        return false;
+    memset(lp->x, 0, sizeof lp->x);
+    for (int i = 0; i < NROWS; i++)
+        if (t.basic[i] < T_PRE)
+            lp->x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
+    lp->x[T_PRE] = layer_seconds(lp, T_PRE);
+    lp->x[T_GEN] = layer_seconds(lp, T_GEN);
     return true;
 }
 
-// ---- Policy search (4.3): the best placement for each of a few blocks, and the best of these ------------
-static Lp found; /* the best, by the search */
-/* Of the policy's block, first from everything on disk, then with units of the answer's size. To run it also
- * has to fit: what A.3 does not count comes off the memory, and so does what a tier still lacks. */
-static bool best_placement(Lp *lp, int s, bool to_run) {
-    double mem[] = {hw.mem[GPU], hw.mem[CPU], hw.mem[DISK]};
+// -------------------------------------------------------------------------------------------------
+// The policy search (4.3)
+//
+// The paper enumerates the block, gbs and the number of batches, solves Eq. 1 for each, and takes
+// the policy with the least T / bls. search() does so, with gbs small or a multiple of 4 and up to
+// 20 batches. To run, a policy also has to fit as this program places it; best_placement() solves
+// again with less memory until it does. It is easy to miss that T / bls divides by the sequences
+// that there are: a place of the block without a prompt makes no tokens.
+// -------------------------------------------------------------------------------------------------
+
+Lp found;       /* the best, by the search */
+int policy_len; /* tokens of a prompt, if a policy is only to be printed */
+
+/* Finds the best placement of the policy's block: first from everything on disk, then with the
+ * units of that answer. s: tokens of a prompt. Before it may run, the bytes that A.3 does not count
+ * come off the memory, and then the bytes that a tier lacks. */
+bool best_placement(Lp *lp, int s) {
+    double mem[] = {hw[GMEM][0], hw[CMEM][0], hw[NMEM][0]};
+    /* More than 12 tries hardly ever help: what lacks then is a fraction of a tensor. */
     for (int tries = 0; tries < 12; tries++) {
         bool fits = true;
-        paper_lp(lp, mem, s, generation_length, policy.gbs, policy.num_gpu_batches);
-        for (int v = 0; v < T_PRE; v++) lp->x[v] = v % 3 == DISK;
-        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp)) return false;
+        paper_lp(lp, mem, s);
+        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
+            return false;
         memcpy(policy.share, lp->x, sizeof policy.share);
-        if (to_run) place_all(false);
-        for (int t = 0; t < NTIERS && to_run; t++) {
-            const double lacks = (double)arena[t].peak - hw.mem[t];
-            mem[t] -= tries ? fmax(lacks, 0) : (double)arena[t].uncounted;
+        if (policy_len)
+            return true;
+        place_all(false);
+        for (int t = 0; t < NTIERS; t++) {
+            double lacks = arena[t].peak - hw[GMEM + t][0];
+            mem[t] -= tries ? fmax(lacks, 0) : 0;
             fits &= tries && lacks <= 0;
         }
-        if (fits) return true;
+        mem[GPU] -= tries ? 0 : uncounted;
+        if (fits)
+            return true;
     }
     return false;
 }
-/* Tries the blocks that the flags leave open: gbs small or a multiple of 4, up to 20 batches. s: tokens of
- * the longest prompt (the paper pads to it). Leaves the best policy and its x; returns T / bls. */
-static double search(int s, int count, bool to_run, bool show_lp) {
-    const struct Policy given = policy; /* 0: gbs, num_gpu_batches are open */
-    struct Policy best = given;
+
+double total_seconds(Lp *lp) { /* T of Eq. 1 */
+    return (lp->x[T_PRE] + lp->x[T_GEN] * (generation_length - 1)) * l;
+}
+
+/* Tries the blocks that the flags leave open, for `count` prompts of s tokens; the paper pads to
+ * the longest. Leaves the best policy and its x, and returns its seconds a sequence. */
+double search(int s, int count) {
+    struct Policy given = policy, best = policy; /* 0: gbs, num_gpu_batches are open. */
+    int most_g = given.gbs ? given.gbs : count + 3,
+        most_b = given.num_gpu_batches ? given.num_gpu_batches : 20;
     double least = INFINITY;
     Lp lp;
-    for (int g = 1; g == 1 || (!given.gbs && g < count + 4); g = g < 4 ? 2 * g : g + max(4, g / 16 * 4))
-        for (int b = 1; b <= (given.num_gpu_batches ? 1 : 20) && (b == 1 || g * (b - 1) < count); b++) {
-            if (!given.gbs) policy.gbs = g;
-            if (!given.num_gpu_batches) policy.num_gpu_batches = b;
-            if (!best_placement(&lp, s, to_run)) continue;
-            const double T = (lp.x[T_PRE] + lp.x[T_GEN] * (generation_length - 1)) * l;
-            const double each = T / (double)min(count, (long)policy.gbs * policy.num_gpu_batches);
-            if (each < least) least = each, best = policy, found = lp;
+    for (int g = max(given.gbs, 1); g <= most_g; g += g < 4 ? g : max(4, g / 16 * 4))
+        for (int b = max(given.num_gpu_batches, 1); b <= most_b; b++) {
+            policy.gbs = g;
+            policy.num_gpu_batches = b;
+            if (!given.num_gpu_batches && g * (b - 1) >= count)
+                break; /* A batch would have no prompt. */
+            if (!best_placement(&lp, s))
+                continue;
+            double each = total_seconds(&lp) / min(count, (long)g * b);
+            if (each < least) {
+                least = each;
+                best = policy;
+                found = lp;
+            }
         }
     policy = best;
-    if (show_lp) print_lp(&found);
     return least;
 }
 
-// ---- The checkpoint: config.json, and files of safetensors, whose headers are not trusted ---------------
-/* One line for the user. Status 2: wrong use, or it does not fit; 1: everything else. */
-__attribute__((noreturn, format(printf, 2, 3))) static void die(int status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fflush(stdout), fputs("mini: ", stderr), vfprintf(stderr, format, args), fputc('\n', stderr);
-    _exit(status);
-}
-static void mapping_failed(int signal) { die(signal > 0, "a mapped file could not be read: was it cut?"); }
-static void *allocate(size_t n, size_t size) {
-    void *memory = calloc(n + 1, size);
-    return memory ? memory : (die(1, "no memory for %zu x %zu bytes", n, size), NULL);
-}
-static char *read_text(int status, const char *dir, const char *name) { /* status 0: NULL if there is none */
+// =================================================================================================
+// What every such program needs. Nothing of the paper follows; a reader may stop here.
+// =================================================================================================
+
+// -------------------------------------------------------------------------------------------------
+// The checkpoint: config.json, and files of safetensors
+//
+// A file of safetensors is 8 bytes with the length of its header, the header in JSON, and the bytes
+// of all tensors. It is mapped, so that its pages are read when they are used. Headers are not
+// trusted: whatever they say, a tensor has to be inside its file.
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the text of a file. */
+char *read_text(const char *dir, const char *name) {
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
     FILE *file = fopen(path, "r");
-    if (!file && errno == ENOENT && !status) return NULL;
     if (!file || getdelim(&text, &room, 0, file) <= 0)
-        die(status + !status, "%s: is missing or unreadable", path);
-    return fclose(file), text;
-}
-static const char *member(const char *text, const char *key) { /* what is behind "key": or ""; no parser */
-    const size_t len = strlen(key);
-    for (const char *at = text; (at = strstr(at, key)); at++) {
-        if (at == text || at[-1] != '"' || at[len] != '"') continue;
-        const char *colon = at + len + 1 + strspn(at + len + 1, " \n\r\t");
-        if (*colon == ':') return colon + 1 + strspn(colon + 1, " \n\r\t");
-    }
-    return "";
-}
-static bool says(const char *text, const char *key, const char *value) {
-    return !strncmp(member(text, key), value, strlen(value));
-}
-/* A whole number of config.json; left_out: what it is if it is not there, unless that is negative. */
-static int whole(const char *text, const char *key, int low, int high, int left_out) {
-    const char *at = member(text, key);
-    char *end;
-    const double value = strtod(at += *at == '[', &end);
-    if (left_out >= 0 && (!*at || *at == 'n')) return left_out;
-    if (end > at && value >= low && value <= high && value <= floor(value)) return (int)value;
-    die(1, "config.json: %s has to be a whole number from %d to %d", key, low, high);
-}
-static void read_config(const char *dir) {
-    const char *text = read_text(1, dir, "/config.json");
-    l = whole(text, "num_hidden_layers", 1, 1 << 10, -1), h1 = whole(text, "hidden_size", 1, 1 << 16, -1);
-    h2 = whole(text, "ffn_dim", 1, 1 << 19, -1), nh = whole(text, "num_attention_heads", 1, h1, -1);
-    vocab = whole(text, "vocab_size", 1, 1 << 20, -1), eos = whole(text, "eos_token_id", 0, vocab - 1, 2);
-    positions = whole(text, "max_position_embeddings", 1, 1 << 20, -1), hd = h1 / nh;
-    final_norm = !says(text, "_remove_final_layer_norm", "true");
-    tied = !says(text, "tie_word_embeddings", "false");
-    if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
-        says(text, "do_layer_norm_before", "false") || hd * nh != h1 ||
-        whole(text, "word_embed_proj_dim", 1, 1 << 16, h1) != h1)
-        die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs (opt_model.c)", dir);
-}
-static struct Shard { /* a file: 8 bytes with the length of its header, the header in JSON, the tensors */
-    char name[256], *header;
-    uint8_t *data; /* mapped: its pages come when they are read */
-    double size;   /* of the tensors, in bytes */
-} shard[1000];
-static void open_shard(const char *dir, const char *name) {
-    struct Shard *s = shard;
-    char path[4200];
-    uint64_t len = 0; /* bytes of the header */
-    while (s < shard + 998 && *s->name && strcmp(s->name, name)) s++;
-    if (*s->name) return; /* it is open */
-    snprintf(path, sizeof path, "%s/%s", dir, name), snprintf(s->name, sizeof s->name, "%s", name);
-    const int fd = open(path, O_RDONLY | O_NONBLOCK);
-    const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
-    uint8_t *file = size > 8 ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    if (file != MAP_FAILED) memcpy(&len, file, 8);
-    if (file == MAP_FAILED || len > size - 8ull) die(1, "%s: is no whole file of safetensors", path);
-    s->header = memcpy(allocate(len, 1), file + 8, len), s->data = file + 8 + len, s->size = size - 8. - len;
-}
-/* The tensor of that name, with or without "model." in front, of this shape; it has to be inside its file. */
-static Weight find_tensor(const char *name, int rows, int cols) {
-    static const char *const types[] = {"\"F16\"", "\"BF16\"", "\"F32\""};
-    const char *at = "";
-    const struct Shard *s = shard;
-    double shape[3] = {1, 1, 1}, begin = -1, end = -1;
-    for (; s->header && !*at; s += !*at)
-        if (!*(at = member(s->header, name))) at = member(s->header, name + 6 * !strncmp(name, "model.", 6));
-    int type = F16, dims = sscanf(member(at, "shape"), "[ %lf , %lf , %lf", &shape[0], &shape[1], &shape[2]);
-    while (type < NTYPES && !says(at, "dtype", types[type])) type++;
-    sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
-    if (dims == 1) shape[1] = shape[0], shape[0] = 1; /* a vector is a row */
-    if (dims > 2 || shape[0] != rows || shape[1] != cols || type == NTYPES ||
-        !(begin >= 0 && end <= s->size) || begin > floor(begin) ||
-        end - begin != (double)rows * cols * (type == F32 ? 4 : 2))
-        die(1, "%s: is not there as F16, BF16 or F32 of %d x %d: is it all there?", name, rows, cols);
-    return (Weight){.file = {DISK, type, s->data + (size_t)begin}, .rows = rows, .cols = cols};
-}
-#define PARTS                                                                                     \
-    "self_attn_layer_norm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj " \
-    "final_layer_norm fc1 fc2"
-static void open_checkpoint(const char *dir) { /* one file, or those that an index names */
-    char *index = read_text(0, dir, "/model.safetensors.index.json"), name[256];
-    for (char *at = index, *begin; at && (at = begin = strstr(at, ".safetensors\"")); at += 12) {
-        while (begin > index && at - begin < 200 && !strchr("\"/", begin[-1])) begin--;
-        snprintf(name, sizeof name, "%.*s.safetensors", (int)(at - begin), begin), open_shard(dir, name);
-    }
-    if (!index) open_shard(dir, "model.safetensors");
-    free(index), layer = allocate(l, sizeof *layer), slab = allocate(l, sizeof *slab);
-    outside[TOKENS] = find_tensor("model.decoder.embed_tokens.weight", vocab, h1);
-    outside[POSITIONS] = find_tensor("model.decoder.embed_positions.weight", positions + 2, h1);
-    if (final_norm) outside[LAST_NORM] = find_tensor("model.decoder.final_layer_norm.weight", 1, h1);
-    if (final_norm) outside[LAST_BIAS] = find_tensor("model.decoder.final_layer_norm.bias", 1, h1);
-    if (!tied) outside[HEAD] = find_tensor("lm_head.weight", vocab, h1);
-    for (int j = 0; j < l; j++) {
-        char parts[] = PARTS, *next = parts, *part = NULL;
-        for (int role = 0; role < NROLES; role++) {
-            const int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
-            const char *kind = role % 2 ? "bias" : "weight";
-            if (role % 2 == 0) part = strsep(&next, " ");
-            snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part, kind);
-            layer[j][role] = find_tensor(name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
-        }
-    }
-}
-
-// ---- The tokenizer: GPT-2's byte-level BPE --------------------------------------------------------------
-static struct Entry { /* in the order of texts: pieces with ids, pairs "left right" with ranks */
-    const char *text;
-    int number;
-} * entry;
-static const char **piece;                       // (vocab)
-static int nentries, byte_id[256], byte_of[324]; /* 1 + the byte that a character stands for */
-static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-static int find(const char *text) {
-    const struct Entry *it = bsearch(&text, entry, nentries, sizeof *entry, by_text);
-    return it ? it->number : -1;
-}
-static char *put_utf8(char *to, long c) { /* a character below 2048 */
-    if (c > 0x7f) *to++ = (char)(0xc0 | (c >> 6 & 31));
-    return *to = (char)(c > 0x7f ? 0x80 | (c & 63) : c), to + 1;
-}
-static char *read_string(char *at) { /* of JSON: decodes it where it is, up to a 0; returns what is behind */
-    char *to = at, hex[5];
-    for (; *at && *at != '"'; at++) {
-        const bool escaped = *at == '\\' && at[1];
-        const bool coded = escaped && at[1] == 'u' && snprintf(hex, sizeof hex, "%.4s", at + 2) == 4;
-        if (!coded) *to++ = escaped ? *++at : *at;
-        if (coded) to = put_utf8(to, strtol(hex, NULL, 16)), at += 5;
-    }
-    return at += *at == '"', *to = 0, at;
-}
-static void read_tokenizer(const char *dir) {
-    char *at = read_text(1, dir, "/vocab.json"), *lines = read_text(1, dir, "/merges.txt"), text[2048];
-    int n = 0;
-    piece = allocate(vocab, sizeof *piece);
-    entry = allocate(vocab + strlen(lines) / 2, sizeof *entry);       /* a line has two bytes and more */
-    for (char *name, *end; (name = strchr(at, '"')); at = end, n++) { /* "piece": id */
-        at = read_string(++name);
-        const long id = strtol(at += strspn(at, ": "), &end, 10);
-        if (end == at || !*end || !strchr(",} \r\n\t", *end) || id < 0 || id >= vocab || piece[id])
-            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size", dir, name);
-        entry[n] = (struct Entry){piece[id] = name, (int)id};
-    }
-    qsort(entry, nentries = n, sizeof *entry, by_text);
-    for (char *line = strtok(lines, "\r\n"), *right; line; line = strtok(NULL, "\r\n")) { /* "left right" */
-        if (!strncmp(line, "#version", 8)) continue;
-        if ((right = strchr(line, ' '))) *right++ = 0, snprintf(text, sizeof text, "%s%s", line, right);
-        if (!right || find(line) < 0 || find(right) < 0 || find(text) < 0)
-            die(1, "%s: merges.txt: \"%.60s\" begins no pair of pieces that make a third", dir, line);
-        right[-1] = ' ', entry[n] = (struct Entry){line, n}, n++;
-    }
-    qsort(entry, nentries = n, sizeof *entry, by_text);
-    for (int b = 0, next = 256; b < 256; b++) { /* what cannot be printed is written as 256 and more */
-        const int code = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae ? b : next++;
-        byte_of[code] = b + 1, *put_utf8(text, code) = 0, byte_id[b] = find(text);
-        if (byte_id[b] < 0) die(1, "%s: vocab.json has no piece for byte %d", dir, b);
-    }
-}
-/* Letters, digits, blanks, others. Beyond ASCII all are letters here. */
-static int kind_of(char c) { return c & 0x80 || isalpha(c) ? 0 : isdigit(c) ? 1 : isspace(c) ? 2 : 3; }
-/* Ends a word of GPT-2's 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
-static const char *word_end(const char *at, const char *limit) {
-    for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
-        if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1])) return at + (c[1] == ' ' ? 2 : 3);
-    const char *first = at + (at[0] == ' ' && at + 1 < limit), *end = first + 1;
-    while (end < limit && kind_of(*end) == kind_of(*first)) end++;
-    return end - (kind_of(*first) == 2 && end < limit && end > at + 1); /* the last is the next word's */
-}
-static int join_pairs(int *id, int n) { /* the first of merges.txt first; returns how many are left */
-    char pair[2048];
-    for (int best, where = 0;; memmove(id + where + 1, id + where + 2, (--n - where - 1) * sizeof *id)) {
-        best = nentries;
-        for (int b = 0, rank; b + 1 < n; b++) {
-            snprintf(pair, sizeof pair, "%s %s", piece[id[b]], piece[id[b + 1]]);
-            if ((rank = find(pair)) >= 0 && rank < best) best = rank, where = b;
-        }
-        if (best == nentries) return n;
-        snprintf(pair, sizeof pair, "%s%s", piece[id[where]], piece[id[where + 1]]), id[where] = find(pair);
-    }
-}
-static void encode(Sequence *q) { /* </s> and the words, which begin as bytes */
-    q->token = allocate(q->size + 1 + generation_length, sizeof *q->token);
-    if ((q->token[q->s++] = find("</s>")) < 0) die(1, "vocab.json has no piece </s>");
-    for (const char *at = q->text, *limit = at + q->size, *end; at < limit; at = end) {
-        int *id = q->token + q->s, n = 0;
-        if ((end = word_end(at, limit)) - at > 1000) die(2, "prompt %d: a word has over 1000 bytes", q->id);
-        for (; at < end; at++) id[n++] = byte_id[(unsigned char)*at];
-        q->s += join_pairs(id, n);
-    }
-    longest = (int)max(longest, q->s);
-    if (q->s + generation_length - 1 > positions)
-        die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", q->id, positions);
-}
-static char *decode(const int *id, int n, size_t *size) { /* bytes of tokens but <s>, <pad>, </s>, <unk> */
-    size_t room = *size = 0;
-    for (int e = 0; e < n; e++) room += piece[id[e]] ? strlen(piece[id[e]]) : 0;
-    char *text = allocate(room, 1);
-    for (int e = 0; e < n; e++)
-        for (const char *c = piece[id[e]]; id[e] > 3 && c && *c; c += *c & 0x80 && c[1] ? 2 : 1) {
-            const int code = *c & 0x80 ? (c[0] & 31) << 6 | (c[1] & 63) : *c;
-            if (code < 324 && byte_of[code]) text[(*size)++] = (char)(byte_of[code] - 1);
-        }
+        die(2, "%s: is missing or unreadable", path);
+    fclose(file);
     return text;
 }
-static int utf8_step(const unsigned char *s) { /* bytes of a character of UTF-8; -n: n bytes are none */
-    const int more = *s < 0x80 ? 0 : *s < 0xc2 || *s > 0xf4 ? -1 : 1 + (*s >= 0xe0) + (*s >= 0xf0);
-    if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xf0 && s[1] < 0x90)) return -1; /* shorter forms */
-    if ((*s == 0xed && s[1] > 0x9f) || (*s == 0xf4 && s[1] > 0x8f)) return -1; /* not Unicode */
-    for (int b = 1; b <= more; b++)
-        if ((s[b] & 0xc0) != 0x80) return -b;
-    return more < 0 ? -1 : more + 1;
+
+/* Returns what stands behind "key": in a text of JSON, or "". This is no parser. */
+const char *member(const char *text, const char *key) {
+    char quoted[300];
+    int len = snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    const char *at = strstr(text, quoted);
+    return at ? at + len + strspn(at + len, " \n") : "";
 }
-static void print_text(const char *text, size_t size, bool json) { /* what is no UTF-8 becomes U+FFFD */
-    for (const char *end = text + size; text < end;) {
-        const int step = utf8_step((const unsigned char *)text);
-        const bool escaped = json && step == 1 && (*text < ' ' || *text == '"' || *text == '\\');
-        if (escaped) printf("\\u%04x", *text);
-        if (!escaped) fwrite(step < 0 ? "\xEF\xBF\xBD" : text, 1, step < 0 ? 3 : step, stdout);
-        text += abs(step);
+
+/* Returns true if what stands behind "key": begins with value. */
+bool says(const char *text, const char *key, const char *value) {
+    return !strncmp(member(text, key), value, strlen(value));
+}
+
+/* Returns a whole number of config.json. */
+int whole(const char *text, const char *key) {
+    double value = atof(member(text, key));
+    if (!(value >= 1 && value <= 1 << 20) || value > floor(value))
+        die(1, "config.json: %s has to be a whole number from 1 to %d", key, 1 << 20);
+    return value;
+}
+
+/* Reads the sizes of a model, and refuses what is no OPT. */
+void read_config(const char *dir) {
+    const char *text = read_text(dir, "/config.json");
+    l = whole(text, "num_hidden_layers");
+    h1 = whole(text, "hidden_size");
+    h2 = whole(text, "ffn_dim");
+    nh = whole(text, "num_attention_heads");
+    hd = h1 / nh;
+    vocab = whole(text, "vocab_size");
+    eos = whole(text, "eos_token_id");
+    positions = whole(text, "max_position_embeddings");
+    if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
+        says(text, "do_layer_norm_before", "false") || says(text, "tie_word_embeddings", "false") ||
+        hd * nh != h1 || hd % 16 || h2 % 16)
+        die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs", dir);
+}
+
+/* A file of the checkpoint. */
+struct Shard {
+    char *header;
+    uint8_t *data;
+    double size; /* of the tensors, in bytes */
+} * shard;       /* The last one has no header. */
+
+/* Maps a file. */
+void open_shard(struct Shard *s, const char *path) {
+    uint64_t len = 0; /* of the header */
+    int fd = open(path, O_RDONLY);
+    off_t size = lseek(fd, 0, SEEK_END);
+    uint8_t *file = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (file != MAP_FAILED)
+        memcpy(&len, file, 8);
+    if (file == MAP_FAILED || size < 8 || len > size - 8ull)
+        die(1, "%s: is no whole file of safetensors", path);
+    s->header = allocate(len, 1);
+    memcpy(s->header, file + 8, len);
+    s->data = file + 8 + len;
+    s->size = size - 8. - len;
+}
+
+/* Returns the tensor of that name, with or without "model." in front, and of that size. */
+Weight find_tensor(const char *name, int rows, int cols) {
+    const char *at = "";
+    struct Shard *s = shard;
+    double begin = -1, end = -1;
+    for (; s->header; s++) {
+        at = member(s->header, name);
+        if (!*at)
+            at = member(s->header, name + strlen("model."));
+        if (*at)
+            break;
+    }
+    sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
+    if (!says(at, "dtype", "\"F16\"") || !(begin >= 0 && end <= s->size) || begin > floor(begin) ||
+        end - begin != 2. * rows * cols)
+        die(1, "%s: is not there as F16 of %d x %d; the engine reads other types", name, rows,
+            cols);
+    return (Weight){.file = s->data + (size_t)begin, .rows = rows, .cols = cols};
+}
+
+/* Finds the tensors of layer j. */
+void find_layer(int j) {
+    static const char *part[] = {"self_attn_layer_norm",
+                                 "self_attn.q_proj",
+                                 "self_attn.k_proj",
+                                 "self_attn.v_proj",
+                                 "self_attn.out_proj",
+                                 "final_layer_norm",
+                                 "fc1",
+                                 "fc2"};
+    for (int role = 0; role < NROLES; role++) {
+        char name[256];
+        int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
+        snprintf(name, sizeof name, "model.decoder.layers.%d.%s.%s", j, part[role / 2],
+                 role % 2 ? "bias" : "weight");
+        layer[j][role] = find_tensor(name, is_matrix(role) ? out : 1, is_matrix(role) ? in : out);
     }
 }
 
-// ---- The command line -----------------------------------------------------------------------------------
-static const char *prompts_file, *hardware;
-static bool percent, json, only_policy, show_lp, help; /* flags of that name; --policy */
-static double gpu_mem, cpu_mem;                        /* bytes */
-static int prompt_len = 512;                           /* s of A.3, in tokens */
-static const struct Flag {
+/* Opens all files of safetensors in a directory, and finds the tensors. */
+void open_checkpoint(const char *dir) {
+    char pattern[4200];
+    glob_t files;
+    snprintf(pattern, sizeof pattern, "%s/*.safetensors", dir);
+    if (glob(pattern, 0, NULL, &files))
+        die(1, "%s: there is no such file", pattern);
+    shard = allocate(files.gl_pathc, sizeof *shard);
+    for (size_t f = 0; f < files.gl_pathc; f++)
+        open_shard(&shard[f], files.gl_pathv[f]);
+    layer = allocate(l, sizeof *layer);
+    slab = allocate(l, sizeof *slab);
+    outside[TOKENS] = find_tensor("model.decoder.embed_tokens.weight", vocab, h1);
+    outside[POSITIONS] = find_tensor("model.decoder.embed_positions.weight", positions + 2, h1);
+    outside[LAST_NORM] = find_tensor("model.decoder.final_layer_norm.weight", 1, h1);
+    outside[LAST_BIAS] = find_tensor("model.decoder.final_layer_norm.bias", 1, h1);
+    for (int j = 0; j < l; j++)
+        find_layer(j);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The tokenizer: GPT-2's byte-level BPE
+//
+// A text is cut into words, and a word into bytes. vocab.json has a piece for each byte, and for
+// longer ones; merges.txt lists the pairs of pieces that are joined, the first pair first. Bytes
+// that cannot be printed are written as other characters there.
+// -------------------------------------------------------------------------------------------------
+
+/* Pieces with their ids, and pairs "left right" with their ranks, in the order of their texts. */
+typedef struct {
+    const char *text;
+    int number;
+} Entry;
+Entry *entry;
+const char **piece; /* (vocab) */
+int nentries, byte_id[256];
+int byte_of[324]; /* 1 + the byte that a character stands for */
+
+int by_text(const void *a, const void *b) {
+    return strcmp(((const Entry *)a)->text, ((const Entry *)b)->text);
+}
+
+/* Returns the number of a text, or -1. */
+int find(const char *text) {
+    Entry key = {text, 0};
+    Entry *it = bsearch(&key, entry, nentries, sizeof *entry, by_text);
+    return it ? it->number : -1;
+}
+
+/* Writes a character below 2048 as UTF-8, and returns the place behind it. */
+char *put_utf8(char *to, long c) {
+    if (c < 0x80) {
+        *to = c;
+        return to + 1;
+    }
+    to[0] = 0xc0 | (c >> 6 & 31);
+    to[1] = 0x80 | (c & 63);
+    return to + 2;
+}
+
+/* Decodes a string of JSON in its place, up to a 0, and returns what is behind it. */
+char *read_string(char *at) {
+    char *to = at, hex[5];
+    for (; *at && *at != '"'; at++) {
+        if (*at != '\\' || !at[1]) {
+            *to++ = *at;
+            continue;
+        }
+        at++;
+        if (*at == 'u' && snprintf(hex, sizeof hex, "%.4s", at + 1) == 4) {
+            to = put_utf8(to, strtol(hex, NULL, 16));
+            at += 4;
+        } else
+            *to++ = *at;
+    }
+    at += *at == '"';
+    *to = 0;
+    return at;
+}
+
+/* Reads vocab.json: "piece": id. */
+void read_pieces(const char *dir, char *at) {
+    for (char *name, *end; (name = strchr(at, '"')); at = end) {
+        at = read_string(++name);
+        at += strspn(at, ": ");
+        long id = strtol(at, &end, 10);
+        if (end == at || id < 0 || id >= vocab || piece[id])
+            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size", dir, name);
+        piece[id] = name;
+        entry[nentries++] = (Entry){name, id};
+    }
+    qsort(entry, nentries, sizeof *entry, by_text);
+}
+
+/* Reads the lines of merges.txt: "left right". */
+void read_pairs(const char *dir, char *lines) {
+    int n = nentries;
+    for (char *line = strtok(lines, "\r\n"); line; line = strtok(NULL, "\r\n")) {
+        char text[2048] = "";
+        int left = strcspn(line, " ");
+        if (!strncmp(line, "#version", 8))
+            continue;
+        if (line[left])
+            snprintf(text, sizeof text, "%.*s%s", left, line, line + left + 1);
+        if (find(text) < 0)
+            die(1, "%s: merges.txt: \"%.60s\" begins no pair that makes a piece", dir, line);
+        entry[n] = (Entry){line, n};
+        n++;
+    }
+    nentries = n;
+    qsort(entry, nentries, sizeof *entry, by_text);
+}
+
+/* Reads pieces and pairs, and finds the piece of each byte. */
+void read_tokenizer(const char *dir) {
+    char *pieces = read_text(dir, "/vocab.json"), *pairs = read_text(dir, "/merges.txt");
+    piece = allocate(vocab, sizeof *piece);
+    entry = allocate(vocab + strlen(pairs) / 2, sizeof *entry); /* A line has two bytes at least. */
+    read_pieces(dir, pieces);
+    read_pairs(dir, pairs);
+    for (int b = 0, next = 256; b < 256; b++) {
+        bool printed = (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad);
+        int character = printed ? b : next++;
+        char text[3];
+        byte_of[character] = b + 1;
+        *put_utf8(text, character) = 0;
+        byte_id[b] = find(text);
+        if (byte_id[b] < 0)
+            die(1, "%s: vocab.json has no piece for byte %d", dir, b);
+    }
+}
+
+/* Returns 0 for letters, 1 for digits, 2 for blanks, 3 for others. Beyond ASCII all are letters. */
+int kind_of(char c) {
+    if (c & 0x80 || isalpha(c))
+        return 0;
+    if (isdigit(c))
+        return 1;
+    return isspace(c) ? 2 : 3;
+}
+
+/* Returns the end of a word of GPT-2's
+ * 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+const char *word_end(const char *at, const char *limit) {
+    for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
+        if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1]))
+            return at + (c[1] == ' ' ? 2 : 3);
+    const char *first = at + (at[0] == ' ' && at + 1 < limit), *end = first + 1;
+    while (end < limit && kind_of(*end) == kind_of(*first))
+        end++;
+    /* The last of several blanks belongs to the next word. */
+    return end - (kind_of(*first) == 2 && end < limit && end > at + 1);
+}
+
+/* Joins pairs of pieces, the first of merges.txt first, and returns how many pieces are left. */
+int join_pairs(int *id, int n) {
+    char text[2048];
+    for (;;) {
+        int best = nentries, at = 0;
+        for (int b = 0; b + 1 < n; b++) {
+            snprintf(text, sizeof text, "%s %s", piece[id[b]], piece[id[b + 1]]);
+            int rank = find(text);
+            if (rank >= 0 && rank < best) {
+                best = rank;
+                at = b;
+            }
+        }
+        if (best == nentries)
+            return n;
+        snprintf(text, sizeof text, "%s%s", piece[id[at]], piece[id[at + 1]]);
+        id[at] = find(text);
+        n--;
+        memmove(id + at + 1, id + at + 2, (n - at - 1) * sizeof *id);
+    }
+}
+
+/* Writes a prompt's tokens: </s>, and its words. */
+void encode(Sequence *q) {
+    size_t size = strlen(q->text);
+    const char *limit = q->text + size, *end;
+    q->token = allocate(size + 1 + generation_length, sizeof *q->token);
+    q->token[0] = find("</s>");
+    q->s = 1;
+    if (q->token[0] < 0)
+        die(1, "vocab.json has no piece </s>");
+    for (const char *at = q->text; at < limit; at = end) {
+        int *id = q->token + q->s, n = 0;
+        end = word_end(at, limit);
+        for (; at < end; at++)
+            id[n++] = byte_id[(unsigned char)*at];
+        q->s += join_pairs(id, n);
+    }
+    longest = max(longest, q->s);
+    if (q->s + generation_length - 1 > positions)
+        die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", nprompts,
+            positions);
+}
+
+/* Prints the bytes of a token, unless it is <s>, <pad>, </s> or <unk>. */
+void print_token(int id) {
+    for (const char *c = piece[id]; id > 3 && c && *c; c++) {
+        int character = *c;
+        if (*c & 0x80) {
+            character = (c[0] & 31) << 6 | (c[1] & 63);
+            c += c[1] != 0;
+        }
+        if (character < 324 && byte_of[character])
+            putchar(byte_of[character] - 1);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The command line
+// -------------------------------------------------------------------------------------------------
+
+const char *prompts_file, *hardware, *trace_file;
+bool json, help;
+double percent[2 * NKINDS] = {-1}; /* wg, wc, cg, cc, hg, hc; -1: not given */
+
+struct Flag {
     const char *name;
-    char kind; /* s is a switch, t a text, w a whole number, f a fraction, b bytes, p percentages, l links */
+    enum { SWITCH, TEXT, WHOLE, NUMBER, FRACTION, PERCENT } kind;
     void *to;
     const char *help;
-} flags[] = {{"--prompts", 't', &prompts_file, "FILE: a prompt a line; - is standard input"},
-             {"--max-tokens", 'w', &generation_length, "N: tokens to generate (64)"},
-             {"--percent", 'p', &percent, "WG WC CG CC HG HC: weights, cache, activations on GPU, CPU"},
-             {"--gpu-batch-size", 'w', &policy.gbs, "N: sequences of a GPU batch"},
-             {"--num-gpu-batches", 'w', &policy.num_gpu_batches, "N: GPU batches of a block"},
-             {"--cpu-cache-compute", 's', &policy.delegated, "the CPU attends to cache off the GPU"},
-             {"--compress-weight", 's', &policy.compress_weight, "4-bit groups for the layers' matrices"},
-             {"--compress-cache", 's', &policy.compress_cache, "4-bit groups for the KV cache"},
-             {"--attn-sparsity", 'f', &policy.sparsity, "F: read V of this share of the tokens (1)"},
-             {"--no-overlap", 's', &policy.no_overlap, "make every move at once"},
-             {"--gpu-mem", 'b', &gpu_mem, "SIZE: of the GPU tier, such as 16G (half of the memory)"},
-             {"--cpu-mem", 'b', &cpu_mem, "SIZE: of the CPU tier (half of the memory)"},
-             {"--link", 'l', NULL, "LIST: bytes a second, such as ctog=1G,gtoc=1G,dtoc=0.5G,ctod=0.5G"},
-             {"--threads", 'w', &threads, "N: that compute (all cores)"},
-             {"--json", 's', &json, "completions as JSON lines"},
-             {"--policy", 's', &only_policy, "print what A.3 finds for --max-tokens, and end"},
-             {"--prompt-len", 'w', &prompt_len, "S: tokens of a prompt for --policy (512)"},
-             {"--hardware", 't', &hardware, "FILE: the machine to search for: hardware/t4.json"},
-             {"--lp", 's', &show_lp, "print the linear program that was solved"},
-             {"--help", 's', &help, "print this"},
-             {NULL, 0, NULL, NULL}};
-/* A number in its range; "16G" is one, if numbers of that kind have a thousand. */
-static double number(const char *flag, const char *text, double thousand, double low, double high) {
+} flags[] = {
+    {"--prompts", TEXT, &prompts_file, "FILE: a prompt a line"},
+    {"--max-tokens", WHOLE, &generation_length, "N: tokens to generate (64)"},
+    {"--percent", PERCENT, percent, "WG WC CG CC HG HC: of weights, cache, activations"},
+    {"--gpu-batch-size", WHOLE, &policy.gbs, "N: sequences of a GPU batch"},
+    {"--num-gpu-batches", WHOLE, &policy.num_gpu_batches, "N: batches of a block"},
+    {"--cpu-cache-compute", SWITCH, &policy.delegated, "the CPU attends to its cache"},
+    {"--compress-weight", SWITCH, &policy.compress_weight, "4-bit groups for matrices"},
+    {"--compress-cache", SWITCH, &policy.compress_cache, "4-bit groups for the KV cache"},
+    {"--attn-sparsity", FRACTION, &policy.sparsity, "F: read V of this share of tokens"},
+    {"--no-overlap", SWITCH, &policy.no_overlap, "make every move at once"},
+    {"--gpu-mem", NUMBER, &given_hw[GMEM], "BYTES: of the GPU, such as 16e9 (half of memory)"},
+    {"--cpu-mem", NUMBER, &given_hw[CMEM], "BYTES: of the CPU (half of memory)"},
+    {"--ctog", NUMBER, &given_hw[CTOG_BDW], "RATE: bytes a second from CPU to GPU"},
+    {"--gtoc", NUMBER, &given_hw[GTOC_BDW], "RATE: bytes a second from GPU to CPU"},
+    {"--dtoc", NUMBER, &given_hw[DTOC_BDW], "RATE: bytes a second from disk to CPU"},
+    {"--ctod", NUMBER, &given_hw[CTOD_BDW], "RATE: bytes a second from CPU to disk"},
+    {"--threads", WHOLE, &threads, "N: threads that compute (all cores)"},
+    {"--trace", TEXT, &trace_file, "FILE: what each thread and link did, and when"},
+    {"--json", SWITCH, &json, "print the tokens as JSON lines"},
+    {"--policy", WHOLE, &policy_len, "S: print what A.3 finds for prompts of S tokens, and end"},
+    {"--hardware", TEXT, &hardware, "FILE: the machine to search for: hardware/t4.json"},
+    {"--help", SWITCH, &help, "print this"},
+    {0},
+};
+
+/* How many values a flag of each kind takes, and from where to where they go. */
+struct {
+    int values;
+    double low, high;
+} range[] = {{0, 0, 0}, {1, 0, 0}, {1, 1, MOST}, {1, 1, 1e18}, {1, 1e-6, 1}, {6, 0, 100}};
+
+/* Reads value number v of a flag. */
+void read_value(struct Flag *f, int v, char *text) {
     char *end;
-    double value = strtod(text, &end);
-    const char *unit = strchr("TGMK", toupper((unsigned char)*end)); /* or none: the end of both */
-    if (unit) value *= pow(thousand, (double)strlen(unit));
-    if (end == text || !unit || (*unit && end[1]) || !(value >= low && value <= high))
-        die(2, "%s %.60s: expected a number from %g to %g", flag, text, low, high);
-    return value;
+    if (f->kind == TEXT) {
+        *(char **)f->to = text;
+        return;
+    }
+    double value = strtod(text, &end), low = range[f->kind].low, high = range[f->kind].high;
+    if (end == text || *end || !(value >= low && value <= high))
+        die(2, "%s %.60s: expected a number from %g to %g", f->name, text, low, high);
+    if (f->kind != WHOLE) {
+        ((double *)f->to)[v] = value;
+        return;
+    }
+    if (value > floor(value))
+        die(2, "%s %.60s: is not whole", f->name, text);
+    *(int *)f->to = value;
 }
-static void read_value(const struct Flag *f, int v, char *text) { /* v: which of a flag's values */
-    double *share = policy.share[v / 2];
-    if (f->kind == 't') *(char **)f->to = text;
-    if (f->kind == 'f') *(double *)f->to = number(f->name, text, NAN, 1e-6, 1);
-    if (f->kind == 'b') *(double *)f->to = number(f->name, text, 1024, 1, 1e18);
-    if (f->kind == 'p') share[v % 2] = number(f->name, text, NAN, 0, 100) / 100;
-    if (v % 2 && share[GPU] + share[CPU] > 1 + 1e-9) die(2, "--percent: GPU and CPU have more than 100");
-    share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-    if (f->kind == 'w') *(int *)f->to = (int)number(f->name, text, NAN, 1, 1 << 16);
-    if (f->kind == 'w' && atof(text) > *(int *)f->to) die(2, "%s %.60s: is not whole", f->name, text);
-    for (char *at = f->kind == 'l' ? strtok(text, ",") : NULL; at; at = strtok(NULL, ",")) {
-        int c = 0;
-        while (c < NLINKS && (strncmp(at, link_name[c], 4) || at[4] != '=')) c++;
-        if (c == NLINKS) die(2, "--link %.60s: expected a link and bytes a second, such as ctog=1G", at);
-        link_of[c].rate = number(f->name, at + 5, 1000, 1, 1e15);
+
+/* Reads the flags that stand behind the prompts. */
+void read_flags(char **args, int n) {
+    for (int a = 0; a < n; a++) {
+        struct Flag *f = flags;
+        while (f->name && strcmp(args[a], f->name))
+            f++;
+        if (!f->name)
+            die(2, "there is no flag %.60s; see --help", args[a]);
+        if (f->kind == SWITCH)
+            *(bool *)f->to = true;
+        int values = range[f->kind].values;
+        if (n - a <= values)
+            die(2, "%s takes %d values: %s", f->name, values, f->help);
+        for (int v = 0; v < values; v++)
+            read_value(f, v, args[++a]);
     }
 }
-static int read_flags(char **args, int n) { /* returns how many words, which are no flags, are left in args */
-    int words = 0;
-    for (int a = 0, values; a < n; a++) {
-        const struct Flag *f = flags;
-        while (f->name && strcmp(args[a], f->name)) f++;
-        if (!f->name && !strncmp(args[a], "--", 2)) die(2, "there is no flag %.60s; see --help", args[a]);
-        if (!f->name) args[words++] = args[a];
-        values = !f->name || f->kind == 's' ? 0 : f->kind == 'p' ? 6 : 1;
-        if (n - a <= values) die(2, "%s takes %d values: %s", f->name, values, f->help);
-        if (f->kind == 's' || f->kind == 'p') *(bool *)f->to = true;
-        for (int v = 0; v < values; v++) read_value(f, v, args[++a]);
-    }
-    return words;
+
+/* Describes this computer, or reads Table 7's constants from a file. Flags come last. */
+void describe_machine(void) {
+    static const char *name[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
+                                 "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
+    double half = .5 * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    double usual[] = {half, half, 1e18, 9e9, 9e9, 1e9, 1e9, 9e10, 2e10, 2e10};
+    const char *text = hardware ? read_text("", hardware) : NULL;
+    for (int v = 0; v < NCONSTANTS; v++)
+        for (int p = 0; p < 2; p++) {
+            char of_stage[40]; /* KEY_g or KEY_p, where KEY alone is not there */
+            snprintf(of_stage, sizeof of_stage, "%s_%c", name[v], "gp"[p]);
+            const char *at = text ? member(text, name[v]) : "";
+            double value = usual[v];
+            if (text)
+                value = atof(*at ? at : member(text, of_stage));
+            hw[v][p] = given_hw[v] > 0 ? given_hw[v] : value;
+            if (!(hw[v][p] > 0))
+                die(2, "%s: %s: expected a number above 0", hardware, name[v]);
+        }
 }
-static void describe_machine(void) { /* this computer, or a file of Table 7's constants; and what flags say */
-    static const char key[][12] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
-                                   "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
-    const char *text = hardware ? read_text(2, "", hardware) : NULL;
-    hw.mem[GPU] = hw.mem[CPU] = .5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    for (int v = 0; v < 20 && text; v++) { /* KEY, or KEY_g and KEY_p: of generation, of prefill */
-        char of_phase[40];
-        snprintf(of_phase, sizeof of_phase, "%s_%c", key[v / 2], "gp"[v % 2]);
-        const char *both = member(text, key[v / 2]);
-        const double value = atof(*both ? both : member(text, of_phase));
-        if (!(value >= 1e-9 && value <= 1e30)) die(2, "%s: %s: expected 1e-9 to 1e30", hardware, key[v / 2]);
-        *(v < 6 ? &hw.mem[v / 2] : &hw.rate[v / 2 - 3][v % 2]) = value;
-    }
-    for (int v = 0; v < 2 * NLINKS; v++)
-        if (link_of[v / 2].rate > 0) hw.rate[v / 2][v % 2] = link_of[v / 2].rate;
-    if (gpu_mem > 0) hw.mem[GPU] = gpu_mem;
-    if (cpu_mem > 0) hw.mem[CPU] = cpu_mem;
+
+/* Adds a prompt, as tokens. */
+void add_prompt(const char *text) {
+    prompts = realloc(prompts, (nprompts + 1) * sizeof *prompts);
+    if (!prompts)
+        die(1, "no memory for %d prompts", nprompts + 1);
+    prompts[nprompts] = (Sequence){.text = text};
+    encode(&prompts[nprompts]);
+    nprompts++;
 }
-static void read_prompts(char **words,
-                         int n) { /* words behind the model, or lines, whose numbers are the ids */
-    FILE *file = !prompts_file ? NULL : strcmp(prompts_file, "-") ? fopen(prompts_file, "r") : stdin;
-    if (prompts_file && !file) die(2, "%s: %s", prompts_file, strerror(errno));
-    for (int id = 0; file || id < n; id++) {
-        char *text = file ? NULL : words[id];
+
+/* Reads the words behind the model, or the lines of a file that are not empty. */
+void read_prompts(char **words, int n) {
+    FILE *file = prompts_file ? fopen(prompts_file, "r") : NULL;
+    if (prompts_file && !file)
+        die(2, "%s: is missing or unreadable", prompts_file);
+    for (int w = 0; w < n && !file; w++)
+        add_prompt(words[w]);
+    while (file) {
+        char *line = NULL;
         size_t room = 0;
-        ssize_t size = file ? getline(&text, &room, file) : (ssize_t)strlen(text);
-        if (size < 0) break;
-        while (file && size && (text[size - 1] == '\n' || text[size - 1] == '\r')) text[--size] = 0;
-        if (file && !size) continue; /* an empty line */
-        prompts = realloc(prompts, (nprompts + 1) * sizeof *prompts);
-        if (!prompts) die(1, "no memory for %d prompts", nprompts + 1);
-        prompts[nprompts] = (Sequence){.text = text, .size = size, .id = id};
-        encode(&prompts[nprompts++]);
+        if (getline(&line, &room, file) < 0)
+            break;
+        line[strcspn(line, "\r\n")] = 0;
+        if (*line)
+            add_prompt(line);
     }
-    if (!nprompts) die(2, "there is no prompt: give some behind the model, or --prompts FILE");
+    if (!nprompts)
+        die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
-static void choose_policy(void) { /* searches if none is given, and refuses what does not fit */
-    if (percent) policy.gbs += policy.gbs ? 0 : 32, policy.num_gpu_batches += !policy.num_gpu_batches;
-    policy.gbs = min(policy.gbs, nprompts), policy.num_gpu_batches = min(policy.num_gpu_batches, nprompts);
-    policy.delegated |= is_sparse() || !percent; /* as A.3 has it */
-    batch = allocate(max(20, policy.num_gpu_batches), sizeof(Sequence *));
-    if (!percent && !(search(longest, nprompts, true, show_lp) < INFINITY))
-        die(2, "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try --gpu-batch-size 1");
+
+/* Searches for a policy if none is given, and refuses one that does not fit. */
+void choose_policy(void) {
+    bool given = percent[0] >= 0;
+    for (int kind = 0; kind < NKINDS && given; kind++) {
+        double *share = policy.share[kind];
+        share[GPU] = percent[2 * kind] / 100;
+        share[CPU] = percent[2 * kind + 1] / 100;
+        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        if (share[GPU] + share[CPU] > 1 + 1e-9)
+            die(2, "--percent: GPU and CPU have more than 100");
+    }
+    policy.gbs = min(given && !policy.gbs ? 32 : policy.gbs, nprompts);
+    policy.num_gpu_batches = min(max(given, policy.num_gpu_batches), nprompts);
+    policy.delegated |= is_sparse() || !given; /* A.3 counts with delegation. */
+    if (!given && search(longest, nprompts) >= INFINITY)
+        die(2,
+            "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try "
+            "--gpu-batch-size 1");
     place_all(false);
-    const size_t own = percent ? 0 : arena[GPU].uncounted;
-    if (own) fprintf(stderr, "mini: A.3 was given the GPU less %zu bytes of embeddings and workspace\n", own);
     for (int t = 0; t < NTIERS; t++)
-        if ((double)arena[t].peak > hw.mem[t])
-            die(2, "the %s tier needs %zu bytes, but has %.0f: change --percent or lower --gpu-batch-size",
-                tier_name[t], arena[t].peak, hw.mem[t]);
+        if (arena[t].peak > hw[GMEM + t][0])
+            die(2,
+                "the %s tier needs %zu bytes, but has %.0f: change --percent or lower "
+                "--gpu-batch-size",
+                tier_name[t], arena[t].peak, hw[GMEM + t][0]);
 }
-static void print_policy(int s, bool printed) { /* --policy: Eq. 1 as printed */
-    const double each = search(s, 1024, false, printed), n = generation_length;
-    if (!(each < INFINITY)) die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    for (int v = 0; v < NVARS; v++) printf("%s %.12g\n", var_name[v], found.x[v]);
+
+/* Prints the policy of Eq. 1 as it stands in the paper, for a block's 1024 sequences at most. */
+void print_policy(void) {
+    double each = search(policy_len, 1024);
+    if (each >= INFINITY)
+        die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    for (int v = 0; v < NVARS; v++)
+        printf("%s %.12g\n", var_name[v], found.x[v]);
     printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", (found.x[T_PRE] + found.x[T_GEN] * (n - 1)) * l, n / each);
+    printf("T %.12g\nthroughput %.12g\n", total_seconds(&found), generation_length / each);
 }
-static void open_tiers(void) { /* the disk is a file that has lost its name before it is used */
+
+/* Makes the tiers. That of the disk is a file, which loses its name before it is used; its room is
+ * taken by writing zeros, so that a full disk is found now. */
+void open_tiers(void) {
+    static char zeros[MOST];
     char path[4200];
     const char *tmp = getenv("TMPDIR");
     snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");
-    const int fd = mkstemp(path);
-    if (fd < 0 || unlink(path)) die(1, "%s: %s", path, strerror(errno));
-    for (int t = 0; t < NTIERS; t++) {
-        const size_t size = max(arena[t].peak, 1);
-        const int full = t == DISK ? posix_fallocate(fd, 0, (off_t)size) : 0;
-        if (full) die(1, "%s: no room for %zu bytes: %s", path, size, strerror(full));
-        const int how = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, how, t == DISK ? fd : -1, 0);
-        if (arena[t].base == MAP_FAILED) die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
+    int fd = mkstemp(path);
+    if (fd < 0 || unlink(path))
+        die(1, "%s: %s", path, strerror(errno));
+    for (long left = max(arena[DISK].peak, 64), n; left > 0; left -= n) {
+        n = min(left, sizeof zeros);
+        if (write(fd, zeros, n) != n)
+            die(1, "%s: no room for %zu bytes: %s", path, arena[DISK].peak, strerror(errno));
     }
-    worker = allocate(NKINDS + threads, sizeof *worker);
-    for (struct Worker *w = worker; w < worker + NKINDS + threads - 1; w++) {
-        pthread_t id;
-        sem_init(&w->wake, 0, 0), sem_init(&w->done, 0, 0);
-        if (pthread_create(&id, NULL, work, w)) die(1, "a thread could not be started; lower --threads");
+    for (int t = 0; t < NTIERS; t++) {
+        size_t size = max(arena[t].peak, 64);
+        if (t == DISK)
+            arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        else
+            arena[t].base = aligned_alloc(64, size);
+        if (!arena[t].base || arena[t].base == MAP_FAILED)
+            die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
 }
-static void print_results(void) {
+
+/* Prints the texts, or their tokens, and on standard error what each tier and each link did. */
+void print_results(void) {
     long tokens = 0;
-    for (const Sequence *q = prompts; q < prompts + nprompts; q++) {
-        const int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
-        size_t size;
-        char *text = decode(token, n, &size);
-        if (json) printf("{\"id\": %d, \"prompt\": \"", q->id);
-        print_text(q->text, q->size, json), fputs(json ? "\", \"completion\": \"" : "", stdout);
-        print_text(text, size, json), fputs(json ? "\", \"tokens\": [" : "", stdout);
-        for (int e = 0; e < n && json; e++) printf(e ? ", %d" : "%d", token[e]);
-        puts(json ? "]}" : ""), tokens += q->generated, free(text);
+    for (Sequence *q = prompts; q < prompts + nprompts; q++) {
+        int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
+        tokens += q->generated;
+        if (json)
+            printf("{\"id\": %d, \"tokens\": [", (int)(q - prompts));
+        else
+            fputs(q->text, stdout);
+        for (int e = 0; e < n; e++)
+            if (json)
+                printf(e ? ", %d" : "%d", token[e]);
+            else
+                print_token(token[e]);
+        puts(json ? "]}" : "");
     }
-    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
+    if (fflush(stdout) || ferror(stdout))
+        die(1, "standard output: %s", strerror(errno));
     for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr, "mini: %s: %zu bytes, %.4f of weights, %.4f of cache, %.4f of activations\n",
+        fprintf(stderr,
+                "mini: %s: %zu bytes, %.4f of weights, %.4f of cache, %.4f of activations\n",
                 tier_name[t], arena[t].peak, policy.share[WEIGHTS][t], policy.share[CACHE][t],
                 policy.share[ACTIVATIONS][t]);
     for (int c = 0; c < NLINKS; c++)
-        fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n", link_name[c], link_of[c].bytes,
-                link_of[c].seconds, 100 * link_of[c].seconds / generation_s);
-    fprintf(stderr, "mini: %d prompt%s, %d x %d, %ld token%s, %.3f s, %.1f tokens/s\n", nprompts,
-            nprompts > 1 ? "s" : "", policy.gbs, policy.num_gpu_batches, tokens, tokens > 1 ? "s" : "",
-            generation_s, (double)tokens / generation_s);
+        fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n",
+                row_name[COMPUTE + 1 + c], link_of[c].bytes, link_of[c].seconds,
+                100 * link_of[c].seconds / generation_s);
+    fprintf(stderr, "mini: prompts %d, blocks of %d x %d, tokens %ld, %.3f s, %.1f tokens/s\n",
+            nprompts, policy.gbs, policy.num_gpu_batches, tokens, generation_s,
+            tokens / generation_s);
 }
+
 int main(int argc, char **argv) {
-    signal(SIGXFSZ, SIG_IGN), signal(SIGBUS, mapping_failed); /* a full disk is an error, a cut file a line */
-    threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    const int words = read_flags(argv + 1, argc - 1);
-    for (const struct Flag *f = flags; help && f->name; f++) printf("  %-20s %s\n", f->name, f->help);
-    if (help) return 0;
-    if (!words) die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
-    describe_machine(), read_config(argv[1]); /* all that A.3 needs */
-    if (only_policy) return print_policy(prompt_len, show_lp), 0;
-    open_checkpoint(argv[1]), read_tokenizer(argv[1]), read_prompts(argv + 2, words - 1);
-    choose_policy(), open_tiers(), place_all(true);
-    return print_results(), 0;
+    signal(SIGXFSZ, SIG_IGN); /* A full disk is an error of write(). */
+    threads = sysconf(_SC_NPROCESSORS_ONLN);
+    int words = 1;
+    while (words < argc && strncmp(argv[words], "--", 2))
+        words++;
+    read_flags(argv + words, argc - words);
+    for (struct Flag *f = flags; help && f->name; f++)
+        printf("  %-20s %s\n", f->name, f->help);
+    if (help)
+        return 0;
+    if (words == 1)
+        die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
+    read_config(argv[1]); /* A.3 needs no more of a model. */
+    describe_machine();
+    if (policy_len) {
+        print_policy();
+        return 0;
+    }
+    open_checkpoint(argv[1]);
+    read_tokenizer(argv[1]);
+    read_prompts(argv + 2, words - 2);
+    choose_policy();
+    open_tiers();
+    start_threads();
+    if (trace_file)
+        open_trace(trace_file);
+    place_all(true);
+    if (trace)
+        close_trace();
+    print_results();
+    return 0;
 }

@@ -4,11 +4,9 @@
  * policy, the prompts, their completions, and the reports at the end. */
 #ifndef APP_H
 #define APP_H
-#include "cost/cost.h"
+#include <cjson/cJSON.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "cost/cost.h"
 
 #define MEBIBYTE 1048576.0 /* bytes */
 
@@ -27,13 +25,13 @@ typedef struct {
 /* The flags of one command line. */
 typedef struct Options {
     const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
-    const char *perplexity, *last_word, *format;
-    Texts prompt, stop, stages, with;
+    const char *perplexity, *last_word, *format, *stages;
+    Texts prompt, stop, with;
     int max_tokens, num_prompts, threads, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
-    bool fixed_schedule, fixed_temperature, frontier, explain;
+    bool fixed_schedule, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
     Quant quant;        /* --bits and --group; sizes that is_not_stored names are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */
@@ -43,7 +41,8 @@ typedef struct Options {
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict;
     bool verbose, help;
-    Sampling sampling;
+    uint64_t digest;        /* of all that must be the same on all stages of a pipeline */
+    Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
     Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
     bool links;             /* true if some link is slowed */
@@ -57,6 +56,8 @@ int command_parse(Command *command, const char *name, Error *err);
 /* Reads the n arguments after the command. -1 and err (EXIT_USAGE), which says what was expected,
  * or which known flag is nearest to an unknown one. */
 int flags_parse(Options *options, Command command, char **args, int n, Error *err);
+/* The names of what has a place in the policy, in the order of its shares. */
+extern const char *const placed_name[3];
 /* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
 int flags_check(const Options *options, Command command, Error *err);
 /* Prints the help text: the commands and all flags. */
@@ -84,13 +85,13 @@ typedef struct {
 typedef struct {
     /* what was asked, and what was opened for it */
     const Options *options;
-    uint64_t flags;          /* flags_digest */
     Checkpoint *checkpoint;  /* NULL: no model was named; on a stage, its part of the model */
     Checkpoint *whole, part; /* the whole model; in a pipeline, a process's part of it */
     int first_layer;         /* of that part */
     Tokenizer *tokenizer;    /* opened for commands that read texts */
     Net *net;                /* the pipeline; NULL: one machine ... */
     Stages stages;           /* ... or simulated ones; plan and device are those of the first */
+    int nstages;             /* of the pipeline; 1: one machine */
 
     /* the machine */
     bool sim;               /* nothing is computed; --hardware names the machine */
@@ -121,7 +122,7 @@ typedef struct {
     cJSON *head;              /* generate's: the journal's head for this job */
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that a trace keeps at a time, if it only adds up; 0: all */
-    Trace *traces;      /* of all stages, on the first, when the run is over */
+    Trace *traces;      /* [nstages] the first process collects those of the others at the end */
     uint64_t digest;    /* bench's: a hash of all tokens, to compare two runs */
     RunStats stats;
     cJSON *json; /* the report: a list of all figures, ... */
@@ -163,8 +164,6 @@ Cluster cluster_of(const TaskRun *run);
  * each page in each batch that passes through staging. In a trace a lane has at most two slices for
  * a layer and a batch. */
 size_t process_planned(const TaskRun *run);
-/* Returns how many traces the file that this process writes has: one for each stage. */
-int trace_count(const TaskRun *run);
 /* Returns true on a stage behind the first, which prints nothing. */
 bool follows(const TaskRun *run);
 
@@ -221,6 +220,8 @@ int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
 void job_free(Job *job);
+/* Frees the prompts of a task that owns their tokens; a job owns its own. */
+void prompts_free(Task *task);
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
@@ -231,7 +232,17 @@ int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, cons
 // journal.c: what a job has chosen so far, on disk
 // -------------------------------------------------------------------------------------------------
 
-typedef struct Journal Journal;
+/* A journal that is open. */
+typedef struct {
+    char path[MAX_PATH];
+    int fd;
+    bool locked;
+    char *text; /* (size) the file as it was opened, until the job begins */
+    size_t size;
+    cJSON *head;    /* its first line; NULL: the journal is new */
+    size_t end;     /* bytes that are valid */
+    uint64_t check; /* the hash of these bytes */
+} Journal;
 
 /* One generated token as the journal records it. */
 typedef struct {
@@ -243,10 +254,6 @@ typedef struct {
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another
  * process has it (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
 Journal *journal_open(const char *output, double patience, Error *err);
-/* Returns the object in its first line; NULL: the journal is new. */
-const cJSON *journal_head(const Journal *journal);
-/* Returns its file's name. */
-const char *journal_path(const Journal *journal);
 /* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
  * calls the file `name`, if it cannot be read. */
 char *file_whole(int fd, const char *name, size_t *size, Error *err);
@@ -275,7 +282,7 @@ typedef struct {
     bool on;
     double sweeps, work;    /* of the whole run, if no sequence stops early */
     double pair;            /* work of attending to one token; a row's products are 1 */
-    long tokens;            /* that are wanted; progress_open counts them if it finds 0 */
+    long tokens;            /* that are wanted */
     double shown;           /* the time when the line was last written */
     double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
@@ -291,8 +298,6 @@ double progress_left(const Progress *progress);
 /* Looks at --output and locks it; nothing is changed yet. -1 and err if it is there and neither
  * --resume nor --overwrite is given. job and options must outlive it. */
 Completions *completions_open(Job *job, const Options *options, Error *err);
-/* Returns true if there is a journal, so that the job can go on later. */
-bool completions_last(const Completions *completions);
 /* Opens the completions of a stage that only follows: the same tokens end its sequences, and
  * nothing is written. */
 Completions *completions_follow(Job *job, const Options *options);
@@ -322,22 +327,21 @@ void completions_free(Completions *completions);
 
 #define PIPELINE_VERSION "1" /* the version of the messages between stages */
 
-/* Returns a number that two command lines share if what must be the same on all stages is. */
-uint64_t flags_digest(char **args, int n);
 /* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
-/* Returns how many of l layers this stage has, and its first layer in *first: equally many on all
- * stages, or as given. -1 and err. */
-int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err);
+/* Writes this stage's part of the model to *part, and its first layer to *first: equally many
+ * layers on all stages, or as given, such as "10,10,4" (NULL: it is not given). -1 and err. */
+int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net *net,
+               const char *given, Error *err);
 /* Sends the first stage's task to all others, who then own it; a job's (NULL: there is no job) with
- * the tokens that are known already. */
+ * the tokens that are known already. net NULL: there are no others. */
 int stage_share_task(Net *net, Task *task, Job *job, Error *err);
 /* Prints a line for each stage on the first one's standard error. */
 int stage_print_plans(Net *net, const Plan *plan, int first, Error *err);
 
-/* Returns a new trace for this stage's device, under the stage's name. */
-Trace *stage_trace(int stage, int first, int layers, size_t limit);
+/* Returns an empty trace for a stage's device, under the stage's name. */
+Trace stage_trace(int stage, int first, int layers, size_t limit);
 /* Collects the traces on the first stage. all[0] is this stage's own; the first stage receives the
  * others' as all[1] and so on, converted to its own clock, and frees their slices, even after a
  * failure. */
@@ -356,8 +360,8 @@ struct Stage {
     Error err;
 };
 
-/* Splits the model into m stages, as stage_layers does; `whole` must outlive them. */
-int stages_split(Stages *stages, const Checkpoint *whole, int m, const Texts *given, Error *err);
+/* Splits the model into m stages, as stage_part does; `whole` must outlive them. */
+int stages_split(Stages *stages, const Checkpoint *whole, int m, const char *given, Error *err);
 /* Makes their plans, each with the token table where there is room. -1 and err, which names the
  * first stage that has too little. */
 int stages_plan(Stages *stages, const Policy *policy, const Task *task, Type act_type,
@@ -368,7 +372,7 @@ void stages_open(Stages *stages, const Hardware *hardware, double bytes_s, doubl
 /* Runs the task on all stages. listener and stats are the first stage's. */
 int stages_run(Stages *stages, const Task *task, const Listener *listener, RunStats *stats,
                Error *err);
-/* Closes them, with the traces of their devices. */
+/* Closes them and their devices. */
 void stages_close(Stages *stages);
 
 // -------------------------------------------------------------------------------------------------
@@ -507,7 +511,4 @@ void print_summary(const TaskRun *run, int prompts, long tokens);
 int report_explained(const TaskRun *run, const Search *search, const Policy *policy,
                      const Block *block, Error *err);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -10,7 +10,6 @@
 
 #include "batch.h"
 #include "app/app.h"
-#include "device/device.h"
 
 // -------------------------------------------------------------------------------------------------
 // The machine
@@ -24,24 +23,20 @@
  *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
-    const OptConfig *config = run->checkpoint ? &run->checkpoint->config : NULL;
-    const size_t packed = config ? (size_t)run->options->quant.group * config->h2 * sizeof(f16) : 0;
+    size_t group = run->options->quant.group * sizeof(f16),
+           packed = run->checkpoint ? group * run->checkpoint->config.h2 : 0;
     return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
 
-int trace_count(const TaskRun *run) {
-    return run->stages.n ? run->stages.n : run->net ? run->net->stages : 1;
-}
-
 size_t process_planned(const TaskRun *run) {
     const Plan *p = run->plan;
-    const size_t pages = (size_t)p->max_seqs * p->max_pages;
+    size_t pages = (size_t)p->max_seqs * p->max_pages;
     size_t slices = run->traced ? p->sweeps * p->batches * (p->config.l + 2) * 2 * NLANES : 0;
     if (run->trace_limit && run->trace_limit < slices)
         slices = run->trace_limit;
     if (!follows(run))
-        slices *= trace_count(run);
+        slices *= run->nstages;
     return memory_peak() + process_room(run, slices) +
            pages * (4 * (NLANES + 1) * sizeof(Move) + p->batches * 2 * sizeof(Staged));
 }
@@ -65,7 +60,7 @@ enum {
  * what the other tiers leave of that. */
 static int disk_room(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    const Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
+    Bytes tiers = (run->gpu ? 0 : run->capacity[TIER_GPU]) + run->capacity[TIER_CPU];
     Bytes mapped = size_less(process_allowance("", NLANES).address,
                              tiers + process_room(run, run->trace_limit));
     struct statvfs disk;
@@ -94,10 +89,10 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     if (run->sim)
         return 0;
     /* stages on one machine share it equally */
-    const int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
-    const size_t share = process_allowance("", NLANES).memory / neighbours,
-                 percent = size_less(share, process_room(run, run->trace_limit)) / 100;
-    const Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
+    int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
+    size_t share = process_allowance("", NLANES).memory / neighbours,
+           percent = size_less(share, process_room(run, run->trace_limit)) / 100;
+    Bytes most = on_paper ? FROM_MACHINE : percent * (MOST_SHARE - LEAST_SHARE);
     run->memory = percent * MOST_SHARE;
     c[TIER_GPU] = percent * HOST_GPU_SHARE;
     c[TIER_CPU] = percent * (gpu ? CPU_SHARE : HOST_CPU_SHARE);
@@ -117,23 +112,10 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     return disk_room(run, err);
 }
 
-/* Makes the two upper tiers share the memory if together they take more bytes than this process may
- * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
- * true if capacities were lowered. */
-static bool share_memory(TaskRun *run, Bytes bytes) {
-    Bytes *c = run->capacity;
-    const int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
-    if (run->gpu || run->sim || bytes <= run->memory)
-        return false;
-    c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
-    c[larger] = run->memory - c[1 - larger];
-    return true;
-}
-
 /* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
  * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
-    const int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
+    int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
     if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
         fail(&run->no_gpu, EXIT_USAGE,
              "the model's heads have %d elements, the GPU's attention has room for %d; use "
@@ -151,8 +133,8 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 void choose_threads(TaskRun *run) {
-    const int asked = run->options->threads, all = processors_allowed(),
-              allowed = imin(all, process_allowance("", 0).processors);
+    int asked = run->options->threads, all = processors_allowed(),
+        allowed = imin(all, process_allowance("", 0).processors);
     if (!asked && allowed < all)
         run->processors = all;
     run->threads = host_set_threads(asked ? asked : allowed);
@@ -185,8 +167,8 @@ int choose_machine(TaskRun *run, bool on_paper, Error *err) {
 int know_machine(const TaskRun *run, Error *err) {
     const Options *o = run->options;
     Hardware *h = run->hardware;
-    const ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity,
-                              isatty(STDERR_FILENO) ? stderr : NULL};
+    ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity,
+                        isatty(STDERR_FILENO) ? stderr : NULL};
     ProfileSize size;
     if (!run->sim &&
         (o->hardware ? read_machine(h, o, err)
@@ -216,12 +198,12 @@ static bool was_packed(const cJSON *head, const char *bits) {
 int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
-    const int hd = c->config.h1 / c->config.nh;
-    const Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
+    int hd = c->config.h1 / c->config.nh;
+    Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
     const cJSON *before = completions_head(run->completions);
-    const bool kept = before && o->allow_compression;
-    const bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
-               cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
+    bool kept = before && o->allow_compression;
+    bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
+         cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
     Policy *p = &run->given;
     run->may_pack = o->allow_compression && !kept;
     p->weight_study = weight ? asked : none;
@@ -250,7 +232,7 @@ int settle_compression(TaskRun *run, Error *err) {
 
 Cluster cluster_of(const TaskRun *run) {
     const Options *o = run->options;
-    const bool given = o->wire_bytes_s > 0;
+    bool given = o->wire_bytes_s > 0;
     return (Cluster){run->net ? run->net->stages : o->nodes,
                      given ? o->wire_bytes_s : o->net_gbps * 1e9 / 8,
                      given ? o->wire_delay_s : o->net_ms / 1000};
@@ -283,10 +265,8 @@ Search search_for(const TaskRun *run, const Task *task) {
 /* Returns true if the flags say everything that the search would look for. */
 static bool all_given(const Search *s) {
     /* a limit of the latency has to be checked by the search */
-    bool all = s->fixed_gbs && s->fixed_batches && s->max_latency <= 0;
-    for (int i = 0; i < 6; i++)
-        all = all && s->fixed[i];
-    return all && !s->may_pack;
+    return s->fixed_gbs && s->fixed_batches && s->max_latency <= 0 && !s->may_pack &&
+           !memchr(s->fixed, false, sizeof s->fixed);
 }
 
 int find_policies(Found *found, int most, Search *s, Error *err) {
@@ -304,7 +284,7 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
     Found best;
     if (policy_sooner(&best, found, s, err) < 0)
         return -1;
-    const double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
+    double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
     if (more >= 1)
         fprintf(stderr,
                 "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more "
@@ -317,8 +297,8 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
  * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
 static int choose_policy(TaskRun *run, const Task *task, double less, Error *err) {
     Search search = search_for(run, task);
-    const bool searches = !all_given(&search),
-               waits = run->completions && searches && search.max_latency <= 0;
+    bool searches = !all_given(&search),
+         waits = run->completions && searches && search.max_latency <= 0;
     run->predicted = searches || run->sim || run->options->hardware;
     if (!run->predicted)
         search.hardware = NULL;
@@ -335,50 +315,49 @@ static int choose_policy(TaskRun *run, const Task *task, double less, Error *err
 // The plan
 // -------------------------------------------------------------------------------------------------
 
-/* Cuts a task that is to be one block to the prompts that the block of each flight holds. */
-static void cut_task(const TaskRun *run, Task *task) {
-    const Policy *p = &run->found.policy;
-    if (run->one_block)
-        task->count = imin(task->count, block_size(p) * flight_count(p));
-}
-
-/* Makes the plan for the policy that was found: where every byte lies. On a GPU, prompts pass a
- * layer in larger pieces if there is room for them. */
-static int place_task(TaskRun *run, Task *task, Error *err) {
+/* Makes this process's plan for the policy that was found: where every byte lies. On a GPU, prompts
+ * pass a layer in larger pieces if there is room for them. */
+static int make_plan(TaskRun *run, const Task *task, Error *err) {
     Policy policy = run->found.policy;
-    cut_task(run, task);
     if (run->gpu)
         fit_pieces(&policy, run->checkpoint, task, act_type(run), run->capacity);
     plan_free(run->plan);
     run->plan = plan_make(run->checkpoint, &policy, task, act_type(run), err);
-    if (!run->plan || plan_fits(run->plan, run->capacity, err))
+    if (!run->plan)
         return -1;
     for (int t = 0; t < NTIERS; t++)
         run->found.cost.peak[t] = run->plan->total[t];
-    return 0;
+    return plan_fits(run->plan, run->capacity, err);
 }
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }
 
 /* Adds to a message about a tier that is too small how much memory it can have at most. */
-static int add_limit(const TaskRun *run, Error *err) {
-    const size_t n = strlen(err->text);
+static void add_limit(const TaskRun *run, Error *err) {
+    size_t n = strlen(err->text);
     if (!run->sim && strstr(err->text, " tier needs "))
         snprintf(err->text + n, sizeof err->text - n,
                  "; this process may have tiers of %.1f MiB in memory", run->memory / MEBIBYTE);
-    return -1;
 }
 
-/* Checks that all stages of a pipeline have room for the task. Each places the token table as high
- * as it has room for. */
-static int fits_all(TaskRun *run, const Task *task, Error *err) {
+/* Makes the plans of all stages, each with the token table as high as it has room for; that of the
+ * first simulated machine is the run's. Fails on all stages if one has too little room. */
+static int place_task(TaskRun *run, const Task *task, Error *err) {
     Policy *p = &run->found.policy;
-    if (run->stages.n)
-        return stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
-    int status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
+    Net *net = run->net;
+    int status = 0;
+    if (run->stages.n) {
+        status = stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
+        run->plan = run->stages.stage[0].plan;
+        return status;
+    }
+    if (net)
+        status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
+    if (!status)
+        status = make_plan(run, task, err);
     if (status)
-        status = add_limit(run, err);
-    return run->net->agree(run->net, status, err);
+        add_limit(run, err);
+    return net ? net->agree(net, status, err) : status;
 }
 
 /* Halves the given batches of a job that goes on, because its prompts are longer by what had been
@@ -392,80 +371,84 @@ static bool shrink_batches(TaskRun *run) {
     return true;
 }
 
-/* Chooses one policy for all stages: the first stage's, found for its own layers. If another stage
- * has less room, the search is repeated with less memory, each time by twice as much. */
-static int agree_on_policy(TaskRun *run, Task *task, Error *err) {
+/* Makes the two upper tiers share the memory if together they need more bytes than this process may
+ * have, which happens if flags give each of them much of it. Then the larger one yields. Returns
+ * true if capacities were lowered. */
+static bool share_memory(TaskRun *run, const Bytes bytes[NTIERS]) {
+    Bytes *c = run->capacity;
+    int larger = c[TIER_CPU] > c[TIER_GPU] ? TIER_CPU : TIER_GPU;
+    if (run->gpu || run->sim || bytes[TIER_GPU] + bytes[TIER_CPU] <= run->memory)
+        return false;
+    c[1 - larger] = size_min(c[1 - larger], run->memory / 2);
+    c[larger] = run->memory - c[1 - larger];
+    return true;
+}
+
+/* Chooses the policy, and plans the task under it. In a pipeline all stages take the first stage's
+ * policy, found for its own layers. If there is too little room, because another stage has less,
+ * the search is repeated with less memory, each time by twice as much. */
+static int choose_plan(TaskRun *run, Task *task, Error *err) {
     static const double least = .02, most = .64;
     double less = 0;
     Error why = {0};
     Policy *p = &run->found.policy;
     Net *net = run->net;
-    const Search asked = search_for(run, task);
-    const bool leads = !follows(run), searches = !all_given(&asked);
+    Search asked = search_for(run, task);
+    bool leads = !follows(run), searches = !all_given(&asked);
     for (;;) {
         int status = leads ? choose_policy(run, task, less, err) : 0;
-        const bool chosen = !status;
+        bool thrifty = searches && !status;
         Task block = *task;
+        if (status)
+            add_limit(run, err);
         if (net)
             status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
-        cut_task(run, &block);
+        if (run->one_block) /* cuts the task to the prompts that the block of each flight holds */
+            block.count = imin(task->count, block_size(p) * flight_count(p));
         if (!status)
-            status = fits_all(run, &block, err);
+            status = place_task(run, &block, err);
+        if (!status && !net && share_memory(run, run->plan->total))
+            continue;
         if (!status) {
             task->count = block.count;
             return 0;
         }
         if (!why.code)
             why = *err; /* the reason with all memory is the one to report */
-        int again = leads && (searches ? chosen && less < most : shrink_batches(run));
+        int again = leads && (thrifty ? less < most : shrink_batches(run));
         if (net && net->share(net, &again, sizeof again, err))
             return -1;
         if (!again) {
             *err = why;
             return -1;
         }
-        if (searches)
+        if (thrifty)
             less = fmax(2 * less, least);
     }
 }
 
-/* Makes each stage's own plan for the same task, and predicts the policy that all have room for.
- * The plan of the first simulated machine is the run's. */
-static int plan_pipeline(TaskRun *run, Task *task, Error *err) {
-    if (agree_on_policy(run, task, err))
-        return -1;
-    if (run->stages.n)
-        run->plan = run->stages.stage[0].plan;
-    else if (place_task(run, task, err))
-        return -1;
+/* Predicts the policy that all stages of a pipeline have room for. */
+static int predict_pipeline(TaskRun *run, const Task *task, Error *err) {
     Search part = search_for(run, task);
     part.one_block = false; /* the task has been cut */
     part.given = run->plan->policy;
     /* the formulas only know stages with equal shares */
-    run->predicted = run->predicted && !run->options->stages.n;
-    if (run->predicted && policy_predict(&run->found, &part, err))
-        return -1;
-    return run->net ? stage_print_plans(run->net, run->plan, run->first_layer, err) : 0;
+    run->predicted = run->predicted && !run->options->stages;
+    return run->predicted ? policy_predict(&run->found, &part, err) : 0;
 }
 
 int plan_task(TaskRun *run, Task *task, Error *err) {
     Net *net = run->net;
     int status = choose_machine(run, false, err);
     if (net)
-        share_memory(run, run->capacity[TIER_GPU] + run->capacity[TIER_CPU]);
+        share_memory(run, run->capacity);
     if (!status)
         status = settle_compression(run, err);
     if (net ? net->agree(net, status, err) : status)
         return -1;
-    if (net || run->stages.n)
-        return plan_pipeline(run, task, err);
-    for (;;) {
-        status = choose_policy(run, task, 0, err) || place_task(run, task, err);
-        const Plan *plan = run->plan;
-        const bool again = status
-                               ? shrink_batches(run)
-                               : share_memory(run, plan->total[TIER_GPU] + plan->total[TIER_CPU]);
-        if (!again)
-            return status ? add_limit(run, err) : 0;
-    }
+    if (choose_plan(run, task, err))
+        return -1;
+    if ((net || run->stages.n) && predict_pipeline(run, task, err))
+        return -1;
+    return net ? stage_print_plans(net, run->plan, run->first_layer, err) : 0;
 }

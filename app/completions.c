@@ -10,18 +10,14 @@
  *
  * Standard output, pipes and devices have no journal.
  * Read next: eval.c. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
-#include <pthread.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "app/app.h"
-#include "plan.h"
 
 /* Seconds between two syncs: the work that is lost if the machine loses its power. */
 static const double SYNC_EVERY = 1;
@@ -88,10 +84,10 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
 static bool ends_in_stop(const Completions *c, const Request *e) {
     if (!c->longest_stop)
         return false;
-    const int window = imin(c->longest_stop + 8, e->known);
+    int window = imin(c->longest_stop + 8, e->known);
     size_t len;
     char *text = tokenizer_decode(c->job->tokenizer, e->tokens + e->known - window, window, &len);
-    const bool stop = find_stop(c, text, len) != NULL;
+    bool stop = find_stop(c, text, len) != NULL;
     free(text);
     return stop;
 }
@@ -197,7 +193,7 @@ static int check_undisturbed(Completions *c) {
 static const char *put_in_pipe(const Completions *c, const char *line, size_t len) {
     for (ssize_t n; len; line += n, len -= n) {
         struct pollfd room = {.fd = c->fd, .events = POLLOUT};
-        const int ready = poll(&room, 1, 1000);
+        int ready = poll(&room, 1, 1000);
         if (!ready && __atomic_load_n(stop_signal(), __ATOMIC_RELAXED))
             return "nobody reads it";
         n = ready > 0 ? write(c->fd, line, len < PIPE_BUF ? len : PIPE_BUF) : ready;
@@ -214,7 +210,7 @@ static const char *put(const Completions *c, const char *line, size_t len) {
     if (!c->journal)
         return put_in_pipe(c, line, len);
     const char *why = file_write_at(c->fd, line, len, c->end);
-    const int unused = why ? ftruncate(c->fd, c->end) : 0;
+    int unused = why ? ftruncate(c->fd, c->end) : 0;
     (void)unused; /* if this fails too, the line has no end and nobody takes it for whole */
     return why;
 }
@@ -230,7 +226,7 @@ static int write_lines(Completions *c, int upto) {
         int tokens;
         if (check_undisturbed(c))
             return -1;
-        const Text line = next_line(c, &tokens);
+        Text line = next_line(c, &tokens);
         const char *why = put(c, line.text, line.len);
         free(line.text);
         if (why)
@@ -276,8 +272,8 @@ static void *writer_main(void *arg) {
         while (!c->news && cond_wait_until(&c->wake, &c->lock, c->synced + SYNC_EVERY))
             continue;
         /* The two buffers of tokens change places: the one written before becomes the queue. */
-        const Pairs empty = {taken.pair, 0};
-        const int upto = c->ready;
+        Pairs empty = {taken.pair, 0};
+        int upto = c->ready;
         taken = c->queue;
         c->queue = empty;
         last = c->closing;
@@ -301,7 +297,7 @@ static bool hand_over(Completions *c, bool last) {
         c->ready++;
     c->news = true;
     c->closing = last;
-    const bool failed = c->failed;
+    bool failed = c->failed;
     pthread_cond_signal(&c->wake);
     pthread_mutex_unlock(&c->lock);
     return failed;
@@ -315,32 +311,32 @@ static bool hand_over(Completions *c, bool last) {
  * Attending to one token takes 4 h1 operations and 4 h1 bytes; the bytes take about ten times as
  * long as the operations. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
-    const bool count = !p->tokens;
+    p->on = isatty(STDERR_FILENO);
     p->sweeps = plan->sweeps;
     p->pair = 1. / plan->config.h1;
     for (int i = 0; i < task->count; i++) {
-        const double s = task->prompts[i].s, n = task->prompts[i].n;
+        const Prompt *q = &task->prompts[i];
+        double s = q->s, n = q->n;
         p->work += s + n - 1 + p->pair * (s * (s + 1) / 2 + (n - 1) * (s + n / 2));
-        if (count)
-            p->tokens += task->prompts[i].n;
+        p->tokens += task->scored ? q->s + q->n - q->from : q->n;
     }
 }
 
 /* Assumes that a sweep takes a + b * work seconds, where a is a fixed cost such as streaming the
  * weights, and fits a and b by least squares. */
 double progress_left(const Progress *p) {
-    const double spread = p->n * p->ww - p->w * p->w;
+    double spread = p->n * p->ww - p->w * p->w;
     if (p->n < 2)
         return -1;
     double b = spread > 0 ? (p->n * p->wt - p->w * p->t) / spread : 0;
     b = fmin(fmax(b, 0), p->t / p->w);
-    const double a = (p->t - b * p->w) / p->n;
+    double a = (p->t - b * p->w) / p->n;
     return a * (p->sweeps - p->n) + b * (p->work - p->w);
 }
 
 void progress_show(Progress *p, const RunStats *stats, long tokens) {
-    const double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended,
-                 w = work - p->w, t = stats->total_s - p->t, now = seconds_now();
+    double work = stats->prefill_tokens + stats->decoded + p->pair * stats->attended,
+           w = work - p->w, t = stats->total_s - p->t, now = seconds_now();
     p->n++;
     p->w = work;
     p->t = stats->total_s;
@@ -348,7 +344,7 @@ void progress_show(Progress *p, const RunStats *stats, long tokens) {
     p->wt += w * t;
     if (!p->on || now - p->shown < 0.2) /* seconds: shows at most five lines a second */
         return;
-    const double left = progress_left(p);
+    double left = progress_left(p);
     p->shown = now;
     fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
             plural(stats->sweeps), tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
@@ -369,7 +365,7 @@ void progress_clear(const Progress *p) {
 /* Listener.token: takes a new token. Returns true if its sequence ends with it. */
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     Completions *c = ctx;
-    const int place = c->job->task.prompts[prompt].place;
+    int place = c->job->task.prompts[prompt].place;
     Request *e = &c->job->request[place];
     add_token(c, e, tokens[n - 1]);
     if (!c->journal)
@@ -402,14 +398,14 @@ Listener completions_listener(Completions *c) {
 /* Refuses the journal if its first line is not that of this job. */
 static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     for (const cJSON *here = head->child; here; here = here->next) {
-        const cJSON *there = json_get(journal_head(c->journal), here->string);
+        const cJSON *there = json_get(c->journal->head, here->string);
         if (cJSON_Compare(here, there, true))
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,
              "%s is of another job: its %s is %.100s, and here it is %.100s; finish that job, or "
              "--overwrite",
-             journal_path(c->journal), here->string, was ? was : "missing", is);
+             c->journal->path, here->string, was ? was : "missing", is);
         free(is);
         free(was);
         return -1;
@@ -434,7 +430,7 @@ static bool is_line_of(const Request *e, const Lines *l) {
     FILE *out = text_stream(&start);
     write_start(out, e);
     fclose(out);
-    const bool is =
+    bool is =
         start.len < l->size && !memcmp(start.text, l->line, start.len) && l->line[l->size] == '\n';
     free(start.text);
     return is;
@@ -451,7 +447,7 @@ static int check_finished(const Completions *c, Error *err) {
     Lines l = {.text = text, .len = len, .name = ""};
     while (n < job->count && line_next(&l) && is_line_of(&job->request[n], &l))
         n++;
-    const bool whole = n == job->count && !line_next(&l);
+    bool whole = n == job->count && !line_next(&l);
     free(text);
     if (whole)
         return 0;
@@ -477,9 +473,9 @@ static int keep_lines(Completions *c, Error *err) {
     bool same = there, whole = there;
     while (whole && c->written < c->ready) {
         int tokens;
-        const Text line = next_line(c, &tokens);
+        Text line = next_line(c, &tokens);
         /* Zeros are bytes that did not reach the disk before the power was lost. */
-        const size_t n = strnlen(there + c->end, size_min(size - c->end, line.len));
+        size_t n = strnlen(there + c->end, size_min(size - c->end, line.len));
         same = !memcmp(line.text, there + c->end, n);
         whole = same && n == line.len;
         free(line.text);
@@ -490,7 +486,7 @@ static int keep_lines(Completions *c, Error *err) {
     if (there && !same)
         fail(err, EXIT_USAGE,
              "%s: line %d is not what %s says; move the output away, and --resume writes it anew",
-             c->path, c->written + 1, journal_path(c->journal));
+             c->path, c->written + 1, c->journal->path);
     return same ? 0 : -1;
 }
 
@@ -523,7 +519,7 @@ static int look_at_output(Completions *c, Error *err) {
     c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
     if (!c->journal || file_size(&c->found, c->path, err))
         return -1;
-    const bool begun = journal_head(c->journal);
+    bool begun = c->journal->head;
     c->resumed = o->resume && begun;
     if (o->resume || o->overwrite || (!begun && !c->found))
         return 0;
@@ -542,9 +538,8 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
     return NULL;
 }
 
-bool completions_last(const Completions *c) { return c->journal != NULL; }
 const cJSON *completions_head(const Completions *c) {
-    return c && c->resumed ? journal_head(c->journal) : NULL;
+    return c && c->resumed ? c->journal->head : NULL;
 }
 
 /* Opens the output, and begins its journal. */
@@ -571,19 +566,19 @@ int completions_begin(Completions *c, const cJSON *head, Error *err) {
     if (c->path && open_output(c, head, err))
         return -1;
     c->synced = seconds_now();
-    const int why = pthread_create(&c->thread, NULL, writer_main, c);
+    int why = pthread_create(&c->thread, NULL, writer_main, c);
     return why ? fail_to_start(err, why) : 0;
 }
 
 int completions_end(Completions *c, int status, Error *err) {
     hand_over(c, true);
     pthread_join(c->thread, NULL);
-    if (status)
-        return -1;
-    if (c->failed) {
+    if (!status && c->failed) {
         *err = c->error;
-        return -1;
+        status = -1;
     }
+    if (status)
+        return *stop_signal() ? stop_fail(err, c->journal ? "; go on with --resume" : "") : -1;
     return c->journal && c->written == c->job->count ? journal_remove(c->journal, err) : 0;
 }
 

@@ -8,7 +8,6 @@
  * scores. It keeps sums for each prompt and adds them in the order of the input, so that the
  * results do not depend on the schedule.
  * Read next: stage.c. */
-#include <cjson/cJSON.h>
 #include <math.h>
 
 #include "app/app.h"
@@ -45,7 +44,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    const Passage passage = {text, len, input_name(path)};
+    Passage passage = {text, len, input_name(path)};
     int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
     free(text);
     if (tokens < 0)
@@ -157,7 +156,6 @@ static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
 }
 
 Listener eval_listener(Eval *e) {
-    e->progress.tokens = e->tokens;
     return (Listener){.ctx = e, .scored = on_scored, .sweep = on_sweep};
 }
 
@@ -175,9 +173,7 @@ EvalResult eval_result(const Eval *e) {
 }
 
 void eval_free(Eval *e) {
-    for (int i = 0; i < e->task.count; i++)
-        free(e->task.prompts[i].ids);
-    free(e->task.prompts);
+    prompts_free(&e->task);
     free(e->score);
     *e = (Eval){0};
 }

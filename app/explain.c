@@ -8,7 +8,6 @@
  * the link's GB/s are in many coefficients. For links, and as a check for the tiers, the program is
  * solved once more with one more GB/s or GB.
  * Read next: choose.c. */
-#include <cjson/cJSON.h>
 #include <math.h>
 
 #include "app/app.h"
@@ -295,7 +294,7 @@ static void add_regions(cJSON *json, const Search *search, const Policy *policy)
 
 int report_explained(const TaskRun *run, const Search *search, const Policy *policy,
                      const Block *block, Error *err) {
-    const Question q = {search, policy, block};
+    Question q = {search, policy, block};
     Solved s;
     if (!solve_question(&s, &q))
         return fail(

@@ -5,7 +5,6 @@
  * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
  * one line that says what was expected.
  * Read next: report.c. */
-#include <errno.h>
 #include <fnmatch.h>
 #include <libgen.h>
 #include <math.h>
@@ -32,72 +31,73 @@ static const struct {
 // Values
 // -------------------------------------------------------------------------------------------------
 
-typedef struct Flag Flag;
-struct Flag {
+/* The values of a flag on the command line. */
+typedef struct {
+    const struct Flag *flag;
+    void *to; /* the field to which they go; Options, if that is not one field */
+    char **text;
+} Given;
+
+typedef struct Flag {
     const char *name, *commands; /* letters of the commands that know it */
     int values;                  /* number of values that it takes */
-    /* Reads the values, and writes them to the field; to Options, if it is not one field. Returns
-     * false if one is not as expected, and leaves that one in values[0]. */
-    bool (*set)(void *to, const Flag *flag, char **values);
+    /* Reads the values, and writes them to the field. Returns false if one is not as expected, and
+     * leaves that one in text[0]. */
+    bool (*set)(Given given);
     size_t at, bytes;     /* the field of Options */
     double low, high;     /* bounds of a number */
     const char *expected; /* what a value has to be, in which %f or %g stand for the bounds */
     const char *help;
-};
+} Flag;
 
-static bool set_text(void *to, const Flag *flag, char **v) {
-    (void)flag;
-    *(const char **)to = v[0];
+static bool set_text(Given g) {
+    *(const char **)g.to = g.text[0];
     return true;
 }
 
 /* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
  * be written from its beginning. */
-static bool set_output(void *to, const Flag *flag, char **v) {
-    (void)flag;
-    *(const char **)to = output_is_standard(v[0]) ? "-" : v[0];
+static bool set_output(Given g) {
+    *(const char **)g.to = output_is_standard(g.text[0]) ? "-" : g.text[0];
     return true;
 }
 
-static bool add_text(void *to, const Flag *flag, char **v) {
-    Texts *list = to;
-    (void)flag;
+static bool add_text(Given g) {
+    Texts *list = g.to;
     list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
-    list->text[list->n++] = v[0];
+    list->text[list->n++] = g.text[0];
     return true;
 }
 
-static bool set_format(void *to, const Flag *flag, char **v) {
-    set_text(to, flag, v);
-    return !strcmp(v[0], "jsonl") || !strcmp(v[0], "text");
+static bool set_format(Given g) {
+    set_text(g);
+    return !strcmp(g.text[0], "jsonl") || !strcmp(g.text[0], "text");
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
-static bool set_bool(void *to, const Flag *flag, char **v) {
-    (void)v;
-    *(bool *)to = flag->high > 0;
+static bool set_bool(Given g) {
+    *(bool *)g.to = g.flag->high > 0;
     return true;
 }
 
 /* Stores a whole number in a field of 16, 32 or 64 bits. */
-static bool set_whole(void *to, const Flag *flag, char **v) {
+static bool set_whole(Given g) {
     char *end;
-    errno = 0;
-    long value = strtol(v[0], &end, 10);
-    if (errno || end == v[0] || *end || value < flag->low || value > flag->high)
+    long value = strtol(g.text[0], &end, 10);
+    if (end == g.text[0] || *end || value < g.flag->low || value > g.flag->high)
         return false;
-    memcpy(to, &value, flag->bytes); /* the low bytes are the first */
+    memcpy(g.to, &value, g.flag->bytes); /* the low bytes are the first */
     return true;
 }
 
 /* Reads "512", or "16-512" for lengths between the two. */
-static bool set_range(void *to, const Flag *flag, char **v) {
-    int *range = to, len = 0;
+static bool set_range(Given g) {
+    int *range = g.to, len = 0;
     long low, high;
-    int n = sscanf(v[0], "%ld%n-%ld%n", &low, &len, &high, &len);
+    int n = sscanf(g.text[0], "%ld%n-%ld%n", &low, &len, &high, &len);
     if (n == 1)
         high = low;
-    if (n < 1 || v[0][len] || low < flag->low || high < low || high > flag->high)
+    if (n < 1 || g.text[0][len] || low < g.flag->low || high < low || high > g.flag->high)
         return false;
     range[0] = low;
     range[1] = high;
@@ -105,56 +105,46 @@ static bool set_range(void *to, const Flag *flag, char **v) {
 }
 
 /* Stores a number in a float or a double. */
-static bool set_number(void *to, const Flag *flag, char **v) {
+static bool set_number(Given g) {
     char *end;
-    errno = 0;
-    double value = strtod(v[0], &end);
-    if (flag->bytes == sizeof(float))
-        *(float *)to = value;
+    double value = strtod(g.text[0], &end);
+    if (g.flag->bytes == sizeof(float))
+        *(float *)g.to = value;
     else
-        *(double *)to = value;
-    return !errno && end > v[0] && !*end && value >= flag->low && value <= flag->high; /* no NaN */
+        *(double *)g.to = value;
+    return end > g.text[0] && !*end && value >= g.flag->low && value <= g.flag->high; /* no NaN */
 }
 
-static bool set_temperature(void *to, const Flag *flag, char **v) {
-    Options *o = to;
-    o->fixed_temperature = true;
-    return set_number(&o->sampling.temperature, flag, v);
-}
-
-static bool set_percent(void *to, const Flag *flag, char **v) {
-    Options *o = to;
-    double *share[6] = {&o->policy.wg, &o->policy.wc, &o->policy.cg,
-                        &o->policy.cc, &o->policy.hg, &o->policy.hc};
+static bool set_percent(Given g) {
+    Options *o = g.to;
+    double *share = o->policy.share;
     for (int i = 0; i < 6; i++) {
-        o->fixed[i] = strcmp(v[i], "-") != 0;
-        *share[i] = 0;
-        if (o->fixed[i] && !set_number(share[i], flag, &v[i])) {
-            v[0] = v[i];
+        o->fixed[i] = strcmp(g.text[i], "-") != 0;
+        share[i] = 0;
+        if (o->fixed[i] && !set_number((Given){g.flag, &share[i], &g.text[i]})) {
+            g.text[0] = g.text[i];
             return false;
         }
-        *share[i] /= 100;
+        share[i] /= 100;
     }
     return true;
 }
 
-static bool set_schedule(void *to, const Flag *flag, char **v) {
-    Options *o = to;
-    (void)flag;
+static bool set_schedule(Given g) {
+    Options *o = g.to;
     o->fixed_schedule = true;
     for (int i = SCHEDULE_ZIGZAG; i <= SCHEDULE_DIAGONAL; i++)
-        if (!strcmp(v[0], schedule_name[i])) {
+        if (!strcmp(g.text[0], schedule_name[i])) {
             o->policy.schedule = i;
             return true;
         }
     return false;
 }
 
-static bool set_cost_model(void *to, const Flag *flag, char **v) {
-    bool *paper = to;
-    (void)flag;
-    *paper = !strcmp(v[0], "paper");
-    return *paper || !strcmp(v[0], "runtime");
+static bool set_cost_model(Given g) {
+    bool *paper = g.to;
+    *paper = !strcmp(g.text[0], "paper");
+    return *paper || !strcmp(g.text[0], "runtime");
 }
 
 /* Reads a number and an optional unit K, M, G or T, which are powers of `thousand`. Sets *end
@@ -172,43 +162,34 @@ static double with_unit(const char *text, char **end, double thousand) {
 }
 
 /* Reads "16G", "512M", "1.5G" or "4096"; units are powers of 1024. */
-static bool set_size(void *to, const Flag *flag, char **v) {
+static bool set_size(Given g) {
     char *end;
-    double value = with_unit(v[0], &end, 1024);
-    (void)flag;
+    double value = with_unit(g.text[0], &end, 1024);
     if (*end || !(value >= 0 && value < 1e18))
         return false;
-    *(Bytes *)to = value;
+    *(Bytes *)g.to = value;
     return true;
 }
 
 static bool is_rate(double bytes_s) { return bytes_s >= 1 && bytes_s < 1e15; }
 
 /* Reads "1G,0.5ms": bytes/s with powers of 1000, and a delay. */
-static bool set_wire(void *to, const Flag *flag, char **v) {
-    Options *o = to;
+static bool set_wire(Given g) {
+    Options *o = g.to;
     char *at;
     double delay = 0;
     int len = 0;
-    (void)flag;
-    o->wire_bytes_s = with_unit(v[0], &at, 1000);
+    o->wire_bytes_s = with_unit(g.text[0], &at, 1000);
     bool delayed = sscanf(at, ",%lfms%n", &delay, &len) == 1 && len && !at[len];
     o->wire_delay_s = delay / 1000;
     return is_rate(o->wire_bytes_s) && (!*at || delayed) && delay >= 0 && delay < 1e6;
 }
 
-static bool set_stages(void *to, const Flag *flag, char **v) {
-    for (char *at = v[0]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        add_text(to, flag, &at);
-    return true;
-}
-
 /* Reads "ctog=1G,dtoc=0.5G". */
-static bool set_links(void *to, const Flag *flag, char **v) {
-    Options *o = to;
-    (void)flag;
+static bool set_links(Given g) {
+    Options *o = g.to;
     o->links = true;
-    for (char *at = v[0];; at++) {
+    for (char *at = g.text[0];; at++) {
         char name[8] = "";
         int c = CTOG, len = 0;
         sscanf(at, "%7[a-z]=%n", name, &len);
@@ -320,8 +301,7 @@ static const Flag flags[] = {
     {"--net", "gbe", 1, set_wire, 0, 0, 0, 0, "bytes a second and a delay such as 1G,0.5ms",
      "RATE[,DELAY]: slow the wire of a pipeline (mpirun), or the sims' (1.25G,0.1ms): 1G,0.5ms "
      "(bytes/s)"},
-    {"--stages", "gbe", 1, set_stages, AT(stages), 0, 0, NULL,
-     "L,L,...: layers of each stage of a pipeline (equally many)"},
+    {"--stages", "gbe", TEXT(stages), "L,L,...: layers of each stage of a pipeline (equally many)"},
     {"--flights", "gbpe", WHOLE(policy.flights, 1, 256),
      "G: blocks in flight in turn (a pipeline searches for it; m + 1 for a given block)"},
     {"--link", "gbpe", 1, set_links, 0, 0, 0, 0,
@@ -336,7 +316,7 @@ static const Flag flags[] = {
      "DIR: where the disk tier's file is (TMPDIR, or /var/tmp)"},
     {"--threads", "gbpmqe", WHOLE(threads, 1, 1024),
      "N: threads that compute (all cores; with a GPU two fewer)"},
-    {"--temperature", "g", 1, set_temperature, 0, sizeof(float), 0, 1e6, A_NUMBER,
+    {"--temperature", "g", NUMBER(sampling.temperature, 0, 1e6),
      "T: of sampling; 0 is greedy (the default)"},
     {"--top-p", "g", NUMBER(sampling.top_p, 1e-6, 1),
      "P: with a temperature, sample from the likeliest tokens with together this mass (1)"},
@@ -360,7 +340,7 @@ Options options_default(void) {
                      .net_ms = .1,
                      .offload_dir = tmp && *tmp ? tmp : "/var/tmp",
                      .capacity = {FROM_MACHINE, FROM_MACHINE, FROM_MACHINE},
-                     .sampling = {.top_p = 1},
+                     .sampling = {.temperature = -1, .top_p = 1},
                      .quant = {4, GROUP},
                      .policy = {.schedule = SCHEDULE_ZIGZAG, .overlap = true, .page_tokens = 16}};
 }
@@ -441,22 +421,33 @@ int command_parse(Command *command, const char *name, Error *err) {
                 name);
 }
 
+const char *const placed_name[3] = {"weights", "KV cache", "activations"};
+
 /* Checks that no more than everything is on GPU and CPU. */
 static int check_percent(const Policy *p, Error *err) {
-    const struct {
-        const char *what;
-        double share;
-    } sum[] = {
-        {"weights", p->wg + p->wc}, {"KV cache", p->cg + p->cc}, {"activations", p->hg + p->hc}};
-    for (int i = 0; i < 3; i++)
-        if (sum[i].share > 1 + 1e-9) /* allows for the sum of two rounded numbers */
+    for (int i = 0; i < 3; i++) {
+        double sum = p->share[2 * i] + p->share[2 * i + 1];
+        if (sum > 1 + 1e-9) /* allows for the sum of two rounded numbers */
             return fail(err, EXIT_USAGE,
-                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%", sum[i].what,
-                        100 * sum[i].share);
+                        "--percent: %s on GPU and CPU add up to %g%%; at most 100%%",
+                        placed_name[i], 100 * sum);
+    }
     return 0;
 }
 
+/* Returns true for a flag that may differ between the machines of a pipeline. */
+static bool is_own(const Flag *flag) {
+    static const char *const own[] = {"--model",    "--offload-dir", "--threads",
+                                      "--gpu-mem",  "--cpu-mem",     "--disk-mem",
+                                      "--hardware", "--with",        "--device"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (!strcmp(flag->name, own[i]))
+            return true;
+    return false;
+}
+
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
+    o->digest = HASH_START + command;
     for (int a = 0; a < n; a++) {
         const Flag *f = flags;
         while (f->name &&
@@ -467,11 +458,13 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
                         plural(f->values), f->help);
-        if (!f->set((char *)o + f->at, f, args + a + 1)) {
+        if (!f->set((Given){f, (char *)o + f->at, args + a + 1})) {
             char expected[100];
             snprintf(expected, sizeof expected, f->expected, f->low, f->high);
             return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
         }
+        for (int i = 0; i <= f->values && !is_own(f); i++)
+            o->digest = hash_bytes(o->digest, args[a + i], strlen(args[a + i]) + 1);
         a += f->values;
     }
     return check_percent(&o->policy, err);
@@ -574,16 +567,14 @@ static int check_paper(const Options *o, Error *err) {
 #define LENGTH ": the cost model paper knows one length; give one number"
 #define EXACT ": the cost model paper knows none; leave it out"
 #define BEYOND ": the cost model paper looks at one block on one machine; leave it out"
-    bool some_fixed = false;
-    for (int i = 0; i < 6; i++)
-        some_fixed |= o->fixed[i];
     const Rule rules[] = {
         {!o->hardware, NO_MACHINE},
         {!o->policy.gbs, "--gpu-batch-size" BLOCK},
         {!o->policy.num_gpu_batches, "--num-gpu-batches" BLOCK},
         {is_range(o->prompt_len), "--prompt-len" LENGTH},
         {is_range(o->gen_len), "--gen-len" LENGTH},
-        {some_fixed, "--percent: the cost model paper finds all of them; leave it out"},
+        {memchr(o->fixed, true, sizeof o->fixed),
+         "--percent: the cost model paper finds all of them; leave it out"},
         {is_sparse(&o->policy), "--attn-sparsity" EXACT},
         {o->compress_weight || o->compress_cache || o->allow_compression, "compression" EXACT},
         {o->frontier, "--frontier" BEYOND},
@@ -598,7 +589,7 @@ static int check_pairs(const Options *o, Command command, Error *err) {
 #define GREEDY \
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
     bool on_paper = o->nodes && command == POLICY,
-         cold = command == GENERATE && !o->fixed_temperature;
+         cold = command == GENERATE && o->sampling.temperature < 0;
     bool empty_stop = false, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         empty_stop |= !o->stop.text[i][0];

@@ -5,7 +5,6 @@
  * `strict` the whole job is refused. Sampling depends on a prompt's place in the input, which does
  * not change when a job goes on with the prompts that are left.
  * Read next: journal.c. */
-#include <cjson/cJSON.h>
 #include <fnmatch.h>
 #include <math.h>
 #include <search.h>
@@ -19,7 +18,7 @@
 int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
                 Error *err) {
     Error inner;
-    const int n = tokenizer_encode(tokenizer, passage.text, passage.len, ids, &inner);
+    int n = tokenizer_encode(tokenizer, passage.text, passage.len, ids, &inner);
     if (n < 0)
         return fail(err, inner.code, "%.400s: %.600s", passage.where, inner.text);
     *ids = xrealloc(*ids, n + 1, sizeof **ids);
@@ -44,10 +43,8 @@ static int take_text(const Job *job, Request *e, Passage passage, int n, Error *
         return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it",
                     passage.where);
     /* the 1 is </s>; checked before encoding, which takes memory */
-    const int most = job->config->max_pos,
-              least = 1 + passage.len / tokenizer_longest(job->tokenizer);
-    const int s =
-        least > most ? least : text_encode(&e->ids, passage, job->tokenizer, job->config, err);
+    int most = job->config->max_pos, least = 1 + passage.len / tokenizer_longest(job->tokenizer);
+    int s = least > most ? least : text_encode(&e->ids, passage, job->tokenizer, job->config, err);
     if (s < 0)
         return -1;
     if (s > most)
@@ -71,7 +68,7 @@ void job_add(Job *job, Passage passage, int line) {
 /* Writes an id as JSON text, or leaves *text as it is if none is given. Beyond 2^53 a double skips
  * whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
-    const double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
+    double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
     Text written = {0};
     if (!id || cJSON_IsNull(id))
         return 0;
@@ -125,7 +122,7 @@ static void add_json(Job *job, const Lines *l) {
 static int json_type(const char *text, size_t len) {
     Error ignored;
     cJSON *value = json_parse(text, len, "", &ignored);
-    const int type = value ? value->type : 0;
+    int type = value ? value->type : 0;
     cJSON_Delete(value);
     return type;
 }
@@ -144,7 +141,7 @@ static int refuse_objects(Lines plain, Error *err) {
 
 /* Refuses a text of several lines that is one JSON value as a whole, and an array. */
 static int refuse_one_value(const char *text, size_t len, const char *name, Error *err) {
-    const int type = json_type(text, len);
+    int type = json_type(text, len);
     if (type != cJSON_Array &&
         (type != cJSON_Object || json_type(text, strcspn(text, "\n")) == cJSON_Object))
         return 0;
@@ -157,8 +154,8 @@ static int refuse_one_value(const char *text, size_t len, const char *name, Erro
  * A file that is neither as a whole is refused, instead of being completed as text. */
 static int read_lines(Job *job, const char *path, const char *text, size_t len, Error *err) {
     const char *name = input_name(path), *first = text + strspn(text, "\xEF\xBB\xBF \t\r\n");
-    const bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
-    const bool json =
+    bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
+    bool json =
         job->format ? !strcmp(job->format, "jsonl") : named_json || (!named_text && *first == '{');
     Lines l = {.text = text, .len = len, .name = name};
     if (!job->format && (refuse_one_value(first, len - (first - text), name, err) ||
@@ -224,17 +221,18 @@ static void settle_ids(Job *job) {
 
 int job_settle(Job *job, const char *name, Error *err) {
     settle_ids(job);
-    job->digest = HASH_START;
+    uint64_t hash = HASH_START;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
             return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
-        job->digest = hash_bytes(job->digest, e->id, strlen(e->id) + 1);
-        job->digest = hash_bytes(job->digest, &e->n, sizeof e->n);
+        hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
+        hash = hash_bytes(hash, &e->n, sizeof e->n);
         if (e->text)
-            job->digest = hash_bytes(job->digest, e->text, strlen(e->text) + 1);
-        job->digest = hash_bytes(job->digest, e->ids, e->s * sizeof *e->ids);
+            hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
+        hash = hash_bytes(hash, e->ids, e->s * sizeof *e->ids);
     }
+    job->digest = hash;
     return 0;
 }
 
@@ -243,7 +241,7 @@ int job_read(Job *job, const char *path, Error *err) {
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    const int status = read_lines(job, path, text, len, err);
+    int status = read_lines(job, path, text, len, err);
     free(text);
     return status ? -1 : job_settle(job, input_name(path), err);
 }
@@ -262,6 +260,12 @@ void job_rest(Job *job) {
         t->prompts[t->count++] =
             (Prompt){.ids = e->ids, .s = e->s + e->known, .n = e->n - e->known, .place = i};
     }
+}
+
+void prompts_free(Task *task) {
+    for (int i = 0; i < task->count; i++)
+        free(task->prompts[i].ids);
+    free(task->prompts);
 }
 
 void job_free(Job *job) {

@@ -14,23 +14,11 @@
  * or a full disk has left, is not valid, and is cut off. The file is locked as long as it is open:
  * two jobs never share an output, and a lock ends with the process that holds it.
  * Read next: completions.c. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "app/app.h"
-
-struct Journal {
-    char path[MAX_PATH];
-    int fd;
-    bool locked;
-    char *text; /* (size) the file as it was opened, until the job begins */
-    size_t size;
-    cJSON *head;    /* its first line; NULL if there is none */
-    size_t end;     /* bytes that are valid */
-    uint64_t check; /* the hash of these bytes */
-};
 
 /* Fills err with what could not be done, and why, by errno. Returns -1. */
 static int journal_fault(const Journal *j, const char *what, Error *err) {
@@ -69,7 +57,7 @@ static int open_locked(Journal *j, double patience, Error *err) {
 static int read_head(Journal *j, Error *err) {
     static const char start[] = "{\"" JOURNAL_VERSION "\"";
     const char *newline = memchr(j->text, '\n', j->size);
-    const bool begins = !strncmp(j->text, start, size_min(j->size, strlen(start)));
+    bool begins = !strncmp(j->text, start, size_min(j->size, strlen(start)));
     if (begins && !newline)
         return 0;
     if (begins)
@@ -82,7 +70,7 @@ static int read_head(Journal *j, Error *err) {
 }
 
 char *file_whole(int fd, const char *name, size_t *size, Error *err) {
-    const off_t end = lseek(fd, 0, SEEK_END);
+    off_t end = lseek(fd, 0, SEEK_END);
     if (end >= 0)
         return file_read_part(fd, name, *size = end, 0, err);
     fail(err, EXIT_FAILED, "%s: cannot read: %s", name, strerror(errno));
@@ -100,20 +88,17 @@ Journal *journal_open(const char *output, double patience, Error *err) {
     return NULL;
 }
 
-const cJSON *journal_head(const Journal *j) { return j->head; }
-const char *journal_path(const Journal *j) { return j->path; }
-
 /* Returns the bytes of the record behind the valid end, without its check, and sets *check. Returns
  * 0 if there is no valid record. */
 static size_t next_record(const Journal *j, uint64_t *check) {
     uint32_t n;
     uint64_t there;
     const char *record = j->text + j->end;
-    const size_t left = j->size - j->end;
+    size_t left = j->size - j->end;
     if (left < sizeof n)
         return 0;
     memcpy(&n, record, sizeof n);
-    const size_t bytes = sizeof n + n * sizeof(Pair);
+    size_t bytes = sizeof n + n * sizeof(Pair);
     if (!n || left < bytes + sizeof there)
         return 0;
     memcpy(&there, record + bytes, sizeof there);
@@ -160,16 +145,16 @@ int journal_begin(Journal *j, const cJSON *head, Error *err) {
     if (!head)
         return 0;
     char *text = cJSON_PrintUnformatted(head);
-    const size_t size = strlen(text);
+    size_t size = strlen(text);
     text[size] = '\n'; /* replaces the final 0 */
     j->check = hash_bytes(HASH_START, text, size + 1);
-    const int status = append_bytes(j, text, size + 1, err);
+    int status = append_bytes(j, text, size + 1, err);
     free(text);
     return status ? -1 : journal_sync(j, err);
 }
 
 int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
-    const uint32_t count = n;
+    uint32_t count = n;
     Text record = {0};
     FILE *out = text_stream(&record);
     j->check = hash_bytes(hash_bytes(j->check, &count, sizeof count), pairs, n * sizeof *pairs);
@@ -177,7 +162,7 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
     fwrite(pairs, sizeof *pairs, n, out);
     fwrite(&j->check, sizeof j->check, 1, out);
     fclose(out);
-    const int status = append_bytes(j, record.text, record.len, err);
+    int status = append_bytes(j, record.text, record.len, err);
     free(record.text);
     return status;
 }
@@ -191,7 +176,7 @@ int journal_remove(const Journal *j, Error *err) {
     if (fstat(j->fd, &mine) || stat(j->path, &there))
         return errno == ENOENT ? 0 : journal_fault(j, "read", err);
     /* Another file, which somebody has put there, is left alone. */
-    const bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+    bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
     return same && unlink(j->path) ? journal_fault(j, "remove", err) : 0;
 }
 

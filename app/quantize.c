@@ -22,15 +22,12 @@
  * made beside its place, as OUTPUT.tmp-PID, synced, and renamed when it is complete; on any failure
  * it is removed.
  * Read next: job.c. */
-#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
 #include "app/app.h"
 
 /* Bytes to which data is aligned; numbers that are converted at once; threads; bytes of a small
@@ -57,6 +54,7 @@ typedef struct {
     uint8_t *packed;             /* (threads, bytes of the largest row of groups) */
     FILE *file, *progress;       /* the file that is open; NULL: progress is not shown */
     char path[MAX_PATH + 256];   /* that file's */
+    Error *err;                  /* filled when something fails */
 } Copy;
 
 // -------------------------------------------------------------------------------------------------
@@ -81,13 +79,13 @@ static void add_item(Copy *copy, const Part *part) {
 
 /* Returns the largest power of two, up to ALIGN, that divides the item's size in bytes. */
 static int roundness(const Item *item) {
-    const size_t bit = item->bytes & -item->bytes;
+    size_t bit = item->bytes & -item->bytes;
     return size_min(bit, ALIGN);
 }
 
 static int compare_items(const void *a, const void *b) {
     const Item *x = a, *y = b;
-    const int shard = x->shard - y->shard, round = roundness(y) - roundness(x);
+    int shard = x->shard - y->shard, round = roundness(y) - roundness(x);
     if (shard)
         return shard;
     return round ? round : x->order - y->order;
@@ -96,11 +94,11 @@ static int compare_items(const void *a, const void *b) {
 /* Makes the items, and gives each its shard and its place there. A layer stays together: the next
  * shard begins with it if this one would grow too large. */
 static void lay_out(Copy *copy, Bytes shard_bytes) {
-    const int count = part_count(&copy->checkpoint->config);
+    int count = part_count(&copy->checkpoint->config);
     Item *items = copy->items = xcalloc(count, sizeof *items);
     size_t size = 0;
     for (int t = 0; t < count; t++) {
-        const Part part = checkpoint_part(copy->checkpoint, t);
+        Part part = checkpoint_part(copy->checkpoint, t);
         if (part.tensor->rows)
             add_item(copy, &part);
     }
@@ -133,36 +131,36 @@ static void shard_name(char name[48], const Copy *copy, int shard) {
 // Files
 // -------------------------------------------------------------------------------------------------
 
-static int cannot_write(const char *path, Error *err) {
-    return fail(err, EXIT_FAILED, "%s: %s; make room or write elsewhere", path, strerror(errno));
+/* Reports that the file that is open could not be written. Returns -1. */
+static int cannot_write(const Copy *copy) {
+    return fail(copy->err, EXIT_FAILED, "%s: %s; make room or write elsewhere", copy->path,
+                strerror(errno));
 }
 
 /* Opens a new file of the copy. */
-static int begin_file(Copy *copy, const char *name, Error *err) {
+static int begin_file(Copy *copy, const char *name) {
     snprintf(copy->path, sizeof copy->path, "%s/%s", unfinished_name(), name);
     copy->file = fopen(copy->path, "wxe");
-    return copy->file ? 0 : cannot_write(copy->path, err);
+    return copy->file ? 0 : cannot_write(copy);
 }
 
-static int write_bytes(const Copy *copy, const void *bytes, size_t size, Error *err) {
+static int write_bytes(const Copy *copy, const void *bytes, size_t size) {
     if (__atomic_load_n(stop_signal(), __ATOMIC_RELAXED))
-        return stop_fail(err, "; there is no copy");
-    return fwrite(bytes, 1, size, copy->file) == size ? 0 : cannot_write(copy->path, err);
+        return stop_fail(copy->err, "; there is no copy");
+    return fwrite(bytes, 1, size, copy->file) == size ? 0 : cannot_write(copy);
 }
 
 /* Closes the file. If all went well so far (status 0), first syncs it to the disk. */
-static int end_file(const Copy *copy, int status, Error *err) {
+static int end_file(const Copy *copy, int status) {
     if (!status && (fflush(copy->file) || fsync(fileno(copy->file))))
-        status = cannot_write(copy->path, err);
-    if (fclose(copy->file) && !status)
-        status = cannot_write(copy->path, err);
-    return status;
+        status = cannot_write(copy);
+    return fclose(copy->file) && !status ? cannot_write(copy) : status;
 }
 
-static int write_whole(Copy *copy, const char *name, const void *bytes, size_t size, Error *err) {
-    if (begin_file(copy, name, err))
+static int write_whole(Copy *copy, const char *name, const void *bytes, size_t size) {
+    if (begin_file(copy, name))
         return -1;
-    return end_file(copy, write_bytes(copy, bytes, size, err), err);
+    return end_file(copy, write_bytes(copy, bytes, size));
 }
 
 /* Syncs a directory, where the file system supports this. */
@@ -170,7 +168,7 @@ static int sync_directory(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
         bad = fd < 0 || (fsync(fd) && errno != EINVAL);
     if (bad)
-        cannot_write(path, err);
+        fail(err, EXIT_FAILED, "%s: %s; make room or write elsewhere", path, strerror(errno));
     if (fd >= 0)
         close(fd);
     return -bad;
@@ -178,14 +176,14 @@ static int sync_directory(const char *path, Error *err) {
 
 /* Copies the other files of a model's directory: its configuration and the tokenizer's files.
  * Leaves out an index, since it lists the source's shards. */
-static int copy_small_files(Copy *copy, const char *from, Error *err) {
+static int copy_small_files(Copy *copy, const char *from) {
     char path[MAX_PATH + 256];
     struct stat st;
     size_t len;
     int status = 0;
     DIR *d = opendir(from);
     if (!d)
-        return fail(err, EXIT_FAILED, "%s: %s", from, strerror(errno));
+        return fail(copy->err, EXIT_FAILED, "%s: %s", from, strerror(errno));
     for (const struct dirent *e; !status && (errno = 0, e = readdir(d));) {
         const char *name = e->d_name;
         snprintf(path, sizeof path, "%s/%s", from, name);
@@ -193,12 +191,12 @@ static int copy_small_files(Copy *copy, const char *from, Error *err) {
             !fnmatch("*.index.json", name, 0) || (!stat(path, &st) && S_ISDIR(st.st_mode)))
             continue;
         /* A dangling link, or a file above SMALL_FILE, is an error: the copy would lack it. */
-        char *text = file_read(path, SMALL_FILE, &len, err);
-        status = text ? write_whole(copy, name, text, len, err) : -1;
+        char *text = file_read(path, SMALL_FILE, &len, copy->err);
+        status = text ? write_whole(copy, name, text, len) : -1;
         free(text);
     }
     if (!status && errno)
-        status = fail(err, EXIT_FAILED, "%s: read error: %s", from, strerror(errno));
+        status = fail(copy->err, EXIT_FAILED, "%s: read error: %s", from, strerror(errno));
     closedir(d);
     return status;
 }
@@ -219,7 +217,7 @@ static void write_entry(FILE *out, const Copy *copy, const Item *item) {
 }
 
 /* Writes a shard's length and header, padded with spaces to where the data begins. */
-static int write_header(const Copy *copy, int shard, Error *err) {
+static int write_header(const Copy *copy, int shard) {
     Text header = {0};
     FILE *out = text_stream(&header);
     fprintf(out, "{\"__metadata__\":{\"format\":\"" PACKED_FORMAT
@@ -230,9 +228,9 @@ static int write_header(const Copy *copy, int shard, Error *err) {
     putc('}', out);
     fclose(out);
     const uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = size;
-    int status = write_bytes(copy, &length, sizeof length, err);
+    int status = write_bytes(copy, &length, sizeof length);
     if (!status && fprintf(copy->file, "%-*.*s", (int)size, (int)header.len, header.text) < 0)
-        status = cannot_write(copy->path, err);
+        status = cannot_write(copy);
     free(header.text);
     return status;
 }
@@ -258,42 +256,42 @@ static void pack_row_groups(const void *rows, int first, int n) {
 
 /* Writes a packed matrix: packs one row of groups on each thread, writes these, and goes on with
  * the next rows. */
-static int write_packed(const Copy *copy, const Item *item, Error *err) {
+static int write_packed(const Copy *copy, const Item *item) {
     for (int first = 0; first < item->rows; first += copy->threads) {
-        const int n = imin(copy->threads, item->rows - first);
+        int n = imin(copy->threads, item->rows - first);
         Error why[MOST_THREADS] = {0};
         host_share((double)n * GROUP * item->from->cols, n, pack_row_groups,
                    &(Rows){copy, item, first, why});
         for (int i = 0; i < n; i++)
             if (why[i].code) {
-                *err = why[i];
+                *copy->err = why[i];
                 return -1;
             }
-        if (write_bytes(copy, copy->packed, n * item->cols, err))
+        if (write_bytes(copy, copy->packed, n * item->cols))
             return -1;
     }
     return 0;
 }
 
-static int write_f16(const Copy *copy, const Item *item, Error *err) {
+static int write_f16(const Copy *copy, const Item *item) {
     const Tensor *t = item->from;
-    const size_t count = item->bytes / sizeof(f16);
+    size_t count = item->bytes / sizeof(f16);
     for (size_t first = 0, n; first < count; first += n) {
         n = size_min(count - first, CHUNK);
-        if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, err) ||
-            checkpoint_finite(copy->checkpoint, copy->scratch, t, first, n, err) ||
-            write_bytes(copy, copy->scratch, n * sizeof *copy->scratch, err))
+        if (checkpoint_fill(copy->checkpoint, copy->scratch, t, first, n, copy->err) ||
+            checkpoint_finite(copy->checkpoint, copy->scratch, t, first, n, copy->err) ||
+            write_bytes(copy, copy->scratch, n * sizeof *copy->scratch))
             return -1;
     }
     return 0;
 }
 
-static int write_shard(Copy *copy, int shard, Error *err) {
+static int write_shard(Copy *copy, int shard) {
     char name[48];
     shard_name(name, copy, shard);
-    if (begin_file(copy, name, err))
+    if (begin_file(copy, name))
         return -1;
-    int status = write_header(copy, shard, err);
+    int status = write_header(copy, shard);
     for (int i = 0; i < copy->nitems && !status; i++) {
         const Item *item = &copy->items[i];
         if (item->shard != shard)
@@ -301,13 +299,13 @@ static int write_shard(Copy *copy, int shard, Error *err) {
         if (copy->progress)
             fprintf(copy->progress, "\r\033[K%.2f of %.2f GB, %s", copy->done / 1e9,
                     (copy->bytes[0] + copy->bytes[1]) / 1e9, name);
-        status = item->packed ? write_packed(copy, item, err) : write_f16(copy, item, err);
+        status = item->packed ? write_packed(copy, item) : write_f16(copy, item);
         copy->done += item->bytes;
     }
-    return end_file(copy, status, err);
+    return end_file(copy, status);
 }
 
-static int write_index(Copy *copy, Error *err) {
+static int write_index(Copy *copy) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size", copy->done);
     cJSON *map = cJSON_AddObjectToObject(json, "weight_map");
@@ -318,7 +316,7 @@ static int write_index(Copy *copy, Error *err) {
                                 shard);
     }
     char *text = cJSON_Print(json);
-    int status = write_whole(copy, "model.safetensors.index.json", text, strlen(text), err);
+    int status = write_whole(copy, "model.safetensors.index.json", text, strlen(text));
     cJSON_free(text);
     cJSON_Delete(json);
     return status;
@@ -329,44 +327,44 @@ static int write_index(Copy *copy, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 /* Writes the whole copy to the unfinished directory. */
-static int write_files(Copy *copy, const char *from, Error *err) {
-    const int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
-    const size_t numbers = (size_t)copy->threads * GROUP * k;
+static int write_files(Copy *copy, const char *from) {
+    int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
+    size_t numbers = (size_t)copy->threads * GROUP * k;
     copy->scratch = xcalloc(CHUNK + numbers, sizeof *copy->scratch);
     copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
-    int status = copy_small_files(copy, from, err);
+    int status = copy_small_files(copy, from);
     for (int s = 0; s < copy->nshards && !status; s++)
-        status = write_shard(copy, s, err);
+        status = write_shard(copy, s);
     if (!status)
-        status = checkpoint_unchanged(copy->checkpoint, err);
+        status = checkpoint_unchanged(copy->checkpoint, copy->err);
     if (!status && copy->nshards > 1)
-        status = write_index(copy, err);
+        status = write_index(copy);
     if (copy->progress)
         fprintf(copy->progress, "\r\033[K");
     free(copy->scratch);
     free(copy->packed);
-    return status ? -1 : sync_directory(unfinished_name(), err);
+    return status ? -1 : sync_directory(unfinished_name(), copy->err);
 }
 
 /* Makes the copy beside output and renames it. An empty directory at output is removed first, so
  * that one that cannot be removed (a mount point) is found before the work begins. It is made again
  * if the work fails. */
-static int write_beside(Copy *copy, const char *from, const char *output, Error *err) {
+static int write_beside(Copy *copy, const char *from, const char *output) {
     char place[MAX_PATH];
     Error inner;
     snprintf(place, sizeof place, "%s", output);
     for (size_t len = strlen(place); len > 1 && place[len - 1] == '/'; len--)
         place[len - 1] = 0;
     if (unfinished_begin(place, true, &inner) < 0)
-        return fail(err, inner.code, "--output %.400s: %.500s", output, inner.text);
-    const bool empty = rmdir(output) == 0;
+        return fail(copy->err, inner.code, "--output %.400s: %.500s", output, inner.text);
+    bool empty = rmdir(output) == 0;
     int status =
         empty || errno == ENOENT
-            ? write_files(copy, from, err)
-            : fail(err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one", output,
-                   strerror(errno));
+            ? write_files(copy, from)
+            : fail(copy->err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one",
+                   output, strerror(errno));
     if (!status)
-        status = unfinished_end(place, err);
+        status = unfinished_end(place, copy->err);
     if (status) {
         unfinished_remove();
         if (empty)
@@ -385,13 +383,14 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
         return -1;
     Copy copy = {.checkpoint = checkpoint,
                  .threads = imin(host_threads(), MOST_THREADS),
-                 .progress = progress};
+                 .progress = progress,
+                 .err = err};
     int status = -1;
     if (checkpoint->packed)
         fail(err, EXIT_USAGE, "%s: is packed already; name the model that it was made from", dir);
     else if (!checkpoint_packs(checkpoint, err)) {
         lay_out(&copy, shard_bytes);
-        status = write_beside(&copy, dir, output, err);
+        status = write_beside(&copy, dir, output);
     }
     *stats = (CopyStats){.files = copy.nshards,
                          .untied = checkpoint->untied,

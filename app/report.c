@@ -3,15 +3,11 @@
  * The list is a cJSON object under the paper's names, which --json writes as it is. The text has
  * those of them that a person wants to see, and a few more, such as a rate beside bytes and
  * seconds. Read next: explain.c. */
-#include <cjson/cJSON.h>
 #include <inttypes.h>
-#include <math.h>
 
 #include "app/app.h"
-#include "device/device.h"
 
 static const double GIB = 1073741824;
-static const char *const held[] = {"weights", "KV cache", "activations"};
 
 // -------------------------------------------------------------------------------------------------
 // The plan
@@ -30,7 +26,15 @@ const char *plan_purpose(Bytes bytes[NTIERS], const Plan *p, int i) {
     return all[i].bytes ? all[i].name : NULL;
 }
 
-static void print_regions(FILE *out, const Plan *p) {
+static void print_tiers(FILE *out, const char *name, const Bytes bytes[NTIERS]) {
+    fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", name, bytes[TIER_GPU] / MEBIBYTE,
+            bytes[TIER_CPU] / MEBIBYTE, bytes[TIER_DISK] / MEBIBYTE);
+}
+
+void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
+    int flights = flight_count(&p->policy),
+        batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
+    fputs("plan (MiB)                                  GPU          CPU         disk\n", out);
     for (int i = 0; i < NREGIONS * NTIERS; i++) {
         Bytes bytes[NTIERS];
         const char *name = plan_purpose(bytes, p, i);
@@ -41,25 +45,8 @@ static void print_regions(FILE *out, const Plan *p) {
             bytes[t] ? fprintf(out, " %12.2f", bytes[t] / MEBIBYTE) : fprintf(out, " %12s", "");
         fprintf(out, "\n");
     }
-}
-
-static void print_tiers(FILE *out, const char *name, const Bytes bytes[NTIERS]) {
-    fprintf(out, "%-34s %12.2f %12.2f %12.2f\n", name, bytes[TIER_GPU] / MEBIBYTE,
-            bytes[TIER_CPU] / MEBIBYTE, bytes[TIER_DISK] / MEBIBYTE);
-}
-
-/* Prints the totals below a heading. */
-static void print_totals(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
     print_tiers(out, "planned", p->total);
     print_tiers(out, "capacity", capacity);
-}
-
-void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
-    int flights = flight_count(&p->policy),
-        batches = p->batches - (p->policy.schedule == SCHEDULE_DIAGONAL) * flights;
-    fputs("plan (MiB)                                  GPU          CPU         disk\n", out);
-    print_regions(out, p);
-    print_totals(out, p, capacity);
     Bytes pages = 0;
     for (int t = 0; t < NTIERS; t++)
         pages += p->npages[t];
@@ -71,8 +58,8 @@ void plan_print(FILE *out, const Plan *p, const Bytes capacity[NTIERS]) {
         flights * pages * p->policy.page_tokens * p->kv_row * 2 * p->config.l / MEBIBYTE,
         p->a21_kv / MEBIBYTE);
     for (int w = 0; w < 3; w++)
-        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", held[w], 100 * p->achieved[w][0],
-                100 * p->achieved[w][1], 100 * p->achieved[w][2]);
+        fprintf(out, "  %-32s %11.2f%% %11.2f%% %11.2f%%\n", placed_name[w],
+                100 * p->achieved[w][0], 100 * p->achieved[w][1], 100 * p->achieved[w][2]);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -137,8 +124,8 @@ static void add_policy(cJSON *json, const Policy *p) {
 
 /* Prints the shares in percent: wg wc cg cc hg hc. */
 static void print_shares(FILE *out, const Policy *p) {
-    fprintf(out, "%5.1f %5.1f %5.1f %5.1f %5.1f %5.1f", 100 * p->wg, 100 * p->wc, 100 * p->cg,
-            100 * p->cc, 100 * p->hg, 100 * p->hc);
+    for (int i = 0; i < 6; i++)
+        fprintf(out, i ? " %5.1f" : "%5.1f", 100 * p->share[i]);
 }
 
 /* Adds what a cost model expects, and the rows that bind it. */
@@ -215,7 +202,7 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
     fprintf(out, "block of %d x %d, by Appendix A.3\n", block->gbs, block->num_gpu_batches);
     for (int f = 0; f < NFRACTIONS; f++) {
         if (f % NTIERS == 0)
-            fprintf(out, "  %-11s", held[f / NTIERS]);
+            fprintf(out, "  %-11s", placed_name[f / NTIERS]);
         fprintf(out, "  %s %6.2f%%%s", fraction_name[f], 100 * cost->fraction[f],
                 f % NTIERS == TIER_DISK ? "\n" : "");
     }
@@ -325,7 +312,8 @@ void print_peaks(const TaskRun *run) {
     double peak = memory_peak() / MEBIBYTE,
            in_process = ((run->gpu ? 0 : tiers[TIER_GPU]) + tiers[TIER_CPU]) / MEBIBYTE;
     fputs("plan and peak (MiB)                         GPU          CPU         disk\n", stderr);
-    print_totals(stderr, run->plan, run->capacity);
+    print_tiers(stderr, "planned", run->plan->total);
+    print_tiers(stderr, "capacity", run->capacity);
     print_tiers(stderr, "measured peak", tiers);
     if (!run->sim)
         fprintf(stderr,
@@ -369,7 +357,7 @@ void print_summary(const TaskRun *run, int prompts, long tokens) {
 
 static void report_times(const TaskRun *run) {
     const RunStats *t = &run->stats;
-    const Cost was = measured(run);
+    Cost was = measured(run);
     double decoding = t->decode_s > 0 ? t->decoded / t->decode_s : 0;
     ADD(run->json, {"sweeps", t->sweeps}, {"s", run->options->prompt_len[1]},
         {"n", run->options->gen_len[1]}, {"T", was.T}, {"T_pre", was.T_pre}, {"T_gen", was.T_gen},
@@ -424,8 +412,8 @@ static void report_lanes(const TaskRun *run, cJSON *to) {
         busy[channel] += count->busy_s;
         if (channel == NET && !run->device->net)
             continue;
-        fprintf(out, "  %-16s %-5s ", lane_name[l], channel_name[channel]);
-        fprintf(out, known ? "busy %8.3f s" : "busy        ? s", count->busy_s);
+        fprintf(out, known ? "  %-16s %-5s busy %8.3f s" : "  %-16s %-5s busy        ? s",
+                lane_name[l], channel_name[channel], count->busy_s);
         if (bytes > 0)
             fprintf(out, "  moved %10.2f MB", bytes / 1e6);
         if (bytes > 0 && known)
@@ -497,7 +485,7 @@ static void report_stages(const TaskRun *run) {
 /* Reports the share of the time in which each stage of a pipeline waits for others: the bubble. */
 static void report_waiting(const TaskRun *run) {
     cJSON *list = cJSON_AddArrayToObject(run->json, "waiting");
-    for (int s = 0; s < trace_count(run); s++) {
+    for (int s = 0; s < run->nstages; s++) {
         double share = 1 - trace_breakdown(&run->traces[s]).busy_s / run->stats.total_s;
         cJSON_AddItemToArray(list, cJSON_CreateNumber(share));
         fprintf(run->text, "stage %d waits %.1f%% of the time\n", s, 100 * share);
@@ -544,7 +532,7 @@ void report_traced(const TaskRun *run) {
  * as F16. */
 static void report_study(const TaskRun *run) {
     const Policy *p = &run->plan->policy;
-    const Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
+    Quant study = p->weight_study.bits ? p->weight_study : p->cache_study;
     if (!study.bits)
         return;
     cJSON *json = cJSON_AddObjectToObject(run->json, "study");
@@ -560,7 +548,7 @@ static void report_study(const TaskRun *run) {
 }
 
 void report_eval(const TaskRun *run, const Eval *eval) {
-    const EvalResult e = eval_result(eval);
+    EvalResult e = eval_result(eval);
     const RunStats *t = &run->stats;
     int prompts = eval->task.count;
     if (run->options->perplexity) {

@@ -5,9 +5,6 @@
  * to the others. All stages then make the same admission decisions, so each knows which sequences
  * are in flight. If the machines are simulated, all stages are in this process, one thread each.
  * Read next: flags.c. */
-#include <pthread.h>
-
-#include "device/device.h"
 #include "app/app.h"
 
 /* Hashes of what must be the same on all stages. */
@@ -15,25 +12,8 @@ typedef struct {
     uint64_t model, flags, program;
 } Identity;
 
-uint64_t flags_digest(char **args, int n) {
-    static const char *const own[] = {
-        "--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem", "--disk-mem",
-        "--hardware", "--with",        "--device",  NULL}; /* may differ between machines */
-    uint64_t hash = HASH_START;
-    for (int a = 0; a < n; a++) {
-        const char *const *flag = own;
-        while (*flag && strcmp(args[a], *flag))
-            flag++;
-        if (*flag)
-            a++; /* skips its value, too */
-        else
-            hash = hash_bytes(hash, args[a], strlen(args[a]) + 1);
-    }
-    return hash;
-}
-
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err) {
-    const Identity mine = {
+    Identity mine = {
         checkpoint_digest(checkpoint), flags,
         hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
     Identity first = mine;
@@ -49,28 +29,31 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
         err);
 }
 
-int stage_layers(int *first, int l, const Net *net, const Texts *given, Error *err) {
-    const int m = net->stages, count = given->n ? given->n : m;
-    int layers = 0, sum = 0;
+int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net *net,
+               const char *given, Error *err) {
+    int l = whole->config.l, m = net->stages, count = 0, layers = 0, sum = 0;
     if (m > l)
         return fail(err, EXIT_USAGE,
                     "a pipeline of %d stages: the model has %d layer%s; start fewer", m, l,
                     plural(l));
-    for (int s = 0; s < count; s++) {
-        const int n = given->n ? atoi(given->text[s]) : l * (s + 1) / m - sum;
+    for (const char *at = given; given ? at != NULL : count < m; count++) {
+        int n = given ? atoi(at) : l * (count + 1) / m - sum;
         if (n < 1)
             return fail(err, EXIT_USAGE, "--stages: expected numbers of layers such as 10,10,10,8");
-        if (s == net->stage) {
+        if (count == net->stage) {
             *first = sum;
             layers = n;
         }
         sum += n;
+        const char *comma = given ? strchr(at, ',') : NULL;
+        at = comma ? comma + 1 : NULL;
     }
-    if (count == m && sum == l)
-        return layers;
-    return fail(err, EXIT_USAGE,
-                "--stages: %d stage%s of together %d layer%s; expected %d, of together %d", count,
-                plural(count), sum, plural(sum), m, l);
+    if (count != m || sum != l)
+        return fail(err, EXIT_USAGE,
+                    "--stages: %d stage%s of together %d layer%s; expected %d, of together %d",
+                    count, plural(count), sum, plural(sum), m, l);
+    *part = checkpoint_stage(whole, net->stage, m, *first, layers);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -88,6 +71,8 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         Task task;
         int requests;
     } head = {*task, job ? job->count : 0};
+    if (!net)
+        return 0;
     if (net->share(net, &head, sizeof head, err))
         return -1;
     if (net->stage) {
@@ -104,7 +89,7 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
         if (net->share(net, &sent, sizeof sent, err))
             return -1;
         *q = sent.prompt;
-        const size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
+        size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
         if (net->stage)
             q->ids = xcalloc(n, sizeof *q->ids);
         if (net->share(net, q->ids, n * sizeof *q->ids, err))
@@ -144,10 +129,9 @@ int stage_print_plans(Net *net, const Plan *plan, int first, Error *err) {
 // Traces
 // -------------------------------------------------------------------------------------------------
 
-Trace *stage_trace(int stage, int first, int layers, size_t limit) {
-    Trace *trace = xcalloc(1, sizeof *trace);
-    trace->limit = limit;
-    snprintf(trace->name, sizeof trace->name, "stage %d: layers %d to %d", stage, first,
+Trace stage_trace(int stage, int first, int layers, size_t limit) {
+    Trace trace = {.limit = limit};
+    snprintf(trace.name, sizeof trace.name, "stage %d: layers %d to %d", stage, first,
              first + layers - 1);
     return trace;
 }
@@ -156,7 +140,7 @@ static int receive_trace(Net *net, int from, Trace *trace, double ready_at, Erro
     Trace sent;
     if (net->receive(net, from, NET_SETUP, &sent, sizeof sent, err))
         return -1;
-    const double later = ready_at - sent.ready_at;
+    double later = ready_at - sent.ready_at;
     sent.slice = xcalloc(sent.n, sizeof *sent.slice);
     sent.held = xcalloc(sent.sweeps, sizeof *sent.held);
     *trace = sent;
@@ -189,15 +173,13 @@ int stage_gather_traces(Net *net, Trace *all, Error *err) {
 // A pipeline of simulated machines, all in this process
 // -------------------------------------------------------------------------------------------------
 
-int stages_split(Stages *all, const Checkpoint *whole, int m, const Texts *given, Error *err) {
+int stages_split(Stages *all, const Checkpoint *whole, int m, const char *given, Error *err) {
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];
-        const int layers = stage_layers(&stage->first, whole->config.l,
-                                        &(Net){.stage = s, .stages = m}, given, err);
-        if (layers < 0)
+        Net net = {.stage = s, .stages = m};
+        if (stage_part(&stage->part, &stage->first, whole, &net, given, err))
             return -1;
-        stage->part = checkpoint_stage(whole, s, m, stage->first, layers);
     }
     return 0;
 }
@@ -244,7 +226,7 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
         all->stage[s].task = task;
     for (started = 1; started < all->n; started++) {
         Stage *stage = &all->stage[started];
-        const int why = pthread_create(&stage->thread, NULL, run_stage, stage);
+        int why = pthread_create(&stage->thread, NULL, run_stage, stage);
         if (!why)
             continue;
         fail_to_start(err, why);
@@ -262,12 +244,6 @@ int stages_run(Stages *all, const Task *task, const Listener *listener, RunStats
 }
 
 void stages_close(Stages *all) {
-    for (int s = 0; all->world && s < all->n; s++) {
-        Trace *trace = all->stage[s].device->trace;
-        if (trace)
-            trace_free(trace);
-        free(trace);
-    }
     if (all->world)
         world_close(all->world);
     for (int s = 0; s < all->n; s++)

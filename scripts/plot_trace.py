@@ -33,10 +33,11 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 
 # the order of the legend; colours stand out on white and on black
 COLORS = {
-    "load_weight": "#4e79a7", "load_cache": "#59a9a3", "load_activation": "#9c755f", "load_inputs": "#a39a96",
+    "compute": "#f28e2b", "load_weight": "#4e79a7", "load_cache": "#59a9a3", "load_activation": "#9c755f", "load_inputs": "#a39a96",
     "gather_tokens": "#8a8a5c", "project": "#f28e2b", "attend": "#e15759", "finish": "#d4ae2c", "store_cache": "#a070a0",
     "store_activation": "#e88f9b", "tokens": "#5f9e52", "receive": "#2aa5d8", "send": "#c2409a",
 }
+COMPUTES = ("gpu", "cpu", "compute")  # channels; the last is mini.c's
 OTHER_COLORS = ["#6b6ecf", "#8c6d31", "#d6616b", "#637939"]
 
 
@@ -104,7 +105,7 @@ def cut(slices, sweeps, window, strictly):
     begin, end = -math.inf, math.inf
     if sweeps:
         a, b = parse_range(sweeps, "--sweeps", int)
-        inside = [s for s in slices if a <= s.i <= b and s.channel in ("gpu", "cpu")]
+        inside = [s for s in slices if a <= s.i <= b and s.channel in COMPUTES]
         if not inside:
             raise Fault(f"--sweeps: nothing was computed in {sweeps}; the trace has sweeps 0 to {max(s.i for s in slices)}")
         begin, end = min(s.begin for s in inside), max(s.end for s in inside)
@@ -180,7 +181,7 @@ def sweep_marks(slices, begin, end, x_of, top, bottom):
     """Where each sweep's first computation begins, and what it is, as far as there is room."""
     starts = {}
     for s in slices:
-        if s.channel == "gpu":
+        if s.channel in ("gpu", "compute"):
             starts.setdefault(s.i, s)
     parts, free = [], -math.inf
     for i, s in sorted(starts.items()):
@@ -290,11 +291,11 @@ RED = "#e0202f"
 
 
 def computed_squares(slices):
-    """The first `project` of each square, in the order of computing."""
+    """The first `project` of each square, or its `compute` (mini.c), in the order of computing."""
     seen, squares = set(), []
     for s in slices:
         key = (s.i, s.j, s.k)
-        if s.name == "project" and key not in seen:
+        if s.name in ("project", "compute") and key not in seen:
             seen.add(key)
             squares.append(s)
     if not squares:

@@ -1,6 +1,13 @@
-/* mini_parts.c: see mini_parts.h. The names of mini.c are those of the engine; so it is compiled here, by itself. */
+/* mini_parts.c: see mini_parts.h. Types of mini.c have the names of the engine's; so it is compiled here, by itself. These
+ * are the functions and variables that both have. */
 #undef _GNU_SOURCE  // which mini.c defines itself
 #define main mini_main
+#define ask mini_ask
+#define paper_lp mini_paper_lp
+#define place_weights mini_place_weights
+#define post mini_post
+#define scratch mini_scratch
+#define tier_name mini_tier_name
 #include "mini.c"
 #include "tests/mini_parts.h"
 

@@ -1773,16 +1773,15 @@ static void bench_tells_its_tokens_by_their_digest(void) {
     CU_ASSERT(digest == digest_of("6", "6", "--schedule", "diagonal") && digest != digest_of("6", "6", "--seed", "5"));
 }
 
-/* Two prompts generate one token each. The second adds FNV-1a of its number and its token to the digest of the first, so
+/* Two prompts generate one token each. The second adds the hash of its number and its token to the digest of the first, so
  * that both tokens can be told from the digests. */
 static void bench_gives_every_prompt_tokens_of_its_own(void) {
     enum { VOCAB = 4096 };
     const uint64_t first = digest_of("1", "1", "--seed", "0"), both = digest_of("2", "1", "--seed", "0");
     int token[2] = {-1, -1};
-    for (int t = 0; t < VOCAB; t++)
+    for (int32_t t = 0; t < VOCAB; t++)
         for (int i = 0; i < 2; i++)
-            if ((i ? both - first : first) == ((0xcbf29ce484222325 + (uint64_t)i) ^ (uint64_t)t) * 0x100000001b3)
-                token[i] = t;
+            if ((i ? both - first : first) == hash_bytes((uint64_t)HASH_START + (uint64_t)i, &t, sizeof t)) token[i] = t;
     CU_ASSERT(token[0] >= 0 && token[1] >= 0 && token[0] != token[1]);
 }
 

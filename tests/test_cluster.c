@@ -176,7 +176,7 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         RunStats was;
         static int32_t ids[512];
         for (int i = 0; i < 2048; i++) prompts[i].n = n, prompts[i].ids = ids;
-        ASSERT_OK(stages_split(&stages, model, m, &(Texts){.n = 0}, &err));
+        ASSERT_OK(stages_split(&stages, model, m, NULL, &err));
         part.checkpoint = &stages.stage[0].part, part.cluster = cluster;
         part.given.flights = m > 1 ? m + 1 : 1, part.fixed_flights = true;
         choose(&part, &stages);

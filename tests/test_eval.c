@@ -160,7 +160,7 @@ static void every_policy_gives_the_same_scores(void) {
         for (int i = 0; i < 5; i++)
             for (int way = 0; way < 6; way++) {
                 const double *f = placements[i];
-                p = (Policy){f[0], f[1], f[2], f[3], f[4], f[5], .page_tokens = 16};
+                p = (Policy){.share = {f[0], f[1], f[2], f[3], f[4], f[5]}, .page_tokens = 16};
                 p.gbs = 1 + way % 4, p.num_gpu_batches = 3, p.schedule = (Schedule)(way % 3), p.overlap = way != 4;
                 p.delegated = (way + i) % 2, p.table_home = (Tier)((i + way) % 3);
                 Scores s = score(checkpoint, &p, &scored);

@@ -1507,14 +1507,15 @@ static void mini_simplex_2_textbook(void) {
 static void mini_simplex_3_cycles(void) {
     static const char opt_30b_config[] =
         "{\"model_type\": \"opt\", \"activation_function\": \"relu\", \"num_hidden_layers\": 48, \"hidden_size\": 7168, "
-        "\"ffn_dim\": 28672, \"num_attention_heads\": 56, \"vocab_size\": 50272, \"max_position_embeddings\": 2048}";
+        "\"ffn_dim\": 28672, \"num_attention_heads\": 56, \"vocab_size\": 50272, \"max_position_embeddings\": 2048, "
+        "\"eos_token_id\": 2}";
     const char *dir = temp_dir();
     char words[700];
     draw_for("mini cycles"), nlps = 0;
     add_cycles(), assert_solved(minimize_each);
     write_file(dir, "config.json", opt_30b_config, sizeof opt_30b_config - 1);
     snprintf(words, sizeof words,
-             "%s|--policy|--hardware|hardware/t4.json|--prompt-len|512|--max-tokens|32|--gpu-batch-size|48|"
+             "%s|--policy|512|--hardware|hardware/t4.json|--max-tokens|32|--gpu-batch-size|48|"
              "--num-gpu-batches|3",
              dir);
     const char *said = mini_says(words), *T = said ? strstr(said, "\nT ") : NULL;
@@ -1569,8 +1570,9 @@ static void assert_best(const Checkpoint *model, const int32_t *ids, int s, cons
 /* The prompts by mini with those flags. */
 static void assert_mini_generates(const Checkpoint *model, const Tokenizer *tokenizer, const char *flags) {
     char words[900], what[500];
-    int used = snprintf(words, sizeof words, "models/opt-tiny|--json|--max-tokens|%d|%s", TOKENS, flags);
+    int used = snprintf(words, sizeof words, "models/opt-tiny");
     for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, "|%s", texts[i]);
+    snprintf(words + used, sizeof words - used, "|--json|--max-tokens|%d|%s", TOKENS, flags);
     const char *at = mini_says(words);
     for (int i = 0; at && i < PROMPTS; i++) {
         int32_t *text, ids[2 * LONGEST + TOKENS] = {model->config.eos}, chosen[TOKENS];

@@ -86,17 +86,16 @@ static bool succeeded(const Result *r, const char *what) {
 typedef struct {
     const char *name;
     int l, h1, h2, nh, vocab, n; /* n: tokens to generate */
-    Type type;
-    bool untied, final_norm, sharded;
+    bool sharded;
     char dir[300];
 } Subject;
 
 /* The shipped model has heads of 64. */
 static Subject subjects[] = {
-    {"the shipped model", 6, 256, 1024, 4, 4096, 10, F16, false, true, false, TINY},
-    {"heads of 16", 3, 64, 192, 4, 1024, 12, F16, true, true, false, ""},
-    {"heads of 32, shards, a head of its own", 5, 128, 320, 4, 1024, 12, BF16, true, true, true, ""},
-    {"heads of 80, no last norm", 1, 320, 384, 4, 1024, 12, F32, true, false, false, ""},
+    {"the shipped model", 6, 256, 1024, 4, 4096, 10, false, TINY},
+    {"heads of 16", 3, 64, 192, 4, 1024, 12, false, ""},
+    {"heads of 32, shards", 5, 128, 320, 4, 1024, 12, true, ""},
+    {"heads of 80", 1, 320, 384, 4, 1024, 12, false, ""},
 };
 enum { SUBJECTS = sizeof subjects / sizeof *subjects };
 
@@ -107,44 +106,38 @@ typedef struct {
     uint8_t *data;
 } Draft;
 
-static void put_number(uint8_t *to, float x, Type type) {
-    const f16 half = f32_to_f16(x);
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    const uint16_t high = type == BF16 ? (uint16_t)(bits >> 16) : half;
-    memcpy(to, type == F32 ? (void *)&bits : (void *)&high, type_bytes(type));
-}
-
 /* rows 0: a vector. Numbers are middle +- size. */
-static void add_tensor(Draft *d, const Subject *m, const char *name, int rows, int cols, float middle, float size) {
-    static const char *const names[] = {[F16] = "F16", [BF16] = "BF16", [F32] = "F32"};
-    const size_t count = (size_t)imax(rows, 1) * cols, bytes = type_bytes(m->type);
+static void add_tensor(Draft *d, const char *name, int rows, int cols, float middle, float size) {
+    const size_t count = (size_t)imax(rows, 1) * cols, bytes = sizeof(f16);
     uint64_t seed = 1;
     char shape[40];
     for (const char *c = name; *c; c++) seed = seed * 31 + (uint64_t)*c;
     d->data = xrealloc(d->data, d->size + count * bytes, 1);
-    for (size_t e = 0; e < count; e++)
-        put_number(d->data + d->size + e * bytes, middle + size * test_random(&seed), m->type);
+    for (size_t e = 0; e < count; e++) {
+        const f16 half = f32_to_f16(middle + size * test_random(&seed));
+        memcpy(d->data + d->size + e * bytes, &half, bytes);
+    }
     snprintf(shape, sizeof shape, rows ? "%d,%d" : "%.0d%d", rows, cols);
     d->len += (size_t)snprintf(d->header + d->len, sizeof d->header - d->len,
-                               "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", d->len ? ',' : '{',
-                               name, names[m->type], shape, d->size, d->size + count * bytes);
+                               "%c\"%s\":{\"dtype\":\"F16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", d->len ? ',' : '{',
+                               name, shape, d->size, d->size + count * bytes);
     d->size += count * bytes;
 }
 
-static void add_linear(Draft *d, const Subject *m, const char *name, int j, int out, int in, float gain) {
+static void add_linear(Draft *d, const char *name, int j, int out, int in, float gain) {
     char path[100];
     for (int bias = 0; bias < 2; bias++) {
         snprintf(path, sizeof path, "model.decoder.layers.%d.%s.%s", j, name, bias ? "bias" : "weight");
-        add_tensor(d, m, path, bias ? 0 : out, bias ? out : in, 0, bias ? .1f : gain * sqrtf(3.f / (float)in));
+        add_tensor(d, path, bias ? 0 : out, bias ? out : in, 0, bias ? .1f : gain * sqrtf(3.f / (float)in));
     }
 }
 
-static void add_norm(Draft *d, const Subject *m, const char *path) {
+/* gain: the weights are around it. */
+static void add_norm(Draft *d, const Subject *m, const char *path, float gain) {
     char name[100];
     for (int bias = 0; bias < 2; bias++) {
         snprintf(name, sizeof name, "model.decoder.%s.%s", path, bias ? "bias" : "weight");
-        add_tensor(d, m, name, 0, m->h1, bias ? 0 : 1, .2f);
+        add_tensor(d, name, 0, m->h1, bias ? 0 : gain, .2f);
     }
 }
 
@@ -154,18 +147,18 @@ static void add_layer(Draft *d, const Subject *m, int j) {
     static const char *const projection[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                              "self_attn.out_proj"};
     char path[60];
-    for (int p = 0; p < 4; p++) add_linear(d, m, projection[p], j, m->h1, m->h1, 1);
-    add_linear(d, m, "fc1", j, m->h2, m->h1, 1);
-    add_linear(d, m, "fc2", j, m->h1, m->h2, 1);
-    snprintf(path, sizeof path, "layers.%d.self_attn_layer_norm", j), add_norm(d, m, path);
-    snprintf(path, sizeof path, "layers.%d.final_layer_norm", j), add_norm(d, m, path);
+    for (int p = 0; p < 4; p++) add_linear(d, projection[p], j, m->h1, m->h1, 1);
+    add_linear(d, "fc1", j, m->h2, m->h1, 1);
+    add_linear(d, "fc2", j, m->h1, m->h2, 1);
+    snprintf(path, sizeof path, "layers.%d.self_attn_layer_norm", j), add_norm(d, m, path, 1);
+    snprintf(path, sizeof path, "layers.%d.final_layer_norm", j), add_norm(d, m, path, 1);
 }
 
+/* The table of tokens is the head, too. So that texts do not repeat one token, the last norm keeps little of the state. */
 static void add_globals(Draft *d, const Subject *m) {
-    add_tensor(d, m, "model.decoder.embed_tokens.weight", m->vocab, m->h1, 0, .4f);
-    add_tensor(d, m, "model.decoder.embed_positions.weight", POSITIONS + 2, m->h1, 0, .8f);
-    if (m->final_norm) add_norm(d, m, "final_layer_norm");
-    if (m->untied) add_tensor(d, m, "lm_head.weight", m->vocab, m->h1, 0, .4f);
+    add_tensor(d, "model.decoder.embed_tokens.weight", m->vocab, m->h1, 0, .4f);
+    add_tensor(d, "model.decoder.embed_positions.weight", POSITIONS + 2, m->h1, 0, 1.4f);
+    add_norm(d, m, "final_layer_norm", 0);
 }
 
 /* A safetensors file whose header is of that text and says of itself that it is so long. */
@@ -215,9 +208,8 @@ static const char *dir_of(Subject *m) {
     snprintf(config, sizeof config,
              "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
              "\"num_attention_heads\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d, \"eos_token_id\": 2, "
-             "\"activation_function\": \"relu\", \"tie_word_embeddings\": %s, \"_remove_final_layer_norm\": %s}",
-             m->l, m->h1, m->h2, m->nh, m->vocab, POSITIONS, m->untied ? "false" : "true",
-             m->final_norm ? "false" : "true");
+             "\"activation_function\": \"relu\", \"tie_word_embeddings\": true}",
+             m->l, m->h1, m->h2, m->nh, m->vocab, POSITIONS);
     write_text(m->dir, "config.json", config);
     copy_file(PIECES, m->dir, "vocab.json");
     copy_file(PIECES, m->dir, "merges.txt");
@@ -280,8 +272,8 @@ static void answers_free(Answers *a) {
     for (int i = 0; i < PROMPTS; i++) free(a->completion[i]);
 }
 
-/* Both programs write a JSON object a line. False: something is missing, or there twice. */
-static bool read_answers(Answers *a, const char *text) {
+/* Both programs write a JSON object a line, the engine's with the texts. False: something is missing, or there twice. */
+static bool read_answers(Answers *a, const char *text, bool engines) {
     int lines = 0;
     *a = (Answers){.n = {0}};
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
@@ -291,10 +283,11 @@ static bool read_answers(Answers *a, const char *text) {
         const cJSON *tokens = json ? json_get(json, "tokens") : NULL,
                     *completion = json ? json_get(json, "completion") : NULL;
         const char *prompt = json ? cJSON_GetStringValue(json_get(json, "prompt")) : NULL;
-        const bool good = id < PROMPTS && !a->completion[id] && cJSON_IsArray(tokens) && cJSON_IsString(completion) &&
-                          prompt && !strcmp(prompt, prompts[id]) && cJSON_GetArraySize(tokens) <= MOST_TOKENS;
+        bool good =
+            id < PROMPTS && !a->completion[id] && cJSON_IsArray(tokens) && cJSON_GetArraySize(tokens) <= MOST_TOKENS;
+        if (engines) good = good && cJSON_IsString(completion) && prompt && !strcmp(prompt, prompts[id]);
         if (good) {
-            a->n[id] = cJSON_GetArraySize(tokens), a->completion[id] = xstrdup(completion->valuestring);
+            a->n[id] = cJSON_GetArraySize(tokens), a->completion[id] = xstrdup(engines ? completion->valuestring : "");
             for (int t = 0; t < a->n[id]; t++) a->token[id][t] = cJSON_GetArrayItem(tokens, t)->valueint;
         }
         if (!good) fprintf(stderr, "\n    no completion of ours: %.*s\n", (int)(end - line), line);
@@ -315,7 +308,7 @@ static const Answers *engine_answers(int m, Variant v) {
                    "--gpu-batch-size %d --num-gpu-batches 1 --gpu-mem 256M --cpu-mem 256M --disk-mem 256M --threads 2",
                    dir_of(&subjects[m]), prompts_file(), subjects[m].n, variant[v].flags,
                    variant[v].sparsity > 0 ? "0 100" : "100 0", PROMPTS);
-    CU_ASSERT_FATAL(succeeded(&r, subjects[m].name) && read_answers(a, r.out));
+    CU_ASSERT_FATAL(succeeded(&r, subjects[m].name) && read_answers(a, r.out, true));
     result_free(&r);
     return a;
 }
@@ -385,7 +378,7 @@ static int compared, differing;       /* sequences of the present test */
 static int most_tokens = MOST_TOKENS; /* that a run generates for each */
 
 static Result run_mini(Program program, int m, Variant v, const char *flags) {
-    return run(program, "%s --prompts %s --json --max-tokens %d %s %s --gpu-mem 1G --cpu-mem 1G", dir_of(&subjects[m]),
+    return run(program, "%s --prompts %s --json --max-tokens %d %s %s --gpu-mem 1e9 --cpu-mem 1e9", dir_of(&subjects[m]),
                prompts_file(), imin(subjects[m].n, most_tokens), variant[v].flags, flags);
 }
 
@@ -395,7 +388,7 @@ static bool rounding_decides(int m, Variant v, int i, int at, const char *flags)
     const Answers *b = engine_answers(m, v);
     Answers a;
     Result r = run_mini(PORTABLE, m, v, flags);
-    const bool ok = succeeded(&r, flags) && read_answers(&a, r.out);
+    const bool ok = succeeded(&r, flags) && read_answers(&a, r.out, false);
     const bool same = ok && a.n[i] > at && b->n[i] > at && !memcmp(a.token[i], b->token[i], (size_t)(at + 1) * sizeof(int));
     if (ok) answers_free(&a);
     result_free(&r);
@@ -409,10 +402,7 @@ static void compare(int m, Variant v, const Answers *a, const char *flags) {
         const int wanted = imin(b->n[i], most_tokens);
         int at = 0;
         while (at < a->n[i] && at < wanted && a->token[i][at] == b->token[i][at]) at++;
-        if (at == a->n[i] && at == wanted) {
-            if (at == b->n[i]) CU_ASSERT_STRING_EQUAL(a->completion[i], b->completion[i]);
-            continue;
-        }
+        if (at == a->n[i] && at == wanted) continue;
         const Choice choice = engine_choice(m, v, i, at);
         const int engines = at < wanted ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
         fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s",
@@ -453,9 +443,9 @@ static const char *random_policy(int m, int number, Variant v) {
     used += (size_t)sprintf(text + used, " --gpu-batch-size %d --num-gpu-batches %d --threads %d", gbs, K,
                             1 + test_below(&seed, 3));
     if (test_below(&seed, 3) == 0)
-        used += (size_t)sprintf(text + used, " --link ctog=%.0f,gtoc=%.0f", test_spread(&seed, rate, 8 * rate), 8 * rate);
+        used += (size_t)sprintf(text + used, " --ctog %.0f --gtoc %.0f", test_spread(&seed, rate, 8 * rate), 8 * rate);
     else if (test_below(&seed, 2) == 0)
-        used += (size_t)sprintf(text + used, " --link dtoc=%.0f,ctod=%.0f,gtoc=9G", test_spread(&seed, rate, 8 * rate),
+        used += (size_t)sprintf(text + used, " --dtoc %.0f --ctod %.0f --gtoc 9e9", test_spread(&seed, rate, 8 * rate),
                                 8 * rate);
     if (test_below(&seed, 3) == 0) used += (size_t)sprintf(text + used, " --no-overlap");
     if (test_below(&seed, 2) == 0) used += (size_t)sprintf(text + used, " --cpu-cache-compute");
@@ -466,7 +456,7 @@ static const char *random_policy(int m, int number, Variant v) {
 static void try_policy(Program program, int m, Variant v, const char *flags) {
     Answers a;
     Result r = run_mini(program, m, v, flags);
-    const bool ok = succeeded(&r, flags) && read_answers(&a, r.out);
+    const bool ok = succeeded(&r, flags) && read_answers(&a, r.out, false);
     CU_ASSERT(ok);
     if (ok) compare(m, v, &a, flags), answers_free(&a);
     result_free(&r);
@@ -519,6 +509,42 @@ static void assert_engines_answer(const char *dir, const char *word, const char 
     if (!same) fprintf(stderr, "\n    %s: %s    the engine's: %s", json, ours, its);
     CU_ASSERT(same);
     result_free(&mini), result_free(&engine);
+}
+
+/* What mini prints without --json is each prompt and its completion as bytes. Where these are no UTF-8, the engine's text
+ * has U+FFFD, and json_write_string writes ?. */
+static void texts_are_those_of_the_tokens(void) {
+    for (int m = 0; m < SUBJECTS; m++) {
+        const Answers *a = engine_answers(m, PLAIN);
+        Error err;
+        Result r = run(MINI, "%s --prompts %s --max-tokens %d --percent 100 0 100 0 100 0", dir_of(&subjects[m]),
+                       prompts_file(), subjects[m].n);
+        CU_ASSERT_FATAL(succeeded(&r, "texts"));
+        const char *at = r.out;
+        int same = 0;
+        for (int i = 0; i < PROMPTS; i++) {
+            const size_t len = strlen(prompts[i]);
+            CU_ASSERT_FATAL(!strncmp(at, prompts[i], len));
+            const char *end = i + 1 < PROMPTS ? strstr(at, prompts[i + 1]) : at + strlen(at);
+            while (i + 1 < PROMPTS && end && end[-1] != '\n') end = strstr(end + 1, prompts[i + 1]);
+            CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+            FILE *f = tmpfile();
+            json_write_string(f, at + len, (size_t)(end - 1 - at) - len);
+            char text[4000] = "";
+            rewind(f);
+            CU_ASSERT_FATAL(fread(text, 1, sizeof text - 1, f) > 0 && fclose(f) == 0);
+            cJSON *json = json_parse(text, strlen(text), "text", &err);
+            char *wanted = xstrdup(a->completion[i]);
+            for (char *c; (c = strstr(wanted, "\357\277\275")); memmove(c + 1, c + 3, strlen(c + 3) + 1)) *c = '?';
+            same += json && !strcmp(cJSON_GetStringValue(json), wanted);
+            free(wanted);
+            cJSON_Delete(json);
+            at = end;
+        }
+        if (same < PROMPTS) fprintf(stderr, "\n    %s: %d of %d texts\n", subjects[m].name, same, PROMPTS);
+        CU_ASSERT(same >= PROMPTS - 1); /* One may differ by a token. */
+        result_free(&r);
+    }
 }
 
 /* The token </s>, with which every prompt begins, is the end of a generated text only. "" is a prompt of that token alone.
@@ -581,8 +607,8 @@ static bool read_figures(Figures *f, const char *text) {
         const char *at = strstr(text, key);
         all &= at && sscanf(at + strlen(key), "%*[^0-9]%lf bytes", &f->peak[t]) == 1;
     }
-    const char *at = strstr(text, " tokens");
-    return all && at && sscanf(at, " tokens%*[, in]%lf s", &f->seconds) == 1;
+    const char *at = strstr(text, ", tokens ");
+    return all && at && sscanf(at, ", tokens %*d, %lf s", &f->seconds) == 1;
 }
 
 static double group_bytes(int n) { return 4 + ceil((n / 32 * 16 + imin(n % 32, 16)) / 4.) * 4; }
@@ -742,9 +768,9 @@ static void a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens(void) {
  * the GPU's half. So the links carry the bytes of the long prompt alone: those of all four less those of three short ones.
  */
 static void a_share_of_sequences_is_one_of_their_tokens(void) {
-#define FOUR "--max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
-    static const char *const half[] = {FOUR "50 50 100 0", FOUR "100 0 50 50"};
-    static const char *const none[] = {FOUR "0 100 100 0", FOUR "100 0 0 100"};
+#define FOUR_BATCHES "--max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
+    static const char *const half[] = {FOUR_BATCHES "50 50 100 0", FOUR_BATCHES "100 0 50 50"};
+    static const char *const none[] = {FOUR_BATCHES "0 100 100 0", FOUR_BATCHES "100 0 0 100"};
     for (int kind = 0; kind < 2; kind++) {
         const Figures shared = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", half[kind]);
         const Figures all = figures_of("zzzzzzzzzzzzzzzzzzzz A A A", none[kind]);
@@ -752,7 +778,7 @@ static void a_share_of_sequences_is_one_of_their_tokens(void) {
         for (int c = CTOG; c <= GTOC; c++)
             CU_ASSERT(shared.moved[c] > 0 && shared.moved[c] == all.moved[c] - four_short.moved[c] * 3 / 4);
     }
-#undef FOUR
+#undef FOUR_BATCHES
 }
 
 /* A block begins where the one before it began. */
@@ -780,29 +806,59 @@ static void rounding_adds_no_token_to_a_sparse_share(void) {
 /* A directory like the victim's but that the token `eos` ends a text. */
 static const char *ended_by(int eos);
 
+/* Reads the tokens that mini printed for prompt `id`, nine at most. */
+static int tokens_of(int to[9], const char *out, int id) {
+    const char *at = out;
+    int n = 0;
+    for (int line = 0; line < id && at; line++) at = strchr(at, '\n') + 1;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at = strstr(at, "\"tokens\": ["));
+    for (at = strchr(at, '['); *at != ']' && n < 9; n++) to[n] = (int)strtol(at + 1, (char **)&at, 10);
+    return n;
+}
+
+/* Finds two words of which the second is never followed by the second token of the first, and returns that token. */
+static int choose_ending(const char *word[2]) {
+    static const char *const words[] = {"Mum", "A", "c", "Dad", "boat", "cat", "zz", "Ben"};
+    enum { WORDS = sizeof words / sizeof *words };
+    int token[WORDS][9];
+    Result r =
+        run(MINI, "%s Mum A c Dad boat cat zz Ben --json --max-tokens 9 --percent 100 0 100 0 100 0", dir_of(&subjects[1]));
+    CU_ASSERT_FATAL(succeeded(&r, "words"));
+    for (int w = 0; w < WORDS; w++) CU_ASSERT_FATAL(tokens_of(token[w], r.out, w) == 9);
+    result_free(&r);
+    for (int a = 0; a < WORDS; a++)
+        for (int b = 0; b < WORDS; b++) {
+            const int eos = token[a][1];
+            bool met = token[a][0] == eos;
+            for (int n = 0; n < 9; n++) met |= token[b][n] == eos;
+            word[0] = words[a], word[1] = words[b];
+            if (!met) return eos;
+        }
+    CU_FAIL_FATAL("every word ends");
+    return 0;
+}
+
 /* With the weights on the GPU, two prompts in one batch move what they move alone, though one of them ends after its
  * second token and the other goes on: its cache, its queries and the results rest from then on. */
 static void a_sequence_that_has_ended_moves_nothing(void) {
     static const char *const places[] = {"0 100", "0 0", "0 100 --cpu-cache-compute", "0 0 --cpu-cache-compute"};
-    Result r = run(MINI, "%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", dir_of(&subjects[1]));
-    const char *second = strstr(r.out, "\"tokens\": [");
-    int eos = 0;
-    CU_ASSERT_FATAL(second && sscanf(second, "\"tokens\": [%*d, %d]", &eos) == 1);
-    const char *dir = ended_by(eos);
-    result_free(&r);
+    const char *word[2], *dir = ended_by(choose_ending(word));
+    char both[40];
+    snprintf(both, sizeof both, "%s %s", word[0], word[1]);
     for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
-        static const char *const words[] = {"Mum", "A", "Mum A"};
+        const char *const words[] = {word[0], word[1], both};
         Figures f[3];
         char shares[60], share[30], *flag;
         snprintf(share, sizeof share, "%s", places[p]);
         if ((flag = strstr(share, " --"))) *flag++ = 0;
         snprintf(shares, sizeof shares, "--percent 100 0 %s 100 0 %s", share, flag ? flag : "");
         for (int w = 0; w < 3; w++) {
-            r = run(MINI, "%s %s --json --max-tokens 9 --gpu-batch-size 2 %s", dir, words[w], shares);
+            Result r = run(MINI, "%s %s --json --max-tokens 9 --gpu-batch-size 2 %s", dir, words[w], shares);
             CU_ASSERT_FATAL(succeeded(&r, shares) && read_figures(&f[w], r.err));
             /* </s> is not printed */
-            if (w == 0) CU_ASSERT(strchr(second = strstr(r.out, "\"tokens\": ["), ']') && !strchr(second, ','));
-            if (w == 1) CU_ASSERT_PTR_NOT_NULL(strstr(r.err, " 9 tokens, "));
+            int token[9];
+            if (w == 0) CU_ASSERT(tokens_of(token, r.out, 0) == 1);
+            if (w == 1) CU_ASSERT_PTR_NOT_NULL(strstr(r.err, ", tokens 9, "));
             result_free(&r);
         }
         for (int c = 0; c < LINKS; c++) {
@@ -818,9 +874,8 @@ static void a_sequence_that_has_ended_moves_nothing(void) {
 static void a_slowed_link_takes_the_time_of_its_bytes(void) {
     for (int overlap = 0; overlap < 2; overlap++) {
         Figures f;
-        Result r =
-            run(MINI, "%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --link dtoc=5M %s",
-                dir_of(&subjects[1]), prompts_file(), overlap ? "" : "--no-overlap");
+        Result r = run(MINI, "%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --dtoc 5e6 %s",
+                       dir_of(&subjects[1]), prompts_file(), overlap ? "" : "--no-overlap");
         CU_ASSERT_FATAL(succeeded(&r, "a slow link") && read_figures(&f, r.err));
         CU_ASSERT(f.moved[DTOC] > 1e6 && f.busy[DTOC] >= f.moved[DTOC] / 5e6 - .001);
         CU_ASSERT(f.seconds >=
@@ -834,11 +889,12 @@ static void a_slowed_link_takes_the_time_of_its_bytes(void) {
 static void the_figures_that_are_reported_agree_with_each_other(void) {
     Figures f;
     double tokens, rate, share;
-    Result r = run(MINI, "%s A Mum --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 1 --link dtoc=3M",
-                   dir_of(&subjects[1]));
+    Result r =
+        run(MINI, "%s A Mum --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 1 --dtoc 3e6", dir_of(&subjects[1]));
     CU_ASSERT_FATAL(succeeded(&r, "figures") && read_figures(&f, r.err));
-    const char *last = strstr(r.err, "mini: 2 prompts, 1 x 1, "), *link = strstr(r.err, "mini: dtoc: ");
-    CU_ASSERT_FATAL(last && sscanf(last, "mini: 2 prompts, 1 x 1, %lf tokens, %*f s, %lf tokens/s", &tokens, &rate) == 2);
+    const char *last = strstr(r.err, "mini: prompts 2, blocks of 1 x 1, "), *link = strstr(r.err, "mini: dtoc: ");
+    CU_ASSERT_FATAL(last &&
+                    sscanf(last, "mini: prompts 2, blocks of 1 x 1, tokens %lf, %*f s, %lf tokens/s", &tokens, &rate) == 2);
     CU_ASSERT_FATAL(link && sscanf(link, "mini: dtoc: %*f bytes, %*f s, %lf%% of the time", &share) == 1);
     CU_ASSERT(tokens == 8 && f.seconds > .1);
     CU_ASSERT(fabs(rate - tokens / f.seconds) <= .05 + tokens / f.seconds * .0005 / (f.seconds - .0005));
@@ -847,12 +903,107 @@ static void the_figures_that_are_reported_agree_with_each_other(void) {
     result_free(&r);
 }
 
+/* A slice of a trace: a row (scripts/plot_trace.py), and where the call that it shows belongs. */
+typedef struct {
+    double begin, end, bytes;
+    int row, i, j, k;
+    const char *name;
+} Shown;
+
+static double number_in(const cJSON *object, const char *key) {
+    const cJSON *it = cJSON_GetObjectItemCaseSensitive(object, key);
+    CU_ASSERT_FATAL(cJSON_IsNumber(it));
+    return it->valuedouble;
+}
+
+static int slices_of(Shown *slice, int most, const cJSON *trace) {
+    const cJSON *event;
+    int n = 0;
+    cJSON_ArrayForEach(event, cJSON_GetObjectItem(trace, "traceEvents")) {
+        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "ph")), "X")) continue;
+        const cJSON *args = cJSON_GetObjectItem(event, "args");
+        const double ns = rint(number_in(event, "ts") * 1e3);
+        CU_ASSERT_FATAL(n < most);
+        slice[n++] = (Shown){ns,
+                             ns + rint(number_in(event, "dur") * 1e3),
+                             number_in(args, "bytes"),
+                             (int)number_in(event, "tid"),
+                             (int)number_in(args, "i"),
+                             (int)number_in(args, "j"),
+                             (int)number_in(args, "k"),
+                             cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"))};
+    }
+    return n;
+}
+
+static int in_order(const void *a, const void *b) {
+    const Shown *x = a, *y = b;
+    return x->row != y->row ? x->row - y->row : (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Returns the nanoseconds in which a mover was busy beside `compute`. */
+static double overlap(const Shown *slice, int n) {
+    double both = 0;
+    for (const Shown *s = slice; s < slice + n; s++)
+        for (const Shown *c = slice; c < slice + n && s->row < 3; c++)
+            if (c->row == 3) both += fmax(0, fmin(s->end, c->end) - fmax(s->begin, c->begin));
+    return both;
+}
+
+/* Rows 0 to 2 are the threads that move, 3 computes, 4 to 7 are the links. Slices of a row do not overlap; the links' have
+ * the bytes that are reported; each square is computed once; and moves are beside computing, but with --no-overlap are not.
+ */
+static void a_trace_shows_what_each_thread_and_link_did(void) {
+    enum { SLICES = 20000, SQUARES = 4 * 4 * 2 }; /* 3 layers and the head, 4 tokens, 2 batches */
+    static Shown slice[SLICES];
+    for (int no_overlap = 0; no_overlap < 2; no_overlap++) {
+        char command[900], *path = xstrdup(in_dir(temp_dir(), "trace.json"));
+        double bytes[LINKS] = {0};
+        size_t len;
+        int squares = 0;
+        Figures f;
+        Error err;
+        Result r = run(MINI,
+                       "%s A Mum c d --max-tokens 4 --percent 0 50 0 50 0 100 --gpu-batch-size 2 --num-gpu-batches 2 "
+                       "--ctog 1e8 --dtoc 5e7 --trace %s %s",
+                       dir_of(&subjects[1]), path, no_overlap ? "--no-overlap" : "");
+        CU_ASSERT_FATAL(succeeded(&r, "a trace") && read_figures(&f, r.err));
+        char *text = contents(path, &len);
+        cJSON *trace = json_parse(text, len, path, &err);
+        if (!trace) fprintf(stderr, "\n    %s\n", err.text);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(trace);
+        const int n = slices_of(slice, SLICES, trace);
+        qsort(slice, n, sizeof *slice, in_order);
+        for (int e = 0; e < n; e++) {
+            const Shown *s = &slice[e];
+            CU_ASSERT(s->begin >= 0 && s->end >= s->begin && s->row >= 0 && s->row < 4 + LINKS);
+            CU_ASSERT(!e || s->row != s[-1].row || s->begin >= s[-1].end);
+            if (s->row >= 4) bytes[s->row - 4] += s->bytes;
+            squares += s->row == 3 && !strcmp(s->name, "compute");
+            if (s->row == 0) CU_ASSERT_STRING_EQUAL(s->name, "load_weight");
+            CU_ASSERT(s->i >= 0 && s->i < 4 && s->j >= 0 && s->j <= 3 && s->k >= 0 && s->k < 2);
+        }
+        for (int c = 0; c < LINKS; c++) CU_ASSERT_EQUAL(bytes[c], f.moved[c]);
+        CU_ASSERT_EQUAL(squares, SQUARES);
+        if (no_overlap) CU_ASSERT_EQUAL(overlap(slice, n), 0);
+        if (!no_overlap) CU_ASSERT(overlap(slice, n) > 0);
+        const char *const drawing[] = {"--lanes", "--squares"};
+        for (int d = 0; d < 2; d++) {
+            snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py %s %s %s.svg", drawing[d], path, path);
+            CU_ASSERT_EQUAL(system(command), 0);
+        }
+        cJSON_Delete(trace);
+        free(text), free(path);
+        result_free(&r);
+    }
+}
+
 /* Where only percentages are given, a batch has 32 sequences, and a block one batch. */
 static void a_batch_has_32_sequences_unless_it_is_said(void) {
     char words[33 * 2 + 1] = "";
     for (int i = 0; i < 33; i++) strcat(words, " A");
     Result r = run(MINI, "%s %s --max-tokens 1 --percent 100 0 100 0 100 0", dir_of(&subjects[1]), words);
-    CU_ASSERT(succeeded(&r, "33 prompts") && strstr(r.err, "mini: 33 prompts, 32 x 1, 33 tokens, "));
+    CU_ASSERT(succeeded(&r, "33 prompts") && strstr(r.err, "mini: prompts 33, blocks of 32 x 1, tokens 33, "));
     result_free(&r);
 }
 
@@ -883,7 +1034,7 @@ static void a_policy_runs_in_its_memory_and_not_in_less(void) {
         snprintf(flags, sizeof flags, "%s", random_policy(m, i, v));
         snprintf(base, sizeof base, "%s --prompts %s --json --max-tokens %d %s %s", dir_of(&subjects[m]), prompts_file(),
                  subjects[m].n, variant[v].flags, flags);
-        Result r = run(MINI, "%s --gpu-mem 1G --cpu-mem 1G", base);
+        Result r = run(MINI, "%s --gpu-mem 1e9 --cpu-mem 1e9", base);
         CU_ASSERT_FATAL(succeeded(&r, base) && read_figures(&f, r.err));
         if (has(ASAN)) /* else mini itself may be with a sanitizer: the tiers, the mapped files, 8 MB for all else */
             CU_ASSERT(r.resident <= f.peak[0] + f.peak[1] + f.peak[2] + (m ? 2e6 : 12e6) + 8e6);
@@ -911,7 +1062,7 @@ static void what_is_searched_for_keeps_to_the_memory(void) {
             assert_refused(r, 2, "a search");
             continue;
         }
-        CU_ASSERT_FATAL(read_figures(&f, r.err) && read_answers(&a, r.out));
+        CU_ASSERT_FATAL(read_figures(&f, r.err) && read_answers(&a, r.out, false));
         CU_ASSERT(f.peak[TIER_GPU] <= gpu && f.peak[TIER_CPU] <= cpu);
         compare(m, PLAIN, &a, "searched"), answers_free(&a), found++;
         result_free(&r);
@@ -1022,7 +1173,8 @@ static const char *paper_model(const char *name) {
     fprintf(f,
             "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
             "\"num_attention_heads\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d, "
-            "\"activation_function\": \"relu\", \"do_layer_norm_before\": true, \"word_embed_proj_dim\": %d}",
+            "\"activation_function\": \"relu\", \"do_layer_norm_before\": true, \"eos_token_id\": 2, "
+            "\"word_embed_proj_dim\": %d}",
             c.l, c.h1, c.h2, c.nh, c.vocab, c.max_pos, c.h1);
     CHECK(fclose(f) == 0);
     return dir;
@@ -1037,11 +1189,12 @@ static int try_question(const Question *q, bool *fits) {
     CHECK(f);
     hardware_write(&q->hardware, NULL, f);
     CHECK(fclose(f) == 0);
-    snprintf(question, sizeof question, "--hardware %s --prompt-len %d --gpu-batch-size %d --num-gpu-batches %d", path,
-             q->block.s, q->block.gbs, q->block.num_gpu_batches);
-    Result a =
-        run(ENGINE, "policy --model %s --cost-model paper --gen-len %d --json - %s", q->config.name, q->block.n, question);
-    Result b = run(MINI, "%s --policy --max-tokens %d %s", paper_model(q->config.name), q->block.n, question);
+    snprintf(question, sizeof question, "--hardware %s --gpu-batch-size %d --num-gpu-batches %d", path, q->block.gbs,
+             q->block.num_gpu_batches);
+    Result a = run(ENGINE, "policy --model %s --cost-model paper --prompt-len %d --gen-len %d --json - %s", q->config.name,
+                   q->block.s, q->block.n, question);
+    Result b =
+        run(MINI, "%s --policy %d --max-tokens %d %s", paper_model(q->config.name), q->block.s, q->block.n, question);
     *fits = a.status == 0;
     if (a.status != b.status)
         fprintf(stderr, "\n    %s %s: engine %d, mini %d: %s", q->config.name, question, a.status, b.status, b.err);
@@ -1078,22 +1231,23 @@ static void the_papers_cost_model_is_the_engines(void) {
 static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
     static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}, {12, 20}};
     const char *dir = paper_model("opt-30b");
-    Result r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32", dir);
+    Result r = run(MINI, "%s --policy 512 --hardware hardware/t4.json --max-tokens 32", dir);
     CU_ASSERT_FATAL(succeeded(&r, "a search"));
     const double best = printed(r.out, "throughput");
     const double bls = printed(r.out, "gbs") * printed(r.out, "num_gpu_batches");
     CU_ASSERT(fabs(best - bls * 32 / printed(r.out, "T")) <= 1e-9 * best); /* all tokens that the block generates */
     result_free(&r);
     for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++) {
-        r = run(MINI, "%s --policy --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size %d --num-gpu-batches %d",
-                dir, blocks[b][0], blocks[b][1]);
+        r = run(MINI,
+                "%s --policy 512 --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size %d --num-gpu-batches %d", dir,
+                blocks[b][0], blocks[b][1]);
         CU_ASSERT(r.status == 2 || printed(r.out, "throughput") <= best * (1 + 1e-9));
         result_free(&r);
     }
     CU_ASSERT(best > 0);
 }
 
-/* --link says a link's rate in both stages: the answer is that for a machine whose file says so. */
+/* A flag says a link's rate in both stages: the answer is that for a machine whose file says so. */
 static void a_link_of_the_command_line_is_one_of_the_file(void) {
     static const char *const links[] = {"ctog", "gtoc", "dtoc", "ctod"};
     const char *dir = paper_model("opt-30b");
@@ -1108,8 +1262,8 @@ static void a_link_of_the_command_line_is_one_of_the_file(void) {
         snprintf(file, sizeof file, "%s", in_dir(temp_dir(), "link.json"));
         FILE *out = fopen(file, "w");
         CHECK(out && fputs(text, out) >= 0 && fclose(out) == 0);
-        Result a = run(MINI, "%s --policy --max-tokens 32 --hardware hardware/t4.json --link %s=10M", dir, links[c]);
-        Result b = run(MINI, "%s --policy --max-tokens 32 --hardware %s", dir, file);
+        Result a = run(MINI, "%s --policy 512 --max-tokens 32 --hardware hardware/t4.json --%s 1e7", dir, links[c]);
+        Result b = run(MINI, "%s --policy 512 --max-tokens 32 --hardware %s", dir, file);
         CU_ASSERT(succeeded(&a, links[c]) && succeeded(&b, links[c]));
         CU_ASSERT_STRING_EQUAL(a.out, b.out);
         result_free(&a), result_free(&b), free(text);
@@ -1120,9 +1274,9 @@ static void a_link_of_the_command_line_is_one_of_the_file(void) {
  * 2 x 4 at once, and not only into 1 x 7. But a place without a prompt makes no tokens, so that 1 x 7 is better where both
  * fit. One batch alone may be larger than the prompts, too. */
 static void a_block_may_have_more_places_than_there_are_prompts(void) {
-    static const char *const flags[] = {"--gpu-mem 8M --cpu-mem 4M", "--gpu-mem 6M --cpu-mem 1G",
-                                        "--gpu-mem 8M --cpu-mem 1G --num-gpu-batches 1"},
-                             *const block[] = {" 7 prompts, 2 x 4, ", " 7 prompts, 1 x 7, ", " 7 prompts, 8 x 1, "};
+    static const char *const flags[] = {"--gpu-mem 8e6 --cpu-mem 4e6", "--gpu-mem 6291456 --cpu-mem 1e9",
+                                        "--gpu-mem 8388608 --cpu-mem 1e9 --num-gpu-batches 1"},
+                             *const block[] = {"blocks of 2 x 4, ", "blocks of 1 x 7, ", "blocks of 8 x 1, "};
     for (int c = 0; c < 3; c++) {
         Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json %s",
                        flags[c]);
@@ -1134,12 +1288,21 @@ static void a_block_may_have_more_places_than_there_are_prompts(void) {
 }
 
 /* When a tier lacks room, the next linear program has less of it. The room that another tier has left does not count: here
- * the GPU lacks room, and the last program printed still has the 1e18 bytes of the disk. */
+ * the GPU lacks room, and the shares that are found still satisfy A.3's row of the CPU, with all of its memory: l layers'
+ * share of the weights, and one layer of those on disk (cpu_peak^g). */
 static void a_search_gives_no_tier_more_than_it_has(void) {
-    Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --gpu-mem 8M --cpu-mem 10M --lp");
-    const char *row = strstr(r.out, "\nnvme_peak ");
-    CU_ASSERT_FATAL(succeeded(&r, "--lp") && row);
-    CU_ASSERT(!strncmp(strstr(row, "<= "), "<= 1e+18\n", 9));
+    Result r = run(MINI, TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --gpu-mem 7e6 --cpu-mem 3e6");
+    const char *cpu = strstr(r.err, "mini: CPU: "), *disk = strstr(r.err, "mini: disk: ");
+    const double weight = 8. * 256 * 256 + 4. * 256 * 1024;
+    double wc, wd;
+    CU_ASSERT_FATAL(succeeded(&r, "7 MB") && cpu && disk);
+    CU_ASSERT_FATAL(sscanf(cpu, "mini: CPU: %*f bytes, %lf of weights", &wc) == 1);
+    CU_ASSERT_FATAL(sscanf(disk, "mini: disk: %*f bytes, %lf of weights", &wd) == 1);
+    CU_ASSERT(wd > .1 && wc * 6 * weight + wd * weight <= 3e6);
+    result_free(&r);
+    /* the first program is solved again without the bytes that A.3 does not count: here nothing else is found */
+    r = run(MINI, TINY " Mum Mum Mum --max-tokens 4 --threads 1 --hardware hardware/t4.json --gpu-mem 6e6 --cpu-mem 3e6");
+    CU_ASSERT(succeeded(&r, "6 MB"));
     result_free(&r);
 }
 
@@ -1172,16 +1335,19 @@ static void wrong_use_is_refused_in_one_line(void) {
                                         "--attn-sparsity nan",
                                         "--gpu-mem 0",
                                         "--gpu-mem x",
-                                        "--gpu-mem 1Q",
+                                        "--gpu-mem 1G",
                                         "--gpu-mem -5",
                                         "--cpu-mem nan",
                                         "--cpu-mem",
-                                        "--link ctog",
-                                        "--link ctox=1G",
-                                        "--link ctog=0",
-                                        "--link ctog=nan",
-                                        "--link ctog=1G;",
-                                        "--link =",
+                                        "--ctog",
+                                        "--ctox 1e9",
+                                        "--ctog 0",
+                                        "--ctog nan",
+                                        "--ctog 1e9;",
+                                        "--dtoc =",
+                                        "--policy 0",
+                                        "--json another",
+                                        "--trace nowhere/at/all",
                                         "--threads 0",
                                         "--threads 100000",
                                         "--wrong",
@@ -1189,18 +1355,19 @@ static void wrong_use_is_refused_in_one_line(void) {
                                         "--prompts models",
                                         "--hardware none.json",
                                         "--hardware models/prompts.txt",
-                                        "--gpu-mem 1K",
-                                        "--percent 0 0 0 0 0 0 --gpu-mem 1K",
-                                        "--percent 0 100 0 100 0 100 --cpu-mem 1K"};
+                                        "--gpu-mem 1e3",
+                                        "--percent 0 0 0 0 0 0 --gpu-mem 1e3",
+                                        "--percent 0 100 0 100 0 100 --cpu-mem 1e3"};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int program = MINI; program <= ASAN && has(program); program++)
             assert_refused(run(program, "%s Mum %s", dir_of(victim()), cases[c]),
-                           strstr(cases[c], ".txt") || strstr(cases[c], "models") ? 0 : 2, cases[c]);
+                           strstr(cases[c], ".txt") || strstr(cases[c], "models") || strstr(cases[c], "nowhere") ? 0 : 2,
+                           cases[c]);
     assert_refused(run(MINI, " "), 2, "nothing");
     assert_refused(run(MINI, "%s", dir_of(victim())), 2, "no prompt");
     assert_refused(run(MINI, "nowhere Mum"), 0, "no model");
-    assert_refused(run(MINI, "nowhere --policy"), 0, "no model to search for");
-    assert_refused(run(MINI, "%s --policy --gpu-mem 1M", paper_model("opt-30b")), 2, "an impossible machine");
+    assert_refused(run(MINI, "nowhere --policy 512"), 0, "no model to search for");
+    assert_refused(run(MINI, "%s --policy 512 --gpu-mem 1e6", paper_model("opt-30b")), 2, "an impossible machine");
     assert_refused(run(MINI, "%s --prompts /dev/null", dir_of(victim())), 0, "no prompts");
     assert_refused(run(MINI, "%s Mum " PERCENT " --offload-dir nowhere", dir_of(victim())), 0, "no offload directory");
     Result help = run(MINI, "--help");
@@ -1212,43 +1379,17 @@ static void wrong_use_is_refused_in_one_line(void) {
 #define ALL_ON_GPU "--percent 100 0 100 0 100 0"
 #define WHOLE_GPU ALL_ON_GPU " --max-tokens 1"
 
-/* NUL is a byte like any other, also alone in a line; lines may end in CR LF. */
-static void a_prompt_may_contain_NUL(void) {
-    static const char lines[] = "a\0b\r\n\r\n\0\nc";
+/* Lines may end in CR LF; empty ones are no prompts. */
+static void a_line_is_a_prompt(void) {
     char *dir = xstrdup(temp_dir());
-    write_file(dir, "prompts.txt", lines, sizeof lines - 1);
-    Result r = run(MINI, "%s --prompts %s/prompts.txt --json " WHOLE_GPU, dir_of(victim()), dir);
-    CU_ASSERT(r.status == 0 && strstr(r.out, "{\"id\": 0, \"prompt\": \"a\\u0000b\", ") == r.out);
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "\n{\"id\": 2, \"prompt\": \"\\u0000\", "));
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "\n{\"id\": 3, \"prompt\": \"c\", "));
+    write_text(dir, "prompts.txt", "a b\r\n\r\n\nc");
+    Result r = run(MINI, "%s --prompts %s/prompts.txt " WHOLE_GPU, dir_of(victim()), dir);
+    CU_ASSERT(r.status == 0 && !strncmp(r.out, "a b", 3) && strstr(r.out, "\nc") && strstr(r.err, "mini: prompts 2, "));
+    result_free(&r);
+    r = run(MINI, "%s a c --json " WHOLE_GPU, dir_of(victim()));
+    CU_ASSERT(strstr(r.out, "{\"id\": 0, \"tokens\": [") == r.out && strstr(r.out, "]}\n{\"id\": 1, \"tokens\": ["));
     result_free(&r);
     free(dir);
-}
-
-/* U+FFFD stands for each longest beginning of a character, and for each byte that begins none (Unicode, chapter 3). */
-static void what_is_no_UTF_8_is_printed_as_such(void) {
-#define FFFD "\357\277\275"
-    static const struct {
-        const char *bytes, *printed;
-    } cases[] = {
-        {"\xed\xa0\x80", FFFD FFFD FFFD},          /* a surrogate */
-        {"\xf4\x90\x80\x80", FFFD FFFD FFFD FFFD}, /* beyond Unicode */
-        {"\xc0\x80", FFFD FFFD},                   /* longer than need be */
-        {"\xe0\x80\x80", FFFD FFFD FFFD},
-        {"\xe2\x82", FFFD}, /* cut */
-        {"\xf0\x9f\x98", FFFD},
-        {"\xc3(", FFFD "("},
-        {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80"},
-        {"\xed\x9f\xbf", "\xed\x9f\xbf"}, /* the last before the surrogates */
-    };
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        char expected[100];
-        Result r = run(MINI, "%s %s --json " WHOLE_GPU, dir_of(victim()), cases[c].bytes);
-        snprintf(expected, sizeof expected, "{\"id\": 0, \"prompt\": \"%s\", ", cases[c].printed);
-        CU_ASSERT(r.status == 0 && !strncmp(r.out, expected, strlen(expected)));
-        result_free(&r);
-    }
-#undef FFFD
 }
 
 static char *replaced(const char *text, const char *from, const char *to);
@@ -1267,21 +1408,10 @@ static void a_completion_may_contain_NUL(void) {
     char *a = replaced(vocab, generated, ":#,"), *b = replaced(a, nul, generated), *c = replaced(b, ":#,", nul);
     write_text(dir, "vocab.json", c);
     copy_file(dir_of(victim()), dir, "model.safetensors");
-    result_free(&r), r = run(MINI, "%s c --json " WHOLE_GPU, dir);
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.out, "\"completion\": \"\\u0000\", "));
     result_free(&r), r = run(MINI, "%s c " WHOLE_GPU, dir), result_free(&r);
     char *plain = contents(in_dir(capture, "out"), &len);
     CU_ASSERT(len == 3 && !memcmp(plain, one, 3));
     free(vocab), free(a), free(b), free(c), free(plain), free(dir);
-}
-
-/* "1 prompt", "1 token"; and more of both. */
-static void one_is_not_many(void) {
-    Result r = run(MINI, "%s c " WHOLE_GPU, dir_of(victim()));
-    CU_ASSERT(strstr(r.err, "mini: 1 prompt, ") && strstr(r.err, " 1 token, "));
-    result_free(&r), r = run(MINI, "%s c a " WHOLE_GPU, dir_of(victim()));
-    CU_ASSERT(strstr(r.err, "mini: 2 prompts, ") && strstr(r.err, " 2 tokens, "));
-    result_free(&r);
 }
 
 /* The prompt is </s> and "A". The last token generated needs no position. */
@@ -1290,14 +1420,6 @@ static void a_text_may_use_all_positions(void) {
     CU_ASSERT(succeeded(&r, "all positions"));
     result_free(&r);
     assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS), 2, "one more");
-}
-
-static void a_K_of_memory_is_1024_bytes(void) {
-    const double K = ceil(figures_of("A", ALL_ON_GPU " --max-tokens 2").peak[TIER_GPU] / 1024);
-    Result r = run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K);
-    CU_ASSERT(succeeded(&r, "K"));
-    result_free(&r);
-    assert_refused(run(MINI, "%s A " ALL_ON_GPU " --max-tokens 2 --gpu-mem %.0fK", dir_of(victim()), K - 1), 2, "K - 1");
 }
 
 static void a_full_disk_is_one_line(void) {
@@ -1433,10 +1555,9 @@ static const char *with_escaped_pieces(void) {
 static void a_checkpoint_may_be_written_in_other_ways(void) {
     Result wanted = run(MINI, "%s Mum --json " WHOLE_GPU, dir_of(victim()));
     CU_ASSERT_FATAL(succeeded(&wanted, "the victim"));
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 3; way++) {
         const char *dir = way == 0   ? with_short_names()
-                          : way == 1 ? with_config("_id\": 2", "_id\": [2]")
-                          : way == 2 ? with_config("_id\": 2", "_id\": null")
+                          : way == 1 ? with_config("\"eos_token_id\": 2", "\"eos_token_id\":\n  2")
                                      : with_escaped_pieces();
         Result r = run(MINI, "%s Mum --json " WHOLE_GPU, dir);
         CU_ASSERT(succeeded(&r, "another way"));
@@ -1469,13 +1590,13 @@ static void of_equal_scores_sparse_attention_keeps_the_earlier_tokens(void) {
     Answers mini, engine;
     Result r = run(MINI, "%s --prompts %s --json --max-tokens %d --gpu-batch-size 12 %s", dir, prompts_file(), victim()->n,
                    sparse);
-    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&mini, r.out));
+    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&mini, r.out, false));
     result_free(&r);
     r = run(ENGINE,
             "generate --model %s --prompts %s --format text --max-tokens %d %s --gpu-batch-size 12 --num-gpu-batches 1 "
             "--gpu-mem 256M --cpu-mem 256M --disk-mem 256M --threads 2",
             dir, prompts_file(), victim()->n, sparse);
-    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&engine, r.out));
+    CU_ASSERT_FATAL(succeeded(&r, sparse) && read_answers(&engine, r.out, true));
     int equal = 0;
     for (int i = 0; i < PROMPTS; i++)
         equal += mini.n[i] == engine.n[i] && !memcmp(mini.token[i], engine.token[i], mini.n[i] * sizeof(int));
@@ -1519,16 +1640,6 @@ static void a_spoilt_file_is_refused(void) {
                                         "model.safetensors: \"F16\" -> \"F32\"",
                                         "model.safetensors: \"F16\" -> null",
                                         "model.safetensors: \"F16\" -> \"F16",
-                                        "model.safetensors: [1024,64] -> [1024,65]",
-                                        "model.safetensors: [1024,64] -> [-1024,-64]",
-                                        "model.safetensors: [1024,64] -> [65536]",
-                                        "model.safetensors: [1024,64] -> []",
-                                        "model.safetensors: [1024,64] -> [1024,64,1]",
-                                        "model.safetensors: [1024,64] -> 64",
-                                        "model.safetensors: [1024,64] -> [1e308,1e308]",
-                                        "model.safetensors: [1024,64] -> [\"a\",{}]",
-                                        "model.safetensors: [1024,64] -> [4294967296,4294967296]",
-                                        "model.safetensors: [1024,64] -> [2048,32]",
                                         "model.safetensors: [0,131072] -> [131072,0]",
                                         "model.safetensors: [0,131072] -> [-131072,0]",
                                         "model.safetensors: [0,131072] -> [0,1e300]",
@@ -1547,6 +1658,7 @@ static void a_spoilt_file_is_refused(void) {
                                         "config.json:  -> 7",
                                         "config.json:  -> {",
                                         "config.json: \"opt\" -> \"llama\"",
+                                        "config.json: _embeddings\": true -> _embeddings\": false",
                                         "config.json: \"relu\" -> \"gelu\"",
                                         "config.json: _size\": 64 -> _size\": 0",
                                         "config.json: _size\": 64 -> _size\": 65",
@@ -1571,13 +1683,9 @@ static void a_spoilt_file_is_refused(void) {
                                         "vocab.json: :5, -> :-5,",
                                         "vocab.json: :5, -> :6,",
                                         "vocab.json: :5, -> :{},",
-                                        "vocab.json: :5, -> :5.5,",
-                                        "vocab.json: :5, -> :5",
                                         "vocab.json: :5, -> ,",
                                         "merges.txt: h e -> he",
                                         "merges.txt: h e -> h",
-                                        "merges.txt: h e -> h ",
-                                        "merges.txt: h e ->  e",
                                         "merges.txt: h e -> h e e",
                                         "merges.txt: h e -> h \377",
                                         "merges.txt: h e -> zq xq",
@@ -1598,7 +1706,21 @@ static void a_spoilt_file_is_refused(void) {
 
 /* What may be overlooked does no harm. */
 static void lesser_faults_do_no_harm(void) {
-    static const char *const edits[] = {"model.safetensors: {\"dtype\" -> [\"dtype\"",
+    static const char *const edits[] = {"model.safetensors: [1024,64] -> [1024,65]",
+                                        "model.safetensors: [1024,64] -> [-1024,-64]",
+                                        "model.safetensors: [1024,64] -> [65536]",
+                                        "model.safetensors: [1024,64] -> []",
+                                        "model.safetensors: [1024,64] -> [1024,64,1]",
+                                        "model.safetensors: [1024,64] -> 64",
+                                        "model.safetensors: [1024,64] -> [1e308,1e308]",
+                                        "model.safetensors: [1024,64] -> [\"a\",{}]",
+                                        "model.safetensors: [1024,64] -> [4294967296,4294967296]",
+                                        "model.safetensors: [1024,64] -> [2048,32]",
+                                        "vocab.json: :5, -> :5.5,",
+                                        "vocab.json: :5, -> :5",
+                                        "merges.txt: h e -> h ",
+                                        "merges.txt: h e ->  e",
+                                        "model.safetensors: {\"dtype\" -> [\"dtype\"",
                                         "model.safetensors: {\"dtype\" -> {dtype",
                                         "model.safetensors: :{\"dtype\" -> :7,\"x\":{\"dtype\"",
                                         "model.safetensors: } -> ",
@@ -1674,7 +1796,7 @@ static void the_offload_file_has_no_name_while_it_is_used(void) {
     for (int s = 0; s < 4; s++) {
         bool seen = false;
         snprintf(text, sizeof text,
-                 "%s --prompts %s --percent 0 0 0 0 0 0 --gpu-batch-size 4 --num-gpu-batches 3 --link ctod=20K",
+                 "%s --prompts %s --percent 0 0 0 0 0 0 --gpu-batch-size 4 --num-gpu-batches 3 --ctod 20e3",
                  dir_of(victim()), prompts_file());
         pid_t pid = start(MINI, text);
         for (int ms = 0; ms < 20000 && !seen; ms += 2) usleep(2000), seen = maps_unnamed_file(pid);
@@ -1688,14 +1810,13 @@ static void the_offload_file_has_no_name_while_it_is_used(void) {
 
 /* The N-th call of a kind fails, or all from then on (tests/faults.c). */
 static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
-    static const char *const faults[] = {"open:%d:5",    "open:%d+:24",    "mmap:%d:12",   "mmap:%d+:12",
-                                         "malloc:%d:12", "malloc:%d+:12",  "thread:%d:11", "write:%d+:28",
-                                         "write:%d:4",   "allocate:%d:28", "allocate:%d:4"};
-    static const int most[] = {8, 8, 16, 16, 60, 60, 5, 2, 2, 2, 2};
+    static const char *const faults[] = {"open:%d:5",     "open:%d+:24",  "mmap:%d:12",   "mmap:%d+:12", "malloc:%d:12",
+                                         "malloc:%d+:12", "thread:%d:11", "write:%d+:28", "write:%d:4"};
+    static const int most[] = {8, 8, 16, 16, 60, 60, 5, 4, 4};
     if (!getenv("FAULTS_LIBRARY") || !*getenv("FAULTS_LIBRARY")) return;
     Result good = run(MINI, "%s Mum --json --max-tokens 3 " PERCENT, dir_of(victim()));
     CU_ASSERT_FATAL(good.status == 0);
-    for (int f = 0; f < 11; f++)
+    for (int f = 0; f < 9; f++)
         for (int n = 1 + f % 3; n <= most[f]; n += step(7)) {
             char fault[40];
             snprintf(fault, sizeof fault, faults[f], n);
@@ -1714,7 +1835,7 @@ static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
 // The text of mini.c
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { LINES = 1300, COLUMNS = 110, FUNCTION = 50, NLINES = 4000 };
+enum { COLUMNS = 100, FUNCTION = 40, NLINES = 4000 };
 
 /* Characters of a line, of which some have more than one byte. */
 static int width(const char *line) {
@@ -1746,7 +1867,7 @@ static int longest_function(char *const line[], int n) {
     return most;
 }
 
-static void the_file_is_short_and_a_fifth_of_it_is_comments(void) {
+static void lines_and_functions_are_short_and_a_fifth_is_comments(void) {
     char *text = contents("mini.c", NULL), *line[NLINES];
     int n = 0, comments = 0, wide = 0;
     bool inside = false;
@@ -1757,26 +1878,34 @@ static void the_file_is_short_and_a_fifth_of_it_is_comments(void) {
         CU_ASSERT(strncmp(line[i], "#include \"", 10) != 0);
     }
     printf("%d lines, %d with a comment, %d too wide, ", n, comments, wide);
-    CU_ASSERT(n <= LINES && wide == 0);
+    CU_ASSERT(wide == 0); /* scripts/size.py counts tokens */
     CU_ASSERT(5 * comments >= n);
     CU_ASSERT(longest_function(line, n) <= FUNCTION);
     free(text);
 }
 
-static void both_compilers_have_nothing_to_warn_of(void) {
-    static const char *const compilers[] = {"gcc", "clang"};
+/* As its first lines say, the file compiles on any system: here for those whose compilers are installed. */
+static void no_compiler_warns(void) {
+    static const char *const compilers[] = {"gcc -march=native",
+                                            "clang -march=native",
+                                            "gcc",
+                                            "aarch64-linux-gnu-gcc",
+                                            "python3 -m ziglang cc -target aarch64-macos",
+                                            "python3 -m ziglang cc -target x86_64-macos",
+                                            "python3 -m ziglang cc -target riscv64-linux-musl"};
     char command[300];
-    for (int c = 0; c < 2; c++) {
-        snprintf(command, sizeof command, "command -v %s >/dev/null", compilers[c]);
+    for (int c = 0; c < (getenv("MINI_ALL") ? 7 : 4); c++) {
+        snprintf(command, sizeof command, "%s --version >/dev/null 2>&1", compilers[c]);
         if (system(command)) continue;
-        snprintf(command, sizeof command, "%s %s -march=native -Wall -Wextra -Werror -c mini.c -o /dev/null", compilers[c],
-                 getenv("MINI_ALL") ? "-O3" : "-O1");
+        snprintf(command, sizeof command, "%s %s -Wall -Wextra -Werror -c mini.c -o %s/mini.o", compilers[c],
+                 getenv("MINI_ALL") ? "-O3" : "-O1", temp_dir());
         CU_ASSERT_EQUAL(system(command), 0);
     }
 }
 
 CU_TestInfo tests[] = {
     {"every placement gives the engine's tokens", every_placement_gives_the_engines_tokens},
+    {"texts are those of the tokens", texts_are_those_of_the_tokens},
     {"texts of random weights are of many tokens", texts_of_random_weights_are_of_many_tokens},
     {"a block may have many batches", a_block_may_have_many_batches},
     {"compressed weights and cache give the engine's tokens", compressed_weights_and_cache_give_the_engines_tokens},
@@ -1796,6 +1925,7 @@ CU_TestInfo tests[] = {
     {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
     {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
     {"the figures that are reported agree with each other", the_figures_that_are_reported_agree_with_each_other},
+    {"a trace shows what each thread and link did", a_trace_shows_what_each_thread_and_link_did},
     {"a batch has 32 sequences unless it is said", a_batch_has_32_sequences_unless_it_is_said},
     {"sparse attention is delegated without a flag too", sparse_attention_is_delegated_without_a_flag_too},
     {"a policy runs in its memory and not in less", a_policy_runs_in_its_memory_and_not_in_less},
@@ -1806,13 +1936,10 @@ CU_TestInfo tests[] = {
     {"a block may have more places than there are prompts", a_block_may_have_more_places_than_there_are_prompts},
     {"a search gives no tier more than it has", a_search_gives_no_tier_more_than_it_has},
     {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
-    {"a prompt may contain NUL", a_prompt_may_contain_NUL},
-    {"what is no UTF-8 is printed as such", what_is_no_UTF_8_is_printed_as_such},
+    {"a line is a prompt", a_line_is_a_prompt},
     {"a completion may contain NUL", a_completion_may_contain_NUL},
-    {"one is not many", one_is_not_many},
     {"a checkpoint may be written in other ways", a_checkpoint_may_be_written_in_other_ways},
     {"a text may use all positions", a_text_may_use_all_positions},
-    {"a K of memory is 1024 bytes", a_K_of_memory_is_1024_bytes},
     {"a full disk is one line", a_full_disk_is_one_line},
     {"no memory is one line", no_memory_is_one_line},
     {"a truncated checkpoint is refused", a_truncated_checkpoint_is_refused},
@@ -1822,8 +1949,8 @@ CU_TestInfo tests[] = {
     {"random damage is refused or harmless", random_damage_is_refused_or_harmless},
     {"the offload file has no name while it is used", the_offload_file_has_no_name_while_it_is_used},
     {"whatever call fails is one line or does no harm", whatever_call_fails_is_one_line_or_does_no_harm},
-    {"the file is short and a fifth of it is comments", the_file_is_short_and_a_fifth_of_it_is_comments},
-    {"both compilers have nothing to warn of", both_compilers_have_nothing_to_warn_of},
+    {"lines and functions are short and a fifth is comments", lines_and_functions_are_short_and_a_fifth_is_comments},
+    {"no compiler warns", no_compiler_warns},
     {"sanitizers find nothing in any of these", sanitizers_find_nothing_in_any_of_these},
     CU_TEST_INFO_NULL,
 };

@@ -141,8 +141,8 @@ enum { MINI_N = 3, MINI_K = 2, MINI_PROMPTS = 3, LINKS = 4 };
 enum { OF_WEIGHTS, OF_CACHE, OF_ACTIVATIONS, MOVED };
 #define MINI_RUN                                                                                        \
     "./mini models/opt-tiny \"Once upon a time\" \"Tom and Sue\" \"One rainy day\" --max-tokens 3 \\\n" \
-    "        --percent 0 50 0 100 0 100 --gpu-batch-size 2 --num-gpu-batches 2 --link "                 \
-    "ctog=100M,gtoc=100M,dtoc=50M,ctod=50M"
+    "        --percent 0 50 0 100 0 100 --gpu-batch-size 2 --num-gpu-batches 2 "                        \
+    "--ctog 1e8 --gtoc 1e8 --dtoc 5e7 --ctod 5e7"
 static const int mini_s[MINI_PROMPTS] = {5, 4, 5}, mini_batch[MINI_PROMPTS] = {0, 0, 1};
 static const char *const link_name[LINKS] = {"ctog", "gtoc", "dtoc", "ctod"}; /* as Channel */
 static const OptConfig tiny = {.l = 6, .h1 = 256, .h2 = 1024, .nh = 4, .vocab = 4096, .max_pos = 512, .embed = 256};

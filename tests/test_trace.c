@@ -270,14 +270,14 @@ static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
 
 static void *send_trace(void *arg) {
     Net *net = arg;
-    Trace *trace = stage_trace(net->stage, 4 * net->stage, 4, 0);
+    Trace own = stage_trace(net->stage, 4 * net->stage, 4, 0), *trace = &own;
     Error err;
     trace->ready_at = 1000 * net->stage; /* the clocks of stages 1 and 2 */
     for (int n = 0; n < net->stage; n++)
         add(trace, RECEIVE, ACTIVATION, true, n, trace->ready_at + n, trace->ready_at + n + 1);
     for (int n = 0; n < net->stage; n++) trace_hold(trace, &(Held){.at = trace->ready_at + n, .sequences = n});
     CHECK(stage_gather_traces(net, trace, &err) == 0);
-    trace_free(trace), free(trace);
+    trace_free(trace);
     net->close(net);
     return NULL;
 }

@@ -10,6 +10,7 @@ static Hardware fast, t4;
 static Checkpoint *model;
 static Task task;
 static Stages stages;
+static Trace traces[8]; /* of the stages */
 static const size_t roomy[NTIERS] = {(size_t)1 << 50, (size_t)1 << 50, (size_t)1 << 50};
 
 /* Where only products take time. A row of a layer takes 2 (4 h1^2 + 2 h1 h2) flops, which are a second; so are those of a
@@ -30,23 +31,27 @@ static OptConfig seconds_config(int l) {
 }
 
 /* A pipeline with a trace on every stage, of so many layers each. */
-static void open_uneven(const OptConfig *config, const Texts *layers, int m, const Policy *policy, const Hardware *hardware,
+static void open_uneven(const OptConfig *config, const char *layers, int m, const Policy *policy, const Hardware *hardware,
                         double bytes_s, double delay_s) {
     model = checkpoint_dummy(config, 3);
     ASSERT_OK(stages_split(&stages, model, m, layers, &err));
     ASSERT_OK(stages_plan(&stages, policy, &task, F16, roomy, &err));
     stages_open(&stages, hardware, bytes_s, delay_s);
-    for (int s = 0; s < m; s++)
-        stages.stage[s].device->trace = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
+    for (int s = 0; s < m; s++) {
+        traces[s] = stage_trace(s, stages.stage[s].first, stages.stage[s].part.config.l, 0);
+        stages.stage[s].device->trace = &traces[s];
+    }
 }
 
 static void open_stages(const OptConfig *config, int m, const Policy *policy, const Hardware *hardware, double bytes_s,
                         double delay_s) {
-    open_uneven(config, &(Texts){.n = 0}, m, policy, hardware, bytes_s, delay_s);
+    open_uneven(config, NULL, m, policy, hardware, bytes_s, delay_s);
 }
 
 static void close_stages(void) {
+    const int m = stages.n;
     stages_close(&stages);
+    for (int s = 0; s < m; s++) trace_free(&traces[s]);
     checkpoint_close(model);
 }
 
@@ -152,13 +157,12 @@ static void a_third_flight_hides_the_wire(void) {
     const double t = 5, state = 2 * H1, x = t / 4, token = 4 * x / state;
     const OptConfig config = seconds_config(9);
     const Hardware h = only_products();
-    char *layers[] = {"5", "4"};
     for (int flights = 2; flights <= 3; flights++) {
         Policy p = all_gpu(1, 1);
         RunStats stats;
         p.flights = flights;
         task = equal_task(flights, 1, N);
-        open_uneven(&config, &(Texts){layers, 2}, 2, &p, &h, state / x, 0);
+        open_uneven(&config, "5,4", 2, &p, &h, state / x, 0);
         ASSERT_OK(run_all((Listener){0}, &stats));
         const double expected = flights == 2 ? N * (t + x + t + token) + t : t + x + N * 3 * t + token;
         CU_ASSERT_DOUBLE_EQUAL(stats.total_s, expected, 1e-6);
@@ -330,12 +334,11 @@ static void a_stage_that_fails_ends_all(void) {
 
 static void what_does_not_fit_names_the_stage(void) {
     const OptConfig config = seconds_config(4);
-    char *layers[] = {"1", "3"};
     const Policy p = all_gpu(1, 1);
     size_t capacity[NTIERS];
     task = equal_task(1, 2, 3);
     model = checkpoint_dummy(&config, 3);
-    ASSERT_OK(stages_split(&stages, model, 2, &(Texts){layers, 2}, &err));
+    ASSERT_OK(stages_split(&stages, model, 2, "1,3", &err));
     ASSERT_OK(stages_plan(&stages, &p, &task, F16, roomy, &err));
     memcpy(capacity, stages.stage[0].plan->total, sizeof capacity); /* the second has more layers */
     capacity[TIER_CPU] = roomy[0];
@@ -346,8 +349,12 @@ static void what_does_not_fit_names_the_stage(void) {
 }
 
 /* What a list of layers gives to stage p of m, from *first on; -1: it is refused. */
-static int layers_of(int *first, int p, int m, int l, char **list, int n) {
-    return stage_layers(first, l, &(Net){.stage = p, .stages = m}, &(Texts){list, n}, &err);
+static int layers_of(int *first, int p, int m, int l, const char *list) {
+    const OptConfig config = seconds_config(l);
+    Checkpoint part, *whole = checkpoint_dummy(&config, 3);
+    const int status = stage_part(&part, first, whole, &(Net){.stage = p, .stages = m}, list, &err);
+    checkpoint_close(whole);
+    return status ? -1 : part.config.l;
 }
 
 /* One behind the other, each at least one, and where no list says otherwise their numbers differ by one at most. */
@@ -355,28 +362,25 @@ static void every_layer_is_of_one_stage(void) {
     for (int l = 1; l <= 20; l++)
         for (int m = 1; m <= l; m++)
             for (int p = 0, end = 0, first; p < m; p++) {
-                const int layers = layers_of(&first, p, m, l, NULL, 0);
+                const int layers = layers_of(&first, p, m, l, NULL);
                 CU_ASSERT(first == end && (layers == l / m || layers == (l + m - 1) / m));
                 end = first + layers;
                 CU_ASSERT(p + 1 < m || end == l);
             }
     int first;
-    char *list[] = {"3", "1", "4", "2"};
     static const int firsts[] = {0, 3, 4, 8}, layers[] = {3, 1, 4, 2};
-    for (int p = 0; p < 4; p++) CU_ASSERT(layers_of(&first, p, 4, 10, list, 4) == layers[p] && first == firsts[p]);
+    for (int p = 0; p < 4; p++) CU_ASSERT(layers_of(&first, p, 4, 10, "3,1,4,2") == layers[p] && first == firsts[p]);
 }
 
 static void a_list_of_layers_is_of_all_stages_and_all_layers(void) {
     static const struct {
-        char *list[4];
-        int n, m, l;
-    } wrong[] = {{{"3", "1", "4", "2"}, 4, 4, 11}, {{"3", "1", "4", "2"}, 4, 4, 9},
-                 {{"3", "1", "4", "2"}, 4, 3, 10}, {{"3", "1", "6"}, 3, 4, 10},
-                 {{"3", "0", "7"}, 3, 3, 10},      {{"3", "-1", "8"}, 3, 3, 10},
-                 {{"3", "x", "7"}, 3, 3, 10},      {{NULL}, 0, 3, 2}};
+        const char *list;
+        int m, l;
+    } wrong[] = {{"3,1,4,2", 4, 11}, {"3,1,4,2", 4, 9}, {"3,1,4,2", 3, 10}, {"3,1,6", 4, 10}, {"3,0,7", 3, 10},
+                 {"3,-1,8", 3, 10},  {"3,x,7", 3, 10},  {"", 3, 10},        {"3,7,", 3, 10},  {NULL, 3, 2}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int first;
-        CU_ASSERT_EQUAL(layers_of(&first, 0, wrong[i].m, wrong[i].l, (char **)wrong[i].list, wrong[i].n), -1);
+        CU_ASSERT_EQUAL(layers_of(&first, 0, wrong[i].m, wrong[i].l, wrong[i].list), -1);
         CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "stages"));
     }
 }
