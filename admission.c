@@ -13,8 +13,7 @@
  * whole task through this file without a limit and makes the pools as large as the largest need
  * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
  * sweep up to its last. Without early stops, both give the same result.
- * Before schedule.c, look at RegionId in plan.h and at lanes and ops in device/device.h.
- * Read next: schedule.c. */
+ * Read next: plan.h. */
 #include <math.h>
 
 #include "flexgen.h"

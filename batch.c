@@ -15,6 +15,34 @@
 #include "device/device.h"
 
 // -------------------------------------------------------------------------------------------------
+// Pools of KV pages
+// -------------------------------------------------------------------------------------------------
+
+void pool_open(PagePool *pool, int first, int npages) {
+    *pool = (PagePool){.first = first, .npages = npages, .taken = xcalloc(npages, 1)};
+}
+
+int pool_take(PagePool *pool) {
+    bool *page = memchr(pool->taken + pool->hint, false, pool->npages - pool->hint);
+    CHECK(page);
+    *page = true;
+    pool->used++;
+    pool->hint = (int)(page - pool->taken) + 1;
+    pool->peak = imax(pool->peak, pool->hint);
+    return pool->first + pool->hint - 1;
+}
+
+void pool_give(PagePool *pool, int page) {
+    page -= pool->first;
+    CHECK(page >= 0 && page < pool->npages && pool->taken[page]);
+    pool->taken[page] = false;
+    pool->used--;
+    pool->hint = imin(pool->hint, page);
+}
+
+void pool_close(PagePool *pool) { free(pool->taken); }
+
+// -------------------------------------------------------------------------------------------------
 // Views
 // -------------------------------------------------------------------------------------------------
 

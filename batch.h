@@ -1,7 +1,23 @@
-/* batch.h: the batches and sequences in flight, as schedule.c sees them. */
+/* batch.h: the batches and sequences in flight, as schedule.c sees them.
+ * Read next: schedule.c. */
 #ifndef BATCH_H
 #define BATCH_H
 #include "device/device.h"
+
+/* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
+ * taken together lie together. */
+typedef struct {
+    bool *taken; /* [npages] */
+    int first;   /* index of the pool's first page */
+    int npages, used;
+    int peak; /* pages 0 .. peak-1 have been used: the lowest free page is always taken */
+    int hint; /* no page before this one is free */
+} PagePool;
+void pool_open(PagePool *pool, int first, int npages);
+/* Takes a page; the plan guarantees that one is free. */
+int pool_take(PagePool *pool);
+void pool_give(PagePool *pool, int page);
+void pool_close(PagePool *pool);
 
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {

@@ -40,7 +40,7 @@ typedef uint4 Half8;
 
 /* Returns halfs p[0..n) and zeros behind them. wide: p is 16-byte aligned, and n is either at least
  * 8, or 0 or less. */
-static __device__ Half8 load8(const half *p, int n, bool wide) {
+__device__ Half8 load8(const half *p, int n, bool wide) {
     Half8 bits = make_uint4(0, 0, 0, 0);
     if (wide) { /* a condition of its own, so that a warp never takes both branches */
         if (n > 0)
@@ -48,7 +48,6 @@ static __device__ Half8 load8(const half *p, int n, bool wide) {
         return bits;
     }
     half *h = (half *)&bits;
-#pragma unroll
     for (int i = 0; i < 8; i++)
         if (i < n)
             h[i] = p[i];
@@ -56,22 +55,20 @@ static __device__ Half8 load8(const half *p, int n, bool wide) {
 }
 
 /* Writes the first n of eight halfs to p; wide as above. */
-static __device__ void store8(half *p, Half8 bits, int n, bool wide) {
+__device__ void store8(half *p, Half8 bits, int n, bool wide) {
     const half *h = (half *)&bits;
     if (wide) {
         if (n > 0)
             *(Half8 *)p = bits;
         return;
     }
-#pragma unroll
     for (int i = 0; i < 8; i++)
         if (i < n)
             p[i] = h[i];
 }
 
-static __device__ void to_floats(float x[8], Half8 bits) {
+__device__ void to_floats(float x[8], Half8 bits) {
     const half2 *h = (half2 *)&bits;
-#pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 f = __half22float2(h[i]);
         x[2 * i] = f.x;
@@ -79,10 +76,9 @@ static __device__ void to_floats(float x[8], Half8 bits) {
     }
 }
 
-static __device__ Half8 to_halfs(const float x[8]) {
+__device__ Half8 to_halfs(const float x[8]) {
     Half8 bits;
     half2 *h = (half2 *)&bits;
-#pragma unroll
     for (int i = 0; i < 4; i++)
         h[i] = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
     return bits;
@@ -105,7 +101,7 @@ struct Least {
 /* Joins the x of those threads of a warp whose in_warp differ only in the bits of `from`, 2 `from`,
  * ... below `to`, and returns the result to each of them. */
 template <class Join, class T>
-static __device__ T warp_reduce(T x, int from, int to = WARP) {
+__device__ T warp_reduce(T x, int from, int to = WARP) {
     for (int d = from; d < to; d *= 2)
         x = Join()(x, __shfl_xor_sync(0xffffffff, x, d));
     return x;
@@ -113,7 +109,7 @@ static __device__ T warp_reduce(T x, int from, int to = WARP) {
 
 /* Joins the x of all threads of a block, which has whole warps, and returns the result to each. */
 template <class Join, class T>
-static __device__ T block_reduce(T x) {
+__device__ T block_reduce(T x) {
     __shared__ T part[MOST_THREADS / WARP];
     x = warp_reduce<Join>(x, 1);
     __syncthreads(); /* the call before this one may still be reading part */
@@ -124,17 +120,6 @@ static __device__ T block_reduce(T x) {
     for (int w = 1; w < (int)blockDim.x / WARP; w++)
         x = Join()(x, part[w]);
     return x;
-}
-
-/* Returns the last number of low, low + 1 .. high - 1 up to which `holds` is true. It is true for
- * low. */
-template <class N, class Holds>
-static __device__ N last_where(N low, N high, Holds holds) {
-    while (high - low > 1) {
-        N middle = low + (high - low) / 2;
-        (holds(middle) ? low : high) = middle;
-    }
-    return low;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -162,19 +147,17 @@ enum { KNOWN = 128, WORKSPACE = 32 << 20 };
  * no limit is documented, so a call for hundreds of gigabytes may be refused. */
 static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
 
-/* Returns the bytes that kernels may take when they are loaded and first run, stacks and the memory
- * of cuBLAS included; a card with more multiprocessors keeps more. It is a guess until a card has
- * been asked: bench prints what it was. */
-static size_t spare_of(size_t total) {
-    return (size_t)(total > (size_t)40 << 30 ? 512 : 128) << 20;
-}
+/* A mark of a lane: events on its stream. */
+struct Mark {
+    cudaEvent_t begin, end; /* with times */
+    cudaEvent_t untimed;    /* an end without a time */
+    cudaEvent_t reached;    /* one of the two ends: the one that was recorded last */
+};
 
 /* An open GPU. Lanes that do not touch the GPU have no streams and no events. */
 struct CudaGpu : Gpu {
     cudaStream_t stream[NLANES];
-    cudaEvent_t begins[NLANES][MARKS], ends[NLANES][MARKS]; /* with times */
-    cudaEvent_t marks[NLANES][MARKS];                       /* ends without a time */
-    cudaEvent_t reached[NLANES][MARKS]; /* the end or the mark, whichever was recorded last */
+    Mark marks[NLANES][MARKS];
     cudaEvent_t known[NLANES]; /* a past event: at first of the opening, then the latest begin that
                                   gpu_began was asked for */
     double known_s[NLANES];    /* its time, seconds */
@@ -193,6 +176,9 @@ struct CudaGpu : Gpu {
 
 static CudaGpu *cuda(Gpu *gpu) { return (CudaGpu *)gpu; }
 static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return cuda(gpu)->stream[lane]; }
+static Mark *mark_of(Gpu *gpu, Lane lane, uint64_t mark) {
+    return &cuda(gpu)->marks[lane][mark % MARKS];
+}
 
 static bool on_gpu(int lane) {
     return lane_channel[lane] == GPU || lane_channel[lane] == CTOG || lane_channel[lane] == GTOC;
@@ -217,16 +203,15 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
 }
 
-/* Returns 0 if the latest launch was accepted, else -1 and err. */
-static int launched(const char *what, Error *err) { return checked(cudaGetLastError(), what, err); }
-
 static bool eights(int a) { return a % 8 == 0; }
+
+/* Returns how many blocks (or threads) of `size` things each n things need. */
+static int blocks_for(long n, int size) { return (int)((n + size - 1) / size); }
 
 /* Returns the threads of a block that has a row: one for eight columns, in whole warps, and `most`
  * for longer rows, whose threads have more than eight. */
 static int row_threads(int cols, int most = THREADS) {
-    int threads = ((cols + 7) / 8 + WARP - 1) / WARP * WARP;
-    return std::min(threads, most);
+    return std::min(blocks_for(cols, 8 * WARP) * WARP, most);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -237,7 +222,7 @@ static int row_threads(int cols, int most = THREADS) {
 // row. It reads the row once, with the weights and biases of the norm, and writes one row of y.
 // -------------------------------------------------------------------------------------------------
 
-static __global__ void embed_kernel(Op op, bool wide) {
+__global__ void embed_kernel(Op op, bool wide) {
     Tensor y = op.embed.y, table = op.embed.table;
     const half *from = (half *)table.at + ((const int *)op.embed.idx.at)[blockIdx.x] * table.ld;
     half *to = (half *)y.at + (size_t)blockIdx.x * y.cols;
@@ -255,13 +240,10 @@ static __global__ void embed_kernel(Op op, bool wide) {
     }
 }
 
-static int gpu_embed(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_embed(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor y = op->embed.y;
     CHECK(y.type == F16 && op->embed.table.type == F16);
-    if (!y.rows)
-        return 0;
-    embed_kernel<<<y.rows, row_threads(y.cols), 0, g->stream[op->lane]>>>(*op, eights(y.cols));
-    return launched("embed", err);
+    embed_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
 }
 
 enum {
@@ -272,33 +254,31 @@ enum {
 /* Normalizes a row, which stays in registers: its mean, the variance about the mean, the result.
  * The mean is summed as distances from the first element, since float sums of large numbers lose
  * it. */
-static __global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS)
     layernorm_kernel(half *y, const half *x, const half *w, const half *b, int cols, bool wide) {
     const half *row = x + (size_t)blockIdx.x * cols;
     half *to = y + (size_t)blockIdx.x * cols;
     int first = threadIdx.x * 8, step = blockDim.x * 8;
-    float v[8], scale[8], shift[8], near = __half2float(row[0]), sum = 0, square = 0;
     Half8 part[PARTS];
-#pragma unroll
     for (int p = 0; p < PARTS; p++)
         part[p] = load8(row + first + p * step, cols - first - p * step, wide);
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        to_floats(v, part[p]);
-        for (int i = 0; i < 8; i++)
-            sum += first + p * step + i < cols ? v[i] - near : 0;
-    }
-    float mean = near + block_reduce<Add>(sum) / cols;
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        to_floats(v, part[p]);
-        for (int i = 0; i < 8; i++)
-            square += first + p * step + i < cols ? (v[i] - mean) * (v[i] - mean) : 0;
-    }
-    float norm = rsqrtf(block_reduce<Add>(square) / cols + 1e-5f);
-#pragma unroll
+    /* returns the sum of term(v) of all numbers v of the row */
+    auto sum = [&](auto term) {
+        float v[8], mine = 0;
+        for (int p = 0; p < PARTS; p++) {
+            to_floats(v, part[p]);
+            for (int i = 0; i < 8; i++)
+                mine += first + p * step + i < cols ? term(v[i]) : 0;
+        }
+        return block_reduce<Add>(mine);
+    };
+    float near = __half2float(row[0]);
+    float mean = near + sum([&](float v) { return v - near; }) / cols;
+    float square = sum([&](float v) { return (v - mean) * (v - mean); });
+    float norm = rsqrtf(square / cols + 1e-5f);
     for (int p = 0; p < PARTS; p++) {
         int c = first + p * step;
+        float v[8], scale[8], shift[8];
         to_floats(v, part[p]);
         to_floats(scale, load8(w + c, cols - c, wide));
         to_floats(shift, load8(b + c, cols - c, wide));
@@ -308,15 +288,12 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-static int gpu_layernorm(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_layernorm(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor x = op->layernorm.x;
-    if (!x.rows)
-        return 0;
     CHECK(x.cols <= MOST_COLUMNS);
-    layernorm_kernel<<<x.rows, row_threads(x.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
+    layernorm_kernel<<<x.rows, row_threads(x.cols, MOST_THREADS), 0, stream>>>(
         (half *)op->layernorm.y.at, (half *)x.at, (half *)op->layernorm.w.at,
         (half *)op->layernorm.b.at, x.cols, eights(x.cols));
-    return launched("layernorm", err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -332,18 +309,16 @@ enum { GROUP_WORDS = GROUP_BYTES / 4 };
 
 /* Returns a code as a float. A float whose bits are those of 2^23 and the code is 2^23 + code;
  * subtracting 2^23 leaves the code. A conversion would have a quarter of the speed. */
-static __device__ float code_float(unsigned code) {
+__device__ float code_float(unsigned code) {
     return __uint_as_float(0x4b000000 | code) - 8388608.f;
 }
 
-/* Returns a group's min in x and its scale in y. Groups begin at multiples of 4 bytes. */
-static __device__ float2 group_header(const uint8_t *group) {
-    return __half22float2(*(half2 *)group);
-}
+/* Returns a group's min in x and its scale in y. header: the first word of the group. */
+__device__ float2 group_header(unsigned header) { return __half22float2(*(half2 *)&header); }
 
 /* Returns min + scale * code, to be rounded to a half. Whether the compiler fuses the two steps
  * does not matter, since the product of a half and a code is exact. */
-static __device__ float unpack_code(float2 header, unsigned code) {
+__device__ float unpack_code(float2 header, unsigned code) {
     return header.x + header.y * code_float(code);
 }
 
@@ -351,10 +326,11 @@ enum { COLUMNS = 64 };
 
 /* Unpacks COLUMNS columns of one row of groups, through shared memory. A thread has 8 of the
  * columns, and of each the codes of 8 rows: 4 bytes. */
-static __global__ void __launch_bounds__(COLUMNS)
-    unpack_kernel(half *w, const unsigned *packed, int k) {
+__global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
     __shared__ unsigned groups[COLUMNS * GROUP_WORDS];
-    const unsigned *from = packed + ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
+    int k = op.unpack.w.cols;
+    const unsigned *from = (unsigned *)op.unpack.packed.at +
+                           ((size_t)blockIdx.y * k + blockIdx.x * COLUMNS) * GROUP_WORDS;
     for (int i = threadIdx.x; i < COLUMNS * GROUP_WORDS; i += COLUMNS)
         groups[i] = from[i];
     __syncthreads();
@@ -365,7 +341,7 @@ static __global__ void __launch_bounds__(COLUMNS)
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         const unsigned *group = groups + (c + j) * GROUP_WORDS;
-        header[j] = group_header((uint8_t *)group);
+        header[j] = group_header(group[0]);
         codes[j] = group[1 + word];
     }
 #pragma unroll
@@ -374,13 +350,14 @@ static __global__ void __launch_bounds__(COLUMNS)
         float x[8];
         for (int j = 0; j < 8; j++)
             x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
-        *(Half8 *)(w + (size_t)row * k + blockIdx.x * COLUMNS + c) = to_halfs(x);
+        half *w = (half *)op.unpack.w.at + (size_t)row * k + blockIdx.x * COLUMNS + c;
+        *(Half8 *)w = to_halfs(x);
     }
 }
 
 /* Returns (max - min) / 15 as a half, rounded up, or down where the largest code would otherwise
  * leave the range of halfs. */
-static __device__ half group_scale(float min, float max) {
+__device__ half group_scale(float min, float max) {
     float exact = (max - min) / 15;
     __half_raw scale = __float2half(exact);
     if (__half2float(scale) < exact)
@@ -391,7 +368,7 @@ static __device__ half group_scale(float min, float max) {
 }
 
 /* Packs a group of n numbers, 16, 32, 48 or 64, by one warp. */
-static __device__ void pack_group(uint8_t *to, const half *x, int n) {
+__device__ void pack_group(uint8_t *to, const half *x, int n) {
     unsigned short poison = 0x7e00; /* NaN */
     int in_warp = threadIdx.x % WARP, finite = 1;
     float min = INFINITY, max = -INFINITY;
@@ -422,7 +399,7 @@ static __device__ void pack_group(uint8_t *to, const half *x, int n) {
 
 /* Packs a row of kv: its nh heads of k go to k, those of v to v. Warp by warp, the blocks with the
  * same blockIdx.x share the row. */
-static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
+__device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, int hd) {
     int groups = (hd + GROUP - 1) / GROUP, number = (blockIdx.y * blockDim.x + threadIdx.x) / WARP;
     int head = number / groups, g = number % groups;
     if (head >= 2 * nh)
@@ -432,35 +409,25 @@ static __device__ void pack_row(uint8_t *k, uint8_t *v, const half *kv, int nh, 
                min((int)GROUP, hd - g * GROUP));
 }
 
-static __global__ void pack_kernel(uint8_t *packed, const half *kv, int ld, int nh, int hd) {
-    size_t bytes = nh * quant_bytes(hd);
-    uint8_t *row = packed + blockIdx.x * 2 * bytes;
-    pack_row(row, row + bytes, kv + (size_t)blockIdx.x * ld, nh, hd);
+__global__ void pack_kernel(Op op) {
+    size_t bytes = op.nh * quant_bytes(op.hd);
+    uint8_t *row = (uint8_t *)op.pack.packed.at + blockIdx.x * 2 * bytes;
+    pack_row(row, row + bytes, (half *)op.pack.kv.at + blockIdx.x * op.pack.kv.ld, op.nh, op.hd);
 }
 
 /* Returns a grid with as many blocks for each row as its groups need, a warp for each group. */
-static dim3 pack_grid(int rows, int nh, int hd) {
-    const int WARPS = THREADS / WARP, groups = 2 * nh * ((hd + GROUP - 1) / GROUP);
-    return dim3(rows, (groups + WARPS - 1) / WARPS);
+static dim3 pack_grid(int rows, const Op *op) {
+    return dim3(rows, blocks_for(2 * op->nh * blocks_for(op->hd, GROUP), THREADS / WARP));
 }
 
-static int gpu_pack(CudaGpu *g, const Op *op, Error *err) {
-    Tensor kv = op->pack.kv;
-    if (!kv.rows)
-        return 0;
-    pack_kernel<<<pack_grid(kv.rows, op->nh, op->hd), THREADS, 0, g->stream[op->lane]>>>(
-        (uint8_t *)op->pack.packed.at, (half *)kv.at, (int)kv.ld, op->nh, op->hd);
-    return launched("pack", err);
+static void gpu_pack(CudaGpu *, const Op *op, cudaStream_t stream) {
+    pack_kernel<<<pack_grid(op->pack.kv.rows, op), THREADS, 0, stream>>>(*op);
 }
 
-static int gpu_unpack(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_unpack(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor w = op->unpack.w;
     CHECK(w.rows % GROUP == 0 && w.cols % COLUMNS == 0);
-    if (!w.rows)
-        return 0;
-    unpack_kernel<<<dim3(w.cols / COLUMNS, w.rows / GROUP), COLUMNS, 0, g->stream[op->lane]>>>(
-        (half *)w.at, (unsigned *)op->unpack.packed.at, w.cols);
-    return launched("unpack", err);
+    unpack_kernel<<<dim3(w.cols / COLUMNS, w.rows / GROUP), COLUMNS, 0, stream>>>(*op);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -493,32 +460,37 @@ static uint32_t alignment(const Shape *s) {
     return (uint32_t)(bits & -bits);
 }
 
+/* Sets an attribute of a product. */
+template <class Value>
+static cublasStatus_t describe(Known *p, cublasLtMatmulDescAttributes_t which, Value value) {
+    return cublasLtMatmulDescSetAttribute(&p->product, which, &value, sizeof value);
+}
+
 /* Asks cuBLAS for an algorithm; returns false when it has none. b is the bias of this call, whose
  * address tells cuBLAS how biases are aligned. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     cublasLtEpilogue_t with_bias =
         p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
-    size_t workspace = WORKSPACE;
     uint32_t align = alignment(&p->shape), reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
-    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                   sizeof epilogue);
-    cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b, sizeof b);
-    if (cublasLtMatmulPreferenceInit(&preference))
-        return false;
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &workspace, sizeof workspace);
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+        return cublasLtMatmulPreferenceSetAttribute(&preference, which, &value, sizeof value);
+    };
     /* Blocks that share k may not add as halfs, nor in the order in which they finish. */
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                         &reduction, sizeof reduction);
+    bool refused = describe(p, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) ||
+                   (b && describe(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, b)) ||
+                   cublasLtMatmulPreferenceInit(&preference) ||
+                   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (size_t)WORKSPACE) ||
+                   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
     for (auto which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        cublasLtMatmulPreferenceSetAttribute(&preference, which, &align, sizeof align);
-    if (cublasLtMatmulAlgoGetHeuristic(g->blas, &p->product, &p->w, &p->x, &p->y, &p->y,
+        refused = refused || prefer(which, align);
+    if (refused ||
+        cublasLtMatmulAlgoGetHeuristic(g->blas, &p->product, &p->w, &p->x, &p->y, &p->y,
                                        &preference, 1, &result, &found) ||
         !found || result.state)
         return false;
@@ -535,7 +507,6 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
             return &g->products[lane][i];
     Known *p = &g->products[lane][g->next_product[lane]++ % KNOWN];
     cudaDataType y_type = s->y_type == F32 ? CUDA_R_32F : CUDA_R_16F;
-    cublasOperation_t transposed = CUBLAS_OP_T;
     *p = {};
     cublasStatus_t status = cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!status)
@@ -545,8 +516,7 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
     if (!status)
         status = cublasLtMatrixLayoutInit(&p->y, y_type, s->n, s->m, s->y_ld);
     if (!status)
-        status = cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                &transposed, sizeof transposed);
+        status = describe(p, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     p->shape = *s;
     if (!status && (ask(g, p, b, true) || (b && ask(g, p, b, false))))
         return p;
@@ -557,38 +527,53 @@ static Known *find_product(CudaGpu *g, Lane lane, const Shape *s, const void *b,
 
 static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == FINISH]; }
 
-/* Computes y += b, then the ReLU, where cuBLAS has no algorithm that includes them. A block has one
- * row of y. */
-static __global__ void bias_kernel(half *y, size_t y_ld, const half *b, bool relu, int cols) {
-    half *row = y + blockIdx.x * y_ld;
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-        float v = __half2float(row[c]) + __half2float(b[c]);
-        row[c] = __float2half(relu ? fmaxf(v, 0) : v);
-    }
+/* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
+__device__ void store_output(const Op &op, int row, int col, float v) {
+    const half *b = (half *)op.linear.b.at;
+    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
+    if (col >= op.linear.y.cols)
+        return;
+    if (b)
+        v += __half2float(b[col]);
+    if (op.relu && v < 0)
+        v = 0;
+    if (op.linear.residual.at)
+        v += __half2float(*y);
+    *y = __float2half(v);
 }
 
-static int blas_linear(CudaGpu *g, const Op *op, Error *err) {
+/* Adds the bias and takes the ReLU, where cuBLAS has no algorithm that includes them. A block has
+ * one row of y. */
+__global__ void bias_kernel(Op op) {
+    const half *row = (half *)op.linear.y.at + blockIdx.x * op.linear.y.ld;
+    for (int c = threadIdx.x; c < op.linear.y.cols; c += blockDim.x)
+        store_output(op, blockIdx.x, c, __half2float(row[c]));
+}
+
+static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
     Tensor y = op->linear.y;
     const void *w = op->linear.w.at, *x = op->linear.x.at, *b = op->linear.b.at;
     Shape shape = {y.rows, y.cols, op->linear.x.cols, (int)y.ld, y.type, b != NULL, op->relu};
-    cudaStream_t stream = g->stream[op->lane];
     CHECK((!op->relu || b) && (y.type == F16 || !b));
     Known *known = find_product(g, op->lane, &shape, b, err);
     if (!known)
         return -1;
     float one = 1, keep = op->linear.residual.at != NULL;
-    cublasLtMatmulDescSetAttribute(&known->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &b,
-                                   sizeof b);
-    cublasStatus_t s = cublasLtMatmul(g->blas, &known->product, &one, w, &known->w, x, &known->x,
-                                      &keep, y.at, &known->y, y.at, &known->y, &known->algorithm,
-                                      workspace_of(g, op->lane), WORKSPACE, stream);
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (b)
+        s = describe(known, CUBLASLT_MATMUL_DESC_BIAS_POINTER, b);
+    if (!s)
+        s = cublasLtMatmul(g->blas, &known->product, &one, w, &known->w, x, &known->x, &keep, y.at,
+                           &known->y, y.at, &known->y, &known->algorithm, workspace_of(g, op->lane),
+                           WORKSPACE, stream);
     if (blas_checked(s, &shape, err))
         return -1;
-    if (!b || known->fused)
-        return 0;
-    bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>((half *)y.at, y.ld, (half *)b, op->relu,
-                                                            y.cols);
-    return launched("bias", err);
+    if (b && !known->fused) {
+        Op rest = *op;
+        rest.linear.residual = {}; /* cuBLAS has added it */
+        bias_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(rest);
+    }
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -662,7 +647,7 @@ struct Portion {
 /* Begins to copy a block's next portions into a slot, with zeros behind what is left: groups of
  * zeros stand for zeros. They are there after wait_for_copies. */
 template <int TILES>
-static __device__ void load_portions(Slot<TILES> *to, const Portion &from) {
+__device__ void load_portions(Slot<TILES> *to, const Portion &from) {
     int in_warp = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES,
         slice = warp / SIDES;
 #pragma unroll
@@ -685,7 +670,7 @@ struct Columns {
 };
 
 /* Loads a word of codes of two columns; group is the first column's. */
-static __device__ Columns load_columns(const unsigned *group, int word) {
+__device__ Columns load_columns(const unsigned *group, int word) {
     unsigned mins = __byte_perm(group[0], group[GROUP_WORDS], 0x5410),
              scales = __byte_perm(group[0], group[GROUP_WORDS], 0x7632);
     return {{group[1 + word], group[GROUP_WORDS + 1 + word]}, *(half2 *)&mins, *(half2 *)&scales};
@@ -694,7 +679,7 @@ static __device__ Columns load_columns(const unsigned *group, int word) {
 /* Returns the bits of min + scale * code for two codes. DIFFERS: quant.c rounds the sum to a float
  * first. So where one of the two terms is thousands of times the other, and the sum lies in the
  * middle between two halfs, the result may be the other of these two. */
-static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
+__device__ unsigned unpack_two(half2 codes, const Columns &c) {
     half2 x = __hfma2(codes, c.scale, c.min);
     return *(unsigned *)&x;
 }
@@ -702,7 +687,7 @@ static __device__ unsigned unpack_two(half2 codes, const Columns &c) {
 /* Unpacks byte u of two columns: w[0] gets the numbers of the low halves, w[1] those of the high
  * halves. Half of a byte is put into the low bits of the half 1024, whose last place is 1, so that
  * it is 1024 + code, or 1024 + 16 code. */
-static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
+__device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
     unsigned both = __byte_perm(c.codes[0], c.codes[1], 0x0400 + 0x0101 * u);
     unsigned low = and_or(both, 0x000f000f, 0x64006400),
              high = and_or(both, 0x00f000f0, 0x64006400);
@@ -713,8 +698,8 @@ static __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
 
 /* Adds a portion of w times a portion of x to sum, by one warp. */
 template <int TILES>
-static __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
-                                        const half (*x)[X_LD]) {
+__device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
+                                 const half (*x)[X_LD]) {
     int in_warp = threadIdx.x % WARP, quad = in_warp / 4, in_quad = in_warp % 4;
     unsigned mine[TILES][4]; /* of each row of x, columns 2 in_quad + 0, 1, 8, 9, ... 24, 25 */
 #pragma unroll
@@ -739,52 +724,30 @@ static __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned 
 
 /* Returns where four neighbouring outputs of a row of x, the thread's sum[0], sum[4], sum[8] and
  * sum[12], lie among the sums of a row of groups, (rows, GROUP). */
-static __device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
+__device__ float4 *sums_at(float (*sums)[SUMS_LD], int tile, int d) {
     int quad = threadIdx.x % WARP / 4, in_quad = threadIdx.x % 4;
     int row = tile * FEW + 2 * in_quad + d % 2, col = quad / 4 * 32 + d / 2 * 16 + quad % 4 * 4;
     return (float4 *)&sums[row][col];
 }
 
+__device__ float4 add4(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Writes a thread's sums, or if `add` adds them to those that are there. */
 template <int TILES>
-static __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS]) {
+__device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], bool add) {
 #pragma unroll
     for (int i = 0; i < TILES * 4; i++) {
         const float *s = sum + i / 4 * SUMS + i % 4;
-        *sums_at(to, i / 4, i % 4) = make_float4(s[0], s[4], s[8], s[12]);
+        float4 *at = sums_at(to, i / 4, i % 4), four = make_float4(s[0], s[4], s[8], s[12]);
+        *at = add ? add4(four, *at) : four;
     }
-}
-
-template <int TILES>
-static __device__ void add_sums(float sum[TILES * SUMS], float (*from)[SUMS_LD]) {
-#pragma unroll
-    for (int i = 0; i < TILES * 4; i++) {
-        float *s = sum + i / 4 * SUMS + i % 4;
-        float4 more = *sums_at(from, i / 4, i % 4);
-        s[0] += more.x;
-        s[4] += more.y;
-        s[8] += more.z;
-        s[12] += more.w;
-    }
-}
-
-/* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
-static __device__ void store_output(const Op &op, int row, int col, float v) {
-    const half *b = (half *)op.linear.b.at;
-    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
-    if (col >= op.linear.y.cols)
-        return;
-    if (b)
-        v += __half2float(b[col]);
-    if (op.relu && v < 0)
-        v = 0;
-    if (op.linear.residual.at)
-        v += __half2float(*y);
-    *y = __float2half(v);
 }
 
 /* Returns true in the last of `blocks` blocks that come here, which then sees what the others have
  * written, and leaves the count at 0. */
-static __device__ bool comes_last(unsigned *count, unsigned blocks) {
+__device__ bool comes_last(unsigned *count, unsigned blocks) {
     __shared__ bool last;
     __threadfence();
     __syncthreads();
@@ -797,8 +760,7 @@ static __device__ bool comes_last(unsigned *count, unsigned blocks) {
 
 /* Adds the sums that `blocks` blocks have left in partial, (blocks, rows, OUTPUTS), in the order of
  * the blocks, and writes the outputs of the rows from `first` on. */
-static __device__ void add_partial(const Op &op, const float *partial, int blocks, int first,
-                                   int rows) {
+__device__ void add_partial(const Op &op, const float *partial, int blocks, int first, int rows) {
     int size = rows * OUTPUTS;
     for (int e = 4 * threadIdx.x; e < size; e += 4 * blockDim.x) {
         float4 part[SHARERS];
@@ -808,12 +770,8 @@ static __device__ void add_partial(const Op &op, const float *partial, int block
                 part[b] = __ldcg((float4 *)(partial + b * size + e));
 #pragma unroll
         for (int b = 1; b < SHARERS; b++)
-            if (b < blocks) {
-                part[0].x += part[b].x;
-                part[0].y += part[b].y;
-                part[0].z += part[b].z;
-                part[0].w += part[b].w;
-            }
+            if (b < blocks)
+                part[0] = add4(part[0], part[b]);
         const float *v = &part[0].x;
         for (int i = 0; i < 4; i++)
             store_output(op, first + e / OUTPUTS, blockIdx.y * OUTPUTS + e % OUTPUTS + i, v[i]);
@@ -823,7 +781,7 @@ static __device__ void add_partial(const Op &op, const float *partial, int block
 /* Multiplies TILES * FEW rows of x. blockIdx tells: x which rows, y which rows of groups, z which
  * of the blocks that share these. */
 template <int TILES>
-static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
+__global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     packed_linear_kernel(Op op, float *partial, int on_finish) {
     extern __shared__ uint4 shared_bytes[];
     Room<TILES> &room = *(Room<TILES> *)shared_bytes;
@@ -857,12 +815,10 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     wait_for_copies<0>();
     __syncthreads();
     if (slice)
-        store_sums<TILES>(room.sums[side], sum);
+        store_sums<TILES>(room.sums[side], sum, false);
     __syncthreads();
-    if (!slice) {
-        add_sums<TILES>(sum, room.sums[side]);
-        store_sums<TILES>(room.sums[side], sum);
-    }
+    if (!slice)
+        store_sums<TILES>(room.sums[side], sum, true);
     __syncthreads();
     int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
     partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
@@ -879,10 +835,9 @@ static __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     add_partial(op, partial, blocks, first, rows);
 }
 
-typedef void (*PackedKernel)(Op, float *, int);
 /* The kernels, in the order of the rows of a block: FEW, and its doubles. */
 static const struct {
-    PackedKernel kernel;
+    void (*kernel)(Op, float *, int);
     size_t shared; /* bytes of shared memory that a block needs */
 } packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
                       {packed_linear_kernel<2>, sizeof(Room<2>)},
@@ -893,7 +848,7 @@ static const struct {
  * the GPU for the largest part of their time. */
 static int count_sharers(int across, int k, int places) {
     int best = 1;
-    auto waves = [&](int sharers) { return (across * sharers + places - 1) / places; };
+    auto waves = [&](int sharers) { return blocks_for(across * sharers, places); };
     for (int z = 2; z <= SHARERS && across * z <= BLOCKS && z * SLICES * PORTIONS * PORTION <= k;
          z++)
         if ((long)z * waves(best) > (long)best * waves(z))
@@ -901,27 +856,28 @@ static int count_sharers(int across, int k, int places) {
     return best;
 }
 
-static int packed_linear(CudaGpu *g, const Op *op, Error *err) {
+static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor y = op->linear.y;
     int k = op->linear.x.cols;
     CHECK(y.rows <= PACKED_ROWS && y.cols % GROUP == 0 && eights(k) && y.type == F16);
     int rows = FEW, which = 0; /* rows of a block */
     for (; rows < y.rows && which < g->packed_most; rows *= 2)
         which++;
-    int across = (y.cols + OUTPUTS - 1) / OUTPUTS;
-    PackedKernel kernel = packed_kernels[which].kernel;
-    dim3 grid((y.rows + rows - 1) / rows, across, count_sharers(across, k, g->places));
-    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, g->stream[op->lane]>>>(
+    int across = blocks_for(y.cols, OUTPUTS);
+    auto kernel = packed_kernels[which].kernel;
+    dim3 grid(blocks_for(y.rows, rows), across, count_sharers(across, k, g->places));
+    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, stream>>>(
         *op, (float *)workspace_of(g, op->lane), op->lane == FINISH);
-    return launched("linear with packed weights", err);
 }
 
-static int gpu_linear(CudaGpu *g, const Op *op, Error *err) {
+/* Returns -1 and err if cuBLAS refuses the product. */
+static int gpu_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
     Tensor y = op->linear.y, residual = op->linear.residual;
     CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
-    if (!y.rows)
-        return 0;
-    return op->linear.w.type == U8 ? packed_linear(g, op, err) : blas_linear(g, op, err);
+    if (op->linear.w.type != U8)
+        return blas_linear(g, op, stream, err);
+    packed_linear(g, op, stream);
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -961,8 +917,12 @@ constexpr int PREFILL_BLOCKS = 2;
 /* Returns the sequence that the tile of queries `number` belongs to, and in *tile which of its
  * tiles it is. The tiles of sequence r have numbers from start[r] / QUERIES + r on, which leaves
  * room for at least as many as it needs. */
-static __device__ int find_tile(int *tile, const int *start, int nseq, int number) {
-    int r = last_where(0, nseq, [&](int i) { return start[i] / QUERIES + i <= number; });
+__device__ int find_tile(int *tile, const int *start, int nseq, int number) {
+    int r = 0;
+    for (int end = nseq; end - r > 1;) { /* sequence r does not begin behind the tile, `end` does */
+        int middle = (r + end) / 2;
+        (start[middle] / QUERIES + middle <= number ? r : end) = middle;
+    }
     *tile = number - (start[r] / QUERIES + r);
     return r;
 }
@@ -978,7 +938,7 @@ struct HeadRows {
  * hd on. They are there after wait_for_tile. PER_ROW threads share a row, as many as its parts of
  * 16 bytes can be dealt to. */
 template <int TILES, int ROWS>
-static __device__ void load_tile(half *to, HeadRows from) {
+__device__ void load_tile(half *to, HeadRows from) {
     const int PER_ROW = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / PER_ROW;
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW * 8;
     if (STEP > ROWS && row >= ROWS)
@@ -988,9 +948,7 @@ static __device__ void load_tile(half *to, HeadRows from) {
     from.n -= row;
     from.hd -= column;
     if (from.wide)
-#pragma unroll
         for (int r = 0; r < ROWS; r += STEP, from.at += STEP * from.ld)
-#pragma unroll
             for (int c = 0; c < TILES * TILE; c += PER_ROW * 8)
                 copy_async(to + r * LD<TILES> + c, from.at + c, r < from.n);
     else
@@ -1004,7 +962,7 @@ static __device__ void load_tile(half *to, HeadRows from) {
 
 /* Waits for the whole block. Afterwards all threads see what any of them has loaded, and what they
  * have read before may be overwritten. */
-static __device__ void wait_for_tile(void) {
+__device__ void wait_for_tile(void) {
     close_copies();
     wait_for_copies<0>();
     __syncthreads();
@@ -1012,14 +970,12 @@ static __device__ void wait_for_tile(void) {
 
 /* Computes score (16, KEYS) = queries times keys, by one warp. */
 template <int TILES>
-static __device__ void score_keys(float score[][4], const unsigned query[][4], const half *keys) {
+__device__ void score_keys(float score[][4], const unsigned query[][4], const half *keys) {
     int in_warp = threadIdx.x % WARP;
     const half *row = keys + (in_warp / 16 * 8 + in_warp % 8) * LD<TILES> + in_warp / 8 % 2 * 8;
-#pragma unroll
     for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
         for (int i = 0; i < 4; i++)
             score[n][i] = score[n + 1][i] = 0;
-#pragma unroll
         for (int d = 0; d < TILES; d++) {
             /* of 8 keys, the first and the second 8 elements from d TILE on; of the next 8 keys */
             unsigned key[4];
@@ -1033,23 +989,19 @@ static __device__ void score_keys(float score[][4], const unsigned query[][4], c
 /* Does a step of the online softmax for the two queries of which a thread holds a part. Scores
  * become weights. scale includes the factor log2(e), since a GPU computes powers of 2. */
 template <int TILES>
-static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2],
-                                  float scale) {
-#pragma unroll
+__device__ void weigh_keys(float score[][4], float out[][4], float sum[2], float largest[2],
+                           float scale) {
     for (int q = 0; q < 2; q++) {
         float before = largest[q];
-#pragma unroll
         for (int n = 0; n < KEYS<TILES> / 8; n++)
             largest[q] = fmaxf(largest[q], fmaxf(score[n][2 * q], score[n][2 * q + 1]));
         largest[q] = warp_reduce<Most>(largest[q], 1, 4); /* a quad shares a row */
         float shrink = power_of_2((before - largest[q]) * scale);
         sum[q] *= shrink;
-#pragma unroll
         for (int d = 0; d < 2 * TILES; d++) {
             out[d][2 * q] *= shrink;
             out[d][2 * q + 1] *= shrink;
         }
-#pragma unroll
         for (int i = 0; i < KEYS<TILES> / 4; i++) {
             float *s = &score[i / 2][2 * q + i % 2];
             *s = power_of_2((*s - largest[q]) * scale);
@@ -1058,22 +1010,20 @@ static __device__ void weigh_keys(float score[][4], float out[][4], float sum[2]
     }
 }
 
-static __device__ unsigned pack_halfs(float low, float high) {
+__device__ unsigned pack_halfs(float low, float high) {
     half2 pair = __floats2half2_rn(low, high);
     return *(unsigned *)&pair;
 }
 
 /* Adds weights (16, KEYS) times values to out (16, TILES * TILE), by one warp. */
 template <int TILES>
-static __device__ void add_values(float out[][4], const float weight[][4], const half *values) {
+__device__ void add_values(float out[][4], const float weight[][4], const half *values) {
     int in_warp = threadIdx.x % WARP;
     const half *row = values + in_warp % 16 * LD<TILES> + in_warp / 16 * 8;
-#pragma unroll
     for (int n = 0; n < KEYS<TILES> / 8; n += 2) {
         unsigned a[4];
         for (int i = 0; i < 4; i++)
             a[i] = pack_halfs(weight[n + i / 2][i % 2 * 2], weight[n + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
         for (int d = 0; d < TILES; d++) {
             /* 8 elements from d TILE on, of 8 tokens and of the next 8; then the next 8 elements */
             unsigned value[4];
@@ -1086,11 +1036,10 @@ static __device__ void add_values(float out[][4], const float weight[][4], const
 
 /* Loads the warp's 16 of the block's queries, through shared memory with room for QUERIES rows. */
 template <int TILES>
-static __device__ void load_queries(unsigned query[][4], half *shared, const HeadRows &from) {
+__device__ void load_queries(unsigned query[][4], half *shared, const HeadRows &from) {
     int in_warp = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
     load_tile<TILES, QUERIES>(shared, from);
     wait_for_tile();
-#pragma unroll
     for (int d = 0; d < TILES; d++)
         load_matrices(query[d],
                       shared + (first + in_warp % 16) * LD<TILES> + d * TILE + in_warp / 16 * 8);
@@ -1099,15 +1048,13 @@ static __device__ void load_queries(unsigned query[][4], half *shared, const Hea
 
 /* Stores the results of the warp's queries, out / sum, through the same shared memory. */
 template <int TILES>
-static __device__ void store_results(const HeadRows &to, half *shared, const float out[][4],
-                                     float sum[2]) {
+__device__ void store_results(const HeadRows &to, half *shared, const float out[][4],
+                              float sum[2]) {
     int in_warp = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
     __syncthreads(); /* nobody needs the values any more */
-#pragma unroll
     for (int q = 0; q < 2; q++) {
         float share = 1 / warp_reduce<Add>(sum[q], 1, 4);
         half *row = shared + (first + in_warp / 4 + q * 8) * LD<TILES> + in_warp % 4 * 2;
-#pragma unroll
         for (int d = 0; d < 2 * TILES; d++)
             *(unsigned *)(row + d * 8) =
                 pack_halfs(out[d][2 * q] * share, out[d][2 * q + 1] * share);
@@ -1123,7 +1070,7 @@ static __device__ void store_results(const HeadRows &to, half *shared, const flo
 /* TILES is the size of a head over TILE, rounded up. blockIdx.x is the number of a tile of queries,
  * as find_tile counts them, blockIdx.y the head. */
 template <int TILES>
-static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
+__global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     attend_prefill_kernel(Op op, bool wide) {
     const int STEP = KEYS<TILES>, h1 = op.prefilled.q.cols, hd = op.hd, ld = (int)op.prefilled.q.ld;
     const int *start = (int *)op.prefilled.start.at, nseq = op.prefilled.start.cols - 1;
@@ -1153,7 +1100,6 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
         /* Keys that come after the query get no weight. Token 0 never does, so `largest` will be
          * finite. */
         if (pos < t0 + STEP - 1)
-#pragma unroll
             for (int i = 0; i < STEP / 2; i++)
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column)
                     score[i / 4][i % 4] = -INFINITY;
@@ -1169,22 +1115,18 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     store_results<TILES>({o, h1, seen - first, hd, wide}, keys, out, sum);
 }
 
-typedef void (*PrefillKernel)(Op, bool);
-static const PrefillKernel prefill_kernels[TILES_MAX] = {
+static void (*const prefill_kernels[TILES_MAX])(Op, bool) = {
     attend_prefill_kernel<1>, attend_prefill_kernel<2>, attend_prefill_kernel<3>,
     attend_prefill_kernel<4>, attend_prefill_kernel<5>, attend_prefill_kernel<6>,
     attend_prefill_kernel<7>, attend_prefill_kernel<8>};
 
-static int gpu_attend_prefill(CudaGpu *g, const Op *op, Error *err) {
-    int rows = op->prefilled.q.rows, nseq = op->prefilled.start.cols - 1,
-        tiles = (op->hd + TILE - 1) / TILE;
-    if (!rows)
-        return 0;
+static void gpu_attend_prefill(CudaGpu *, const Op *op, cudaStream_t stream) {
+    int nseq = op->prefilled.start.cols - 1, tiles = blocks_for(op->hd, TILE);
     CHECK(tiles <= TILES_MAX);
-    dim3 grid(rows / QUERIES + nseq, op->nh); /* at least as many as the sequences' tiles */
-    PrefillKernel kernel = prefill_kernels[tiles - 1];
-    kernel<<<grid, PREFILL_THREADS, 0, g->stream[op->lane]>>>(*op, op->hd % TILE == 0);
-    return launched("prefill attention", err);
+    /* at least as many blocks as the sequences have tiles */
+    dim3 grid(op->prefilled.q.rows / QUERIES + nseq, op->nh);
+    auto kernel = prefill_kernels[tiles - 1];
+    kernel<<<grid, PREFILL_THREADS, 0, stream>>>(*op, op->hd % TILE == 0);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1208,36 +1150,36 @@ enum {
     UNROLL = 4
 };
 
-static __device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
+__device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
 
 /* Returns the floats of a partial result: the largest score, the sum of e^(score - largest), and
  * the hd values weighted with these. */
-static __host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
+__host__ __device__ size_t partial_floats(int hd) { return hd + 2; }
 
 /* Returns the row of K and V that token t of a sequence has. */
-static __device__ int token_row(const int *pages, int t, int page_tokens) {
+__device__ int token_row(const int *pages, int t, int page_tokens) {
     return pages[t / page_tokens] * page_tokens + t % page_tokens;
 }
 
 /* Returns how many tokens sequence r has. */
-static __device__ int length_of(const Op &op, int r) { return ((int *)op.attend.len.at)[r]; }
+__device__ int length_of(const Op &op, int r) { return ((int *)op.attend.len.at)[r]; }
 /* Returns sequence r's row of the page table. */
-static __device__ const int *pages_of(const Op &op, int r) {
+__device__ const int *pages_of(const Op &op, int r) {
     return (int *)op.attend.pages.at + r * op.attend.pages.ld;
 }
 /* Returns the row of o, (h1), of sequence r. */
-static __device__ half *result_of(const Op &op, int r) {
+__device__ half *result_of(const Op &op, int r) {
     return (half *)op.attend.o.at + (size_t)r * op.nh * op.hd;
 }
 /* Returns where the choice of head h of sequence r begins, in tokens and in weights. */
-static __device__ size_t chosen_of(const Op &op, int r, int h) {
+__device__ size_t chosen_of(const Op &op, int r, int h) {
     int most = op.attend.tokens.cols / op.nh;
     return ((size_t)r * op.nh + h) * most;
 }
 
 /* Fills rows[0..n) with the rows of sequence r's tokens t0 .. t0 + n - 1, and up to whole tiles
  * with the last of them, by the whole block. */
-static __device__ void load_rows(int *rows, const Op &op, int r, int t0, int n) {
+__device__ void load_rows(int *rows, const Op &op, int r, int t0, int n) {
     for (int t = threadIdx.x; t < whole_tiles(n); t += blockDim.x)
         rows[t] = token_row(pages_of(op, r), t0 + min(t, n - 1), op.page_tokens);
     __syncthreads();
@@ -1252,64 +1194,63 @@ struct Head {
 };
 
 template <Pages PAGES>
-static __device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wide) {
+__device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wide) {
     size_t head = PAGES == HALFS ? op.hd * sizeof(half) : quant_bytes(op.hd);
     size_t before = PAGES == HALFS ? c * sizeof(half) : 0;
     return {(uint8_t *)kv.at + h * head + before, op.nh * head, op.hd, op.hd - c, wide};
 }
 
-/* Loads a thread's eight elements of UNROLL tokens, t, t + apart, ...; zeros from token n on. */
-static __device__ void load_tokens(Half8 token[UNROLL], const Head &head, const int *rows, int t,
-                                   int apart, int n) {
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++, t += apart) {
-        const uint8_t *from = head.first + (t < n ? rows[t] : 0) * head.row;
-        token[u] = load8((half *)from, t < n ? head.left : 0, head.wide);
+/* Calls use(t, x) for a thread's share of a warp's n tokens, with its eight elements x of token t.
+ *  TOGETHER: all threads make
+ * as many calls; for those that have fewer tokens, t is n or more and x zeros. */
+template <int PER_TOKEN, bool TOGETHER, class Use>
+__device__ void for_tokens(const Head &head, const int *rows, int n, Use use) {
+    const int AT_ONCE = WARP / PER_TOKEN;
+    int first = threadIdx.x % WARP / PER_TOKEN;
+    for (int t0 = first; (TOGETHER ? t0 - first : t0) < n; t0 += UNROLL * AT_ONCE) {
+        Half8 token[UNROLL];
+        for (int u = 0; u < UNROLL; u++) {
+            int t = t0 + u * AT_ONCE;
+            const uint8_t *from = head.first + (t < n ? rows[t] : 0) * head.row;
+            token[u] = load8((half *)from, t < n ? head.left : 0, head.wide);
+        }
+        for (int u = 0; u < UNROLL; u++) {
+            float x[8];
+            to_floats(x, token[u]);
+            use(t0 + u * AT_ONCE, x);
+        }
     }
 }
 
-/* Computes score[t] = q.k * scale of a warp's n tokens. mine: the thread's elements of q. */
+/* Computes score[t] = q.k * scale of a warp's n tokens. q: the thread's elements of the query. */
 template <int PER_TOKEN>
-static __device__ void score_tokens(float *score, const float mine[8], const Head &k,
-                                    const int *rows, int n, float scale) {
-    const int AT_ONCE = WARP / PER_TOKEN;
-    int which = threadIdx.x % WARP / PER_TOKEN;
-    for (int t = which; t - which < n; t += UNROLL * AT_ONCE) {
-        Half8 token[UNROLL];
-        load_tokens(token, k, rows, t, AT_ONCE, n);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float x[8], dot = 0;
-            to_floats(x, token[u]);
-            for (int i = 0; i < 8; i++)
-                dot += mine[i] * x[i];
-            dot = warp_reduce<Add>(dot, 1, PER_TOKEN);
-            if (threadIdx.x % PER_TOKEN == 0 && t + u * AT_ONCE < n)
-                score[t + u * AT_ONCE] = dot * scale;
-        }
-    }
+__device__ void score_tokens(float *score, const half *q, const Head &k, const int *rows, int n,
+                             float scale) {
+    float mine[8];
+    to_floats(mine, load8(q, k.left, k.wide));
+    for_tokens<PER_TOKEN, true>(k, rows, n, [&](int t, const float x[8]) {
+        float dot = 0;
+        for (int i = 0; i < 8; i++)
+            dot += mine[i] * x[i];
+        dot = warp_reduce<Add>(dot, 1, PER_TOKEN);
+        if (threadIdx.x % PER_TOKEN == 0 && t < n)
+            score[t] = dot * scale;
+    });
 }
 
 /* Adds weight[t] * v to out, for those of a warp's n tokens that the thread reads. */
 template <int PER_TOKEN>
-static __device__ void weigh_tokens(float out[8], const float *weight, const Head &v,
-                                    const int *rows, int n) {
-    const int AT_ONCE = WARP / PER_TOKEN;
-    for (int t = threadIdx.x % WARP / PER_TOKEN; t < n; t += UNROLL * AT_ONCE) {
-        Half8 token[UNROLL];
-        load_tokens(token, v, rows, t, AT_ONCE, n);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float x[8], w = t + u * AT_ONCE < n ? weight[t + u * AT_ONCE] : 0;
-            to_floats(x, token[u]);
-            for (int i = 0; i < 8; i++)
-                out[i] += w * x[i];
-        }
-    }
+__device__ void weigh_tokens(float out[8], const float *weight, const Head &v, const int *rows,
+                             int n) {
+    for_tokens<PER_TOKEN, false>(v, rows, n, [&](int t, const float x[8]) {
+        float w = t < n ? weight[t] : 0;
+        for (int i = 0; i < 8; i++)
+            out[i] += w * x[i];
+    });
 }
 
 /* Replaces score[0..n) by e^(score - largest), by one warp, and returns the sum of these. */
-static __device__ float exponentiate(float *score, int n, float *largest) {
+__device__ float exponentiate(float *score, int n, float *largest) {
     float most = -INFINITY, sum = 0;
     for (int t = threadIdx.x % WARP; t < n; t += WARP)
         most = fmaxf(most, score[t]);
@@ -1349,16 +1290,15 @@ const float HIGH_CODE = 1.f / 16; /* a number in the low end from one four bits 
 const float MORE_BITS = 1 << 11;  /* the scale of the second column of V */
 
 /* Return the codes in the low or the high halves of bytes 0 and 2 of a word. */
-static __device__ unsigned low_codes(unsigned word) { return word & 0x000f000f; }
-static __device__ unsigned high_codes(unsigned word) { return word & 0x00f000f0; }
+__device__ unsigned low_codes(unsigned word) { return word & 0x000f000f; }
+__device__ unsigned high_codes(unsigned word) { return word & 0x00f000f0; }
 
 /* Loads the thread's part of b for each half of a group of a query, and returns the sum of the
  * elements of group in_quad. */
 template <int HALVES>
-static __device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q, int hd) {
+__device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q, int hd) {
     int in_warp = threadIdx.x % WARP, quad = in_warp / 4, in_quad = in_warp % 4;
     float sum[2] = {}; /* of each group */
-#pragma unroll
     for (int b = 0; b < HALVES; b++) {
         int at = b * HALF + in_quad * 4 + quad % 2 * 16, column = b * HALF / GROUP * 2 + quad % 2;
         if (b * HALF + in_warp < hd)
@@ -1373,15 +1313,15 @@ static __device__ float load_query(unsigned low[][2], unsigned high[][2], const 
             high[b][i] = quad % 2 ? pair[i] : 0;
         }
     }
-    for (int i = 0; i < 2; i++)
-        sum[i] = warp_reduce<Add>(sum[i], 1);
+    for (float &x : sum)
+        x = warp_reduce<Add>(x, 1);
     return in_quad ? sum[1] : sum[0];
 }
 
 /* Computes score[t] = q.k * scale of n tokens, whose rows are filled up to whole tiles. */
 template <int PER_TOKEN>
-static __device__ void score_fours(float *score, const half *q, const Head &k, const int *rows,
-                                   int n, float scale) {
+__device__ void score_fours(float *score, const half *q, const Head &k, const int *rows, int n,
+                            float scale) {
     const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4,
               in_quad = threadIdx.x % 4;
     unsigned low[HALVES][2] = {}, high[HALVES][2] = {};
@@ -1389,18 +1329,15 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
     for (int t0 = 0; t0 < n; t0 += TILE) {
         unsigned word[2][HALVES], header[2]; /* of tokens quad and quad + 8; of group in_quad */
         float d[4] = {};
-#pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint8_t *head = k.first + rows[t0 + quad + 8 * i] * k.row;
             header[i] = in_quad * GROUP < k.hd ? *(unsigned *)(head + in_quad * GROUP_BYTES) : 0;
-#pragma unroll
             for (int b = 0; b < HALVES; b++) {
                 const uint8_t *codes =
                     head + b / 2 * GROUP_BYTES + GROUP_HEADER + b % 2 * 16 + in_quad * 4;
                 word[i][b] = b * HALF < k.hd ? *(unsigned *)codes : 0;
             }
         }
-#pragma unroll
         for (int b = 0; b < HALVES; b++) {
             unsigned x = word[0][b], y = word[1][b];
             unsigned lows[] = {low_codes(x), low_codes(y), low_codes(x >> 8), low_codes(y >> 8)};
@@ -1409,9 +1346,8 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
             multiply_add(d, lows, low[b]);
             multiply_add(d, highs, high[b]);
         }
-#pragma unroll
         for (int i = 0; i < 2; i++) {
-            float2 group = group_header((uint8_t *)&header[i]);
+            float2 group = group_header(header[i]);
             float dot =
                 group.x * sum + group.y * ((d[2 * i] + d[2 * i + 1] * HIGH_CODE) * LOW_CODE);
             if (in_quad >= 2)
@@ -1428,8 +1364,8 @@ static __device__ void score_fours(float *score, const half *q, const Head &k, c
 /* Writes the columns of b to shares, for all tiles of a warp's n tokens, and returns the sum of
  * weight * min over group in_warp % GROUPS. */
 template <int GROUPS>
-static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, const Head &v,
-                                    const int *rows, int n) {
+__device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, const Head &v,
+                             const int *rows, int n) {
     float min_part = 0;
     for (int i = threadIdx.x % WARP; i < whole_tiles(n) * GROUPS; i += WARP) {
         int token = i / GROUPS, group = i % GROUPS;
@@ -1437,7 +1373,7 @@ static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weig
         unsigned header = 0;
         if (token < n && group * GROUP < v.hd)
             header = *(unsigned *)(v.first + rows[token] * v.row + group * GROUP_BYTES);
-        float2 x = group_header((uint8_t *)&header);
+        float2 x = group_header(header);
         half share = __float2half(w * x.y);
         min_part += w * x.x;
         shares[2 * group][token] = share;
@@ -1446,11 +1382,10 @@ static __device__ float load_shares(half (*shares)[SHARES_LD], const float *weig
     return warp_reduce<Add>(min_part, GROUPS);
 }
 
-/* Computes out = the sum of weight[t] * v of a warp's n tokens: the thread's eight elements of all
- * tokens. Overwrites weight. */
+/* Adds weight[t] * v to out for all of a warp's n tokens: the thread's eight elements. Overwrites
+ * weight. */
 template <int PER_TOKEN>
-static __device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows,
-                                   int n) {
+__device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows, int n) {
     const int GROUPS = (PER_TOKEN * 8 + GROUP - 1) / GROUP, in_warp = threadIdx.x % WARP,
               quad = in_warp / 4, in_quad = in_warp % 4;
     __shared__ __align__(16) half all_shares[HEADS][2 * GROUPS][SHARES_LD];
@@ -1460,11 +1395,9 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     __syncwarp();
     for (int t0 = 0; t0 < n; t0 += TILE) {
         unsigned word[GROUPS][4], b[2] = {}; /* of tokens 2 in_quad + 0, 1, 8, 9 */
-#pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = rows[t0 + 2 * in_quad + i % 2 + i / 2 * 8];
             const uint8_t *head = v.first + row * v.row + GROUP_HEADER + quad * 4;
-#pragma unroll
             for (int j = 0; j < GROUPS; j++) {
                 bool there = j * GROUP + quad / 4 * HALF < v.hd;
                 word[j][i] = there ? *(unsigned *)(head + j * GROUP_BYTES) : 0;
@@ -1475,7 +1408,6 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
             b[0] = mine[0];
             b[1] = mine[4];
         }
-#pragma unroll
         for (int i = 0; i < GROUPS * 4; i++) { /* bytes i % 4: elements quad and quad + 8 of a */
             unsigned *w = word[i / 4], byte = 0x0400 + 0x0101 * (i % 4);
             unsigned x = __byte_perm(w[0], w[1], byte), y = __byte_perm(w[2], w[3], byte);
@@ -1488,7 +1420,6 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     __syncwarp();
     if (in_quad < GROUPS) {
         int at = in_quad * GROUP + quad / 4 * HALF + quad % 4 * 4;
-#pragma unroll
         for (int i = 0; i < 4; i++) {
             float s[4]; /* of group in_quad, chosen so that no index of `sum` depends on a thread,
                            which would put it into memory */
@@ -1500,7 +1431,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
     }
     __syncwarp();
     for (int i = 0; i < 8; i++)
-        out[i] = weight[in_warp % PER_TOKEN * 8 + i];
+        out[i] += weight[in_warp % PER_TOKEN * 8 + i];
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1514,8 +1445,7 @@ static __device__ void weigh_fours(float out[8], float *weight, const Head &v, c
 /* Does dense attention; or, if SCORES, writes only the scores (nseq, nh, gridDim.z * SPLIT), for
  * sparse attention. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-static __global__ void __launch_bounds__(HEADS *WARP, 8)
-    attend_kernel(Op op, bool wide, float *scratch) {
+__global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT), hd = op.hd;
@@ -1531,13 +1461,11 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
     Head v = find_head<PAGES>(op, op.attend.v, h, c, wide);
     float *score =
         SCORES ? scratch + ((size_t)r * op.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
-    float mine[8], out[8] = {}, scale = rsqrtf((float)hd), largest;
-    if (PAGES == FOURS) {
+    float out[8] = {}, scale = rsqrtf((float)hd), largest;
+    if (PAGES == FOURS)
         score_fours<PER_TOKEN>(score, q, k, rows, n, scale);
-    } else {
-        to_floats(mine, load8(q + c, hd - c, wide));
-        score_tokens<PER_TOKEN>(score, mine, k, rows, n, scale);
-    }
+    else
+        score_tokens<PER_TOKEN>(score, q + c, k, rows, n, scale);
     if (SCORES)
         return;
     __syncwarp();
@@ -1547,14 +1475,14 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
         weigh_fours<PER_TOKEN>(out, score, v, rows, n);
     } else {
         weigh_tokens<PER_TOKEN>(out, score, v, rows, n);
-        for (int i = 0; i < 8; i++)
-            out[i] = warp_reduce<Add>(out[i], PER_TOKEN);
+        for (float &x : out)
+            x = warp_reduce<Add>(x, PER_TOKEN);
     }
     if (in_warp >= PER_TOKEN || c >= hd)
         return;
     if (length_of(op, r) <= SPLIT) {
-        for (int i = 0; i < 8; i++)
-            out[i] /= sum;
+        for (float &x : out)
+            x /= sum;
         store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
         return;
     }
@@ -1568,7 +1496,7 @@ static __global__ void __launch_bounds__(HEADS *WARP, 8)
 }
 
 /* Joins the partial results of sequences of more than SPLIT tokens. A thread has one element. */
-static __global__ void combine_kernel(Op op, const float *partial, int splits) {
+__global__ void combine_kernel(Op op, const float *partial, int splits) {
     int r = blockIdx.x, n = (length_of(op, r) + SPLIT - 1) / SPLIT, hd = op.hd;
     size_t stride = op.nh * partial_floats(hd);
     int c = blockIdx.y * blockDim.x + threadIdx.x;
@@ -1589,7 +1517,7 @@ static __global__ void combine_kernel(Op op, const float *partial, int splits) {
 /* The tables of these have a kernel for 4, 8 and 16 threads that share a token, which are for heads
  * of up to 32, 64 and 128 elements, and each of these for both kinds of pages. */
 typedef void (*DecodeKernel)(Op, bool, float *);
-enum { MOST_PER_TOKEN = 16 };
+enum { MOST_PER_TOKEN = 16, DECODE_KERNELS = 6 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
     bool packed = op->attend.k.type == U8;
@@ -1603,11 +1531,11 @@ static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
 
 /* Returns how many times SPLIT tokens the page table has room for. */
 static int count_splits(const Op *op) {
-    return (int)(((long)op->attend.pages.cols * op->page_tokens + SPLIT - 1) / SPLIT);
+    return blocks_for((long)op->attend.pages.cols * op->page_tokens, SPLIT);
 }
 
 static dim3 decode_grid(const Op *op, int splits) {
-    return dim3(op->attend.len.cols, (op->nh + HEADS - 1) / HEADS, splits);
+    return dim3(op->attend.len.cols, blocks_for(op->nh, HEADS), splits);
 }
 
 /* Returns the op for n of its sequences from `first` on, or for as many as there are. */
@@ -1634,30 +1562,30 @@ static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, s
         Op some = some_sequences(*op, r, at_once);
         kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, eights(op->hd),
                                                                         scratch);
-        then(some, scratch, stream);
+        then(some, scratch);
     }
 }
 
-static const DecodeKernel attend_kernels[] = {
-    attend_kernel<4, HALFS, false>,  attend_kernel<4, FOURS, false>,
-    attend_kernel<8, HALFS, false>,  attend_kernel<8, FOURS, false>,
-    attend_kernel<16, HALFS, false>, attend_kernel<16, FOURS, false>};
+template <bool SCORES>
+static const DecodeKernel attend_kernels[DECODE_KERNELS] = {
+    attend_kernel<4, HALFS, SCORES>,  attend_kernel<4, FOURS, SCORES>,
+    attend_kernel<8, HALFS, SCORES>,  attend_kernel<8, FOURS, SCORES>,
+    attend_kernel<16, HALFS, SCORES>, attend_kernel<16, FOURS, SCORES>};
 
-static int gpu_attend(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_attend(CudaGpu *g, const Op *op, cudaStream_t stream) {
     int splits = count_splits(op);
     size_t floats = splits > 1 ? splits * op->nh * partial_floats(op->hd) : 1;
-    auto combine = [&](const Op &some, float *partial, cudaStream_t stream) {
-        dim3 elements(some.attend.len.cols, (op->nh * op->hd + THREADS - 1) / THREADS);
+    auto combine = [&](const Op &some, float *partial) {
+        dim3 elements(some.attend.len.cols, blocks_for(op->nh * op->hd, THREADS));
         if (splits > 1)
             combine_kernel<<<elements, THREADS, 0, stream>>>(some, partial, splits);
     };
-    post_decode(g, op, attend_kernels, floats, combine);
-    return launched("attention", err);
+    post_decode(g, op, attend_kernels<false>, floats, combine);
 }
 
 /* Writes rows of kv into pages. A block has one row; where it packs the row, several blocks share
  * it. What is not packed here, since it stays F16 or is packed already, moves as halfs. */
-static __global__ void append_kernel(Op op, bool wide) {
+__global__ void append_kernel(Op op, bool wide) {
     Tensor kv = op.append.kv, pages = op.append.pages;
     int size = (int)type_bytes(kv.type), width = kv.cols / 2 * size / (int)sizeof(half);
     int seq = ((int *)op.append.seq.at)[blockIdx.x], pos = ((int *)op.append.pos.at)[blockIdx.x];
@@ -1673,16 +1601,13 @@ static __global__ void append_kernel(Op op, bool wide) {
     }
 }
 
-static int gpu_append(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_append(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor kv = op->append.kv;
     bool pack = kv.type != op->append.k.type;
     int width = (int)(kv.cols / 2 * type_bytes(kv.type) / sizeof(half));
-    if (!kv.rows)
-        return 0;
-    dim3 grid = pack ? pack_grid(kv.rows, op->nh, op->hd) : dim3(kv.rows);
+    dim3 grid = pack ? pack_grid(kv.rows, op) : dim3(kv.rows);
     int threads = pack ? THREADS : row_threads(width);
-    append_kernel<<<grid, threads, 0, g->stream[op->lane]>>>(*op, eights(width));
-    return launched("append", err);
+    append_kernel<<<grid, threads, 0, stream>>>(*op, eights(width));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1698,7 +1623,7 @@ static int gpu_append(CudaGpu *g, const Op *op, Error *err) {
 
 /* Returns an integer for a score, such that integers are in the order of the scores, and NaN is
  * below all. No score is -0, since their sums begin at 0. */
-static __device__ unsigned rank(float score) {
+__device__ unsigned rank(float score) {
     unsigned bits = __float_as_uint(score), sign = 1u << 31;
     if (score != score)
         return 0;
@@ -1706,7 +1631,7 @@ static __device__ unsigned rank(float score) {
 }
 
 /* Returns how many of n scores have at least that rank, by one warp. */
-static __device__ int count_from(const float *score, int n, unsigned least) {
+__device__ int count_from(const float *score, int n, unsigned least) {
     int count = 0;
     for (int t = threadIdx.x % WARP; t < n; t += WARP)
         count += rank(score[t]) >= least;
@@ -1714,7 +1639,7 @@ static __device__ int count_from(const float *score, int n, unsigned least) {
 }
 
 /* Returns the largest rank that at least k of n scores reach, or another that exactly k reach. */
-static __device__ unsigned least_rank(const float *score, int n, int k) {
+__device__ unsigned least_rank(const float *score, int n, int k) {
     unsigned least = 0, above = 0xff800001; /* nothing ranks higher than infinity */
     for (int count = n; count != k && least + 1 < above;) {
         unsigned middle = least + (above - least) / 2;
@@ -1730,7 +1655,7 @@ static __device__ unsigned least_rank(const float *score, int n, int k) {
 
 /* Writes the k of n tokens with the largest scores, in ascending order, by one warp. Of equal
  * scores the earlier tokens are chosen. */
-static __device__ void choose(int *tokens, const float *score, int n, int k) {
+__device__ void choose(int *tokens, const float *score, int n, int k) {
     unsigned least = least_rank(score, n, k), in_warp = threadIdx.x % WARP;
     unsigned before = (1u << in_warp) - 1;                      /* the threads before this one */
     int kept = 0, equals = k - count_from(score, n, least + 1); /* of the least rank, yet to keep */
@@ -1747,8 +1672,7 @@ static __device__ void choose(int *tokens, const float *score, int n, int k) {
     }
 }
 
-static __global__ void __launch_bounds__(HEADS *WARP)
-    select_kernel(Op op, float *scores, int splits) {
+__global__ void __launch_bounds__(HEADS *WARP) select_kernel(Op op, float *scores, int splits) {
     int r = blockIdx.x, h = blockIdx.y * HEADS + threadIdx.x / WARP, in_warp = threadIdx.x % WARP,
         past = length_of(op, r) - 1;
     if (h >= op.nh)
@@ -1768,21 +1692,16 @@ static __global__ void __launch_bounds__(HEADS *WARP)
         weights[i] = score[tokens[i]] / sum;
 }
 
-static const DecodeKernel score_kernels[] = {
-    attend_kernel<4, HALFS, true>, attend_kernel<4, FOURS, true>,  attend_kernel<8, HALFS, true>,
-    attend_kernel<8, FOURS, true>, attend_kernel<16, HALFS, true>, attend_kernel<16, FOURS, true>};
-
-static int gpu_select(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_select(CudaGpu *g, const Op *op, cudaStream_t stream) {
     int splits = count_splits(op);
-    auto select = [&](const Op &some, float *scores, cudaStream_t stream) {
+    auto select = [&](const Op &some, float *scores) {
         select_kernel<<<decode_grid(&some, 1), HEADS * WARP, 0, stream>>>(some, scores, splits);
     };
-    post_decode(g, op, score_kernels, (size_t)splits * SPLIT * op->nh, select);
-    return launched("selection of tokens", err);
+    post_decode(g, op, attend_kernels<true>, (size_t)splits * SPLIT * op->nh, select);
 }
 
 template <int PER_TOKEN, Pages PAGES>
-static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
+__global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, in_warp = threadIdx.x % WARP,
@@ -1805,31 +1724,26 @@ static __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, boo
             part[warp][i] = weights[token];
         }
         __syncwarp();
-        if (PAGES == FOURS) {
-            float some[8];
-            weigh_fours<PER_TOKEN>(some, part[warp], v, rows[warp], n);
-            for (int i = 0; i < 8; i++)
-                out[i] += some[i];
-        } else
+        if (PAGES == FOURS)
+            weigh_fours<PER_TOKEN>(out, part[warp], v, rows[warp], n);
+        else
             weigh_tokens<PER_TOKEN>(out, part[warp], v, rows[warp], n);
     }
-    for (int i = 0; i < 8 && PAGES != FOURS; i++)
-        out[i] = warp_reduce<Add>(out[i], PER_TOKEN);
+    if (PAGES == HALFS)
+        for (float &x : out)
+            x = warp_reduce<Add>(x, PER_TOKEN);
     if (in_warp >= PER_TOKEN || c >= hd)
         return;
     store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
 }
 
-static const DecodeKernel weigh_kernels[] = {weigh_kernel<4, HALFS>,  weigh_kernel<4, FOURS>,
-                                             weigh_kernel<8, HALFS>,  weigh_kernel<8, FOURS>,
-                                             weigh_kernel<16, HALFS>, weigh_kernel<16, FOURS>};
+static const DecodeKernel weigh_kernels[DECODE_KERNELS] = {
+    weigh_kernel<4, HALFS>, weigh_kernel<4, FOURS>,  weigh_kernel<8, HALFS>,
+    weigh_kernel<8, FOURS>, weigh_kernel<16, HALFS>, weigh_kernel<16, FOURS>};
 
-static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_weigh(CudaGpu *, const Op *op, cudaStream_t stream) {
     DecodeKernel kernel = decode_kernel(weigh_kernels, op);
-    if (!op->attend.len.cols)
-        return 0;
-    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, g->stream[op->lane]>>>(*op, eights(op->hd), NULL);
-    return launched("sparse attention", err);
+    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, stream>>>(*op, eights(op->hd), NULL);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1843,7 +1757,7 @@ static int gpu_weigh(CudaGpu *g, const Op *op, Error *err) {
 
 /* Returns the lowest id among the largest logits, and the largest logit, to all threads. Sets *bad
  * to 1 where one of the logits, chosen or not, is not finite. NaN is never the largest. */
-static __device__ int largest_logit(const float *logits, int vocab, float *largest, int *bad) {
+__device__ int largest_logit(const float *logits, int vocab, float *largest, int *bad) {
     float most = -INFINITY;
     int best = vocab;
     bool finite = true;
@@ -1863,20 +1777,20 @@ static __device__ int largest_logit(const float *logits, int vocab, float *large
     return best < vocab ? best : 0; /* 0: all are NaN */
 }
 
-static __global__ void __launch_bounds__(MOST_THREADS)
-    pick_kernel(int *ids, int *bad, const float *logits, int vocab) {
+__global__ void __launch_bounds__(MOST_THREADS) pick_kernel(Op op, int *bad) {
+    Tensor logits = op.pick.logits;
     float largest;
-    int id = largest_logit(logits + (size_t)blockIdx.x * vocab, vocab, &largest, bad);
+    int id = largest_logit((float *)logits.at + (size_t)blockIdx.x * logits.cols, logits.cols,
+                           &largest, bad);
     if (threadIdx.x == 0)
-        ids[blockIdx.x] = id;
+        ((int *)op.pick.ids.at)[blockIdx.x] = id;
 }
 
 /* Writes the log-probability of the target and the best token of a row. A NaN among the logits
  * makes logp NaN. */
-static __global__ void __launch_bounds__(MOST_THREADS)
-    score_kernel(float *logp, int *best, int *bad, const float *logits, const int *target,
-                 int vocab) {
-    const float *row = logits + (size_t)blockIdx.x * vocab;
+__global__ void __launch_bounds__(MOST_THREADS) score_kernel(Op op, int *bad) {
+    int r = blockIdx.x, vocab = op.score.logits.cols;
+    const float *row = (float *)op.score.logits.at + (size_t)r * vocab;
     float largest;
     double sum = 0;
     int id = largest_logit(row, vocab, &largest, bad);
@@ -1885,28 +1799,22 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     sum = block_reduce<Add>(sum);
     if (threadIdx.x)
         return;
-    logp[blockIdx.x] = row[target[blockIdx.x]] - largest - logf((float)sum);
-    best[blockIdx.x] = id;
+    int target = ((int *)op.score.target.at)[r];
+    ((float *)op.score.logp.at)[r] = row[target] - largest - logf((float)sum);
+    ((int *)op.score.best.at)[r] = id;
 }
 
-static int gpu_pick(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_pick(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor logits = op->pick.logits;
+    int threads = row_threads(logits.cols, MOST_THREADS);
     CHECK(op->sampling.temperature <= 0);
-    if (!logits.rows)
-        return 0;
-    pick_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
-        (int *)op->pick.ids.at, g->not_finite, (float *)logits.at, logits.cols);
-    return launched("pick", err);
+    pick_kernel<<<logits.rows, threads, 0, stream>>>(*op, g->not_finite);
 }
 
-static int gpu_score(CudaGpu *g, const Op *op, Error *err) {
+static void gpu_score(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor logits = op->score.logits;
-    if (!logits.rows)
-        return 0;
-    score_kernel<<<logits.rows, row_threads(logits.cols, MOST_THREADS), 0, g->stream[op->lane]>>>(
-        (float *)op->score.logp.at, (int *)op->score.best.at, g->not_finite, (float *)logits.at,
-        (int *)op->score.target.at, logits.cols);
-    return launched("score", err);
+    int threads = row_threads(logits.cols, MOST_THREADS);
+    score_kernel<<<logits.rows, threads, 0, stream>>>(*op, g->not_finite);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1919,12 +1827,22 @@ static int gpu_score(CudaGpu *g, const Op *op, Error *err) {
 
 static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
     // clang-format off
-    static int (*run[NCODES])(CudaGpu *, const Op *, Error *) = { /* in OpCode's order */
-        NULL, gpu_embed, gpu_layernorm, gpu_linear, gpu_unpack, gpu_pack, gpu_attend_prefill,
+    static void (*launch[NCODES])(CudaGpu *, const Op *, cudaStream_t) = { /* in OpCode's order */
+        NULL, gpu_embed, gpu_layernorm, NULL, gpu_unpack, gpu_pack, gpu_attend_prefill,
         gpu_attend, gpu_select, NULL, gpu_weigh, gpu_append, gpu_pick, gpu_score};
     // clang-format on
-    CHECK(run[op->code]);
-    return run[op->code](cuda(gpu), op, err);
+    cudaStream_t stream = stream_of(gpu, op->lane);
+    for (const Tensor &view : op->view)
+        if (view.at && !view.rows)
+            return 0; /* nothing to do, and CUDA refuses grids without blocks */
+    if (op->code == OP_LINEAR) {
+        if (gpu_linear(cuda(gpu), op, stream, err))
+            return -1;
+    } else {
+        CHECK(launch[op->code]);
+        launch[op->code](cuda(gpu), op, stream);
+    }
+    return checked(cudaGetLastError(), op_info[op->code].name, err);
 }
 
 /* Returns how many bytes from p on lie before the next border between two pinned ranges; SIZE_MAX
@@ -1937,61 +1855,56 @@ static size_t before_border(const CudaGpu *g, const void *p) {
 /* Copies contiguous rows in parts, so that on a link that takes one copy at a time a slab of
  * weights does not delay results of attention for long. CUDA takes no copy that crosses a border
  * between two pinned ranges, so these cut copies too. */
-static int gpu_copy(Gpu *gpu, Lane lane, void *dst, size_t dst_pitch, const void *src,
-                    size_t src_pitch, size_t row_bytes, int rows, Error *err) {
+static int gpu_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *err) {
     const CudaGpu *g = cuda(gpu);
-    const size_t PART = 16 << 20, last = rows > 0 ? rows - 1 : 0;
-    bool whole = dst_pitch == row_bytes && src_pitch == row_bytes;
+    const size_t PART = 16 << 20;
+    cudaStream_t stream = stream_of(gpu, lane);
     cudaError_t e = cudaSuccess;
-    if (rows > 1 && !whole && before_border(g, dst) >= last * dst_pitch + row_bytes &&
-        before_border(g, src) >= last * src_pitch + row_bytes)
-        return checked(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes, rows,
-                                         cudaMemcpyDefault, stream_of(gpu, lane)),
+    if (c.dst_pitch == c.row_bytes && c.src_pitch == c.row_bytes) {
+        c.row_bytes *= c.rows;
+        c.rows = 1;
+    }
+    if (c.rows > 1 && before_border(g, c.dst) >= c.rows * c.dst_pitch &&
+        before_border(g, c.src) >= c.rows * c.src_pitch)
+        return checked(cudaMemcpy2DAsync(c.dst, c.dst_pitch, c.src, c.src_pitch, c.row_bytes,
+                                         c.rows, cudaMemcpyDefault, stream),
                        "copy", err);
-    size_t bytes = whole ? row_bytes * rows : row_bytes;
-    for (int r = 0; r < (whole ? rows > 0 : rows) && !e; r++)
-        for (size_t at = 0, n; at < bytes && !e; at += n) {
-            char *to = (char *)dst + r * dst_pitch + at;
-            const char *from = (const char *)src + r * src_pitch + at;
-            n = std::min({bytes - at, PART, before_border(g, to), before_border(g, from)});
-            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream_of(gpu, lane));
+    for (int r = 0; r < c.rows; r++)
+        for (size_t at = 0, n; at < c.row_bytes && !e; at += n) {
+            char *to = (char *)c.dst + r * c.dst_pitch + at;
+            const char *from = (const char *)c.src + r * c.src_pitch + at;
+            n = std::min({c.row_bytes - at, PART, before_border(g, to), before_border(g, from)});
+            e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream);
         }
     return checked(e, "copy", err);
 }
 
+static int record(Gpu *gpu, Lane lane, cudaEvent_t event, Error *err) {
+    return checked(cudaEventRecord(event, stream_of(gpu, lane)), "event", err);
+}
+
 static int gpu_begin(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return checked(cudaEventRecord(cuda(gpu)->begins[lane][mark % MARKS], stream_of(gpu, lane)),
-                   "event", err);
+    return record(gpu, lane, mark_of(gpu, lane, mark)->begin, err);
 }
 
-static int record(CudaGpu *g, Lane lane, uint64_t mark, cudaEvent_t event, Error *err) {
-    g->reached[lane][mark % MARKS] = event;
-    return checked(cudaEventRecord(event, g->stream[lane]), "event", err);
-}
-
-static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return record(cuda(gpu), lane, mark, cuda(gpu)->ends[lane][mark % MARKS], err);
-}
-
-static int gpu_mark(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    return record(cuda(gpu), lane, mark, cuda(gpu)->marks[lane][mark % MARKS], err);
+static int gpu_end(Gpu *gpu, Lane lane, uint64_t mark, bool timed, Error *err) {
+    Mark *m = mark_of(gpu, lane, mark);
+    m->reached = timed ? m->end : m->untimed;
+    return record(gpu, lane, m->reached, err);
 }
 
 static int gpu_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *err) {
-    return checked(
-        cudaStreamWaitEvent(stream_of(gpu, lane), cuda(gpu)->reached[other][mark % MARKS], 0),
-        "wait", err);
+    cudaEvent_t event = mark_of(gpu, other, mark)->reached;
+    return checked(cudaStreamWaitEvent(stream_of(gpu, lane), event, 0), "wait", err);
 }
 
 static int gpu_sync(Gpu *gpu, Lane lane, uint64_t mark, Error *err) {
-    cudaEvent_t event = cuda(gpu)->reached[lane][mark % MARKS];
-    double until = gpu->poll_s > 0 ? seconds_now() + gpu->poll_s : 0;
+    cudaEvent_t event = mark_of(gpu, lane, mark)->reached;
+    double until = seconds_now() + gpu->poll_s;
     cudaError_t e = cudaErrorNotReady;
-    while (e == cudaErrorNotReady && seconds_now() < until) {
+    while (e == cudaErrorNotReady && seconds_now() < until)
         e = cudaEventQuery(event);
-        if (e == cudaErrorNotReady)
-            cudaGetLastError(); /* or the next launch would be blamed for it */
-    }
+    cudaGetLastError(); /* forgets the answers "not ready", or the next launch would be blamed */
     return checked(e == cudaErrorNotReady ? cudaEventSynchronize(event) : e, lane_name[lane], err);
 }
 
@@ -2005,8 +1918,7 @@ static double elapsed(cudaEvent_t from, cudaEvent_t to) {
 }
 
 static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
-    double s = elapsed(cuda(gpu)->begins[lane][first % MARKS], cuda(gpu)->ends[lane][last % MARKS]);
-    return s < 0 ? 0 : s;
+    return std::max(elapsed(mark_of(gpu, lane, first)->begin, mark_of(gpu, lane, last)->end), 0.0);
 }
 
 /* Adds the time since the begin that it was asked for before: CUDA tells times as floats of
@@ -2014,13 +1926,13 @@ static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
  * gets the event that was kept until now. */
 static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
     CudaGpu *g = cuda(gpu);
-    cudaEvent_t last = g->known[lane], *next = &g->begins[lane][mark % MARKS];
-    double s = elapsed(last, *next);
-    if (s < 0)
-        return g->known_s[lane];
-    g->known[lane] = *next;
-    *next = last;
-    return g->known_s[lane] += s;
+    cudaEvent_t *next = &mark_of(gpu, lane, mark)->begin;
+    double s = elapsed(g->known[lane], *next);
+    if (s >= 0) {
+        std::swap(g->known[lane], *next);
+        g->known_s[lane] += s;
+    }
+    return g->known_s[lane];
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -2084,15 +1996,11 @@ static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
                 bytes / 1048576.0, cudaGetErrorString(e));
 }
 
-static int gpu_upload(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
+static int gpu_transfer(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
     /* from memory that is not pinned, cudaMemcpy returns before the last bytes have arrived */
-    if (checked(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload", err))
+    if (checked(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "transfer", err))
         return -1;
-    return checked(cudaStreamSynchronize(NULL), "upload", err);
-}
-
-static int gpu_download(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
-    return checked(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download", err);
+    return checked(cudaStreamSynchronize(NULL), "transfer", err);
 }
 
 static size_t gpu_in_use(Gpu *) {
@@ -2108,8 +2016,8 @@ static size_t gpu_in_use(Gpu *) {
 static void gpu_close(Gpu *gpu) {
     CudaGpu *g = cuda(gpu);
     for (int lane = 0; lane < NLANES; lane++) {
-        for (int i = 0; i < MARKS; i++)
-            for (cudaEvent_t event : {g->begins[lane][i], g->ends[lane][i], g->marks[lane][i]})
+        for (const Mark &m : g->marks[lane])
+            for (cudaEvent_t event : {m.begin, m.end, m.untimed})
                 if (event)
                     cudaEventDestroy(event);
         if (g->known[lane])
@@ -2128,52 +2036,31 @@ static void gpu_close(Gpu *gpu) {
 }
 
 /* Asks about all kernels. CUDA loads a kernel when it is first launched or asked about, and no
- * prompt should wait for that. */
-static int load_kernels(Error *err) {
-    cudaFuncAttributes attributes;
-    int status = 0;
-    auto load = [&](auto kernel) {
-        if (!status)
-            status =
-                checked(cudaFuncGetAttributes(&attributes, kernel), "looking for its code", err);
+ * prompt should wait for that. Allows products with packed weights the shared memory that their
+ * blocks ask for, as far as the GPU has so much. most: the bytes that it has for a block. */
+static int load_kernels(CudaGpu *g, size_t most, Error *err) {
+    cudaError_t e = cudaSuccess;
+    auto load = [&](auto... kernels) {
+        cudaFuncAttributes attributes;
+        for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
+            e = e ? e : asked;
     };
-    auto load_all = [&](const auto &kernels) {
-        for (auto kernel : kernels)
-            load(kernel);
-    };
-    load(unpack_kernel);
-    load(pack_kernel);
-    load(embed_kernel);
-    load(layernorm_kernel);
-    load(bias_kernel);
-    load(combine_kernel);
-    load(append_kernel);
-    load(select_kernel);
-    load(pick_kernel);
-    load(score_kernel);
-    load_all(prefill_kernels);
-    load_all(attend_kernels);
-    load_all(score_kernels);
-    load_all(weigh_kernels);
-    for (const auto &packed : packed_kernels)
-        load(packed.kernel);
-    return status;
-}
-
-/* Allows products with packed weights the shared memory that their blocks ask for, as far as the
- * GPU has so much. most: the bytes that it has for a block. */
-static int open_shared_memory(CudaGpu *g, size_t most, Error *err) {
+    load(embed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
+         combine_kernel, select_kernel, pick_kernel, score_kernel);
+    for (auto kernel : prefill_kernels)
+        load(kernel);
+    for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})
+        for (int i = 0; i < DECODE_KERNELS; i++)
+            load(kernels[i]);
     for (const auto &packed : packed_kernels) {
-        if (packed.shared > most)
-            break;
+        load(packed.kernel);
+        if (packed.shared > most || e)
+            continue;
         g->packed_most = (int)(&packed - packed_kernels);
-        if (checked(cudaFuncSetAttribute((void *)packed.kernel,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)packed.shared),
-                    "shared memory", err))
-            return -1;
+        e = cudaFuncSetAttribute((void *)packed.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)packed.shared);
     }
-    return 0;
+    return checked(e, "looking for its code", err);
 }
 
 /* Finds the GPU, fills in what it is, and loads the kernels. */
@@ -2199,9 +2086,7 @@ static int find_gpu(CudaGpu *g, Error *err) {
                     "the GPU, %s, is too old: sm_75 (Turing) or later is needed; use --device host",
                     g->name);
     g->places = 2 * card.multiProcessorCount;
-    if (load_kernels(err))
-        return -1;
-    return open_shared_memory(g, card.sharedMemPerBlockOptin, err);
+    return load_kernels(g, card.sharedMemPerBlockOptin, err);
 }
 
 static int create_event(cudaEvent_t *event, unsigned flags, Error *err) {
@@ -2217,11 +2102,13 @@ static int open_streams(CudaGpu *g, Error *err) {
         if (checked(cudaStreamCreateWithFlags(&g->stream[lane], cudaStreamNonBlocking), "streams",
                     err))
             return -1;
-        for (int i = 0; i < MARKS; i++)
-            if (create_event(&g->begins[lane][i], cudaEventDefault, err) ||
-                create_event(&g->ends[lane][i], cudaEventBlockingSync, err) ||
-                create_event(&g->marks[lane][i], untimed, err))
+        for (Mark &m : g->marks[lane])
+            if (create_event(&m.begin, cudaEventDefault, err) ||
+                create_event(&m.end, cudaEventBlockingSync, err) ||
+                create_event(&m.untimed, untimed, err))
                 return -1;
+        if (create_event(&g->known[lane], cudaEventDefault, err))
+            return -1;
     }
     return 0;
 }
@@ -2229,9 +2116,7 @@ static int open_streams(CudaGpu *g, Error *err) {
 /* Notes the GPU's clock and the host's at one moment. */
 static int open_clock(CudaGpu *g, Error *err) {
     for (int lane = 0; lane < NLANES; lane++)
-        if (on_gpu(lane) &&
-            (create_event(&g->known[lane], cudaEventDefault, err) ||
-             checked(cudaEventRecord(g->known[lane], g->stream[PROJECT]), "event", err)))
+        if (on_gpu(lane) && record(g, PROJECT, g->known[lane], err))
             return -1;
     if (checked(cudaStreamSynchronize(g->stream[PROJECT]), "clock", err))
         return -1;
@@ -2260,14 +2145,17 @@ static int open_memory(CudaGpu *g, Error *err) {
     /* CUDA does not tell the size of the context; it is what is in use now, or, where others use
      * the GPU too, at most `most` of that. */
     g->overhead = std::min(gpu_in_use(g), most);
-    g->spare = spare_of(g->total);
+    /* Kernels take memory when they are loaded and first run, stacks and the memory of cuBLAS
+     * included; a card with more multiprocessors keeps more. These are guesses until a card has
+     * been asked: bench prints what it was. */
+    g->spare = (g->total > (size_t)40 << 30 ? 512 : 128) << 20;
     return 0;
 }
 
 static Gpu *open_gpu(Error *err) {
-    static const GpuCalls calls = {gpu_run,     gpu_copy, gpu_begin, gpu_end,    gpu_mark,
-                                   gpu_after,   gpu_sync, gpu_took,  gpu_began,  gpu_alloc,
-                                   gpu_release, gpu_pin,  gpu_unpin, gpu_upload, gpu_download};
+    static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,   gpu_end,   gpu_after,
+                                   gpu_sync, gpu_took,  gpu_began,   gpu_alloc, gpu_release,
+                                   gpu_pin,  gpu_unpin, gpu_transfer};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
     g->call = &calls;
     g->in_use = gpu_in_use;

@@ -4,12 +4,12 @@
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
- * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Two letters have a second use: the
- * size of a head is also called hd, and in an op (Call in device/device.h) i is the sweep and k the
- * place of the batch in it. Words of this engine that the paper does not have (sweep, square,
- * flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md. Sizes and
- * offsets in bytes have the type Bytes. The header is valid C and C++.
- * Read next: opt_model.c. */
+ * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Beside heads, hd is the size of one;
+ * beside a product, m, n and k are its sizes; and in an op (Call in device/device.h) i is the sweep
+ * and k the place of the batch in it. Words of this engine that the paper does not have (sweep,
+ * square, flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md.
+ * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++. Read next:
+ * opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"
@@ -25,7 +25,8 @@ HOST_AND_GPU static inline size_t type_bytes(Type t) {
     return t == F32 || t == I32 ? 4 : t == U8 ? 1 : 2;
 }
 
-/* The paper's three-level memory hierarchy (section 4.1). NTIERS also means "nowhere". */
+/* The paper's three-level memory hierarchy (section 4.1). NTIERS, their number, also stands for
+ * "no tier". */
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;
 
 /* A link or a processor, which a lane keeps busy. */
@@ -43,8 +44,8 @@ typedef struct {
     Bytes offset;
     int rows, cols;
     uint64_t ld;      /* elements from one row to the next, cols when dense */
-    int region;       /* the region of its tier that it lies in */
-    int cell, ncells; /* the cells by which depend.c orders its users; ncells 0: no op writes it */
+    int region;       /* the region of its tier that it lies in (RegionId in plan.h) */
+    int cell, ncells; /* its cells (see Region in plan.h); ncells 0: no op writes it */
     void *at;         /* its address, while a device carries out an op; else NULL */
 } Tensor;
 
@@ -69,7 +70,7 @@ static inline Tensor tensor_rows(Tensor t, int first, int n) {
     return t;
 }
 /* Returns the elements of a dense view as one row. */
-static inline Tensor tensor_row(Tensor t) {
+static inline Tensor tensor_flat(Tensor t) {
     t.cols *= t.rows;
     t.rows = 1;
     t.ld = (size_t)t.cols;
@@ -152,8 +153,9 @@ static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; 
 /* Returns a key that sorts the tensors of a layer: the matrices of q, k and v come first, then
  * their biases, then the others in the order of Role. */
 static inline int role_place(Role role) {
-    const int from_q = (int)role - Q_W;
-    return role >= Q_W && role <= V_B ? from_q % 2 * 3 + from_q / 2 : V_B + (int)role;
+    /* weight and bias of:            ln1   q     k     v     o     ln2     fc1     fc2 */
+    static const int place[NROLES] = {6, 7, 0, 3, 1, 4, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15};
+    return place[role];
 }
 
 /* The tensors outside the layers. Absent ones have rows 0: project_in/out when embed == h1, final
@@ -196,10 +198,10 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, i
 typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
 extern const char *const schedule_name[];
 
-/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. What has not been
- * chosen is 0: gbs, num_gpu_batches and flights until the search has chosen them, and flights,
- * piece_rows, workspaces and sparsity until plan_make gives them, in its copy, their defaults. So
- * nothing is open in the policy of a plan. */
+/* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. A field that nobody has
+ * chosen is 0. The search chooses gbs, num_gpu_batches and flights. plan_make gives flights,
+ * piece_rows, workspaces and sparsity their defaults, but only in its copy, Plan.policy, where no
+ * field is left to be chosen. */
 typedef struct {
     union {
         struct {
@@ -250,7 +252,7 @@ static inline bool is_sparse(const Policy *policy) {
 HOST_AND_GPU static inline int sparse_tokens(double sparsity, int len) {
     double k = sparsity * (len - 1);
     int whole = (int)k;
-    return 1 + whole + (k - whole > 1e-9 * k);
+    return 1 + whole + (k - whole > 1e-9 * k); /* a ceiling that forgives rounding */
 }
 
 /* How the next token is chosen from the logits. */
@@ -285,8 +287,8 @@ static inline int last_rows(const Task *task, const Prompt *prompt) {
 }
 
 /* A place in a block: its GPU batch, and the tiers of the KV pages and the activations of the
- * sequence that takes it. k counts the batches of the block; Op.k counts those of a sweep, where
- * the same batch may have another number. */
+ * sequence that takes it. k counts the batches of the block; Op.k counts those of a sweep. When
+ * batch 0 of a block has ended, batch 1 is k = 0 of the sweep. */
 typedef struct {
     int k;
     Tier kv, act;
@@ -301,8 +303,8 @@ typedef struct {
 /* The state of an error diffusion over a stream of items: each item goes to the tier that is
  * furthest behind its share. */
 typedef struct {
-    double share[NTIERS],
-        due[NTIERS]; /* due: what the tier should hold by now minus what it holds */
+    double share[NTIERS];
+    double due[NTIERS]; /* what each tier should hold by now, minus what it holds */
 } Diffusion;
 /* Returns the tier of the next item, which has `size` bytes. */
 Tier diffuse(Diffusion *d, double size);
@@ -322,31 +324,31 @@ int block_size(const Policy *policy);
 typedef struct {
     const Policy *policy;
     const Task *task;
-    const int *limit;      /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
-    Seat *seat;            /* dealt again for every block; [min(block_size, task count)] */
-    int nseats;            /* seats of the present block */
-    int seated, *in_batch; /* seats taken in the block; in batch k */
-    int *next_prompt;      /* the first waiting prompt; all flights share it */
-    long sweep;            /* the next sweep of this flight */
-    long n;                /* the mean of the prompts' n, rounded up */
-    int horizon;           /* the largest n of a prompt: the number of sweeps that it takes */
+    const int *limit;  /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
+    Seat *seat;        /* dealt again for every block; [min(block_size, task count)] */
+    int nseats;        /* seats of the present block */
+    int seated;        /* how many of them are taken */
+    int *in_batch;     /* how many of them are taken in batch k */
+    int *next_prompt;  /* the first waiting prompt; all flights share it */
+    long sweep;        /* the next sweep of this flight */
+    long n;            /* the mean of the prompts' n, rounded up */
+    int horizon;       /* the largest n of a prompt: the number of sweeps that it takes */
     int *need[NTIERS]; /* [horizon] at i % horizon: pages that all seated prompts hold in sweep i,
                           if none stops early */
     int peak[NTIERS];  /* the largest need so far */
 } Admission;
 
 /* For each schedule, the function that returns how many prompts may take a seat before sweep
- * a->sweep; 0 or less: none. */
+ * a->sweep; 0 or less: none. It is here for the tests of the exercises. */
 extern int (*seats_for[])(const Admission *a);
 
 /* Opens an admission with all seats vacant. limit and next_prompt must outlive it. */
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
                     const int *limit);
-/* Seats the waiting prompts that enter the coming sweep. Fills entered[] with their seats and
- * returns how many there are; the first *topups of them (at most gbs) are in batches that have
- * members already, the others in new batches. The prompts of one new batch, and the topups
- * together, are neighbours in the input. If no seat is taken and prompts are waiting, at least one
- * enters. */
+/* Seats the waiting prompts that enter the coming sweep. If no seat is taken and prompts are
+ * waiting, at least one enters. Returns how many enter, and fills entered[] with their seats: first
+ * *topups seats (at most gbs) in batches that have members already, then seats in new batches. The
+ * topups together are neighbours in the input, and so are the prompts of each new batch. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
 /* Vacates the seat of a sequence that has ended after `generated` tokens. */
 void admission_leave(Admission *a, int seat, int generated);
@@ -389,12 +391,15 @@ typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;
  * sweep, even if others decode; its seconds are divided into prefill and decode by the time that
  * the processors worked on each. */
 typedef struct {
-    double total_s, prefill_s, decode_s; /* of all sweeps; spent on prompts; spent on new tokens */
-    double prefill_sweeps_s;             /* of the prefill sweeps */
-    long prefill_tokens, generated,
-        decoded;     /* prompt tokens; new tokens; new tokens other than a sequence's first */
-    long beside;     /* the decoded tokens of prefill sweeps */
-    double attended; /* pairs of a token and a token that it attends to */
+    double total_s;          /* seconds of all sweeps */
+    double prefill_s;        /* those of them that were spent on prompts */
+    double decode_s;         /* and on new tokens */
+    double prefill_sweeps_s; /* seconds of the prefill sweeps */
+    long prefill_tokens;     /* tokens of prompts */
+    long generated;          /* new tokens */
+    long decoded;            /* new tokens other than a sequence's first */
+    long beside;             /* the decoded tokens of prefill sweeps */
+    double attended;         /* pairs of a token and a token that it attends to */
     long sweeps, prefill_sweeps;
 } RunStats;
 

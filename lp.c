@@ -27,10 +27,11 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
 
 /* The tableau of the simplex method. Every row i has a slack variable s_i, which is 0 in a row with
  * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) One
- * variable of each row is basic; the others are 0. At first a row's slack is basic, at b_i. It
- * cannot be in a row with =, or in one that was multiplied by -1, where its factor is -1. Such a
- * row begins with an artificial variable, which stands for b_i - a_i x. Phase 1 drives the
- * artificials to 0, and one that has left the basis never comes back. The first tableau is
+ * variable of each row is basic; the others are 0. At first a row's slack is basic, at b_i. But a
+ * slack cannot be basic in a row with =, where it is always 0, nor in a row that was multiplied by
+ * -1, where its factor is -1. Such a row begins with an artificial variable, which stands for
+ * b_i - a_i x. Phase 1 drives the artificials to 0, and one that has left the basis never comes
+ * back. The first tableau is
  *
  *                n variables     m slacks    m artificials   right-hand side
  *     m rows          a          1, -1 or 0      1 or 0             b
@@ -85,7 +86,9 @@ static void load(Tableau *t) {
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
         if (t->unit[i] < t->n + t->m)
             continue;
-        cost_1[t->unit[i]] += 1; /* reduced at once, because the artificial is basic */
+        /* An artificial costs 1. As it is basic, its reduced cost must be 0: the loop subtracts its
+         * row, and with it the 1. */
+        cost_1[t->unit[i]] += 1;
         for (int c = 0; c < t->width; c++)
             cost_1[c] -= row[c];
     }
@@ -189,7 +192,8 @@ static double given(const Tableau *t, int i, int j) {
 
 /* Fills a, row_exp and col_exp. Returns false if some number is not finite. */
 static bool scale(Tableau *t) {
-    enum { PASSES = 4 };
+    /* the first passes divide by the mean, the others by the largest */
+    enum { BY_MIDDLE = 8, PASSES = 16 };
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {
@@ -200,19 +204,20 @@ static bool scale(Tableau *t) {
         }
     memset(t->row_exp, 0, sizeof t->row_exp);
     memset(t->col_exp, 0, sizeof t->col_exp);
-    for (int pass = 0; pass < 4 * PASSES; pass++) { /* rows and columns in turn */
-        const bool columns = pass % 2, by_middle = pass < 2 * PASSES;
-        for (int line = 0; line <= (columns ? t->n : t->m); line++) {
+    for (int pass = 0; pass < PASSES; pass++) {
+        const bool columns = pass % 2; /* rows and columns in turn */
+        for (int index = 0; index <= (columns ? t->n : t->m); index++) {
             int low = INT_MAX, high = INT_MIN;
             for (int k = 0; k <= (columns ? t->m : t->n); k++) {
-                const int i = columns ? k : line, j = columns ? line : k;
+                const int i = columns ? k : index, j = columns ? index : k;
                 if (exponent[i][j] == FP_ILOGB0)
                     continue;
                 low = imin(low, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
                 high = imax(high, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
             }
             if (low <= high)
-                (columns ? t->col_exp : t->row_exp)[line] -= by_middle ? (low + high) / 2 : high;
+                (columns ? t->col_exp : t->row_exp)[index] -=
+                    pass < BY_MIDDLE ? (low + high) / 2 : high;
         }
     }
     for (int i = 0; i <= t->m; i++)
@@ -225,8 +230,9 @@ static bool scale(Tableau *t) {
 // Refreshing
 //
 // Every pivot rounds, and its errors remain. Before a pivot on a small number, and before a phase
-// ends, the tableau of the present basis is therefore computed again from the LP, with the largest
-// pivots first, because this rounds least.
+// ends, the tableau of the present basis is therefore computed again from the LP. The variables of
+// the basis may enter in any order and in any row. Each time the largest cell of all rows and
+// columns that are left is the pivot (full pivoting), because this rounds least.
 // -------------------------------------------------------------------------------------------------
 
 /* Computes the tableau of the present basis again. Slacks and artificials that are also in the
@@ -277,8 +283,8 @@ static const double TOLERANCE = 1e-9; /* a sum that is a smaller share of its te
 typedef struct {
     double sum, size;
 } Tally;
-/* The empty sum. Because of its size, a rounding error that remains of a sum of zeros counts as 0
- * beside numbers around 1. */
+/* The empty sum. It counts as one term of size 1e-3, so that a sum of at most 1e-12 is always 0,
+ * even if all its terms are such rounding errors. */
 static const Tally NOTHING = {0, 1e-3};
 
 static void add(Tally *s, double term) {
@@ -321,17 +327,18 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
 }
 
 /* Returns true if the answer's proof (see LpAnswer) holds. The verdict infeasible has no x, and
- * unbounded no y. */
+ * c has weight 0 in its proof; unbounded has no y, and b has weight 0. */
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
-    const bool x = p->verdict != LP_INFEASIBLE, y = p->verdict != LP_UNBOUNDED;
+    const bool has_x = p->verdict != LP_INFEASIBLE, has_y = p->verdict != LP_UNBOUNDED;
     Tally gap = NOTHING; /* c x + y b, as far as there are an x and a y */
-    if (p->verdict == LP_LOST || (x && !rows_hold(t, p->x, y)) || (y && !columns_hold(t, p->y, x)))
+    if (p->verdict == LP_LOST || (has_x && !rows_hold(t, p->x, has_y)) ||
+        (has_y && !columns_hold(t, p->y, has_x)))
         return false;
-    for (int j = 0; j < t->n && x; j++)
+    for (int j = 0; j < t->n && has_x; j++)
         add(&gap, t->a[t->m][j] * p->x[j]);
-    for (int i = 0; i < t->m && y; i++)
+    for (int i = 0; i < t->m && has_y; i++)
         add(&gap, t->a[i][t->n] * p->y[i]);
-    return x && y ? at_most_0(gap) : !at_least_0(gap);
+    return has_x && has_y ? at_most_0(gap) : !at_least_0(gap);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
  *                what a row's b is worth: how much the value falls for each unit added to b.
  *   infeasible   y A >= 0 and y b < 0: the rows, weighted by y, add up to a contradiction.
  *                Rows with y = 0 play no part.
- *   unbounded    c x falls without end in direction x: A x <= 0, E x = 0, c x < 0.
+ *   unbounded    c x falls without end in direction x: c x < 0, and for every row a x <= 0, or
+ *                a x = 0 if equal is set.
  *   lost         No verdict passed its own test: the numbers are too far apart for doubles, or are
  *                not finite. */
 typedef struct {

@@ -119,25 +119,26 @@ static void plain_attention_block(float *x, const Tensor w[NROLES], const OptCon
     free(y);
 }
 
-/* Computes the feed-forward network with its residual; x, w as above. ReLU replaces negative hidden
- * numbers by 0. */
+/* Computes the feed-forward network with its residual; x, w as above. ReLU replaces negative
+ * numbers between its two products by 0. */
 static void plain_ffn_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
-    const size_t size = (size_t)n * c->h1, hidden_size = (size_t)n * c->h2;
-    float *y = xcalloc(size + hidden_size, sizeof *y), *hidden = y + size;
+    const size_t size = (size_t)n * c->h1, inner_size = (size_t)n * c->h2;
+    float *y = xcalloc(size + inner_size, sizeof *y), *inner = y + size;
     if (c->pre_norm)
         plain_layernorm(y, x, w[LN2_W], w[LN2_B], n);
-    plain_linear(hidden, c->pre_norm ? y : x, w[FC1_W], w[FC1_B], n);
-    for (size_t e = 0; e < hidden_size; e++)
-        hidden[e] = fmaxf(hidden[e], 0);
-    plain_linear(y, hidden, w[FC2_W], w[FC2_B], n);
+    plain_linear(inner, c->pre_norm ? y : x, w[FC1_W], w[FC1_B], n);
+    for (size_t e = 0; e < inner_size; e++)
+        inner[e] = fmaxf(inner[e], 0);
+    plain_linear(y, inner, w[FC2_W], w[FC2_B], n);
     plain_add(x, y, size);
     if (!c->pre_norm)
         plain_layernorm(x, x, w[LN2_W], w[LN2_B], n);
     free(y);
 }
 
-/* Computes x = project_in(token table[ids]) + position table[2 ..]. g holds the tensors outside the
- * layers; without project_in the rows of the token table are used as they are. */
+/* Computes x = project_in(token table[ids]) + position table[2 ..]; OPT's positions are offset by 2
+ * (OptConfig.max_pos). g holds the tensors outside the layers; without project_in the rows of the
+ * token table are used as they are. */
 static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, const int32_t *ids,
                         int n) {
     const size_t embed = c->embed, h1 = c->h1;
@@ -171,7 +172,7 @@ static int read_floats(Tensor *to, const Checkpoint *checkpoint, const Tensor *f
                        Error *err) {
     for (int i = 0; i < count; i++) {
         to[i] = from[i];
-        if (from[i].type == U8) { /* packed: its shape is that of the groups */
+        if (from[i].type == U8) { /* packed: (out / GROUP, in * GROUP_BYTES), see quant.h */
             to[i].rows *= GROUP;
             to[i].cols /= GROUP_BYTES;
         }
@@ -216,7 +217,10 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 }
 
 // -------------------------------------------------------------------------------------------------
-// The forward pass as ops, in pieces of a sweep. Read it after schedule.c and device/device.h
+// The forward pass as ops, in pieces of a sweep
+//
+// On a first reading stop here, and come back from `compute` in schedule.c, which calls these
+// functions.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns scratch on the GPU for the rows of x, in a region that only one op at a time uses. */
@@ -226,6 +230,8 @@ static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
 
 void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
     const bool projected = plan->config.embed != plan->config.h1;
+    /* With project_in x begins as the rows of the position table, and the product is added to it.
+     * Without it x is `tokens` itself, and the rows of the position table are added to it. */
     post(to, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
     if (projected)
         post(to, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
@@ -242,7 +248,7 @@ static Tensor joined(const Tensor *q) {
 
 void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
-    const Tensor matrix = joined(&w[Q_W]), bias = tensor_row(joined(&w[Q_B]));
+    const Tensor matrix = joined(&w[Q_W]), bias = tensor_flat(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
@@ -253,13 +259,13 @@ void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES]
 void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o) {
     const bool pre_norm = plan->config.pre_norm;
-    const Role norm = pre_norm ? LN2_W : LN1_W;
+    const Role norm = pre_norm ? LN2_W : LN1_W; /* opt-350m: the first norm comes after attention */
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
-    const Tensor hidden = scratch_rows(plan, MLP, x);
+    const Tensor inner = scratch_rows(plan, MLP, x);
     post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
     post(to, op_layernorm(call, in, x, w[norm], w[norm + 1]));
-    post(to, op_linear_relu(call, hidden, in, w[FC1_W], w[FC1_B]));
-    post(to, op_linear(call, x, hidden, w[FC2_W], w[FC2_B], x));
+    post(to, op_linear_relu(call, inner, in, w[FC1_W], w[FC1_B]));
+    post(to, op_linear(call, x, inner, w[FC2_W], w[FC2_B], x));
     if (!pre_norm)
         post(to, op_layernorm(call, x, x, w[LN2_W], w[LN2_B]));
 }
@@ -283,7 +289,7 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     const int sizes[] = {plan->piece_rows, plan->max_seqs}; /* of a prefill, of a decoding step */
-    /* the larger of the two staging slots */
+    /* the larger of the two staging slots: layer 0 need not fit the other */
     const int slot =
         plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
     const Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
@@ -297,7 +303,8 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         }
         const Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
         const Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
-        /* x overwrites q, k and v, which nothing reads */
+        /* Contents do not matter: o stands in for x as opt_project's input, and x overwrites q, k
+         * and v, which nothing reads. */
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);
         x.rows = sizes[i];
         opt_project(&to, project, plan, w, qkv, o);

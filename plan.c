@@ -2,16 +2,21 @@
  *
  * The plan comes first: from model, policy and task it lays out the GPU, the CPU and the disk tier
  * completely, before anything is allocated. Each tier is then one allocation, and the loop
- * allocates nothing.
+ * allocates no tensor memory. A tier is a row of regions, one behind the other:
+ *
+ *     | weights | embeddings | weight slots | KV cache | KV staging | activations | workspaces .. |
+ *
  *   Weights      whole tensors of the decoder layers, placed by error diffusion (place_weights)
  *   KV cache     pages of page_tokens tokens of one sequence in one layer. A tier's pool lies as
  *                (layer, K|V, page, token, h1), so that one page index serves all layers, K and V
  *                lie apart, and neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, by sequence
  * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
- * policy's fractions (deal_block). To count the rows and pages that all this takes, the plan walks
- * through the whole task before it runs.
- * Read next: device/depend.c. */
+ * policy's fractions (deal_block). How many rows and pages this takes is counted in walk.c.
+ *
+ * plan_make, in the middle, is the table of contents: the chapters before it add the regions, and
+ * those after it use the plan.
+ * Read next: walk.c. */
 #include <limits.h>
 #include <math.h>
 
@@ -21,320 +26,9 @@
 const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 
 // -------------------------------------------------------------------------------------------------
-// The placement of weights
-// -------------------------------------------------------------------------------------------------
-
-void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
-    /* Large tensors come first; the small ones then even out what is left. */
-    static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
-    Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
-    if (d.share[TIER_DISK] < 1e-9) /* 0, but for rounding */
-        d.share[TIER_DISK] = 0;
-    for (int j = 0; j < config->l; j++) {
-        for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
-            int rows, cols;
-            Role r = order[u];
-            const int weights =
-                r == Q_W ? 3 : 1; /* with the biases behind them; q, k and v are one */
-            opt_role_shape(config, r, &rows, &cols);
-            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * weights);
-            for (int same = 0; same < 2 * weights; same++)
-                home[j][r + same] = t;
-        }
-    }
-}
-
-// -------------------------------------------------------------------------------------------------
-// The walk: what a task will need
+// Regions
 //
-// Before a task runs, the plan walks it through admission as if no sequence stopped early. The plan
-// needs maxima, such as the rows of a batch and the pages of a pool. The cost model
-// (cost/runtime.c) needs sums: how many sweeps there are, and how much work they do. One walk
-// counts both. A step of the walk is one sweep that sequences enter, together with all sweeps after
-// it in which no sequence enters or leaves.
-// -------------------------------------------------------------------------------------------------
-
-/* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
-typedef struct {
-    int rows, last_rows; /* token rows of its prefill; those of them that the head needs */
-    int seqs;            /* sequences */
-    int off_rows, off_seqs;
-    int act_rows[NTIERS];  /* rows by the tier of their activations */
-    int off_pages[NTIERS]; /* pages on CPU and disk when the sequences are longest */
-} BatchNeed;
-
-/* Makes *most at least n. */
-static void raise_to(int *most, int n) { *most = imax(*most, n); }
-
-/* Raises the plan's maxima to what batch k needs. */
-static void note_batch(Plan *p, int k, const BatchNeed *b) {
-    raise_to(&p->batches, k + 1);
-    raise_to(&p->max_rows, b->rows);
-    raise_to(&p->max_seqs, b->seqs);
-    raise_to(&p->last_rows, b->last_rows);
-    raise_to(&p->off_rows, b->off_rows);
-    raise_to(&p->off_seqs, b->off_seqs);
-    raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
-    for (int t = 0; t < NTIERS; t++)
-        raise_to(&p->act_rows[t][k], b->act_rows[t]);
-    if (!p->policy.delegated)
-        raise_to(&p->staged_pages[0], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
-    raise_to(&p->staged_pages[1], b->off_pages[TIER_DISK]);
-}
-
-/* Returns the number of pages of a prompt's sequence when they are loaded for the last time. A
- * sequence of one new token never loads any. */
-static int loaded_pages(const Plan *p, const Prompt *q) {
-    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
-}
-
-/* Adds to b a sequence of s prompt tokens in this seat. */
-static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
-    b->rows += s;
-    b->seqs++;
-    b->act_rows[seat->act] += s;
-    if (seat->kv != TIER_GPU) {
-        b->off_rows += s;
-        b->off_seqs++;
-        b->off_pages[seat->kv] += pages;
-    }
-}
-
-/* Records what each batch of a block needs, when the whole block has just been seated. */
-static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
-    for (int first = 0; first < count; first += p->policy.gbs) {
-        BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
-            const Prompt *q = &task->prompts[seats[r].prompt];
-            add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
-            b.last_rows += last_rows(task, q);
-        }
-        note_batch(p, seats[first].k, &b);
-    }
-}
-
-/* Returns the largest number of rows of any gbs neighbouring prompts, and the largest number of
- * such rows that the head needs. */
-static BatchNeed widest_window(const Task *task, int gbs) {
-    BatchNeed most = {.seqs = gbs};
-    int rows = 0, last = 0;
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
-        rows += in->s - (out ? out->s : 0);
-        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
-        raise_to(&most.rows, rows);
-        raise_to(&most.last_rows, last);
-    }
-    return most;
-}
-
-/* Records bounds for the batches of the diagonal schedule, where any sequence may take any seat. A
- * batch is at most as large as gbs of the longest prompts, but a prefill holds only prompts that
- * are neighbours in the input. Topups get a batch of their own, after the others. */
-static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    const int gbs = imin(p->policy.gbs, count);
-    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
-                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
-    BatchNeed topups = widest_window(task, gbs);
-    const int s = p->max_prompt;
-    int pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++)
-        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
-    for (int first = 0; first < count; first += gbs) {
-        BatchNeed b = {.rows = 0};
-        for (int r = first; r < imin(first + gbs, count); r++)
-            add_seat(&b, &seats[r], s, pages);
-        b.rows = imin(b.rows, topups.rows);
-        b.last_rows = topups.last_rows;
-        b.off_rows = imin(b.off_rows, topups.rows);
-        for (int t = 0; t < NTIERS; t++)
-            b.act_rows[t] = imin(b.act_rows[t], topups.rows);
-        note_batch(p, seats[first].k, &b);
-        /* of any batch; they load no pages, so off_seqs and off_pages stay 0 */
-        topups.off_rows = imin(topups.off_rows + b.off_rows, topups.rows);
-    }
-    /* However many topups there are, they have the policy's fractions among themselves. */
-    for (int n = 1; n <= gbs; n++) {
-        apportion(seqs, share, n); /* as deal_block does */
-        for (int t = 0; t < NTIERS; t++)
-            topups.act_rows[t] = imin(imax(topups.act_rows[t], seqs[t] * s), topups.rows);
-    }
-    note_batch(p, (count + gbs - 1) / gbs, &topups);
-}
-
-/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
-static const Prompt *prompt_in(const Admission *a, int seat) {
-    const int prompt = a->seat[seat].prompt;
-    return prompt < 0 ? NULL : &a->task->prompts[prompt];
-}
-
-/* Counts the work of the GPU batch that begins at seat `first`: in sweep a->sweep (now), and in the
- * `more` sweeps after it (later), in which all its sequences decode and attend to one more token in
- * each sweep. Returns true if the batch has topups: they prefill while the rest of it decodes. */
-static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
-                        double more) {
-    bool decodes = false, prefills = false;
-    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
-        const Prompt *q = prompt_in(a, e);
-        if (!q)
-            continue;
-        const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
-        if (age > 0) {
-            decodes = true;
-            now->steps++;
-            now->past += s + age;
-            now->last_rows++;
-        } else {
-            prefills = true;
-            now->prompts++;
-            now->prompt_rows += s;
-            now->pairs += s * (s + 1) / 2;
-            now->last_rows += last_rows(a->task, q);
-        }
-        later->steps += more;
-        later->past += more * (s + age) + more * (more + 1) / 2;
-        later->last_rows += more;
-    }
-    now->decodes += decodes;
-    now->prefills += prefills && !decodes;
-    later->decodes += decodes || prefills ? more : 0;
-    return prefills && decodes;
-}
-
-/* Adds to the plan the work of sweep a->sweep and of the sweeps after it, up to `until`, in which
- * no sequence enters or leaves. Topups prefill in the entrance, so they count as one more batch in
- * prefill, however many batches have topups. */
-static void note_work(Plan *p, const Admission *a, bool entering, long until) {
-    Workload *now = &p->work[entering], *later = &p->work[0];
-    const double more = (double)(until - a->sweep - 1);
-    bool topups = false;
-    for (int first = 0; first < a->nseats; first += a->policy->gbs)
-        topups |= count_batch(now, later, a, first, more);
-    now->sweeps++;
-    now->prefills += topups;
-    later->sweeps += more;
-}
-
-/* Returns the first sweep before which some sequence that is now in flight has all its tokens. */
-static long next_end(const Admission *a) {
-    long end = LONG_MAX;
-    for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
-        if (q && a->seat[e].since + q->n < end)
-            end = a->seat[e].since + q->n;
-    }
-    return end;
-}
-
-/* Takes one step of a flight: counts what its next sweep needs, and the sweeps after it in which
- * nothing changes. Counts in p->achieved the sequences that leave, by the tiers of their KV and of
- * their activations. Returns the next sweep that a sequence may enter, or -1 when the flight has
- * ended. entered is scratch. */
-static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const Task *task = a->task;
-    int topups, n = admission_next(a, sweep, entered, &topups);
-    if (!diagonal)
-        measure_block(p, task, a->seat, n);
-    else if (n && !sweep)
-        bound_batches(p, task, a->seat, a->nseats);
-    if (!a->seated)
-        return -1;
-    /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
-    const bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
-    const long next = diagonal && opening ? sweep + 1 : next_end(a);
-    note_work(p, a, n > 0, next);
-    p->sweeps += next - sweep;
-    for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
-        if (!q || a->seat[e].since + q->n > next)
-            continue;
-        p->achieved[1][a->seat[e].kv]++;
-        p->achieved[2][a->seat[e].act]++;
-        admission_leave(a, e, q->n);
-    }
-    return next;
-}
-
-/* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
- * may take any seat, so each tier with a seat must have room for at least the longest sequence. */
-static void note_pages(Plan *p, const Admission *a) {
-    for (int t = 0; t < NTIERS; t++)
-        raise_to(&p->npages[t], a->peak[t]);
-    for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
-        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
-}
-
-/* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
- * flight with the fewest sweeps so far, or to the first of several such flights. */
-static void walk_task(Plan *p, const Task *task) {
-    const int flights = p->policy.flights;
-    Admission *a = xcalloc(flights, sizeof *a);
-    long *next = xcalloc(flights, sizeof *next);
-    int line = 0, *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
-    for (int g = 0; g < flights; g++)
-        admission_open(&a[g], &p->policy, task, &line, NULL);
-    for (int g = 0; g >= 0;) {
-        next[g] = walk_flight(p, &a[g], next[g], entered);
-        g = -1;
-        for (int e = 0; e < flights; e++)
-            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
-                g = e;
-    }
-    for (int g = 0; g < flights; g++) {
-        note_pages(p, &a[g]);
-        admission_close(&a[g]);
-    }
-    free(entered);
-    free(next);
-    free(a);
-}
-
-/* Sets the sizes of pieces, and the numbers of workspaces that batches and pieces use in turn. */
-static void size_pieces(Plan *p) {
-    enum {
-        HEAD_ROWS = 64
-    }; /* the head computes the logits of so many rows at a time, or of max_seqs if that is more */
-    const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
-    p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
-    raise_to(&p->piece_rows, p->max_seqs);
-    p->nws = imin(p->policy.workspaces, in_flight);
-    p->turns = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
-    /* Two neighbouring pieces together have more rows than one may have. */
-    p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
-    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
-}
-
-/* Fills in the part of the plan that depends on which sequences are in flight when: batches, rows,
- * pages, sweeps and their work. */
-static void plan_batches(Plan *p, const Task *task) {
-    const int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
-    for (int t = 0; t < NTIERS; t++) {
-        p->act_rows[t] = xcalloc(most, sizeof(int));
-        p->act_first[t] = xcalloc(most + 1, sizeof(int));
-    }
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *q = &task->prompts[i];
-        raise_to(&p->max_prompt, q->s);
-        raise_to(&p->max_tokens, q->s + q->n - 1);
-    }
-    p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
-    walk_task(p, task);
-    const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
-    p->batches *= flights;
-    for (int t = 0; t < NTIERS; t++) {
-        for (int k = 0; k < p->batches; k++) {
-            p->act_rows[t][k] = p->act_rows[t][k % batches];
-            p->act_first[t][k + 1] = p->act_first[t][k] + p->act_rows[t][k];
-        }
-        p->achieved[1][t] /= imax(task->count, 1);
-        p->achieved[2][t] /= imax(task->count, 1);
-    }
-    size_pieces(p);
-}
-
-// -------------------------------------------------------------------------------------------------
-// Regions of a tier, and views of them
+// Counted here: the bytes of each tier (Plan.total), and those of the offload file.
 // -------------------------------------------------------------------------------------------------
 
 /* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
@@ -347,98 +41,42 @@ static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoin
     p->region[id][tier] = r;
 }
 
-void add_region(Plan *p, Wanted line) {
-    Region r = {line.name, line.type, line.rows, line.cols, line.slots, 0, 0, 0, 1};
+void add_region(Plan *p, Wanted wanted) {
+    Region r = {wanted.name, wanted.type, wanted.rows, wanted.cols, wanted.slots, .cells = 1};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
-    lay_out(p, line.id, line.tier, r, false);
+    lay_out(p, wanted.id, wanted.tier, r, false);
 }
 
-/* Numbers the cells, when all regions have been added. Ops that use the same cell follow each other
- * (device/depend.c), so what two ops may use at once needs two cells. A slot is one cell, but
- *   a weight slot on the CPU has one cell for each batch, since a layer is loaded in so many parts;
- *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
- *   ATTENDED has one for the sequences whose KV is on the GPU, and one for the others;
- *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
- *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
- *     begins with an op that writes all cells of the state, so this does no harm;
- *   the KV cache has one for each batch in each layer, and one for the free pages of each flight
- *     in each layer. */
-static void number_cells(Plan *p) {
-    for (int slot = 0; slot < 2; slot++)
-        p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
-    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
-    p->region[ATTENDED][TIER_GPU].cells = p->region[ATTENDED][TIER_CPU].cells = 2;
-    p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
-    for (int t = 0; t < NTIERS; t++)
-        for (int id = 0; id < NREGIONS; id++) {
-            Region *r = &p->region[id][t];
-            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
-            r->cell = p->ncells;
-            p->ncells +=
-                id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
+// -------------------------------------------------------------------------------------------------
+// The weights at rest
+//
+// Counted here, tier by tier: the bytes of all layers (the region RESTING_WEIGHTS) and of each
+// layer (Plan.slab). What a layer has off the GPU is its slab, which streams to a slot on the GPU:
+//
+//     home on the CPU        home on disk
+//     Q_W K_W V_W ..    |    FC1_W FC1_B ..    each role begins at its slab_offset
+//     <--- slab[CPU] -->     <-- slab[DISK] -->
+// -------------------------------------------------------------------------------------------------
+
+void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
+    /* Large tensors come first; the small ones then even out what is left. */
+    static const Role order[] = {FC1_W, FC2_W, Q_W, O_W, LN1_W, LN2_W};
+    Diffusion d = {{wg, wc, fmax(0, 1 - wg - wc)}, {0}};
+    if (d.share[TIER_DISK] < 1e-9) /* 0, but for rounding */
+        d.share[TIER_DISK] = 0;
+    for (int j = 0; j < config->l; j++) {
+        for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
+            int rows, cols;
+            Role r = order[u];
+            const int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
+            opt_role_shape(config, r, &rows, &cols);
+            /* a matrix has a bias number for each row, a layernorm one for each weight */
+            Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * joined);
+            for (int same = 0; same < 2 * joined; same++) /* with the biases behind them */
+                home[j][r + same] = t;
         }
+    }
 }
-
-Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
-    const Region *r = &p->region[id][tier];
-    if (!r->slots)
-        return (Tensor){.tier = tier, .region = id, .rows = 0};
-    slot %= r->slots;
-    Bytes row = r->cols * type_bytes(r->type);
-    return (Tensor){.tier = tier,
-                    .type = r->type,
-                    .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
-                    .rows = rows,
-                    .cols = r->cols,
-                    .ld = (size_t)r->cols,
-                    .region = id,
-                    .cell = r->cell + (int)slot * r->cells,
-                    .ncells = r->cells};
-}
-
-Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, int n) {
-    Tensor t = plan_view(p, id, tier, 0, 0, 1);
-    t.type = type;
-    t.offset += at;
-    t.cols = n;
-    t.ld = (size_t)n;
-    return t;
-}
-
-Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
-    const Tensor home = place->home;
-    if (home.tier == TIER_GPU || !home.rows)
-        return home;
-    const Type type = home.type == U8 ? U8 : F16;
-    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
-                          home.cols);
-    t.rows = home.rows;
-    return t;
-}
-
-Tensor plan_f16(const Plan *p, Role role) {
-    int rows, cols;
-    opt_role_shape(&p->config, role, &rows, &cols);
-    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
-    t.rows = rows;
-    return tensor_cells(t, role >= O_W, 1);
-}
-
-int cache_cell(const Plan *p, Tier tier, int batch, int j) {
-    return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
-}
-
-PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages) {
-    const int page = p->policy.page_tokens;
-    return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
-                       .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
-                       .page_tokens = page,
-                       .nh = p->config.nh};
-}
-
-// -------------------------------------------------------------------------------------------------
-// The plan of the weights
-// -------------------------------------------------------------------------------------------------
 
 /* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
  * packed checkpoint a packed tensor has the shape of its groups already. */
@@ -496,13 +134,15 @@ Bytes plan_layer_bytes(const Plan *p) {
 
 /* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
-static void rest_weight(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
+static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
     const bool packed = p->policy.weight_packed && role_is_matrix(r);
     w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
+    /* With its padding, the CPU's share of a slab is contiguous and moves as one copy. A file has
+     * no padding behind a tensor. */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
@@ -522,13 +162,13 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
             for (int i = 0; i < NROLES; i++) {
                 const Role r = p->slab_order[j][i];
                 if (home[j][r] == tier)
-                    rest_weight(p, c, j, r, tier, &bytes[tier]);
+                    give_home(p, c, j, r, tier, &bytes[tier]);
             }
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
         const bool file = t == TIER_DISK && !copied_to_disk(p, c);
         const char *name = file ? "weights (checkpoint)" : "weights";
-        p->achieved[0][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
+        p->achieved[OF_WEIGHTS][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
         lay_out(p, RESTING_WEIGHTS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
     }
     free(home);
@@ -551,7 +191,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
                 ? t
                 : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
         if ((Global)g == p->head && is_last(&p->config))
-            p->slab[tier][p->config.l] = padded;
+            p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
@@ -561,35 +201,45 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
     }
 }
 
+// -------------------------------------------------------------------------------------------------
+// The weights while they are used
+//
+// Counted here: the largest slab that each of the two slots must hold, and the F16 matrices of a
+// packed layer.
+// -------------------------------------------------------------------------------------------------
+
 static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
-/* Adds the weight slots. The layers that stream take the two slots in turn, so that two rounds of
- * all layers show what each slot holds: if the number of layers that stream is even, always the
- * same ones; if it is odd, all of them in turn. */
+/* Adds the weight slots. The layers that stream take the two slots in turn, sweep after sweep. If
+ * their number is odd, each layer changes its slot from one sweep to the next, and changes back in
+ * the sweep after it; so two sweeps over all layers show everything that a slot ever holds. */
 static void plan_slots(Plan *p) {
-    Bytes most[2][2] = {{0}}; /* [tier][slot]: on the CPU, only what comes from disk */
+    Bytes most[2][2] = {{0}}; /* [slot][tier]: on the CPU, only what comes from disk */
     const int layers = p->config.l + 1;
     for (int j = 0, turn = 0; j < 2 * layers; j++) {
         const Bytes from_disk = p->slab[TIER_DISK][j % layers],
                     all = p->slab[TIER_CPU][j % layers] + from_disk;
         if (!all)
             continue;
-        const int slot = turn++ % 2;
-        most[TIER_GPU][slot] = larger(most[TIER_GPU][slot], all);
-        most[TIER_CPU][slot] = larger(most[TIER_CPU][slot], from_disk);
+        Bytes *slot = most[turn++ % 2];
+        slot[TIER_GPU] = larger(slot[TIER_GPU], all);
+        slot[TIER_CPU] = larger(slot[TIER_CPU], from_disk);
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
             add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", F16, 1,
-                                   (int)(most[t][slot] / 2), 1});
+                                   (int)(most[slot][t] / 2), 1});
 }
 
-/* Adds room for a layer's matrices in F16 if large batches need unpacked weights. This is so on a
- * GPU, where activations are F16. */
+/* Returns true if a GPU computes, real or simulated: its activations are F16. Those of the host
+ * device are F32. */
+static bool on_gpu(const Plan *p) { return p->act_type == F16; }
+
+/* Adds room for a layer's matrices in F16. Only a GPU needs it, for batches of many rows. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
-    p->packed_rows = p->act_type == F16 ? PACKED_ROWS : INT_MAX;
-    if (!p->policy.weight_packed || p->packed_rows == INT_MAX)
+    p->packed_rows = on_gpu(p) ? PACKED_ROWS : INT_MAX;
+    if (!p->policy.weight_packed || !on_gpu(p))
         return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
@@ -604,48 +254,111 @@ static void plan_unpacked(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The plan of cache, activations and workspaces, by what the walk has counted
+// The KV cache and the activations
+//
+// Counted here: pages times their bytes, and rows times h1. walk.c has counted pages and rows.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l (s + n), and for the diagonal
- * schedule 4 h1 bls l (2s + n)(n - 1) / 2n. The paper hands a sequence's pages over in mid-sweep
- * and lets K grow without bound, so our pages need a little more. */
-static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0;
-    const int bls = imin(block_size(&p->policy), task->count);
-    for (int i = 0; i < task->count; i++) {
-        s += task->prompts[i].s;
-        n += task->prompts[i].n;
-    }
-    s /= task->count;
-    n /= task->count;
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
-    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
-}
+/* Return the type of the numbers in a page, and how many of them are a token's K (or V). */
+static Type kv_type(const Plan *p) { return p->policy.cache_packed ? U8 : F16; }
+static int kv_cols(const Plan *p) { return (int)(p->kv_row / type_bytes(kv_type(p))); }
 
-static void plan_cache(Plan *p, const Task *task) {
+static void plan_cache(Plan *p) {
     const OptConfig *c = &p->config;
+    const int page = p->policy.page_tokens;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    if (is_sparse(&p->policy))
-        p->most_chosen = sparse_tokens(p->policy.sparsity, p->max_tokens);
-    const Type type = p->policy.cache_packed ? U8 : F16;
-    const int page = p->policy.page_tokens, wide = (int)(p->kv_row / type_bytes(type));
     /* The slots are K and V of each layer in turn. */
     for (Tier t = TIER_GPU; t < NTIERS; t++)
-        add_region(p, (Wanted){KV_CACHE, t, "KV cache", type,
-                               p->policy.flights * p->npages[t] * page, wide, 2 * p->config.l});
+        add_region(p, (Wanted){KV_CACHE, t, "KV cache", kv_type(p),
+                               p->policy.flights * p->npages[t] * page, kv_cols(p), 2 * c->l});
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p,
-                   (Wanted){KV_STAGING, t, "KV staging", type, p->staged_pages[t] * page, wide, 4});
-    p->a21_kv = task->count ? a21_cache(p, task) : 0;
+        add_region(p, (Wanted){KV_STAGING, t, "KV staging", kv_type(p), p->staged_pages[t] * page,
+                               kv_cols(p), 4});
 }
 
 static void plan_activations(Plan *p) {
     for (Tier t = TIER_GPU; t < NTIERS; t++)
         add_region(p, (Wanted){ACTIVATIONS, t, "activations", p->act_type,
                                p->act_first[t][p->batches], p->config.h1, 1});
+}
+
+// -------------------------------------------------------------------------------------------------
+// Workspaces
+//
+// Counted here: the rows of what one batch (batch_slots of them at once) or one piece (piece_slots)
+// computes. The tables have a line for each workspace; one of 0 rows is not needed.
+// -------------------------------------------------------------------------------------------------
+
+/* Adds the workspaces of the layers. */
+static void plan_layer_workspaces(Plan *p) {
+    const OptConfig *c = &p->config;
+    const Type act = p->act_type, kv = kv_type(p);
+    const int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
+    const int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
+    /* of a piece, the rows whose new k and v leave the GPU */
+    const int leaving = imin(p->off_rows, piece);
+    /* the sequences for which the CPU attends: one row each, since it only decodes */
+    const int delegated = p->policy.delegated ? p->off_seqs : 0;
+    /* the rows of x that rest below the GPU; if there are none, x is computed where it rests */
+    const int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
+    const Wanted workspace[] = {
+        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
+        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
+        {HIDDEN, TIER_GPU, "workspace: x", act, below ? p->max_rows : 0, h1, p->batch_slots},
+        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, slots},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? leaving : 0,
+         2 * kv_cols(p), slots},
+        {QUERY, TIER_CPU, "attention: q", F16, delegated, h1, slots},
+        {NEW_KV, TIER_CPU, "new k, v", kv, leaving, 2 * kv_cols(p), slots},
+        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, slots},
+        {ATTENDED, TIER_CPU, "attention: result", act, delegated, h1, slots},
+        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
+    };
+    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
+        add_region(p, workspace[i]);
+}
+
+/* Adds the workspaces before the first layer and behind the last one of this stage: those of the
+ * embedding, of the head, and of the pipeline's hidden states. */
+static void plan_end_workspaces(Plan *p, const Task *task) {
+    const OptConfig *c = &p->config;
+    const Type act = p->act_type;
+    const int rows = p->max_rows, slots = p->batch_slots;
+    const bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
+    /* the CPU gathers the rows of a token table that is not on the GPU */
+    const bool gathered = p->policy.table_home != TIER_GPU;
+    const bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
+    const Wanted workspace[] = {
+        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
+         slots},
+        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, slots},
+        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->last_rows : 0, c->h1, slots},
+        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
+         c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", F32, last && to_cpu ? p->max_seqs : 0, c->vocab,
+         task->keep_logits ? p->batches : slots},
+        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
+        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
+    };
+    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
+        add_region(p, workspace[i]);
+}
+
+/* Adds the lists of sparse attention: for each query and head, the chosen tokens and their weights.
+ */
+static void plan_choices(Plan *p) {
+    /* the most that a query and head choose */
+    const int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
+    const int cols = p->config.nh * most;
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
+        const int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
+        add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
+        add_region(p, (Wanted){WEIGHING, t, "attention: chosen tokens", F32, seqs, cols, 1});
+    }
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
@@ -667,51 +380,38 @@ static void plan_tables(Plan *p, const Task *task) {
     }
 }
 
-/* Adds the workspaces. The table has one line for each; a workspace of 0 rows is not needed. */
-static void plan_workspaces(Plan *p, const Task *task) {
-    const OptConfig *c = &p->config;
-    const Type act = p->act_type, kv = p->policy.cache_packed ? U8 : F16;
-    const int h1 = c->h1, rows = p->max_rows, seqs = p->max_seqs, for_head = p->last_rows,
-              nws = p->nws, batches = p->batches;
-    const int piece = p->piece_rows, turns = p->turns, off_rows = imin(p->off_rows, piece);
-    const int kv_cols = 2 * (int)(p->kv_row / type_bytes(kv)), choice = c->nh * p->most_chosen;
-    const int norm = c->pre_norm ? piece : 0, off_seqs = p->policy.delegated ? p->off_seqs : 0;
-    const bool projected = c->embed != h1, gathered = p->policy.table_home != TIER_GPU,
-               keep = task->keep_logits;
-    const bool first = is_first(c), last = is_last(c),
-               off_gpu = p->act_first[TIER_CPU][batches] + p->act_first[TIER_DISK][batches] > 0;
-    const Wanted workspace[] = {
-        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
-        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
-        {HIDDEN, TIER_GPU, "workspace: x", act, off_gpu ? rows : 0, h1, nws},
-        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, turns},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? off_rows : 0, kv_cols,
-         turns},
-        {QUERY, TIER_CPU, "attention: q", F16, off_seqs, h1, turns},
-        {NEW_KV, TIER_CPU, "new k, v", kv, off_rows, kv_cols, turns},
-        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, turns},
-        {ATTENDED, TIER_CPU, "attention: result", act, off_seqs, h1, turns},
-        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
-        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
-        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
-         nws},
-        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, nws},
-        {LAST_ROWS, TIER_GPU, "workspace: last rows", act, last ? for_head : 0, h1, nws},
-        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
-         c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", F32, last && (keep || p->chooser == TIER_CPU) ? seqs : 0,
-         c->vocab, keep ? batches : nws},
-        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, h1, batches},
-        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, h1, batches},
-        {CHOSEN, TIER_GPU, "attention: chosen tokens", I32, seqs, choice, 1},
-        {CHOSEN, TIER_CPU, "attention: chosen tokens", I32, p->off_seqs, choice, 1},
-        {WEIGHING, TIER_GPU, "attention: chosen tokens", F32, seqs, choice, 1},
-        {WEIGHING, TIER_CPU, "attention: chosen tokens", F32, p->off_seqs, choice, 1},
-    };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
-        add_region(p, workspace[i]);
+// -------------------------------------------------------------------------------------------------
+// Cells
+//
+// Counted here: the parts of regions that ops may use independently of each other. Ops that use the
+// same cell follow each other (device/depend.c), so what two ops may use at once needs two cells.
+// -------------------------------------------------------------------------------------------------
+
+/* Numbers the cells, when all regions have been added. A slot is one cell, but
+ *   a weight slot on the CPU has one for each batch. A layer is loaded in so many parts, and as
+ *     soon as a part has come from the disk, it goes on to the GPU, while the disk reads the next.
+ *     On the GPU nothing begins before the whole layer is there, so there a slot is one cell;
+ *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
+ *   ATTENDED has one for the sequences whose KV is on the GPU, and one for the others;
+ *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
+ *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
+ *     begins with an op that writes all cells of the state, so this does no harm;
+ *   the KV cache has one for each batch in each layer, and one for the free pages of each flight
+ *     in each layer. */
+static void number_cells(Plan *p) {
+    for (int slot = 0; slot < 2; slot++)
+        p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
+    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
+    p->region[ATTENDED][TIER_GPU].cells = p->region[ATTENDED][TIER_CPU].cells = 2;
+    p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
+    for (int t = 0; t < NTIERS; t++)
+        for (int id = 0; id < NREGIONS; id++) {
+            Region *r = &p->region[id][t];
+            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
+            r->cell = p->ncells;
+            p->ncells +=
+                id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
+        }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -759,8 +459,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->policy = *policy;
     policy_defaults(&p->policy);
     p->act_type = act_type;
-    p->chooser =
-        act_type == F16 && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
+    p->chooser = on_gpu(p) && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
@@ -770,10 +469,12 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_globals(p, checkpoint);
     plan_slots(p);
     plan_unpacked(p);
-    plan_batches(p, task);
-    plan_cache(p, task);
+    plan_batches(p, task); /* walk.c counts what the regions below need */
+    plan_cache(p);
     plan_activations(p);
-    plan_workspaces(p, task);
+    plan_layer_workspaces(p);
+    plan_end_workspaces(p, task);
+    plan_choices(p);
     plan_tables(p, task);
     number_cells(p);
     return p;
@@ -793,13 +494,78 @@ void plan_free(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Views of the regions
+//
+// The rest of the program sees the tiers only through these.
+// -------------------------------------------------------------------------------------------------
+
+Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {
+    const Region *r = &p->region[id][tier];
+    if (!r->slots)
+        return (Tensor){.tier = tier, .region = id};
+    slot %= r->slots;
+    Bytes row = r->cols * type_bytes(r->type);
+    return (Tensor){.tier = tier,
+                    .type = r->type,
+                    .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
+                    .rows = rows,
+                    .cols = r->cols,
+                    .ld = (size_t)r->cols,
+                    .region = id,
+                    .cell = r->cell + (int)slot * r->cells,
+                    .ncells = r->cells};
+}
+
+Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, int n) {
+    Tensor t = plan_view(p, id, tier, 0, 0, 1);
+    t.type = type;
+    t.offset += at;
+    t.cols = n;
+    t.ld = (size_t)n;
+    return t;
+}
+
+Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
+    const Tensor home = place->home;
+    if (home.tier == TIER_GPU || !home.rows)
+        return home;
+    const Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
+    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
+                          home.cols);
+    t.rows = home.rows;
+    return t;
+}
+
+Tensor plan_f16(const Plan *p, Role role) {
+    int rows, cols;
+    opt_role_shape(&p->config, role, &rows, &cols);
+    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
+    t.rows = rows;
+    return tensor_cells(t, role >= O_W, 1); /* q, k and v have cell 0, the others cell 1 */
+}
+
+int cache_cell(const Plan *p, Tier tier, int batch, int j) {
+    return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
+}
+
+PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages) {
+    const int page = p->policy.page_tokens;
+    return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
+                       .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
+                       .page_tokens = page,
+                       .nh = p->config.nh};
+}
+
+// -------------------------------------------------------------------------------------------------
 // Fitting a plan into the tiers
+//
+// Counted here: by how much each tier's total exceeds what the tier has.
 // -------------------------------------------------------------------------------------------------
 
 Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
     Bytes missing = 0;
     for (int t = 0; t < NTIERS; t++)
-        missing += p->total[t] > capacity[t] ? p->total[t] - capacity[t] : 0;
+        missing += size_less(p->total[t], capacity[t]);
     return missing;
 }
 
@@ -838,7 +604,7 @@ static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
     }
 }
 
-int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
+int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
@@ -862,10 +628,6 @@ int plan_refuse(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error 
     return 0;
 }
 
-int plan_fits(const Plan *p, const Bytes capacity[NTIERS], Error *err) {
-    return plan_refuse(p, capacity, true, err);
-}
-
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
     policy_defaults(policy);
@@ -878,7 +640,7 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
             const Bytes missing = p ? plan_missing(p, capacity) : least;
             if (missing < least) {
                 least = missing;
-                plan_fits(p, capacity, err);
+                check_fits(p, capacity, true, err);
             }
             plan_free(p);
             if (!missing)
@@ -900,32 +662,3 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
             return;
     }
 }
-
-// -------------------------------------------------------------------------------------------------
-// Pools of KV pages
-// -------------------------------------------------------------------------------------------------
-
-void pool_open(PagePool *pool, int first, int npages) {
-    *pool = (PagePool){.first = first, .npages = npages, .free = xcalloc(npages, 1)};
-    memset(pool->free, true, npages);
-}
-
-int pool_take(PagePool *pool) {
-    bool *page = memchr(pool->free + pool->hint, true, pool->npages - pool->hint);
-    CHECK(page);
-    *page = false;
-    pool->used++;
-    pool->hint = (int)(page - pool->free) + 1;
-    raise_to(&pool->peak, pool->hint);
-    return pool->first + pool->hint - 1;
-}
-
-void pool_give(PagePool *pool, int page) {
-    page -= pool->first;
-    CHECK(page >= 0 && page < pool->npages && !pool->free[page]);
-    pool->free[page] = true;
-    pool->used--;
-    pool->hint = imin(pool->hint, page);
-}
-
-void pool_close(PagePool *pool) { free(pool->free); }

@@ -1,16 +1,12 @@
-/* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, views of it, and
- * pools of KV pages. */
+/* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
+ * schedule.c needs the first half, up to plan_pages; the second is about making plans.
+ * Read next: device/device.h, its chapters on lanes and ops, ops.c and depend.c. */
 #ifndef PLAN_H
 #define PLAN_H
 #include "flexgen.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight
- * and its bias stay together, and so do q, k and v. Each tier gets its fraction of the bytes to
- * within one such unit. home is [l][NROLES]. */
-void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 
 /* A purpose for which a tier is used. The plan lays out regions in this order. A purpose may exist
  * on several tiers: the cache on all three, the queries of delegated attention on GPU and CPU. */
@@ -67,9 +63,9 @@ typedef struct {
  * slab, which streams to a slot. A slab holds first the tensors whose home is the CPU, then those
  * of the disk. */
 typedef struct {
-    Tensor home; /* tier DISK: in the checkpoint (or the offload file for a dummy) */
-    /* bytes within the slab, if home is not on the GPU; the CPU's include the padding */
-    Bytes slab_offset, slab_bytes;
+    Tensor home; /* tier DISK: in the checkpoint, or in the offload file (see copied_to_disk) */
+    Bytes slab_offset; /* if home is not on the GPU: where it begins in the slab */
+    Bytes slab_bytes;  /* if home is not on the GPU; the CPU's include the padding */
 } WeightPlace;
 
 /* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
@@ -85,6 +81,9 @@ typedef struct {
     double last_rows;   /* rows that the head needs, of both kinds of batches */
 } Workload;
 
+/* The three things that a policy spreads over the tiers. */
+enum { OF_WEIGHTS, OF_CACHE, OF_ACTIVATIONS };
+
 /* A plan says which bytes each tier will hold, and where, before anything is allocated. Layer l
  * stands for the head: the token table (or lm_head), which is streamed like a layer when it does
  * not rest on the GPU. */
@@ -92,44 +91,57 @@ struct Plan {
     OptConfig config;
     Policy policy;
     Type act_type;
+
+    /* The tiers */
     Region region[NREGIONS][NTIERS];
     int ncells;                 /* cells of all regions */
     Bytes total[NTIERS];        /* bytes of each tier; on disk, the checkpoint's share included */
     Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */
-    double achieved[3][NTIERS]; /* the fractions that result: of weights, cache, activations */
+    double achieved[3][NTIERS]; /* [OF_WEIGHTS ..]: the fractions that result */
 
+    /* The weights */
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] roles as they lie in the slab: q, k, v, then the others */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head; /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     Bytes *slab[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; from the CPU and from
                             disk they stream */
+    int packed_rows;     /* the most rows of a batch that uses packed weights directly */
+    Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
 
-    /* GPU batches in flight, of all flights; with the diagonal schedule each flight has one more,
-     * through which topups enter */
-    int batches;
-    long sweeps;            /* that the task takes if no sequence stops early */
-    Workload work[2];       /* in sweeps without a prefill [0], with one [1] */
-    double a21_kv;          /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
-    int max_rows, max_seqs; /* the most token rows and sequences of a batch */
-    int max_prompt, max_tokens; /* the most tokens of a prompt; that a token attends to */
-    int max_pages;              /* the most KV pages of a sequence */
-    int piece_rows, pieces;     /* the most rows of a piece; the most pieces of a batch */
-    int last_rows;              /* the most rows of a batch that the head needs */
-    int head_chunk;             /* the most rows of logits that the head computes at a time */
-    int off_rows, off_seqs; /* the most rows and sequences of a batch whose KV is not on the GPU */
-    Bytes kv_row;           /* bytes of a token's K (or V) in a page */
-    int npages[NTIERS];     /* KV pages of each tier's pool, for each flight */
-    int staged_pages[2]; /* pages of one staging slot: on the GPU [0]; on the CPU, from disk [1] */
-    int nws, turns;      /* rotating workspaces: for batches (x), for pieces (QKV, ATTENDED) */
+    /* Work: sums over the task (walk.c) */
+    long sweeps;      /* that the task takes if no sequence stops early */
+    Workload work[2]; /* [prefill]: in sweeps without a prefill, with one */
+
+    /* Batches: maxima over the task (walk.c) */
+    int batches; /* in flight, of all flights; with the diagonal schedule each flight has one more,
+                    through which topups enter */
+    int max_rows, max_seqs; /* token rows and sequences of a batch */
+    int last_rows;          /* rows of a batch that the head needs */
+    int max_prompt;         /* tokens of a prompt */
+    int max_tokens;         /* tokens that a token attends to */
+    int off_rows, off_seqs; /* rows and sequences of a batch whose KV is not on the GPU */
+
+    /* The KV cache */
+    double a21_kv;       /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
+    Bytes kv_row;        /* bytes of a token's K (or V) in a page */
+    int max_pages;       /* the most KV pages of a sequence */
+    int npages[NTIERS];  /* KV pages of each tier's pool, for each flight */
+    int staged_pages[2]; /* pages of a staging slot on the GPU, and on the CPU (from disk) */
+
+    /* The activations */
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
     int *act_first[NTIERS]; /* [batches + 1] the first of these rows in the tier's ACTIVATIONS; and
                                the end */
     int disk_act_rows;      /* the most such rows of a batch on disk */
-    int packed_rows;        /* the most rows of a batch that uses packed weights directly */
+
+    /* Workspaces */
+    int batch_slots; /* the slots of a batch's workspaces (HIDDEN), used in turn */
+    int piece_slots; /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
+    int piece_rows;  /* the most rows of a piece */
+    int pieces;      /* the most pieces of a batch */
+    int head_chunk;  /* the most rows of logits that the head computes at a time */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
-    Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
-    int most_chosen;           /* sparse attention: the most tokens that a query and head choose */
 };
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1)
@@ -171,7 +183,14 @@ typedef struct {
  * slot is one cell until plan_make numbers the cells. */
 void add_region(Plan *plan, Wanted region);
 
-/* Plans the task under the policy. A lack of memory is not an error here (see plan_fits). Fails if
+/* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight
+ * and its bias stay together, and so do q, k and v. Each tier gets its fraction of the bytes to
+ * within one such unit. home is [l][NROLES]. */
+void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
+/* Fills in the part of a plan that depends on which sequences are in flight when: batches, rows,
+ * pages, sweeps and their work (walk.c). */
+void plan_batches(Plan *plan, const Task *task);
+/* Plans the task under the policy. A lack of memory is not an error here (see check_fits). Fails if
  * a prompt does not fit the model. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err);
@@ -181,39 +200,23 @@ Bytes plan_layer_bytes(const Plan *plan);
 /* Returns true if the disk's share of the layers is a copy in the offload file; false if it is the
  * checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
-/* Returns -1 and err (EXIT_USAGE) when a tier's total exceeds its capacity; err names the tier, the
- * bytes that it needs and has, its largest region, and the flag that shrinks it. */
-int plan_fits(const Plan *plan, const Bytes capacity[NTIERS], Error *err);
-/* Like plan_fits. With placed == false the message does not advise changing --percent, because the
- * user did not give it. */
-int plan_refuse(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
+/* Returns 0 if the plan fits. Returns -1 and err (EXIT_USAGE) when a tier's total exceeds its
+ * capacity; err names the tier, the bytes that it needs and has, its largest region, and the flag
+ * that shrinks it. With placed == false it does not advise changing --percent, because the user did
+ * not give it. */
+int check_fits(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
 /* Returns by how many bytes the tiers exceed their capacities; 0: the plan fits. */
 Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);
-/* Fills in a policy's defaults, lowers policy->workspaces to the largest number, and sets
- * policy->table_home to the highest tier, for which the plan has room. It prefers more workspaces
- * to a higher home. If no plan fits, returns -1 and the err of the plan that lacks the fewest
- * bytes. */
+/* Fills in a policy's defaults, and makes its plan fit if it can. For this it lowers
+ * policy->workspaces as little as possible, and chooses for policy->table_home the highest tier
+ * that has room. It prefers more workspaces to a higher home. If no plan fits, returns -1 and the
+ * err of the plan that lacks the fewest bytes. */
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err);
 /* Sets policy->piece_rows to LARGE_PIECE_ROWS, or to the largest half, quarter, ... of it for which
  * the plan has room, but at least to PIECE_ROWS. */
 void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                 const Bytes capacity[NTIERS]);
-
-/* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
- * taken together lie together. */
-typedef struct {
-    bool *free; /* [npages] */
-    int first;  /* index of the pool's first page */
-    int npages, used;
-    int peak; /* the most pages taken at once, which are the pool's first */
-    int hint; /* no page before this one is free */
-} PagePool;
-void pool_open(PagePool *pool, int first, int npages);
-/* Takes a page; the plan guarantees that one is free. */
-int pool_take(PagePool *pool);
-void pool_give(PagePool *pool, int page);
-void pool_close(PagePool *pool);
 
 #ifdef __cplusplus
 }

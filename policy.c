@@ -63,22 +63,22 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     const double hidden = 2 * q * h1 * bls, stored = 4 * (prefill ? s + 1 : 1) * h1 * bls;
     const double to_cpu = prefill ? stored : 0, loaded = prefill ? 0 : 4 * bls * (s + n / 2) * h1;
     const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
-    const double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1, *bmm_flops = a->hw->bmm_flops;
+    const double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1;
     Sum comp = {.one = linear_layer / a->hw->mm_flops[prefill]};
     if (prefill) {
-        comp.one += att / bmm_flops[1];
+        comp.one += att / a->hw->bmm_flops[1];
     } else { /* gpu_comp^g + cpu_comp^g */
-        comp.cg = att / bmm_flops[0];
+        comp.cg = att / a->hw->bmm_flops[0];
         comp.cc = comp.cd = att / a->hw->cpu_flops[0];
     }
     const Sum ctog = {.wc = weights, .wd = weights, .hc = hidden, .hd = hidden};
     const Sum gtoc = {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden};
     const Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden},
               ctod = {.cd = stored, .hd = hidden};
-    const Sum sum[] = {ctog, gtoc, dtoc, ctod, comp};
-    for (int c = 0; c < 5; c++)
+    const Sum sum[] = {ctog, gtoc, dtoc, ctod, comp}; /* in the order of Channel, to GPU */
+    for (Channel c = CTOG; c <= GPU; c++)
         latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
-                    c <= CTOD ? a->hw->bdw[c][prefill] : 1);
+                    c < GPU ? a->hw->bdw[c][prefill] : 1); /* comp is in seconds already */
 }
 
 /* Adds gpu_peak^p = gpu_home^p + gpu_w^p < gmem, where a sequence has q = s new tokens, which
@@ -134,7 +134,7 @@ static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
              a->hw->nmem);
 }
 
-void sum_rows(Lp *lp) {
+void fraction_rows(Lp *lp) {
     static const char *const name[] = {"wg + wc + wd", "cg + cc + cd", "hg + hc + hd"};
     for (int i = 0; i < 3; i++) {
         LpRow *row = lp_row(lp, name[i], true, 1);
@@ -162,7 +162,7 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
     for (int prefill = 1; prefill >= 0; prefill--)
         gpu_rows(lp, &a, prefill);
     cpu_and_disk_rows(lp, &a);
-    sum_rows(lp);
+    fraction_rows(lp);
     CHECK(lp->m == NROWS);
 }
 
@@ -170,20 +170,19 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 // The best placement of one block
 // -------------------------------------------------------------------------------------------------
 
-const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, SUM_ROWS};
+const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, FRACTION_ROWS};
 
 /* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess
- * a x - b of these rows. In the rows of a tier, a x - b is the bytes that are needed, less the
- * tier's capacity, so the largest excess and the capacity together are the tier's peak. */
-static double binding_rows(char *text, size_t size, const Lp *lp, const double *x, int from,
-                           int to) {
+ * a x - b of all rows in [from, to). In the rows of a tier, a x - b is the bytes that are needed,
+ * less the tier's capacity, so the largest excess and the capacity together are the tier's peak. */
+static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, int from, int to) {
     double largest_excess = -INFINITY;
     text[0] = 0;
     for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
         const size_t used = strlen(text);
         largest_excess = fmax(largest_excess, lp_excess(row, x, lp->n));
         if (lp_binds(row, x, lp->n))
-            snprintf(text + used, size - used, "%s%s", used ? ", " : "", row->name);
+            snprintf(text + used, NAMES - used, "%s%s", used ? ", " : "", row->name);
     }
     return largest_excess;
 }
@@ -232,18 +231,19 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
             err, EXIT_FAILED,
             "%s: its numbers and those of %s are too far apart to be solved in doubles; check them",
             hardware->name, config->name);
-    /* At a corner of the LP T_pre and T_gen are the largest of their terms, even T_gen for n = 1,
-     * although it then costs nothing. */
+    /* x is a corner of the LP, so T_pre and T_gen are the largest of their terms: no other row
+     * holds them. This is true even of T_gen for n = 1, which costs nothing then: if none of its
+     * rows were binding, it could still fall, and x would be no corner. */
     const double *x = answer.x;
     memcpy(cost->fraction, x, sizeof cost->fraction);
     cost->T_pre = x[T_PRE];
     cost->T_gen = x[T_GEN];
     cost->T = (cost->T_pre + cost->T_gen * (block->n - 1)) * config->l;
     cost->throughput = (double)block->gbs * block->num_gpu_batches * block->n / cost->T;
-    binding_rows(cost->slowest[0], sizeof cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
-    binding_rows(cost->slowest[1], sizeof cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
+    summarize_rows(cost->slowest[0], &lp, x, T_GEN_ROWS, GPU_ROWS);
+    summarize_rows(cost->slowest[1], &lp, x, T_PRE_ROWS, T_GEN_ROWS);
     for (int t = 0; t < NTIERS; t++)
-        cost->peak[t] = hardware->mem[t] + binding_rows(cost->full[t], sizeof cost->full[t], &lp, x,
-                                                        tier_rows[t], tier_rows[t + 1]);
+        cost->peak[t] = hardware->mem[t] +
+                        summarize_rows(cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
     return 0;
 }

@@ -26,7 +26,9 @@ void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
 /* Adds the row sum <= capacity. */
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
 /* Adds Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1. */
-void sum_rows(Lp *lp);
+void fraction_rows(Lp *lp);
+
+enum { NAMES = 200 }; /* the most bytes of a list of rows' names */
 
 /* A placement and what a cost model expects of it. */
 typedef struct {
@@ -35,8 +37,8 @@ typedef struct {
     double T;                    /* seconds of a block (runtime: of the whole task) */
     double throughput;           /* token/s */
     double peak[NTIERS];         /* bytes */
-    char slowest[2][96];         /* the rows that bind T_gen [0], T_pre [1] */
-    char full[NTIERS][200];      /* the rows of a full tier, else "" */
+    char slowest[2][NAMES];      /* the rows that bind T_gen [0], T_pre [1] */
+    char full[NTIERS][NAMES];    /* the rows of a full tier, else "" */
 } Cost;
 
 /* The size of one LP of the paper: s, n, and a block of num_gpu_batches GPU batches of gbs
@@ -47,14 +49,16 @@ typedef struct {
 
 /* The paper's variables: the fractions, and the seconds of a layer in prefill and in generation. */
 enum { T_PRE = NFRACTIONS, T_GEN, NVARS };
-/* The first row of each kind in the paper's LP; the name says what the rows bound. */
+/* The first row of each kind in the paper's LP; the name says what the rows bound. There are 5 + 5
+ * rows of seconds (a link or a processor each), 12 of the GPU's memory (6 steps of a layer, in
+ * prefill and in generation), 2 of the CPU's, 1 of the disk's, and 3 sums of fractions. */
 enum {
     T_PRE_ROWS = 0,
     T_GEN_ROWS = 5,
     GPU_ROWS = 10,
     CPU_ROWS = 22,
     DISK_ROWS = 24,
-    SUM_ROWS = 25,
+    FRACTION_ROWS = 25,
     NROWS = 28
 };
 extern const int tier_rows[NTIERS + 1]; /* where the rows of each tier begin, and where they end */

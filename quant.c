@@ -28,6 +28,7 @@ enum { LEVELS = 15 }; /* the largest code of 4 bits */
 static f16 group_scale(float min, float max, int levels) {
     const float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
+    /* The F16 after a number has the next bit pattern. */
     if (f16_to_f32(scale) < exact)
         scale++;
     if (min + levels * f16_to_f32(scale) >= 65520) /* F16 rounds it to infinity */
@@ -76,6 +77,8 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 // -------------------------------------------------------------------------------------------------
 // Groups of 4 bits, a vector at a time
 //
+// base/simd.h has the vectors: V of VL floats, VI of as many integers, VB of as many bytes.
+//
 // VL neighbouring columns of a matrix are packed together: element l of a vector works on column l,
 // whose group runs down the rows. The codes of 32 rows take 16 bytes, of which 4 bytes (8 nibbles,
 // u = 0 to 7) are packed at a time. The picture shows which rows have their codes in each byte:
@@ -91,7 +94,7 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 /* Returns codes of at most 15, rounded as rintf rounds. Floats around 1.5 2^23 are 1 apart. So the
  * sum is rounded to the nearest integer, or to the even one if two are equally near, and the low
  * bits of the float are the low bits of that integer. */
-INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; }
+INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; } /* (VI) keeps bits, not values */
 
 /* Returns the row whose code is nibble u of the 4 bytes from byte `at` on, as in the picture. */
 INLINE int nibble_row(int at, int u) {
@@ -129,6 +132,7 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
     return finite;
 }
 
+/* Unpacks the groups of VL columns, as pack_columns has packed them, to w (GROUP, k). */
 static void unpack_columns(f16 *w, const uint8_t *from, int k) {
     float min[VL], scale[VL];
     for (int l = 0; l < VL; l++) {
@@ -142,7 +146,7 @@ static void unpack_columns(f16 *w, const uint8_t *from, int k) {
         for (int l = 0; l < VL; l++)
             memcpy((char *)&word + 4 * l, from + l * GROUP_BYTES + GROUP_HEADER + at, 4);
         for (int u = 0; u < 8; u++) {
-            V code = __builtin_convertvector(word >> 4 * u & LEVELS, V);
+            V code = __builtin_convertvector((word >> (4 * u)) & LEVELS, V);
             v_store_f16_part(w + (size_t)nibble_row(at, u) * k, v_load(min) + v_load(scale) * code,
                              VL);
         }

@@ -2,7 +2,7 @@
  *
  * Numbers are stored in 4 bits, in groups of 64. A group holds its min and its scale (F16,
  * little-endian), then its codes:
- *     scale = (max - min) / 15, rounded up to F16
+ *     scale = (max - min) / 15, rounded up to F16 (down near F16's limit)
  *     code  = round((x - min) / scale)
  * Unpacking gives F16(min + scale * code), which differs from x by at most half a scale and F16's
  * rounding, and is exact in a constant group. Codes lie as SIMD reads them: number i is in byte
@@ -29,7 +29,8 @@ HOST_AND_GPU static inline size_t quant_bytes(int n) {
 
 /* Returns the bytes of a packed weight w (n, k), both multiples of GROUP. Groups run along n, the
  * output channels, which lie k numbers apart. A packed group is contiguous: the group that begins
- * at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. */
+ * at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. So as a Tensor of type U8 the packed
+ * matrix has the shape (n / GROUP, k * GROUP_BYTES). */
 static inline size_t quant_matrix_bytes(int n, int k) {
     return (size_t)(n / GROUP) * k * GROUP_BYTES;
 }
@@ -39,18 +40,16 @@ bool quant_pack_rows(uint8_t *to, const f16 *w, int k);
 void quant_unpack_rows(f16 *w, const uint8_t *from, int k);
 
 /* Packs a token's k or v, x (nh, hd), in groups within heads: head h begins at byte
- * h quant_bytes(hd). Returns false as above. Attention uses the codes directly, and does not unpack
- * heads. For each group it adds
- *     K   min * sum of q + scale * sum of q code           to a token's score
- *     V   sum of weight min + sum of (weight scale) code   to an element of the output
- * so that a packed number counts as min + scale * code, which is not rounded to F16. */
+ * h quant_bytes(hd). Returns false as above. Heads are never unpacked: attention reads the codes
+ * (device/host_attend.c), and takes a packed number as min + scale * code, not rounded to F16. */
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd);
 
 /* A quantization to study: codes of 2 to 8 bits, in groups of any size; none if bits is 0. */
 typedef struct {
     uint16_t bits, group;
 } Quant;
-static inline bool is_not_stored(Quant asked) { return asked.bits != 4 || asked.group != GROUP; }
+/* Returns true for the one quantization in which numbers are also stored. */
+static inline bool is_stored(Quant asked) { return asked.bits == 4 && asked.group == GROUP; }
 /* Rounds x[0], x[stride], ... x[(n-1) stride] to the values that packing and unpacking them would
  * give; the last group may be shorter. Returns false as above. */
 bool quant_round(f16 *x, size_t stride, int n, Quant quant);

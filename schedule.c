@@ -23,12 +23,12 @@
  *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1, in turn
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
- *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod nws]
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod batch_slots]
  *              of Batch.index                                  |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
  *                                                              |
- *   q, k, v                                               QKV               [Batch.turn mod turns]
+ *   q, k, v                                               QKV               [Batch.turn mod piece_slots]
  *                                                              |
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
  *              of Batch.index and layer j                      |    passes NEW_KV on the CPU
@@ -38,7 +38,7 @@
  *                                                         - attend -        on the GPU, or on the CPU
  *                                                              |    where the pages are: QUERY goes
  *                                                              |    down and ATTENDED comes up
- *   o                                                     ATTENDED          [Batch.turn mod turns]
+ *   o                                                     ATTENDED          [Batch.turn mod piece_slots]
  *                                                              |
  *                                                         - finish -
  *                                                              |

@@ -33,7 +33,7 @@ typedef struct Options {
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
     bool fixed_schedule, frontier, explain;
     bool compress_weight, compress_cache, allow_compression;
-    Quant quant;        /* --bits and --group; sizes that is_not_stored names are only simulated */
+    Quant quant;        /* --bits and --group; sizes other than is_stored's are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */
     bool paper_model;   /* --cost-model paper */
     int nodes;

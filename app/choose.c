@@ -199,7 +199,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     int hd = c->config.h1 / c->config.nh;
-    Quant none = {0, 0}, asked = is_not_stored(o->quant) ? o->quant : none;
+    Quant none = {0, 0}, asked = is_stored(o->quant) ? none : o->quant;
     const cJSON *before = completions_head(run->completions);
     bool kept = before && o->allow_compression;
     bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
@@ -327,7 +327,7 @@ static int make_plan(TaskRun *run, const Task *task, Error *err) {
         return -1;
     for (int t = 0; t < NTIERS; t++)
         run->found.cost.peak[t] = run->plan->total[t];
-    return plan_fits(run->plan, run->capacity, err);
+    return check_fits(run->plan, run->capacity, true, err);
 }
 
 bool follows(const TaskRun *run) { return run->net && run->net->stage; }

@@ -544,7 +544,7 @@ static int check_needs(const Options *o, Command command, Error *err) {
         {no_model && (command == BENCH || command == POLICY),
          "--model is missing; name a checkpoint directory or a size such as opt-125m"},
         {no_model, "--model is missing; name a checkpoint directory"},
-        {copies && is_not_stored(o->quant),
+        {copies && !is_stored(o->quant),
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
          "eval "
          "what others would cost"},

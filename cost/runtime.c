@@ -280,9 +280,9 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 // -------------------------------------------------------------------------------------------------
 
 // clang-format off
-/* Fills in chain and store. There are nws rotating workspaces, so at most nws batches are on their
+/* Fills in chain and store. There are batch_slots rotating workspaces, so at most so many batches are on their
  * way through a layer at once. If K batches take t seconds each from lane to lane, a layer takes at
- * least K t / min(K, nws). In sweeps with a prefill only the batches in prefill are counted: their
+ * least K t / min(K, batch_slots). In sweeps with a prefill only the batches in prefill are counted: their
  * way is by far the longest.
  *     chain = the GPU's work
  *           + (hc + hd) hidden up and down + hd hidden from and to the disk
@@ -297,7 +297,7 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
     enum { TRIP_OPS = 4 };
     const bool prefill = a->batches[1] > 0;
     const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->h1 * rows;
-    const double most = a->plan->policy.synchronize ? 1 : a->plan->nws,
+    const double most = a->plan->policy.synchronize ? 1 : a->plan->batch_slots,
                  under_way = fmax(1, fmin(K, most));
     const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
     const double trip =
@@ -421,7 +421,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
                  x = p->region[HIDDEN][TIER_GPU].bytes, new_kv = p->region[NEW_KV][TIER_CPU].bytes,
                  in_gpu = two_pages + p->region[NEW_KV_PACKED][TIER_GPU].bytes;
     const double state = a->h1 * a->act, four_states = 4 * state * p->max_rows,
-                 q_and_o = p->off_seqs * p->turns * (sizeof(f16) * a->h1 + state);
+                 q_and_o = p->off_seqs * p->piece_slots * (sizeof(f16) * a->h1 + state);
     // clang-format off
     Sum tier[NTIERS] = {
         {.wg = weights, .wc = two_layers, .wd = two_layers,
@@ -455,7 +455,7 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
         if (phase)
             memory_rows(lp, &a, capacity);
     }
-    sum_rows(lp);
+    fraction_rows(lp);
 }
 
 double runtime_tokens(const Plan *plan) {

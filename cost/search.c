@@ -466,7 +466,7 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
 }
 
 /* Predicts search->given. Returns false if its plan does not fit; of several plans that do not, err
- * describes the one that misses the fewest bytes, so far *missing. placed: see plan_refuse. */
+ * describes the one that misses the fewest bytes, so far *missing. placed: see check_fits. */
 static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
@@ -477,7 +477,7 @@ static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, 
         *found = found_by(s, plan, &lp);
     } else if (misses < *missing) {
         *missing = misses;
-        plan_refuse(plan, s->capacity, placed, err);
+        check_fits(plan, s->capacity, placed, err);
     }
     plan_free(plan);
     return !misses;

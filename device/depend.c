@@ -230,7 +230,7 @@ static bool continues(Tensor before, Tensor t) {
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     Move *last = n ? &moves[n - 1] : NULL;
     if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
-        moves[n] = (Move){tensor_row(dst), tensor_row(src)};
+        moves[n] = (Move){tensor_flat(dst), tensor_flat(src)};
         return n + 1;
     }
     last->dst.cols += dst.rows * dst.cols;

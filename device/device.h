@@ -1,4 +1,5 @@
-/* device.h: the devices that carry out ops: host, cuda, sim. */
+/* device.h: the devices that carry out ops: host, cuda, sim.
+ * Read next: batch.h. */
 #ifndef DEVICE_H
 #define DEVICE_H
 #include <stdio.h>

@@ -251,7 +251,7 @@ static void end_span(LaneDevice *d, LaneState *lane) {
         lane->mark[seq % RING] = last;
     bool timed = lane->span[(lane->waitable + 1) % RING].timed;
     if (!d->failed)
-        d->failed = (timed ? d->call->end : d->call->mark)(d->gpu, lane->index, last, &d->error);
+        d->failed = d->call->end(d->gpu, lane->index, last, timed, &d->error);
     lane->waitable = last;
     wake_waiting(d, lane);
 }

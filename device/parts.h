@@ -90,23 +90,30 @@ static inline Lane gpu_turn(uint64_t project, uint64_t finish) {
 
 enum { MARKS = 256 }; /* points of a stream that can be waited for at a time */
 
+/* A copy of rows of row_bytes from src to dst, where a row begins a pitch of bytes after the one
+ * before. Either is on the GPU, or on the host (pinned, to overlap). */
+typedef struct {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch, row_bytes;
+    int rows;
+} StridedCopy;
+
 /* The functions of an open GPU. Those with an Error return -1 (or NULL) and err if they fail. */
 typedef struct GpuCalls {
     /* Posts any op that host_run carries out, whose views are at addresses, and returns at once.
      * Products are of cuBLAS, or for packed w, whose y is F16, of a kernel of ours; they have no
      * ReLU before a residual, and their lane is PROJECT or FINISH, which have a workspace each. */
     int (*run)(Gpu *, const Op *, Error *);
-    /* Posts a copy of rows of row_bytes from src to dst, pitches in bytes; either is on the GPU, or
-     * on the host (pinned, to overlap). */
-    int (*copy)(Gpu *, Lane lane, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                size_t row_bytes, int rows, Error *);
+    /* Posts a copy. */
+    int (*copy)(Gpu *, Lane lane, StridedCopy, Error *);
 
-    /* begin and end note the times before and after what is posted between them. mark is an end
-     * without a time, which takes less of the GPU's time. Once a mark has passed, the one MARKS
-     * later may be made in its place. */
+    /* begin and a timed end note the times before and after what is posted between them. An end
+     * that is not timed takes less of the GPU's time. Once a mark has passed, the one MARKS later
+     * may be made in its place. */
     int (*begin)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*end)(Gpu *, Lane lane, uint64_t mark, Error *);
-    int (*mark)(Gpu *, Lane lane, uint64_t mark, Error *);
+    int (*end)(Gpu *, Lane lane, uint64_t mark, bool timed, Error *);
     /* Makes a lane go on only when another has reached the mark's end. */
     int (*after)(Gpu *, Lane lane, Lane other, uint64_t mark, Error *);
     /* Sleeps until the mark's end. */
@@ -124,10 +131,8 @@ typedef struct GpuCalls {
     /* Page-locks memory of the host, so that copies overlap; there is one range at a time. */
     int (*pin)(Gpu *, void *host, size_t bytes, Error *);
     void (*unpin)(Gpu *, void *host);
-    /* Copies to the GPU and waits; any thread may call it. */
-    int (*upload)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
-    /* Copies from the GPU and waits; for tests. */
-    int (*download)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
+    /* Copies to or from the GPU and waits; any thread may call it. */
+    int (*transfer)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
 } GpuCalls;
 
 /* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns

@@ -3,27 +3,29 @@
  * It has the same lanes, events and counters as lanes.c, on hardware that is only numbers: no op
  * touches data, each just takes its time.
  *
- * Time stands still while ops are posted and advances inside wait: there the first op of every lane
- * whose events have all happened is active, and the clock goes from one end of an active op to the
- * next until the awaited event has happened. So an op never begins before the moment it was posted,
- * exactly as a real lane's thread would find it then.
+ * Time stands still while ops are posted and advances inside wait. There the first op of every lane
+ * begins as soon as its events have all happened, and is then active. The clock goes from one end
+ * of an active op to the next until the awaited event has happened:
+ *
+ *     clock           0         2      3         6
+ *     C_LOAD, a       |--- 2 ---|
+ *     C_LOAD, b                 |---------- 4 ---------|     after a, in the same lane
+ *     PROJECT, c                |-- 1 -|                     waits for a's event
+ *     wait(c)         goes to 2, then to 3, and returns; b is still active, with 3 to go
+ *
+ * So an op never begins before the moment when it was posted, as on a real device.
  *   Links       the active lanes of one link share its bandwidth equally.
  *   GPU         one op at a time: of those that could begin, the one posted earlier. It is not
  *               interrupted.
- *   CPU         only ATTEND uses it. With shared_cores it is the GPU as well, and both go at half
- *               speed while both work; copies take their part of them, too.
+ *   CPU         only ATTEND uses it. With shared_cores the CPU's cores are the GPU as well: copies
+ *               take some of them, and while GPU and CPU both work, each has half of the rest.
  * The time of an op at full speed is known when it is posted: its bytes over the bandwidth of its
  * link or of its processor's memory, its flops over the rate, the longer of both, and op_s. The
- * only memory is the index tables, which the schedule writes and attention's lengths are read from;
- * the GPU's are the same bytes, since their copy has no other purpose. Contract: one thread posts
- * and waits.
+ * only memory is the index tables: the schedule writes them, and the lengths of attention are read
+ * from them. The GPU's are the same bytes as the CPU's. Contract: one thread posts and waits.
  *
  * Several simulated machines share one time as the stages of a pipeline (section 4.4); for them
- * this file is the network that pipeline.c is for real ones. A stage's thread computes nothing that
- * takes time, so time passes only when all of them wait: then the last one to do so goes to the
- * next moment at which an op ends or a message arrives anywhere, and wakes those who have waited
- * for that. Results do not depend on how fast threads are. Only the sims where something happens
- * are touched; the others' clocks are behind, and catch up when it is their turn.
+ * this file is the network that pipeline.c is for real ones. See "Waiting" below.
  * Read next: trace.c. */
 #include <math.h>
 
@@ -54,11 +56,11 @@ typedef struct {
 typedef struct {
     double at; /* time of its arrival */
     Bytes size;
-} Letter;
+} Message;
 
 /* The messages to a stage, in the order in which they arrive. */
 typedef struct {
-    Letter *letter;
+    Message *message;
     int n, taken; /* messages so far, and those of them that have been received */
 } Inbox;
 
@@ -83,9 +85,9 @@ typedef struct {
     Inbox inbox[NET_TOKENS + 1]; /* hidden states from the stage before, tokens from the last */
     double wire_free;            /* time at which the last of its posted messages has left */
     double next;                 /* time at which its next op ends or its next message arrives */
-    bool waits; /* its thread waits: for a message, or if that is NULL for an event */
-    const Inbox *message;
-    Event event;
+    bool waits;                  /* its thread waits: */
+    const Inbox *awaited;        /* for a message, */
+    Event event;                 /* or if awaited is NULL for an event */
     pthread_cond_t woken;
 } SimStage;
 
@@ -96,7 +98,7 @@ struct Sim {
     SimLane lane[NLANES];
     double clock;            /* seconds */
     double speed[NCHANNELS]; /* the active ops' share of the speed that each has alone */
-    double ends;             /* seconds until the first of the active ops ends */
+    double ends;             /* seconds from clock until the first of the active ops ends */
     uint64_t nposted;
     uint8_t *tables;    /* index tables of the CPU tier */
     Bytes tables_at[2]; /* their offsets on GPU and CPU: mirrors of each other */
@@ -104,11 +106,11 @@ struct Sim {
     Reach reach;
     SimStage stage;
     World alone; /* its world until it is joined to others */
-    Sim *itself;
+    Sim *itself; /* alone.sim points here: the sims of that world */
 };
 
-/* Clocks of several machines that differ by less than this share show the same time: they have
- * added up other numbers. */
+/* Clocks of several machines that differ by less than this share show the same time. Each is a sum
+ * of its own ops' seconds, and rounds differently. */
 static const double ROUNDING_OF_CLOCKS = 1e-12;
 /* An op is done when no more than this share of its work is left: rounding must not separate ops
  * that end together. */
@@ -117,14 +119,16 @@ static const double ROUNDING = 1e-9;
 static const double LEAST_CORES = .1;
 
 // -------------------------------------------------------------------------------------------------
-// Lanes and the clock
+// Messages
+//
+// A message has left its stage when it is delivered here, and will arrive after the wire's delay.
+// Until then the receiver's inbox holds it, with the time of its arrival.
 // -------------------------------------------------------------------------------------------------
-
-static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
 
 /* Returns true if a message has arrived that has not been taken. */
 static bool has_come(const Sim *d, const Inbox *box) {
-    return box->taken < box->n && box->letter[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
+    return box->taken < box->n &&
+           box->message[box->taken].at <= d->clock * (1 + ROUNDING_OF_CLOCKS);
 }
 
 /* Delivers a message that has left its stage at `leaves`. */
@@ -132,18 +136,24 @@ static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) 
     const World *w = from->stage.world;
     SimStage *stage = &w->sim[to]->stage;
     Inbox *box = &stage->inbox[kind];
-    if (!(box->n & (box->n - 1)))
-        box->letter = xrealloc(box->letter, imax(1, 2 * box->n), sizeof *box->letter);
-    box->letter[box->n++] = (Letter){leaves + w->delay_s, size};
+    if (!(box->n & (box->n - 1))) /* n is 0 or a power of two: the room is full, and doubled */
+        box->message = xrealloc(box->message, imax(1, 2 * box->n), sizeof *box->message);
+    box->message[box->n++] = (Message){leaves + w->delay_s, size};
     stage->next = fmin(stage->next, leaves + w->delay_s);
 }
 
-static void take_letter(Inbox *box, Bytes size) { CHECK(box->letter[box->taken++].size == size); }
+static void take_message(Inbox *box, Bytes size) { CHECK(box->message[box->taken++].size == size); }
+
+// -------------------------------------------------------------------------------------------------
+// Lanes: which ops begin and end
+// -------------------------------------------------------------------------------------------------
+
+static bool happened(const Sim *d, Event e) { return d->lane[e.lane].done >= e.seq; }
 
 static SimOp *first_op(const SimLane *lane) { return &lane->ring[lane->done % lane->capacity]; }
 
-/* Returns the place of the lane's first op in the order of posting, or NOT_READY if it cannot begin
- * now. */
+/* Returns the place of a lane's first op in the order of posting, or NOT_READY if it is active or
+ * cannot begin now. */
 static uint64_t first_order(const Sim *d, int i) {
     const SimLane *lane = &d->lane[i];
     if (lane->active || lane->done == lane->posted ||
@@ -160,9 +170,10 @@ static void begin_op(Sim *d, int i) {
     d->lane[i].active = true;
     d->lane[i].began = d->clock;
     if (i == RECEIVE)
-        take_letter(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
+        take_message(&d->stage.inbox[NET_STATES], first_op(&d->lane[i])->slice.bytes);
 }
 
+/* Begins every op that can begin: the first of each lane, but of the GPU's two lanes only one. */
 static void begin_ready(Sim *d) {
     for (int i = 0; i < NLANES; i++)
         if (lane_channel[i] != GPU && first_order(d, i) != NOT_READY)
@@ -175,7 +186,7 @@ static void begin_ready(Sim *d) {
 }
 
 /* Returns when the oldest of the active ops began. */
-static double sim_settled(const Sim *d) {
+static double oldest_begin(const Sim *d) {
     double first = d->clock;
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].active)
@@ -183,21 +194,27 @@ static double sim_settled(const Sim *d) {
     return first;
 }
 
+/* Ends the active op of a lane. What it sends has then left the stage. */
 static void end_op(Sim *d, int i) {
     SimLane *lane = &d->lane[i];
     Slice *slice = &first_op(lane)->slice;
     slice->begin = lane->began;
     slice->end = d->clock;
     if (d->base.trace)
-        trace_add(d->base.trace, slice, sim_settled(d));
+        trace_add(d->base.trace, slice, oldest_begin(d));
     if (i == SEND)
         deliver(d, d->stage.net.stage + 1, NET_STATES, slice->bytes, d->clock);
     lane->active = false;
     lane->done++;
 }
 
-/* Finds the share of full speed at which the active ops run beside each other. Copies leave the
- * rest of shared cores to arithmetic; GPU and CPU have half of that each while both work. */
+// -------------------------------------------------------------------------------------------------
+// The clock: how fast active ops are, and when the next of them ends
+// -------------------------------------------------------------------------------------------------
+
+/* Finds the share of full speed at which the active ops run beside each other. An active link takes
+ * its share of shared cores as in generation, also if its op belongs to a prefill; this is a
+ * simplification. */
 static void find_speeds(Sim *d) {
     const Hardware *h = &d->hardware;
     int active[NCHANNELS] = {0};
@@ -213,9 +230,9 @@ static void find_speeds(Sim *d) {
     d->speed[GPU] = d->speed[CPU] = h->shared_cores ? cores : 1;
 }
 
-/* Begins all ops that can begin, and finds when something will happen next (stage.next, ends);
- * INFINITY: nothing by itself. */
-static void look_ahead(Sim *d) {
+/* Begins all ops that can begin. Then finds in how many seconds the first active op ends (d->ends),
+ * and when an op ends or a message arrives (stage.next); INFINITY: nothing happens by itself. */
+static void begin_and_look_ahead(Sim *d) {
     begin_ready(d);
     find_speeds(d);
     d->ends = INFINITY;
@@ -225,12 +242,12 @@ static void look_ahead(Sim *d) {
     d->stage.next = d->clock + d->ends;
     for (const Inbox *box = d->stage.inbox; box <= &d->stage.inbox[NET_TOKENS]; box++)
         if (box->taken < box->n && !has_come(d, box))
-            d->stage.next = fmin(d->stage.next, box->letter[box->taken].at);
+            d->stage.next = fmin(d->stage.next, box->message[box->taken].at);
 }
 
-/* Lets dt seconds pass since that look, in which no active op ends, or at their end one or several
- * together. */
-static void pass(Sim *d, double dt) {
+/* Advances the clock, and with it the active ops, by dt seconds: at most to the moment d->ends, at
+ * which one op ends, or several together. */
+static void advance(Sim *d, double dt) {
     d->clock += dt;
     for (int i = 0; i < NLANES; i++) {
         if (!d->lane[i].active)
@@ -247,6 +264,7 @@ static void pass(Sim *d, double dt) {
 // Posting: what an op takes
 // -------------------------------------------------------------------------------------------------
 
+/* Doubles the room of a lane. Ops keep their numbers, and get new places by them. */
 static void grow_ring(SimLane *lane) {
     uint64_t capacity = lane->capacity ? 2 * lane->capacity : 64;
     SimOp *ring = xcalloc(capacity, sizeof *ring);
@@ -258,7 +276,7 @@ static void grow_ring(SimLane *lane) {
 }
 
 /* Returns the seconds for so many bytes over the op's link, or in its processor's memory. */
-static double moving(const Sim *d, const Op *op, double bytes) {
+static double move_seconds(const Sim *d, const Op *op, double bytes) {
     const Hardware *h = &d->hardware;
     Channel c = lane_channel[op->lane];
     return memory_seconds(bytes, c == GPU   ? h->gpu_bdw
@@ -274,9 +292,9 @@ static int32_t *indices(Sim *d, Tensor t) {
     return (int32_t *)(d->tables + at);
 }
 
-/* Returns the seconds of attention to the tokens of a table's sequences, or to the selected ones,
- * of which K and V are read. */
-static double attending(const Sim *d, const Op *op, const int32_t *len) {
+/* Returns the seconds of attention to all tokens of the op's sequences, scaled to the tokens that
+ * the op reads (op_tokens). len has the length of each sequence. */
+static double decode_seconds(const Sim *d, const Op *op, const int32_t *len) {
     double seconds = 0, all = 0;
     for (int r = 0; r < op->attend.len.cols; r++) {
         seconds += attend_seconds(&d->hardware, lane_channel[op->lane] == CPU, op->prefill,
@@ -286,7 +304,8 @@ static double attending(const Sim *d, const Op *op, const int32_t *len) {
     return seconds * op_tokens(op, len) / all;
 }
 
-static double prefilling(Sim *d, const Op *op) {
+/* Returns the seconds of attention within each prompt of a piece; start has their first rows. */
+static double prefill_seconds(Sim *d, const Op *op) {
     Tensor o = op->prefilled.o, start = op->prefilled.start;
     const int32_t *row = indices(d, start);
     double seconds = 0;
@@ -303,30 +322,30 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
     switch (op->code) {
         case OP_COPY:
         case OP_FETCH:
-            return moving(d, op, moved);
+            return move_seconds(d, op, moved);
         case OP_EMBED: /* gathers rows */
-            return moving(d, op, (double)y.rows * y.cols * type_bytes(op->embed.table.type));
-        case OP_LAYERNORM: /* these read the second view and write the first */
+            return move_seconds(d, op, (double)y.rows * y.cols * type_bytes(op->embed.table.type));
+        case OP_LAYERNORM: /* these read x and write y */
         case OP_UNPACK:
         case OP_PACK:
-            return moving(d, op, tensor_bytes(op->view[0]) + tensor_bytes(op->view[1]));
+            return move_seconds(d, op, tensor_bytes(y) + tensor_bytes(x));
         case OP_LINEAR:
             return linear_seconds(
                 &d->hardware, op->prefill,
                 (Linear){y.rows, y.cols, x.cols, type_bytes(x.type), op->linear.w.type == U8});
         case OP_ATTEND_PREFILL:
-            return prefilling(d, op);
+            return prefill_seconds(d, op);
         case OP_ATTEND:
-            return attending(d, op, len);
+            return decode_seconds(d, op, len);
         case OP_SELECT: /* reads K alone, and the next V alone */
         case OP_WEIGH:
-            return attending(d, op, len) / 2;
+            return decode_seconds(d, op, len) / 2;
         case OP_APPEND:
-            return moving(d, op, tensor_bytes(op->append.kv));
-        case OP_PICK:
-            return moving(d, op, tensor_bytes(op->pick.logits));
+            return move_seconds(d, op, tensor_bytes(op->append.kv));
+        case OP_PICK: /* reads the logits */
+            return move_seconds(d, op, tensor_bytes(x));
         case OP_SCORE:
-            return moving(d, op, tensor_bytes(op->score.logits));
+            return move_seconds(d, op, tensor_bytes(op->score.logits));
         case OP_RECEIVE: /* the wire belongs to the sender */
             return 0;
         case OP_SEND:
@@ -342,8 +361,6 @@ static Event sim_post(Device *base, const Op *op) {
     SimLane *lane = &d->lane[op->lane];
     const Tensor *lengths = op_lengths(op);
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
-    for (int n = 0; n < op->nafter; n++)
-        CHECK(op->after[n].seq <= d->lane[op->after[n].lane].posted);
     reach_op(&d->reach, op);
     Bytes moved = op_count(&base->count[op->lane], op, len);
     double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
@@ -360,31 +377,46 @@ static Event sim_post(Device *base, const Op *op) {
 
 // -------------------------------------------------------------------------------------------------
 // Waiting, while time passes
+//
+// A stage's thread computes nothing that takes time, so time passes only when the threads of all
+// stages wait. The last one to do so makes steps: it goes to the next moment at which an op ends or
+// a message arrives anywhere, until this is what some thread waits for. With two stages:
+//
+//     what happens                               running    the lock
+//     A waits for an op that ends at 3           2 -> 1     A sleeps and has given it back
+//     B waits for a message that A will send     1 -> 0     B holds it, and steps to 3
+//     there A's op ends: B signals A             0 -> 1     B sleeps and has given it back
+//     A posts, and waits for a later op          1 -> 0     A holds it, and steps on
+//
+// So results do not depend on how fast the threads are. A step touches only the sims in which
+// something happens at that moment; the clocks of the others stay behind until it is their turn.
 // -------------------------------------------------------------------------------------------------
 
-/* Goes to the next moment at which something happens, or several things together. All threads wait.
- */
+/* Goes to the next moment at which something happens, or several things together. */
 static void step(World *w) {
     double t = INFINITY;
     for (int s = 0; s < w->stages; s++)
         t = fmin(t, w->sim[s]->stage.next);
-    CHECK(!isinf(t)); /* a stage waits only for a message that comes */
+    CHECK(!isinf(t)); /* else somebody waits for a message or an op that nobody has posted */
     double together = t * (1 + ROUNDING_OF_CLOCKS);
     for (int s = 0; s < w->stages; s++) {
         Sim *d = w->sim[s];
         SimStage *stage = &d->stage;
         if (stage->next > together)
             continue;
-        pass(d, d->clock + d->ends <= together ? d->ends : t - d->clock);
+        /* If an op ends, it gets exactly the seconds that it still needs; otherwise a message
+         * arrives. */
+        const bool op_ends = d->clock + d->ends <= together;
+        advance(d, op_ends ? d->ends : t - d->clock);
         d->clock = t;
         if (stage->waits &&
-            (stage->message ? has_come(d, stage->message) : happened(d, stage->event))) {
+            (stage->awaited ? has_come(d, stage->awaited) : happened(d, stage->event))) {
             stage->waits = false;
             stage->next = INFINITY;
             w->running++;
             pthread_cond_signal(&stage->woken);
         } else {
-            look_ahead(d);
+            begin_and_look_ahead(d);
         }
     }
 }
@@ -397,8 +429,8 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
     stage->waits = box ? !has_come(d, box) : !happened(d, e);
     if (stage->waits) {
         stage->event = e;
-        stage->message = box;
-        look_ahead(d);
+        stage->awaited = box;
+        begin_and_look_ahead(d);
         w->running--;
     }
     while (stage->waits && !w->failed)
@@ -406,11 +438,11 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
             pthread_cond_wait(&stage->woken, &w->lock);
         else
             step(w);
-    int status = w->failed ? -1 : 0;
+    const int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
-    if (box && !status)
-        take_letter(box, size);
+    else if (box)
+        take_message(box, size);
     pthread_mutex_unlock(&w->lock);
     return status;
 }
@@ -422,7 +454,6 @@ static void wake_all(World *w) {
 
 static int sim_wait(Device *base, Event e, Error *err) {
     Sim *d = (Sim *)base;
-    CHECK(e.seq <= d->lane[e.lane].posted);
     return happened(d, e) ? 0 : wait_in_world(d, e, NULL, 0, err);
 }
 
@@ -432,10 +463,8 @@ static int sim_wait(Device *base, Event e, Error *err) {
 
 static void *sim_host(Device *base, Tensor t) {
     Sim *d = (Sim *)base;
-    Bytes at = d->tables_at[TIER_CPU];
     reach_note(&d->reach, t);
-    return t.tier == TIER_CPU && t.offset >= at && t.offset < at + d->tables_bytes ? indices(d, t)
-                                                                                   : NULL;
+    return t.tier == TIER_CPU && t.region == INDEX_TABLES ? indices(d, t) : NULL;
 }
 
 static double sim_now(Device *base) { return ((Sim *)base)->clock; }
@@ -445,7 +474,7 @@ static void sim_close(Device *base) {
     for (int i = 0; i < NLANES; i++)
         free(d->lane[i].ring);
     for (int k = 0; k <= NET_TOKENS; k++)
-        free(d->stage.inbox[k].letter);
+        free(d->stage.inbox[k].message);
     free(d->tables);
     free(d);
 }

@@ -383,8 +383,11 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         else if (to.tier == TIER_DISK)
             status = disk_write(a->disk, to, arenas_address(a, from), err);
         else if (gpu)
-            status = gpu->call->copy(gpu, op->lane, arenas_address(a, to), to.ld * size,
-                                     arenas_address(a, from), from.ld * size, row, to.rows, err);
+            status = gpu->call->copy(
+                gpu, op->lane,
+                (StridedCopy){arenas_address(a, to), to.ld * size, arenas_address(a, from),
+                              from.ld * size, row, to.rows},
+                err);
         else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
             memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
         else
@@ -442,7 +445,7 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
     uint8_t *to = (uint8_t *)arenas_address(a, dst) + first * size;
     CHECK(first + count <= all);
     if (a->gpu && dst.tier == TIER_GPU)
-        return a->gpu->call->upload(a->gpu, to, src, count * size, err);
+        return a->gpu->call->transfer(a->gpu, to, src, count * size, err);
     memcpy(to, src, count * size);
     if (dst.tier == TIER_DISK)
         disk_settle(a->disk, dst.offset + first * size, count * size, 0); /* part by part */
@@ -571,24 +574,22 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
                        Error *err) {
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
     bool packed = home.type == U8;
-    int step = source->type == U8 ? 1 /* row of groups */
-               : packed           ? GROUP
-               : study.bits       ? study.group
-                                  : imax(1, PART / source->cols);
+    int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
+    int all = packed ? home.rows * GROUP : source->rows; /* a packed source has rows of groups */
     size_t cols = source->cols;
     f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
     uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
-    for (int row = 0; row < source->rows && !status; row += step) {
-        size_t first = row * cols, n = imin(step, source->rows - row) * cols;
-        status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / step, err)
+    for (int row = 0; row < all && !status; row += step) {
+        size_t first = row * cols, n = imin(step, all - row) * cols;
+        status = packed ? checkpoint_pack(a->checkpoint, groups, rows, source, row / GROUP, err)
                         : checkpoint_fill(a->checkpoint, rows, source, first, n, err);
         if (study.bits && !status)
             status = checkpoint_finite(a->checkpoint, rows, source, first, n, err);
         for (size_t c = 0; study.bits && c < cols && !status; c++)
             quant_round(rows + c, cols, n / cols, study);
         if (packed && !status)
-            a->device->upload(a->device, home, row / step * (size_t)home.cols, groups, home.cols);
+            a->device->upload(a->device, home, row / GROUP * (size_t)home.cols, groups, home.cols);
         else if (!status)
             a->device->upload(a->device, home, first, rows, n);
     }

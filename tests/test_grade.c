@@ -1311,12 +1311,12 @@ static void normalize_on_gpu(Gpu *gpu, f16 *y, const Norm *s) {
     const size_t row = (size_t)s->cols * sizeof(f16), all = s->rows * row, apart = whole_lines(all);
     uint8_t *at = gpu->call->alloc(gpu, 4 * apart, &err), *to = s->in_place ? at : at + apart;
     MUST(at);
-    MUST(!gpu->call->upload(gpu, at, s->x, all, &err) && !gpu->call->upload(gpu, at + 2 * apart, s->w, row, &err));
-    MUST(!gpu->call->upload(gpu, at + 3 * apart, s->b, row, &err) && !gpu->call->begin(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->transfer(gpu, at, s->x, all, &err) && !gpu->call->transfer(gpu, at + 2 * apart, s->w, row, &err));
+    MUST(!gpu->call->transfer(gpu, at + 3 * apart, s->b, row, &err) && !gpu->call->begin(gpu, PROJECT, MARK, &err));
     const Op op = norm(F16, to, at, at + 2 * apart, at + 3 * apart, s->rows, s->cols);
     MUST(!gpu->call->run(gpu, &op, &err));
-    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->call->download(gpu, y, to, all, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->transfer(gpu, y, to, all, &err));
     gpu->call->release(gpu, at);
 }
 
@@ -2119,7 +2119,7 @@ typedef struct {
 static void *on_gpu(Gpu *gpu, const void *bytes, size_t n) {
     void *at = gpu->call->alloc(gpu, whole_lines(n), &err);
     MUST(at);
-    MUST(!bytes || !gpu->call->upload(gpu, at, bytes, n, &err));
+    MUST(!bytes || !gpu->call->transfer(gpu, at, bytes, n, &err));
     return at;
 }
 
@@ -2136,9 +2136,9 @@ static void gather_on_gpu(Gpu *gpu, Gathered *to, int i, bool append) {
                          : embedding(y, F16, table, F16, g->cols, idx, GATHERED, g->cols, g->add);
     MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err));
     MUST(!gpu->call->run(gpu, &op, &err));
-    MUST(!gpu->call->end(gpu, PROJECT, MARK, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->call->download(gpu, to->y[i], y, GATHERED * row, &err));
-    MUST(!gpu->call->download(gpu, to->k[i], k, pool, &err) && !gpu->call->download(gpu, to->v[i], v, pool, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->transfer(gpu, to->y[i], y, GATHERED * row, &err));
+    MUST(!gpu->call->transfer(gpu, to->k[i], k, pool, &err) && !gpu->call->transfer(gpu, to->v[i], v, pool, &err));
     void *const all[] = {table, y, idx, k, v, pages, seq, pos};
     for (int j = 0; j < 8; j++) gpu->call->release(gpu, all[j]);
 }

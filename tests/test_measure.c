@@ -36,7 +36,7 @@ static Event (*sim_post)(Device *, const Op *);
 static Event watched_post(Device *device, const Op *op) {
     static Bytes last;
     if (op->code == OP_ATTEND) {
-        Tensor pages = tensor_row(op->attend.pages);
+        Tensor pages = tensor_flat(op->attend.pages);
         pages.tier = TIER_CPU;
         const int32_t *page = device->host(device, pages);
         int others = 0;

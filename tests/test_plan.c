@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests.h"
+#include "batch.h"
 
 /* Bytes of the decoder layers that each tier gets, and the largest tensor with its bias. */
 static void placed_bytes(const OptConfig *c, double wg, double wc, double bytes[NTIERS], double *largest) {
@@ -164,7 +165,7 @@ static void the_advice_is_about_what_can_be_smaller(void) {
             Policy p = {.wg = 1, .cc = placed, .wc = !placed, .hg = 1, .page_tokens = 16};
             p.wg = placed, p.cg = !placed, p.gbs = cases[i].gbs, p.num_gpu_batches = cases[i].batches;
             Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-            CU_ASSERT_EQUAL(plan_refuse(plan, capacity, placed, &err), -1);
+            CU_ASSERT_EQUAL(check_fits(plan, capacity, placed, &err), -1);
             CU_ASSERT(strstr(err.text, cases[i].advice) && strstr(err.text, ", or raise --cpu-mem"));
             CU_ASSERT_EQUAL(strstr(err.text, "--percent") != NULL, placed);
             CU_ASSERT_EQUAL(plan_missing(plan, capacity), plan->total[TIER_CPU] - capacity[TIER_CPU]);
@@ -183,18 +184,18 @@ static void a_plan_that_does_not_fit_names_term_and_flag(void) {
     Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 16, .num_gpu_batches = 4, .page_tokens = 16};
     Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
     Bytes enough[NTIERS] = {plan->total[0], plan->total[1], plan->total[2]};
-    CU_ASSERT_EQUAL(plan_fits(plan, enough, &err), 0);
+    CU_ASSERT_EQUAL(check_fits(plan, enough, true, &err), 0);
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     for (int tier = 0; tier < NTIERS; tier++) {
         if (!plan->total[tier]) continue;
         Bytes less[NTIERS] = {enough[0], enough[1], enough[2]};
         less[tier]--;
-        CU_ASSERT_EQUAL(plan_fits(plan, less, &err), -1);
+        CU_ASSERT_EQUAL(check_fits(plan, less, true, &err), -1);
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, flag[tier]) && strstr(err.text, tier_name[tier]));
     }
     Bytes small[NTIERS] = {(size_t)1 << 30, enough[1], enough[2]};
-    CU_ASSERT_EQUAL(plan_fits(plan, small, &err), -1);
+    CU_ASSERT_EQUAL(check_fits(plan, small, true, &err), -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "KV cache")); /* 16 GiB of it: the largest term */
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--percent"));
     plan_free(plan);
@@ -544,7 +545,7 @@ static void wide_totals(char text[400], const char *flags) {
     close(file);
     snprintf(command, sizeof command,
              "cc %s -O1 -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -ffunction-sections -fdata-sections tests/wide.c "
-             "plan.c admission.c quant.c io/checkpoint.c -Wl,--gc-sections "
+             "plan.c walk.c admission.c quant.c io/checkpoint.c -Wl,--gc-sections "
              "-Wl,--unresolved-symbols=ignore-all -lm -lpthread -o %s 2>/dev/null && %s",
              flags, program, program);
     FILE *out = popen(command, "r");

@@ -108,7 +108,7 @@ static void the_rows_of_opt_30b_are_those_of_a_3_by_hand(void) {
     for (int i = 0; i < NROWS; i++) {
         const LpRow *row = &lp.row[i];
         CU_ASSERT_STRING_EQUAL(row->name, rows_30b[i].name);
-        CU_ASSERT_EQUAL(row->equal, i >= SUM_ROWS);
+        CU_ASSERT_EQUAL(row->equal, i >= FRACTION_ROWS);
         bool same = near(row->b, rows_30b[i].b);
         for (int j = 0; j < NVARS; j++) same = same && near(row->a[j], rows_30b[i].a[j]);
         if (!same) fprintf(stderr, "\n    %s differs\n", row->name);
@@ -196,7 +196,7 @@ static Case random_case(uint64_t *seed) {
 static double rows_T(const Lp *lp, const Case *c, const double *fraction) {
     double x[NVARS] = {0}, T[2] = {0, 0};
     memcpy(x, fraction, NFRACTIONS * sizeof *x);
-    for (int i = 0; i < SUM_ROWS; i++) {
+    for (int i = 0; i < FRACTION_ROWS; i++) {
         double excess = lp_excess(&lp->row[i], x, NVARS);
         if (i < GPU_ROWS)
             T[i < T_GEN_ROWS] = fmax(T[i < T_GEN_ROWS], excess);

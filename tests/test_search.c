@@ -128,7 +128,7 @@ static bool plan_of_policy_fits(const Search *s, const Policy *p) {
     Task task = *s->task;
     if (s->one_block) task.count = imin(task.count, block_size(p));
     Plan *plan = plan_make(s->checkpoint, p, &task, s->act_type, &why);
-    bool fits = plan && plan_fits(plan, s->capacity, &why) == 0;
+    bool fits = plan && check_fits(plan, s->capacity, true, &why) == 0;
     plan_free(plan);
     return fits;
 }

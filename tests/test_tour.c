@@ -138,7 +138,7 @@ static char *printed_by(const char *command, bool with_errors) {
 // ---- mini.c: three prompts in two batches, one token more after another
 
 enum { MINI_N = 3, MINI_K = 2, MINI_PROMPTS = 3, LINKS = 4 };
-enum { OF_WEIGHTS, OF_CACHE, OF_ACTIVATIONS, MOVED };
+enum { MOVED = OF_ACTIVATIONS + 1 };
 #define MINI_RUN                                                                                        \
     "./mini models/opt-tiny \"Once upon a time\" \"Tom and Sue\" \"One rainy day\" --max-tokens 3 \\\n" \
     "        --percent 0 50 0 100 0 100 --gpu-batch-size 2 --num-gpu-batches 2 "                        \

@@ -1,0 +1,363 @@
+/* walk.c: what a task will need, counted before it runs (sections 4.2 and A.2).
+ *
+ * The plan walks the task through admission.c as if no sequence stopped early, and counts
+ *   maxima   the most rows, sequences and pages of a batch, and the most pages of a pool; plan.c
+ *            makes its regions so large
+ *   sums     how many sweeps there are, and how much work they do (Workload); the cost model needs
+ *            them (cost/runtime.c)
+ * The walk goes in steps. A step is a run of sweeps between which no sequence enters or leaves.
+ * Here are two sequences of a zig-zag block, with n = 2 and n = 4, and the block after it; P is a
+ * prefill and d a decoding step:
+ *
+ *     sweep         0   1   2   3   4   5  ..
+ *     n = 2         P   d   .   .   .   .
+ *     n = 4         P   d   d   d   .   .
+ *     next block    .   .   .   .   P   d  ..
+ *     step          1       2       3
+ *
+ * The chapters follow the counting: the maxima of a batch, the work of a step, the steps of a task.
+ * Read next: device/depend.c. */
+#include <limits.h>
+#include <math.h>
+
+#include "plan.h"
+
+// -------------------------------------------------------------------------------------------------
+// The maxima: what one GPU batch needs
+//
+// A block that enters together is measured as it is seated. With the diagonal schedule prompts
+// enter one by one into seats that become vacant, so its batches get bounds.
+// -------------------------------------------------------------------------------------------------
+
+/* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
+typedef struct {
+    int seqs;
+    int rows;      /* token rows of its prefill */
+    int last_rows; /* those of them that the head needs */
+    int off_seqs, off_rows;
+    int off_pages[NTIERS]; /* pages on CPU and disk when the sequences are longest */
+    int act_rows[NTIERS];  /* rows by the tier of their activations */
+} BatchNeed;
+
+/* Makes *most at least n. */
+static void raise_to(int *most, int n) { *most = imax(*most, n); }
+
+/* Raises the plan's maxima to what batch k needs. */
+static void note_batch(Plan *p, int k, const BatchNeed *b) {
+    raise_to(&p->batches, k + 1);
+    raise_to(&p->max_rows, b->rows);
+    raise_to(&p->max_seqs, b->seqs);
+    raise_to(&p->last_rows, b->last_rows);
+    raise_to(&p->off_rows, b->off_rows);
+    raise_to(&p->off_seqs, b->off_seqs);
+    raise_to(&p->disk_act_rows, b->act_rows[TIER_DISK]);
+    for (int t = 0; t < NTIERS; t++)
+        raise_to(&p->act_rows[t][k], b->act_rows[t]);
+    if (!p->policy.delegated)
+        raise_to(&p->staged_pages[TIER_GPU], b->off_pages[TIER_CPU] + b->off_pages[TIER_DISK]);
+    raise_to(&p->staged_pages[TIER_CPU], b->off_pages[TIER_DISK]);
+}
+
+/* Returns how many pages a prompt's sequence has when they are loaded for the last time. A sequence
+ * of one new token never loads any. */
+static int loaded_pages(const Plan *p, const Prompt *q) {
+    return q->n > 1 ? pages_for(q->s + q->n - 1, p->policy.page_tokens) : 0;
+}
+
+/* Adds to b a sequence of s prompt tokens in this seat. */
+static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
+    b->rows += s;
+    b->seqs++;
+    b->act_rows[seat->act] += s;
+    if (seat->kv != TIER_GPU) {
+        b->off_rows += s;
+        b->off_seqs++;
+        b->off_pages[seat->kv] += pages;
+    }
+}
+
+/* Records what each batch of a block needs, when the whole block has just been seated. */
+static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
+    for (int first = 0; first < count; first += p->policy.gbs) {
+        BatchNeed b = {.rows = 0};
+        for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
+            const Prompt *q = &task->prompts[seats[r].prompt];
+            add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
+            b.last_rows += last_rows(task, q);
+        }
+        note_batch(p, seats[first].k, &b);
+    }
+}
+
+/* Returns the need of gbs neighbouring prompts: the largest rows and the largest last_rows that any
+ * gbs neighbours have. */
+static BatchNeed widest_window(const Task *task, int gbs) {
+    BatchNeed most = {.seqs = gbs};
+    int rows = 0, last = 0;
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
+        rows += in->s - (out ? out->s : 0);
+        last += last_rows(task, in) - (out ? last_rows(task, out) : 0);
+        raise_to(&most.rows, rows);
+        raise_to(&most.last_rows, last);
+    }
+    return most;
+}
+
+/* Lowers all counts of rows to at most `most`. */
+static void cap_rows(BatchNeed *b, int most) {
+    b->rows = imin(b->rows, most);
+    b->off_rows = imin(b->off_rows, most);
+    for (int t = 0; t < NTIERS; t++)
+        b->act_rows[t] = imin(b->act_rows[t], most);
+}
+
+/* Records bounds for the batches of the diagonal schedule, where any prompt may take any seat:
+ *   seqs        the batch's seats
+ *   pages       the longest sequence in each seat
+ *   rows        the longest prompt in each seat, but at most the widest window, because prompts
+ *               that prefill together are neighbours in the input
+ *   last_rows   the widest window
+ * The topups of all batches prefill together in one more batch, the entrance. It has at most the
+ * widest window of rows, wherever these rest:
+ *   off_rows    the sum over the batches whose seats the topups take
+ *   act_rows    the policy's fractions of every possible number of topups
+ *   pages       none: a prefill loads no pages, nor does the CPU attend for it (off_seqs) */
+static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+    const int gbs = imin(p->policy.gbs, count), s = p->max_prompt;
+    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
+                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
+    BatchNeed entrance = widest_window(task, gbs);
+    int pages = 0, seqs[NTIERS];
+    for (int i = 0; i < task->count; i++)
+        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
+    for (int n = 1; n <= gbs; n++) {
+        apportion(seqs, share, n); /* as deal_block does */
+        for (int t = 0; t < NTIERS; t++)
+            raise_to(&entrance.act_rows[t], seqs[t] * s);
+    }
+    for (int first = 0; first < count; first += gbs) {
+        BatchNeed b = {.last_rows = entrance.last_rows};
+        for (int r = first; r < imin(first + gbs, count); r++)
+            add_seat(&b, &seats[r], s, pages);
+        cap_rows(&b, entrance.rows);
+        note_batch(p, seats[first].k, &b);
+        entrance.off_rows += b.off_rows;
+        cap_rows(&entrance, entrance.rows);
+    }
+    note_batch(p, (count + gbs - 1) / gbs, &entrance);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The sums: the work of a step
+//
+// The first sweep of a step may have prefills. In each later sweep all sequences decode, and each
+// attends to one token more than in the sweep before.
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
+static const Prompt *prompt_in(const Admission *a, int seat) {
+    const int prompt = a->seat[seat].prompt;
+    return prompt < 0 ? NULL : &a->task->prompts[prompt];
+}
+
+/* Counts the work of the GPU batch that begins at seat `first`: that of the step's first sweep in
+ * *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
+ * prefill while the rest of it decodes. */
+static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
+                        double more) {
+    bool decodes = false, prefills = false;
+    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (!q)
+            continue;
+        const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
+        if (age > 0) {
+            decodes = true;
+            now->steps++;
+            now->past += s + age;
+            now->last_rows++;
+        } else {
+            prefills = true;
+            now->prompts++;
+            now->prompt_rows += s;
+            now->pairs += s * (s + 1) / 2;
+            now->last_rows += last_rows(a->task, q);
+        }
+        later->steps += more;
+        later->past += more * (s + age) + more * (more + 1) / 2;
+        later->last_rows += more;
+    }
+    now->decodes += decodes;
+    now->prefills += prefills && !decodes;
+    later->decodes += decodes || prefills ? more : 0;
+    return prefills && decodes;
+}
+
+/* Adds to the plan the work of a step: of sweep a->sweep, in which sequences prefill or not, and of
+ * the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
+ * batch in prefill, however many batches have topups. */
+static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
+    Workload *now = &p->work[prefill], *later = &p->work[false];
+    const double more = (double)(until - a->sweep - 1);
+    bool topups = false;
+    for (int first = 0; first < a->nseats; first += a->policy->gbs)
+        topups |= count_batch(now, later, a, first, more);
+    now->sweeps++;
+    now->prefills += topups;
+    later->sweeps += more;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The steps of a task
+//
+// Each flight goes its own steps, but all take prompts from one waiting line. So the steps of all
+// flights are made in the order of their sweeps.
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the sweep before which the next sequence leaves the flight, with all its tokens. */
+static long next_end(const Admission *a) {
+    long end = LONG_MAX;
+    for (int e = 0; e < a->nseats; e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (q && a->seat[e].since + q->n < end)
+            end = a->seat[e].since + q->n;
+    }
+    return end;
+}
+
+/* Takes one step of a flight, from `sweep` on: seats the prompts that enter, counts, and lets the
+ * sequences leave that end with the step. p->achieved counts these by the tiers of their KV and of
+ * their activations. Returns the first sweep of the next step, or -1 when the flight has ended.
+ * entered is scratch. */
+static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const Task *task = a->task;
+    int topups, n = admission_next(a, sweep, entered, &topups);
+    if (!diagonal)
+        measure_block(p, task, a->seat, n);
+    else if (n && !sweep)
+        bound_batches(p, task, a->seat, a->nseats);
+    if (!a->seated)
+        return -1;
+    /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
+    const bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
+    const long next = diagonal && opening ? sweep + 1 : next_end(a);
+    note_work(p, a, n > 0, next);
+    p->sweeps += next - sweep;
+    for (int e = 0; e < a->nseats; e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (!q || a->seat[e].since + q->n > next)
+            continue;
+        p->achieved[OF_CACHE][a->seat[e].kv]++;
+        p->achieved[OF_ACTIVATIONS][a->seat[e].act]++;
+        admission_leave(a, e, q->n);
+    }
+    return next;
+}
+
+/* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
+ * may take any seat, so each tier with a seat must have room for at least the longest sequence. */
+static void note_pages(Plan *p, const Admission *a) {
+    for (int t = 0; t < NTIERS; t++)
+        raise_to(&p->npages[t], a->peak[t]);
+    for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
+        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
+}
+
+/* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
+ * flight with the fewest sweeps so far, or to the first of several such flights. */
+static void walk_task(Plan *p, const Task *task) {
+    const int flights = p->policy.flights;
+    Admission *a = xcalloc(flights, sizeof *a);
+    /* the sweep at which each flight's next step begins */
+    long *next = xcalloc(flights, sizeof *next);
+    int *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
+    int next_prompt = 0;
+    for (int g = 0; g < flights; g++)
+        admission_open(&a[g], &p->policy, task, &next_prompt, NULL);
+    for (int g = 0; g >= 0;) {
+        next[g] = walk_flight(p, &a[g], next[g], entered);
+        g = -1;
+        for (int e = 0; e < flights; e++)
+            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
+                g = e;
+    }
+    for (int g = 0; g < flights; g++) {
+        note_pages(p, &a[g]);
+        admission_close(&a[g]);
+    }
+    free(entered);
+    free(next);
+    free(a);
+}
+
+// -------------------------------------------------------------------------------------------------
+// What follows from the counts
+// -------------------------------------------------------------------------------------------------
+
+/* Sets the sizes of pieces, and how many slots the workspaces of batches and of pieces have.
+ *
+ * A batch is cut into pieces greedily, so two neighbouring pieces have together more than
+ * piece_rows rows. Of m pieces there are m / 2 such pairs, rounded down, and all have at most
+ * max_rows. So m is at most 2 max_rows / piece_rows + 1. */
+static void size_pieces(Plan *p) {
+    enum { HEAD_ROWS = 64 }; /* the head's rows at a time, unless max_seqs is more */
+    const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
+    p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
+    raise_to(&p->piece_rows, p->max_seqs);
+    p->batch_slots = imin(p->policy.workspaces, in_flight);
+    p->piece_slots = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
+    p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
+    p->head_chunk = imin(imax(p->max_seqs, HEAD_ROWS), p->last_rows);
+}
+
+/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l tokens, where each sequence
+ * holds s + n tokens, or with the diagonal schedule (2s + n)(n - 1) / 2n.
+ *
+ * This is the mean of 0, s + 1, s + 2, ... s + n - 1, the lengths of n batches of which one enters
+ * in each sweep; the one that enters counts as 0. Our pages (walk_task) need a little more, because
+ * they hold its s tokens too, and because there may be fewer than n batches. For s = n = 4:
+ *     A.2.1                (0 + 5 + 6 + 7) / 4 = 4.5 tokens
+ *     pages, 4 batches     (4 + 5 + 6 + 7) / 4 = 5.5
+ *     pages, 2 batches     (5 + 7) / 2 = 6, in every second sweep; in the others (4 + 6) / 2 = 5 */
+static double a21_cache(const Plan *p, const Task *task) {
+    double s = 0, n = 0;
+    const int bls = imin(block_size(&p->policy), task->count);
+    for (int i = 0; i < task->count; i++) {
+        s += task->prompts[i].s;
+        n += task->prompts[i].n;
+    }
+    s /= task->count;
+    n /= task->count;
+    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
+}
+
+void plan_batches(Plan *p, const Task *task) {
+    const int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
+    for (int t = 0; t < NTIERS; t++) {
+        p->act_rows[t] = xcalloc(most, sizeof(int));
+        p->act_first[t] = xcalloc(most + 1, sizeof(int));
+    }
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        raise_to(&p->max_prompt, q->s);
+        raise_to(&p->max_tokens, q->s + q->n - 1);
+    }
+    p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
+    walk_task(p, task);
+    const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
+    p->batches *= flights;
+    for (int t = 0; t < NTIERS; t++) {
+        for (int k = 0; k < p->batches; k++) {
+            p->act_rows[t][k] = p->act_rows[t][k % batches];
+            p->act_first[t][k + 1] = p->act_first[t][k] + p->act_rows[t][k];
+        }
+        p->achieved[OF_CACHE][t] /= imax(task->count, 1);
+        p->achieved[OF_ACTIVATIONS][t] /= imax(task->count, 1);
+    }
+    size_pieces(p);
+    p->a21_kv = task->count ? a21_cache(p, task) : 0;
+}
