@@ -17,15 +17,21 @@
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
 endif
-CFLAGS ?= -O3 -march=native
+# compilers for ARM's Macs call this processor otherwise
+NATIVE := $(shell $(CC) -march=native -E -x c /dev/null >/dev/null 2>&1 && echo -march=native || echo -mcpu=native)
+CFLAGS ?= -O3 $(NATIVE)
 # WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed
 WERROR ?= -Werror
 SETUP ?= setup
-WARN := -std=c11 -Wall -Wextra -Wshadow $(WERROR) -D_GNU_SOURCE
+# clang says of some small loops that there was nothing to unroll
+WARN := -std=c11 -Wall -Wextra -Wshadow $(WERROR) -Wno-pass-failed -D_GNU_SOURCE
 BUILD ?= build
-ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}END{print a?"AVX-512":b&&c?"AVX2":"portable C"}')
-ALL = $(CFLAGS) $(WARN) $(SANITIZE) -I. -MMD -MP
-LIBS := -lcjson -lm -lpthread -ldl
+ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}/__ARM_NEON /{d=1}END{print a?"AVX-512":b&&c?"AVX2":d?"NEON":"portable C"}')
+# for a Mac, whose libraries are Homebrew's
+MAC := $(shell echo | $(CC) -dM -E - 2>/dev/null | grep -o __APPLE__)
+BREW := $(if $(MAC),$(shell brew --prefix 2>/dev/null))
+ALL = $(CFLAGS) $(WARN) $(SANITIZE) -I. $(BREW:%=-I%/include) -MMD -MP
+LIBS := $(BREW:%=-L%/lib) -lcjson -lm -lpthread -ldl
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
@@ -56,7 +62,7 @@ MPI_SO := $(if $(MPICC),$(BUILD)/flexgen_mpi.so)
 SRC := $(filter-out flexgen.c mini.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/% docs/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libflexgen.a
-# what a fresh Debian lacks: a header to look for, the package that has it
+# what a fresh computer lacks: a header to look for, the package of Debian that has it
 NEED := cjson/cJSON.h:libcjson-dev CUnit/CUnit.h:libcunit1-dev
 MODEL := models/opt-tiny
 
@@ -65,7 +71,7 @@ all: flexgen
 
 # The program and, where there are CUDA and MPI, the libraries for them, which the program loads from beside it.
 flexgen: $(BUILD)/flexgen $(CUDA_SO) $(MPI_SO)
-	@rm -f flexgen_cuda.so flexgen_mpi.so; cp --remove-destination $^ .
+	@rm -f flexgen flexgen_cuda.so flexgen_mpi.so; cp $^ .
 
 # the library uses functions of the program: -rdynamic
 $(BUILD)/flexgen: $(BUILD)/flexgen.o $(LIB) | $(CUDA_SO)
@@ -74,7 +80,7 @@ $(BUILD)/flexgen_cuda.so: $(CUDA_OBJ)
 	$(CXX) -shared $^ -o $@ $(CUDA_LIBS) -lpthread
 $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	@mkdir -p $(@D)
-	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $< -o $@ -lm -lpthread
+	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $(if $(MAC),-undefined dynamic_lookup) $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
 $(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
@@ -92,7 +98,7 @@ $(LIB): $(OBJ)
 
 # Installs what is missing when run as root, or prints the one command that does.
 setup:
-	@scripts/setup.sh "$(CC)" $(NEED)
+	@scripts/setup.sh "$(CC) $(BREW:%=-I%/include)" $(NEED)
 
 # The whole paper in one file, which shares nothing with the engine: cc -O3 mini.c -lm -lpthread -o mini
 mini: mini.c
@@ -107,8 +113,8 @@ include tests/suites.mk # make test, gpu-tests and sanitize
 $(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
-HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c device/depend.c device/ops.c)
-BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/bench_*.c))
+HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)
+BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(MAC),tests/bench_machine.c),$(wildcard tests/bench_*.c)))
 test: $(if $(SANITIZE)$(SUITE),,$(BENCH)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)

@@ -14,7 +14,6 @@
  * output, everything else to standard error. */
 #include <fcntl.h>
 #include <inttypes.h>
-#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -772,11 +771,7 @@ int main(int argc, char **argv) {
     /* a closed pipe or a limit on file sizes becomes a failed write and one line */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-#ifdef M_ARENA_MAX
-    /* glibc: a heap for each thread would take 64 MiB of address space, and keep what threads free
-     */
-    mallopt(M_ARENA_MAX, 1);
-#endif
+    memory_share_heap();
     open_standard_streams();
     if (argc < 2) {
         flags_help(stderr);

@@ -2152,7 +2152,7 @@ static int open_memory(CudaGpu *g, Error *err) {
     return 0;
 }
 
-Gpu *cuda_open_gpu(Error *err) {
+static Gpu *open_gpu(Error *err) {
     static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,   gpu_end,   gpu_after,
                                    gpu_sync, gpu_took,  gpu_began,   gpu_alloc, gpu_release,
                                    gpu_pin,  gpu_unpin, gpu_transfer};
@@ -2165,3 +2165,5 @@ Gpu *cuda_open_gpu(Error *err) {
     gpu_close(g);
     return NULL;
 }
+
+Gpu *(*cuda_open_gpu)(Error *) = open_gpu;

@@ -133,7 +133,7 @@ static int choose_gpu(TaskRun *run, Error *err) {
 }
 
 void choose_threads(TaskRun *run) {
-    int asked = run->options->threads, all = host_processors(),
+    int asked = run->options->threads, all = processors_allowed(),
         allowed = imin(all, process_allowance("", 0).processors);
     if (!asked && allowed < all)
         run->processors = all;

@@ -244,7 +244,7 @@ static int write_lines(Completions *c, int upto) {
 static int sync_all(Completions *c) {
     if (c->journal && journal_sync(c->journal, &c->error))
         return -1;
-    if (fdatasync(c->fd) && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
+    if (file_sync(c->fd) && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
         return cannot_write(c, strerror(errno));
     c->synced = seconds_now();
     return check_undisturbed(c);
@@ -269,8 +269,7 @@ static void *writer_main(void *arg) {
     int status = 0;
     pthread_mutex_lock(&c->lock);
     while (!last && !status) {
-        struct timespec due = timespec_at(c->synced + SYNC_EVERY);
-        while (!c->news && pthread_cond_timedwait(&c->wake, &c->lock, &due) != ETIMEDOUT)
+        while (!c->news && cond_wait_until(&c->wake, &c->lock, c->synced + SYNC_EVERY))
             continue;
         /* The two buffers of tokens change places: the one written before becomes the queue. */
         Pairs empty = {taken.pair, 0};

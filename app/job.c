@@ -200,8 +200,6 @@ static void *tree_of_ids(const Job *job) {
     return tree;
 }
 
-static void keep(void *request) { (void)request; }
-
 /* Gives an id to requests that came without one: the number of the line, or, if another request has
  * that, the first free number behind the last line. */
 static void settle_ids(Job *job) {
@@ -217,7 +215,8 @@ static void settle_ids(Job *job) {
             snprintf(text, sizeof text, "%d", next++);
         e->id = xstrdup(text);
     }
-    tdestroy(tree, keep);
+    while (tree)
+        tdelete(*(Request **)tree, &tree, by_id);
 }
 
 int job_settle(Job *job, const char *name, Error *err) {

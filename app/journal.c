@@ -168,7 +168,7 @@ int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
 }
 
 int journal_sync(const Journal *j, Error *err) {
-    return fdatasync(j->fd) ? journal_fault(j, "write", err) : 0;
+    return file_sync(j->fd) ? journal_fault(j, "write", err) : 0;
 }
 
 int journal_remove(const Journal *j, Error *err) {

@@ -8,6 +8,7 @@
  * flexgen.c prints it and exits. Read next: flexgen.h, the words of the paper as structs. */
 #ifndef BASE_H
 #define BASE_H
+#include <assert.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -96,7 +98,7 @@ static inline void *xcalloc(size_t count, size_t size) {
 }
 
 static inline void *xrealloc(void *old, size_t count, size_t size) {
-    void *p = reallocarray(old, count ? count : 1, size);
+    void *p = count > SIZE_MAX / size ? NULL : realloc(old, count ? count * size : 1);
     return p ? p : out_of_memory(count, size);
 }
 
@@ -134,19 +136,11 @@ static inline double seconds_now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-/* Returns such a time in the form that pthread_cond_timedwait takes. */
+/* Returns such a time, or a duration, in the form that the system's calls take. */
 static inline struct timespec timespec_at(double seconds) {
     struct timespec t = {(time_t)seconds, 0};
     t.tv_nsec = (long)(1e9 * (seconds - (double)t.tv_sec));
     return t;
-}
-/* Opens a condition whose timed waits end by CLOCK_MONOTONIC. */
-static inline void cond_open(pthread_cond_t *cond) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
 }
 
 /* Bytes of a path, with its closing 0, at most. */
@@ -155,6 +149,9 @@ enum { MAX_PATH = 4096 };
 // -------------------------------------------------------------------------------------------------
 // Halfs
 // -------------------------------------------------------------------------------------------------
+
+/* Checkpoints have little-endian numbers, which are used as they are. */
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "big-endian processors are not supported");
 
 typedef uint16_t f16; /* IEEE binary16 as bits: storage only, arithmetic is float (simd.h) */
 
@@ -194,7 +191,6 @@ static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {
  * system does not let so many start. Before the first call it is 1. Must not be called while
  * anybody computes. */
 int host_set_threads(int threads);
-int host_processors(void);      /* the processors that this process may run on */
 int host_threads(void);         /* the threads that compute */
 int host_threads_missing(void); /* how many fewer they are than was asked for */
 
@@ -214,7 +210,7 @@ void host_share(double work, int count, LoopPart part, const void *what);
 float *scratch(size_t floats);
 
 // -------------------------------------------------------------------------------------------------
-// os.c: what this process may have
+// process.c: what this process may have
 // -------------------------------------------------------------------------------------------------
 
 /* The least that the machine, the control groups and the limits of this process leave it. */
@@ -228,16 +224,9 @@ typedef struct {
 /* Returns the allowance of this process, when so many threads are still to be started. root: the
  * directory that holds /proc and /sys, "" except in tests. */
 Allowance process_allowance(const char *root, int threads);
-/* Returns true if files in the directory are memory (tmpfs), which counts in the control groups of
- * their process. */
-bool memory_holds(const char *dir);
-/* Returns the most bytes of memory that this process has had at once, since memory_restart if the
- * system can restart the count. */
-size_t memory_peak(void);
-void memory_restart(void);
 
 // -------------------------------------------------------------------------------------------------
-// os.c: SIGINT, SIGTERM and SIGHUP
+// process.c: SIGINT, SIGTERM and SIGHUP
 // -------------------------------------------------------------------------------------------------
 
 /* Catches these signals: the first one is noted, and a second one ends the program at once. */
@@ -248,6 +237,91 @@ const int *stop_signal(void);
  * `what`.
  */
 int stop_fail(Error *err, const char *what);
+
+// -------------------------------------------------------------------------------------------------
+// os.c: what differs between systems
+// -------------------------------------------------------------------------------------------------
+
+/* Opens a condition for timed waits. */
+void cond_open(pthread_cond_t *cond);
+/* Waits as pthread_cond_wait does, but only until seconds_now() is `until`, whatever happens to the
+ * calendar's clock. Returns false if it was woken by nothing but the time. */
+bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, double until);
+/* Makes all short sleeps of this thread end within microseconds of their time, if it can. */
+void sleep_exactly(void);
+
+/* Waits until all that was written to the file is on the disk. Returns -1 and sets errno on
+ * failure. */
+int file_sync(int fd);
+/* Makes a file in a directory that has no name, and so is gone when it is closed. Returns its
+ * descriptor, to read and write, or -1 and sets errno. */
+int file_nameless(const char *dir);
+/* Makes the file `bytes` long, with its blocks on the disk: no later write finds the disk full.
+ * Returns 0 or an error number. */
+int file_reserve(int fd, size_t bytes);
+/* Opens an open file again, for reads that leave no copy in memory. They are of whole blocks of
+ * 4096 bytes, to memory at a multiple of that. Returns a descriptor, or -1 if the file system does
+ * not support this. */
+int file_direct(int fd);
+/* Begins to write a range of the file to the disk; with `wait`, returns when it is there. */
+void file_write_back(int fd, size_t offset, size_t bytes, bool wait);
+/* Begins to read a range of the file that is wanted soon; or, if it is not, drops what memory holds
+ * of it. Both are advice. */
+void file_advise(int fd, size_t offset, size_t bytes, bool wanted);
+/* Returns the time at which a file was written last. */
+struct timespec file_changed(const struct stat *st);
+/* Writes a number that tells the kinds of file systems apart, that of the directory. Returns -1 if
+ * there is none. */
+int file_system(const char *dir, uint64_t *kind);
+
+/* Returns true if files in the directory are memory (tmpfs), which counts in the control groups of
+ * their process. */
+bool memory_holds(const char *dir);
+/* Gives a large range, just mapped, large pages if it can. */
+void memory_enlarge(void *at, size_t bytes);
+/* Gives a range of memory its pages now, if it can; otherwise each comes when it is touched. */
+void memory_populate(void *at, size_t bytes);
+/* Takes the pages of a mapped file that hold these bytes from this process. Nothing in the file is
+ * lost. */
+void memory_let_go(uint8_t *at, size_t bytes);
+/* Returns the bytes of memory that no program needs, or all there are if that is not known. On
+ * Linux process_allowance knows more. */
+size_t memory_unused(void);
+/* Returns the most bytes of memory that this process has had at once, since memory_restart if the
+ * system can restart the count. */
+size_t memory_peak(void);
+void memory_restart(void);
+/* Makes all threads of this process share one heap: a heap for each would take 64 MiB of address
+ * space, and keep what threads free. Must be called before a thread starts. */
+void memory_share_heap(void);
+
+/* Returns the number of processors that this process may run on. */
+int processors_allowed(void);
+/* Writes the name of the processor, as its maker has it; "" if it is not known. */
+enum { MOST_PROCESSOR = 200 }; /* bytes of it */
+void processor_name(char name[MOST_PROCESSOR]);
+/* Returns the bytes of the last cache; 0 if they are not known. */
+size_t processor_cache(void);
+/* Writes the path of the running program to path[0 .. size), without a final 0. Returns its length;
+ * 0 on failure. */
+size_t program_path(char *path, size_t size);
+
+/* A text that grows. It begins as {0}. */
+typedef struct {
+    char *text; /* malloc'ed */
+    size_t len, room;
+} Text;
+static inline void text_append(Text *t, const char *bytes, size_t n) {
+    if (t->len + n > t->room) {
+        t->room = 2 * (t->len + n);
+        t->text = (char *)xrealloc(t->text, t->room, 1);
+    }
+    memcpy(t->text + t->len, bytes, n);
+    t->len += n;
+}
+/* Returns a stream that appends to a text. It replaces open_memstream, which drops what it has no
+ * memory for without an error in fclose; here lack of memory ends the program, as everywhere. */
+FILE *text_stream(Text *text);
 
 #ifdef __cplusplus
 }

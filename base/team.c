@@ -16,7 +16,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/base.h"
 
@@ -144,11 +143,6 @@ void host_share(double work, int count, LoopPart part, const void *what) {
 // The number of threads
 // -------------------------------------------------------------------------------------------------
 
-int host_processors(void) {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
-}
-
 /* A child has none of its parent's threads, but copies of the conditions on which they sleep and of
  * the lock that one of them may hold: to wake them there, or to lock it, would wait for ever. */
 static void leave_to_parent(void) {
@@ -173,7 +167,7 @@ static void end_helpers(void) {
 
 int host_set_threads(int threads) {
     enum { MOST = 1024 };
-    int wanted = threads > 0 ? imin(threads, MOST) : host_processors();
+    int wanted = threads > 0 ? imin(threads, MOST) : processors_allowed();
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     CHECK(!team.loops);
     pthread_once(&once, watch_forks);

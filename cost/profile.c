@@ -21,7 +21,6 @@
 #include <math.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/simd.h"
@@ -34,16 +33,15 @@ enum {
     CHUNK = 8 << 20,  /* bytes of a copy, about a matrix of a layer */
     AT_ONCE = 4,      /* chunks that are in flight to or from the disk */
     LEAST_DISK = 2 * AT_ONCE * CHUNK,
-    TINY = 100,           /* operations of the chain that measures op_s */
-    BESIDE = 4,           /* the point of 16 rows is measured beside copies, as in decoding */
-    SAMPLES = 64,         /* of a value, at most */
-    LEAST_SAMPLES = 3,    /* at least, if three times the usual time is enough for them */
-    PAIRS = 5,            /* samples of a product alone and beside copies */
-    BRIEF = 20,           /* a sample shorter than 1 / BRIEF of a value's time has several rounds */
-    MOST_ROUNDS = 100,    /* of these, at most */
-    POINT_TIMES = 10,     /* a point of a curve may take so many times a value's time */
-    DISK_TIMES = 25,      /* and so may a pass over the file: less would show little but a cache */
-    MOST_PROCESSOR = 200, /* bytes of a processor's name */
+    TINY = 100,        /* operations of the chain that measures op_s */
+    BESIDE = 4,        /* the point of 16 rows is measured beside copies, as in decoding */
+    SAMPLES = 64,      /* of a value, at most */
+    LEAST_SAMPLES = 3, /* at least, if three times the usual time is enough for them */
+    PAIRS = 5,         /* samples of a product alone and beside copies */
+    BRIEF = 20,        /* a sample shorter than 1 / BRIEF of a value's time has several rounds */
+    MOST_ROUNDS = 100, /* of these, at most */
+    POINT_TIMES = 10,  /* a point of a curve may take so many times a value's time */
+    DISK_TIMES = 25,   /* and so may a pass over the file: less would show little but a cache */
 };
 
 /* The sizes of a curve's points; INT_MAX ends them. */
@@ -575,11 +573,7 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
  * the last cache, so that a round through it finds nothing there. */
 static size_t cold_bytes(size_t least) {
     const size_t most = (size_t)1 << 30;
-    long cache = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    const size_t wanted = cache > 0 ? 4 * (size_t)cache / 4096 * 4096 : 0;
+    const size_t wanted = 4 * processor_cache() / 4096 * 4096;
     return wanted > least ? size_min(wanted, most) : least;
 }
 
@@ -662,16 +656,10 @@ static void fill_memory(Profile *p) {
     }
 }
 
-/* Writes the "model name" of /proc/cpuinfo, or uname's machine if there is none. */
+/* Writes the processor's name, or uname's machine if there is none. */
 static void processor(char name[MOST_PROCESSOR]) {
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    char line[300];
     struct utsname machine = {.machine = "unknown processor"};
-    name[0] = 0;
-    while (f && !name[0] && fgets(line, sizeof line, f))
-        sscanf(line, "model name : %199[^\n]", name);
-    if (f)
-        fclose(f);
+    processor_name(name);
     uname(&machine);
     if (!name[0])
         snprintf(name, MOST_PROCESSOR, "%s", machine.machine);
@@ -759,16 +747,16 @@ static int cache_dir(char *dir, size_t size) {
 void profile_path(char *path, size_t size, const ProfileSize *shapes, const ThisMachine *here) {
     char dir[4000], cpu[MOST_PROCESSOR], key[800];
     struct stat disk;
-    struct statfs fs;
+    uint64_t file_system_kind;
     path[0] = 0;
     if (!cache_dir(dir, sizeof dir) || stat(here->offload_dir, &disk) ||
-        statfs(here->offload_dir, &fs))
+        file_system(here->offload_dir, &file_system_kind))
         return;
     processor(cpu);
     snprintf(key, sizeof key, "%d|%d|%d|%d|%d|%d|%zu|%s|%d|%s|%s|%jx|%jx", PROFILE_VERSION,
              shapes->h1, shapes->h2, shapes->nh, shapes->rows, shapes->tokens, shapes->cold, cpu,
              host_set_threads(here->threads), host_isa(), here->gpu ? here->gpu->name : "",
-             (uintmax_t)disk.st_dev, (uintmax_t)fs.f_type);
+             (uintmax_t)disk.st_dev, (uintmax_t)file_system_kind);
     /* The number is the start of an FNV-1a hash. */
     const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
     if (snprintf(path, size, "%s/flexgen/hardware-%016jx.json", dir, (uintmax_t)hash) >= (int)size)

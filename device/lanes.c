@@ -321,9 +321,7 @@ static void link_wait(LaneDevice *d, const LaneState *lane, Link *link, double r
         if (d->failed || rest <= 0)
             return;
         /* if no lane leaves before; a lane that joins makes it later */
-        double until = link->at + fmin(rest, 1e6);
-        const struct timespec t = timespec_at(until);
-        pthread_cond_timedwait(&link->left, &d->lock, &t);
+        cond_wait_until(&link->left, &d->lock, link->at + fmin(rest, 1e6));
     }
 }
 

@@ -137,11 +137,13 @@ static bool driver_may_have_gpu(Error *err) {
     return false;
 }
 
+/* flexgen.cu, where it is linked, has another that takes the place of this one. */
+__attribute__((weak)) Gpu *(*cuda_open_gpu)(Error *) = NULL;
+
 Gpu *gpu_find(Error *err) {
     char path[MAX_PATH];
-    Gpu *(*open)(Error *) = cuda_open_gpu; /* NULL if it is not linked */
-    if (open)
-        return open(err);
+    if (cuda_open_gpu)
+        return cuda_open_gpu(err);
     program_file(path, "_cuda.so");
     if (access(path, F_OK)) {
         fail(err, EXIT_USAGE,
@@ -152,10 +154,9 @@ Gpu *gpu_find(Error *err) {
         return NULL;
     /* it stays loaded, since CUDA's runtime has things to do when the program ends */
     void *library = dlopen(path, RTLD_NOW);
-    if (library)
-        *(void **)&open = dlsym(library, "cuda_open_gpu");
+    Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
     if (open)
-        return open(err);
+        return (*open)(err);
     fail(err, EXIT_FAILED,
          "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in LD_LIBRARY_PATH",
          dlerror());

@@ -138,8 +138,8 @@ typedef struct GpuCalls {
 /* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns
  * NULL and err, one line that says what to do, without a driver, without a GPU, with one that is
  * too old or too full. Where flexgen.cu is not linked to the program but a library beside it, or
- * was not built, there is no such function: its address is NULL. */
-Gpu *cuda_open_gpu(Error *err) __attribute__((weak));
+ * was not built, this is NULL. */
+extern Gpu *(*cuda_open_gpu)(Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // trace.c: noting what ran

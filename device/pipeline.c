@@ -30,7 +30,6 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include "device/parts.h"
@@ -84,12 +83,6 @@ typedef struct {
     Part *part;
     double moved; /* time at which something last began or ended */
 } Pipeline;
-
-/* Sleeps until the condition is signalled, or until that time. */
-static void doze(Pipeline *n, pthread_cond_t *cond, double until) {
-    const struct timespec t = timespec_at(until);
-    pthread_cond_timedwait(cond, &n->lock, &t);
-}
 
 // -------------------------------------------------------------------------------------------------
 // The thread: messages begin and end; with the lock held
@@ -206,7 +199,7 @@ static void pause_a_while(Pipeline *n) {
     for (const Message *m = n->first; m; m = m->next)
         until = fmin(until, m->due);
     if (until > t)
-        doze(n, &n->asked, until);
+        cond_wait_until(&n->asked, &n->lock, until);
 }
 
 /* Serves until there is nothing more to do, and all stages have come so far. */
@@ -232,8 +225,7 @@ static void serve(Pipeline *n) {
 static void *thread_main(void *arg) {
     Pipeline *n = arg;
     int provided;
-    /* in ns; with the usual 50 us every short pause would become long */
-    prctl(PR_SET_TIMERSLACK, 1);
+    sleep_exactly(); /* or every short pause would become long */
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     /* copies of the communicator have it too */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -293,7 +285,7 @@ static int send_copy(Pipeline *n, int to, NetKind kind, const void *bytes, size_
     pthread_mutex_lock(&n->lock);
     double leaves = hand_in(n, m);
     while (wait && seconds_now() < leaves)
-        doze(n, &n->news, leaves);
+        cond_wait_until(&n->news, &n->lock, leaves);
     pthread_mutex_unlock(&n->lock);
     return 0;
 }

@@ -13,7 +13,6 @@
  * their addresses here.
  * Read next: sim.c. */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -49,15 +48,11 @@ struct Disk {
  * Written pages must be on their way to disk first: many are waited for; a few are only sent off,
  * and are dropped when they are read. */
 static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
-    if (written && written < DIRECT_MIN) {
-        sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
-        return;
-    }
+    const bool few = written && written < DIRECT_MIN;
     if (written)
-        sync_file_range(
-            fd, offset, bytes,
-            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    posix_fadvise(fd, offset, bytes, POSIX_FADV_DONTNEED);
+        file_write_back(fd, offset, bytes, !few);
+    if (!few)
+        file_advise(fd, offset, bytes, false);
 }
 
 /* Bytes of the offload file (file 0) or of a file of the checkpoint (counted from 1). */
@@ -132,22 +127,15 @@ static void disk_expect(const Disk *d, const Move *moves, int n) {
     for (int i = 0; i < n; i++) {
         Tensor from = moves[i].src;
         if (from.tier == TIER_DISK && !from.file && tensor_span(from) < DIRECT_MIN)
-            posix_fadvise(d->file, from.offset, tensor_span(from), POSIX_FADV_WILLNEED);
+            file_advise(d->file, from.offset, tensor_span(from), true);
     }
-}
-
-/* Makes a range of the mapping no longer count as this process's memory. Nothing is lost, since the
- * mapping is shared. */
-static void unmap_pages(const Disk *d, size_t offset, size_t bytes) {
-    size_t head = offset % BLOCK;
-    madvise(d->map + offset - head, bytes + head, MADV_DONTNEED);
 }
 
 /* Sends `written` bytes of a range that was written through the mapping to disk, and out of memory.
  * written 0: only begins to send them, but the mapping no longer counts as this process's memory.
  */
 static void disk_settle(const Disk *d, size_t offset, size_t bytes, size_t written) {
-    unmap_pages(d, offset, bytes);
+    memory_let_go(d->map + offset, bytes);
     drop_cache(d->file, offset, bytes, written);
 }
 
@@ -190,13 +178,13 @@ static void want(const Blocks *b, size_t offset, size_t bytes) {
         b->has[i - b->first] = true;
 }
 
-/* Advises the kernel about every run of blocks in the set. */
-static void advise(const Disk *d, const Blocks *b, int advice) {
+/* Tells the system of every run of blocks in the set whether it is wanted. */
+static void advise(const Disk *d, const Blocks *b, bool wanted) {
     for (size_t i = 0, begin; i < b->n; i++) {
         for (begin = i; b->has[i];)
             i++;
         if (begin < i)
-            posix_fadvise(d->file, (b->first + begin) * BLOCK, (i - begin) * BLOCK, advice);
+            file_advise(d->file, (b->first + begin) * BLOCK, (i - begin) * BLOCK, wanted);
     }
 }
 
@@ -234,10 +222,10 @@ static void disk_fetch(const Disk *d, const Op *op) {
     Blocks blocks = {.first = home / BLOCK, .n = (home + bytes) / BLOCK + 1 - home / BLOCK};
     blocks.has = xcalloc(blocks.n + 1, sizeof *blocks.has);
     for_selected(d, op, &blocks);
-    advise(d, &blocks, POSIX_FADV_WILLNEED);
+    advise(d, &blocks, true);
     for_selected(d, op, NULL);
-    unmap_pages(d, home, bytes);
-    advise(d, &blocks, POSIX_FADV_DONTNEED);
+    memory_let_go(d->map + home, bytes);
+    advise(d, &blocks, false);
     free(blocks.has);
 }
 
@@ -247,20 +235,13 @@ static void disk_fetch(const Disk *d, const Op *op) {
 
 /* Makes the offload file, reserves its blocks and maps it. */
 static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
-    d->file = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (d->file < 0) { /* the file system has no nameless files: it is nameless a moment later */
-        d->file = mkstemp(path);
-        if (d->file >= 0)
-            unlink(path);
-    }
+    d->file = file_nameless(dir);
     if (d->file < 0)
         return fail(err, EXIT_FAILED,
                     "cannot create the offload file in %s: %s; name a writable directory with "
                     "--offload-dir",
                     dir, strerror(errno));
-    int status = posix_fallocate(d->file, 0, bytes);
+    int status = file_reserve(d->file, bytes);
     if (status)
         return fail(err, EXIT_FAILED,
                     "cannot reserve %.1f MiB for the offload file in %s: %s; choose another "
@@ -283,15 +264,12 @@ static int open_file(Disk *d, const char *dir, size_t bytes, Error *err) {
 /* Opens second descriptors for direct reads. Files that do not support them (tmpfs) are read the
  * ordinary way. */
 static void open_direct(Disk *d) {
-    char path[64];
     d->bounce = aligned_alloc(BLOCK, 2 * BOUNCE);
     if (!d->bounce)
         return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", d->file); /* the file has no other name */
-    if (d->file >= 0)
-        d->direct[0] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    d->direct[0] = file_direct(d->file);
     for (int f = 1; f <= d->checkpoint->nfiles; f++)
-        d->direct[f] = open(d->checkpoint->files[f - 1].path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+        d->direct[f] = file_direct(d->checkpoint->files[f - 1].fd);
 }
 
 Disk *disk_open(const char *dir, size_t bytes, const Checkpoint *checkpoint, Error *err) {
@@ -480,10 +458,6 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
 // The tiers: opening and closing
 // -------------------------------------------------------------------------------------------------
 
-#ifndef MADV_POPULATE_WRITE /* since Linux 5.14; an older C library does not define it */
-#define MADV_POPULATE_WRITE 23
-#endif
-
 /* Memory that is divided into slices. */
 typedef struct {
     uint8_t *at;
@@ -495,12 +469,12 @@ enum { SLICE = 64 << 20 };
 static void populate_slices(const void *memory, int first, int n) {
     const Memory *m = memory;
     size_t at = (size_t)first * SLICE, end = at + (size_t)n * SLICE;
-    madvise(m->at + at, size_min(end, m->bytes) - at, MADV_POPULATE_WRITE);
+    memory_populate(m->at + at, size_min(end, m->bytes) - at);
 }
 
 /* Makes a tier in memory of ours. It gets its pages before the first sweep, from all threads: a
  * page fault later would hold up the lane that meets it, and pinning touches memory by one thread
- * only. Where Linux does not know the call, pages come with the first touch. */
+ * only. */
 static int open_memory(Arenas *a, Tier tier, Error *err) {
     size_t bytes = a->bytes[tier];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -509,7 +483,7 @@ static int open_memory(Arenas *a, Tier tier, Error *err) {
                     "cannot allocate %.1f MiB for the %s tier: %s; lower %s or free some memory",
                     bytes / 1048576.0, tier_name[tier], strerror(errno),
                     tier == TIER_GPU ? "--gpu-mem" : "--cpu-mem");
-    madvise(p, bytes, MADV_HUGEPAGE);
+    memory_enlarge(p, bytes);
     host_share(bytes, (bytes + SLICE - 1) / SLICE, populate_slices, &(Memory){p, bytes});
     a->arena[tier] = p;
     return 0;

@@ -20,9 +20,8 @@
  *
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place;
  * ours are random.
- * Read next: base/os.c. */
+ * Read next: base/process.c. */
 #include <cjson/cJSON.h>
-#include <endian.h>
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
@@ -310,7 +309,6 @@ static int header_read(cJSON **header, size_t *data, const TensorFile *file, Err
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why)
         return fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
-    len = le64toh(len);
     if (len > MAX_JSON || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
                     "%s: the header claims %llu byte%s; expected at most %d and at most the %zu "
@@ -427,7 +425,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     if (fd < 0)
         return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
-    c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, st.st_mtim};
+    c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, file_changed(&st)};
     return file_entries(o, f, err);
 }
 
@@ -706,8 +704,8 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
         const TensorFile *file = &checkpoint->files[f];
         if (fstat(file->fd, &st))
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
-        if ((size_t)st.st_size != file->size ||
-            memcmp(&st.st_mtim, &file->changed, sizeof st.st_mtim))
+        const struct timespec changed = file_changed(&st);
+        if ((size_t)st.st_size != file->size || memcmp(&changed, &file->changed, sizeof changed))
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
                         "models; run again",

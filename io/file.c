@@ -17,27 +17,6 @@
 #include "base/base.h"
 
 // -------------------------------------------------------------------------------------------------
-// Texts that grow
-// -------------------------------------------------------------------------------------------------
-
-/* Appends n bytes to a Text, as the write function of its stream. */
-static ssize_t append_text(void *to, const char *bytes, size_t n) {
-    Text *t = to;
-    if (t->len + n > t->room) {
-        t->room = 2 * (t->len + n);
-        t->text = xrealloc(t->text, t->room, 1);
-    }
-    memcpy(t->text + t->len, bytes, n);
-    t->len += n;
-    return n;
-}
-
-FILE *text_stream(Text *text) {
-    FILE *f = fopencookie(text, "w", (cookie_io_functions_t){.write = append_text});
-    return f ? f : out_of_memory(1, BUFSIZ);
-}
-
-// -------------------------------------------------------------------------------------------------
 // Input files
 // -------------------------------------------------------------------------------------------------
 
@@ -54,8 +33,7 @@ int file_path(char path[MAX_PATH], const char *dir, const char *name, Error *err
 }
 
 void program_file(char path[MAX_PATH], const char *suffix) {
-    ssize_t n = readlink("/proc/self/exe", path, MAX_PATH - strlen(suffix) - 1);
-    strcpy(path + (n > 0 ? n : 0), suffix);
+    strcpy(path + program_path(path, MAX_PATH - strlen(suffix) - 1), suffix);
 }
 
 const char *directory_fault(const char *path) {
@@ -67,7 +45,9 @@ const char *directory_fault(const char *path) {
 
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
-        const ssize_t n = TEMP_FAILURE_RETRY(pread(fd, (char *)to + got, size - got, offset + got));
+        const ssize_t n = pread(fd, (char *)to + got, size - got, offset + got);
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n < 0)
             return strerror(errno);
         if (n == 0)
@@ -89,8 +69,9 @@ char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error
 
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
-        const ssize_t n =
-            TEMP_FAILURE_RETRY(pwrite(fd, (const char *)from + put, size - put, offset + put));
+        const ssize_t n = pwrite(fd, (const char *)from + put, size - put, offset + put);
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n <= 0)
             return strerror(n ? errno : ENOSPC);
         put += n;
@@ -140,13 +121,13 @@ char *input_read(const char *path, size_t *len, Error *err) {
         fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
         return NULL;
     }
-    while ((n = TEMP_FAILURE_RETRY(read(fd, bytes, sizeof bytes))) > 0)
-        append_text(&text, bytes, n);
+    while ((n = read(fd, bytes, sizeof bytes)) > 0 || (n < 0 && errno == EINTR))
+        text_append(&text, bytes, n > 0 ? n : 0);
     if (n < 0)
         fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
     if (fd != STDIN_FILENO)
         close(fd);
-    append_text(&text, "", 1); /* a 0 after it */
+    text_append(&text, "", 1); /* a 0 after it */
     *len = text.len - 1;
     if (n == 0)
         return text.text;
@@ -193,15 +174,17 @@ bool output_is_standard(const char *path) {
 }
 
 bool same_file(const char *a, const char *b) {
-    char in_a[MAX_PATH], in_b[MAX_PATH], of_a[MAX_PATH], of_b[MAX_PATH];
+    char copy[MAX_PATH], dir_a[MAX_PATH], name_a[MAX_PATH];
     if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-"))
         return false;
     if (same_inode(a, b))
         return true;
     if (strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH || !access(a, F_OK) || !access(b, F_OK))
         return false;
-    return !strcmp(basename(strcpy(of_a, a)), basename(strcpy(of_b, b))) &&
-           same_inode(dirname(strcpy(in_a, a)), dirname(strcpy(in_b, b)));
+    strcpy(dir_a, dirname(strcpy(copy, a))); /* what they return is valid until the next call */
+    strcpy(name_a, basename(strcpy(copy, a)));
+    return !strcmp(name_a, basename(strcpy(copy, b))) &&
+           same_inode(dir_a, dirname(strcpy(copy, b)));
 }
 
 int output_check(const char *flag, const char *path, Error *err) {

@@ -1,9 +1,6 @@
 /* io.h: files, JSON, tokens and checkpoints: the floor that meets the outside world. */
 #ifndef IO_H
 #define IO_H
-#include <sys/stat.h>
-#include <time.h>
-
 #include "flexgen.h"
 
 #ifdef __cplusplus
@@ -95,15 +92,6 @@ FILE *output_open(const char *flag, const char *path, Error *err);
 /* Closes a file of results and puts it in its place. Returns -1 and fills err if not everything
  * could be written; then the earlier file is still there. */
 int output_close(FILE *out, const char *flag, const char *path, Error *err);
-
-/* A text that grows. It begins as {0}. */
-typedef struct {
-    char *text; /* malloc'ed */
-    size_t len, room;
-} Text;
-/* Returns a stream that appends to a text. It replaces open_memstream, which drops what it has no
- * memory for without an error in fclose; here lack of memory ends the program, as everywhere. */
-FILE *text_stream(Text *text);
 
 // -------------------------------------------------------------------------------------------------
 // json.c: JSON by cJSON, with stricter checks, and UTF-8

@@ -41,10 +41,7 @@ typedef struct {
 } End;
 
 /* With the lock held, as everywhere up to the functions of Net. */
-static void sleep_until(Hub *h, double until) {
-    const struct timespec t = timespec_at(until);
-    pthread_cond_timedwait(&h->news, &h->lock, &t);
-}
+static void sleep_until(Hub *h, double until) { cond_wait_until(&h->news, &h->lock, until); }
 
 static void bug(const char *what, int from, int to, NetKind kind) {
     static const char *const names[] = {"states", "tokens", "setup"};

@@ -10,6 +10,9 @@ $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suite
 # of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
+# These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
+LINUX := cli completions exercises faults gpu grade kill memory mini paper pipeline quantize schedule search summary tour world
+SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
 CUDA_SUITES := cuda schedule lanes stages
@@ -17,13 +20,13 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net started)
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net $(if $(MAC),,started))
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
 $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
 $(BUILD)/test_grade $(BUILD)/emulated/test_grade: $(patsubst %,$(BUILD)/tests/%.o,answers lessons mini_parts lp_parts)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
@@ -51,6 +54,7 @@ $(STARTING): export FLEXGEN_EMULATED := $(BUILD)/flexgen_emulated
 endif
 $(STARTING): export FLEXGEN_DRIVER := $(abspath $(BUILD)/driver)
 $(BUILD)/cli.log: export LD_LIBRARY_PATH := $(abspath $(BUILD)/driver)
+$(BUILD)/test_pipeline: LIBS += -rdynamic # the library for MPI uses functions of its program
 $(BUILD)/pipeline.log: $(BUILD)/flexgen_host
 $(BUILD)/pipeline.log: export FLEXGEN_BIN := $(BUILD)/flexgen_host
 # The library for MPI, beside the programs that a test starts as stages of a pipeline.
@@ -74,7 +78,7 @@ $(BUILD)/mini_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
-	$(CC) -O2 -g1 -fno-omit-frame-pointer -march=native -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
+	$(CC) -O2 -g1 -fno-omit-frame-pointer $(NATIVE) -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
@@ -119,8 +123,8 @@ $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))
-ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c plan.c walk.c base/team.c base/os.c \
-    io/checkpoint.c io/file.c io/json.c)
+ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c plan.c walk.c base/team.c base/process.c \
+    base/os.c io/checkpoint.c io/file.c io/json.c)
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
@@ -142,7 +146,7 @@ $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
 
 # Frames and checks instead of speed. Address layout randomization confuses TSan.
-CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer -march=native"
+CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer $(NATIVE)"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)

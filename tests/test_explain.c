@@ -78,7 +78,7 @@ static void check_price(Case *c, const Policy *policy, const char *tier, double 
     const double measured =
         (figure(&before, "lp", NULL, "objective") - figure(&after, "lp", NULL, "objective")) / little * 1e9;
     char gb[8];
-    double size, printed = NAN;
+    double size = NAN, printed = NAN;
     const char *line = strstr(before.text, "with one more GB");
     line = line ? strstr(line, tier) : NULL;
     CU_ASSERT(line && sscanf(line + strlen(tier), "%lf %7s %lf", &size, gb, &printed) == 3);

@@ -75,7 +75,7 @@ static void set_machine(void) {
 }
 
 static Hardware measured(void) {
-    static const size_t capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
+    static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
     Hardware h;
     ASSERT_OK(
         profile_measure(&h, &size, &(ThisMachine){.offload_dir = temp_dir(), .threads = 1, .capacity = capacity}, &err));

@@ -161,7 +161,7 @@ static void the_advice_is_about_what_can_be_smaller(void) {
     Task t = even_task(8, 64, 8);
     for (int i = 0; i < 3; i++)
         for (int placed = 0; placed < 2; placed++) {
-            const size_t capacity[NTIERS] = {SIZE_MAX, (size_t)placed << 12, SIZE_MAX};
+            const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)placed << 12, SIZE_MAX};
             Policy p = {.wg = 1, .cc = placed, .wc = !placed, .hg = 1, .page_tokens = 16};
             p.wg = placed, p.cg = !placed, p.gbs = cases[i].gbs, p.num_gpu_batches = cases[i].batches;
             Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
@@ -183,18 +183,18 @@ static void a_plan_that_does_not_fit_names_term_and_flag(void) {
     Task t = even_task(64, 512, 32);
     Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 16, .num_gpu_batches = 4, .page_tokens = 16};
     Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-    size_t enough[NTIERS] = {plan->total[0], plan->total[1], plan->total[2]};
+    Bytes enough[NTIERS] = {plan->total[0], plan->total[1], plan->total[2]};
     CU_ASSERT_EQUAL(check_fits(plan, enough, true, &err), 0);
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     for (int tier = 0; tier < NTIERS; tier++) {
         if (!plan->total[tier]) continue;
-        size_t less[NTIERS] = {enough[0], enough[1], enough[2]};
+        Bytes less[NTIERS] = {enough[0], enough[1], enough[2]};
         less[tier]--;
         CU_ASSERT_EQUAL(check_fits(plan, less, true, &err), -1);
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, flag[tier]) && strstr(err.text, tier_name[tier]));
     }
-    size_t small[NTIERS] = {(size_t)1 << 30, enough[1], enough[2]};
+    Bytes small[NTIERS] = {(size_t)1 << 30, enough[1], enough[2]};
     CU_ASSERT_EQUAL(check_fits(plan, small, true, &err), -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "KV cache")); /* 16 GiB of it: the largest term */
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--percent"));
@@ -430,7 +430,8 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     Task t = even_task(4, 64, 8);
     Policy p = {.cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .overlap = true, .page_tokens = 16};
-    size_t need[NTIERS][NTIERS], table = (size_t)c.vocab * c.h1 * 2;
+    const size_t table = (size_t)c.vocab * c.h1 * 2;
+    Bytes need[NTIERS][NTIERS];
     for (int home = 0; home < NTIERS; home++) {
         p.table_home = (Tier)home;
         Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
@@ -441,7 +442,7 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
         p.table_home = (Tier)((home + 1) % NTIERS);
         ASSERT_OK(fit_policy(&p, checkpoint, &t, F16, need[home], &err));
-        CU_ASSERT_EQUAL(p.table_home, home);
+        CU_ASSERT_EQUAL(p.table_home, (Tier)home);
     }
     need[TIER_DISK][TIER_DISK]--;
     CU_ASSERT_EQUAL(fit_policy(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
@@ -485,7 +486,7 @@ static void pieces_are_as_large_as_there_is_room_for(void) {
     CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
     Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     Task t = even_task(50, 100, 8);
-    size_t need[3][NTIERS];
+    Bytes need[3][NTIERS];
     for (int i = 0; i < 3; i++) {
         Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 50, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
         p.piece_rows = rows[i];

@@ -16,7 +16,7 @@ static const ProfileSize tiny = {.h1 = 64,
                                  .cold = (size_t)4 << 20,
                                  .disk = (size_t)2 << 20,
                                  .seconds = .002};
-static const size_t capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
+static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
 static Error err;
 
 /* A cache for one test; it is removed with the other temporary files. */
@@ -114,7 +114,7 @@ static void a_measured_machine_is_a_hardware_file_with_sources(void) {
 static void the_second_time_it_is_read(void) {
     char cache[300], path[600], offload[300];
     Hardware h, again;
-    const size_t more[NTIERS] = {7, 8, 9};
+    const Bytes more[NTIERS] = {7, 8, 9};
     fresh_cache(cache, sizeof cache);
     snprintf(offload, sizeof offload, "%s", temp_dir());
     ASSERT_OK(machine(&h, offload, 1));
@@ -251,7 +251,7 @@ static void the_key_stands_for_threads_gpu_and_disk(void) {
 /* The notice goes to progress. It is not kept, since the disk may be back the next time. */
 static void without_a_disk_the_rest_is_measured(void) {
     char cache[300], said[4000], path[400];
-    const size_t all[NTIERS] = {1, 1, SIZE_MAX / 4};
+    const Bytes all[NTIERS] = {1, 1, SIZE_MAX / 4};
     const char *const dirs[] = {"/nonexistent/dir", temp_dir()}, *const why[] = {"/nonexistent/dir", "cannot reserve"};
     Hardware h, back;
     fresh_cache(cache, sizeof cache);
