@@ -17,7 +17,7 @@
  * paper; i, j and k are token, layer and GPU batch. "See it move" at the end of the links' chapter
  * draws all of this as it happens: --trace FILE.
  *
- * The engine beside this file is the same with everything. These parts are only there:
+ * The engine beside this file does all that a complete program needs. Only there one finds:
  *
  *   sampling, stop texts   device/host.c, base/os.c   opt-350m, Unicode    opt_model.c, io/
  *   jobs that survive      app/job.c, app/journal.c   pages of the cache   batch.c, plan.c
@@ -55,7 +55,9 @@
 // each kind rests. Here are these words as types, and all that the chapters share. A Place is bytes
 // on a tier. A Weight rests in one place and is used in another, unless it rests on the GPU; a
 // Sequence is a prompt with its new tokens, and knows where its cache and its activations rest. It
-// is easy to miss that a tier is nothing but a piece of memory: only the links make it slow.
+// is easy to miss that a tier is only a range of bytes: memory for GPU and CPU, a mapped file for
+// the disk. What makes a tier slow are the links. The variables stand here because all chapters use
+// them; skim them now, and come back when a chapter names one.
 // -------------------------------------------------------------------------------------------------
 
 typedef uint16_t f16;
@@ -123,7 +125,7 @@ enum {
     NROLES = 16
 };
 Weight (*layer)[NROLES]; /* (l) */
-size_t *slab;            /* (l): bytes that a layer has off the GPU */
+size_t *slab_bytes;      /* (l): bytes that a layer has off the GPU */
 
 /* The tensors outside the layers are always on the GPU. */
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, NGLOBALS };
@@ -134,7 +136,7 @@ typedef struct {
     const char *text;
     int *token, s, generated;
     bool ended;             /* True after </s>. */
-    int row;                /* its first row in the hidden state of its batch */
+    size_t row;             /* its first row in the hidden state of its batch */
     int room;               /* how many tokens its cache can hold */
     Tier kv_tier, act_tier; /* where its cache and its activations rest */
     uint8_t *kv;            /* (l, k and v, room, kv_row) */
@@ -153,9 +155,9 @@ typedef struct {
 typedef struct {
     Kind kind;
     Square at;
-    bool down;
+    bool down; /* True for a store, false for a load and for COMPUTE. */
 } Job;
-_Thread_local Job doing; /* what this thread is busy with */
+_Thread_local Job doing; /* what this thread is busy with; most functions of compute read it */
 
 /* A block has K GPU batches; batch k has the sequences from batch[k] up to batch[k + 1]. */
 enum { MOST = 1 << 16 };
@@ -173,10 +175,10 @@ float *scratch;                                       /* (threads, scratch_float
 size_t kv_row, scratch_floats;                        /* kv_row: bytes of a token's k */
 
 /* What later chapters define. */
-typedef void Task(const void *arg, int thread, int first, int n);
+typedef void Task(void *arg, int thread, int first, int n);
 void post(int worker, Job job), synchronize(void);
 void note(int row, double begin, double end, size_t bytes);
-void parallel(Task *task, const void *arg, int n, double work);
+void parallel(Task *task, void *arg, int n, double work);
 void travel(Place to, Place from, size_t bytes), await(void);
 void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
 void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
@@ -235,7 +237,9 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 //   the other  | j+1: part 0   part 1    | layer j+1 is used       | j+3: part 0   part 1
 // clang-format on
 //
-// Column l, behind the layers, is the head, which makes the next token.
+// Column l, behind the layers, is the head, which makes the next token. It is a column for all
+// moves but one: its matrix is always on the GPU, so it uses no weight slot. That is why slot_of()
+// counts l columns a token, and buffer_of() l + 1.
 // -------------------------------------------------------------------------------------------------
 
 typedef void Call(int i, int j, int k);
@@ -311,25 +315,28 @@ uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
 //
 // Section 3 gives these formulas; every product adds a bias, too. compute() finds the weights in
 // the layer's slot and the past keys and values where load_cache() has put them, and appends the
-// new ones. With delegation (4.2) the CPU attends, because in decoding it is cheaper to move a
-// query down than a cache up. It is easy to miss that x is a float everywhere, while weights and
-// cache are F16 or packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
+// new ones. The functions below do not pass the square around: each thread has it in `doing`. With
+// delegation (4.2) the CPU attends, because in decoding it is cheaper to move a query down than a
+// cache up. It is easy to miss that x is a float everywhere, while weights and cache are F16 or
+// packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
 // -------------------------------------------------------------------------------------------------
 
-/* Weights are widened a panel at a time: PANEL columns of GROUP outputs. MT rows of x meet an
- * output at once, so that its numbers are read once for all of them. VL is the number of floats in
- * the machine's widest vector, at most 16; all sizes of OPT are multiples of 16. */
+/* A matrix w has one row for each output, (out, in). Its rows are widened a panel at a time: GROUP
+ * rows of PANEL columns. MT rows of x are multiplied by a row of w at once, so that its numbers are
+ * read once for all of them. VL is the number of floats in the machine's widest vector, at most 16;
+ * all sizes of OPT are multiples of 16. What follows up to linear() is only a fast matrix product;
+ * at first read linear(), and then go on with layernorm(). */
 enum {
     VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4,
     MT = 8,
     GROUP = 64,
     PANEL = 256
 };
-typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef float Four __attribute__((vector_size(16)));
 
 /* Returns the sum of a vector's floats, four at a time: products make many such sums. */
-float total(V sum) {
+float total(Floats sum) {
     Four all = {0}, part[VL / 4];
     memcpy(part, &sum, sizeof sum);
     for (int e = 0; e < VL / 4; e++)
@@ -339,20 +346,22 @@ float total(V sum) {
 
 /* Returns the dot product of a and b. */
 float dot(const float *a, const float *b, int n) {
-    V sum = {0};
+    Floats sum = {0};
     for (int d = 0; d < n; d += VL)
-        sum += *(V *)(a + d) * *(V *)(b + d);
+        sum += *(Floats *)(a + d) * *(Floats *)(b + d);
     return total(sum);
 }
 
-/* Returns a tensor's bytes on the GPU: its own, or those in the layer's slot. */
+/* Returns a tensor's bytes on the GPU: its own, or those in the layer's slot. Every row of the
+ * batch is multiplied by all tensors of the layer, those at home on the GPU (wg) and those that
+ * have come through the slot (wc, wd): the percentages divide the weights, not the rows. */
 uint8_t *weight_at(Weight *w) {
     return w->rest.tier == GPU ? w->rest.at : slot_of(doing.at) + w->offset;
 }
 
-/* Writes columns c to c + n - 1 of a group of outputs as floats, (GROUP, PANEL). Packed weights are
- * unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache they
- * become F16 again. */
+/* Writes columns c to c + n - 1 of a group of w's rows as floats, (GROUP, PANEL). Packed weights
+ * are unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache
+ * they become F16 again. */
 void fill_panel(float *panel, Weight *w, size_t group, size_t c, int n) {
     size_t cols = w->cols, outputs = min(GROUP, w->rows - group * GROUP);
     f16 *plain = (f16 *)weight_at(w) + group * GROUP * cols + c, half[GROUP];
@@ -376,23 +385,23 @@ typedef struct {
     int rows;
 } Product;
 
-/* Adds the products of MT rows with columns c to c + n - 1 of output o, which are at w. x lies in a
- * buffer that has MT rows more than needed; nothing is added for those. */
-void tile(const Product *a, int row, int o, const float *w, int c, int n) {
+/* Adds the products of MT rows with columns c to c + n - 1 of row o of the matrix, which are at
+ * w. x lies in a buffer that has MT rows more than needed; nothing is added for those. */
+void tile(Product *a, int row, int o, const float *w, int c, int n) {
     size_t in = a->w->cols, out = a->w->rows;
     const float *x = a->x + row * in + c;
-    V sum[MT] = {{0}};
+    Floats sum[MT] = {{0}};
     for (int e = 0; e < n; e += VL)
-        for (int q = 0; q < MT; q++)
-            sum[q] += *(V *)(x + q * in + e) * *(V *)(w + e);
-    for (int q = 0; q < MT; q++)
-        if (row + q < a->rows)
-            a->y[(row + q) * out + o] += total(sum[q]);
+        for (int r = 0; r < MT; r++)
+            sum[r] += *(Floats *)(x + r * in + e) * *(Floats *)(w + e);
+    for (int r = 0; r < MT; r++)
+        if (row + r < a->rows)
+            a->y[(row + r) * out + o] += total(sum[r]);
 }
 
 /* Adds groups first to first + n - 1 of a product's outputs, a panel after the other. */
-void product_task(const void *arg, int thread, int first, int n) {
-    const Product *a = arg;
+void product_task(void *arg, int thread, int first, int n) {
+    Product *a = arg;
     float *panel = scratch + thread * scratch_floats;
     for (int group = first; group < first + n; group++)
         for (int c = 0; c < a->w->cols; c += PANEL) {
@@ -411,10 +420,10 @@ void add_product(float *y, const float *x, Weight *w, int rows) {
 }
 
 /* Computes y = x w + b, or adds it to y. The bias follows its matrix. */
-void linear(float *y, const float *x, Weight *w, int rows, bool add) {
+void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
     widen(scratch, weight_at(w + 1), w->rows);
-    for (int row = 0; row < rows; row++) {
-        float *to = y + (size_t)row * w->rows;
+    for (size_t row = 0; row < rows; row++) {
+        float *to = y + row * w->rows;
         for (int o = 0; o < w->rows; o++)
             to[o] = scratch[o] + (add ? to[o] : 0);
     }
@@ -474,8 +483,10 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 //   disk    q->kv               q->kv ----+                             q->kv ----+
 // clang-format on
 //
-// In prefill attend() reads x_K and x_V themselves. A cache that rests where attention is computed
-// passes through no slot: kv_near() is kv_home() then.
+// In prefill attend() reads x_K and x_V themselves. A cache that rests on the CPU follows the same
+// arrows to q->kv, unless the CPU attends. A cache that rests where attention is computed passes
+// through no slot: kv_near() is kv_home() then. So it is on the GPU, and so it is on the CPU with
+// delegation: append() sends new k and v to their home, and nothing is left to load or store.
 
 /* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
  * decoding, to a cache that is not on the GPU. */
@@ -486,22 +497,27 @@ Place kv_home(Sequence *q, int j, int t, int value) {
     return on(q->kv_tier, q->kv + ((2L * j + value) * q->room + t) * kv_row);
 }
 
+/* Returns how many tokens a sequence has in a staging slot of this side: with delegation the GPU
+ * sees this cache in prefill only. */
+long staged_room(Sequence *q, Tier side) {
+    return side == GPU && policy.delegated ? q->s : q->room;
+}
+
 /* Returns where it is for the processor that attends. */
 Place kv_near(Sequence *q, Square at, int t, int value) {
     Tier side = is_delegated(q, at.i) ? CPU : GPU;
     if (q->kv_tier == side)
         return kv_home(q, at.j, t, value);
-    /* With delegation the GPU sees this cache in prefill only. */
-    long room = side == GPU && policy.delegated ? q->s : q->room;
-    return on(side, stage[side][buffer_of(at)] + q->staged[side] + (value * room + t) * kv_row);
+    return on(side, stage[side][buffer_of(at)] + q->staged[side] +
+                        (value * staged_room(q, side) + t) * kv_row);
 }
 
 /* Returns one head of k or v of token t as floats: in prefill as it was just computed, in decoding
  * from the cache where it is near. `some` has room for it. */
-const float *head_of(Sequence *q, int t, int value, int head, float *some) {
+float *head_of(Sequence *q, int t, int value, int head, float *some) {
     size_t bytes = kv_row / nh;
     if (doing.at.i == 0)
-        return (value ? x_V : x_K) + (size_t)(q->row + t) * h1 + head * hd;
+        return (value ? x_V : x_K) + (q->row + t) * h1 + head * hd;
     Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
     near.at += head * bytes;
     home.at += head * bytes;
@@ -520,15 +536,16 @@ const float *head_of(Sequence *q, int t, int value, int head, float *some) {
 
 /* Computes x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No token
  * sees those behind it. With sparse attention few weights are kept, as shares of all tokens (5). */
-void attend(const void *arg, int thread, int first, int n) {
+void attend(void *arg, int thread, int first, int n) {
+    Sequence *begin = arg;
     int i = doing.at.i;
     float *some = scratch + thread * scratch_floats, *score = some + hd;
     for (int task = first; task < first + n; task++) {
-        Sequence *q = (Sequence *)arg + task / nh;
+        Sequence *q = begin + task / nh;
         int head = task % nh;
         bool below = is_delegated(q, i);
         for (int row = 0; row < rows_of(q, i); row++) {
-            size_t at = (size_t)(q->row + row) * h1 + head * hd;
+            size_t at = (q->row + row) * h1 + head * hd;
             int len = i ? q->s + i : row + 1;
             float *x = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
             for (int t = 0; t < len; t++)
@@ -541,7 +558,7 @@ void attend(const void *arg, int thread, int first, int n) {
                 if (score[t] >= 0)
                     add_weighed(o, score[t], head_of(q, t, 1, head, some), hd);
         }
-        await();
+        await(); /* head_of() has copied v at once, but its time on the link is not over yet. */
     }
 }
 
@@ -550,7 +567,7 @@ void attend(const void *arg, int thread, int first, int n) {
 void append(Sequence *q) {
     int i = doing.at.i, past = i ? q->s + i - 1 : 0;
     for (int e = 0; e < 2 * rows_of(q, i); e++) {
-        float *x = (e % 2 ? x_V : x_K) + (size_t)(q->row + e / 2) * h1;
+        float *x = (e % 2 ? x_V : x_K) + (q->row + e / 2) * h1;
         Place near = kv_near(q, doing.at, past + e / 2, e % 2);
         uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)scratch;
         if (!policy.compress_cache)
@@ -564,7 +581,7 @@ void append(Sequence *q) {
 
 /* Moves a delegated sequence's query down, or the result up: 4 h1 bytes each (4.2). */
 void exchange(Sequence *q, bool down) {
-    size_t at = (size_t)q->row * h1, bytes = h1 * sizeof(float);
+    size_t at = q->row * h1, bytes = h1 * sizeof(float);
     if (q->ended || !is_delegated(q, doing.at.i))
         return;
     if (down)
@@ -576,8 +593,8 @@ void exchange(Sequence *q, bool down) {
 // ---- The layer
 
 /* Computes x_Out in the place of x. */
-void attention(Sequence *begin, Sequence *end, float *x, int rows) {
-    size_t size = (size_t)rows * h1;
+void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
+    size_t size = rows * h1;
     Weight *w = layer[doing.at.j];
     float *qkv[] = {x_Q, x_K, x_V};
     layernorm(norm, x, w + NORM_1, rows);
@@ -591,7 +608,8 @@ void attention(Sequence *begin, Sequence *end, float *x, int rows) {
         exchange(q, true);
     }
     await(); /* The CPU has k, v and queries. */
-    parallel(attend, begin, (end - begin) * nh, 1. * rows * size);
+    /* A row meets the k of at most longest + i tokens: more than the sum, if prompts differ. */
+    parallel(attend, begin, (end - begin) * nh, size * (longest + doing.at.i));
     for (Sequence *q = begin; q < end; q++)
         exchange(q, false);
     await(); /* x_Out is complete. */
@@ -599,11 +617,11 @@ void attention(Sequence *begin, Sequence *end, float *x, int rows) {
 }
 
 /* Computes x = relu(ln(x_Out) w_1) w_2 + x_Out in place. */
-void mlp(float *x, int rows) {
+void mlp(float *x, size_t rows) {
     Weight *w = layer[doing.at.j];
     layernorm(norm, x, w + NORM_2, rows);
     linear(ffn, norm, w + W_1, rows, false);
-    for (size_t e = 0; e < (size_t)rows * h2; e++)
+    for (size_t e = 0; e < rows * h2; e++)
         ffn[e] = ffn[e] < 0 ? 0 : ffn[e];
     linear(x, ffn, w + W_2, rows, true);
 }
@@ -622,12 +640,12 @@ void embed(Sequence *q, float *x) {
 }
 
 /* Computes the logits of each sequence's last row, and takes the token with the largest. */
-void head(Sequence *begin, Sequence *end, float *x) {
-    int n = 0;
+void choose_tokens(Sequence *begin, Sequence *end, float *x) {
+    size_t n = 0;
     for (Sequence *q = begin; q < end; q++)
         if (!q->ended) {
             size_t last = q->row + rows_of(q, doing.at.i) - 1;
-            layernorm(x_Out + (size_t)n * h1, x + last * h1, &outside[LAST_NORM], 1);
+            layernorm(x_Out + n * h1, x + last * h1, &outside[LAST_NORM], 1);
             n++;
         }
     memset(logits, 0, sizeof *logits * n * vocab);
@@ -655,9 +673,9 @@ void compute(int i, int j, int k) {
     doing = (Job){COMPUTE, {i, j, k}, false};
     float *x = hidden_state(doing.at);
     for (Sequence *q = begin; q < end && j == 0; q++)
-        embed(q, x + (size_t)q->row * h1);
+        embed(q, x + q->row * h1);
     if (j == l)
-        head(begin, end, x);
+        choose_tokens(begin, end, x);
     else {
         attention(begin, end, x, rows);
         mlp(x, rows);
@@ -669,23 +687,25 @@ void compute(int i, int j, int k) {
 // The five moves of Figure 4 (4.2)
 //
 // The paper lists what a square needs from its neighbours; the sixth call of its loop is compute.
-// Each kind of data has a thread of its own, which makes its moves in the order of the calls: what
-// the square behind has made leaves its buffer before what the square ahead needs enters it. So two
-// buffers of a kind are enough, and no move touches what is being computed. It is easy to miss that
-// a load of the cache brings the past alone: the newest k and v are made by the square itself.
+// Each kind of data has a thread of its own, which makes its moves in the order of the calls.
+// First the results of the square behind leave its buffer. Then the data of the square ahead enter
+// the same buffer. So two buffers of a kind are enough, and no move touches what is being computed.
+// It is easy to miss that a load of the cache brings the past alone: the newest k and v are made by
+// the square itself.
 // -------------------------------------------------------------------------------------------------
 
 /* Brings part k of K of a layer's weights off the GPU to its slot. A part is a range of the slot's
  * lines of 64 bytes, whatever tensors they belong to. */
 void move_weight(void) {
     Square at = doing.at;
-    size_t lines = slab[at.j] / 64, from = lines * at.k / K * 64, to = lines * (at.k + 1) / K * 64;
+    size_t lines = slab_bytes[at.j] / 64, from = lines * at.k / K * 64,
+           to = lines * (at.k + 1) / K * 64;
     for (Weight *w = layer[at.j]; w < layer[at.j] + NROLES; w++) {
         size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
         if (w->rest.tier == GPU || begin >= end)
             continue;
-        Place rest = {w->rest.tier, w->rest.at + begin - w->offset};
-        travel(on(GPU, slot_of(at) + begin), rest, end - begin);
+        travel(on(GPU, slot_of(at) + begin), on(w->rest.tier, w->rest.at + begin - w->offset),
+               end - begin);
     }
 }
 
@@ -711,7 +731,7 @@ void move_activation(void) {
     bool down = doing.down;
     for (Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
         Place home = on(q->act_tier, q->act);
-        Place here = on(GPU, hidden_state(at) + (size_t)q->row * h1);
+        Place here = on(GPU, hidden_state(at) + q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
@@ -724,7 +744,7 @@ void load_weight(int i, int j, int k) {
         i++;
         j = 0;
     }
-    if (i < generation_length && j < l && slab[j])
+    if (i < generation_length && j < l && slab_bytes[j])
         post(WEIGHTS, (Job){WEIGHTS, {i, j, k}, false});
 }
 
@@ -751,10 +771,13 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 //
 // Six percentages say how much of each kind rests on the GPU and on the CPU; the disk has the rest.
 // The paper gives a tensor of the weights and a sequence of the cache to one tier, whole. place()
-// deals them out one after the other: the GPU takes one if its share of all so far has room; else
-// the CPU does, if the share of both has; else the disk. So a share is met to the size of one
-// thing. It is easy to miss that the GPU needs more than its shares: slots, the embeddings, and the
-// workspace of a batch. A.3 counts a part of these; `uncounted` has the others.
+// deals them out one after the other. The GPU takes a thing if then it has no more than its share
+// of all things dealt so far. Else the CPU takes it, if then GPU and CPU together have no more than
+// their two shares. Else the disk takes it. So a share is met to the size of one thing. It is easy
+// to miss that the GPU needs more than its shares: slots, the embeddings, and the workspace of a
+// batch. `uncounted` is the sum of these bytes but for the weight slots, which A.3 counts. A.3's
+// gpu_w counts parts of the staging, of the hidden states and of the workspace, too; these are
+// counted twice, which is on the safe side.
 // -------------------------------------------------------------------------------------------------
 
 /* A tier is one piece of memory, which is given out from its beginning. */
@@ -762,7 +785,7 @@ struct {
     uint8_t *base;
     size_t used, peak; /* bytes */
 } arena[NTIERS];
-size_t uncounted; /* bytes of the GPU that A.3 does not count */
+size_t uncounted; /* bytes of the GPU beside its shares and the weight slots */
 
 /* Returns the tier of a thing of that size. dealt: the sizes that each tier has so far, and all. */
 Tier place(double dealt[NTIERS + 1], double share[NTIERS], double size) {
@@ -796,7 +819,7 @@ bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NOR
 /* Gives a tensor its home, and fills it. On disk that is the checkpoint itself, unless the tensor
  * has to be packed. */
 void settle(Weight *w, Tier tier, bool fill) {
-    w->bytes = (size_t)w->rows * w->cols * sizeof(f16);
+    w->bytes = sizeof(f16) * w->rows * w->cols;
     if (w->packed)
         w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * packed_bytes(GROUP);
     if (tier == DISK && !w->packed)
@@ -815,17 +838,17 @@ void place_weights(bool fill) {
         settle(&outside[g], GPU, fill);
     uncounted = arena[GPU].used;
     for (int j = 0; j < l; j++) {
-        slab[j] = 0;
+        slab_bytes[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
             settle(w, place(dealt, policy.share[WEIGHTS], 1. * w->rows * w->cols), fill);
             if (w->rest.tier == GPU)
                 continue;
-            w->offset = slab[j];
-            slab[j] += (w->bytes + 63) / 64 * 64;
+            w->offset = slab_bytes[j];
+            slab_bytes[j] += (w->bytes + 63) / 64 * 64;
         }
-        slot = max(slot, slab[j]);
+        slot = max(slot, slab_bytes[j]);
     }
     weight_slot[0] = take(GPU, slot);
     weight_slot[1] = take(GPU, slot);
@@ -845,24 +868,25 @@ size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS
             q->act = floats(q->act_tier, q->s * h1);
         memcpy(q->staged, need, sizeof need);
         if (q->kv_tier != GPU)
-            need[GPU] += 2 * kv_row * (policy.delegated ? q->s : q->room);
+            need[GPU] += 2 * kv_row * staged_room(q, GPU);
         if (q->kv_tier == DISK && policy.delegated)
-            need[CPU] += 2 * kv_row * q->room;
+            need[CPU] += 2 * kv_row * staged_room(q, CPU);
     }
     for (int t = GPU; t <= CPU; t++)
         staged[t] = max(staged[t], need[t]);
     return rows;
 }
 
-/* Places the workspace of batches of so many rows and sequences. */
-void place_workspace(size_t rows, size_t gbs, size_t most_room) {
+/* Places the workspace of batches of so many rows and sequences. `scratch` is counted to the GPU,
+ * but it serves any thread, also one that attends on the CPU. */
+void place_workspace(size_t rows, size_t gbs) {
     float **part[] = {&norm, &x_Q, &x_K, &x_V, &x_Out};
     for (int p = 0; p < 5; p++)
         *part[p] = floats(GPU, (rows + MT) * h1); /* MT: see tile(). */
     ffn = floats(GPU, (rows + MT) * h2);
     logits = floats(GPU, gbs * vocab);
     /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
-    scratch_floats = max(GROUP * PANEL, max(hd + 2 * most_room, 2 * h1 + h2));
+    scratch_floats = max(GROUP * PANEL, max(hd + 2 * (longest + generation_length), 2 * h1 + h2));
     scratch = floats(GPU, threads * scratch_floats);
     if (policy.delegated) {
         query = floats(CPU, gbs * h1);
@@ -870,10 +894,10 @@ void place_workspace(size_t rows, size_t gbs, size_t most_room) {
     }
 }
 
-/* Places a block: its sequences, the slots, the workspace. */
-void place_block(Sequence *seq, int count) {
+/* Places a block: its sequences, the slots, the workspace. Returns its `uncounted` bytes. */
+size_t place_block(Sequence *seq, int count) {
     double dealt[NKINDS][NTIERS + 1] = {{0}};
-    size_t staged[NTIERS] = {0}, most_room = 0, rows = 0;
+    size_t staged[NTIERS] = {0}, rows = 0;
     size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
     K = (count + gbs - 1) / gbs;
     for (int k = 0; k <= K; k++)
@@ -881,15 +905,13 @@ void place_block(Sequence *seq, int count) {
     for (int k = 0; k < K; k++)
         rows = max(rows, place_batch(k, dealt, staged));
     size_t homes = arena[GPU].used - before; /* A.3 counts these. */
-    for (int q = 0; q < count; q++)
-        most_room = max(most_room, seq[q].room);
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]);
         stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
-    place_workspace(rows, gbs, most_room);
-    uncounted += arena[GPU].used - before - homes;
+    place_workspace(rows, gbs);
+    return arena[GPU].used - before - homes;
 }
 
 double generation_s; /* seconds */
@@ -897,7 +919,7 @@ double generation_s; /* seconds */
 /* Places the weights and then the blocks, each where the one before it was. With `run` it also
  * fills the weights and generates; without, it only counts bytes. */
 void place_all(bool run) {
-    size_t mark[NTIERS];
+    size_t mark[NTIERS], most = 0;
     int bls = policy.gbs * policy.num_gpu_batches;
     kv_row = policy.compress_cache ? nh * packed_bytes(hd) : h1 * sizeof(f16);
     for (int t = 0; t < NTIERS; t++)
@@ -908,13 +930,14 @@ void place_all(bool run) {
     for (int first = 0; first < nprompts; first += bls) {
         for (int t = 0; t < NTIERS; t++)
             arena[t].used = mark[t];
-        place_block(prompts + first, min(bls, nprompts - first));
+        most = max(most, place_block(prompts + first, min(bls, nprompts - first)));
         if (!run)
             continue;
         generation_s -= now();
         generate();
         generation_s += now();
     }
+    uncounted += most; /* The blocks share one place. */
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -922,9 +945,10 @@ void place_all(bool run) {
 //
 // On the paper's machine copies run on CUDA streams, beside the kernels. Here each kind of data has
 // a thread that moves it, and the other threads compute. A link is a timeline: a copy begins when
-// the link is free, takes its bytes divided by the link's rate, and the thread that made it sleeps
-// until then. It is easy to miss that synchronize() waits for the three movers only: compute() has
-// returned by then, because the main thread computes.
+// the link is free, and takes its bytes divided by the link's rate. travel() copies the bytes at
+// once, notes when they would have arrived, and returns; await() sleeps until then. It is easy to
+// miss that synchronize() waits for the three movers only: compute() has returned by then, because
+// the main thread computes.
 // -------------------------------------------------------------------------------------------------
 
 /* A link that no flag slows is as fast as memory. free_at: when all that was sent has arrived. */
@@ -953,9 +977,8 @@ void travel(Place to, Place from, size_t bytes) {
     for (int t = min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
         int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
         struct Link *link = &link_of[c];
-        double begin = fmax(link->free_at, start), seconds = copied, rate = given_hw[CTOG_BDW + c];
-        if (rate > 0)
-            seconds = fmax(bytes / rate, copied);
+        double begin = fmax(link->free_at, start), rate = given_hw[CTOG_BDW + c];
+        double seconds = fmax(rate > 0 ? bytes / rate : 0, copied);
         link->free_at = begin + seconds;
         link->seconds += seconds;
         link->bytes += bytes;
@@ -997,15 +1020,15 @@ typedef struct {
 } Worker;
 Worker *worker; /* (NKINDS + threads - 1): those that move, then those that help to compute */
 
-/* What the threads compute together: tasks 0 to shared_n - 1, in shares. */
+/* What the threads compute together: tasks 0 to shared_n - 1, in one portion for each thread. */
 Task *shared_task;
-const void *shared_arg;
-int shared_n, shares;
+void *shared_arg;
+int shared_n, portions;
 
-/* Runs one share of them. */
-void do_share(long share) {
-    int first = shared_n * share / shares, end = shared_n * (share + 1) / shares;
-    shared_task(shared_arg, share, first, end - first);
+/* Runs one portion of them. */
+void do_portion(long p) {
+    int first = shared_n * p / portions, end = shared_n * (p + 1) / portions;
+    shared_task(shared_arg, p, first, end - first);
 }
 
 /* Makes the move that this thread is to do, and waits until it has arrived. */
@@ -1016,7 +1039,7 @@ void make_move(void) {
     note(doing.kind, start, now(), 0);
 }
 
-/* Does one job after the other, for ever: a move, or a share of what is computed together. */
+/* Does one job after the other, for ever: a move, or a portion of what is computed together. */
 void *work(void *arg) {
     Worker *w = arg;
     pthread_mutex_lock(&w->mutex);
@@ -1026,7 +1049,7 @@ void *work(void *arg) {
         pthread_mutex_unlock(&w->mutex);
         doing = w->ring[w->done % RING];
         if (doing.kind == COMPUTE)
-            do_share(w - worker - NKINDS);
+            do_portion(w - worker - NKINDS);
         else
             make_move();
         pthread_mutex_lock(&w->mutex);
@@ -1070,15 +1093,15 @@ void synchronize(void) { wait_for(0, NKINDS); }
 
 /* Runs tasks 0 to n - 1 in the threads that compute. A few multiplications are not worth waking
  * others. */
-void parallel(Task *task, const void *arg, int n, double work) {
+void parallel(Task *task, void *arg, int n, double work) {
     int helpers = work < 1e6 ? 0 : threads - 1;
     shared_task = task;
     shared_arg = arg;
     shared_n = n;
-    shares = helpers + 1;
+    portions = helpers + 1;
     for (int t = 0; t < helpers; t++)
         post(NKINDS + t, doing);
-    do_share(helpers);
+    do_portion(helpers);
     wait_for(NKINDS, NKINDS + helpers);
 }
 
@@ -1153,8 +1176,9 @@ void close_trace(void) {
 // The paper keeps weights and cache in 4 bits: each group of 64 numbers has its minimum and its
 // maximum, and codes between them; weights are grouped along the output channel, the cache along
 // the hidden dimension. A group is packed where it rests and while it moves, and unpacked just
-// before it is used. It is easy to miss that a group keeps (max - min) / 15 in place of max, so
-// that a group of 64 has 36 bytes and not 128: 4.5 bits a number.
+// before it is used. A group of 64 has 36 bytes and not 128: 32 of codes, and 2 for each of two F16
+// numbers; so 4.5 bits a number. It is easy to miss that the second number is not max but the scale
+// (max - min) / 15, which unpacking needs.
 // -------------------------------------------------------------------------------------------------
 
 /* Widens F16 to floats: sign and other bits move to their places; a product adds 112 to the
@@ -1195,7 +1219,7 @@ size_t packed_bytes(int n) {
  * up, so that code 15 reaches max. */
 void pack(uint8_t *to, const float *x, int n) {
     float least = x[0], most = x[0], kept[2];
-    f16 head[2];
+    f16 min_scale[2];
     if (n > GROUP) {
         pack(to + packed_bytes(GROUP), x + GROUP, n - GROUP);
         n = GROUP;
@@ -1205,13 +1229,13 @@ void pack(uint8_t *to, const float *x, int n) {
         most = fmaxf(most, x[e]);
     }
     float scale = (most - least) / 15; /* kept: minimum and scale as F16 has them. */
-    narrow(head, (float[]){least, scale}, 2);
-    widen(kept, head, 2);
+    narrow(min_scale, (float[]){least, scale}, 2);
+    widen(kept, min_scale, 2);
     if (kept[1] < scale)
-        head[1]++;
-    widen(kept, head, 2);
+        min_scale[1]++;
+    widen(kept, min_scale, 2);
     memset(to, 0, packed_bytes(n));
-    memcpy(to, head, sizeof head);
+    memcpy(to, min_scale, sizeof min_scale);
     for (int e = 0; e < n && kept[1] > 0; e++) {
         unsigned code = fminf(15, rintf((x[e] - least) * (1 / kept[1])));
         to[4 + e / 32 * 16 + e % 16] |= code << e % 32 / 16 * 4;
@@ -1220,15 +1244,15 @@ void pack(uint8_t *to, const float *x, int n) {
 
 /* Computes x = min + scale x_quant. */
 void unpack(float *x, const uint8_t *from, int n) {
-    float head[2];
+    float kept[2];
     if (n > GROUP) {
         unpack(x + GROUP, from + packed_bytes(GROUP), n - GROUP);
         n = GROUP;
     }
-    widen(head, from, 2);
+    widen(kept, from, 2);
     for (int e = 0; e < n; e++) {
         int code = from[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15;
-        x[e] = head[0] + head[1] * code;
+        x[e] = kept[0] + kept[1] * code;
     }
 }
 
@@ -1258,17 +1282,17 @@ void fill_weight(Weight *w) {
 // -------------------------------------------------------------------------------------------------
 // Sparse attention (5)
 //
-// The paper computes the weights of all tokens, from all keys, and then reads the values of the K
-// tokens with the largest weights only. So move_cache() loads no v here, head_of() brings the v of
-// a chosen token when attend() asks for it, and keep_top() chooses. It is easy to miss that the
+// The paper computes the weights of all tokens, from all keys, and then reads the values of the
+// few tokens with the largest weights only. So move_cache() loads no v here, head_of() brings the v
+// of a chosen token when attend() asks for it, and keep_top() chooses. It is easy to miss that the
 // weights that are kept stay as they are: they do not sum to 1 any more.
 // -------------------------------------------------------------------------------------------------
 
 bool is_sparse(void) { return policy.sparsity < 1; }
 
-/* Sets the weights of all but the top K tokens to -1. K is 1 + the share of the past, rounded up;
- * the newest of the n tokens is always one of them, and of equal ones the earlier. `all` has room
- * for n floats. */
+/* Sets the weights of all but the top tokens to -1. These are 1 + the share of the past, rounded
+ * up: the newest of the n tokens is always one of them, and of equal ones the earlier. `all` has
+ * room for n floats. */
 void keep_top(float *weight, float *all, int n) {
     /* 1e-9 is more than what rounding adds to a product. */
     int top = min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
@@ -1316,35 +1340,36 @@ double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
 
 /* Adds T >= ctog, gtoc, dtoc, ctod, comp in prefill (p = 1) or in generation (p = 0). A link's row
  * says that its bytes are at most rate x T. In a layer q new tokens of each sequence are computed.
- */
+ * The paper counts k and v of s + 1 tokens as made in prefill; this program makes those of s. */
 void time_rows(Lp *lp, double s, int p) {
     double q = p ? s : 1, mean = s + generation_length / 2.,
            bls = 1. * policy.gbs * policy.num_gpu_batches;
     double weight = layer_weights(), act = 2 * q * h1 * bls;
-    double stored = 4 * (p ? s + 1 : 1) * h1 * bls; /* k and v that a layer makes */
+    double stored = 4 * (p ? s + 1 : 1) * h1 * bls; /* k and v that are new */
     double loaded = p ? 0 : 4 * mean * h1 * bls;    /* k and v of the past */
-    double down = p ? stored : 0;                   /* In generation these are made on the CPU. */
+    double down = p ? stored : 0; /* A.3 leaves these out in generation; append() does send them. */
     double linear_s = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw[MM_FLOPS][p];
     double att = 4 * bls * (p ? s * s : mean) * h1;
-    double gpu_s = att / hw[BMM_FLOPS][p], cpu_s = p ? 0 : att / hw[CPU_FLOPS][p];
-    double *time = &lp->a[lp->m][p ? T_PRE : T_GEN];
-    /* ctog: weights and activations that are not on the GPU come up. */
-    ROW(0, [WC] = weight, [WD] = weight, [HC] = act, [HD] = act);
-    /* gtoc: the new activations, and in prefill the new cache, go down. */
-    ROW(0, [CC] = down, [CD] = down, [HC] = act, [HD] = act);
-    /* dtoc: what rests on disk is read. */
-    ROW(0, [CD] = loaded, [WD] = weight, [HD] = act);
-    /* ctod: what is new and rests on disk is written. */
-    ROW(0, [CD] = stored, [HD] = act);
+    double gpu_s = att / hw[BMM_FLOPS][p], cpu_s = att / hw[CPU_FLOPS][p];
+    double bytes[NLINKS][NVARS] = {
+        /* ctog: weights and activations that are not on the GPU come up. */
+        {[WC] = weight, [WD] = weight, [HC] = act, [HD] = act},
+        /* gtoc: the new activations, and in prefill the new cache, go down. */
+        {[CC] = down, [CD] = down, [HC] = act, [HD] = act},
+        /* dtoc: all that rests on disk is read. */
+        {[CD] = loaded, [WD] = weight, [HD] = act},
+        /* ctod: all that is new and rests on disk is written. */
+        {[CD] = stored, [HD] = act},
+    };
+    for (int c = 0; c < NLINKS; c++) {
+        bytes[c][p ? T_PRE : T_GEN] = -hw[CTOG_BDW + c][p]; /* bytes - rate T <= 0 */
+        row(lp, 0, bytes[c]);
+    }
     /* comp: products on the GPU; attention there in prefill, in generation where the cache is. */
     if (p)
-        ROW(-linear_s - gpu_s, 0);
+        ROW(-linear_s - gpu_s, [T_PRE] = -1);
     else
-        ROW(-linear_s, [CG] = gpu_s, [CC] = cpu_s, [CD] = cpu_s);
-    /* A link's row has -rate T, and that of comp has -T. */
-    for (int c = 0; c < NLINKS; c++, time += NVARS)
-        *time = -hw[CTOG_BDW + c][p];
-    *time = -1;
+        ROW(-linear_s, [CG] = gpu_s, [CC] = cpu_s, [CD] = cpu_s, [T_GEN] = -1);
 }
 
 /* Adds gpu_peak = gpu_home + gpu_w < gmem: gpu_w has the largest of six terms, so there is a row
@@ -1358,9 +1383,11 @@ void gpu_rows(Lp *lp, double gmem, double s, int p) {
     double mlp_1 = 2 * gbs * q * (h1 + h2); /* and mlp_2 */
     double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}, cg[] = {0, att_1, att_1, 0, 0, 0};
     double act = 2 * q * h1 * bls, cache = 4 * (s + n) * h1 * bls * l;
-    for (int w = 0; w < 6; w++) /* 2 (1 - wg) weight + (1 - hg) 2 s h1 gbs + a term */
-        ROW(gmem - 2 * weight - 2 * s * h1 * gbs - fixed[w], [WG] = weight * l - 2 * weight,
-            [HG] = act - 2 * s * h1 * gbs, [CG] = cache + cg[w]);
+    /* gpu_w = 2 (1 - wg) weight + (1 - hg) 2 s h1 gbs + a term. What has no share as its factor
+     * goes to the right side; what has one joins the bytes that rest on the GPU by that share. */
+    for (int term = 0; term < 6; term++)
+        ROW(gmem - 2 * weight - 2 * s * h1 * gbs - fixed[term], [WG] = weight * l - 2 * weight,
+            [HG] = act - 2 * s * h1 * gbs, [CG] = cache + cg[term]);
 }
 
 /* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. At x,
@@ -1375,11 +1402,13 @@ void paper_lp(Lp *lp, double *mem, double s) {
         time_rows(lp, s, p);
         gpu_rows(lp, mem[GPU], s, p);
     }
-    /* cpu_peak^p, cpu_peak^g, nvme_peak */
+    /* cpu_peak^p: what rests there; (1 - wg) weight + (1 - hg) act_w of the layer in use. */
     ROW(mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
         [HG] = -act_w);
+    /* cpu_peak^g: what rests there; attention's scores and output; what passes by from disk. */
     ROW(mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l, [HC] = 2 * h1 * bls,
         [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
+    /* nvme_peak */
     ROW(mem[DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
     /* The shares of each kind have the sum 1: at most 1, and at least 1. */
     for (int sign = 1; sign >= -1; sign -= 2) {
@@ -1395,10 +1424,11 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // The paper leaves this to a library. A row's slack is what it lacks to equality: a x + slack = b.
 // One variable of each row is basic; the others are 0, and the tableau says what a change of these
 // would do to the basic ones and to the cost. A pivot exchanges two variables, so that the cost
-// falls; when none would lower it, x is the best. Phase 1 finds a point where all rows hold: each
-// row gets one more variable, LEAN, which is then driven to 0. Phase 2 minimizes the cost. It is
-// easy to miss that the same pivots may come round for ever; taking the first variable of several
-// (Bland's rule) prevents it.
+// falls; when none would lower it, x is the best. Phase 1 finds a point where all rows hold: one
+// more variable, LEAN, stands in every row with the factor -1, and is then driven to 0. Phase 2
+// minimizes the cost. It is easy to miss that pivots which do not lower the cost may lead back to
+// where they began, again and again; taking the first variable of several (Bland's rule) prevents
+// it. The picture is the tableau before the last pivot of fill_tableau(), which makes LEAN basic.
 //
 // clang-format off
 //                 other[0]   other[1]   ...   LEAN   |  RIGHT
@@ -1444,7 +1474,8 @@ void pivot(Tableau *t, int r, int c) {
     t->other[c] = leaves;
 }
 
-/* Pivots while that lowers the cost. Returns false if that has no end. */
+/* Pivots while that lowers the cost. Returns false if the cost falls without end, or if 5,000
+ * pivots were not enough. */
 bool minimize(Tableau *t, int cost) {
     const double EPS = 1e-11; /* Smaller numbers are roundings of 0. */
     for (int pivots = 0; pivots < 5000; pivots++) {
@@ -1540,36 +1571,46 @@ bool simplex(Lp *lp) {
 // The policy search (4.3)
 //
 // The paper enumerates the block, gbs and the number of batches, solves Eq. 1 for each, and takes
-// the policy with the least T / bls. search() does so, with gbs small or a multiple of 4 and up to
-// 20 batches. To run, a policy also has to fit as this program places it; best_placement() solves
-// again with less memory until it does. It is easy to miss that T / bls divides by the sequences
-// that there are: a place of the block without a prompt makes no tokens.
+// the policy with the least T / bls. search() does so, with up to 20 batches. Its gbs are 1, 2, 4,
+// 8, 12, 16, 20 and so on; from 32 the steps grow, to about a quarter of gbs. To run, a policy also
+// has to fit as this program places it; best_placement() solves again with less memory until it
+// does. It is easy to miss that T / bls divides by the sequences that there are: if a block is
+// larger than the number of prompts, a part of it makes no tokens.
 // -------------------------------------------------------------------------------------------------
 
 Lp found;       /* the best, by the search */
 int policy_len; /* tokens of a prompt, if a policy is only to be printed */
 
-/* Finds the best placement of the policy's block: first from everything on disk, then with the
- * units of that answer. s: tokens of a prompt. Before it may run, the bytes that A.3 does not count
- * come off the memory, and then the bytes that a tier lacks. */
+/* Solves Eq. 1 for the policy's block, with so much memory, and takes its shares. Returns false if
+ * no shares fit. s: tokens of a prompt. */
+bool solve(Lp *lp, double mem[NTIERS], int s) {
+    paper_lp(lp, mem, s);
+    /* Twice: the first begins with all on disk; the second is scaled by the first one's seconds. */
+    if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
+        return false;
+    memcpy(policy.share, lp->x, sizeof policy.share);
+    return true;
+}
+
+/* Finds the best placement of the policy's block. Before it may run, the bytes that A.3 does not
+ * count come off the GPU's memory; and then, as often as needed, the bytes that a tier lacks. */
 bool best_placement(Lp *lp, int s) {
     double mem[] = {hw[GMEM][0], hw[CMEM][0], hw[NMEM][0]};
-    /* More than 12 tries hardly ever help: what lacks then is a fraction of a tensor. */
-    for (int tries = 0; tries < 12; tries++) {
+    if (!solve(lp, mem, s))
+        return false;
+    if (policy_len)
+        return true;
+    place_all(false);
+    mem[GPU] -= uncounted;
+    /* More than 11 tries hardly ever help: what lacks then is a fraction of a tensor. */
+    for (int tries = 0; tries < 11 && solve(lp, mem, s); tries++) {
         bool fits = true;
-        paper_lp(lp, mem, s);
-        if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
-            return false;
-        memcpy(policy.share, lp->x, sizeof policy.share);
-        if (policy_len)
-            return true;
         place_all(false);
         for (int t = 0; t < NTIERS; t++) {
-            double lacks = arena[t].peak - hw[GMEM + t][0];
-            mem[t] -= tries ? fmax(lacks, 0) : 0;
-            fits &= tries && lacks <= 0;
+            double lacks = fmax(arena[t].peak - hw[GMEM + t][0], 0);
+            mem[t] -= lacks;
+            fits &= lacks <= 0;
         }
-        mem[GPU] -= tries ? 0 : uncounted;
         if (fits)
             return true;
     }
@@ -1580,6 +1621,9 @@ double total_seconds(Lp *lp) { /* T of Eq. 1 */
     return (lp->x[T_PRE] + lp->x[T_GEN] * (generation_length - 1)) * l;
 }
 
+/* Returns the GPU batch size to try after g. */
+int next_gbs(int g) { return g < 4 ? 2 * g : g + max(4, g / 16 * 4); }
+
 /* Tries the blocks that the flags leave open, for `count` prompts of s tokens; the paper pads to
  * the longest. Leaves the best policy and its x, and returns its seconds a sequence. */
 double search(int s, int count) {
@@ -1588,7 +1632,7 @@ double search(int s, int count) {
         most_b = given.num_gpu_batches ? given.num_gpu_batches : 20;
     double least = INFINITY;
     Lp lp;
-    for (int g = max(given.gbs, 1); g <= most_g; g += g < 4 ? g : max(4, g / 16 * 4))
+    for (int g = max(given.gbs, 1); g <= most_g; g = next_gbs(g))
         for (int b = max(given.num_gpu_batches, 1); b <= most_b; b++) {
             policy.gbs = g;
             policy.num_gpu_batches = b;
@@ -1714,14 +1758,14 @@ Weight find_tensor(const char *name, int rows, int cols) {
 
 /* Finds the tensors of layer j. */
 void find_layer(int j) {
-    static const char *part[] = {"self_attn_layer_norm",
-                                 "self_attn.q_proj",
-                                 "self_attn.k_proj",
-                                 "self_attn.v_proj",
-                                 "self_attn.out_proj",
-                                 "final_layer_norm",
-                                 "fc1",
-                                 "fc2"};
+    const char *part[] = {"self_attn_layer_norm",
+                          "self_attn.q_proj",
+                          "self_attn.k_proj",
+                          "self_attn.v_proj",
+                          "self_attn.out_proj",
+                          "final_layer_norm",
+                          "fc1",
+                          "fc2"};
     for (int role = 0; role < NROLES; role++) {
         char name[256];
         int out = role / 2 == W_1 / 2 ? h2 : h1, in = role == W_2 ? h2 : h1;
@@ -1742,7 +1786,7 @@ void open_checkpoint(const char *dir) {
     for (size_t f = 0; f < files.gl_pathc; f++)
         open_shard(&shard[f], files.gl_pathv[f]);
     layer = allocate(l, sizeof *layer);
-    slab = allocate(l, sizeof *slab);
+    slab_bytes = allocate(l, sizeof *slab_bytes);
     outside[TOKENS] = find_tensor("model.decoder.embed_tokens.weight", vocab, h1);
     outside[POSITIONS] = find_tensor("model.decoder.embed_positions.weight", positions + 2, h1);
     outside[LAST_NORM] = find_tensor("model.decoder.final_layer_norm.weight", 1, h1);
@@ -1769,9 +1813,7 @@ const char **piece; /* (vocab) */
 int nentries, byte_id[256];
 int byte_of[324]; /* 1 + the byte that a character stands for */
 
-int by_text(const void *a, const void *b) {
-    return strcmp(((const Entry *)a)->text, ((const Entry *)b)->text);
-}
+int by_text(const void *a, const void *b) { return strcmp(((Entry *)a)->text, ((Entry *)b)->text); }
 
 /* Returns the number of a text, or -1. */
 int find(const char *text) {
@@ -2026,19 +2068,17 @@ void read_flags(char **args, int n) {
 
 /* Describes this computer, or reads Table 7's constants from a file. Flags come last. */
 void describe_machine(void) {
-    static const char *name[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
-                                 "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
+    const char *name[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
+                          "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
     double half = .5 * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     double usual[] = {half, half, 1e18, 9e9, 9e9, 1e9, 1e9, 9e10, 2e10, 2e10};
-    const char *text = hardware ? read_text("", hardware) : NULL;
+    const char *text = hardware ? read_text("", hardware) : "";
     for (int v = 0; v < NCONSTANTS; v++)
         for (int p = 0; p < 2; p++) {
-            char of_stage[40]; /* KEY_g or KEY_p, where KEY alone is not there */
-            snprintf(of_stage, sizeof of_stage, "%s_%c", name[v], "gp"[p]);
-            const char *at = text ? member(text, name[v]) : "";
-            double value = usual[v];
-            if (text)
-                value = atof(*at ? at : member(text, of_stage));
+            char of_phase[40]; /* KEY_g or KEY_p, where KEY alone is not there */
+            snprintf(of_phase, sizeof of_phase, "%s_%c", name[v], "gp"[p]);
+            const char *at = member(text, name[v]);
+            double value = hardware ? atof(*at ? at : member(text, of_phase)) : usual[v];
             hw[v][p] = given_hw[v] > 0 ? given_hw[v] : value;
             if (!(hw[v][p] > 0))
                 die(2, "%s: %s: expected a number above 0", hardware, name[v]);
@@ -2087,7 +2127,8 @@ void choose_policy(void) {
             die(2, "--percent: GPU and CPU have more than 100");
     }
     policy.gbs = min(given && !policy.gbs ? 32 : policy.gbs, nprompts);
-    policy.num_gpu_batches = min(max(given, policy.num_gpu_batches), nprompts);
+    policy.num_gpu_batches =
+        min(given && !policy.num_gpu_batches ? 1 : policy.num_gpu_batches, nprompts);
     policy.delegated |= is_sparse() || !given; /* A.3 counts with delegation. */
     if (!given && search(longest, nprompts) >= INFINITY)
         die(2,

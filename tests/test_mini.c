@@ -790,6 +790,44 @@ static void many_blocks_need_the_memory_of_one(void) {
 #undef SIX
 }
 
+/* Blocks share one place, so that a search for ten blocks finds what it finds for one. */
+static void a_search_takes_off_the_memory_of_one_block(void) {
+#define SEARCH "--max-tokens 3 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1 --cpu-mem 1e9 --gpu-mem 7e5"
+    const Figures one = figures_of("A A", SEARCH), ten = figures_of("A A A A A A A A A A A A A A A A A A A A", SEARCH);
+    CU_ASSERT(!memcmp(one.peak, ten.peak, sizeof one.peak));
+#undef SEARCH
+}
+
+/* How often a run of 44 prompts of 370 tokens waited. Each helper waits once for each product that
+ * it computes a part of; the main thread makes all moves. */
+static long waits_of(const char *model, const char *file, int tokens) {
+    struct rusage before, after;
+    getrusage(RUSAGE_CHILDREN, &before);
+    Result r = run(
+        MINI, "%s --prompts %s --max-tokens %d --threads 2 --no-overlap --percent 100 0 100 0 100 0 --gpu-batch-size 44",
+        model, file, tokens);
+    getrusage(RUSAGE_CHILDREN, &after);
+    CU_ASSERT(succeeded(&r, "44 long prompts"));
+    result_free(&r);
+    return after.ru_nvcsw - before.ru_nvcsw;
+}
+
+/* In decoding a layer of this model has fewer than 10^6 multiplications in each product, and more in attention, 44 x 64 for
+ * each of the 370 tokens. So threads share the head and the attention of three layers, four times for each token. */
+static void threads_share_the_attention_to_a_long_context(void) {
+    char file[700], line[400];
+    snprintf(file, sizeof file, "%s", in_dir(temp_dir(), "long.txt"));
+    FILE *f = fopen(file, "w");
+    CHECK(f);
+    memset(line, '\'', sizeof line); /* a word, a piece, a token each */
+    for (int i = 0; i < 44; i++) fprintf(f, "%.370s\n", line);
+    CHECK(fclose(f) == 0);
+    const char *model = dir_of(&subjects[1]);
+    const long waits = waits_of(model, file, 11) - waits_of(model, file, 1);
+    printf("%ld waits for 10 tokens, ", waits);
+    CU_ASSERT(waits >= 25);
+}
+
 /* In doubles .28 x 25 is above 7. Yet 7 of 25 past tokens are read, as with a share that is a little smaller. Of a share
  * near 1 all are read. */
 static void rounding_adds_no_token_to_a_sparse_share(void) {
@@ -1921,6 +1959,8 @@ CU_TestInfo tests[] = {
      a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens},
     {"a share of sequences is one of their tokens", a_share_of_sequences_is_one_of_their_tokens},
     {"many blocks need the memory of one", many_blocks_need_the_memory_of_one},
+    {"a search takes off the memory of one block", a_search_takes_off_the_memory_of_one_block},
+    {"threads share the attention to a long context", threads_share_the_attention_to_a_long_context},
     {"rounding adds no token to a sparse share", rounding_adds_no_token_to_a_sparse_share},
     {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
     {"a slowed link takes the time of its bytes", a_slowed_link_takes_the_time_of_its_bytes},
