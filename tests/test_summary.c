@@ -186,6 +186,7 @@ static const struct {
 } program[] = {{"base/low.c", LOW},
                {"base/low.h", "int low(void);\n"},
                {"io/high.c", "#include \"base/low.h\"\nint high(void) {\n    return low();\n}\n"},
+               {"mini.c", LOW},
                {"scripts/size.txt", BUDGETS "31 total\n"}};
 
 /* Of the program each case changes one file. */
@@ -203,6 +204,7 @@ static void a_rule_of_size_that_is_broken_is_said_and_fails(void) {
          "size.py: these need each other: base/low.c -> io/high.c -> base/low.c\n"
          "size.py: these need each other: base -> io -> base\n"},
         {"base/low.h", "int low(void), a[1];\n", "base/low.h: 11.00 tokens a line\n"},
+        {"mini.c", "int low(void), a[1];\n", "mini.c: 11 tokens, 11.00 a line; at most"},
         {"scripts/size.txt", BUDGETS "30 total\n", "total: 31 tokens, and its budget is 30\n"},
         {"scripts/size.txt", "31 total\n", "base/low.h: has no budget in scripts/size.txt\n"},
     };
