@@ -265,7 +265,7 @@ static double seconds_of(Make make) {
             const Op op = make(i);
             status = gpu->call->run(gpu, &op, &err);
         }
-        if (status || gpu->call->end(gpu, PROJECT, 0, &err) || gpu->call->sync(gpu, PROJECT, 0, &err)) {
+        if (status || gpu->call->end(gpu, PROJECT, 0, true, &err) || gpu->call->sync(gpu, PROJECT, 0, &err)) {
             fprintf(stderr, "bench_gpu: %s\n", err.text);
             exit(1);
         }
