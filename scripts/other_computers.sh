@@ -127,7 +127,7 @@ aarch64() {
 
 musl() {
     needs_zig && needs_sources || return
-    local dir=$AT/musl cc="python3 -m ziglang cc -target x86_64-linux-musl"
+    local dir=$AT/musl cc="python3 -m ziglang cc -target x86_64-linux-musl -fno-sanitize=undefined"
     libraries $dir ar $cc || return
     engine $dir "python3 -m ziglang ar" "$cc" "-O3 -march=native" && commands $dir
 }

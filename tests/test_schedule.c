@@ -2,7 +2,6 @@
  * batching gives bit-identical tokens and logits; what moves over each link is the closed form; nothing is left behind.
  * The suite runs on the host device, and on the cuda device where main.c was told so. */
 #include <dirent.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include "golden.h"
@@ -958,7 +957,7 @@ static void nothing_is_left_behind_after_success_or_failure(void) {
     model = checkpoint_dummy(&small, 3);
     make_task(&task, &small);
     Policy p = placed(placements[13]);
-    mallopt(M_ARENA_MAX, 1); /* malloc maps no memory for threads that happen to meet */
+    memory_share_heap(); /* malloc maps no memory for threads that happen to meet */
     for (int round = 0; round < (hurried() ? 2 : 9); round++) {
         const char *dir = temp_dir();
         int files = count_files("/proc/self/fd"), before = threads();
