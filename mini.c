@@ -26,9 +26,10 @@
  *   proof of an optimum    lp.c                       other types than F16 io/checkpoint.c
  *
  * The engine does better in four ways. An operation waits only for what it needs
- * (device/depend.c), where synchronize() here waits for all. The CPU attends for batch k while the
- * GPU projects k + 1 and finishes k - 1 (schedule.c). Products are written for each processor
- * (device/host_linear.c). A second cost model counts the bytes that really move (cost/runtime.c).
+ * (device/depend.c), where synchronize() here waits for all moves. The CPU attends for batch k
+ * while the GPU projects k + 1 and finishes k - 1 (schedule.c). Products are written for each
+ * processor (device/host_linear.c). A second cost model counts the bytes that really move
+ * (cost/runtime.c).
  *
  * Read next: flexgen.h. */
 #define _GNU_SOURCE
@@ -167,12 +168,12 @@ Sequence *batch[MOST + 1];
 /* Buffers on the GPU: two slots for a layer's weights, for the cache of a batch, and for its hidden
  * state; and the workspace of the batch that computes. Delegation has slots, queries and results on
  * the CPU. */
-uint8_t *weight_slot[2], *stage[2][2];                /* stage[tier][slot] */
-float *x_slot[2];                                     /* (rows, h1) */
-float *norm, *x_Q, *x_K, *x_V, *x_Out, *ffn, *logits; /* (rows, h1); (rows, h2); (gbs, vocab) */
-float *query, *result;                                /* (gbs, h1), on the CPU */
-float *scratch;                                       /* (threads, scratch_floats) */
-size_t kv_row, scratch_floats;                        /* kv_row: bytes of a token's k */
+uint8_t *weight_slot[2], *stage[2][2];                   /* stage[tier][slot] */
+float *x_slot[2];                                        /* (rows, h1) */
+float *norm, *x_Q, *x_K, *x_V, *attended, *ffn, *logits; /* (rows, h1); (rows, h2); (gbs, vocab) */
+float *query, *result;                                   /* (gbs, h1), on the CPU */
+float *scratch;                                          /* (threads, scratch_floats) */
+size_t kv_row, scratch_floats;                           /* kv_row: bytes of a token's k */
 
 /* What later chapters define. */
 typedef void Task(void *arg, int thread, int first, int n);
@@ -237,9 +238,10 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 //   the other  | j+1: part 0   part 1    | layer j+1 is used       | j+3: part 0   part 1
 // clang-format on
 //
-// Column l, behind the layers, is the head, which makes the next token. It is a column for all
-// moves but one: its matrix is always on the GPU, so it uses no weight slot. That is why slot_of()
-// counts l columns a token, and buffer_of() l + 1.
+// Column l, behind the layers, is the head, which makes the next token. Of its own moves it has
+// only one, the load of its hidden state; beside its squares the last layer's newest results are
+// stored, and layer 0 of the next token comes. Its matrix is always on the GPU, so it uses no
+// weight slot. That is why slot_of() counts l columns a token, and buffer_of() l + 1.
 // -------------------------------------------------------------------------------------------------
 
 typedef void Call(int i, int j, int k);
@@ -273,7 +275,7 @@ int rows_of(Sequence *q, int i) {
     return i ? 1 : q->s;
 }
 
-/* Removes the sequences that have ended, and gives the others their rows. Nothing moves meanwhile.
+/* Marks the sequences that have ended, and gives the others their rows. Nothing moves meanwhile.
  * Returns false if no sequence is left. */
 bool begin_token(int i) {
     int all = 0;
@@ -472,7 +474,7 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 //
 //           prefill, i = 0      decoding, delegated                     decoding, not delegated
 //
-//   GPU     x_K, x_V            x_K, x_V      x_Q          x_Out        x_K, x_V
+//   GPU     x_K, x_V            x_K, x_V      x_Q          attended     x_K, x_V
 //              | append            | append    | exchange    ^             | append
 //              v                   |           v             | exchange    v
 //           stage[GPU]             |         query        result        stage[GPU] -> attend()
@@ -486,7 +488,8 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 // In prefill attend() reads x_K and x_V themselves. A cache that rests on the CPU follows the same
 // arrows to q->kv, unless the CPU attends. A cache that rests where attention is computed passes
 // through no slot: kv_near() is kv_home() then. So it is on the GPU, and so it is on the CPU with
-// delegation: append() sends new k and v to their home, and nothing is left to load or store.
+// delegation, in decoding: append() sends new k and v to their home, and nothing is left to load or
+// store. In prefill such a cache passes through stage[GPU], as one that rests on disk does.
 
 /* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
  * decoding, to a cache that is not on the GPU. */
@@ -534,8 +537,9 @@ float *head_of(Sequence *q, int t, int value, int head, float *some) {
     return some;
 }
 
-/* Computes x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No token
- * sees those behind it. With sparse attention few weights are kept, as shares of all tokens (5). */
+/* Computes attended = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No
+ * token sees those behind it. With sparse attention few weights are kept, as shares of all tokens
+ * (5). */
 void attend(void *arg, int thread, int first, int n) {
     Sequence *begin = arg;
     int i = doing.at.i;
@@ -547,7 +551,7 @@ void attend(void *arg, int thread, int first, int n) {
         for (int row = 0; row < rows_of(q, i); row++) {
             size_t at = (q->row + row) * h1 + head * hd;
             int len = i ? q->s + i : row + 1;
-            float *x = (below ? query : x_Q) + at, *o = (below ? result : x_Out) + at;
+            float *x = (below ? query : x_Q) + at, *o = (below ? result : attended) + at;
             for (int t = 0; t < len; t++)
                 score[t] = dot(x, head_of(q, t, 0, head, some), hd) / sqrtf(hd);
             softmax(score, len);
@@ -587,12 +591,12 @@ void exchange(Sequence *q, bool down) {
     if (down)
         travel(on(CPU, query + at), on(GPU, x_Q + at), bytes);
     else
-        travel(on(GPU, x_Out + at), on(CPU, result + at), bytes);
+        travel(on(GPU, attended + at), on(CPU, result + at), bytes);
 }
 
 // ---- The layer
 
-/* Computes x_Out in the place of x. */
+/* Writes the x_Out of section 3's formula over x. */
 void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     size_t size = rows * h1;
     Weight *w = layer[doing.at.j];
@@ -600,8 +604,9 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     layernorm(norm, x, w + NORM_1, rows);
     for (int m = 0; m < 3; m++) {
         linear(qkv[m], norm, w + W_Q + 2 * m, rows, false);
-        narrow(x_Out, qkv[m], size);
-        widen(qkv[m], x_Out, size);
+        /* `attended` is free until attend() writes it, and lends its bytes to the F16. */
+        narrow(attended, qkv[m], size);
+        widen(qkv[m], attended, size);
     }
     for (Sequence *q = begin; q < end; q++) {
         append(q);
@@ -612,8 +617,8 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     parallel(attend, begin, (end - begin) * nh, size * (longest + doing.at.i));
     for (Sequence *q = begin; q < end; q++)
         exchange(q, false);
-    await(); /* x_Out is complete. */
-    linear(x, x_Out, w + W_O, rows, true);
+    await(); /* `attended` is complete. */
+    linear(x, attended, w + W_O, rows, true);
 }
 
 /* Computes x = relu(ln(x_Out) w_1) w_2 + x_Out in place. */
@@ -645,11 +650,12 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
     for (Sequence *q = begin; q < end; q++)
         if (!q->ended) {
             size_t last = q->row + rows_of(q, doing.at.i) - 1;
-            layernorm(x_Out + n * h1, x + last * h1, &outside[LAST_NORM], 1);
+            /* The head attends to nothing, so `attended` holds the rows of its norm. */
+            layernorm(attended + n * h1, x + last * h1, &outside[LAST_NORM], 1);
             n++;
         }
     memset(logits, 0, sizeof *logits * n * vocab);
-    add_product(logits, x_Out, &outside[TOKENS], n);
+    add_product(logits, attended, &outside[TOKENS], n);
     float *logit = logits;
     for (Sequence *q = begin; q < end; q++) {
         if (q->ended)
@@ -770,14 +776,16 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 // Tensor placement (4.2)
 //
 // Six percentages say how much of each kind rests on the GPU and on the CPU; the disk has the rest.
-// The paper gives a tensor of the weights and a sequence of the cache to one tier, whole. place()
-// deals them out one after the other. The GPU takes a thing if then it has no more than its share
-// of all things dealt so far. Else the CPU takes it, if then GPU and CPU together have no more than
-// their two shares. Else the disk takes it. So a share is met to the size of one thing. It is easy
-// to miss that the GPU needs more than its shares: slots, the embeddings, and the workspace of a
-// batch. `uncounted` is the sum of these bytes but for the weight slots, which A.3 counts. A.3's
-// gpu_w counts parts of the staging, of the hidden states and of the workspace, too; these are
-// counted twice, which is on the safe side.
+// The paper gives whole tensors of the weights to a tier, but divides cache and activations by
+// their elements, so that each tier may have a part of one tensor. Here a sequence's cache, and its
+// activations, rest on one tier as a whole; that is this program's choice. place() deals things out
+// one after the other. The GPU takes a thing if then it has no more than its share of all things
+// dealt so far. Else the CPU takes it, if then GPU and CPU together have no more than their two
+// shares. Else the disk takes it. So a share is met to the size of one thing. It is easy to miss
+// that the GPU needs more than its shares: slots, the embeddings, and the workspace of a batch.
+// `uncounted` is the sum of these bytes but for the weight slots, which A.3 counts. A.3's gpu_w
+// counts parts of the staging, of the hidden states and of the workspace, too; these are counted
+// twice, which is on the safe side.
 // -------------------------------------------------------------------------------------------------
 
 /* A tier is one piece of memory, which is given out from its beginning. */
@@ -880,7 +888,7 @@ size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS
 /* Places the workspace of batches of so many rows and sequences. `scratch` is counted to the GPU,
  * but it serves any thread, also one that attends on the CPU. */
 void place_workspace(size_t rows, size_t gbs) {
-    float **part[] = {&norm, &x_Q, &x_K, &x_V, &x_Out};
+    float **part[] = {&norm, &x_Q, &x_K, &x_V, &attended};
     for (int p = 0; p < 5; p++)
         *part[p] = floats(GPU, (rows + MT) * h1); /* MT: see tile(). */
     ffn = floats(GPU, (rows + MT) * h2);
@@ -945,10 +953,10 @@ void place_all(bool run) {
 //
 // On the paper's machine copies run on CUDA streams, beside the kernels. Here each kind of data has
 // a thread that moves it, and the other threads compute. A link is a timeline: a copy begins when
-// the link is free, and takes its bytes divided by the link's rate. travel() copies the bytes at
-// once, notes when they would have arrived, and returns; await() sleeps until then. It is easy to
-// miss that synchronize() waits for the three movers only: compute() has returned by then, because
-// the main thread computes.
+// the link is free, and takes its bytes divided by the link's rate, or as long as the copy itself
+// took, if that is longer. travel() copies the bytes at once, notes when they would have arrived,
+// and returns; await() sleeps until then. It is easy to miss that synchronize() waits for the three
+// movers only: compute() has returned by then, because the main thread computes.
 // -------------------------------------------------------------------------------------------------
 
 /* A link that no flag slows is as fast as memory. free_at: when all that was sent has arrived. */
@@ -1088,7 +1096,8 @@ void wait_for(int first, int end) {
     }
 }
 
-/* Figure 4: synchronizes all devices. */
+/* Waits until the jobs of the three movers have arrived. compute() has returned, so after this
+ * nothing is in flight: Figure 4's synchronize. */
 void synchronize(void) { wait_for(0, NKINDS); }
 
 /* Runs tasks 0 to n - 1 in the threads that compute. A few multiplications are not worth waking
@@ -1312,10 +1321,12 @@ void keep_top(float *weight, float *all, int n) {
 // Appendix A.3 writes the seconds of a layer as a linear function of the nine shares: in prefill
 // (^p) and in generation (^g) T = max(ctog, gtoc, dtoc, ctod, comp), as if all five overlapped
 // completely. A maximum is one row of a linear program for each term: term <= T. More rows say that
-// each tier holds its shares at its peak. The rows here are the paper's as printed, also where no
-// machine behaves so: the CPU attends to all cache off the GPU, comp^g adds two processors that
-// could work at once, and gpu_w^g holds a prompt's activations. It is easy to miss that a cost is
-// linear in the shares only while the block is given: search() tries the blocks one by one. The
+// each tier holds its shares at its peak. Compression does not enter them: --policy finds the same
+// T with --compress-weight and without. The rates of --hardware guide the search alone; a run's
+// links are slowed only by --ctog and its like. The rows here are the paper's as printed, also
+// where no machine behaves so: the CPU attends to all cache off the GPU, comp^g adds two processors
+// that could work at once, and gpu_w^g holds a prompt's activations. It is easy to miss that a cost
+// is linear in the shares only while the block is given: search() tries the blocks one by one. The
 // paper's wn, cn and hn are wd, cd and hd here.
 // -------------------------------------------------------------------------------------------------
 
@@ -1390,8 +1401,8 @@ void gpu_rows(Lp *lp, double gmem, double s, int p) {
             [HG] = act - 2 * s * h1 * gbs, [CG] = cache + cg[term]);
 }
 
-/* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. At x,
- * where the search begins, everything is on disk. */
+/* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. x,
+ * with everything on disk, only gives fill_tableau() its unit of seconds. */
 void paper_lp(Lp *lp, double *mem, double s) {
     double n = generation_length, gbs = policy.gbs, bls = gbs * policy.num_gpu_batches;
     double weight = layer_weights(), cache = 4 * (s + n) * h1 * bls * l;
@@ -1421,14 +1432,15 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // -------------------------------------------------------------------------------------------------
 // Simplex (4.3: "can be solved very fast because there are only 9 variables")
 //
-// The paper leaves this to a library. A row's slack is what it lacks to equality: a x + slack = b.
-// One variable of each row is basic; the others are 0, and the tableau says what a change of these
-// would do to the basic ones and to the cost. A pivot exchanges two variables, so that the cost
-// falls; when none would lower it, x is the best. Phase 1 finds a point where all rows hold: one
-// more variable, LEAN, stands in every row with the factor -1, and is then driven to 0. Phase 2
-// minimizes the cost. It is easy to miss that pivots which do not lower the cost may lead back to
-// where they began, again and again; taking the first variable of several (Bland's rule) prevents
-// it. The picture is the tableau before the last pivot of fill_tableau(), which makes LEAN basic.
+// The paper says only that a linear programming solver does this. A row's slack is what it lacks to
+// equality: a x + slack = b. One variable of each row is basic; the others are 0, and the tableau
+// says what a change of these would do to the basic ones and to the cost. A pivot exchanges two
+// variables, so that the cost falls; when none would lower it, x is the best. Phase 1 finds a point
+// where all rows hold: one more variable, LEAN, stands in every row with the factor -1, and is then
+// driven to 0. Phase 2 minimizes the cost. It is easy to miss that pivots which do not lower the
+// cost may lead back to where they began, again and again; taking the first variable of several
+// (Bland's rule) prevents it. The picture is the tableau before the last pivot of fill_tableau(),
+// which makes LEAN basic.
 //
 // clang-format off
 //                 other[0]   other[1]   ...   LEAN   |  RIGHT
@@ -1545,7 +1557,7 @@ void fill_tableau(Tableau *t, Lp *lp) {
     pivot(t, least, LEAN);
 }
 
-/* Improves x. Returns false if nothing satisfies all rows. */
+/* Overwrites x with the best one. Returns false if nothing satisfies all rows. */
 bool simplex(Lp *lp) {
     Tableau t;
     fill_tableau(&t, lp);
@@ -1585,7 +1597,8 @@ int policy_len; /* tokens of a prompt, if a policy is only to be printed */
  * no shares fit. s: tokens of a prompt. */
 bool solve(Lp *lp, double mem[NTIERS], int s) {
     paper_lp(lp, mem, s);
-    /* Twice: the first begins with all on disk; the second is scaled by the first one's seconds. */
+    /* Twice: the first takes its unit of seconds from a placement with all on disk, the second from
+     * the answer of the first. */
     if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
         return false;
     memcpy(policy.share, lp->x, sizeof policy.share);
