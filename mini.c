@@ -102,8 +102,8 @@ typedef struct {
     uint8_t *at;
 } Place;
 
-/* A tensor (rows, cols) of F16, or packed in groups of 4 bits. Off the GPU it passes through a
- * slot there, `offset` bytes behind the slot's beginning. */
+/* A tensor (rows, cols) of F16, or packed in groups of 4 bits. A weight off the
+ * GPU is copied to a slot on the GPU, `offset` bytes behind the slot's beginning. */
 typedef struct {
     uint8_t *file; /* in the mapped checkpoint */
     Place rest;
@@ -145,7 +145,7 @@ typedef struct {
     size_t staged[NTIERS];  /* where its cache begins in a staging slot of that tier */
 } Sequence;
 Sequence *prompts;
-int nprompts, longest, generation_length = 64, threads; /* longest: tokens of a prompt */
+int nprompts, longest, generation_length = 64, threads; /* longest: tokens of the longest prompt */
 
 /* A square of Figure 3: token, layer and batch. Layer l is the head. */
 typedef struct {
@@ -161,9 +161,9 @@ typedef struct {
 _Thread_local Job doing; /* what this thread is busy with; most functions of compute read it */
 
 /* A block has K GPU batches; batch k has the sequences from batch[k] up to batch[k + 1]. */
-enum { MOST = 1 << 16 };
+enum { MAX_BATCHES = 1 << 16 }; /* also the largest whole number that a flag may give */
 int K;
-Sequence *batch[MOST + 1];
+Sequence *batch[MAX_BATCHES + 1];
 
 /* Buffers on the GPU: two slots for a layer's weights, for the cache of a batch, and for its hidden
  * state; and the workspace of the batch that computes. Delegation has slots, queries and results on
@@ -317,7 +317,7 @@ uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
 //
 // Section 3 gives these formulas; every product adds a bias, too. compute() finds the weights in
 // the layer's slot and the past keys and values where load_cache() has put them, and appends the
-// new ones. The functions below do not pass the square around: each thread has it in `doing`. With
+// new ones. Most functions below do not pass the square around: each thread has it in `doing`. With
 // delegation (4.2) the CPU attends, because in decoding it is cheaper to move a query down than a
 // cache up. It is easy to miss that x is a float everywhere, while weights and cache are F16 or
 // packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
@@ -501,12 +501,13 @@ Place kv_home(Sequence *q, int j, int t, int value) {
 }
 
 /* Returns how many tokens a sequence has in a staging slot of this side: with delegation the GPU
- * sees this cache in prefill only. */
+ * sees this cache in prefill only. stage[side][slot] holds one sequence after the other, from
+ * q->staged[side] on, and of each k and then v: (k and v, staged_room, kv_row). */
 long staged_room(Sequence *q, Tier side) {
     return side == GPU && policy.delegated ? q->s : q->room;
 }
 
-/* Returns where it is for the processor that attends. */
+/* Returns where k or v of token t is for the processor that attends: at home or in a slot. */
 Place kv_near(Sequence *q, Square at, int t, int value) {
     Tier side = is_delegated(q, at.i) ? CPU : GPU;
     if (q->kv_tier == side)
@@ -524,7 +525,8 @@ float *head_of(Sequence *q, int t, int value, int head, float *some) {
     Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
     near.at += head * bytes;
     home.at += head * bytes;
-    /* Of sparse attention's past v only the chosen come, and only now. */
+    /* With sparse attention load_cache() brings k alone. A past v comes late: now, if its token was
+     * chosen and its home is elsewhere. A sequence's newest v is here already. */
     if (is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at)
         travel(near, home, bytes);
     /* Rows lie too far apart for the processor to see a pattern: it has to be told. */
@@ -613,7 +615,7 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
         exchange(q, true);
     }
     await(); /* The CPU has k, v and queries. */
-    /* A row meets the k of at most longest + i tokens: more than the sum, if prompts differ. */
+    /* A row meets the k of at most longest + i tokens: an upper bound on the work. */
     parallel(attend, begin, (end - begin) * nh, size * (longest + doing.at.i));
     for (Sequence *q = begin; q < end; q++)
         exchange(q, false);
@@ -696,6 +698,8 @@ void compute(int i, int j, int k) {
 // Each kind of data has a thread of its own, which makes its moves in the order of the calls.
 // First the results of the square behind leave its buffer. Then the data of the square ahead enter
 // the same buffer. So two buffers of a kind are enough, and no move touches what is being computed.
+// compute() sends bytes, too, and waits for them: new k and v that go to the CPU (append), queries
+// and results (exchange), and sparse v (head_of).
 // It is easy to miss that a load of the cache brings the past alone: the newest k and v are made by
 // the square itself.
 // -------------------------------------------------------------------------------------------------
@@ -783,9 +787,20 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 // dealt so far. Else the CPU takes it, if then GPU and CPU together have no more than their two
 // shares. Else the disk takes it. So a share is met to the size of one thing. It is easy to miss
 // that the GPU needs more than its shares: slots, the embeddings, and the workspace of a batch.
-// `uncounted` is the sum of these bytes but for the weight slots, which A.3 counts. A.3's gpu_w
-// counts parts of the staging, of the hidden states and of the workspace, too; these are counted
-// twice, which is on the safe side.
+// `uncounted` is the sum of these bytes without the weight slots, which A.3 counts.
+//
+// clang-format off
+//   bytes of the GPU                               taken by            counted by
+//   -------------------------------------------------------------------------------------
+//   embeddings, last norm (`outside`)              place_weights()     uncounted
+//   weights, by wg                                 place_weights()     A.3, gpu_home
+//   weight_slot, two                               place_weights()     A.3, gpu_w
+//   cache, by cg; hidden states, by hg             place_batch()       A.3, gpu_home
+//   stage[GPU], two; x_slot, two                   place_block()       uncounted (*)
+//   norm, x_Q to attended, ffn, logits, scratch    place_workspace()   uncounted (*)
+// clang-format on
+//
+// (*) A.3's gpu_w counts parts of these as well. They are counted twice, on the safe side.
 // -------------------------------------------------------------------------------------------------
 
 /* A tier is one piece of memory, which is given out from its beginning. */
@@ -797,13 +812,13 @@ size_t uncounted; /* bytes of the GPU beside its shares and the weight slots */
 
 /* Returns the tier of a thing of that size. dealt: the sizes that each tier has so far, and all. */
 Tier place(double dealt[NTIERS + 1], double share[NTIERS], double size) {
-    double above = size, room = 0;
+    double so_far = size, allowed = 0; /* of GPU and then CPU together */
     int t = GPU;
     dealt[NTIERS] += size;
     for (; t < DISK; t++) {
-        above += dealt[t];
-        room += share[t] * dealt[NTIERS];
-        if (above <= room * (1 + 1e-9)) /* Sums of shares are rounded. */
+        so_far += dealt[t];
+        allowed += share[t] * dealt[NTIERS];
+        if (so_far <= allowed * (1 + 1e-9)) /* Sums of shares are rounded. */
             break;
     }
     dealt[t] += size;
@@ -1016,6 +1031,8 @@ void await(void) {
 //         +---------+---------+---------+---------+
 //           done % 4                      posted % 4
 // clang-format on
+//
+// A place is free when its job is done, not when it is taken. Only the main thread posts.
 //
 // A square asks for two moves of a kind at most; only a block's first layer asks for K parts.
 
@@ -1351,6 +1368,13 @@ double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
 
 /* Adds T >= ctog, gtoc, dtoc, ctod, comp in prefill (p = 1) or in generation (p = 0). A link's row
  * says that its bytes are at most rate x T. In a layer q new tokens of each sequence are computed.
+ *
+ * The bytes of a layer in generation, where act = 2 h1 bls:
+ *   ctog^g = (wc + wd) weight + (hc + hd) act      gtoc^g = (hc + hd) act
+ *   dtoc^g = wd weight + hd act + cd 4 (s + n / 2) h1 bls
+ *   ctod^g = hd act + cd 4 h1 bls
+ * and its seconds: comp^g = linear_s + cg gpu_s + (cc + cd) cpu_s.
+ *
  * The paper counts k and v of s + 1 tokens as made in prefill; this program makes those of s. */
 void time_rows(Lp *lp, double s, int p) {
     double q = p ? s : 1, mean = s + generation_length / 2.,
@@ -1358,7 +1382,7 @@ void time_rows(Lp *lp, double s, int p) {
     double weight = layer_weights(), act = 2 * q * h1 * bls;
     double stored = 4 * (p ? s + 1 : 1) * h1 * bls; /* k and v that are new */
     double loaded = p ? 0 : 4 * mean * h1 * bls;    /* k and v of the past */
-    double down = p ? stored : 0; /* A.3 leaves these out in generation; append() does send them. */
+    double sent = p ? stored : 0; /* A.3 leaves these out in generation; append() does send them. */
     double linear_s = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw[MM_FLOPS][p];
     double att = 4 * bls * (p ? s * s : mean) * h1;
     double gpu_s = att / hw[BMM_FLOPS][p], cpu_s = att / hw[CPU_FLOPS][p];
@@ -1366,7 +1390,7 @@ void time_rows(Lp *lp, double s, int p) {
         /* ctog: weights and activations that are not on the GPU come up. */
         {[WC] = weight, [WD] = weight, [HC] = act, [HD] = act},
         /* gtoc: the new activations, and in prefill the new cache, go down. */
-        {[CC] = down, [CD] = down, [HC] = act, [HD] = act},
+        {[CC] = sent, [CD] = sent, [HC] = act, [HD] = act},
         /* dtoc: all that rests on disk is read. */
         {[CD] = loaded, [WD] = weight, [HD] = act},
         /* ctod: all that is new and rests on disk is written. */
@@ -1492,8 +1516,9 @@ bool minimize(Tableau *t, int cost) {
     const double EPS = 1e-11; /* Smaller numbers are roundings of 0. */
     for (int pivots = 0; pivots < 5000; pivots++) {
         int c = -1, r = -1;
-        double least = INFINITY;
+        double nearest = INFINITY;
         for (int v = 0; v <= LEAN; v++) {
+            /* LEAN must not come back in phase 2. */
             bool allowed = cost == PHASE_1 || t->other[v] != LEAN;
             if (allowed && t->at[cost][v] < -EPS && (c < 0 || t->other[v] < t->other[c]))
                 c = v;
@@ -1502,10 +1527,10 @@ bool minimize(Tableau *t, int cost) {
             return true;
         for (int i = 0; i < NROWS; i++) { /* Which basic variable reaches 0 first? */
             double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
-            bool tie = r >= 0 && reach <= least && t->basic[i] < t->basic[r];
-            if (reach < least || tie) {
+            bool tie = r >= 0 && reach <= nearest && t->basic[i] < t->basic[r];
+            if (reach < nearest || tie) {
                 r = i;
-                least = reach;
+                nearest = reach;
             }
         }
         if (r < 0)
@@ -1533,7 +1558,7 @@ double layer_seconds(Lp *lp, int T) {
  * makes all rows hold, with LEAN: no right side is negative. */
 void fill_tableau(Tableau *t, Lp *lp) {
     double unit[NVARS], most = 0;
-    int least = 0;
+    int worst = 0; /* the row that is furthest from holding at 0 */
     *t = (Tableau){.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
     for (int v = 0; v < NVARS; v++) {
         t->other[v] = v;
@@ -1551,10 +1576,10 @@ void fill_tableau(Tableau *t, Lp *lp) {
         t->at[i][LEAN] = -1;
         t->at[i][RIGHT] = lp->b[i] / size;
         t->basic[i] = FIRST_SLACK + i;
-        if (t->at[i][RIGHT] < t->at[least][RIGHT])
-            least = i;
+        if (t->at[i][RIGHT] < t->at[worst][RIGHT])
+            worst = i;
     }
-    pivot(t, least, LEAN);
+    pivot(t, worst, LEAN);
 }
 
 /* Overwrites x with the best one. Returns false if nothing satisfies all rows. */
@@ -1583,15 +1608,17 @@ bool simplex(Lp *lp) {
 // The policy search (4.3)
 //
 // The paper enumerates the block, gbs and the number of batches, solves Eq. 1 for each, and takes
-// the policy with the least T / bls. search() does so, with up to 20 batches. Its gbs are 1, 2, 4,
+// the policy with the least T / bls. search() does so, with up to 20 batches: the paper's "bls is
+// less than 20" can only mean their number. Its gbs are 1, 2, 4,
 // 8, 12, 16, 20 and so on; from 32 the steps grow, to about a quarter of gbs. To run, a policy also
 // has to fit as this program places it; best_placement() solves again with less memory until it
 // does. It is easy to miss that T / bls divides by the sequences that there are: if a block is
 // larger than the number of prompts, a part of it makes no tokens.
 // -------------------------------------------------------------------------------------------------
 
-Lp found;       /* the best, by the search */
-int policy_len; /* tokens of a prompt, if a policy is only to be printed */
+Lp found;                          /* the best, by the search */
+int policy_len;                    /* tokens of a prompt, if a policy is only to be printed */
+double percent[2 * NKINDS] = {-1}; /* wg, wc, cg, cc, hg, hc; -1: not given */
 
 /* Solves Eq. 1 for the policy's block, with so much memory, and takes its shares. Returns false if
  * no shares fit. s: tokens of a prompt. */
@@ -1641,6 +1668,7 @@ int next_gbs(int g) { return g < 4 ? 2 * g : g + max(4, g / 16 * 4); }
  * the longest. Leaves the best policy and its x, and returns its seconds a sequence. */
 double search(int s, int count) {
     struct Policy given = policy, best = policy; /* 0: gbs, num_gpu_batches are open. */
+    /* From 4 to 32 gbs grows by 4: + 3, so that one batch may hold all prompts. */
     int most_g = given.gbs ? given.gbs : count + 3,
         most_b = given.num_gpu_batches ? given.num_gpu_batches : 20;
     double least = INFINITY;
@@ -1664,8 +1692,48 @@ double search(int s, int count) {
     return least;
 }
 
+/* Searches for a policy if none is given, and refuses one that does not fit. */
+void choose_policy(void) {
+    bool given = percent[0] >= 0;
+    for (int kind = 0; kind < NKINDS && given; kind++) {
+        double *share = policy.share[kind];
+        share[GPU] = percent[2 * kind] / 100;
+        share[CPU] = percent[2 * kind + 1] / 100;
+        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
+        if (share[GPU] + share[CPU] > 1 + 1e-9)
+            die(2, "--percent: GPU and CPU have more than 100");
+    }
+    policy.gbs = min(given && !policy.gbs ? 32 : policy.gbs, nprompts);
+    policy.num_gpu_batches =
+        min(given && !policy.num_gpu_batches ? 1 : policy.num_gpu_batches, nprompts);
+    policy.delegated |= is_sparse() || !given; /* A.3 counts with delegation. */
+    if (!given && search(longest, nprompts) >= INFINITY)
+        die(2,
+            "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try "
+            "--gpu-batch-size 1");
+    place_all(false);
+    for (int t = 0; t < NTIERS; t++)
+        if (arena[t].peak > hw[GMEM + t][0])
+            die(2,
+                "the %s tier needs %zu bytes, but has %.0f: change --percent or lower "
+                "--gpu-batch-size",
+                tier_name[t], arena[t].peak, hw[GMEM + t][0]);
+}
+
+/* Prints the policy of Eq. 1 as it stands in the paper, for a block's 1024 sequences at most. */
+void print_policy(void) {
+    double each = search(policy_len, 1024);
+    if (each >= INFINITY)
+        die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
+    for (int v = 0; v < NVARS; v++)
+        printf("%s %.12g\n", var_name[v], found.x[v]);
+    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
+    printf("T %.12g\nthroughput %.12g\n", total_seconds(&found), generation_length / each);
+}
+
 // =================================================================================================
-// What every such program needs. Nothing of the paper follows; a reader may stop here.
+// What every such program needs. Of the paper only Table 7's constants follow, which
+// describe_machine() reads; a reader may stop here.
 // =================================================================================================
 
 // -------------------------------------------------------------------------------------------------
@@ -2003,7 +2071,6 @@ void print_token(int id) {
 
 const char *prompts_file, *hardware, *trace_file;
 bool json, help;
-double percent[2 * NKINDS] = {-1}; /* wg, wc, cg, cc, hg, hc; -1: not given */
 
 struct Flag {
     const char *name;
@@ -2040,7 +2107,7 @@ struct Flag {
 struct {
     int values;
     double low, high;
-} range[] = {{0, 0, 0}, {1, 0, 0}, {1, 1, MOST}, {1, 1, 1e18}, {1, 1e-6, 1}, {6, 0, 100}};
+} range[] = {{0, 0, 0}, {1, 0, 0}, {1, 1, MAX_BATCHES}, {1, 1, 1e18}, {1, 1e-6, 1}, {6, 0, 100}};
 
 /* Reads value number v of a flag. */
 void read_value(struct Flag *f, int v, char *text) {
@@ -2128,49 +2195,10 @@ void read_prompts(char **words, int n) {
         die(2, "there is no prompt: give some behind the model, or --prompts FILE");
 }
 
-/* Searches for a policy if none is given, and refuses one that does not fit. */
-void choose_policy(void) {
-    bool given = percent[0] >= 0;
-    for (int kind = 0; kind < NKINDS && given; kind++) {
-        double *share = policy.share[kind];
-        share[GPU] = percent[2 * kind] / 100;
-        share[CPU] = percent[2 * kind + 1] / 100;
-        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        if (share[GPU] + share[CPU] > 1 + 1e-9)
-            die(2, "--percent: GPU and CPU have more than 100");
-    }
-    policy.gbs = min(given && !policy.gbs ? 32 : policy.gbs, nprompts);
-    policy.num_gpu_batches =
-        min(given && !policy.num_gpu_batches ? 1 : policy.num_gpu_batches, nprompts);
-    policy.delegated |= is_sparse() || !given; /* A.3 counts with delegation. */
-    if (!given && search(longest, nprompts) >= INFINITY)
-        die(2,
-            "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try "
-            "--gpu-batch-size 1");
-    place_all(false);
-    for (int t = 0; t < NTIERS; t++)
-        if (arena[t].peak > hw[GMEM + t][0])
-            die(2,
-                "the %s tier needs %zu bytes, but has %.0f: change --percent or lower "
-                "--gpu-batch-size",
-                tier_name[t], arena[t].peak, hw[GMEM + t][0]);
-}
-
-/* Prints the policy of Eq. 1 as it stands in the paper, for a block's 1024 sequences at most. */
-void print_policy(void) {
-    double each = search(policy_len, 1024);
-    if (each >= INFINITY)
-        die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
-    for (int v = 0; v < NVARS; v++)
-        printf("%s %.12g\n", var_name[v], found.x[v]);
-    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", total_seconds(&found), generation_length / each);
-}
-
 /* Makes the tiers. That of the disk is a file, which loses its name before it is used; its room is
  * taken by writing zeros, so that a full disk is found now. */
 void open_tiers(void) {
-    static char zeros[MOST];
+    static char zeros[65536];
     char path[4200];
     const char *tmp = getenv("TMPDIR");
     snprintf(path, sizeof path, "%s/mini-XXXXXX", tmp && *tmp ? tmp : "/var/tmp");
