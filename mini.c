@@ -19,11 +19,16 @@
  *
  * The engine beside this file does all that a complete program needs. Only there one finds:
  *
- *   sampling, stop texts   device/host.c, base/os.c   opt-350m, Unicode    opt_model.c, io/
- *   jobs that survive      app/job.c, app/journal.c   pages of the cache   batch.c, plan.c
- *   refilling, diagonal    admission.c                CUDA                 flexgen.cu
- *   measuring a machine    cost/profile.c             many machines        device/pipeline.c
- *   proof of an optimum    lp.c                       other types than F16 io/checkpoint.c
+ *   sampling, stop texts     device/host.c, base/os.c
+ *   opt-350m, Unicode        opt_model.c, io/
+ *   jobs that survive        app/job.c, app/journal.c
+ *   pages of the cache       batch.c, plan.c
+ *   refilling, diagonal      admission.c
+ *   CUDA                     flexgen.cu
+ *   measuring a machine      cost/profile.c
+ *   many machines            device/pipeline.c
+ *   proof of an optimum      lp.c
+ *   other types than F16     io/checkpoint.c
  *
  * The engine does better in four ways. An operation waits only for what it needs
  * (device/depend.c), where synchronize() here waits for all moves. The CPU attends for batch k
@@ -166,14 +171,18 @@ int K;
 Sequence *batch[MAX_BATCHES + 1];
 
 /* Buffers on the GPU: two slots for a layer's weights, for the cache of a batch, and for its hidden
- * state; and the workspace of the batch that computes. Delegation has slots, queries and results on
- * the CPU. */
-uint8_t *weight_slot[2], *stage[2][2];                   /* stage[tier][slot] */
-float *x_slot[2];                                        /* (rows, h1) */
-float *norm, *x_Q, *x_K, *x_V, *attended, *ffn, *logits; /* (rows, h1); (rows, h2); (gbs, vocab) */
-float *query, *result;                                   /* (gbs, h1), on the CPU */
-float *scratch;                                          /* (threads, scratch_floats) */
-size_t kv_row, scratch_floats;                           /* kv_row: bytes of a token's k */
+ * state. With delegation the CPU has slots for the cache, too. */
+uint8_t *weight_slot[2], *stage[2][2]; /* stage[tier][slot] */
+float *x_slot[2];                      /* (rows, h1) */
+
+/* The workspace of the batch that computes. */
+float *norm, *x_Q, *x_K, *x_V, *attended, /* (rows, h1): as in section 3; softmax x_V without w_O */
+    *ffn,                                 /* (rows, h2) */
+    *logits;                              /* (gbs, vocab) */
+float *query, *result;                    /* (gbs, h1), on the CPU, for delegation */
+float *scratch;                           /* (threads, scratch_floats) */
+
+size_t kv_row, scratch_floats; /* kv_row: bytes of a token's k */
 
 /* What later chapters define. */
 typedef void Task(void *arg, int thread, int first, int n);
@@ -216,8 +225,8 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 // weights, so the paper computes them together: down a column of K batches, then down the next
 // (Figure 3b; with one batch this is row by row, Figure 3a). generate() is the paper's loop, call
 // for call: while square (i, j, k) computes, the data of the squares around it moves. It is easy to
-// miss that k - 1 and k + 1 leave the column: above its first square comes the last one of the
-// column before, below its last square the first one of the next.
+// miss that k - 1 and k + 1 may leave the column: the first square of a column follows the last
+// square of the column before, and its last square is followed by the first square of the next.
 //
 // clang-format off
 //               layer j                                        layer j + 1
@@ -853,7 +862,8 @@ void settle(Weight *w, Tier tier, bool fill) {
         fill_weight(w);
 }
 
-/* Places the weights. They are dealt over all layers in a row, so that layers are spread alike. */
+/* Places the weights. They are dealt through all layers, one layer after the other, so that each
+ * layer is divided alike. */
 void place_weights(bool fill) {
     double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
@@ -1308,10 +1318,11 @@ void fill_weight(Weight *w) {
 // -------------------------------------------------------------------------------------------------
 // Sparse attention (5)
 //
-// The paper computes the weights of all tokens, from all keys, and then reads the values of the
-// few tokens with the largest weights only. So move_cache() loads no v here, head_of() brings the v
-// of a chosen token when attend() asks for it, and keep_top() chooses. It is easy to miss that the
-// weights that are kept stay as they are: they do not sum to 1 any more.
+// The paper computes the weights of all tokens, from all keys, and then reads only the values of
+// the few tokens with the largest weights. So move_cache() loads no v here, head_of() brings the v
+// of a chosen token when attend() asks for it, and keep_top() chooses. The CPU then always attends
+// to a cache off the GPU (choose_policy), so only v that rests on disk travels. It is easy to miss
+// that the weights that are kept stay as they are: they do not sum to 1 any more.
 // -------------------------------------------------------------------------------------------------
 
 bool is_sparse(void) { return policy.sparsity < 1; }
@@ -1335,16 +1346,19 @@ void keep_top(float *weight, float *all, int n) {
 // -------------------------------------------------------------------------------------------------
 // A.3: the cost model, and Eq. 1
 //
-// Appendix A.3 writes the seconds of a layer as a linear function of the nine shares: in prefill
-// (^p) and in generation (^g) T = max(ctog, gtoc, dtoc, ctod, comp), as if all five overlapped
-// completely. A maximum is one row of a linear program for each term: term <= T. More rows say that
-// each tier holds its shares at its peak. Compression does not enter them: --policy finds the same
-// T with --compress-weight and without. The rates of --hardware guide the search alone; a run's
-// links are slowed only by --ctog and its like. The rows here are the paper's as printed, also
-// where no machine behaves so: the CPU attends to all cache off the GPU, comp^g adds two processors
-// that could work at once, and gpu_w^g holds a prompt's activations. It is easy to miss that a cost
-// is linear in the shares only while the block is given: search() tries the blocks one by one. The
-// paper's wn, cn and hn are wd, cd and hd here.
+// Appendix A.3 writes each of five times of a layer, ctog, gtoc, dtoc, ctod and comp, as a linear
+// function of the nine shares, in prefill (^p) and in generation (^g). The seconds T of the layer
+// are the largest of the five, as if all overlapped completely. In a linear program such a maximum
+// is one row for each: term <= T. More rows say that each tier holds its shares at its peak.
+//
+// The rows here are the paper's as printed, also where no machine behaves so: the CPU attends to
+// all cache off the GPU, comp^g adds two processors that could work at once, and gpu_w^g holds a
+// prompt's activations. Compression does not enter them: --policy finds the same T with
+// --compress-weight and without. The rates of --hardware guide only the search; a run's links are
+// slowed only by flags such as --ctog.
+//
+// It is easy to miss that a cost is linear in the shares only while the block is given: search()
+// tries the blocks one by one. The paper's wn, cn and hn are wd, cd and hd here.
 // -------------------------------------------------------------------------------------------------
 
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, T_PRE, T_GEN, NVARS, NROWS = 31 };
@@ -1368,13 +1382,6 @@ double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
 
 /* Adds T >= ctog, gtoc, dtoc, ctod, comp in prefill (p = 1) or in generation (p = 0). A link's row
  * says that its bytes are at most rate x T. In a layer q new tokens of each sequence are computed.
- *
- * The bytes of a layer in generation, where act = 2 h1 bls:
- *   ctog^g = (wc + wd) weight + (hc + hd) act      gtoc^g = (hc + hd) act
- *   dtoc^g = wd weight + hd act + cd 4 (s + n / 2) h1 bls
- *   ctod^g = hd act + cd 4 h1 bls
- * and its seconds: comp^g = linear_s + cg gpu_s + (cc + cd) cpu_s.
- *
  * The paper counts k and v of s + 1 tokens as made in prefill; this program makes those of s. */
 void time_rows(Lp *lp, double s, int p) {
     double q = p ? s : 1, mean = s + generation_length / 2.,
@@ -1386,6 +1393,11 @@ void time_rows(Lp *lp, double s, int p) {
     double linear_s = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2) / hw[MM_FLOPS][p];
     double att = 4 * bls * (p ? s * s : mean) * h1;
     double gpu_s = att / hw[BMM_FLOPS][p], cpu_s = att / hw[CPU_FLOPS][p];
+    /* The bytes of a layer in generation; each divided by its link's rate is A.3's term:
+     *   ctog^g = (wc + wd) weight + (hc + hd) act
+     *   gtoc^g = (hc + hd) act
+     *   dtoc^g = wd weight + hd act + cd loaded
+     *   ctod^g = hd act + cd stored */
     double bytes[NLINKS][NVARS] = {
         /* ctog: weights and activations that are not on the GPU come up. */
         {[WC] = weight, [WD] = weight, [HC] = act, [HD] = act},
@@ -1456,15 +1468,20 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // -------------------------------------------------------------------------------------------------
 // Simplex (4.3: "can be solved very fast because there are only 9 variables")
 //
-// The paper says only that a linear programming solver does this. A row's slack is what it lacks to
-// equality: a x + slack = b. One variable of each row is basic; the others are 0, and the tableau
-// says what a change of these would do to the basic ones and to the cost. A pivot exchanges two
-// variables, so that the cost falls; when none would lower it, x is the best. Phase 1 finds a point
-// where all rows hold: one more variable, LEAN, stands in every row with the factor -1, and is then
-// driven to 0. Phase 2 minimizes the cost. It is easy to miss that pivots which do not lower the
-// cost may lead back to where they began, again and again; taking the first variable of several
-// (Bland's rule) prevents it. The picture is the tableau before the last pivot of fill_tableau(),
-// which makes LEAN basic.
+// The paper says only that a linear programming solver does this. A row's slack is the difference
+// of its two sides, b - a x: with it, a x + slack = b. One variable of each row is basic; the
+// others are 0, and the tableau says how the basic ones and the cost change when one of these
+// grows. A pivot exchanges two variables, so that the cost falls; when none would lower it, x is
+// the best.
+//
+// Phase 1 finds a point where all rows hold: one more variable, LEAN, stands in every row with the
+// factor -1, and is then driven to 0. Phase 2 minimizes the cost. The row COST goes through all
+// pivots of phase 1, so phase 2 begins where that ended.
+//
+// It is easy to miss that pivots which do not lower the cost may lead back to where they began,
+// again and again; taking the first variable of several (Bland's rule) prevents it.
+//
+// The picture is the tableau before the last pivot of fill_tableau(), which makes LEAN basic.
 //
 // clang-format off
 //                 other[0]   other[1]   ...   LEAN   |  RIGHT
@@ -1553,9 +1570,9 @@ double layer_seconds(Lp *lp, int T) {
     return most;
 }
 
-/* Fills the tableau. Numbers are scaled to be around 1, seconds by those at x. Of several best
- * answers the one with less on slower tiers is wanted: these cost a little here. The last pivot
- * makes all rows hold, with LEAN: no right side is negative. */
+/* Fills the tableau. Numbers are scaled to be around 1; the unit of seconds is a layer's time at x.
+ * Among several best answers we want the one with less on slower tiers, so a share there has a
+ * small cost. The last pivot makes LEAN basic, so that all rows hold: no right side is negative. */
 void fill_tableau(Tableau *t, Lp *lp) {
     double unit[NVARS], most = 0;
     int worst = 0; /* the row that is furthest from holding at 0 */
@@ -1608,12 +1625,14 @@ bool simplex(Lp *lp) {
 // The policy search (4.3)
 //
 // The paper enumerates the block, gbs and the number of batches, solves Eq. 1 for each, and takes
-// the policy with the least T / bls. search() does so, with up to 20 batches: the paper's "bls is
-// less than 20" can only mean their number. Its gbs are 1, 2, 4,
-// 8, 12, 16, 20 and so on; from 32 the steps grow, to about a quarter of gbs. To run, a policy also
-// has to fit as this program places it; best_placement() solves again with less memory until it
-// does. It is easy to miss that T / bls divides by the sequences that there are: if a block is
-// larger than the number of prompts, a part of it makes no tokens.
+// the policy with the least T / bls. search() does so, with up to 20 batches: we read the paper's
+// "bls is less than 20" as their number. Its gbs are 1, 2, 4, 8, 12, 16, 20 and so on; from 32 the
+// steps grow, to about a quarter of gbs. To run, a policy also has to fit as this program places
+// it; best_placement() solves again with less memory until it does. choose_policy() searches only
+// if no --percent is given.
+//
+// It is easy to miss that T / bls divides by the sequences that there are: if a block is larger
+// than the number of prompts, a part of it makes no tokens.
 // -------------------------------------------------------------------------------------------------
 
 Lp found;                          /* the best, by the search */
@@ -1632,8 +1651,9 @@ bool solve(Lp *lp, double mem[NTIERS], int s) {
     return true;
 }
 
-/* Finds the best placement of the policy's block. Before it may run, the bytes that A.3 does not
- * count come off the GPU's memory; and then, as often as needed, the bytes that a tier lacks. */
+/* Finds the best placement of the policy's block. A policy that is to run has to fit: first
+ * the bytes that A.3 does not count are subtracted from the GPU's memory, and then, as often as
+ * needed, the bytes that a tier lacks from that tier's. */
 bool best_placement(Lp *lp, int s) {
     double mem[] = {hw[GMEM][0], hw[CMEM][0], hw[NMEM][0]};
     if (!solve(lp, mem, s))
