@@ -534,9 +534,10 @@ float *head_of(Sequence *q, int t, int value, int head, float *some) {
     Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
     near.at += head * bytes;
     home.at += head * bytes;
-    /* With sparse attention load_cache() brings k alone. A past v comes late: now, if its token was
-     * chosen and its home is elsewhere. A sequence's newest v is here already. */
-    if (is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at)
+    /* With sparse attention load_cache() brings k alone. A past v comes late, when its token is
+     * chosen, if its home is elsewhere. A sequence's newest v is here already. */
+    bool comes_late = is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at;
+    if (comes_late)
         travel(near, home, bytes);
     /* Rows lie too far apart for the processor to see a pattern: it has to be told. */
     __builtin_prefetch(near.at + 16 * kv_row);
@@ -931,20 +932,20 @@ void place_workspace(size_t rows, size_t gbs) {
 size_t place_block(Sequence *seq, int count) {
     double dealt[NKINDS][NTIERS + 1] = {{0}};
     size_t staged[NTIERS] = {0}, rows = 0;
-    size_t gbs = min(policy.gbs, count), before = arena[GPU].used;
+    size_t gbs = min(policy.gbs, count);
     K = (count + gbs - 1) / gbs;
     for (int k = 0; k <= K; k++)
         batch[k] = seq + min(k * gbs, count);
     for (int k = 0; k < K; k++)
         rows = max(rows, place_batch(k, dealt, staged));
-    size_t homes = arena[GPU].used - before; /* A.3 counts these. */
+    size_t end_of_homes = arena[GPU].used; /* A.3 counts what lies before it. */
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]);
         stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
     place_workspace(rows, gbs);
-    return arena[GPU].used - before - homes;
+    return arena[GPU].used - end_of_homes;
 }
 
 double generation_s; /* seconds */
