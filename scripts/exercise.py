@@ -302,6 +302,12 @@ def copy_objects(dir, names):
             to = os.path.join(dir, "build", name)
             os.makedirs(os.path.dirname(to), exist_ok=True)
             shutil.copy(os.path.join(build, name), to)
+            if name.endswith(".d"):  # what the objects depend on, by the names that they have in the tree
+                with open(to, "r+", encoding="utf-8") as f:
+                    text = f.read().replace(build + "/", "build/")
+                    f.seek(0)
+                    f.write(text)
+                    f.truncate()
             os.utime(to, (now, now))
 
 
