@@ -4,6 +4,7 @@
 #define BATCH_H
 #include "device/device.h"
 
+// clang-format off
 /* How things are counted, from 0 on:
  *
  *   Sequence.prompt_index  prompts, in the order of the task
@@ -12,11 +13,12 @@
  *   Seat.k                 batches of a block
  *   Square.k               batches of this sweep, the k of Figure 4 (Call.k)
  *   Batch.plan_place       batches of the plan, of all flights: says which memory is the batch's
- *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace
- * (Call.batch) Batch.sweeps           sweeps that the batch has begun: even and odd ones have their
- * own tables Piece.number           pieces of the batch in this sweep Batch.turn             pieces
- * of the run: QKV and other workspaces rotate by it Square.number          squares of the run:
- * HIDDEN and KV_STAGING rotate by it */
+ *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace (Call.batch)
+ *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
+ *   Piece.number           pieces of the batch in this sweep
+ *   Batch.turn             pieces of the run: QKV and other workspaces rotate by it
+ *   Square.number          squares of the run: HIDDEN and KV_STAGING rotate by it */
+// clang-format on
 
 /* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
  * taken together lie together. */
@@ -163,7 +165,7 @@ bool flight_admit(Flight *f);
 /* Records that every square of the sweep has been posted. The time of the next sweep is measured
  * from the last tokens of this one. */
 void flight_swept(Flight *f);
-/* Returns true if there will be another sweep. */
+/* Returns true if there will be another sweep, unless all sequences stop early in this one. */
 bool flight_goes_on(const Flight *f);
 /* Returns true if all sequences in flight have ended. */
 bool flight_is_empty(const Flight *f);

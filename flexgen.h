@@ -1,6 +1,6 @@
-/* flexgen.h: the terms of the paper as structs, and the functions of the files of the top folder.
- * The main headers of the folders are base/base.h, io/io.h, device/device.h, cost/cost.h and
- * app/app.h.
+/* flexgen.h: the terms of the paper as structs, and the functions of opt_model.c, admission.c
+ * and schedule.c. The main headers of the folders are base/base.h, io/io.h, device/device.h,
+ * cost/cost.h and app/app.h.
  *
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
@@ -8,8 +8,8 @@
  * beside a product, m, n and k are its sizes; and in an op (Call in device/device.h) i is the sweep
  * and k the place of the batch in it. Words of this engine that the paper does not have (sweep,
  * square, flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md.
- * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++. Read next:
- * opt_model.c. */
+ * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++.
+ * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"

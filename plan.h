@@ -49,8 +49,9 @@ typedef enum {
 } RegionId;
 
 /* One line of the plan: the memory of one tier for one purpose, `slots` matrices of (rows, cols)
- * one after the other. A slot is one cell or several; a cell is always used as a whole, and
- * depend.c orders operations by cells. bytes is 0 if the tier has no such region. */
+ * one after the other. A slot is one cell or several, except in the KV cache (number_cells in
+ * plan.c); a cell is always used as a whole, and depend.c orders operations by cells. bytes is 0 if
+ * the tier has no such region. */
 typedef struct {
     const char *name; /* "KV cache" */
     Type type;
@@ -165,7 +166,7 @@ Tensor plan_f16(const Plan *plan, Role role);
 
 /* Returns the first npages pages of two slots: K's, which is `slot`, and V's, which is the next.
  * Layer j has slots 2 j and 2 j + 1 of KV_CACHE, and KV_STAGING has two such pairs. The caller
- * fills in pages and len, which are a batch's index tables. */
+ * fills in pages and len, which are a batch's index tables, and for KV_CACHE the cells. */
 PageTable plan_pages(const Plan *plan, RegionId id, Tier tier, long slot, int npages);
 /* Returns the cell of a batch's pages of layer j; batch == plan->batches + g stands for the free
  * pages of flight g. */

@@ -9,8 +9,9 @@
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
  * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) calls
- * project, attend and finish, in prefill for one piece after the other. Three workspaces rotate, so
- * that while the CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
+ * project, attend and finish, in prefill for one piece after the other. HIDDEN has two or three
+ * workspaces (Policy.workspaces) and QKV and ATTENDED have three, which rotate, so that while the
+ * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
  * Read next: batch.c. */
 #include "batch.h"
 #include "device/device.h"

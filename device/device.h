@@ -277,10 +277,10 @@ typedef struct Depend Depend;
 
 /* Opens a record of ncells cells, none of which has been used. */
 Depend *depend_open(int ncells);
-/* Makes later users of cell `to` also come after the past users of cell `from`. */
+/* Makes later readers of cell `to` also come after the past writers of cell `from`, and later
+ * writers after all its past users. */
 void depend_join(Depend *d, int to, int from);
-/* Makes later users of any cell of the view come after the past users of all of its cells, because
- * the borders between them change. */
+/* Does the same between all cells of the view, because the borders between them change. */
 void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
@@ -371,8 +371,9 @@ Bytes gpu_left(Gpu *gpu);
 /* Opens the sim for a plan of any act_type. It has the same lanes and events, but an op only takes
  * time: bytes over the bandwidth of its channel, or flops over the rate of its processor (the
  * longer of that and its bytes over that processor's memory bandwidth). Lanes of one link share its
- * bandwidth equally; the GPU does one op at a time, in the order of posting. There are no data and
- * no tiers: memory does not grow with the model. `now` is the simulated clock. */
+ * bandwidth equally; the GPU does one op at a time, of those that can begin the one posted first.
+ * There are no data and no tiers: memory does not grow with the model. `now` is the simulated
+ * clock. */
 Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
 
 /* Several sims that share one clock, as the stages of a pipeline (section 4.4). */

@@ -121,8 +121,8 @@ static const double LEAST_CORES = .1;
 // -------------------------------------------------------------------------------------------------
 // Messages
 //
-// A message has left its stage when it is delivered here, and will arrive after the wire's delay.
-// Until then the receiver's inbox holds it, with the time of its arrival.
+// A message is delivered here as soon as it is known when it leaves its stage, and will arrive
+// after the wire's delay. Until then the receiver's inbox holds it, with the time of its arrival.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns true if a message has arrived that has not been taken. */
