@@ -1,10 +1,11 @@
 /* schedule.c: the block schedule with overlapping (sections 4.1 and 4.2, Figure 4).
  *
- * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token for
- * every batch in flight: for each layer j and each batch k, it makes the calls of Figure 4 in the
- * order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the next
- * token. Prompts enter only between sweeps. A sequence with all its tokens leaves between sweeps
- * too; one that stops early leaves when its batch begins its part of the next sweep (batch.c).
+ * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token of
+ * every sequence in flight: for each layer j and each batch k, it makes the calls of Figure 4 in
+ * the order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the
+ * next token. Prompts enter only between sweeps. A sequence with all its tokens leaves between
+ * sweeps too; one that stops early leaves when its batch begins its part of the next sweep
+ * (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
@@ -104,7 +105,7 @@ static bool synchronize(Run *run); /* false: the run has failed */
 static void load_part(Run *run, int j, int k, int K);
 static bool begin(Run *run, int k);
 
-/* Computes one token for every batch in flight: Figure 4 from its second line on. */
+/* Computes one token of every sequence in flight: Figure 4 from its second line on. */
 static void sweep(Run *run) {
     run->K = run->flight->K;
     if (!run->next_is_layer0) {
