@@ -88,14 +88,6 @@ struct timespec file_changed(const struct stat *st) {
     return st->st_mtim;
 }
 
-int file_system(const char *dir, uint64_t *kind) {
-    struct statfs fs;
-    if (statfs(dir, &fs))
-        return -1;
-    *kind = fs.f_type;
-    return 0;
-}
-
 // -------------------------------------------------------------------------------------------------
 // Linux: memory
 // -------------------------------------------------------------------------------------------------
@@ -243,14 +235,6 @@ struct timespec file_changed(const struct stat *st) {
     return st->st_mtimespec;
 }
 
-int file_system(const char *dir, uint64_t *kind) {
-    struct statfs fs;
-    if (statfs(dir, &fs))
-        return -1;
-    *kind = fs.f_type;
-    return 0;
-}
-
 // -------------------------------------------------------------------------------------------------
 // macOS: memory
 // -------------------------------------------------------------------------------------------------
@@ -323,3 +307,15 @@ FILE *text_stream(Text *text) {
     return f ? f : out_of_memory(1, BUFSIZ);
 }
 #endif
+
+// -------------------------------------------------------------------------------------------------
+// Both, with statfs of the headers above
+// -------------------------------------------------------------------------------------------------
+
+int file_system(const char *dir, uint64_t *kind) {
+    struct statfs fs;
+    if (statfs(dir, &fs))
+        return -1;
+    *kind = fs.f_type;
+    return 0;
+}
