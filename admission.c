@@ -105,9 +105,10 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch enters every n/K sweeps
- * until all K are in flight; from then on every sequence that leaves is replaced. With equal
- * lengths, this again replaces one batch every n/K sweeps.
+/* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch is opened every n/K
+ * sweeps until all K are open; from then on every sequence that leaves is replaced. With K = 4 and
+ * n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the first
+ * batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
  * batch.c, at `entrance`, has the order in which the squares of these batches are computed. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;

@@ -124,10 +124,9 @@ static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
         const Sequence *q = b->seq[r];
         const int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
         for (int e = 0; q->kv == tier && e < q->npages; e++)
-            list[n++] =
-                (Staged){.page = q->pages[e],
-                         .together = e * f->plan->policy.page_tokens < past, /* so far itself */
-                         .entry = &table[e]};
+            list[n++] = (Staged){.page = q->pages[e],
+                                 .together = e * f->plan->policy.page_tokens < past ? 1 : 0,
+                                 .entry = &table[e]};
     }
     qsort(list, n, sizeof *list, by_page);
     for (int i = n - 1; i >= 0; i--) { /* from the end, so that the neighbour's count is known */
@@ -233,7 +232,8 @@ static bool share_newest(Flight *f, const Batch *b) {
 }
 
 /* Waits for a batch's newest tokens, or in a scored task for the scores of its newest step, and
- * points f->ids and f->logp to them (NULL on the sim). Returns false if the run has failed. */
+ * points f->ids and f->logp to them (or to NULL on the sim, which has no memory). Returns false if
+ * the run has failed. */
 static bool await_newest(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
@@ -258,9 +258,9 @@ static bool await_newest(Flight *f, const Batch *b) {
 /* Waits for the batch's newest tokens, gives each sequence its own, and removes the sequences that
  * have ended. */
 static void collect(Flight *f, Batch *b) {
-    if (!b->waiting || f->to->failed)
+    if (!b->uncollected || f->to->failed)
         return;
-    b->waiting = false;
+    b->uncollected = false;
     if (!await_newest(f, b))
         return;
     tell_scores(f, b);
@@ -476,7 +476,7 @@ bool batch_begin(Flight *f, Batch *b) {
     if (!post_wait(f->to, b->cpu.all, WRITES))
         return false;
     fill_tables(f, b);
-    b->waiting = true;
+    b->uncollected = true;
     f->began++;
     return true;
 }
@@ -487,7 +487,7 @@ bool batch_begin(Flight *f, Batch *b) {
 
 /* Returns true if the sequence's newest token, which may not be known yet, is its last one. */
 static bool is_last_token(const Batch *b, const Sequence *q) {
-    return q->generated + b->waiting == q->n;
+    return q->generated + b->uncollected == q->n;
 }
 
 /* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty

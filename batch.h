@@ -105,7 +105,7 @@ typedef struct {
     int plan_place, admitted_as, sweeps;
     long turn; /* of its newest piece */
     bool prefill;
-    bool waiting;              /* its newest tokens are posted, but not yet known */
+    bool uncollected;          /* its newest tokens are posted, but not yet known */
     int rows,                  /* of this sweep */
         head_rows;             /* those of them that the head needs */
     int kv_seqs[NTIERS];       /* sequences whose KV rests on each tier */

@@ -39,8 +39,17 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  *     phase 2         c              0             0                0
  *
  * where the sums are those of the rows that begin with an artificial. The last two rows are the
- * reduced costs: the phase's costs in the variables that are not basic. Pivots add multiples of
- * rows, so that the cells remain the first rows multiplied by the inverse of the basis. */
+ * reduced costs: the phase's costs in the variables that are not basic. To minimize -x subject to
+ * x <= 4 and -x <= -1, for example, the first tableau is
+ *
+ *                x    s_0  s_1   a_0  a_1     b       basic
+ *     row 0      1     1    0     0    0      4       s_0
+ *     row 1      1     0   -1     0    1      1       a_1, since the row was multiplied by -1
+ *     phase 1   -1     0    1     0    0     -1
+ *     phase 2   -1     0    0     0    0      0
+ *
+ * Pivots add multiples of rows, so that the cells remain the first rows multiplied by the inverse
+ * of the basis. */
 typedef struct {
     const Lp *lp;
     int n, m, width;                            /* width: n + 2 m + 1 columns */
@@ -154,8 +163,11 @@ static bool is_clear(const Tableau *t, int phase, int r, int c) {
 
 static bool refresh(Tableau *t);
 
-/* Pivots until nothing lowers the phase's cost any more. Sets *way to the column that lowers it
- * without end, or to -1. */
+/* Pivots until nothing lowers the phase's cost any more. A decision that depends on a small number,
+ * and the decision to end, are taken again with a refreshed tableau. Returns
+ *   LP_OPTIMAL     no column lowers the cost; *way is -1
+ *   LP_UNBOUNDED   column *way lowers it without end, as no row blocks it; only in phase 2
+ *   LP_LOST        rounding errors are too large, or there were too many pivots */
 static LpVerdict minimize(Tableau *t, int phase, int *way) {
     for (;;) {
         int c = *way = entering(t, phase), r = c < 0 ? -1 : leaving(t, phase, c);

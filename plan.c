@@ -393,7 +393,7 @@ static void plan_tables(Plan *p, const Task *task) {
  *     soon as a part has come from the disk, it goes on to the GPU, while the disk reads the next.
  *     On the GPU nothing begins before the whole layer is there, so there a slot is one cell;
  *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
- *   ATTENDED has one for the sequences whose KV is on the GPU, and one for the others;
+ *   ATTENDED on the GPU has one for the sequences whose KV is on the GPU, and one for the others;
  *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
  *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
  *     begins with an op that writes all cells of the state, so this does no harm;
@@ -403,7 +403,7 @@ static void number_cells(Plan *p) {
     for (int slot = 0; slot < 2; slot++)
         p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
     p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
-    p->region[ATTENDED][TIER_GPU].cells = p->region[ATTENDED][TIER_CPU].cells = 2;
+    p->region[ATTENDED][TIER_GPU].cells = 2;
     p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
     for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {

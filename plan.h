@@ -1,5 +1,5 @@
 /* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
- * schedule.c needs the first half, up to plan_pages; the second is about making plans.
+ * schedule.c needs what stands above plan_pages; the rest is about making plans.
  * Read next: device/device.h, its chapters on lanes and ops, ops.c and depend.c. */
 #ifndef PLAN_H
 #define PLAN_H
@@ -77,7 +77,7 @@ typedef struct {
     double prompt_rows; /* tokens of these */
     double pairs;       /* pairs of a query and a key that it attends to */
     double decodes;     /* batches that decode */
-    double steps;       /* their new tokens */
+    double decoded;     /* their new tokens */
     double past;        /* tokens that these attend to, themselves included */
     double head_rows;   /* rows that the head needs, of both kinds of batches */
 } Workload;

@@ -121,14 +121,14 @@ static void sweep(Run *run) {
         for (int k = 0; k < run->K; k++) {
             /* A batch that is alone in flight loads the hidden state that it has just stored. The
              * cache of layer j + 1 is other data and can be loaded ahead. */
-            const int next = run->K > 1 ? k + 1 : k;
+            const int arriving = run->K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
             store_cache(run, j, k - 1);
             if (!j && !begin(run, k))
                 return;
             load_cache(run, j, k + 1);
-            load_activation(run, j, next);
+            load_activation(run, j, arriving);
             compute(run, j, k);
             if (!synchronize(run))
                 return;
@@ -378,9 +378,7 @@ static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
  *                                 x                        home
  *   between two layers            a1 a2 a3 b1 b2    <->    a1 a2 a3 b1 b2
  *   stored after the last layer   a1 a2 a3 b1 b2     ->           a3    b2
- *   loaded before the head        a3 b2             <-            a3    b2
- *
- * Rows whose home is the GPU all move there after the last layer too; compute_head gathers among them. */
+ *   loaded before the head        a3 b2             <-            a3    b2 */
 // clang-format on
 static void move_activation(Run *run, Square square, Tier tier, bool store) {
     static const Lane lane[2][NTIERS] = {
@@ -391,7 +389,9 @@ static void move_activation(Run *run, Square square, Tier tier, bool store) {
     if (!b->act_rows[tier] || x_rests_on_gpu(b))
         return;
     const Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, square);
-    const int reader = square.j + (store && tier != TIER_GPU); /* the layer that needs the rows */
+    /* The layer that needs the rows: a store before the head leaves out what the head does not
+     * need. All rows at home on the GPU move, because compute_head chooses among them. */
+    const int reader = square.j + (store && tier != TIER_GPU);
     Stopover stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU,
                                       square.number, 0, b->act_rows[TIER_DISK])};
     int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */

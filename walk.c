@@ -5,17 +5,18 @@
  *            makes its regions so large
  *   sums     how many sweeps there are, and how much work they do (Workload); the cost model needs
  *            them (cost/runtime.c)
- * The walk goes in steps. A step is a run of sweeps between which no sequence enters or leaves.
- * Here are two sequences of a zig-zag block, with n = 2 and n = 4, and the block after it; P is a
- * prefill and d a decoding step:
+ * The walk goes in stretches. A stretch is a run of sweeps between which no sequence enters or
+ * leaves. Here are two sequences of a zig-zag block, with n = 2 and n = 4, and the block after it;
+ * P is a prefill and d a decoding step:
  *
  *     sweep         0   1   2   3   4   5  ..
  *     n = 2         P   d   .   .   .   .
  *     n = 4         P   d   d   d   .   .
  *     next block    .   .   .   .   P   d  ..
- *     step          1       2       3
+ *     stretch       1       2       3
  *
- * The chapters follow the counting: the maxima of a batch, the work of a step, the steps of a task.
+ * The chapters follow the counting: the maxima of a batch, the work of a stretch, the stretches
+ * of a task.
  * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
@@ -136,23 +137,23 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         for (int t = 0; t < NTIERS; t++)
             raise_to(&entrance.act_rows[t], seqs[t] * s);
     }
+    cap_rows(&entrance, entrance.rows);
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.head_rows = entrance.head_rows};
         for (int r = first; r < imin(first + gbs, count); r++)
             add_seat(&b, &seats[r], s, pages);
         cap_rows(&b, entrance.rows);
         note_batch(p, seats[first].k, &b);
-        entrance.off_rows += b.off_rows;
-        cap_rows(&entrance, entrance.rows);
+        entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
     }
     note_batch(p, (count + gbs - 1) / gbs, &entrance);
 }
 
 // -------------------------------------------------------------------------------------------------
-// The sums: the work of a step
+// The sums: the work of a stretch
 //
-// The first sweep of a step may have prefills. In each later sweep all sequences decode, and each
-// attends to one token more than in the sweep before.
+// The first sweep of a stretch may have prefills. In each later sweep all sequences decode, and
+// each attends to one token more than in the sweep before.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
@@ -161,8 +162,8 @@ static const Prompt *prompt_in(const Admission *a, int seat) {
     return prompt < 0 ? NULL : &a->task->prompts[prompt];
 }
 
-/* Counts the work of the GPU batch that begins at seat `first`: that of the step's first sweep in
- * *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
+/* Counts the work of the GPU batch that begins at seat `first`: that of the stretch's first sweep
+ * in *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
  * prefill while the rest of it decodes. */
 static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
                         double more) {
@@ -174,7 +175,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
         const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
         if (age > 0) {
             decodes = true;
-            now->steps++;
+            now->decoded++;
             now->past += s + age;
             now->head_rows++;
         } else {
@@ -184,7 +185,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
             now->pairs += s * (s + 1) / 2;
             now->head_rows += head_rows(a->task, q);
         }
-        later->steps += more;
+        later->decoded += more;
         later->past += more * (s + age) + more * (more + 1) / 2;
         later->head_rows += more;
     }
@@ -194,8 +195,8 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
     return prefills && decodes;
 }
 
-/* Adds to the plan the work of a step: of sweep a->sweep, in which sequences prefill or not, and of
- * the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
+/* Adds to the plan the work of a stretch: of sweep a->sweep, in which sequences prefill or not, and
+ * of the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
  * batch in prefill, however many batches have topups. */
 static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
     Workload *now = &p->work[prefill], *later = &p->work[false];
@@ -209,10 +210,10 @@ static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The steps of a task
+// The stretches of a task
 //
-// Each flight goes its own steps, but all take prompts from one waiting line. So the steps of all
-// flights are made in the order of their sweeps.
+// Every flight has stretches of its own, but all flights take their prompts from one waiting line.
+// So the stretches of all flights are walked in the order of their first sweeps.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the sweep before which the next sequence leaves the flight, with all its tokens. */
@@ -226,10 +227,10 @@ static long next_end(const Admission *a) {
     return end;
 }
 
-/* Takes one step of a flight, from `sweep` on: seats the prompts that enter, counts, and lets the
- * sequences leave that end with the step. p->achieved counts these by the tiers of their KV and of
- * their activations. Returns the first sweep of the next step, or -1 when the flight has ended.
- * entered is scratch. */
+/* Walks one stretch of a flight, from `sweep` on: seats the prompts that enter, counts, and lets
+ * the sequences leave that end with the stretch. p->achieved counts these by the tiers of their KV
+ * and of their activations. Returns the first sweep of the next stretch, or -1 when the flight has
+ * ended. entered is scratch. */
 static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
@@ -265,12 +266,12 @@ static void note_pages(Plan *p, const Admission *a) {
         raise_to(&p->npages[a->seat[e].kv], p->max_pages);
 }
 
-/* Walks the whole task through admission. Flights sweep in turn, so the next step belongs to the
+/* Walks the whole task through admission. Flights sweep in turn, so the next stretch belongs to the
  * flight with the fewest sweeps so far, or to the first of several such flights. */
 static void walk_task(Plan *p, const Task *task) {
     const int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
-    /* the sweep at which each flight's next step begins */
+    /* the sweep at which each flight's next stretch begins */
     long *next = xcalloc(flights, sizeof *next);
     int *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
     int next_prompt = 0;
@@ -300,7 +301,9 @@ static void walk_task(Plan *p, const Task *task) {
  *
  * A batch is cut into pieces greedily, so two neighbouring pieces have together more than
  * piece_rows rows. Of m pieces there are m / 2 such pairs, rounded down, and all have at most
- * max_rows. So m is at most 2 max_rows / piece_rows + 1. */
+ * max_rows. So m is at most 2 max_rows / piece_rows + 1. Pieces of one batch follow each other
+ * through the same three workspaces as batches do; so a batch of several pieces needs all of them
+ * even when it is alone. */
 static void size_pieces(Plan *p) {
     enum { LEAST_CHUNK = 64 }; /* the head's rows at a time, unless max_seqs is more */
     const int in_flight = imin(WORKSPACES, imax(p->batches, 1));

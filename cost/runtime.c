@@ -87,9 +87,9 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .dtoc = hw->dtoc_bdw[phase],
                .ctod = hw->ctod_bdw[phase],
                .batches = {w->decodes / sweeps, w->prefills / sweeps},
-               .rows = {w->steps / sweeps, w->prompt_rows / sweeps},
+               .rows = {w->decoded / sweeps, w->prompt_rows / sweeps},
                .prompts = w->prompts / sweeps,
-               .past = w->steps > 0 ? w->past / w->steps : 0,
+               .past = w->decoded > 0 ? w->past / w->decoded : 0,
                .head_rows = w->head_rows / sweeps,
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
@@ -460,7 +460,7 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
 
 double runtime_tokens(const Plan *plan) {
     const Workload *w = plan->work;
-    return w[0].prompts + w[0].steps + w[1].prompts + w[1].steps;
+    return w[0].prompts + w[0].decoded + w[1].prompts + w[1].decoded;
 }
 
 void runtime_sweeps(double sweep_s[2], const double *x, int l) {

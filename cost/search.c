@@ -641,7 +641,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
                      K = batches / fmax(1, w->sweeps);
         const double state = type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
         const double x =
-            M > 1 ? state * (w->prompt_rows + w->steps) / batches / cluster->net_bdw : 0;
+            M > 1 ? state * (w->prompt_rows + w->decoded) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
         round_s[pre] = fmax(pace[pre], (M - 1) * hop[pre] + t + d);

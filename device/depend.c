@@ -7,7 +7,8 @@
  *
  * The unit of use is the cell: the smallest thing that is used as a whole (a slot of a workspace, a
  * batch's pages of a layer on a tier). The plan numbers the cells, and every view knows its own. A
- * cell keeps two clocks, one for its writers and one for its readers. A clock is a set of ops: it
+ * cell keeps two clocks, one for its writers and one for its readers. A clock (the literature calls
+ * it a vector clock) is a set of ops: it
  * has a number n for every lane, which stands for the lane's first n ops. Since lanes are in order,
  * the newest op stands for all before it, and joining two clocks is a maximum per lane.
  *
@@ -126,8 +127,8 @@ void depend_before(Depend *d, Op *op) {
     op->nafter = events_for(op->after, d, &need, known);
 }
 
-/* Notes a use of a view's cells. A writer comes after all users before it, and so stands for
- * them. */
+/* Notes a use of a view's cells. A writer comes after all users before it. So who comes after the
+ * writer comes after them too, and they can be forgotten. */
 static void note_use(Depend *d, const Tensor *view, Use use, Event e) {
     for (int c = view->cell; c < view->cell + view->ncells; c++) {
         Cell *cell = &d->cell[c];
@@ -277,6 +278,7 @@ static Tensor stop_on_cpu(Tensor gpu, const Stopover *stops, int nstops) {
 // clang-format on
 void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops) {
     static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    const bool has_disk_lane = call.lane == W_LOAD || call.lane == C_LOAD || call.lane == STORE;
     Call far_call = call;
     Move *far = moves + n; /* the near ones overwrite moves[] */
     int nfar = 0, nnear = 0;
@@ -292,7 +294,7 @@ void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int
         }
         nnear = add_move(moves, nnear, near.dst, near.src);
     }
-    CHECK(!nfar || call.lane == W_LOAD || far_call.lane != W_READ);
+    CHECK(!nfar || has_disk_lane);
     if (nfar && call.lane != STORE)
         post(to, op_copy(far_call, far, nfar));
     if (nnear)

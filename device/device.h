@@ -14,26 +14,23 @@ extern "C" {
 // Lanes and ops (section 4.2)
 // -------------------------------------------------------------------------------------------------
 
-/* A lane is an in-order queue of a device. W_ lanes carry weights, C_ lanes cache and activations;
- * READ is from disk to CPU, LOAD from CPU to GPU. A_DOWN carries the queries of delegated attention
- * to the CPU and A_UP its results back, so that these never wait behind a slab or a store. PROJECT
- * and FINISH are the two halves of a layer, before and after its attention; they share the GPU, so
- * that batch k+1 can be projected while the CPU still attends for batch k. RECEIVE and SEND exist
- * only in a pipeline. */
+/* A lane is an in-order queue of a device. A_DOWN and A_UP are lanes of their own, so that
+ * delegated attention never waits behind a slab or a store. PROJECT and FINISH share the GPU, but
+ * are two lanes, so that batch k+1 can be projected while the CPU still attends for batch k. */
 typedef enum {
-    W_READ,
-    W_LOAD,
-    C_READ,
-    C_LOAD,
-    STORE,
-    D_WRITE,
-    A_DOWN,
-    A_UP,
-    PROJECT,
-    FINISH,
-    ATTEND,
-    RECEIVE,
-    SEND,
+    W_READ,  /* weights, disk to CPU */
+    W_LOAD,  /* weights, CPU to GPU */
+    C_READ,  /* cache and activations, disk to CPU */
+    C_LOAD,  /* cache and activations, CPU to GPU */
+    STORE,   /* cache and activations, GPU to CPU */
+    D_WRITE, /* cache and activations, CPU to disk */
+    A_DOWN,  /* the queries of delegated attention and the chosen tokens, GPU to CPU */
+    A_UP,    /* the results of delegated attention, CPU to GPU */
+    PROJECT, /* the GPU: a layer up to its attention, and the head */
+    FINISH,  /* the GPU: attention and the rest of the layer */
+    ATTEND,  /* the CPU: delegated attention, and its other work */
+    RECEIVE, /* from the stage before, in a pipeline */
+    SEND,    /* to the next stage */
     NLANES
 } Lane;
 extern const Channel lane_channel[NLANES];

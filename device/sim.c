@@ -461,7 +461,7 @@ static int sim_wait(Device *base, Event e, Error *err) {
 // Opening and closing
 // -------------------------------------------------------------------------------------------------
 
-static void *sim_host(Device *base, Tensor t) {
+static void *sim_address(Device *base, Tensor t) {
     Sim *d = (Sim *)base;
     reach_note(&d->reach, t);
     return t.tier == TIER_CPU && t.region == INDEX_TABLES ? indices(d, t) : NULL;
@@ -486,7 +486,7 @@ Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
                        .act_type = plan->act_type,
                        .post = sim_post,
                        .wait = sim_wait,
-                       .cpu_address = sim_host,
+                       .cpu_address = sim_address,
                        .now = sim_now,
                        .close = sim_close};
     d->hardware = *hardware;

@@ -1223,7 +1223,7 @@ static void pace_each(void *answer, const void *about) {
         const Cluster cluster = {c->M, ROWS * H1_OF * 2 / c->x[0], c->d};
         Plan plan = {.config = {.l = c->l, .h1 = H1_OF}, .act_type = F16, .policy = {.flights = c->G}};
         plan.work[1] = (Workload){.sweeps = pre, .prefills = c->K * pre, .prompt_rows = 2 * ROWS * c->K * pre};
-        plan.work[0] = (Workload){.sweeps = gen, .decodes = c->K * gen, .steps = ROWS * c->K * gen};
+        plan.work[0] = (Workload){.sweeps = gen, .decodes = c->K * gen, .decoded = ROWS * c->K * gen};
         ((Pace *)answer)[i] = cluster_pace(&cluster, &plan, c->t);
     }
 }

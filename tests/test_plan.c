@@ -320,7 +320,7 @@ static void count_batch(Workload *w, const Op *op) {
     w->sweeps = 1;
     seen.prefills[op->i] = seen.prefills[op->i] || op->prefill;
     *(op->prefill ? &w->prefills : &w->decodes) += 1;
-    *(op->prefill ? &w->prompts : &w->steps) += op->pick.ids.cols;
+    *(op->prefill ? &w->prompts : &w->decoded) += op->pick.ids.cols;
 }
 
 static Event count_op(Device *d, const Op *op) {
@@ -350,10 +350,11 @@ static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
 static bool same_work(const Workload *planned, bool prefill) {
     double sum[8] = {0};
     const double want[] = {planned->sweeps, planned->prefills, planned->prompts, planned->prompt_rows,
-                           planned->pairs,  planned->decodes,  planned->steps,   planned->past};
+                           planned->pairs,  planned->decodes,  planned->decoded, planned->past};
     for (int i = 0; i < MAX_SWEEPS; i++) {
         const Workload *w = &seen.sweep[i];
-        const double ran[] = {w->sweeps, w->prefills, w->prompts, w->prompt_rows, w->pairs, w->decodes, w->steps, w->past};
+        const double ran[] = {w->sweeps, w->prefills, w->prompts, w->prompt_rows,
+                              w->pairs,  w->decodes,  w->decoded, w->past};
         for (int f = 0; f < 8 && seen.prefills[i] == prefill; f++) sum[f] += ran[f];
     }
     bool same = true;
@@ -392,7 +393,8 @@ static void the_planned_work_is_what_runs(void) {
         CU_ASSERT(same_work(&plan->work[0], false) && same_work(&plan->work[1], true));
         CU_ASSERT(stats.prefill_sweeps == plan->work[1].sweeps && stats.sweeps == plan->sweeps);
         CU_ASSERT(plan->work[0].sweeps + plan->work[1].sweeps == plan->sweeps && plan->work[0].prompts == 0);
-        CU_ASSERT(plan->work[0].steps + plan->work[1].steps + count == stats.generated && plan->work[1].prompts == count);
+        CU_ASSERT(plan->work[0].decoded + plan->work[1].decoded + count == stats.generated &&
+                  plan->work[1].prompts == count);
         plan_free(plan);
         free_task(&t);
     }
@@ -410,8 +412,8 @@ static void the_work_of_two_blocks_by_hand(void) {
     const Workload *pre = &plan->work[1], *gen = &plan->work[0];
     CU_ASSERT(plan->sweeps == 8 && pre->sweeps == 2 && gen->sweeps == 6);
     CU_ASSERT(pre->prefills == 3 && pre->prompts == 5 && pre->prompt_rows == 50 && pre->pairs == 5 * 55);
-    CU_ASSERT(pre->decodes == 0 && pre->steps == 0 && pre->past == 0 && gen->prefills == 0 && gen->prompts == 0);
-    CU_ASSERT(gen->decodes == 3 * 3 && gen->steps == 5 * 3 && gen->past == 5 * (11 + 12 + 13));
+    CU_ASSERT(pre->decodes == 0 && pre->decoded == 0 && pre->past == 0 && gen->prefills == 0 && gen->prompts == 0);
+    CU_ASSERT(gen->decodes == 3 * 3 && gen->decoded == 5 * 3 && gen->past == 5 * (11 + 12 + 13));
     plan_free(plan);
     free_task(&t);
     checkpoint_close(checkpoint);

@@ -710,7 +710,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     const Workload *w = &r.plan->work[1];
     const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
     const double products = 2 * w->prompt_rows / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
-    const double gpu = products + 2 * w->steps / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
+    const double gpu = products + 2 * w->decoded / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
     CU_ASSERT_FATAL(decoding > 3);                      /* or nothing would queue */
     h.mm_flops[1] *= products / caches, r.hardware = h; /* now both take as long */
     const double queue = caches + (decoding - 2) / decoding * caches;
