@@ -118,11 +118,21 @@ commands() {
     step "mini" same_tokens "./flexgen generate $tiny $prompts" "${RUNNER:-} $1/build/mini models/opt-tiny $prompts --json"
 }
 
+# cuda_host DIR: compiles flexgen.cu for a GPU beside an ARM processor. It is not linked: that takes the toolkit's libraries for ARM.
+cuda_host() {
+    local nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc include
+    [ -x "$nvcc" ] || { echo "  skipped: flexgen.cu needs nvcc"; return; }
+    include=$(dirname "$nvcc")/../targets/$(uname -m)-linux/include
+    step "flexgen.cu compiles with -Werror" make NVCC="$nvcc -ccbin aarch64-linux-gnu-g++ -I$include" GPU=90 BUILD="$1/build" \
+        "$1/build/flexgen.cu.o"
+}
+
 aarch64() {
     needs aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross && needs qemu-aarch64 qemu-user && needs_sources || return
     local dir=$AT/aarch64 RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" EVERY=${EVERY:-50}
     libraries $dir ar aarch64-linux-gnu-gcc || return
     engine $dir ar aarch64-linux-gnu-gcc -O3 && commands $dir
+    needs aarch64-linux-gnu-g++ g++-aarch64-linux-gnu && cuda_host $dir
 }
 
 musl() {
