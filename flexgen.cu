@@ -7,14 +7,17 @@
  * are half, sums are float. Nothing here knows of tiers, plans or schedules, and after opening
  * nothing is allocated except what cuBLAS keeps about the shape of a product. The whole device is
  * never synchronized: a stream waits for events of other streams, and a thread for one event.
- *   Order of sums   The result for a row may not depend on the row's place in a batch. Therefore
+ *
+ * Order of sums: the result for a row may not depend on the row's place in a batch. Therefore
  * attention cuts a sequence at fixed tokens, whoever else is in the batch, products with packed
  * weights cut the columns by the shape of the matrix, and cuBLAS is asked by shape alone, so that
  * one shape always meets one algorithm.
- *   Memory   Most of the traffic is K, V and the weights. Kernels read these once, and 16 bytes at
- * a time where the length of a row allows it (`wide`).
- *   Threads   A thread's place in its warp is `in_warp`. Four neighbouring threads are a quad:
- * `quad` is in_warp / 4, `in_quad` is in_warp % 4.
+ *
+ * Memory: most of the traffic is K, V and the weights. Kernels read these once, and 16 bytes at a
+ * time where the length of a row allows it (`wide`).
+ *
+ * Threads: a thread's place in its warp is `in_warp`. Four neighbouring threads are a quad: `quad`
+ * is in_warp / 4, `in_quad` is in_warp % 4.
  * Read next: cost/profile.c. */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
@@ -1134,10 +1137,11 @@ static void gpu_attend_prefill(CudaGpu *, const Op *op, cudaStream_t stream) {
 //
 // Section 3's attention of one new token per sequence to the K and V of all its tokens, which lie
 // in pages. A warp has one head of one sequence for SPLIT tokens: it computes scores, their softmax
-// and the weighted sum of values. It reads every byte of these K and V once and
-// writes o, or, in a sequence of more than SPLIT tokens, a partial result, which combine_kernel
-// adds to the others in the order of the tokens.
-//   Of pages of halfs, PER_TOKEN threads share a token, 8 elements each, so that a warp reads
+// and the weighted sum of values. It reads every byte of these K and V once and writes o, or, in a
+// sequence of more than SPLIT tokens, a partial result. The block that comes last adds these in the
+// order of the tokens.
+//
+// PER_TOKEN threads share a token of a page of halfs, 8 elements each, so that a warp reads
 // 32 / PER_TOKEN tokens at once, and UNROLL times as many before it uses the first. Heads in 4 bits
 // have functions of their own, in the chapter after this one.
 // -------------------------------------------------------------------------------------------------
@@ -1201,8 +1205,8 @@ __device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wid
 }
 
 /* Calls use(t, x) for a thread's share of a warp's n tokens, with its eight elements x of token t.
- *  TOGETHER: all threads make
- * as many calls; for those that have fewer tokens, t is n or more and x zeros. */
+ * With TOGETHER all threads make as many calls; for those that have fewer tokens, t is n or more
+ * and x is zeros. */
 template <int PER_TOKEN, bool TOGETHER, class Use>
 __device__ void for_tokens(const Head &head, const int *rows, int n, Use use) {
     const int AT_ONCE = WARP / PER_TOKEN;
@@ -1437,30 +1441,26 @@ __device__ void weigh_fours(float out[8], float *weight, const Head &v, const in
 // -------------------------------------------------------------------------------------------------
 // Decode attention: the kernels, and new K and V
 //
-// A block of attend_kernel has HEADS heads of one sequence for SPLIT tokens, a thread of
-// combine_kernel one element of o. append_kernel writes the new K and V of section 3 into the
-// pages, a row of kv by one block.
+// A block of attend_kernel has HEADS heads of one sequence for SPLIT tokens. append_kernel writes
+// the new K and V of section 3 into the pages, a row of kv by one block.
 // -------------------------------------------------------------------------------------------------
 
-/* Does dense attention; or, if SCORES, writes only the scores (nseq, nh, gridDim.z * SPLIT), for
- * sparse attention. */
+/* Counts, for each sequence and HEADS of its heads, the blocks that have written their partial
+ * results; 0 between kernels. */
+enum { JOINED = 1 << 16 };
+static __device__ unsigned joined[JOINED];
+
+/* Attends with a head of sequence blockIdx.x, by one warp, to n tokens. Writes o or a partial
+ * result; or, if SCORES, only the scores (nseq, nh, gridDim.z * SPLIT), for sparse attention. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-__global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
-    __shared__ int rows[SPLIT];
-    __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
-    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT), hd = op.hd;
-    if (n <= 0)
-        return;
-    load_rows(rows, op, r, t0, n);
-    int warp = threadIdx.x / WARP, in_warp = threadIdx.x % WARP, h = blockIdx.y * HEADS + warp,
-        c = in_warp % PER_TOKEN * 8;
-    if (h >= op.nh)
-        return;
+__device__ void attend_head(const Op &op, int h, const int *rows, int n, bool wide, float *score,
+                            float *scratch) {
+    int r = blockIdx.x, hd = op.hd, in_warp = threadIdx.x % WARP, c = in_warp % PER_TOKEN * 8;
     const half *q = (half *)op.attend.q.at + r * op.attend.q.ld + h * hd;
     Head k = find_head<PAGES>(op, op.attend.k, h, c, wide);
     Head v = find_head<PAGES>(op, op.attend.v, h, c, wide);
-    float *score =
-        SCORES ? scratch + ((size_t)r * op.nh + h) * gridDim.z * SPLIT + t0 : scores[warp];
+    if (SCORES)
+        score = scratch + (((size_t)r * op.nh + h) * gridDim.z + blockIdx.z) * SPLIT;
     float out[8] = {}, scale = rsqrtf((float)hd), largest;
     if (PAGES == FOURS)
         score_fours<PER_TOKEN>(score, q, k, rows, n, scale);
@@ -1495,23 +1495,40 @@ __global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide
         to[2 + c + i] = out[i];
 }
 
-/* Joins the partial results of sequences of more than SPLIT tokens. A thread has one element. */
-__global__ void combine_kernel(Op op, const float *partial, int splits) {
-    int r = blockIdx.x, n = (length_of(op, r) + SPLIT - 1) / SPLIT, hd = op.hd;
+/* Joins n partial results of the block's heads, by the whole block. */
+__device__ void join_partial(const Op &op, const float *partial, int n) {
+    int r = blockIdx.x, hd = op.hd, first = blockIdx.y * HEADS * hd;
     size_t stride = op.nh * partial_floats(hd);
-    int c = blockIdx.y * blockDim.x + threadIdx.x;
-    if (n <= 1 || c >= op.nh * hd)
-        return;
-    const float *p = partial + (size_t)r * splits * stride + c / hd * partial_floats(hd);
-    float largest = -INFINITY, sum = 0, out = 0;
-    for (int i = 0; i < n; i++)
-        largest = fmaxf(largest, p[i * stride]);
-    for (int i = 0; i < n; i++) {
-        float weight = expf(p[i * stride] - largest);
-        sum += weight * p[i * stride + 1];
-        out += weight * p[i * stride + 2 + c % hd];
+    for (int c = first + threadIdx.x; c < min(first + HEADS * hd, op.nh * hd); c += blockDim.x) {
+        const float *p = partial + r * gridDim.z * stride + c / hd * partial_floats(hd);
+        float largest = -INFINITY, sum = 0, out = 0;
+        for (int i = 0; i < n; i++)
+            largest = fmaxf(largest, __ldcg(p + i * stride));
+        for (int i = 0; i < n; i++) {
+            float weight = expf(__ldcg(p + i * stride) - largest);
+            sum += weight * __ldcg(p + i * stride + 1);
+            out += weight * __ldcg(p + i * stride + 2 + c % hd);
+        }
+        result_of(op, r)[c] = __float2half(out / sum);
     }
-    result_of(op, r)[c] = __float2half(out / sum);
+}
+
+/* Does dense attention; or, if SCORES, writes the scores. */
+template <int PER_TOKEN, Pages PAGES, bool SCORES>
+__global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
+    __shared__ int rows[SPLIT];
+    __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
+    int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT),
+        blocks = (length_of(op, r) + SPLIT - 1) / SPLIT, warp = threadIdx.x / WARP,
+        h = blockIdx.y * HEADS + warp;
+    if (n <= 0)
+        return;
+    load_rows(rows, op, r, t0, n);
+    if (h < op.nh)
+        attend_head<PER_TOKEN, PAGES, SCORES>(op, h, rows, n, wide, scores[SCORES ? 0 : warp],
+                                              scratch);
+    if (!SCORES && blocks > 1 && comes_last(&joined[r * gridDim.y + blockIdx.y], blocks))
+        join_partial(op, scratch, blocks);
 }
 
 /* The tables of these have a kernel for 4, 8 and 16 threads that share a token, which are for heads
@@ -1549,14 +1566,16 @@ static Op some_sequences(Op op, int first, int n) {
 }
 
 /* Posts one of the kernels, and with `then` what uses the floats that it leaves in scratch; for as
- * many sequences at once as scratch has room for, each of which needs so many floats. */
+ * many sequences at once as scratch and `joined` have room for, each of which needs so many floats.
+ */
 template <class Then>
 static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, size_t floats,
                         Then then) {
     DecodeKernel kernel = decode_kernel(kernels, op);
     cudaStream_t stream = g->stream[op->lane];
     float *scratch = (float *)g->scratch;
-    int at_once = (int)(WORKSPACE / (floats * sizeof(float))), splits = count_splits(op);
+    int at_once = imin(WORKSPACE / (floats * sizeof(float)), JOINED / blocks_for(op->nh, HEADS)),
+        splits = count_splits(op);
     CHECK(lane_channel[op->lane] == GPU && at_once);
     for (int r = 0; r < op->attend.len.cols; r += at_once) {
         Op some = some_sequences(*op, r, at_once);
@@ -1572,15 +1591,10 @@ static const DecodeKernel attend_kernels[DECODE_KERNELS] = {
     attend_kernel<8, HALFS, SCORES>,  attend_kernel<8, FOURS, SCORES>,
     attend_kernel<16, HALFS, SCORES>, attend_kernel<16, FOURS, SCORES>};
 
-static void gpu_attend(CudaGpu *g, const Op *op, cudaStream_t stream) {
+static void gpu_attend(CudaGpu *g, const Op *op, cudaStream_t) {
     int splits = count_splits(op);
     size_t floats = splits > 1 ? splits * op->nh * partial_floats(op->hd) : 1;
-    auto combine = [&](const Op &some, float *partial) {
-        dim3 elements(some.attend.len.cols, blocks_for(op->nh * op->hd, THREADS));
-        if (splits > 1)
-            combine_kernel<<<elements, THREADS, 0, stream>>>(some, partial, splits);
-    };
-    post_decode(g, op, attend_kernels<false>, floats, combine);
+    post_decode(g, op, attend_kernels<false>, floats, [](const Op &, float *) {});
 }
 
 /* Writes rows of kv into pages. A block has one row; where it packs the row, several blocks share
@@ -2046,7 +2060,7 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
             e = e ? e : asked;
     };
     load(embed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
-         combine_kernel, select_kernel, pick_kernel, score_kernel);
+         select_kernel, pick_kernel, score_kernel);
     for (auto kernel : prefill_kernels)
         load(kernel);
     for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})

@@ -5,9 +5,10 @@
  * FINISH share the GPU, and so a thread. On the host device every thread does the work itself. On
  * the cuda device a lane that touches the GPU is a stream, and its thread only posts there: it
  * waits until the ops that its next op depends on are done or, on other streams, posted, tells its
- * stream to wait for those, and goes on ahead of the GPU. If only one batch is in flight, the
- * halves of its layers follow each other anyway: then ops of FINISH join the queue and the stream
- * of PROJECT, and no marks are needed between them.
+ * stream to wait for those, and goes on ahead of the GPU. FINISH waits for other lanes than PROJECT
+ * only where attention does: for the CPU, or for pages that are not at home on the GPU. Where there
+ * are none, or one batch alone is in flight, ops of FINISH join the queue and the stream of
+ * PROJECT, and no marks are needed between them.
  *
  * The host device's links can be slowed (Device.link), to show on a laptop how a PCIe link or a
  * disk changes a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
@@ -605,12 +606,12 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
                        .close = device_close};
     CHECK(plan->act_type == d->base.act_type);
     d->gpu = d->arenas.gpu = gpu;
-    d->one_stream = gpu && plan->batches == 1;
+    d->one_stream = gpu && (plan->batches == 1 || !plan->off_seqs);
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
     if (gpu) {
         d->call = gpu->call;
-        /* with one stream no other work is done while a thread wakes up */
-        gpu->poll_s = d->one_stream ? POLL : 0;
+        /* with one batch no other work is done while a thread wakes up */
+        gpu->poll_s = plan->batches == 1 ? POLL : 0;
     }
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity =

@@ -47,7 +47,7 @@ TOKEN = re.compile(r"""
 
 
 def read(path):
-    with open(path, encoding="utf-8") as f:
+    with open(path, encoding="utf-8", errors="replace") as f:
         return f.read()
 
 
@@ -110,7 +110,7 @@ def uses(build, paths):
         for line in subprocess.check_output(["nm", listing], text=True).splitlines():
             kind, name = line.split()[-2:]
             if kind in "TDRB":
-                home[name] = path
+                home.setdefault(name, path)  # a test may have a function of its own in the program's place
             elif kind == "U":
                 wanted.setdefault(path, []).append(name)
     return {path: {home[name]: name for name in names if name in home} for path, names in wanted.items()}
