@@ -21,6 +21,7 @@
  *   cuda_cpu_forbid                (a function, for tests, under AddressSanitizer) makes a touch of memory an error
  *   cuda_cpu_largest               (a variable) the bytes of the largest copy that was posted on a stream
  *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
+ *   cuda_cpu_launches              (one more) kernels that were launched, a product of cuBLAS counting as one
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
@@ -819,8 +820,8 @@ inline cudaError_t register_memory(void *p, size_t n) {
 
 extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
-extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
-long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_largest;
+extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
+long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
 /* Notes the size of a copy in cuda_cpu_largest. Several threads may post copies at a time; this orders nothing between
  * them. */
 inline void note_size(long bytes) {
@@ -931,6 +932,7 @@ struct Launch {
             return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
         if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
             return (void)error(cudaErrorLaunchOutOfResources);
+        __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
         std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
         std::function<void()> call = [k = kernel, values] { std::apply(k, values); };
         submit(stream, [=, *this] { run_grid(name, grid, block, shared, call); });
@@ -1355,6 +1357,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                    overlap(d, of_d->bytes(), workspace, workspace_bytes)))
         fault = "the result lies over something that is read";
     if (fault) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, fault);
+    __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
     submit(stream, [=, bias = untag(p->bias), space = untag(workspace)] {
         if (q.workspace) memset(space, 0xff, std::min(q.workspace, 256u)); /* no one else may use it meanwhile */
         run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(c), untag(d), bias);

@@ -7,7 +7,7 @@
 
 #include "tests.h"
 
-static const OptConfig config = TEST_CONFIG(3, 60, 400, 3, 131, -1);
+static const OptConfig config = TEST_CONFIG(3, 64, 400, 4, 131, -1);
 enum { PROMPTS = 5, N = 4, MOST = 20000 };
 
 static Checkpoint *model;
@@ -16,11 +16,12 @@ static Rig rig;
 static Device *device; /* the rig's */
 static Trace trace;
 static bool untraced;
+static int generated = N; /* tokens of each prompt */
 static double opened;     /* when */
 static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements */
 
 static void open_device(Policy p) {
-    static const int s[PROMPTS] = {9, 10, 11, 12, 13}, n[PROMPTS] = {N, N, N, N, N};
+    const int s[PROMPTS] = {9, 10, 11, 12, 13}, n[PROMPTS] = {generated, generated, generated, generated, generated};
     model = checkpoint_dummy(&config, 3);
     task = random_task(PROMPTS, s, n, config.vocab, 1);
     task.keep_logits = true;
@@ -327,47 +328,83 @@ static void check_trace(void) {
     }
 }
 
-/* What the GPU is asked for: marks of FINISH, and waits of its lanes for each other. */
-static int marks, waits;
-static const GpuCalls *plain;
-
-static int count_end(Gpu *gpu, Lane lane, uint64_t mark, bool timed, Error *e) {
-    marks += lane == FINISH && !timed;
-    return plain->end(gpu, lane, mark, timed, e);
-}
-
-static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
-    waits += lane_channel[lane] == GPU && lane_channel[other] == GPU;
-    return plain->after(gpu, lane, other, mark, e);
-}
-
 static Policy few_pages(int gbs, int num_gpu_batches) {
     Policy p = all_gpu(gbs, num_gpu_batches);
     p.page_tokens = 4;
     return p;
 }
 
-/* All of one batch follows in one stream. Of two batches each layer has marks. (PROJECT sets a few, and one more whenever
- * its thread has nothing to do.) */
-static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
-    if (!test_gpu) return;
-    untraced = true; /* a trace parts calls */
-    plain = test_gpu->call;
-    GpuCalls counting = *plain;
-    counting.end = count_end, counting.after = count_after;
-    test_gpu->call = &counting;
-    for (int K = 1; K <= 2; K++) {
-        marks = waits = 0;
-        run(few_pages(PROMPTS / K, K), 0);
-        CU_ASSERT(K == 1 ? marks == 0 : marks >= config.l * N);
-        CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
-        close_device();
-    }
-    test_gpu->call = plain, untraced = false;
+/* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about; kernels. */
+extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((weak)),
+    cuda_cpu_launches __attribute__((weak));
+
+/* What the GPU is asked for. Marks are those of FINISH alone: PROJECT sets one for each token that goes down, and one more
+ * whenever its thread has nothing to do. */
+typedef struct {
+    long kernels, copies, marks, waits;
+} Asked;
+static Asked asked;
+static const GpuCalls *plain;
+
+static int count_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *e) {
+    asked.copies++;
+    return plain->copy(gpu, lane, c, e);
 }
 
-/* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about. */
-extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((weak));
+static int count_end(Gpu *gpu, Lane lane, uint64_t mark, bool timed, Error *e) {
+    asked.marks += lane == FINISH;
+    return plain->end(gpu, lane, mark, timed, e);
+}
+
+static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e) {
+    asked.waits++;
+    return plain->after(gpu, lane, other, mark, e);
+}
+
+/* What the sweeps of a longer task that come on top ask the GPU for: of a batch in each layer, beside what a batch needs
+ * once. The eight kernels are norm, q k v, append, attention, w_O, norm and the two products of the MLP; if the CPU
+ * attends, append and attention are not among them. Kernels of the batch: the two rows of its embedding, the rows of the
+ * head, norm, logits and choice. Its copies: tables, tokens, and logits, since they are kept. Waits are of a stream for
+ * another; where one is late enough, there is nothing left to wait for. */
+static void a_layer_of_a_batch_takes_eight_launches_and_no_events(void) {
+    if (!test_gpu || !&cuda_cpu_launches) return; /* a real GPU does not say */
+    enum { MORE = 3, OF_BATCH = 6, COPIES_OF_BATCH = 3, WAITS_OF_BATCH = 3 };
+    static const struct {
+        double share[6];
+        bool delegated;
+        int kernels, copies, most_waits;
+    } placements[] = {{{1, 0, 1, 0, 1, 0}, false, 8, 0, 0}, /* all on the GPU */
+                      {{0, 1, 1, 0, 1, 0}, false, 8, 1, 2}, /* weights come: a part of a layer beside each batch */
+                      {{1, 0, 0, 1, 1, 0}, true, 6, 3, 4}}; /* the CPU attends: q, new k v go down, o comes up */
+    untraced = true;                                        /* a trace parts calls */
+    plain = test_gpu->call;
+    GpuCalls counting = *plain;
+    counting.copy = count_copy, counting.end = count_end, counting.after = count_after;
+    test_gpu->call = &counting;
+    for (size_t i = 0; i < sizeof placements / sizeof *placements; i++)
+        for (int K = 1; K <= 2; K++) {
+            Asked of[2];
+            for (int longer = 0; longer < 2; longer++) {
+                Policy p = few_pages((PROMPTS + K - 1) / K, K);
+                memcpy(p.share, placements[i].share, sizeof p.share);
+                p.delegated = placements[i].delegated;
+                generated = N + longer * MORE;
+                asked = (Asked){.kernels = -cuda_cpu_launches};
+                run(p, 0);
+                of[longer] = asked;
+                of[longer].kernels += cuda_cpu_launches;
+                close_device();
+            }
+            const long batches = K * MORE, squares = config.l * batches;
+            const bool one_stream = K == 1 || !placements[i].delegated;
+            CU_ASSERT_EQUAL(of[1].kernels - of[0].kernels, placements[i].kernels * squares + OF_BATCH * batches);
+            CU_ASSERT_EQUAL(of[1].copies - of[0].copies, placements[i].copies * squares + COPIES_OF_BATCH * batches);
+            CU_ASSERT(one_stream ? of[1].marks == 0 : of[1].marks - of[0].marks >= squares);
+            CU_ASSERT(of[1].waits - of[0].waits <= placements[i].most_waits * squares + WAITS_OF_BATCH * batches);
+        }
+    generated = N;
+    test_gpu->call = plain, untraced = false;
+}
 
 /* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */
 static void marks_have_times_only_where_somebody_wants_them(void) {
@@ -564,7 +601,7 @@ CU_TestInfo tests[] = {
     {"lanes that read the disk at once keep their bytes apart", lanes_that_read_the_disk_at_once_keep_their_bytes_apart},
     {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
     {"slowed links change no bit", slowed_links_change_no_bit},
-    {"one batch in flight needs no marks between its layers", one_batch_in_flight_needs_no_marks_between_its_layers},
+    {"a layer of a batch takes eight launches and no events", a_layer_of_a_batch_takes_eight_launches_and_no_events},
     {"marks have times only where somebody wants them", marks_have_times_only_where_somebody_wants_them},
     {"only one batch in flight asks before it sleeps", only_one_batch_in_flight_asks_before_it_sleeps},
     {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
