@@ -164,6 +164,12 @@ awk $constants '
         bound = least + cache; time = own + cache / .8 + 8 * 2.5
         printf "| %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f%% |\n", B, least, cache, bound, own, time, 100 * bound / time
     }
+    function launches(name, l, h, B,    n, took, memory) {
+        n = 8 * l + 6 + 2
+        took = 2.5 * n + 4
+        memory = 2 * (l * 12 * h * h + 50272 * h + B * l * 2 * 512 * h) / 936e3
+        printf "| %s | %d | %d | %.0f | %.0f | %.0f%% |\n", name, B, n, took, memory, 100 * took / (took + memory)
+    }
     BEGIN {
         print "\n## Products with packed weights: waves\n"
         print "On a GPU with 132 multiprocessors: 264 places for blocks of up to 32 rows, 132 for those of 64. Sharers: blocks that share outputs"
@@ -177,4 +183,12 @@ awk $constants '
         print "sums at 0.1 TB/s, attention at 80% of the memory, 2.5 us for the begin and end of each of eight kernels.\n"
         print "| B | products, bound | K and V, bound | bound | products, expected | expected | share |\n|---|---|---|---|---|---|---|"
         step(8, least8, own8); step(64, least64, own64)
+        print "\n## Launches: their share of a decoding step, all of it on an RTX 3090\n"
+        print "Arithmetic, not a measurement. Counted by the suite `lanes` on the emulation: of one batch, eight kernels a layer and six others, two"
+        print "copies, and no events between layers. Assumed: 2.5 us from one launch or copy to the next, 4 us until a GPU that is idle begins; the"
+        print "model and 512 tokens of F16 K and V of each sequence are read at 936 GB/s. Share: launches over launches and memory, as if"
+        print "nothing of them overlapped, though the host posts ahead of the GPU.\n"
+        print "| OPT | B | launches and copies | us | memory, us | share |\n|---|---|---|---|---|---|"
+        for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("125M", 12, 768, B)
+        for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("1.3B", 24, 2048, B)
     }'
