@@ -16,7 +16,8 @@
 #   figures.json    values, bounds, ratios: the table that comes last
 #
 # The exit status is 1 if a step failed or was not run. A step for which this machine has no tool or package is skipped, which its
-# line says. BUILD=build; CPU_MEM_GB=96 and GPU_MEM_GB=16: the memory for the runs that offload; TMPDIR: where the disk tier is;
+# line says, and so is what does not fit it. Where nothing can be built or run, one line says what to do, and the status is 2. BUILD=build;
+# GPU_MEM_GB and CPU_MEM_GB: the memory for the runs that offload (16 and 96, or most of what is free); TMPDIR: where the disk tier is;
 # FLEXLLMGEN=checkout of the original program, to be run beside this one (its tokenizer must be downloaded already); GRACE=4: seconds
 # that an ended step has to go, which are of its own time.
 # shellcheck disable=SC2086,SC2046,SC2034,SC2155 # lists of words are meant to be split
@@ -65,8 +66,8 @@ part=$1
 mkdir -p "$(dirname "$2")" && archive=$(cd "$(dirname "$2")" && pwd)/$(basename "$2") || exit 2
 seconds=${3:-540} chosen=" ${*:4} "
 cd "$(dirname "$0")/.." || exit 2
-: "${BUILD:=build}" "${CPU_MEM_GB:=96}" "${GPU_MEM_GB:=16}" "${CUDA_HOME:=/usr/local/cuda}"
-PATH=$PATH:$CUDA_HOME/bin:$CUDA_HOME/compute-sanitizer:/usr/local/nvidia/bin
+: "${BUILD:=build}" "${CUDA_HOME:=/usr/local/cuda}"
+PATH=$PATH:$CUDA_HOME/bin:$CUDA_HOME/compute-sanitizer:/usr/local/nvidia/bin:/usr/lib/wsl/lib
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/gpu-check-XXXXXX") || exit 2
 : "${GRACE:=4}"
 grace=$(awk "BEGIN { print int(1000 * $GRACE) }")
@@ -74,7 +75,6 @@ DIR=$scratch/$part
 mkdir "$DIR"
 trap 'rm -rf "$scratch"' EXIT
 SKIP=77 # a step's exit status: a tool is missing, the log's last line says which
-export DIR BUILD CPU_MEM_GB GPU_MEM_GB PATH scratch part SKIP
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 NVCC_APPEND_FLAGS=-allow-unsupported-compiler XDG_CACHE_HOME=$scratch
 
 # ---- what the machine lacks -----------------------------------------------------------------------------------
@@ -106,6 +106,34 @@ gather_cuda() {
 }
 gather_cuda
 
+# ---- what this machine is: one line if it will not do ----------------------------------------------------------
+
+cannot() { echo "gpu_check.sh: $*"; exit 2; }
+# ask FIELD: what nvidia-smi says of the GPU that is used
+ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits -i "${CUDA_VISIBLE_DEVICES:-0}" 2>/dev/null | head -n 1; }
+# at_most GB MIB: GB, or less where so many MiB are less
+at_most() { awk -v gb="$1" -v mib="$2" 'BEGIN { have = int(mib / 1024); print (mib == "" || have > gb ? gb : have < 1 ? 1 : have) }'; }
+
+nvcc=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1.\2/p')
+driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\)\.\([0-9]*\).*/\1.\2/p')
+[ -n "$nvcc" ] || cannot "there is no nvcc: install the CUDA toolkit${driver:+, up to version ${driver%.*}.x} (Python's packages have no compiler), or name its folder by CUDA_HOME"
+[ -z "$driver" ] || [ "${nvcc%.*}" -le "${driver%.*}" ] ||
+    cannot "the driver knows CUDA $driver, and the toolkit is $nvcc: install a newer driver, or name a toolkit of ${driver%.*}.x by CUDA_HOME"
+[ -n "$CUDA_ARGS" ] || cannot "cuBLAS or CUDA's runtime is missing ($(cat "$DIR/cuda")): apt-get install libcublas-dev-${nvcc/./-} cuda-cudart-dev-${nvcc/./-}"
+if [ -z "$driver" ]; then
+    ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' ||
+        cannot "there is no driver of NVIDIA's, neither nvidia-smi nor libcuda.so.1: install it; in a container, start that with --gpus all"
+    echo "no nvidia-smi here: what the card is, the program will say"
+fi
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+[ "$gpus" -lt 2 ] || [ -n "$CUDA_VISIBLE_DEVICES" ] || echo "$gpus GPUs: the first is used; CUDA_VISIBLE_DEVICES=1 takes the second"
+free_mib=$(ask memory.free)
+# The system has 2 GiB; under WSL only half of the memory can be pinned.
+host_mib=$(awk '/^MemAvailable/ { print int($2 / 1024) - 2048 }' /proc/meminfo)
+uname -r | grep -qi microsoft && host_mib=$((host_mib / 2)) && echo "WSL: half of the memory is used, since no more can be pinned"
+: "${GPU_MEM_GB:=$(at_most 16 "${free_mib:+$((free_mib * 9 / 10))}")}" "${CPU_MEM_GB:=$(at_most 96 "$host_mib")}"
+export DIR BUILD CPU_MEM_GB GPU_MEM_GB PATH scratch part SKIP
+
 # ---- steps: each runs in a shell of its own -------------------------------------------------------------------
 
 step_card() {
@@ -113,7 +141,8 @@ step_card() {
     nproc && grep -m 1 'model name' /proc/cpuinfo && free -g && df -h "$scratch"
     ${CC:-cc} --version | head -n 1
     nvcc --version | tail -n 2
-    nvidia-smi
+    echo "for the runs that offload: $GPU_MEM_GB GB of the GPU, $CPU_MEM_GB GB of the CPU"
+    nvidia-smi || return 0 # in a container perhaps
     nvidia-smi -q >"$DIR/nvidia-smi" # clocks, what holds them back, the link
     nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader -i "${CUDA_VISIBLE_DEVICES:-0}" | tee "$DIR/card"
 }
@@ -242,15 +271,23 @@ first_that_fits() {
         [ $rc = 2 ] || return $rc
         echo "does not fit this machine: $line"
     done
-    return 2
+    return $SKIP
 }
 
-# Everything on the GPU. Weights are made first: 13 GB.
-step_gpu() { printf -- '--gpu-batch-size %s\n' 64 32 16 4 | first_that_fits gpu --model opt-6.7b --trace "$DIR/gpu.trace" --prompt-len 512 --gen-len 32 --percent 100 0 100 0 100 0 --num-gpu-batches 1; }
+# Everything on the GPU. Weights are made first: 13 GB, or 2.6 for a smaller card.
+step_gpu() {
+    first_that_fits gpu --trace "$DIR/gpu.trace" --prompt-len 512 --gen-len 32 --percent 100 0 100 0 100 0 --num-gpu-batches 1 <<'LIST'
+--model opt-6.7b --gpu-batch-size 64
+--model opt-6.7b --gpu-batch-size 32
+--model opt-6.7b --gpu-batch-size 4
+--model opt-1.3b --gpu-batch-size 32
+--model opt-1.3b --gpu-batch-size 4
+LIST
+}
 
 # All that fit; weights are made anew each time, 60 GB in 16 bits. The most telling first.
 step_opt30b() {
-    local bits flags gbs rc=2
+    local bits flags gbs rc=$SKIP
     for gbs in 8 64; do
         for bits in w4 w4c4 fp16; do
             case $bits in w4) flags=--compress-weight ;; w4c4) flags="--compress-weight --compress-cache" ;; *) flags= ;; esac
@@ -265,7 +302,7 @@ step_opt30b() {
 step_twice() {
     local run
     for run in 1 2; do
-        run_bench twice-$run --model opt-1.3b --prompt-len 200 --gen-len 16 --percent 50 50 50 50 50 50 --gpu-batch-size 8 --num-gpu-batches 2 --gpu-mem 8G || return
+        run_bench twice-$run --model opt-1.3b --prompt-len 200 --gen-len 16 --percent 50 50 50 50 50 50 --gpu-batch-size 8 --num-gpu-batches 2 --gpu-mem "${GPU_MEM_GB}G" || return
     done
     grep -h '"digest"' "$DIR"/twice-[12].json | tee "$scratch/digests"
     [ "$(sort -u "$scratch/digests" | wc -l)" = 1 ] && [ "$(wc -l <"$scratch/digests")" = 2 ]
@@ -278,13 +315,16 @@ step_offload() {
 --model opt-30b --gpu-batch-size 14 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 --model opt-13b --gpu-batch-size 48 --num-gpu-batches 3 --percent 20 80 0 100 0 100
 --model opt-13b --gpu-batch-size 24 --num-gpu-batches 2 --percent 20 80 0 100 0 100
+--model opt-6.7b --gpu-batch-size 8 --num-gpu-batches 2 --percent 10 90 0 100 0 100
+--model opt-1.3b --gpu-batch-size 8 --num-gpu-batches 2 --percent 10 90 0 100 0 100
 LIST
 }
 
 # Beside the peers, at the same limit.
 peer="--prompt-len 512 --gen-len 32 --percent 50 50 0 100 0 100 --cpu-cache-compute --gpu-batch-size 64 --num-gpu-batches 2"
-step_limited() { run_bench limited --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --trace "$DIR/limited.trace"; }
-step_packed() { run_bench packed --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --compress-weight --compress-cache; }
+fitting() { "$@" || { rc=$?; [ $rc = 2 ] && echo "does not fit this machine" && rc=$SKIP; return $rc; }; }
+step_limited() { fitting run_bench limited --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --trace "$DIR/limited.trace"; }
+step_packed() { fitting run_bench packed --model opt-6.7b --gpu-mem "${GPU_MEM_GB}G" $peer --compress-weight --compress-cache; }
 step_accelerate() {
     [ $LIMIT -ge 40 ] || { echo "too little time is left"; return $SKIP; }
     python3 -c 'import accelerate, torch, transformers' || { echo "no torch, transformers and accelerate here"; return $SKIP; }
@@ -302,7 +342,7 @@ step_ncu() {
     local run="$BUILD/flexgen bench --device cuda --model opt-1.3b --prompt-len 512 --gen-len 2 --percent 100 0 100 0 100 0
         --gpu-batch-size 32 --num-gpu-batches 1 --gpu-mem ${GPU_MEM_GB}G --cpu-mem 4G --offload-dir $scratch"
     local ncu="ncu --clock-control none --section SpeedOfLight --section Occupancy --section WarpStateStats --section MemoryWorkloadAnalysis"
-    $ncu -k 'regex:attend_kernel|combine|pick' -c 6 $run &&
+    $ncu -k 'regex:attend_kernel|pick' -c 6 $run &&
         $ncu -k 'regex:attend_kernel|pack_kernel' -c 6 $run --compress-cache &&
         $ncu -k 'regex:attend_prefill|unpack|packed_linear|layernorm' -c 16 $run --compress-weight
 }
@@ -409,7 +449,7 @@ step() {
 }
 
 export CUDA_ARGS mixed peer
-export -f $(compgen -A function step_) run_bench first_that_fits sanitize shared
+export -f $(compgen -A function step_) run_bench first_that_fits fitting sanitize shared
 steps=$(printf '%s\n' "${!part}" | awk -v chosen="$chosen" 'NF && (chosen ~ /^ *$/ || index(chosen, " " $1 " "))')
 [ -n "$steps" ] || { echo "gpu_check.sh: no such step:$chosen"; exit 2; }
 all=$(echo "$steps" | awk '{ s += $2 } END { print s + !s }') later=$((seconds * 1000 * 53 / 54))

@@ -18,8 +18,8 @@ match($0, / busy +[0-9.]+ s/) { # "  load weights     ctog  busy    1.234 s  mov
 }
 function shape(name) { # of run `name`: its model and its task
     m = run[name, "model"]; s = run[name, "s"]; n = run[name, "n"]; seqs = run[name, "gbs"] * run[name, "num_gpu_batches"]
-    l = m ~ /6.7b/ ? 32 : m ~ /13b/ ? 40 : m ~ /30b/ ? 48 : 0
-    h1 = m ~ /6.7b/ ? 4096 : m ~ /13b/ ? 5120 : 7168
+    l = m ~ /1.3b/ ? 24 : m ~ /6.7b/ ? 32 : m ~ /13b/ ? 40 : m ~ /30b/ ? 48 : 0
+    h1 = m ~ /1.3b/ ? 2048 : m ~ /6.7b/ ? 4096 : m ~ /13b/ ? 5120 : 7168
     weights = 2 * l * (12 * h1 * h1 + 13 * h1) # bytes; h2 = 4 h1, and biases and layernorms
     if (run[name, "compress_weight"] == "true") weights -= 2 * l * 12 * h1 * h1 * (1 - 4.5 / 16) # 4 bits, and two halves for 64
     token = 2 * l * 12 * h1 * h1               # FLOP of one token in all layers, attention left out

@@ -11,7 +11,7 @@ $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suite
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
 # These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
-LINUX := cli completions exercises faults gpu grade kill memory mini paper pipeline quantize schedule search summary tour world
+LINUX := cli completions exercises faults gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
 SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))

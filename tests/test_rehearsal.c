@@ -1,0 +1,154 @@
+/* test_rehearsal.c: the first minute of scripts/gpu_check.sh on eight machines, which are shell scripts in the place of
+ * nvidia-smi, nvcc, uname and ldconfig. On each it goes on, or it ends with one line that says what to do. What its steps
+ * do with their time is test_gpu.c's. */
+#include <sys/stat.h>
+
+#include "tests.h"
+
+typedef struct {
+    const char *name;
+    const char *card;   /* name and free MiB, as nvidia-smi says it; NULL: there is no nvidia-smi */
+    const char *driver; /* the CUDA version that nvidia-smi prints */
+    const char *nvcc;   /* the toolkit's version; NULL: there is no compiler */
+    int gpus;
+    bool cublas, library; /* the toolkit has cuBLAS; ldconfig knows libcuda.so.1 */
+    const char *kernel;   /* what uname -r prints */
+    int status;
+    const char *says[2];
+} Machine;
+
+static const Machine machines[] = {
+    {"RTX 3060 that drives a display",
+     "NVIDIA GeForce RTX 3060, 10900",
+     "13.0",
+     "13.0",
+     1,
+     true,
+     true,
+     "6.1.0",
+     0,
+     {"9 GB of the GPU"}},
+    {"laptop with 6 GB",
+     "NVIDIA GeForce RTX 3050 6GB Laptop GPU, 5800",
+     "12.8",
+     "12.8",
+     1,
+     true,
+     true,
+     "6.1.0",
+     0,
+     {"5 GB of the GPU"}},
+    {"WSL 2",
+     "NVIDIA GeForce RTX 4090, 23000",
+     "13.0",
+     "12.8",
+     1,
+     true,
+     true,
+     "6.6.87.2-microsoft-standard-WSL2",
+     0,
+     {"WSL: half of the memory is used", "16 GB of the GPU"}},
+    {"driver that is older than the toolkit",
+     "NVIDIA GeForce RTX 3090, 23000",
+     "12.2",
+     "13.0",
+     1,
+     true,
+     true,
+     "6.1.0",
+     2,
+     {"the driver knows CUDA 12.2, and the toolkit is 13.0: install a newer driver", "a toolkit of 12.x"}},
+    {"toolkit without cuBLAS",
+     "NVIDIA GeForce RTX 3090, 23000",
+     "13.0",
+     "13.0",
+     1,
+     false,
+     true,
+     "6.1.0",
+     2,
+     {"cuBLAS or CUDA's runtime is missing", "apt-get install libcublas-dev-13-0"}},
+    {"runtime from Python's packages alone",
+     "NVIDIA GeForce RTX 3090, 23000",
+     "12.8",
+     NULL,
+     1,
+     false,
+     true,
+     "6.1.0",
+     2,
+     {"there is no nvcc: install the CUDA toolkit, up to version 12.x"}},
+    {"two GPUs",
+     "NVIDIA GeForce RTX 3090, 23000",
+     "13.0",
+     "13.0",
+     2,
+     true,
+     true,
+     "6.1.0",
+     0,
+     {"2 GPUs: the first is used; CUDA_VISIBLE_DEVICES=1 takes the second"}},
+    {"container without nvidia-smi", NULL, NULL, "13.0", 1, true, true, "6.1.0", 0, {"no nvidia-smi here"}},
+    {"no driver", NULL, NULL, "13.0", 0, true, false, "6.1.0", 2, {"no driver of NVIDIA's", "--gpus all"}},
+};
+
+static const char *dir;
+
+/* Writes a program of the machine: a shell script, or one that is not found. */
+static void stub(const char *name, const char *format, const char *a, const char *b, int n) {
+    char text[1000], path[400];
+    int len = snprintf(text, sizeof text, "#!/bin/sh\n");
+    len += a ? snprintf(text + len, sizeof text - len, format, a, b, n)
+             : snprintf(text + len, sizeof text - len, "exit 127\n");
+    write_file(dir, name, text, len);
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    CU_ASSERT_FATAL(chmod(path, 0755) == 0);
+}
+
+static void build_machine(const Machine *m) {
+    static const char smi[] =
+        "case $* in\n*-L*) i=0; while [ $i -lt %3$d ]; do echo \"GPU $i: one\"; i=$((i + 1)); done ;;\n"
+        "*memory.free*) echo '%1$s' | sed 's/.*, //' ;;\n*query*) echo '%1$s, 8.6, 580.1' ;;\n"
+        "*) echo '| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: %2$s  |' ;;\nesac\n";
+    static const char *const toolkit[] = {"include/cublasLt.h", "lib64/libcublasLt.so.13", "lib64/libcudart_static.a"};
+    dir = temp_dir();
+    mkdir(in_dir(dir, "include"), 0755), mkdir(in_dir(dir, "lib64"), 0755);
+    for (int i = 0; i < 3; i++)
+        if (m->cublas) write_file(dir, toolkit[i], "", 0);
+    stub("nvidia-smi", smi, m->card, m->driver, m->gpus);
+    stub("nvcc", "echo 'Cuda compilation tools, release %1$s, V%2$s.88'\n", m->nvcc, m->nvcc, 0);
+    stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->kernel, "", 0);
+    stub("ldconfig", "echo '%1$s%2$s'\n", m->library ? "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1" : "", "", 0);
+    stub("python3", NULL, NULL, NULL, 0);
+}
+
+/* Elsewhere than in the toolkit, where Debian's own packages put it. */
+static bool system_has_cublas(void) { return system("ls /usr/lib/*-linux-gnu/libcublasLt.so.* >/dev/null 2>&1") == 0; }
+
+static void each_machine_goes_on_or_is_told_what_to_do(void) {
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        const Machine *m = &machines[i];
+        char command[1500];
+        if (!m->cublas && m->nvcc && system_has_cublas()) continue;
+        build_machine(m);
+        snprintf(command, sizeof command,
+                 "mkdir %1$s/home && cp -r scripts %1$s/home && cd %1$s/home && env -u CUDA_VISIBLE_DEVICES -u GPU_MEM_GB "
+                 "PATH=%1$s:$PATH CUDA_HOME=%1$s TMPDIR=%1$s scripts/gpu_check.sh correctness %1$s/a.tar.gz 20 card "
+                 ">%1$s/said 2>&1; rc=$?; cat correctness/*card.log >>%1$s/said 2>/dev/null; "
+                 "tar xzOf %1$s/a.tar.gz >>%1$s/said 2>/dev/null; exit $rc",
+                 dir);
+        const int status = system(command);
+        char *said = contents(in_dir(dir, "said"), NULL);
+        bool right = WIFEXITED(status) && WEXITSTATUS(status) == m->status;
+        for (int s = 0; s < 2 && m->says[s]; s++) right = right && strstr(said, m->says[s]);
+        if (m->status) right = right && strchr(said, '\n') == said + strlen(said) - 1; /* one line */
+        if (!right) fprintf(stderr, "\n    %s: status %d\n%s\n", m->name, WEXITSTATUS(status), said);
+        CU_ASSERT(right);
+        free(said);
+    }
+}
+
+CU_TestInfo tests[] = {
+    {"each machine goes on, or is told what to do", each_machine_goes_on_or_is_told_what_to_do},
+    CU_TEST_INFO_NULL,
+};
