@@ -266,7 +266,48 @@ def accuracy():
             print(said, end="")
 
 
-STUDIES = {f.__name__: f for f in (overlap, block, bits, sparsity, pages, machines, prediction, stages, card, accuracy)}
+def cards():
+    """{name: the machine of the two cards that the next studies compare}; or the one machine that is given or here."""
+    if args.device != "sim" or args.hardware:
+        return {"this machine": args.hardware}
+    return {"RTX 3060": "hardware/rtx3060.json", "RTX 3090": "hardware/rtx3090.json"}
+
+
+def placement():
+    shares = [100, 80, 60, 40, 20, 0]
+    lines = {}
+    for model in ("opt-1.3b", "opt-6.7b"):
+        for card, hardware in cards().items():
+            runs = [(wg, bench(f"--model {model} --percent {wg} {100 - wg} 100 0 100 0 --gpu-batch-size 8 --num-gpu-batches 1 "
+                               "--prompt-len 256 --gen-len 32", hardware, True)) for wg in shares]
+            lines[f"{model}, {card}"] = [(wg, r[0]["decode_throughput"]) for wg, r in runs if r]
+    draw("placement", "Weights on the GPU", "percent of the weights on the GPU", "token/s while decoding", lines)
+
+
+def equal_memory():
+    lines = {}
+    for card, hardware in cards().items():
+        most = json.load(open(hardware))["gmem"] / 2**30 if hardware else math.inf
+        sizes = [g for g in (4, 6, 8, 10, 11, 12, 16, 20) if g <= most]
+        for bits, flag in (("16 bits", ""), ("4 bits", "--compress-weight --compress-cache")):
+            runs = [(g, bench(f"--model opt-6.7b --gpu-mem {g}G --prompt-len 256 --gen-len 32 {flag}", hardware, True)) for g in sizes]
+            lines[f"{card}, {bits}"] = [(g, r[0]["throughput"]) for g, r in runs if r]
+    draw("equal_memory", "OPT-6.7B in 16 and in 4 bits", "GiB of the GPU that may be used", "token/s", lines)
+
+
+def blocks():
+    batches = [1, 2, 4, 8, 16]
+    lines = {}
+    for card, hardware in cards().items():
+        for name, flag in (("overlapped", ""), ("--no-overlap", "--no-overlap")):
+            runs = [(k, bench(f"--model opt-1.3b --percent 0 100 0 100 0 100 --gpu-batch-size {64 // k} --num-gpu-batches {k} "
+                              f"--prompt-len 256 --gen-len 32 {flag}", hardware, True)) for k in batches]
+            lines[f"{card}, {name}"] = [(k, r[0]["decode_throughput"]) for k, r in runs if r]
+    draw("blocks", "64 sequences in batches", "GPU batches of the block", "token/s while decoding", lines, log=True)
+
+
+STUDIES = {f.__name__: f for f in (overlap, block, bits, sparsity, pages, machines, prediction, stages, card, accuracy, placement,
+                                   equal_memory, blocks)}
 SIMULATED = "machines", "stages"  # on no other device
 
 if __name__ == "__main__":
