@@ -5,10 +5,11 @@
  *
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
- * variable of that thread. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
+ * variable of that thread, NaN when a block comes to it first. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
  * are tagged, so that the host cannot follow them, and kernels get them untagged, as arguments and in the views of an op.
- *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, events and syncs order anything: where one is
- * missing it finds a race. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
+ *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, fences, events and syncs order anything: where one
+ * is missing it finds a race. Every other block of a kernel then runs on a second OS thread, so it sees races between blocks
+ * too. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
  *   An asynchronous copy into shared memory leaves NaN there until it is waited for. What cudaMemcpy brings to the device
  * from memory that is not pinned arrives only when somebody waits for the default stream or uses it.
  *
@@ -29,14 +30,18 @@
  *   CUDA_CPU_PIN_FAILS=N           cudaHostRegister has no memory for the Nth range
  *   CUDA_CPU_LAUNCH_FAILS=N        the Nth launch since the latest cudaGetDeviceCount lacks resources
  *
- * It cannot see: races between blocks of one kernel, shared memory read before it is written, limits of registers, static
- * shared memory and __launch_bounds__, the rounding of tensor cores, what cuBLAS's choice of algorithm changes, speed.
+ * A launch is compared with its kernel's row in results/kernels.md: threads, shared memory, and registers.
+ *   It cannot see: races between blocks two apart; threads of a warp that mix up two calls of one function which shuffles;
+ * __launch_bounds__; the rounding of tensor cores; what cuBLAS's choice of algorithm changes; speed.
+ *   tests/planted.cu has faults that it must find.
  * For g++ 10 or later on x86-64. Read next: flexgen.cu. */
 #pragma once
 #pragma GCC optimize("no-strict-aliasing") /* CUDA code looks at halfs through uint4 */
 #include <cublasLt.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <cxxabi.h>
+#include <dlfcn.h>
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <math.h>
@@ -57,6 +62,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <regex>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -184,6 +190,8 @@ struct Block { /* what this OS thread is running */
     const std::function<void()> *kernel;
     const char *name;
     void *shared;
+    const void *seen[16]; /* the shared arrays that this block has come to */
+    int nseen;
     char start, end, barrier[2]; /* their addresses stand for orderings that TSan is told of */
 };
 static thread_local Block blk;
@@ -260,7 +268,7 @@ inline void choose_order(int n, int *first, int *stride) {
 inline std::atomic<long> most_roundings; /* the most of one thread in the kernels since this was last asked for */
 
 CUDA_CPU_UNSEEN void run_block() {
-    blk.done = 0;
+    blk.done = blk.nseen = 0;
     for (int i = 0, x = blockDim.x, y = blockDim.y; i < blk.n; i++) {
         Thread *t = &blk.threads[i];
         t->idx = {unsigned(i % x), unsigned(i / x % y), unsigned(i / (x * y))};
@@ -296,22 +304,40 @@ inline void open_block(Thread *threads) {
                   pthread_attr_getstack(&a, (void **)&blk.scheduler.stack, &blk.scheduler.size); pthread_attr_destroy(&a));
 }
 
-inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel) {
-    CUDA_CPU_ASAN(static std::mutex one_at_a_time; std::lock_guard<std::mutex> lock(one_at_a_time));
-    gridDim = grid, blockDim = block;
-    blk.n = block.x * block.y * block.z;
-    blk.kernel = &kernel, blk.name = name, blk.shared = malloc(shared_bytes + 1);
+struct Grid {
+    const char *name;
+    dim3 grid, block;
+    size_t shared_bytes;
+    const std::function<void()> &kernel;
+    int blocks, first, stride; /* the order of the blocks */
+};
+
+/* Runs every `step`-th block of a grid, from number `from` on. */
+inline void run_blocks(const Grid &g, int from, int step) {
+    gridDim = g.grid, blockDim = g.block;
+    blk.n = g.block.x * g.block.y * g.block.z;
+    blk.kernel = &g.kernel, blk.name = g.name, blk.shared = malloc(g.shared_bytes + 1);
     for (int i = 0; i < blk.n; i++)
         if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
-    int blocks = grid.x * grid.y * grid.z, first, stride;
-    choose_order(blocks, &first, &stride);
-    for (int64_t i = 0; i < blocks; i++) {
-        unsigned b = (i * stride + first) % blocks;
+    for (int64_t i = from; i < g.blocks; i += step) {
+        unsigned b = (i * g.stride + g.first) % g.blocks;
+        const dim3 &grid = g.grid;
         blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
-        poison(blk.shared, shared_bytes);
+        poison(blk.shared, g.shared_bytes);
         run_block();
     }
     free(blk.shared);
+}
+
+/* Runs f on a second OS thread, which belongs to this one; then `then` here, and waits. */
+inline void run_beside(std::function<void()> f, std::function<void()> then);
+
+inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel) {
+    CUDA_CPU_ASAN(static std::mutex one_at_a_time; std::lock_guard<std::mutex> lock(one_at_a_time));
+    Grid g{name, grid, block, shared_bytes, kernel, int(grid.x * grid.y * grid.z), 0, 1};
+    choose_order(g.blocks, &g.first, &g.stride);
+    CUDA_CPU_TSAN(if (g.blocks > 1) return run_beside([&g] { run_blocks(g, 1, 2); }, [&g] { run_blocks(g, 0, 2); }));
+    run_blocks(g, 0, 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -319,6 +345,14 @@ inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_byte
 // ---------------------------------------------------------------------------------------------------------------
 
 inline void *dynamic_shared() { return blk.shared; }
+/* Fills a shared array with NaN when a block first comes to its declaration. */
+CUDA_CPU_UNSEEN void fresh(void *p, size_t n) {
+    for (int i = 0; i < blk.nseen; i++)
+        if (blk.seen[i] == p) return;
+    if (blk.nseen == sizeof blk.seen / sizeof *blk.seen) complain(true, "%s: too many shared arrays", blk.name);
+    blk.seen[blk.nseen++] = p;
+    poison(p, n);
+}
 inline int in_warp() { return blk.cur->in_warp; }
 
 CUDA_CPU_UNSEEN void sync_threads(int line) {
@@ -460,14 +494,24 @@ To bit_cast(From from) {
 #define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
 #define __hsub2(a, b) cuda_cpu::multiply_add2(b, half2(cuda_cpu::to_half(-1.f), cuda_cpu::to_half(-1.f)), a)
 #define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
-#define __threadfence() (void)0 /* the blocks of a kernel run one after another */
+#define __threadfence() cuda_cpu::fence()
+namespace cuda_cpu {
+inline void fence() {
+    CUDA_CPU_TSAN(static char edge; __tsan_release(&edge); __tsan_acquire(&edge));
+}
+}  // namespace cuda_cpu
 using std::max;
 using std::min;
 template <class T>
 T __ldcg(const T *p) {
     return *p;
 }
-inline unsigned atomicInc(unsigned *p, unsigned most) { return *p == most ? std::exchange(*p, 0) : (*p)++; }
+inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned was = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(p, &was, was >= most ? 0 : was + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    return was;
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     uint64_t both = a | (uint64_t)b << 32;
     unsigned bytes = 0;
@@ -697,6 +741,12 @@ struct CUstream_st {
         cuda_cpu::give_threads(threads);
     }
 };
+inline void cuda_cpu::run_beside(std::function<void()> f, std::function<void()> then) {
+    static thread_local CUstream_st second;
+    second.submit(std::move(f));
+    then();
+    second.wait();
+}
 struct CUevent_st {
     bool timed;
     std::mutex lock;
@@ -914,6 +964,70 @@ inline size_t allowed(const void *kernel) {
     return found == allowed_shared.end() ? 0 : found->second;
 }
 
+/* A row of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
+struct Known {
+    int threads; /* the most that the launcher asks for */
+    size_t shared;
+    int registers[6]; /* of a thread, on these: */
+};
+const int known_archs[] = {75, 80, 86, 89, 90, 120};
+
+/* The rows by the kernels' names, such as attend_kernel<16, 1, 0>; none where the file is not. */
+inline const std::map<std::string, Known> &known_kernels() {
+    static const std::map<std::string, Known> all = [] {
+        std::map<std::string, Known> rows;
+        FILE *f = fopen("results/kernels.md", "r");
+        char line[1000], name[200];
+        while (f && fgets(line, sizeof line, f)) {
+            Known k{};
+            int at = 0;
+            if (sscanf(line, "| `%199[^`]` | %d | %zu |%n", name, &k.threads, &k.shared, &at) != 3 || !at) continue;
+            const char *cell = line + at;
+            for (int &r : k.registers) r = atoi(cell), cell = strchr(cell, '|') + 1;
+            rows[name] = k;
+        }
+        if (f) fclose(f);
+        return rows;
+    }();
+    return all;
+}
+/* The kernel's name as that file has it. */
+inline std::string name_of(const void *kernel) {
+    Dl_info info;
+    if (!dladdr(kernel, &info) || !info.dli_sname) return "";
+    char *whole = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
+    std::string name = whole ? whole : info.dli_sname;
+    free(whole);
+    name = std::regex_replace(name, std::regex("^void |\\((int|bool|[A-Za-z_:]*Pages)\\)|\\(.*\\)$"), "");
+    name = std::regex_replace(name, std::regex("\\btrue\\b"), "1");
+    return std::regex_replace(name, std::regex("\\bfalse\\b"), "0");
+}
+/* Says what a launch has more of than its row; "" if nothing. */
+inline std::string excess(const void *kernel, size_t threads, size_t shared) {
+    const std::string name = name_of(kernel);
+    const auto row = known_kernels().find(name);
+    const int arch = int(env_number("CUDA_CPU_ARCH", 80)), warp_registers = 256;
+    if (known_kernels().empty() || name.empty()) return "";
+    if (row == known_kernels().end()) return "no row of results/kernels.md is " + name + "'s";
+    const Known &k = row->second;
+    if (threads > size_t(k.threads)) return "more threads than its row of results/kernels.md";
+    if (shared > k.shared) return "more shared memory than its row of results/kernels.md";
+    for (int i = 0; i < 6; i++) {
+        const size_t of_warp = (32 * k.registers[i] + warp_registers - 1) / warp_registers * warp_registers;
+        if (known_archs[i] == arch && of_warp * ((threads + 31) / 32) > 65536) return "more registers than there are";
+    }
+    return "";
+}
+/* What is wrong with this kernel's launches of that size: found once. */
+inline std::string excess_of(const void *kernel, size_t threads, size_t shared) {
+    static std::mutex lock;
+    static std::map<std::tuple<const void *, size_t, size_t>, std::string> found;
+    std::lock_guard<std::mutex> guard(lock);
+    const auto key = std::make_tuple(kernel, threads, shared);
+    const auto at = found.find(key);
+    return at != found.end() ? at->second : found[key] = excess(kernel, threads, shared);
+}
+
 template <class... P>
 struct Launch {
     const char *name;
@@ -930,6 +1044,8 @@ struct Launch {
         if (!is_loaded((const void *)kernel)) complain(false, "%s: loaded only by its first launch", name);
         if (shared > 48 << 10 && shared > allowed((const void *)kernel))
             return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
+        const std::string why = excess_of((const void *)kernel, threads, shared);
+        if (!why.empty()) complain(false, "%s: %s", name, why.c_str());
         if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
             return (void)error(cudaErrorLaunchOutOfResources);
         __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);

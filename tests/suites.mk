@@ -11,7 +11,7 @@ $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suite
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
 SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
 # These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
-LINUX := cli completions exercises faults gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
+LINUX := cli completions emulation exercises faults gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
 SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
@@ -121,13 +121,26 @@ DEVICE_O ?= $(if $(SANITIZE),-O1,-O2)
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
+# Faults in kernels, which the suite `emulation` asks it to find.
+$(BUILD)/planted: CHECKS :=
+$(BUILD)/planted_tsan: CHECKS := -fsanitize=thread -g1
+$(BUILD)/planted $(BUILD)/planted_tsan: tests/planted.cu tests/cuda2cpp.sed tests/cuda_cpu.h
+	@mkdir -p $(@D)
+	(echo '#line 1 "$<"'; sed -E -f tests/cuda2cpp.sed $<) >$@.cpp
+	$(CXX) -std=c++17 -O1 $(CHECKS) -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. -isystem $(CUDA_INCLUDE) \
+	    -include tests/cuda_cpu.h $@.cpp -o $@ -rdynamic -lpthread -ldl
+ifneq ($(EMULATION),)
+$(BUILD)/emulation.log: $(BUILD)/planted $(BUILD)/planted_tsan
+$(BUILD)/emulation.log: export PLANTED := $(BUILD)/planted
+$(BUILD)/emulation.log: export PLANTED_TSAN := setarch -R $(BUILD)/planted_tsan
+endif
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone, and the sim.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))
 ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c plan.c walk.c device/sim.c device/hardware.c \
     base/team.c base/process.c base/os.c io/checkpoint.c io/file.c io/json.c)
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
-	$(CXX) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit
+	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
