@@ -167,8 +167,8 @@ struct CudaGpu : Gpu {
     cublasLtHandle_t blas;
     Known products[NLANES][KNOWN]; /* of PROJECT and FINISH; one thread looks them up */
     int next_product[NLANES];      /* the place that the next new product takes, modulo KNOWN */
-    char *scratch; /* WORKSPACE bytes for partial results and scores of attention, which runs on one
-                      lane */
+    char *scratch;                 /* WORKSPACE bytes for partial results and scores of attention */
+    int attends;                   /* the only lane that uses scratch; NLANES: none has yet */
     char *workspace[2]; /* WORKSPACE bytes each, for the products of PROJECT and of FINISH */
     int places;         /* two blocks on each multiprocessor */
     int packed_most;    /* the last of packed_kernels that shared memory is large enough for */
@@ -176,6 +176,8 @@ struct CudaGpu : Gpu {
     char *pinned;       /* `pinned_bytes` of the host, pinned in ranges of pin_part */
     size_t pinned_bytes;
 };
+
+static_assert(sizeof(Op) <= 4000, "a kernel gets an op by value, and 4 KB of arguments at most");
 
 static CudaGpu *cuda(Gpu *gpu) { return (CudaGpu *)gpu; }
 static cudaStream_t stream_of(Gpu *gpu, Lane lane) { return cuda(gpu)->stream[lane]; }
@@ -472,6 +474,7 @@ static cublasStatus_t describe(Known *p, cublasLtMatmulDescAttributes_t which, V
 /* Asks cuBLAS for an algorithm; returns false when it has none. b is the bias of this call, whose
  * address tells cuBLAS how biases are aligned. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
+    /* NVIDIA does not say whether this ReLU keeps NaN; a GPU may report bad weights later */
     cublasLtEpilogue_t with_bias =
         p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
@@ -1576,7 +1579,8 @@ static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, s
     float *scratch = (float *)g->scratch;
     int at_once = imin(WORKSPACE / (floats * sizeof(float)), JOINED / blocks_for(op->nh, HEADS)),
         splits = count_splits(op);
-    CHECK(lane_channel[op->lane] == GPU && at_once);
+    CHECK(at_once && (g->attends == NLANES || g->attends == op->lane));
+    g->attends = op->lane;
     for (int r = 0; r < op->attend.len.cols; r += at_once) {
         Op some = some_sequences(*op, r, at_once);
         kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, eights(op->hd),
@@ -1960,6 +1964,7 @@ static void *gpu_alloc(Gpu *gpu, size_t bytes, Error *err) {
     void *p;
     size_t available = 0, total;
     *cuda(gpu)->not_finite = 0;
+    cuda(gpu)->attends = NLANES;
     if (!cudaMalloc(&p, bytes))
         return p;
     cudaGetLastError();

@@ -5,13 +5,14 @@
  *
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
- * variable of that thread, NaN when a block comes to it first. A stream is a thread with a queue. Device memory is malloc's, NaN at first; the pointers to it
- * are tagged, so that the host cannot follow them, and kernels get them untagged, as arguments and in the views of an op.
- *   ThreadSanitizer takes a CUDA thread for a thread, and only barriers, fences, events and syncs order anything: where one
- * is missing it finds a race. Every other block of a kernel then runs on a second OS thread, so it sees races between blocks
- * too. AddressSanitizer checks all bounds, of shared arrays too; kernels then run one at a time.
- *   An asynchronous copy into shared memory leaves NaN there until it is waited for. What cudaMemcpy brings to the device
- * from memory that is not pinned arrives only when somebody waits for the default stream or uses it.
+ * variable of that thread, NaN when a block comes to it first. A stream is a thread with a queue. Device memory is
+ * malloc's, NaN at first; the pointers to it are tagged, so that the host cannot follow them, and kernels get them
+ * untagged, as arguments and in the views of an op. ThreadSanitizer takes a CUDA thread for a thread, and only barriers,
+ * fences, events and syncs order anything: where one is missing it finds a race. Every other block of a kernel then runs on
+ * a second OS thread, so it sees races between blocks too. AddressSanitizer checks all bounds, of shared arrays too;
+ * kernels then run one at a time. An asynchronous copy into shared memory leaves NaN there until it is waited for. What
+ * cudaMemcpy brings to the device from memory that is not pinned arrives only when somebody waits for the default stream or
+ * uses it.
  *
  * Environment, read at the start:
  *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
@@ -496,9 +497,7 @@ To bit_cast(From from) {
 #define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
 #define __threadfence() cuda_cpu::fence()
 namespace cuda_cpu {
-inline void fence() {
-    CUDA_CPU_TSAN(static char edge; __tsan_release(&edge); __tsan_acquire(&edge));
-}
+inline void fence() { CUDA_CPU_TSAN(static char edge; __tsan_release(&edge); __tsan_acquire(&edge)); }
 }  // namespace cuda_cpu
 using std::max;
 using std::min;
