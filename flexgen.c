@@ -82,7 +82,7 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
         checkpoint_unchanged(run->checkpoint, err))
         return -1;
-    return run->net ? run->net->agree(run->net, 0, err) : 0;
+    return stage_agree(run->net, 0, err);
 }
 
 /* Gives each stage's device a trace. Stages on one computer share a clock; others note when all
@@ -130,8 +130,7 @@ static int load_device(TaskRun *run, Error *err) {
         device->net = run->net;
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
-        (run->gpu && opt_warm_up(device, run->plan, err)) ||
-        (run->net && run->net->agree(run->net, 0, err)))
+        (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
         return -1;
     if (run->traced && !traced_later(run))
         begin_traces(run);

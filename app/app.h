@@ -327,6 +327,18 @@ void completions_free(Completions *completions);
 
 #define PIPELINE_VERSION "1" /* the version of the messages between stages */
 
+/* Opens the network that mpirun has started this process in: net_open_mpi of device.h, out of the
+ * library beside the program. Returns NULL and err if there is one and it cannot be used. Returns
+ * NULL with err's text empty, at once and without loading MPI, if there is none or this process is
+ * alone in it. */
+Net *net_open(double bytes_s, double delay_s, Error *err);
+/* Copies the first stage's bytes to all stages; every stage must call it. net NULL, here and below:
+ * there are no others. */
+int stage_share(Net *net, void *bytes, size_t size, Error *err);
+/* Returns 0 if all stages have status 0; every stage calls it with its own status: 0, or -1 and
+ * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which it
+ * names. The network can be used in either case. */
+int stage_agree(Net *net, int status, Error *err);
 /* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);

@@ -210,7 +210,7 @@ void host_share(double work, int count, LoopPart part, const void *what);
 float *scratch(size_t floats);
 
 // -------------------------------------------------------------------------------------------------
-// process.c: what this process may have
+// os.c: what this process may have
 // -------------------------------------------------------------------------------------------------
 
 /* The least that the machine, the control groups and the limits of this process leave it. */
@@ -226,7 +226,7 @@ typedef struct {
 Allowance process_allowance(const char *root, int threads);
 
 // -------------------------------------------------------------------------------------------------
-// process.c: SIGINT, SIGTERM and SIGHUP
+// os.c: SIGINT, SIGTERM and SIGHUP
 // -------------------------------------------------------------------------------------------------
 
 /* Catches these signals: the first one is noted, and a second one ends the program at once. */

@@ -334,7 +334,7 @@ const char *host_isa(void);
 enum { HOST_SUMS = 2 };
 
 // -------------------------------------------------------------------------------------------------
-// flexgen.cu, net.c: a GPU
+// flexgen.cu: a GPU
 // -------------------------------------------------------------------------------------------------
 
 /* An open GPU. */
@@ -358,11 +358,15 @@ struct Gpu {
                                              of the GPU tier */
 };
 
-/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses), out of the library beside the program if
- * flexgen.cu is not linked. Loads nothing large where there is no GPU. */
-Gpu *gpu_find(Error *err);
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns
+ * NULL and err, one line that says what to do, without a driver, without a GPU, with one that is
+ * too old or too full. Where flexgen.cu is not linked to the program but a library beside it, or
+ * was not built, this is NULL. */
+extern Gpu *(*cuda_open_gpu)(Error *err);
 /* Returns the bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
-Bytes gpu_left(Gpu *gpu);
+static inline Bytes gpu_left(Gpu *gpu) {
+    return size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
+}
 
 // -------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
@@ -390,7 +394,7 @@ void world_leave(Device *sim);
 void world_close(World *world);
 
 // -------------------------------------------------------------------------------------------------
-// net.c: the network of a pipeline (section 4.4)
+// pipeline.c: the network of a pipeline (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
 /* The kinds of messages: hidden states, new tokens, and the setup before the run. Messages of
@@ -415,12 +419,6 @@ struct Net {
     int (*receive)(Net *, int from, NetKind kind, void *bytes, size_t size, Error *);
     /* Copies the bytes, and returns at once. */
     int (*post)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* Copies stage 0's bytes to all stages; every stage must call it. */
-    int (*share)(Net *, void *bytes, size_t size, Error *);
-    /* Returns 0 if all stages have status 0; every stage calls it with its own status: 0, or -1 and
-     * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which
-     * it names. The network can be used in either case. */
-    int (*agree)(Net *, int status, Error *);
     /* Says that this stage has failed. The functions of all stages then fail with "stage 2:
      * <text>", for the first stage that has failed. Over MPI it ends the job and does not return;
      * its caller has said why. */
@@ -429,11 +427,11 @@ struct Net {
     void (*close)(Net *);
 };
 
-/* Opens the network that mpirun has started this process in. Returns NULL and err if there is one
- * and it cannot be used. Returns NULL with err's text empty, at once and without loading MPI, if
- * there is none or this process is alone in it. The link is slowed to bytes_s bytes/s, and a
- * message takes delay_s seconds more (0: not slowed); messages of NET_SETUP are not slowed. */
-Net *net_open(double bytes_s, double delay_s, Error *err);
+/* Opens the network that mpirun has started this process in, of which there is one. The link is
+ * slowed to bytes_s bytes/s, and a message takes delay_s seconds more (0: not slowed); messages of
+ * NET_SETUP are not slowed. Returns NULL and err if it cannot be used; NULL alone if this process
+ * is alone in it. */
+Net *net_open_mpi(double bytes_s, double delay_s, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // trace.c: what happened on the lanes

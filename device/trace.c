@@ -12,7 +12,7 @@
  * added up whole. A trace for the file also has what each sweep holds, KV pages and sequences, as
  * counters. A trace that is all zeros is empty and ready.
  * scripts/plot_trace.py draws the file.
- * Read next: net.c. */
+ * Read next: pipeline.c. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>

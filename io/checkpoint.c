@@ -20,7 +20,7 @@
  *
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place;
  * ours are random.
- * Read next: base/process.c. */
+ * Read next: base/os.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <libgen.h>
