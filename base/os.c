@@ -53,7 +53,7 @@ static size_t file_number(const char *dir, const char *name, const char *key) {
 
 /* Returns the bytes of such a number of KiB; 0 if there is none. */
 static size_t file_kib(const char *dir, const char *name, const char *key) {
-    const size_t kib = file_number(dir, name, key);
+    size_t kib = file_number(dir, name, key);
     return kib > SIZE_MAX / 1024 ? 0 : kib * 1024;
 }
 
@@ -88,11 +88,11 @@ static size_t group_memory(const char *dir) {
  * all threads would be stopped at the end of every period. The file cpu.max has one line "QUOTA
  * PERIOD". */
 static size_t group_processors(const char *dir) {
-    const size_t quota =
+    size_t quota =
         size_min(file_number(dir, "cpu.max", ""), file_number(dir, "cpu.cfs_quota_us", ""));
     char key[32];
     snprintf(key, sizeof key, "%zu ", quota);
-    const size_t period =
+    size_t period =
         size_min(file_number(dir, "cpu.max", key), file_number(dir, "cpu.cfs_period_us", ""));
     if (quota == SIZE_MAX || period == SIZE_MAX || period == 0)
         return SIZE_MAX;
@@ -103,9 +103,8 @@ static size_t group_processors(const char *dir) {
  * group `top` at its top; if our group is not below that one, only the top is asked. */
 static void ask_tree(Allowance *a, const char *root, const char *mount, const char *top,
                      const char *group) {
-    const size_t n = strcmp(top, "/") ? strlen(top) : 0;
-    const bool below =
-        !strncmp(group, top, n) && (group[n] == '/' || !group[n]) && !strstr(group, "/..");
+    size_t n = strcmp(top, "/") ? strlen(top) : 0;
+    bool below = !strncmp(group, top, n) && (group[n] == '/' || !group[n]) && !strstr(group, "/..");
     char dir[3 * MAX_PATH];
     snprintf(dir, sizeof dir, "%s%s%s", root, mount, below ? group + n : "");
     for (;;) {
@@ -205,7 +204,7 @@ void stop_catch(void) {
 const int *stop_signal(void) { return &caught; }
 
 int stop_fail(Error *err, const char *what) {
-    const int signal = __atomic_load_n(&caught, __ATOMIC_RELAXED);
+    int signal = __atomic_load_n(&caught, __ATOMIC_RELAXED);
     return fail(err, EXIT_SIGNAL + signal, "stopped by %s%s",
                 signal == SIGINT   ? "SIGINT"
                 : signal == SIGHUP ? "SIGHUP"
@@ -221,7 +220,7 @@ int stop_fail(Error *err, const char *what) {
 static int make_and_unlink(const char *dir) {
     char path[MAX_PATH];
     snprintf(path, sizeof path, "%s/flexgen-offload-XXXXXX", dir);
-    const int fd = mkstemp(path);
+    int fd = mkstemp(path);
     if (fd >= 0)
         unlink(path);
     return fd;
@@ -232,7 +231,7 @@ static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 static size_t memory_of_machine(void) { return (size_t)sysconf(_SC_PHYS_PAGES) * page_bytes(); }
 
 void memory_let_go(uint8_t *at, size_t bytes) {
-    const size_t head = (uintptr_t)at % page_bytes();
+    size_t head = (uintptr_t)at % page_bytes();
     madvise(at - head, bytes + head, MADV_DONTNEED);
 }
 
@@ -255,7 +254,7 @@ void cond_open(pthread_cond_t *cond) {
 }
 
 bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, double until) {
-    const struct timespec due = timespec_at(until);
+    struct timespec due = timespec_at(until);
     return pthread_cond_timedwait(cond, lock, &due) != ETIMEDOUT;
 }
 
@@ -268,7 +267,7 @@ void sleep_exactly(void) { prctl(PR_SET_TIMERSLACK, 1); } /* nanoseconds; usuall
 int file_sync(int fd) { return fdatasync(fd); }
 
 int file_nameless(const char *dir) {
-    const int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     return fd >= 0 ? fd : make_and_unlink(dir); /* not all file systems have nameless files */
 }
 
@@ -281,7 +280,7 @@ int file_direct(int fd) {
 }
 
 void file_write_back(int fd, size_t offset, size_t bytes, bool wait) {
-    const unsigned done = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER;
+    unsigned done = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER;
     sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE | (wait ? done : 0));
 }
 
@@ -349,7 +348,7 @@ void processor_name(char name[MOST_PROCESSOR]) {
 
 size_t processor_cache(void) {
 #ifdef _SC_LEVEL3_CACHE_SIZE /* glibc */
-    const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
     return bytes > 0 ? bytes : 0;
 #else
     return 0;
@@ -357,7 +356,7 @@ size_t processor_cache(void) {
 }
 
 size_t program_path(char *path, size_t size) {
-    const ssize_t n = readlink("/proc/self/exe", path, size);
+    ssize_t n = readlink("/proc/self/exe", path, size);
     return n > 0 ? n : 0;
 }
 
@@ -385,7 +384,7 @@ void cond_open(pthread_cond_t *cond) { pthread_cond_init(cond, NULL); }
 
 /* Waits for a time from now on: conditions know no other clock than the calendar's. */
 bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, double until) {
-    const struct timespec rest = timespec_at(fmax(until - seconds_now(), 0));
+    struct timespec rest = timespec_at(fmax(until - seconds_now(), 0));
     return pthread_cond_timedwait_relative_np(cond, lock, &rest) != ETIMEDOUT;
 }
 
@@ -478,7 +477,7 @@ static size_t system_number(const char *name) {
 }
 
 size_t processor_cache(void) {
-    const size_t third = system_number("hw.l3cachesize"); /* Apple's own processors have none */
+    size_t third = system_number("hw.l3cachesize"); /* Apple's own processors have none */
     return third ? third : system_number("hw.perflevel0.l2cachesize");
 }
 

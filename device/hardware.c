@@ -46,7 +46,7 @@ static const double PACKED = 4.5 / 16;
 
 double linear_seconds(const Hardware *h, bool prefill, Linear y) {
     const Curve *curve = y.packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
-    const double weights = (y.packed ? PACKED : 1) * 2 * y.n * y.k;
+    double weights = (y.packed ? PACKED : 1) * 2 * y.n * y.k;
     return op_seconds(curve, y.m, 2 * y.m * y.n * y.k, h->mm_flops[prefill],
                       weights + y.act_bytes * y.m * (y.n + y.k), h->gpu_bdw);
 }
@@ -61,7 +61,7 @@ double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double queri
                       bool packed) {
     const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0],
                 *of_packed = on_cpu ? &h->cpu_packed : &h->bmm_packed;
-    const double flops = 4 * queries * len;
+    double flops = 4 * queries * len;
     return op_seconds(packed && of_packed->n ? of_packed : curve, len, flops,
                       (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill],
                       packed ? PACKED * flops : flops, on_cpu ? h->cpu_bdw : h->gpu_bdw);
@@ -176,7 +176,7 @@ static int read_number(double *number, const Reader *r, const cJSON *value, cons
  * it. */
 static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, const Key *k) {
     const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
-    const double before = i > 1 ? curve->size[i - 2] : 1;
+    double before = i > 1 ? curve->size[i - 2] : 1;
     char name[MAX_KEY + 40];
     snprintf(name, sizeof name, "%s: point %d", k->key, i);
     if (!cJSON_IsArray(point))
@@ -194,7 +194,7 @@ static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, 
 }
 
 static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Key *k) {
-    const int n = cJSON_GetArraySize(list);
+    int n = cJSON_GetArraySize(list);
     const cJSON *point = list->child;
     if (!cJSON_IsArray(list))
         return json_refuse(r->err, r->path, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
@@ -294,7 +294,7 @@ static int read_object(const Reader *r) {
 int hardware_read(Hardware *hardware, const char *path, Error *err) {
     Hardware read = {.name = ""};
     cJSON *json = json_read(path, MAX_HARDWARE_FILE, err);
-    const int status = json ? read_object(&(Reader){path, json, &read, err}) : -1;
+    int status = json ? read_object(&(Reader){path, json, &read, err}) : -1;
     if (status == 0)
         *hardware = read;
     else
@@ -319,7 +319,7 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
         return fail(err, EXIT_USAGE,
                     "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9",
                     change);
-    const double number = strtod(text + 1, &end);
+    double number = strtod(text + 1, &end);
     if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
         return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change,
                     k->unit, k->lo, k->hi);
@@ -374,8 +374,8 @@ static cJSON *value_of(const Key *k, const void *from, int phase) {
 static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
     char name[MAX_KEY];
     const double *from = (const double *)((const char *)h + k->offset);
-    const bool pair = k->form == PAIR && from[0] != from[1],
-               disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
+    bool pair = k->form == PAIR && from[0] != from[1],
+         disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
     for (int phase = pair; phase >= 0; phase--) {
         cJSON *value = value_of(k, from, phase);
         if (!value)

@@ -406,7 +406,7 @@ static void step(World *w) {
             continue;
         /* If an op ends, it gets exactly the seconds that it still needs; otherwise a message
          * arrives. */
-        const bool op_ends = d->clock + d->ends <= together;
+        bool op_ends = d->clock + d->ends <= together;
         advance(d, op_ends ? d->ends : t - d->clock);
         d->clock = t;
         if (stage->waits &&
@@ -438,7 +438,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
             pthread_cond_wait(&stage->woken, &w->lock);
         else
             step(w);
-    const int status = w->failed ? -1 : 0;
+    int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
     else if (box)

@@ -48,7 +48,7 @@ struct Disk {
  * Written pages must be on their way to disk first: many are waited for; a few are only sent off,
  * and are dropped when they are read. */
 static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
-    const bool few = written && written < DIRECT_MIN;
+    bool few = written && written < DIRECT_MIN;
     if (written)
         file_write_back(fd, offset, bytes, !few);
     if (!few)

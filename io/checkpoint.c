@@ -57,7 +57,7 @@ int opt_config_by_name(OptConfig *config, const char *name) {
     if (!strncmp(name, "facebook/", 9))
         name += 9;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const int h1 = sizes[i].h1, embed = sizes[i].embed;
+        int h1 = sizes[i].h1, embed = sizes[i].embed;
         if (strcmp(name, sizes[i].name))
             continue;
         *config = (OptConfig){.l = sizes[i].l,
@@ -99,7 +99,7 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
         [FINAL_LN_B] = {config->final_norm, config->h1},
         [LM_HEAD] = {config->vocab, config->embed},
     };
-    const bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
+    bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
     *rows = here ? shape[global][0] : 0;
     *cols = shape[global][1];
 }
@@ -169,7 +169,7 @@ static int check_kind(const Fields *f) {
 static int read_eos(OptConfig *c, const Fields *f) {
     static const char key[] = "eos_token_id";
     const cJSON *eos = json_get(f->json, key);
-    const bool list = cJSON_IsArray(eos);
+    bool list = cJSON_IsArray(eos);
     c->eos = c->vocab > 2 ? 2 : 0;
     if (is_left_out(f, key))
         return 0;
@@ -418,10 +418,10 @@ static int check_entries(Opening *o, Error *err) {
 /* Opens one more file of the checkpoint and reads its header. */
 static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     Checkpoint *c = o->checkpoint;
-    const int f = c->nfiles;
+    int f = c->nfiles;
     char path[MAX_PATH];
     struct stat st;
-    const int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
+    int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
     if (fd < 0)
         return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
@@ -507,8 +507,8 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
 Part checkpoint_part(const Checkpoint *c, int t) {
     if (t < NGLOBALS)
         return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
-    const int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
-    const bool matrix = role_is_matrix((Role)role);
+    int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
+    bool matrix = role_is_matrix((Role)role);
     return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
 }
 
@@ -531,7 +531,7 @@ static const char *part_name(char name[100], const Part *part) {
 /* Returns the tensor to which a view belongs. Its field `tensor` is NULL if there is none. */
 static Part find_owner(const Checkpoint *c, const Tensor *view) {
     for (int t = 0; t < part_count(&c->config); t++) {
-        const Part part = checkpoint_part(c, t);
+        Part part = checkpoint_part(c, t);
         const Tensor *whole = part.tensor;
         if (whole->file == view->file && view->offset >= whole->offset &&
             view->offset - whole->offset < tensor_bytes(*whole))
@@ -541,7 +541,7 @@ static Part find_owner(const Checkpoint *c, const Tensor *view) {
 }
 
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
-    const Part owner = find_owner(checkpoint, view);
+    Part owner = find_owner(checkpoint, view);
     return owner.tensor ? part_name(name, &owner) : "(unknown)";
 }
 
@@ -551,8 +551,8 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
 
 /* Returns the entry with this name, with or without "model." in front, or NULL. */
 static const Entry *find_entry(const Opening *o, const char *name) {
-    const Entry key = {.name = name},
-                *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
+    Entry key = {.name = name},
+          *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
     return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
@@ -587,7 +587,7 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
                              .rows = rows,
                              .cols = cols,
                              .ld = cols};
-    const size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
+    size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
     if (!status && span != bytes)
         status = fail(err, EXIT_FAILED,
                       "%s: tensor %.200s: data_offsets span %zu byte%s; expected %zu for %s of %s",
@@ -600,8 +600,8 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
  * head are one matrix, a checkpoint may have it under either name. */
 static int take_part(const Opening *o, int t, Error *err) {
     const Checkpoint *c = o->checkpoint;
-    const Part part = checkpoint_part(c, t);
-    const bool packed = part.matrix && c->packed;
+    Part part = checkpoint_part(c, t);
+    bool packed = part.matrix && c->packed;
     char text[100];
     const char *name = part_name(text, &part);
     int rows, cols;
@@ -629,12 +629,12 @@ static int take_part(const Opening *o, int t, Error *err) {
 static int same_numbers(bool *same, const Checkpoint *c, const Tensor *a, const Tensor *b,
                         Error *err) {
     enum { CHUNK = 1 << 20 }; /* numbers compared at once */
-    const size_t count = (size_t)a->rows * a->cols;
+    size_t count = (size_t)a->rows * a->cols;
     f16 *numbers = xcalloc(2 * CHUNK, sizeof *numbers);
     int status = 0;
     *same = true;
     for (size_t at = 0; at < count && *same && !status; at += CHUNK) {
-        const size_t n = size_min(count - at, CHUNK);
+        size_t n = size_min(count - at, CHUNK);
         status = checkpoint_fill(c, numbers, a, at, n, err) ||
                  checkpoint_fill(c, numbers + CHUNK, b, at, n, err);
         *same = !memcmp(numbers, numbers + CHUNK, n * sizeof *numbers);
@@ -690,7 +690,7 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     if (config_read(&config, &tied, dir, err))
         return NULL;
     Opening o = {checkpoint_new(&config), cJSON_CreateArray(), .tied = tied};
-    const bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
+    bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
     cJSON_Delete(o.headers);
     free(o.entries);
     if (!good)
@@ -704,7 +704,7 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
         const TensorFile *file = &checkpoint->files[f];
         if (fstat(file->fd, &st))
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
-        const struct timespec changed = file_changed(&st);
+        struct timespec changed = file_changed(&st);
         if ((size_t)st.st_size != file->size || memcmp(&changed, &file->changed, sizeof changed))
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
@@ -738,7 +738,7 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     c->dummy = true;
     c->seed = seed;
     for (int t = 0; t < part_count(config); t++) {
-        const Part part = checkpoint_part(c, t);
+        Part part = checkpoint_part(c, t);
         part_shape(&rows, &cols, config, &part);
         if (!rows || t == LM_HEAD)
             continue;
@@ -757,8 +757,8 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {
         [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
-    const bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
-    const float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
+    bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
+    float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
     *center = !matrix && is_weight;
     *std = matrix ? matrix / sqrtf(owner->tensor->cols) : 0.03f;
 }
@@ -769,8 +769,8 @@ static void dummy_spread(float *center, float *std, const Part *owner) {
  * every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first,
                        size_t count) {
-    const Part owner = find_owner(c, tensor);
-    const uint64_t key = splitmix64(c->seed, 1);
+    Part owner = find_owner(c, tensor);
+    uint64_t key = splitmix64(c->seed, 1);
     float center, std;
     f16 value[511];
     CHECK(owner.tensor);
@@ -779,7 +779,7 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
         value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: i's deviation */
     size_t e = tensor->offset / sizeof(f16) + first;
     uint64_t bits = splitmix64(key, e / 4) >> e % 4 * 16;
-    for (const size_t end = e + count; e < end;) {
+    for (size_t end = e + count; e < end;) {
         *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
         e++;
         bits = e % 4 ? bits >> 16 : splitmix64(key, e / 4);
@@ -816,7 +816,7 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
                     size_t count, Error *err) {
     enum { CHUNK = 16384 }; /* bytes read at once */
     uint8_t raw[CHUNK];
-    const size_t size = type_bytes(tensor->type), end = first + count;
+    size_t size = type_bytes(tensor->type), end = first + count;
     f16 *to = dst;
     CHECK(tensor->ld == (size_t)tensor->cols && end <= (size_t)tensor->rows * tensor->cols);
     if (checkpoint->dummy) {
@@ -868,10 +868,10 @@ int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
                     int row, Error *err) {
-    const size_t cols = (size_t)tensor->cols;
+    size_t cols = (size_t)tensor->cols;
     if (tensor->type == U8)
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
-    const size_t count = GROUP * cols, first = row * count;
+    size_t count = GROUP * cols, first = row * count;
     if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err))
         return -1;
     if (quant_pack_rows(to, scratch, tensor->cols))
@@ -880,9 +880,9 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 }
 
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const size_t rows = tensor->rows, size = rows * tensor->cols;
-    const int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
-    const size_t count = groups ? rows * groups * GROUP : size;
+    size_t rows = tensor->rows, size = rows * tensor->cols;
+    int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
+    size_t count = groups ? rows * groups * GROUP : size;
     f16 *numbers = xcalloc(count, sizeof *numbers);
     uint8_t *bytes = xcalloc(groups ? size : 0, 1);
     float *values = NULL;
@@ -913,10 +913,10 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
-        const bool packed = tensor->type == U8;
+        bool packed = tensor->type == U8;
         const int shape[] = {tensor->type, tensor->rows, tensor->cols, packed ? 4 : 0,
                              packed ? GROUP : 0};
-        const size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
+        size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
         hash = hash_bytes(hash, shape, sizeof shape);
         if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored))
             hash = hash_bytes(hash, bytes, n);
@@ -926,7 +926,7 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
 
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers) {
     Checkpoint c = *whole;
-    const bool tied = !whole->global[LM_HEAD].rows;
+    bool tied = !whole->global[LM_HEAD].rows;
     c.config.stage = stage;
     c.config.stages = stages;
     c.config.l = layers;
@@ -934,7 +934,7 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        const bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
+        bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
         if (!rows && !is_head)
             c.global[g] = (Tensor){.rows = 0};
     }

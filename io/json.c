@@ -22,7 +22,7 @@ enum { MAX_DEPTH = 64 }; /* levels of nesting */
 
 size_t utf8_step(uint32_t *code, const char *s, size_t len) {
     const uint8_t *byte = (const uint8_t *)s;
-    const size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
+    size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
     uint8_t low = 0x80, high = 0xBF; /* of the next byte */
     *code = NO_CHARACTER;
     if ((size == 1 && byte[0] >= 0x80) || byte[0] > 0xF4)
@@ -48,7 +48,7 @@ size_t utf8_step(uint32_t *code, const char *s, size_t len) {
 size_t utf8_invalid_at(const char *s, size_t len) {
     size_t at = 0;
     for (uint32_t code; at < len;) {
-        const size_t step = utf8_step(&code, s + at, len - at);
+        size_t step = utf8_step(&code, s + at, len - at);
         if (code == NO_CHARACTER)
             break;
         at += step;
@@ -106,7 +106,7 @@ static int check_escape(const Source *s, size_t at) {
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
 static int check_bytes(const Source *s) {
-    const size_t invalid = utf8_invalid_at(s->text, s->len);
+    size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false; /* the byte before belongs to a number */
     int depth = 0;
@@ -115,7 +115,7 @@ static int check_bytes(const Source *s) {
     if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0)
         return refuse_at(s, 0, "JSON without a byte order mark");
     for (size_t at = 0; at < s->len; at++) {
-        const unsigned char c = byte_at(s, at);
+        unsigned char c = byte_at(s, at);
         if (c < ' ' && (in_string || !c || !strchr("\t\n\r", c)))
             return refuse_at(s, at, "no control characters (in a string they are escaped)");
         if (in_string && c == '\\') {
@@ -127,7 +127,7 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
-        const size_t digit = at + (c == '-');
+        size_t digit = at + (c == '-');
         if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
@@ -195,7 +195,7 @@ __attribute__((constructor)) static void json_open(void) {
 }
 
 cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
-    const Source s = {text, len, what, err};
+    Source s = {text, len, what, err};
     const char *end = text; /* becomes the end of the value, or where cJSON gave up */
     if (check_bytes(&s))
         return NULL;
@@ -203,7 +203,7 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     size_t rest = end - text;
     while (isspace(byte_at(&s, rest)))
         rest++;
-    const bool escape = byte_at(&s, rest) == '\\';
+    bool escape = byte_at(&s, rest) == '\\';
     if (!tree)
         refuse_at(&s, rest,
                   escape ? "an escape of JSON, surrogates in pairs" : "JSON here or just before");
@@ -284,7 +284,7 @@ void json_print(FILE *out, const cJSON *tree) {
 }
 
 bool json_whole(const cJSON *value, size_t *number) {
-    const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
+    double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
     if (!(d >= 0 && d <= 0x1p53) || d != floor(d))
         return false; /* above 2^53 a double cannot hold every whole number */
     *number = (size_t)d;
