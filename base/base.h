@@ -102,6 +102,12 @@ static inline void *xrealloc(void *old, size_t count, size_t size) {
     return p ? p : out_of_memory(count, size);
 }
 
+/* Returns an array of n elements with room for one more. It grows at each power of two, and n may
+ * have become smaller since. */
+static inline void *with_room(void *array, size_t n, size_t size) {
+    return n & (n - 1) ? array : xrealloc(array, 2 * n + 1, size);
+}
+
 static inline char *xstrdup(const char *s) {
     size_t n = strlen(s) + 1;
     return (char *)memcpy(xcalloc(n, 1), s, n);

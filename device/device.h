@@ -473,7 +473,7 @@ struct Trace {
     char name[64];   /* heads its rows in the viewer: the model, or the stage of a pipeline */
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
-    size_t n, capacity;
+    size_t n;
     size_t limit; /* after so many more slices, the finished ones are added up and dropped; 0: all
                      are kept */
     size_t kept;  /* slices that the last drop kept because they had not finished */

@@ -136,8 +136,7 @@ static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) 
     const World *w = from->stage.world;
     SimStage *stage = &w->sim[to]->stage;
     Inbox *box = &stage->inbox[kind];
-    if (!(box->n & (box->n - 1))) /* n is 0 or a power of two: the room is full, and doubled */
-        box->message = xrealloc(box->message, imax(1, 2 * box->n), sizeof *box->message);
+    box->message = with_room(box->message, box->n, sizeof *box->message);
     box->message[box->n++] = (Message){leaves + w->delay_s, size};
     stage->next = fmin(stage->next, leaves + w->delay_s);
 }
