@@ -63,16 +63,14 @@ static void check_in_use(TaskRun *run) {
 }
 
 static Device *open_device(TaskRun *run, Error *err) {
-    const char *dir = run->options->offload_dir;
     if (run->stages.n) {
         Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
     if (run->sim)
-        return sim_open(run->plan, run->hardware, err);
-    return run->gpu ? cuda_open(run->gpu, run->plan, run->checkpoint, dir, err)
-                    : host_open(run->plan, run->checkpoint, dir, err);
+        return sim_open(run->plan, run->hardware);
+    return device_open(run->gpu, run->plan, run->checkpoint, run->options->offload_dir, err);
 }
 
 /* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */

@@ -24,10 +24,9 @@ typedef struct {
 
 /* The flags of one command line. */
 typedef struct Options {
-    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
-    const char *perplexity, *last_word, *format, *stages;
-    Texts prompt, stop, with;
-    int max_tokens, num_prompts, threads, window, limit;
+    const char *prompts, *output, *json, *trace, *perplexity, *last_word, *format, *stages;
+    Texts prompt, stop;
+    int max_tokens, num_prompts, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
@@ -41,11 +40,15 @@ typedef struct Options {
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict;
     bool verbose, help;
-    uint64_t digest;        /* of all that must be the same on all stages of a pipeline */
     Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
-    Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
     bool links;             /* true if some link is slowed */
+    uint64_t digest;        /* of the flags up to here, the same on all stages of a pipeline */
+    /* from here on, fields that may differ between the stages */
+    const char *model, *offload_dir, *device, *hardware;
+    Texts with;
+    int threads;
+    Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
 } Options;
 #define FROM_MACHINE UINT64_MAX
 

@@ -310,9 +310,8 @@ int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_ty
 
 void stages_open(Stages *all, const Hardware *hardware, double bytes_s, double delay_s) {
     Device **sim = xcalloc(all->n, sizeof(Device *));
-    Error none; /* a sim always opens */
     for (int s = 0; s < all->n; s++)
-        sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
+        sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware);
     all->world = world_open(sim, all->n, bytes_s, delay_s);
     free(sim);
 }

@@ -147,6 +147,9 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
 /* Finds the best throughput for every latency that a block may have (Figure 1), shortest latency
  * first, at most `most`. Returns as policy_search does. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
+/* Makes the plan by which the search judges a policy: for all of the task, or for one block of each
+ * flight. Returns NULL and err if there is none. */
+Plan *plan_for(const Search *search, const Policy *policy, Error *err);
 /* Computes what the cost model expects of search->given, unchanged. Returns -1 and err if its plan
  * does not fit. */
 int policy_predict(Found *found, const Search *search, Error *err);

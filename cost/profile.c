@@ -688,25 +688,22 @@ static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
 static int measure_machine(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
                            Error *err) {
     Gpu *gpu = here->gpu;
-    Hardware measured = {.name = ""};
     Profile p = {.size = *size, .progress = here->progress, .err = err};
     int status = -1;
     if (gpu && fit_memory(&p.size, 1, gpu_left(gpu), err))
         return -1;
     plan_profile(&p, gpu ? F16 : F32, here);
-    name_machine(measured.name, gpu, host_set_threads(here->threads));
-    set_capacities(&measured, here->capacity);
+    *hardware = (Hardware){.name = ""};
+    name_machine(hardware->name, gpu, host_set_threads(here->threads));
+    set_capacities(hardware, here->capacity);
     if (!p.plan.offload_bytes)
-        measured.nmem = 1;
-    p.device = gpu ? cuda_open(gpu, &p.plan, &p.none, here->offload_dir, err)
-                   : host_open(&p.plan, &p.none, here->offload_dir, err);
+        hardware->nmem = 1;
+    p.device = device_open(gpu, &p.plan, &p.none, here->offload_dir, err);
     if (p.device) {
         fill_memory(&p);
-        status = measure_all(&measured, &p);
+        status = measure_all(hardware, &p);
         p.device->close(p.device);
     }
-    if (!status)
-        *hardware = measured;
     return status;
 }
 

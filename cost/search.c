@@ -71,7 +71,7 @@ static Task task_for(const Search *s, const Policy *policy) {
     return task;
 }
 
-static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
+Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
     Task task = task_for(s, policy);
     return plan_make(s->checkpoint, policy, &task, s->act_type, err);
 }

@@ -256,17 +256,15 @@ struct Device {
     void (*close)(Device *); /* ends lanes, frees tiers, removes the offload file */
 };
 
-/* Opens the host device with one allocation per tier, as large as the plan says: GPU and CPU in
- * memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a full
- * disk is an error here and nowhere else). checkpoint serves disk reads of weights and must outlive
- * the device. Returns NULL and err when there is not enough memory or disk. */
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err);
-/* Opens the cuda device on an open GPU, which must outlive it. The GPU tier is memory of the GPU,
- * and lanes that touch the GPU are streams. The CPU tier is pinned; where that fails, the notice
- * says so and copies are slower. Everything else is as on the host. */
-Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err);
+/* Opens the host device (gpu NULL) with one allocation per tier, as large as the plan says: GPU and
+ * CPU in memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a
+ * full disk is an error here and nowhere else). checkpoint serves disk reads of weights and must
+ * outlive the device. Returns NULL and err when there is not enough memory or disk. With an open
+ * GPU, which must outlive it, opens the cuda device instead: the GPU tier is memory of the GPU, and
+ * lanes that touch the GPU are streams. The CPU tier is pinned; where that fails, the notice says
+ * so and copies are slower. Everything else is as on the host. */
+Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
+                    const char *offload_dir, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // depend.c: posting, in an order that follows from use (section 4.2)
@@ -378,7 +376,7 @@ static inline Bytes gpu_left(Gpu *gpu) {
  * bandwidth equally; the GPU does one op at a time, of those that can begin the one posted first.
  * There are no data and no tiers: memory does not grow with the model. `now` is the simulated
  * clock. */
-Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
+Device *sim_open(const Plan *plan, const Hardware *hardware);
 
 /* Several sims that share one clock, as the stages of a pipeline (section 4.4). */
 typedef struct World World;

@@ -478,9 +478,8 @@ static void sim_close(Device *base) {
     free(d);
 }
 
-Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
+Device *sim_open(const Plan *plan, const Hardware *hardware) {
     Sim *d = xcalloc(1, sizeof *d);
-    (void)err; /* like the other devices; there is nothing here that could be missing */
     d->base = (Device){.name = "sim",
                        .act_type = plan->act_type,
                        .post = sim_post,

@@ -776,7 +776,7 @@ static void the_work_of_a_run_is_known_before_it(void) {
         prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
     const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
     Plan *plan = plan_make(model, &policy, &task, F16, &err);
-    Device *sim = sim_open(plan, &fast, &err);
+    Device *sim = sim_open(plan, &fast);
     Progress p = {.on = false};
     RunStats stats = {0};
     progress_open(&p, plan, &task);

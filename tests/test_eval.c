@@ -44,7 +44,7 @@ static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishRe
 static int run(const Listener *listener, const Checkpoint *checkpoint, const Policy *policy, const Task *task) {
     RunStats stats;
     Plan *plan = plan_make(checkpoint, policy, task, F32, &err);
-    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;
+    Device *device = plan ? device_open(NULL, plan, checkpoint, temp_dir(), &err) : NULL;
     int status = -1;
     if (device && !weights_load(plan, checkpoint, device, &err))
         status = schedule_run(plan, task, device, listener, &stats, &err);
@@ -210,7 +210,7 @@ static void logits_that_are_no_numbers_end_the_run(void) {
     Checkpoint *checkpoint = open_golden(0);
     make_task(&checkpoint->config, 8);
     Plan *plan = plan_make(checkpoint, &p, &scored, F32, &err);
-    Device *device = host_open(plan, checkpoint, temp_dir(), &err);
+    Device *device = device_open(NULL, plan, checkpoint, temp_dir(), &err);
     ASSERT_OK(weights_load(plan, checkpoint, device, &err));
     device->upload(device, plan->global[FINAL_LN_B].home, 1, &nan, 1);
     Scores s = {.task = &scored};
@@ -229,7 +229,7 @@ static double simulated_seconds(void) {
     Checkpoint *checkpoint = open_golden(0);
     for (int x = 0; x < 2; x++) h.mm_flops[x] = 1e9;
     Plan *plan = plan_make(checkpoint, &p, &scored, F16, &err);
-    Device *device = sim_open(plan, &h, &err);
+    Device *device = sim_open(plan, &h);
     Listener listener = {.ctx = &s, .done = on_done, .scored = on_scored};
     ASSERT_OK(schedule_run(plan, &scored, device, &listener, &stats, &err));
     CU_ASSERT(s.given && stats.sweeps == plan->sweeps && device->peak[TIER_GPU] <= plan->total[TIER_GPU]);

@@ -363,7 +363,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     const Listener listener = {.ctx = &choice, .logits = on_logits};
     Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);
     Plan *plan = checkpoint ? plan_make(checkpoint, &policy, &task, F32, &err) : NULL;
-    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;
+    Device *device = plan ? device_open(NULL, plan, checkpoint, temp_dir(), &err) : NULL;
     if (!device || weights_load(plan, checkpoint, device, &err) ||
         schedule_run(plan, &task, device, &listener, &stats, &err))
         CU_FAIL_FATAL(err.text);

@@ -66,8 +66,7 @@ static void *run_stage(void *arg) {
     Plan *plan = plan_make(&s->part, s->policy, &task, test_act_type(), &s->err);
     Device *device = NULL;
     if (plan)
-        device = s->gpu ? cuda_open(s->gpu, plan, &s->part, "/var/tmp", &s->err)
-                        : host_open(plan, &s->part, "/var/tmp", &s->err);
+        device = device_open(s->gpu, plan, &s->part, "/var/tmp", &s->err);
     s->status = device ? weights_load(plan, &s->part, device, &s->err) : -1;
     if (device) device->net = s->net;
     if (!s->status && s->gpu) s->status = opt_warm_up(device, plan, &s->err); /* as every run on a GPU begins */

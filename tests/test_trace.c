@@ -241,7 +241,7 @@ static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
     for (int p = 0; p < PROMPTS; p++) prompts[p] = (Prompt){.ids = ids, .s = S, .n = N};
     policy.cg = .5, policy.cc = .5, policy.page_tokens = PAGE;
     Plan *plan = plan_make(checkpoint, &policy, &task, F16, &err);
-    Device *device = sim_open(plan, &hardware, &err);
+    Device *device = sim_open(plan, &hardware);
     device->trace = &trace;
     ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
     CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
@@ -474,7 +474,7 @@ static Breakdown run_on_sim(Trace *trace, Schedule schedule, bool delegated, Run
     policy.wg = policy.cg = policy.hg = .3, policy.wc = policy.cc = policy.hc = .3, policy.schedule = schedule;
     policy.delegated = delegated;
     Plan *plan = plan_make(checkpoint, &policy, &task, F16, &err);
-    Device *device = sim_open(plan, &hardware, &err);
+    Device *device = sim_open(plan, &hardware);
     device->trace = trace;
     ASSERT_OK(schedule_run(plan, &task, device, &listener, stats, &err));
     memcpy(count, device->count, sizeof device->count);

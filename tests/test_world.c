@@ -248,7 +248,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
         task = equal_task(20, 9, 5);
         open_stages(&config, 1, &p, &t4, 1, 1);
         ASSERT_OK(run_all((Listener){0}, &stats));
-        Device *sim = sim_open(stages.stage[0].plan, &t4, &err);
+        Device *sim = sim_open(stages.stage[0].plan, &t4);
         ASSERT_OK(schedule_run(stages.stage[0].plan, &task, sim, &(Listener){0}, &plain, &err));
         CU_ASSERT(!memcmp(&stats, &plain, sizeof stats));
         CU_ASSERT(!memcmp(sim->count, stages.stage[0].device->count, sizeof sim->count));

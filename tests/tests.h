@@ -74,7 +74,7 @@ extern Gpu *test_gpu;
 extern int test_every;
 static inline Type test_act_type(void) { return test_gpu ? F16 : F32; }
 static inline Device *test_open(const Plan *plan, const Checkpoint *checkpoint, const char *dir, Error *err) {
-    return test_gpu ? cuda_open(test_gpu, plan, checkpoint, dir, err) : host_open(plan, checkpoint, dir, err);
+    return device_open(test_gpu, plan, checkpoint, dir, err);
 }
 
 /* A model of odd sizes on purpose: no dimension is a multiple of what a vector register holds. eos_id -1: nothing stops. */
