@@ -212,7 +212,12 @@ static int read_job(Job *job, const Options *o, Error *err) {
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
-        job_add(job, (Passage){o->prompt.text[i], strlen(o->prompt.text[i]), "--prompt"}, i);
+        job_add(job,
+                &(Lines){.line = o->prompt.text[i],
+                         .size = strlen(o->prompt.text[i]),
+                         .number = i + 1,
+                         .where = "--prompt"},
+                false);
     return job_settle(job, "", err);
 }
 

@@ -201,15 +201,9 @@ typedef struct {
     Task task;       /* what is left to do */
 } Job;
 
-/* A text, and its name in messages. */
-typedef struct {
-    const char *text;
-    size_t len;
-    const char *where;
-} Passage;
-
-/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error. */
-void job_add(Job *job, Passage passage, int line);
+/* Adds the prompt of a line: a JSON object, or a text. If it is impossible, it becomes a request
+ * with an error. */
+void job_add(Job *job, const Lines *line, bool json);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
  * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
@@ -228,8 +222,8 @@ void prompts_free(Task *task);
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
-int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
-                Error *err);
+int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk

@@ -61,6 +61,12 @@ static inline int fail_of_stage(Error *err, int stage, const Error *why) {
     return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
 }
 
+/* Puts the place of a fault in front of its text, "WHERE: TEXT", and returns -1. */
+static inline int fail_at(Error *err, const char *where) {
+    Error why = *err;
+    return fail(err, why.code, "%s: %s", where, why.text);
+}
+
 /* Reports that pthread_create has failed with the error number `why`. Returns -1. */
 static inline int fail_to_start(Error *err, int why) {
     return fail(err, EXIT_FAILED,

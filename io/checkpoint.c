@@ -110,14 +110,13 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 
 /* A config.json that is being read. */
 typedef struct {
-    const char *path;
     const cJSON *json;
     Error *err;
 } Fields;
 
 /* Fills err: the field `key` does not hold what is expected. */
 static int refuse_field(const Fields *f, const char *key, const char *expected) {
-    return json_refuse(f->err, f->path, key, json_get(f->json, key), "%s", expected);
+    return json_refuse(f->err, key, json_get(f->json, key), "%s", expected);
 }
 
 /* Returns true if a field is absent or null. */
@@ -132,7 +131,7 @@ static int whole_field(int *number, const Fields *f, const char *key, const cJSO
     size_t n;
     if (!json_whole(value, &n) || n < (size_t)lo || n > (size_t)hi)
         return json_refuse(
-            f->err, f->path, key, value,
+            f->err, key, value,
             "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
     *number = n;
     return 0;
@@ -202,9 +201,9 @@ static int read_sizes(OptConfig *c, const Fields *f) {
     }
     if (c->h1 % c->nh)
         return fail(f->err, EXIT_FAILED,
-                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected "
-                    "heads of one size",
-                    f->path, c->h1, c->nh);
+                    "hidden_size %d is not a multiple of num_attention_heads %d; expected heads of "
+                    "one size",
+                    c->h1, c->nh);
     return read_eos(c, f);
 }
 
@@ -237,7 +236,7 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     if (!json)
         return -1;
     *config = (OptConfig){.l = 0};
-    int status = read_fields(config, tied, &(Fields){path, json, err});
+    int status = read_fields(config, tied, &(Fields){json, err}) ? fail_at(err, path) : 0;
     cJSON_Delete(json);
     /* The name is the last component of dir, cut where it does not fit or is not UTF-8. */
     char *name = config->name;
@@ -273,58 +272,55 @@ typedef struct {
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
                       Error *err) {
     const cJSON *dtype = json_get(member, "dtype"), *offsets = json_get(member, "data_offsets");
-    char where[MAX_PATH + 250];
-    snprintf(where, sizeof where, "%s: tensor %.200s", file->path, member->string);
     e->name = member->string;
     e->dtype = cJSON_GetStringValue(dtype);
     e->shape = json_get(member, "shape");
     if (!e->dtype)
-        return json_refuse(err, where, "dtype", dtype, "a string such as \"F16\"");
+        return json_refuse(err, "dtype", dtype, "a string such as \"F16\"");
     if (!cJSON_IsArray(e->shape))
-        return json_refuse(err, where, "shape", e->shape, "a list of whole numbers");
+        return json_refuse(err, "shape", e->shape, "a list of whole numbers");
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) ||
         !json_whole(offsets->child, &e->begin) || !json_whole(offsets->child->next, &e->end) ||
         e->begin > e->end)
-        return json_refuse(err, where, "data_offsets", offsets,
+        return json_refuse(err, "data_offsets", offsets,
                            "[begin, end], two whole numbers in this order");
     e->begin += data;
     e->end += data;
     if (e->end <= file->size)
         return 0;
     return fail(err, EXIT_FAILED,
-                "%s: ends at byte %zu, but the file at %zu; is the download complete?", where,
-                e->end, file->size);
+                "ends at byte %zu, but the file at %zu; is the download complete?", e->end,
+                file->size);
 }
 
 /* Reads a file's header. Sets *data to the byte where the tensors' data begins. */
 static int header_read(cJSON **header, size_t *data, const TensorFile *file, Error *err) {
-    char what[MAX_PATH + 40];
     uint64_t len;
-    snprintf(what, sizeof what, "%s: header", file->path);
     if (file->size < sizeof len)
         return fail(err, EXIT_FAILED,
-                    "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is "
-                    "the download complete?",
-                    file->path, file->size, plural(file->size));
+                    "has %zu byte%s; expected a safetensors file, which has at least 10: is the "
+                    "download complete?",
+                    file->size, plural(file->size));
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why)
-        return fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
+        return fail(err, EXIT_FAILED, "header: read error: %s", why);
     if (len > MAX_JSON || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
-                    "%s: the header claims %llu byte%s; expected at most %d and at most the %zu "
-                    "that follow: not a safetensors file, or an incomplete download",
-                    file->path, (unsigned long long)len, plural(len), MAX_JSON,
-                    file->size - sizeof len);
+                    "the header claims %llu byte%s; expected at most %d and at most the %zu that "
+                    "follow: not a safetensors file, or an incomplete download",
+                    (unsigned long long)len, plural(len), MAX_JSON, file->size - sizeof len);
     *data = sizeof len + len;
-    char *text = file_read_part(file->fd, what, len, sizeof len, err);
-    *header = text ? json_object(text, len, what, err) : NULL;
+    char *text = file_read_part(file->fd, "header", len, sizeof len, err);
+    *header = text ? json_object(text, len, err) : NULL;
+    if (text && !*header)
+        fail_at(err, "header");
     free(text);
     return *header ? 0 : -1;
 }
 
 /* Sets *packed if the file's __metadata__ has our packed format; refuses other versions of it.
  * Numbers are strings there, as all values of __metadata__. */
-static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
+static int metadata_read(bool *packed, const cJSON *metadata, Error *err) {
     static const char *const fields[][2] = {
         {"format", PACKED_FORMAT}, {"flexgen.bits", "4"}, {"flexgen.group", "64"}};
     const char *format = cJSON_GetStringValue(json_get(metadata, "format"));
@@ -335,7 +331,7 @@ static int metadata_read(bool *packed, const cJSON *metadata, const char *path, 
         char found[100];
         if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]))
             return fail(err, EXIT_FAILED,
-                        "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
+                        "__metadata__: %s is %s; expected \"%s\": pack the model again",
                         fields[f][0], json_describe(found, value), fields[f][1]);
     }
     *packed = true;
@@ -354,7 +350,7 @@ static int file_entries(Opening *o, int f, Error *err) {
         return -1;
     cJSON_AddItemToArray(o->headers, header);
     const cJSON *metadata = json_get(header, "__metadata__");
-    if (metadata_read(&packed, metadata, file->path, err))
+    if (metadata_read(&packed, metadata, err))
         return -1;
     o->entries = xrealloc(o->entries, o->nentries + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
@@ -363,15 +359,18 @@ static int file_entries(Opening *o, int f, Error *err) {
         Entry *e = &o->entries[o->nentries++];
         e->file = f;
         e->path = file->path;
-        if (entry_read(e, member, file, data, err))
-            return -1;
+        if (entry_read(e, member, file, data, err)) {
+            char tensor[220];
+            snprintf(tensor, sizeof tensor, "tensor %.200s", member->string);
+            return fail_at(err, tensor);
+        }
     }
     if (f == 0)
         c->packed = packed;
     if (packed == c->packed)
         return 0;
-    return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model",
-                file->path, packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
+    return fail(err, EXIT_FAILED, "is %spacked, %s is %spacked; expected shards of one model",
+                packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -426,7 +425,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
         return -1;
     c->files = xrealloc(c->files, f + 1, sizeof *c->files);
     c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, file_changed(&st)};
-    return file_entries(o, f, err);
+    return file_entries(o, f, err) ? fail_at(err, path) : 0;
 }
 
 static int add_shards(Opening *o, const char *dir, Error *err) {

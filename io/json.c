@@ -66,7 +66,6 @@ bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == l
 typedef struct {
     const char *text;
     size_t len;
-    const char *what; /* its name in messages */
     Error *err;
 } Source;
 
@@ -86,8 +85,8 @@ static int refuse_at(const Source *s, size_t at, const char *expected) {
         snprintf(found, sizeof found, "found '%.*s'", n, s->text + at);
     else if (at < s->len)
         snprintf(found, sizeof found, "found byte 0x%02x", byte_at(s, at));
-    return fail(s->err, EXIT_FAILED, "%s: byte %zu: %s; expected %s%s", s->what, at, found,
-                expected, at < s->len ? "" : " (is the file complete?)");
+    return fail(s->err, EXIT_FAILED, "byte %zu: %s; expected %s%s", at, found, expected,
+                at < s->len ? "" : " (is the file complete?)");
 }
 
 /* Checks the escape at a place. cJSON would read \u as four zeros where four hex digits do not
@@ -163,24 +162,23 @@ const char *sort_strings(const char **strings, size_t n) {
 
 /* Refuses two equal keys in one object, and numbers that a double cannot hold. Sorts the keys to
  * compare them, because a vocabulary is one object with 50,000 keys. */
-static int check_tree(const cJSON *node, const char *what, Error *err) {
+static int check_tree(const cJSON *node, Error *err) {
     if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
-        return json_refuse(err, what, node->string ? node->string : "a number", node,
+        return json_refuse(err, node->string ? node->string : "a number", node,
                            "a number of at most 1.7e308");
     const char **keys = xcalloc(cJSON_GetArraySize(node), sizeof *keys);
     size_t n = 0;
     int status = 0;
     for (const cJSON *child = node->child; child && !status; child = child->next) {
         keys[n++] = child->string;
-        status = check_tree(child, what, err);
+        status = check_tree(child, err);
     }
     const char *twice = cJSON_IsObject(node) ? sort_strings(keys, n) : NULL;
     free(keys);
     if (status || !twice)
         return status;
     return fail(err, EXIT_FAILED,
-                "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
-                twice);
+                "the key \"%.200s\" occurs twice in one object; expected each key once", twice);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -194,8 +192,8 @@ __attribute__((constructor)) static void json_open(void) {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});
 }
 
-cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
-    Source s = {text, len, what, err};
+cJSON *json_parse(const char *text, size_t len, Error *err) {
+    Source s = {text, len, err};
     const char *end = text; /* becomes the end of the value, or where cJSON gave up */
     if (check_bytes(&s))
         return NULL;
@@ -209,25 +207,27 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
                   escape ? "an escape of JSON, surrogates in pairs" : "JSON here or just before");
     else if (rest < len)
         refuse_at(&s, rest, "nothing after the value");
-    else if (!check_tree(tree, what, err))
+    else if (!check_tree(tree, err))
         return tree;
     cJSON_Delete(tree);
     return NULL;
 }
 
-cJSON *json_object(const char *text, size_t len, const char *what, Error *err) {
-    cJSON *tree = json_parse(text, len, what, err);
+cJSON *json_object(const char *text, size_t len, Error *err) {
+    cJSON *tree = json_parse(text, len, err);
     if (!tree || cJSON_IsObject(tree))
         return tree;
     cJSON_Delete(tree);
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what);
+    fail(err, EXIT_FAILED, "holds no JSON object; expected { ... }");
     return NULL;
 }
 
 cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     size_t len;
     char *text = file_read(path, max_bytes, &len, err);
-    cJSON *tree = text ? json_object(text, len, path, err) : NULL;
+    cJSON *tree = text ? json_object(text, len, err) : NULL;
+    if (text && !tree)
+        fail_at(err, path);
     free(text);
     return tree;
 }
@@ -266,15 +266,13 @@ const char *json_describe(char text[100], const cJSON *value) {
     return text;
 }
 
-int json_refuse(Error *err, const char *where, const char *name, const cJSON *value,
-                const char *expected, ...) {
+int json_refuse(Error *err, const char *name, const cJSON *value, const char *expected, ...) {
     char found[100], what[300];
     va_list args;
     va_start(args, expected);
     vsnprintf(what, sizeof what, expected, args);
     va_end(args);
-    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name,
-                json_describe(found, value), what);
+    return fail(err, EXIT_FAILED, "%s is %s; expected %s", name, json_describe(found, value), what);
 }
 
 void json_print(FILE *out, const cJSON *tree) {

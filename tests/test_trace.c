@@ -135,7 +135,7 @@ static cJSON *written(Trace *trace, const char *process, cJSON **tree) {
     snprintf(trace->name, sizeof trace->name, "%s", process);
     trace_write(trace, 1, out);
     CHECK(fclose(out) == 0);
-    *tree = json_parse(text, len, "trace", &err);
+    *tree = json_parse(text, len, &err);
     free(text);
     if (!*tree) fprintf(stderr, "\n    %s\n", err.text);
     CU_ASSERT_PTR_NOT_NULL_FATAL(*tree);

@@ -441,7 +441,7 @@ static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
     CHECK(out);
     trace_write(all, M, out);
     CHECK(fclose(out) == 0);
-    cJSON *tree = json_parse(text, len, "trace", &err);
+    cJSON *tree = json_parse(text, len, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tree);
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(tree, "traceEvents"), *e;
     cJSON_ArrayForEach(e, events) {
