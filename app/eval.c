@@ -26,8 +26,8 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
     t->scored = true;
-    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
-    e->score = xrealloc(e->score, t->count + 1, sizeof *e->score);
+    t->prompts = with_room(t->prompts, t->count, sizeof *t->prompts);
+    e->score = with_room(e->score, t->count, sizeof *e->score);
     e->score[t->count] = (Score){0};
     t->prompts[t->count++] = p;
     e->tokens += tokens - from;

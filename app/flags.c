@@ -64,7 +64,7 @@ static bool set_output(Given g) {
 
 static bool add_text(Given g) {
     Texts *list = g.to;
-    list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
+    list->text = with_room(list->text, list->n, sizeof *list->text);
     list->text[list->n++] = g.text[0];
     return true;
 }

@@ -28,7 +28,7 @@ int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *to
 
 /* Returns a new, empty request at the end of the job. */
 static Request *new_request(Job *job, int line) {
-    job->request = xrealloc(job->request, job->count + 1, sizeof *job->request);
+    job->request = with_room(job->request, job->count, sizeof *job->request);
     Request *e = &job->request[job->count++];
     *e = (Request){.line = line};
     return e;

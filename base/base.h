@@ -136,6 +136,7 @@ typedef uint64_t Bytes;
 
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
 static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
 

@@ -127,7 +127,7 @@ void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *polic
 
 /* Returns the prompts of one flight, if all flights have equally many. */
 static int prompts_each(const Search *s, const Policy *p) {
-    return (s->task->count + flight_count(p) - 1) / flight_count(p);
+    return ceil_div(s->task->count, flight_count(p));
 }
 
 /* Returns the seconds of one block: of as many sweeps of its flight as its longest output has
@@ -223,7 +223,7 @@ static double consider(Candidates *all, Policy policy) {
  * first. */
 static double double_batches(Candidates *c, Policy policy) {
     const Search *s = c->s;
-    int enough = imin(MAX_BATCHES, (prompts_each(s, &policy) + policy.gbs - 1) / policy.gbs);
+    int enough = imin(MAX_BATCHES, ceil_div(prompts_each(s, &policy), policy.gbs));
     int most = s->fixed_batches ? s->given.num_gpu_batches : enough;
     double first = 0, best = 0;
     for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
@@ -302,7 +302,7 @@ static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
     int count = prompts_each(s, &p);
     if (!s->fixed_gbs)
         p.gbs = imin(imax(gbs, 1), count);
-    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (count + p.gbs - 1) / p.gbs));
+    p.num_gpu_batches = imax(1, imin(num_gpu_batches, ceil_div(count, p.gbs)));
     if (s->fixed_batches)
         p.num_gpu_batches = s->given.num_gpu_batches;
     consider(c, p);
@@ -322,7 +322,7 @@ static void step_from(Candidates *c, const Policy *from) {
     try_block(c, *from, gbs, K - 1);
     try_block(c, *from, gbs, K + 1);
     for (int blocks = 1; blocks <= 4; blocks++)
-        try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
+        try_block(c, *from, ceil_div(count, K * blocks), K);
 }
 
 /* Adds candidates around the best ones. */
@@ -654,7 +654,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
 /* Returns the part of the model that one of `nodes` machines has. */
 static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
     OptConfig config = whole->config;
-    config.l = (config.l + nodes - 1) / nodes;
+    config.l = ceil_div(config.l, nodes);
     return checkpoint_dummy(&config, whole->seed);
 }
 

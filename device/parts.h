@@ -236,7 +236,6 @@ void host_weigh(const Op *op);
 }
 #else /* C alone has these vectors */
 
-static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 /* Calls tile(what, mr) with mr, which is 1 to 6, as a constant: the compiler makes a tile for each

@@ -423,7 +423,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
     if (fd < 0)
         return -1;
-    c->files = xrealloc(c->files, f + 1, sizeof *c->files);
+    c->files = with_room(c->files, f, sizeof *c->files);
     c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, file_changed(&st)};
     return file_entries(o, f, err) ? fail_at(err, path) : 0;
 }
@@ -619,8 +619,10 @@ static int take_part(const Opening *o, int t, Error *err) {
         return fail(err, EXIT_FAILED,
                     "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
                     rows, GROUP);
-    if (packed)
-        return take_entry(&part, e, rows / GROUP, cols * GROUP_BYTES, packed, err);
+    if (packed) {
+        rows /= GROUP;
+        cols *= GROUP_BYTES;
+    }
     return take_entry(&part, e, rows, cols, packed, err);
 }
 
