@@ -19,7 +19,6 @@
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>

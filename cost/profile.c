@@ -19,7 +19,6 @@
  * Read next: runtime.c. */
 #include <limits.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 

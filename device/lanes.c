@@ -22,8 +22,6 @@
  * posts.
  * Read next: tiers.c. */
 #include <math.h>
-#include <pthread.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "device/parts.h"

@@ -27,13 +27,8 @@
  * Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <time.h>
 
 #include "device/parts.h"
-#include "base/base.h"
 
 /* Bytes. A message crosses in parts of this size and a last one that is smaller, which may be
  * empty; so a message of another size than expected is noticed, and no part is too large for MPI's

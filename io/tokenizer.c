@@ -17,7 +17,6 @@
 #include <limits.h>
 
 #include "io/io.h"
-#include "base/base.h"
 
 /* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message. */
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
