@@ -4,9 +4,6 @@
 #include "device/device.h"
 #include "io/io.h"
 #include "policy.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 // -------------------------------------------------------------------------------------------------
 // profile.c: the machine, measured (section 4.3)
@@ -164,7 +161,4 @@ int cluster_search(Found *best, const Search *search, bool offloading, Error *er
  * too much for one machine. */
 int cluster_least(const Search *search);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -3,10 +3,6 @@
 #define IO_H
 #include "flexgen.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct cJSON cJSON;
 
 // -------------------------------------------------------------------------------------------------
@@ -269,7 +265,4 @@ uint64_t checkpoint_digest(const Checkpoint *checkpoint);
 int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 
-#ifdef __cplusplus
-}
-#endif
 #endif
