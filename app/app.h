@@ -322,7 +322,7 @@ void completions_free(Completions *completions);
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-#define PIPELINE_VERSION "1" /* the version of the messages between stages */
+#define PIPELINE_VERSION "2" /* the version of the messages between stages */
 
 /* Opens the network that mpirun has started this process in: net_open_mpi of device.h, out of the
  * library beside the program. Returns NULL and err if there is one and it cannot be used. Returns

@@ -87,29 +87,24 @@ int stage_share(Net *net, void *bytes, size_t size, Error *err) {
 
 /* Stage 0 asks all stages in turn, and tells all of them the first that is not well. */
 int stage_agree(Net *net, int status, Error *err) {
-    struct {
-        int status;
-        Error err;
-    } mine = {.status = status}, first = {0}, other;
+    Error first = {0}, other; /* code 0: all is well */
     if (!net)
         return status;
     if (status)
-        fail_of_stage(&mine.err, net->stage, err);
-    if (net->stage && net->send(net, 0, NET_SETUP, &mine, sizeof mine, err))
+        fail_of_stage(&first, net->stage, err);
+    if (net->stage && net->send(net, 0, NET_SETUP, &first, sizeof first, err))
         return -1;
-    if (!net->stage)
-        first = mine;
     for (int from = 1; from < net->stages && !net->stage; from++) {
         if (net->receive(net, from, NET_SETUP, &other, sizeof other, err))
             return -1;
-        if (!first.status)
+        if (!first.code)
             first = other;
     }
     if (stage_share(net, &first, sizeof first, err))
         return -1;
-    if (first.status)
-        *err = first.err;
-    return first.status ? -1 : 0;
+    if (first.code)
+        *err = first;
+    return first.code ? -1 : 0;
 }
 
 // -------------------------------------------------------------------------------------------------
