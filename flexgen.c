@@ -63,16 +63,14 @@ static void check_in_use(TaskRun *run) {
 }
 
 static Device *open_device(TaskRun *run, Error *err) {
-    const char *dir = run->options->offload_dir;
     if (run->stages.n) {
         Cluster wire = cluster_of(run);
         stages_open(&run->stages, run->hardware, wire.net_bdw, wire.delay_s);
         return run->stages.stage[0].device;
     }
     if (run->sim)
-        return sim_open(run->plan, run->hardware, err);
-    return run->gpu ? cuda_open(run->gpu, run->plan, run->checkpoint, dir, err)
-                    : host_open(run->plan, run->checkpoint, dir, err);
+        return sim_open(run->plan, run->hardware);
+    return device_open(run->gpu, run->plan, run->checkpoint, run->options->offload_dir, err);
 }
 
 /* Runs the sweeps. Fails if the checkpoint has changed since its weights were read. */
@@ -82,7 +80,7 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
         checkpoint_unchanged(run->checkpoint, err))
         return -1;
-    return run->net ? run->net->agree(run->net, 0, err) : 0;
+    return stage_agree(run->net, 0, err);
 }
 
 /* Gives each stage's device a trace. Stages on one computer share a clock; others note when all
@@ -130,8 +128,7 @@ static int load_device(TaskRun *run, Error *err) {
         device->net = run->net;
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
-        (run->gpu && opt_warm_up(device, run->plan, err)) ||
-        (run->net && run->net->agree(run->net, 0, err)))
+        (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
         return -1;
     if (run->traced && !traced_later(run))
         begin_traces(run);
@@ -215,7 +212,12 @@ static int read_job(Job *job, const Options *o, Error *err) {
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
     for (int i = 0; i < o->prompt.n; i++)
-        job_add(job, (Passage){o->prompt.text[i], strlen(o->prompt.text[i]), "--prompt"}, i);
+        job_add(job,
+                &(Lines){.line = o->prompt.text[i],
+                         .size = strlen(o->prompt.text[i]),
+                         .number = i + 1,
+                         .where = "--prompt"},
+                false);
     return job_settle(job, "", err);
 }
 

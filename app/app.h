@@ -24,10 +24,9 @@ typedef struct {
 
 /* The flags of one command line. */
 typedef struct Options {
-    const char *model, *prompts, *output, *json, *offload_dir, *device, *hardware, *trace;
-    const char *perplexity, *last_word, *format, *stages;
-    Texts prompt, stop, with;
-    int max_tokens, num_prompts, threads, window, limit;
+    const char *prompts, *output, *json, *trace, *perplexity, *last_word, *format, *stages;
+    Texts prompt, stop;
+    int max_tokens, num_prompts, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
@@ -41,11 +40,15 @@ typedef struct Options {
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict;
     bool verbose, help;
-    uint64_t digest;        /* of all that must be the same on all stages of a pipeline */
     Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
-    Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
     bool links;             /* true if some link is slowed */
+    uint64_t digest;        /* of the flags up to here, the same on all stages of a pipeline */
+    /* from here on, fields that may differ between the stages */
+    const char *model, *offload_dir, *device, *hardware;
+    Texts with;
+    int threads;
+    Bytes capacity[NTIERS]; /* FROM_MACHINE: not given */
 } Options;
 #define FROM_MACHINE UINT64_MAX
 
@@ -198,15 +201,9 @@ typedef struct {
     Task task;       /* what is left to do */
 } Job;
 
-/* A text, and its name in messages. */
-typedef struct {
-    const char *text;
-    size_t len;
-    const char *where;
-} Passage;
-
-/* Adds one prompt, given as a text. If it is impossible, it becomes a request with an error. */
-void job_add(Job *job, Passage passage, int line);
+/* Adds the prompt of a line: a JSON object, or a text. If it is impossible, it becomes a request
+ * with an error. */
+void job_add(Job *job, const Lines *line, bool json);
 /* Completes the job when all prompts have been added: a prompt without an id gets one that no other
  * has, by default the number of its line. A prompt is impossible if an earlier one has its id. name
  * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
@@ -225,8 +222,8 @@ void prompts_free(Task *task);
 
 /* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
  * Returns their number, or -1 and err. */
-int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
-                Error *err);
+int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk
@@ -325,8 +322,20 @@ void completions_free(Completions *completions);
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-#define PIPELINE_VERSION "1" /* the version of the messages between stages */
+#define PIPELINE_VERSION "2" /* the version of the messages between stages */
 
+/* Opens the network that mpirun has started this process in: net_open_mpi of device.h, out of the
+ * library beside the program. Returns NULL and err if there is one and it cannot be used. Returns
+ * NULL with err's text empty, at once and without loading MPI, if there is none or this process is
+ * alone in it. */
+Net *net_open(double bytes_s, double delay_s, Error *err);
+/* Copies the first stage's bytes to all stages; every stage must call it. net NULL, here and below:
+ * there are no others. */
+int stage_share(Net *net, void *bytes, size_t size, Error *err);
+/* Returns 0 if all stages have status 0; every stage calls it with its own status: 0, or -1 and
+ * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which it
+ * names. The network can be used in either case. */
+int stage_agree(Net *net, int status, Error *err);
 /* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
  * flags or another version of the program. */
 int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);

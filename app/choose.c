@@ -2,7 +2,13 @@
  * and where every byte of it lies.
  *
  * The search finds what the flags leave open, and the stages of a pipeline agree on one policy.
+ *
+ * cuBLAS alone takes 200 MB of memory and half a gigabyte of address space. Therefore flexgen.cu is
+ * a library of its own beside the program, and it is loaded only where NVIDIA's driver is installed
+ * and does not say that there is no GPU. A program that is linked with flexgen.cu, as the tests
+ * are, needs no library.
  * Read next: flexgen.c. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <sys/statvfs.h>
@@ -112,11 +118,59 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     return disk_room(run, err);
 }
 
+/* Returns true unless the driver rules a GPU out. The library, which is then loaded, can say more
+ * about any other trouble. */
+static bool driver_may_have_gpu(Error *err) {
+    enum { CUDA_ERROR_NO_DEVICE = 100 };
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = NULL;
+    if (driver)
+        *(void **)&init = dlsym(driver, "cuInit");
+    if (!init)
+        fail(err, EXIT_USAGE,
+             "no GPU: NVIDIA's driver is missing or cannot be loaded; install it, or check "
+             "nvidia-smi");
+    else if (init(0) == CUDA_ERROR_NO_DEVICE)
+        fail(err, EXIT_USAGE,
+             "no GPU: the driver finds none; check nvidia-smi and CUDA_VISIBLE_DEVICES");
+    else
+        return true;
+    return false;
+}
+
+/* flexgen.cu, where it is linked, has another that takes the place of this one. */
+__attribute__((weak)) Gpu *(*cuda_open_gpu)(Error *) = NULL;
+
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses), out of the library beside the program if
+ * flexgen.cu is not linked. Loads nothing large where there is no GPU. */
+static Gpu *find_gpu(Error *err) {
+    char path[MAX_PATH];
+    if (cuda_open_gpu)
+        return cuda_open_gpu(err);
+    program_file(path, "_cuda.so");
+    if (access(path, F_OK)) {
+        fail(err, EXIT_USAGE,
+             "this flexgen was built without CUDA: no %s; build it where nvcc is installed", path);
+        return NULL;
+    }
+    if (!driver_may_have_gpu(err))
+        return NULL;
+    /* it stays loaded, since CUDA's runtime has things to do when the program ends */
+    void *library = dlopen(path, RTLD_NOW);
+    Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
+    if (open)
+        return (*open)(err);
+    fail(err, EXIT_FAILED,
+         "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in LD_LIBRARY_PATH",
+         dlerror());
+    return NULL;
+}
+
 /* Opens the GPU, if there is one and the model's heads fit its attention. Without one the host
  * device runs, unless the flags asked for the GPU. */
 static int choose_gpu(TaskRun *run, Error *err) {
     int head = run->checkpoint ? run->checkpoint->config.h1 / run->checkpoint->config.nh : 1;
-    if ((run->gpu = gpu_find(&run->no_gpu)) && head > run->gpu->max_head) {
+    if ((run->gpu = find_gpu(&run->no_gpu)) && head > run->gpu->max_head) {
         fail(&run->no_gpu, EXIT_USAGE,
              "the model's heads have %d elements, the GPU's attention has room for %d; use "
              "--device host",
@@ -357,7 +411,7 @@ static int place_task(TaskRun *run, const Task *task, Error *err) {
         status = make_plan(run, task, err);
     if (status)
         add_limit(run, err);
-    return net ? net->agree(net, status, err) : status;
+    return stage_agree(net, status, err);
 }
 
 /* Halves the given batches of a job that goes on, because its prompts are longer by what had been
@@ -401,8 +455,7 @@ static int choose_plan(TaskRun *run, Task *task, Error *err) {
         Task block = *task;
         if (status)
             add_limit(run, err);
-        if (net)
-            status = net->agree(net, status, err) || net->share(net, p, sizeof *p, err);
+        status = stage_agree(net, status, err) || stage_share(net, p, sizeof *p, err);
         if (run->one_block) /* cuts the task to the prompts that the block of each flight holds */
             block.count = imin(task->count, block_size(p) * flight_count(p));
         if (!status)
@@ -416,7 +469,7 @@ static int choose_plan(TaskRun *run, Task *task, Error *err) {
         if (!why.code)
             why = *err; /* the reason with all memory is the one to report */
         int again = leads && (thrifty ? less < most : shrink_batches(run));
-        if (net && net->share(net, &again, sizeof again, err))
+        if (stage_share(net, &again, sizeof again, err))
             return -1;
         if (!again) {
             *err = why;
@@ -444,7 +497,7 @@ int plan_task(TaskRun *run, Task *task, Error *err) {
         share_memory(run, run->capacity);
     if (!status)
         status = settle_compression(run, err);
-    if (net ? net->agree(net, status, err) : status)
+    if (stage_agree(net, status, err))
         return -1;
     if (choose_plan(run, task, err))
         return -1;

@@ -92,11 +92,6 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
     return stop;
 }
 
-/* Returns an array of n elements with room for one more. It grows at each power of two. */
-static void *with_room(void *array, size_t n, size_t size) {
-    return n & (n - 1) ? array : xrealloc(array, 2 * n + 1, size);
-}
-
 /* Adds the next token of a prompt, and notes if it is the last. */
 static void add_token(const Completions *c, Request *e, int32_t token) {
     e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);

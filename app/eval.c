@@ -26,8 +26,8 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
     Prompt p = {.ids = xcalloc(tokens, sizeof *ids), .s = s, .n = tokens - s, .from = from};
     memcpy(p.ids, ids, tokens * sizeof *ids);
     t->scored = true;
-    t->prompts = xrealloc(t->prompts, t->count + 1, sizeof *t->prompts);
-    e->score = xrealloc(e->score, t->count + 1, sizeof *e->score);
+    t->prompts = with_room(t->prompts, t->count, sizeof *t->prompts);
+    e->score = with_room(e->score, t->count, sizeof *e->score);
     e->score[t->count] = (Score){0};
     t->prompts[t->count++] = p;
     e->tokens += tokens - from;
@@ -44,11 +44,10 @@ int eval_text(Eval *e, const char *path, Error *err) {
     char *text = input_read(path, &len, err);
     if (!text)
         return -1;
-    Passage passage = {text, len, input_name(path)};
-    int tokens = text_encode(&ids, passage, e->tokenizer, e->config, err);
+    int tokens = text_encode(&ids, text, len, e->tokenizer, e->config, err);
     free(text);
     if (tokens < 0)
-        return -1;
+        return fail_at(err, input_name(path));
     e->window = imin(e->window ? e->window : most, tokens);
     for (int at = 0; tokens > 1 && at + e->window <= tokens && !is_full(e); at += e->window)
         add_prompt(e, ids + at, e->window, 1);
@@ -56,7 +55,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     e->unscored = tokens - 1 - e->tokens; /* 1: the </s> in front */
     return e->task.count ? 0
                          : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
-                                passage.where);
+                                input_name(path));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -73,26 +72,25 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 
 /* Adds a line of text as a prompt that scores its last word. If it is too long for the model,
  * tokens at its beginning (after </s>) are dropped. */
-static int add_line(Eval *e, const char *text, const char *where, Error *err) {
+static int add_line(Eval *e, const char *text, Error *err) {
     int most = e->config->max_pos + 1; /* the last token takes no position */
     size_t len = without_last(text, strlen(text), true);
     size_t before = without_last(text, without_last(text, len, false), true);
     int32_t *context, *ids;
     if (!before)
         return fail(err, EXIT_FAILED,
-                    "%s: \"text\" has no two words; expected a last word and some before it",
-                    where);
+                    "\"text\" has no two words; expected a last word and some before it");
     /* This is checked before encoding, which takes memory. */
     if ((len - before) / tokenizer_longest(e->tokenizer) > (size_t)most - 2)
         return fail(err, EXIT_FAILED,
-                    "%s: the last word has %zu bytes, more than %d tokens, which the model takes; "
+                    "the last word has %zu bytes, more than %d tokens, which the model takes; "
                     "shorten it",
-                    where, len - before, most - 2);
-    int from = text_encode(&context, (Passage){text, before, where}, e->tokenizer, e->config, err);
+                    len - before, most - 2);
+    int from = text_encode(&context, text, before, e->tokenizer, e->config, err);
     if (from < 0)
         return -1;
     free(context);
-    int tokens = text_encode(&ids, (Passage){text, len, where}, e->tokenizer, e->config, err);
+    int tokens = text_encode(&ids, text, len, e->tokenizer, e->config, err);
     if (tokens < 0)
         return -1;
     int drop = imax(tokens - most, 0), status = 0;
@@ -100,7 +98,7 @@ static int add_line(Eval *e, const char *text, const char *where, Error *err) {
     ids[drop] = ids[0];
     if (from - drop < 2)
         status = fail(err, EXIT_FAILED,
-                      "%s: the last word has %d token%s and the model takes %d; shorten it", where,
+                      "the last word has %d token%s and the model takes %d; shorten it",
                       tokens - from, plural(tokens - from), most - 2);
     else
         add_prompt(e, ids + drop, tokens - drop, from - drop);
@@ -110,12 +108,12 @@ static int add_line(Eval *e, const char *text, const char *where, Error *err) {
 
 /* Adds the text of a JSON line. */
 static int score_line(Eval *e, const Lines *l, Error *err) {
-    cJSON *value = json_object(l->line, l->size, l->where, err);
+    cJSON *value = json_object(l->line, l->size, err);
     if (!value)
         return -1;
     const cJSON *text = json_get(value, "text");
-    int status = cJSON_IsString(text) ? add_line(e, text->valuestring, l->where, err)
-                                      : json_refuse(err, l->where, "\"text\"", text, "a string");
+    int status = cJSON_IsString(text) ? add_line(e, text->valuestring, err)
+                                      : json_refuse(err, "\"text\"", text, "a string");
     cJSON_Delete(value);
     return status;
 }
@@ -128,7 +126,7 @@ int eval_lines(Eval *e, const char *path, Error *err) {
     int status = 0;
     l.text = text;
     while (!status && !is_full(e) && line_next(&l))
-        status = score_line(e, &l, err);
+        status = score_line(e, &l, err) ? fail_at(err, l.where) : 0;
     free(text);
     if (status || e->task.count)
         return status;

@@ -274,11 +274,8 @@ static void print_optimum(FILE *out, const Question *q, const Solved *s) {
 
 /* Adds what the policy's plan holds, by tier and purpose, in bytes. */
 static void add_regions(cJSON *json, const Search *search, const Policy *policy) {
-    Task task = *search->task;
     Error ignored; /* unused: the search has planned it before */
-    if (search->one_block)
-        task.count = imin(block_size(policy) * flight_count(policy), task.count);
-    Plan *plan = plan_make(search->checkpoint, policy, &task, search->act_type, &ignored);
+    Plan *plan = plan_for(search, policy, &ignored);
     cJSON *regions = cJSON_AddObjectToObject(json, "regions"), *tier[NTIERS];
     for (int t = 0; t < NTIERS; t++)
         tier[t] = cJSON_AddObjectToObject(regions, tier_name[t]);

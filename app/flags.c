@@ -64,7 +64,7 @@ static bool set_output(Given g) {
 
 static bool add_text(Given g) {
     Texts *list = g.to;
-    list->text = xrealloc(list->text, list->n + 1, sizeof *list->text);
+    list->text = with_room(list->text, list->n, sizeof *list->text);
     list->text[list->n++] = g.text[0];
     return true;
 }
@@ -435,17 +435,6 @@ static int check_percent(const Policy *p, Error *err) {
     return 0;
 }
 
-/* Returns true for a flag that may differ between the machines of a pipeline. */
-static bool is_own(const Flag *flag) {
-    static const char *const own[] = {"--model",    "--offload-dir", "--threads",
-                                      "--gpu-mem",  "--cpu-mem",     "--disk-mem",
-                                      "--hardware", "--with",        "--device"};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (!strcmp(flag->name, own[i]))
-            return true;
-    return false;
-}
-
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     o->digest = HASH_START + command;
     for (int a = 0; a < n; a++) {
@@ -463,7 +452,7 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
             snprintf(expected, sizeof expected, f->expected, f->low, f->high);
             return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
         }
-        for (int i = 0; i <= f->values && !is_own(f); i++)
+        for (int i = 0; i <= f->values && f->at < offsetof(Options, model); i++)
             o->digest = hash_bytes(o->digest, args[a + i], strlen(args[a + i]) + 1);
         a += f->values;
     }

@@ -15,12 +15,11 @@
 // Prompts
 // -------------------------------------------------------------------------------------------------
 
-int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, const OptConfig *config,
-                Error *err) {
-    Error inner;
-    int n = tokenizer_encode(tokenizer, passage.text, passage.len, ids, &inner);
+int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
+                const OptConfig *config, Error *err) {
+    int n = tokenizer_encode(tokenizer, text, len, ids, err);
     if (n < 0)
-        return fail(err, inner.code, "%.400s: %.600s", passage.where, inner.text);
+        return -1;
     *ids = xrealloc(*ids, n + 1, sizeof **ids);
     memmove(*ids + 1, *ids, n * sizeof **ids);
     **ids = config->eos;
@@ -29,51 +28,44 @@ int text_encode(int32_t **ids, Passage passage, const Tokenizer *tokenizer, cons
 
 /* Returns a new, empty request at the end of the job. */
 static Request *new_request(Job *job, int line) {
-    job->request = xrealloc(job->request, job->count + 1, sizeof *job->request);
+    job->request = with_room(job->request, job->count, sizeof *job->request);
     Request *e = &job->request[job->count++];
     *e = (Request){.line = line};
     return e;
 }
 
 /* Fills in a request that is to generate n tokens. -1 and err if that is impossible. */
-static int take_text(const Job *job, Request *e, Passage passage, int n, Error *err) {
-    if (memchr(passage.text, 0, passage.len))
-        return fail(err, EXIT_FAILED, "%s: a NUL byte in the prompt; remove it", passage.where);
-    if (!utf8_valid(passage.text, passage.len))
-        return fail(err, EXIT_FAILED, "%s: the prompt is not valid UTF-8; convert it",
-                    passage.where);
+static int take_text(const Job *job, Request *e, const char *text, size_t len, int n, Error *err) {
+    if (memchr(text, 0, len))
+        return fail(err, EXIT_FAILED, "a NUL byte in the prompt; remove it");
+    if (!utf8_valid(text, len))
+        return fail(err, EXIT_FAILED, "the prompt is not valid UTF-8; convert it");
     /* the 1 is </s>; checked before encoding, which takes memory */
-    int most = job->config->max_pos, least = 1 + passage.len / tokenizer_longest(job->tokenizer);
-    int s = least > most ? least : text_encode(&e->ids, passage, job->tokenizer, job->config, err);
+    int most = job->config->max_pos, least = 1 + len / tokenizer_longest(job->tokenizer);
+    int s =
+        least > most ? least : text_encode(&e->ids, text, len, job->tokenizer, job->config, err);
     if (s < 0)
         return -1;
     if (s > most)
         return fail(err, EXIT_FAILED,
-                    "%s: the prompt has %s%d tokens and the model takes %d; shorten it",
-                    passage.where, least > most ? "at least " : "", s, most);
+                    "the prompt has %s%d tokens and the model takes %d; shorten it",
+                    least > most ? "at least " : "", s, most);
     e->s = s;
     e->n = imin(n, most - s + 1);
     e->cut = e->n < n;
-    e->text = memcpy(xcalloc(passage.len + 1, 1), passage.text, passage.len);
+    e->text = memcpy(xcalloc(len + 1, 1), text, len);
     return 0;
-}
-
-void job_add(Job *job, Passage passage, int line) {
-    Error why;
-    Request *e = new_request(job, line);
-    if (take_text(job, e, passage, job->max_tokens, &why))
-        e->error = xstrdup(why.text);
 }
 
 /* Writes an id as JSON text, or leaves *text as it is if none is given. Beyond 2^53 a double skips
  * whole numbers, and two ids could become one. */
-static int id_text(char **text, const cJSON *id, const char *where, Error *err) {
+static int id_text(char **text, const cJSON *id, Error *err) {
     double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
     Text written = {0};
     if (!id || cJSON_IsNull(id))
         return 0;
     if (!cJSON_IsString(id) && !(fabs(value) < 9007199254740992.0 && floor(value) == value))
-        return json_refuse(err, where, "\"id\"", id, "a string, or a whole number below 2^53");
+        return json_refuse(err, "\"id\"", id, "a string, or a whole number below 2^53");
     FILE *out = text_stream(&written);
     if (cJSON_IsString(id))
         json_write_string(out, id->valuestring, strlen(id->valuestring));
@@ -86,32 +78,38 @@ static int id_text(char **text, const cJSON *id, const char *where, Error *err) 
 }
 
 /* Reads {"id"?, "prompt", "max_tokens"?}. A null counts as absent, and other fields are ignored. */
-static int take_object(const Job *job, Request *e, const cJSON *line, const char *where,
-                       Error *err) {
+static int take_object(const Job *job, Request *e, const cJSON *line, Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = job->max_tokens;
     if (!cJSON_IsObject(line))
-        return fail(err, EXIT_FAILED, "%s: expected a JSON object {\"prompt\": ...}", where);
-    if (id_text(&e->id, json_get(line, "id"), where, err))
+        return fail(err, EXIT_FAILED, "expected a JSON object {\"prompt\": ...}");
+    if (id_text(&e->id, json_get(line, "id"), err))
         return -1;
     if (!cJSON_IsString(prompt))
-        return fail(err, EXIT_FAILED, "%s: \"prompt\" is %s; expected a string", where,
+        return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
                     prompt ? "not a string" : "missing");
     if (max_tokens && !cJSON_IsNull(max_tokens) &&
         (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
-        return fail(err, EXIT_FAILED, "%s: \"max_tokens\" must be a whole number from 1 to 1e9",
-                    where);
-    return take_text(job, e, (Passage){prompt->valuestring, strlen(prompt->valuestring), where}, n,
-                     err);
+        return fail(err, EXIT_FAILED, "\"max_tokens\" must be a whole number from 1 to 1e9");
+    return take_text(job, e, prompt->valuestring, strlen(prompt->valuestring), n, err);
 }
 
-static void add_json(Job *job, const Lines *l) {
+/* Takes the prompt of a JSON line. */
+static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
+    cJSON *value = json_parse(l->line, l->size, err);
+    int status = value ? take_object(job, e, value, err) : -1;
+    cJSON_Delete(value);
+    return status;
+}
+
+void job_add(Job *job, const Lines *l, bool json) {
     Error why;
     Request *e = new_request(job, l->number - 1);
-    cJSON *value = json_parse(l->line, l->size, l->where, &why);
-    if (!value || take_object(job, e, value, l->where, &why))
+    if (json ? take_json(job, e, l, &why)
+             : take_text(job, e, l->line, l->size, job->max_tokens, &why)) {
+        fail_at(&why, l->where);
         e->error = xstrdup(why.text);
-    cJSON_Delete(value);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ static void add_json(Job *job, const Lines *l) {
 /* Returns cJSON's type of the one JSON value that text[0..len) is, or 0 if it is none. */
 static int json_type(const char *text, size_t len) {
     Error ignored;
-    cJSON *value = json_parse(text, len, "", &ignored);
+    cJSON *value = json_parse(text, len, &ignored);
     int type = value ? value->type : 0;
     cJSON_Delete(value);
     return type;
@@ -163,10 +161,7 @@ static int read_lines(Job *job, const char *path, const char *text, size_t len, 
         return -1;
     l.name = ""; /* a prompt's error does not depend on where the prompts come from */
     while (line_next(&l))
-        if (json)
-            add_json(job, &l);
-        else
-            job_add(job, (Passage){l.line, l.size, l.where}, l.number - 1);
+        job_add(job, &l, json);
     return 0;
 }
 

@@ -61,7 +61,7 @@ static int read_head(Journal *j, Error *err) {
     if (begins && !newline)
         return 0;
     if (begins)
-        j->head = json_parse(j->text, newline - j->text, j->path, err);
+        j->head = json_parse(j->text, newline - j->text, err);
     if (!j->head)
         return fail(err, EXIT_USAGE, "%s: is no journal of this version; move it away", j->path);
     j->end = newline - j->text + 1;

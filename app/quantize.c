@@ -227,7 +227,7 @@ static int write_header(const Copy *copy, int shard) {
             write_entry(out, copy, &copy->items[i]);
     putc('}', out);
     fclose(out);
-    const uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = size;
+    uint64_t size = (8 + header.len + ALIGN - 1) / ALIGN * ALIGN - 8, length = size;
     int status = write_bytes(copy, &length, sizeof length);
     if (!status && fprintf(copy->file, "%-*.*s", (int)size, (int)header.len, header.text) < 0)
         status = cannot_write(copy);

@@ -108,18 +108,21 @@ int report_close(TaskRun *run, int status, Error *err) {
 // Policies and costs
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the disk's share; a difference that is only rounding becomes 0. */
-static double rest(double gpu, double cpu) { return 1 - gpu - cpu < 1e-9 ? 0 : 1 - gpu - cpu; }
-
 static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->delegated);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
-    ADD(json, {"attn_sparsity", is_sparse(p) ? p->sparsity : 1}, {"wg", p->wg}, {"wc", p->wc},
-        {"wd", rest(p->wg, p->wc)}, {"cg", p->cg}, {"cc", p->cc}, {"cd", rest(p->cg, p->cc)},
-        {"hg", p->hg}, {"hc", p->hc}, {"hd", rest(p->hg, p->hc)}, {"flights", flight_count(p)},
-        {"gbs", p->gbs}, {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
+    cJSON_AddNumberToObject(json, "attn_sparsity", is_sparse(p) ? p->sparsity : 1);
+    for (int of = 0; of < 3; of++) {
+        const double *share = &p->share[2 * of];
+        const char *const *name = &fraction_name[NTIERS * of];
+        double rest = 1 - share[0] - share[1];
+        ADD(json, {name[0], share[0]}, {name[1], share[1]},
+            {name[2], rest < 1e-9 ? 0 : rest}); /* a difference that is only rounding becomes 0 */
+    }
+    ADD(json, {"flights", flight_count(p)}, {"gbs", p->gbs},
+        {"num_gpu_batches", p->num_gpu_batches}, {"bls", block_size(p)});
 }
 
 /* Prints the shares in percent: wg wc cg cc hg hc. */

@@ -4,8 +4,112 @@
  * The first stage reads the input, searches for the policy and writes the output; it sends the task
  * to the others. All stages then make the same admission decisions, so each knows which sequences
  * are in flight. If the machines are simulated, all stages are in this process, one thread each.
+ *
+ * MPI takes a tenth of a second and tens of megabytes. Therefore device/pipeline.c is a library of
+ * its own beside the program, and it is loaded only where mpirun has started this process as one of
+ * several.
  * Read next: flags.c. */
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include "app/app.h"
+
+// -------------------------------------------------------------------------------------------------
+// The network
+// -------------------------------------------------------------------------------------------------
+
+/* Returns true if a launcher has started this process as one of several, as the variables show that
+ * mpirun of Open MPI, that of MPICH and Slurm's srun set. The last does not say how many there are.
+ */
+static bool started_by_mpirun(void) {
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!size)
+        size = getenv("PMI_SIZE");
+    return size ? atoi(size) > 1 : getenv("PMIX_RANK") != NULL;
+}
+
+/* Makes every line that this process prints name the stage. */
+static void name_speaker(void) {
+    static char name[32];
+    const char *rank = getenv("PMIX_RANK"); /* Open MPI and srun set this one, MPICH the other */
+    if (!rank)
+        rank = getenv("PMI_RANK");
+    snprintf(name, sizeof name, "flexgen: stage %s", rank ? rank : "?");
+    speaker = name;
+}
+
+Net *net_open(double bytes_s, double delay_s, Error *err) {
+    /* MPI takes 80 MiB; with 50 Open MPI 4.1 may wait forever */
+    size_t mpi_space = 128 << 20;
+    const char *neighbours = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    char path[MAX_PATH];
+    Net *(*open)(double, double, Error *) = NULL, *net = NULL;
+    err->text[0] = 0;
+    if (!started_by_mpirun())
+        return NULL;
+    name_speaker();
+    if (process_allowance("", 0).address < mpi_space) {
+        fail(err, EXIT_FAILED,
+             "too little address space is left for MPI; raise ulimit -v to more than the tiers and "
+             "%zu MiB",
+             mpi_space >> 20);
+        return NULL;
+    }
+    program_file(path, "_mpi.so");
+    if (access(path, F_OK)) {
+        fail(err, EXIT_USAGE,
+             "mpirun needs a flexgen that was built with MPI: no %s; build it where mpicc is "
+             "installed",
+             path);
+        return NULL;
+    }
+    /* it stays loaded; MPI's own plugins look for its functions */
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (library)
+        *(void **)&open = dlsym(library, "net_open_mpi");
+    if (!open)
+        fail(err, EXIT_FAILED,
+             "cannot use MPI: %s; install Open MPI, or name its folder in LD_LIBRARY_PATH",
+             dlerror());
+    else if ((net = open(bytes_s, delay_s, err)) && neighbours)
+        net->neighbours = atoi(neighbours);
+    return net;
+}
+
+int stage_share(Net *net, void *bytes, size_t size, Error *err) {
+    if (net && net->stage)
+        return net->receive(net, 0, NET_SETUP, bytes, size, err);
+    for (int to = 1; net && to < net->stages; to++)
+        if (net->send(net, to, NET_SETUP, bytes, size, err))
+            return -1;
+    return 0;
+}
+
+/* Stage 0 asks all stages in turn, and tells all of them the first that is not well. */
+int stage_agree(Net *net, int status, Error *err) {
+    Error first = {0}, other; /* code 0: all is well */
+    if (!net)
+        return status;
+    if (status)
+        fail_of_stage(&first, net->stage, err);
+    if (net->stage && net->send(net, 0, NET_SETUP, &first, sizeof first, err))
+        return -1;
+    for (int from = 1; from < net->stages && !net->stage; from++) {
+        if (net->receive(net, from, NET_SETUP, &other, sizeof other, err))
+            return -1;
+        if (!first.code)
+            first = other;
+    }
+    if (stage_share(net, &first, sizeof first, err))
+        return -1;
+    if (first.code)
+        *err = first;
+    return first.code ? -1 : 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// What must be the same on all stages
+// -------------------------------------------------------------------------------------------------
 
 /* Hashes of what must be the same on all stages. */
 typedef struct {
@@ -17,13 +121,13 @@ int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *er
         checkpoint_digest(checkpoint), flags,
         hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
     Identity first = mine;
-    if (net->share(net, &first, sizeof first, err))
+    if (stage_share(net, &first, sizeof first, err))
         return -1;
     const char *what = mine.program != first.program ? "another version of flexgen"
                        : mine.model != first.model   ? "another model"
                        : mine.flags != first.flags   ? "other flags"
                                                      : NULL;
-    return net->agree(
+    return stage_agree(
         net,
         what ? fail(err, EXIT_USAGE, "has %s than stage 0; give all stages the same", what) : 0,
         err);
@@ -73,7 +177,7 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     } head = {*task, job ? job->count : 0};
     if (!net)
         return 0;
-    if (net->share(net, &head, sizeof head, err))
+    if (stage_share(net, &head, sizeof head, err))
         return -1;
     if (net->stage) {
         *task = head.task;
@@ -86,13 +190,13 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     for (int i = 0; i < task->count; i++) {
         Prompt *q = &task->prompts[i];
         Sent sent = {*q, job && !net->stage ? job->request[q->place].known : 0};
-        if (net->share(net, &sent, sizeof sent, err))
+        if (stage_share(net, &sent, sizeof sent, err))
             return -1;
         *q = sent.prompt;
         size_t n = q->s + (task->scored ? q->n : 0), known = sent.known;
         if (net->stage)
             q->ids = xcalloc(n, sizeof *q->ids);
-        if (net->share(net, q->ids, n * sizeof *q->ids, err))
+        if (stage_share(net, q->ids, n * sizeof *q->ids, err))
             return -1;
         if (!net->stage || !job)
             continue;
@@ -201,9 +305,8 @@ int stages_plan(Stages *all, const Policy *policy, const Task *task, Type act_ty
 
 void stages_open(Stages *all, const Hardware *hardware, double bytes_s, double delay_s) {
     Device **sim = xcalloc(all->n, sizeof(Device *));
-    Error none; /* a sim always opens */
     for (int s = 0; s < all->n; s++)
-        sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware, &none);
+        sim[s] = all->stage[s].device = sim_open(all->stage[s].plan, hardware);
     all->world = world_open(sim, all->n, bytes_s, delay_s);
     free(sim);
 }

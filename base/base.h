@@ -61,6 +61,12 @@ static inline int fail_of_stage(Error *err, int stage, const Error *why) {
     return fail(err, why->code, "stage %d: %.*s", stage, (int)sizeof why->text - 20, why->text);
 }
 
+/* Puts the place of a fault in front of its text, "WHERE: TEXT", and returns -1. */
+static inline int fail_at(Error *err, const char *where) {
+    Error why = *err;
+    return fail(err, why.code, "%s: %s", where, why.text);
+}
+
 /* Reports that pthread_create has failed with the error number `why`. Returns -1. */
 static inline int fail_to_start(Error *err, int why) {
     return fail(err, EXIT_FAILED,
@@ -102,6 +108,12 @@ static inline void *xrealloc(void *old, size_t count, size_t size) {
     return p ? p : out_of_memory(count, size);
 }
 
+/* Returns an array of n elements with room for one more. It grows at each power of two, and n may
+ * have become smaller since. */
+static inline void *with_room(void *array, size_t n, size_t size) {
+    return n & (n - 1) ? array : xrealloc(array, 2 * n + 1, size);
+}
+
 static inline char *xstrdup(const char *s) {
     size_t n = strlen(s) + 1;
     return (char *)memcpy(xcalloc(n, 1), s, n);
@@ -124,6 +136,7 @@ typedef uint64_t Bytes;
 
 HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
 static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
 
@@ -210,7 +223,7 @@ void host_share(double work, int count, LoopPart part, const void *what);
 float *scratch(size_t floats);
 
 // -------------------------------------------------------------------------------------------------
-// process.c: what this process may have
+// os.c: what this process may have
 // -------------------------------------------------------------------------------------------------
 
 /* The least that the machine, the control groups and the limits of this process leave it. */
@@ -226,7 +239,7 @@ typedef struct {
 Allowance process_allowance(const char *root, int threads);
 
 // -------------------------------------------------------------------------------------------------
-// process.c: SIGINT, SIGTERM and SIGHUP
+// os.c: SIGINT, SIGTERM and SIGHUP
 // -------------------------------------------------------------------------------------------------
 
 /* Catches these signals: the first one is noted, and a second one ends the program at once. */

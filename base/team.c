@@ -11,11 +11,8 @@
  * that calls; as soon as there are two, all sleep at once, and a loop of a tenth of a millisecond
  * took three.)
  * Read next: device/host.c. */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
 
 #include "base/base.h"
 

@@ -4,9 +4,6 @@
 #include "device/device.h"
 #include "io/io.h"
 #include "policy.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 // -------------------------------------------------------------------------------------------------
 // profile.c: the machine, measured (section 4.3)
@@ -147,6 +144,9 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
 /* Finds the best throughput for every latency that a block may have (Figure 1), shortest latency
  * first, at most `most`. Returns as policy_search does. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
+/* Makes the plan by which the search judges a policy: for all of the task, or for one block of each
+ * flight. Returns NULL and err if there is none. */
+Plan *plan_for(const Search *search, const Policy *policy, Error *err);
 /* Computes what the cost model expects of search->given, unchanged. Returns -1 and err if its plan
  * does not fit. */
 int policy_predict(Found *found, const Search *search, Error *err);
@@ -161,7 +161,4 @@ int cluster_search(Found *best, const Search *search, bool offloading, Error *er
  * too much for one machine. */
 int cluster_least(const Search *search);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

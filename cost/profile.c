@@ -19,7 +19,6 @@
  * Read next: runtime.c. */
 #include <limits.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -97,7 +96,7 @@ static int table_length(const ProfileSize *s) {
 /* Plans both upper tiers, which are alike: cold memory, then the inputs and the results of a
  * product, then index tables. */
 static void plan_memory(Plan *plan, const ProfileSize *s, Type act) {
-    const int cold = s->cold / sizeof(f16), most = imax(s->rows * widest(s), s->tokens * s->h1);
+    int cold = s->cold / sizeof(f16), most = imax(s->rows * widest(s), s->tokens * s->h1);
     *plan = (Plan){.act_type = act};
     for (int t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(plan, (Wanted){RESTING_WEIGHTS, t, "cold memory", F16, 1, cold, 1});
@@ -126,7 +125,7 @@ static Tensor cold(const Profile *p, Tier tier, Bytes at, Type type, int rows, i
 
 /* Returns cold numbers, packed or F16, in rows of so many bytes. */
 static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, size_t bytes) {
-    const Type type = p->packed ? U8 : F16;
+    Type type = p->packed ? U8 : F16;
     return cold(p, tier, at, type, rows, bytes / type_bytes(type));
 }
 
@@ -134,14 +133,14 @@ static Tensor numbers(const Profile *p, Tier tier, Bytes at, int rows, size_t by
  * where they begin. */
 static size_t next_cold(Profile *p, size_t span, size_t bytes) {
     CHECK(bytes <= span);
-    const size_t at = p->at + bytes <= span ? p->at : 0;
+    size_t at = p->at + bytes <= span ? p->at : 0;
     p->at = at + whole_lines(bytes);
     return at;
 }
 
 /* Returns the first n integers of one of point i's index tables. */
 static Tensor table(const Profile *p, Tier tier, int i, int which, int n) {
-    const size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
+    size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
     return plan_bytes(&p->plan, INDEX_TABLES, tier, before * sizeof(int32_t), I32, n);
 }
 
@@ -163,10 +162,10 @@ static Event post_op(Profile *p, const Op *op, double work) {
 }
 
 static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
-    const size_t size = p->packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(f16);
-    const int rows = p->packed ? n / GROUP : n;
-    const Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, size / rows),
-                 x = states(p, HIDDEN, TIER_GPU, m, k), none = {0};
+    size_t size = p->packed ? quant_matrix_bytes(n, k) : (size_t)n * k * sizeof(f16);
+    int rows = p->packed ? n / GROUP : n;
+    Tensor w = numbers(p, TIER_GPU, next_cold(p, p->span, size), rows, size / rows),
+           x = states(p, HIDDEN, TIER_GPU, m, k), none = {0};
     Op op = op_linear(measure_on(lane), states(p, MLP, TIER_GPU, m, n), x, w, none, none);
     op.nafter = 2;
     op.after[0] = p->product;
@@ -176,7 +175,7 @@ static Event post_product(Profile *p, Lane lane, int m, int n, int k) {
 
 /* Posts a layer's products, on the lanes that a layer has them on. */
 static Event post_linear(Profile *p, const Work *w, int i) {
-    const int m = row_sizes[i], h1 = p->size.h1, h2 = p->size.h2;
+    int m = row_sizes[i], h1 = p->size.h1, h2 = p->size.h2;
     (void)w;
     post_product(p, PROJECT, m, 3 * h1, h1);
     post_product(p, FINISH, m, h1, h1);
@@ -187,10 +186,10 @@ static Event post_linear(Profile *p, const Work *w, int i) {
 /* Posts attention of prompts of one length. Together they have as many tokens as the longest
  * prompt. */
 static Event post_attend_prefill(Profile *p, const Work *w, int i) {
-    const int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
-    const size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
-    const Tensor qkv = cold(p, w->to, at, F16, rows, 3 * h1),
-                 start = table(p, w->to, i, STARTS, nseq + 1);
+    int s = token_sizes[i], nseq = p->size.tokens / s, rows = nseq * s, h1 = p->size.h1;
+    size_t at = next_cold(p, p->span, (size_t)rows * 3 * h1 * sizeof(f16));
+    Tensor qkv = cold(p, w->to, at, F16, rows, 3 * h1),
+           start = table(p, w->to, i, STARTS, nseq + 1);
     Call call = measure_on(w->lane);
     call.prefill = true;
     Op op = op_attend_prefill(call, states(p, MLP, w->to, rows, h1), tensor_cols(qkv, 0, h1),
@@ -201,11 +200,11 @@ static Event post_attend_prefill(Profile *p, const Work *w, int i) {
 /* Posts attention of new tokens. K is in the first half of the cold memory and V in the second;
  * each round uses the next part of them. */
 static Event post_attend(Profile *p, const Work *w, int i) {
-    const int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh, each = len / PAGE_TOKENS;
-    const size_t half = p->span / 2,
-                 row = p->packed ? nh * quant_bytes(h1 / nh) : h1 * sizeof(f16); /* of K, or V */
-    const int nseq = imin(p->size.nseq, half / row / len), tokens = nseq * len;
-    const size_t at = next_cold(p, half, tokens * row);
+    int len = token_sizes[i], h1 = p->size.h1, nh = p->size.nh, each = len / PAGE_TOKENS;
+    size_t half = p->span / 2,
+           row = p->packed ? nh * quant_bytes(h1 / nh) : h1 * sizeof(f16); /* of K, or V */
+    int nseq = imin(p->size.nseq, half / row / len), tokens = nseq * len;
+    size_t at = next_cold(p, half, tokens * row);
     PageTable t = {.k = numbers(p, w->to, at, tokens, row),
                    .v = numbers(p, w->to, half + at, tokens, row),
                    .pages = matrix(table(p, w->to, i, PAGES, each), nseq),
@@ -220,14 +219,14 @@ static Event post_attend(Profile *p, const Work *w, int i) {
 /* Returns chunk i of a tier: of the disk's file, or of the second half of the cold memory, so that
  * a product that reads the first may run beside the copy. */
 static Tensor chunk_of(const Profile *p, Tier tier, int i) {
-    const size_t bytes = chunk(p), half = p->size.cold / 2;
-    const bool disk = tier == TIER_DISK;
-    const size_t all = disk ? p->plan.offload_bytes : half / bytes * bytes;
+    size_t bytes = chunk(p), half = p->size.cold / 2;
+    bool disk = tier == TIER_DISK;
+    size_t all = disk ? p->plan.offload_bytes : half / bytes * bytes;
     return cold(p, tier, (disk ? 0 : half) + (size_t)i * bytes % all, F16, 1, bytes / sizeof(f16));
 }
 
 static Event post_copy(Profile *p, const Work *w, int i) {
-    const Move move = {chunk_of(p, w->to, i), chunk_of(p, w->from, i)};
+    Move move = {chunk_of(p, w->to, i), chunk_of(p, w->from, i)};
     Op op = op_copy(measure_on(w->lane), &move, 1);
     op.after[op.nafter++] = p->product;
     return post_op(p, &op, chunk(p));
@@ -244,12 +243,12 @@ static Event post_copies(Profile *p, const Work *w, int i) {
 /* Posts a layernorm of half of the cold memory into the other half, which overwrites its weights.
  * */
 static Event post_layernorm(Profile *p, const Work *w, int i) {
-    const Type act = p->plan.act_type;
-    const size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
-    const int h1 = p->size.h1, rows = half / row - 1;
-    const Tensor one = cold(p, TIER_GPU, 0, F16, 1, h1); /* the first row; x lies behind it */
-    const Tensor x = cold(p, TIER_GPU, row, act, rows, h1);
-    const Tensor y = cold(p, TIER_GPU, half, act, rows, h1);
+    Type act = p->plan.act_type;
+    size_t row = p->size.h1 * type_bytes(act), half = p->size.cold / 2;
+    int h1 = p->size.h1, rows = half / row - 1;
+    Tensor one = cold(p, TIER_GPU, 0, F16, 1, h1); /* the first row; x lies behind it */
+    Tensor x = cold(p, TIER_GPU, row, act, rows, h1);
+    Tensor y = cold(p, TIER_GPU, half, act, rows, h1);
     Op op = op_layernorm(measure_on(FINISH), y, x, one, one);
     (void)w;
     (void)i;
@@ -258,7 +257,7 @@ static Event post_layernorm(Profile *p, const Work *w, int i) {
 
 /* Posts a chain of ops that have almost nothing to do, from lane to lane. */
 static Event post_tiny(Profile *p, const Work *w, int i) {
-    const Tensor row = states(p, MLP, TIER_GPU, 1, 16), one = cold(p, TIER_GPU, 0, F16, 1, 16);
+    Tensor row = states(p, MLP, TIER_GPU, 1, 16), one = cold(p, TIER_GPU, 0, F16, 1, 16);
     Event last = {PROJECT, 0};
     (void)w;
     for (i = 0; i < TINY; i++) {
@@ -306,11 +305,11 @@ static double sample_seconds(Profile *p, const Work *w, int i, int rounds) {
     Event last = {0, 0};
     p->work = 0;
     p->ops = 0;
-    const double begin = now(p);
+    double begin = now(p);
     for (int r = 0; r < rounds; r++)
         last = w->post(p, w, i);
     wait_for(p, last);
-    const double seconds = now(p) - begin;
+    double seconds = now(p) - begin;
     p->round_s = seconds / rounds;
     return seconds;
 }
@@ -330,7 +329,7 @@ static void add_sample(Samples *s, const Profile *p, double seconds) {
 /* Takes samples for some time. The first is not counted if it is short: caches, threads and a GPU's
  * choice of kernels are new. */
 static void sample(Samples *s, Profile *p, const Work *w, int i) {
-    const double seconds = p->size.seconds, first = sample_seconds(p, w, i, 1);
+    double seconds = p->size.seconds, first = sample_seconds(p, w, i, 1);
     double total = 0;
     int taken = 0, rounds = 1;
     if (first > seconds) {
@@ -340,7 +339,7 @@ static void sample(Samples *s, Profile *p, const Work *w, int i) {
     if (first < seconds / BRIEF)
         rounds = fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
     for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
-        const double t = sample_seconds(p, w, i, rounds);
+        double t = sample_seconds(p, w, i, rounds);
         add_sample(s, p, t);
         total += t;
     }
@@ -374,7 +373,7 @@ static void set_both(double phase[2], double value) {
 }
 
 static void measure_links(Hardware *h, Profile *p) {
-    const double up = measure_rate(p, &ctog), down = measure_rate(p, &gtoc);
+    double up = measure_rate(p, &ctog), down = measure_rate(p, &gtoc);
     set_both(h->ctog_bdw, up);
     set_both(h->gtoc_bdw, down);
     tell(p, "  CPU to GPU %.2f GB/s, GPU to CPU %.2f GB/s", up / 1e9, down / 1e9);
@@ -382,7 +381,7 @@ static void measure_links(Hardware *h, Profile *p) {
 
 /* Returns the bytes/s of the whole file, or of as many of its *chunks as there is time for. */
 static double measure_pass(Profile *p, const Work *w, int *chunks) {
-    const double begin = now(p);
+    double begin = now(p);
     double took = 0;
     int n = 0;
     while (n < *chunks && took < DISK_TIMES * p->size.seconds) {
@@ -410,7 +409,7 @@ static void measure_disk(Hardware *h, Profile *p) {
  * has disturbed it. (This is not true of prompts: one of twice the tokens has twice the pairs for
  * each.) */
 static void measure_curve(Curve *c, Profile *p, const Work *w) {
-    const bool by_rows = w == &linear;
+    bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes;
     int largest = by_rows ? p->size.rows : p->size.tokens;
     Samples all[MAX_POINTS] = {{.n = 0}};
@@ -473,7 +472,7 @@ static void measure_packed(Hardware *h, Profile *p) {
  * the copy that was made beside the rounds before. */
 static double sample_lost(Profile *p, const Work *beside, int i, int copies, int each) {
     Event last = {0, 0}, next = {0, 0};
-    const double alone = sample_seconds(p, &linear, i, copies * each), begin = now(p);
+    double alone = sample_seconds(p, &linear, i, copies * each), begin = now(p);
     for (int c = 0; c < copies; c++) {
         p->copied = next;
         next = post_copy(p, beside, c);
@@ -482,7 +481,7 @@ static double sample_lost(Profile *p, const Work *beside, int i, int copies, int
     }
     p->copied = (Event){0, 0};
     wait_for(p, last);
-    const double lost = now(p) - begin - alone;
+    double lost = now(p) - begin - alone;
     wait_for(p, next);
     return lost / copies / chunk(p);
 }
@@ -490,12 +489,12 @@ static double sample_lost(Profile *p, const Work *beside, int i, int copies, int
 /* Returns the seconds lost for each byte. Beside each copy there are so many products that the copy
  * alone would take half as long as they do. */
 static double measure_lost(Profile *p, const Curve *rows, const Work *beside, double rate) {
-    const double most = 2 * p->size.seconds, copy = chunk(p) / rate, begin = now(p);
+    double most = 2 * p->size.seconds, copy = chunk(p) / rate, begin = now(p);
     double lost[PAIRS];
-    const int i = imin(rows->n - 1, BESIDE);
+    int i = imin(rows->n - 1, BESIDE);
     int n = 0;
-    const double t = sample_seconds(p, &linear, i, 1);
-    const int each = imax(1, ceil(2 * copy / t)), copies = imax(2, most / (each * t));
+    double t = sample_seconds(p, &linear, i, 1);
+    int each = imax(1, ceil(2 * copy / t)), copies = imax(2, most / (each * t));
     do
         lost[n++] = sample_lost(p, beside, i, copies, each);
     while (n < PAIRS && now(p) - begin < 4 * PAIRS * most);
@@ -523,8 +522,8 @@ static int measure_all(Hardware *h, Profile *p) {
                  {"attention", measure_attention},
                  {"packed weights and cache", measure_packed},
                  {"products beside copies", measure_shared_cores}}; /* on the host device only */
-    const int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
-    const Event none = {0, 0};
+    int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
+    Event none = {0, 0};
     for (int i = 0; i < n; i++) {
         tell(p, "measuring this machine: %s", parts[i].what);
         parts[i].measure(h, p);
@@ -547,7 +546,7 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
     for (;;) {
         Plan plan;
         plan_memory(&plan, s, F32);
-        const size_t needs = tiers * plan.total[TIER_CPU];
+        size_t needs = tiers * plan.total[TIER_CPU];
         if (needs <= room)
             return 0;
         s->cold = s->cold / 2 / 4096 * 4096;
@@ -572,8 +571,8 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
 /* Returns the bytes of cold memory: at least `least`, and enough that half of it does not fit into
  * the last cache, so that a round through it finds nothing there. */
 static size_t cold_bytes(size_t least) {
-    const size_t most = (size_t)1 << 30;
-    const size_t wanted = 4 * processor_cache() / 4096 * 4096;
+    size_t most = (size_t)1 << 30;
+    size_t wanted = 4 * processor_cache() / 4096 * 4096;
     return wanted > least ? size_min(wanted, most) : least;
 }
 
@@ -581,7 +580,7 @@ static size_t cold_bytes(size_t least) {
  * smaller. On the host device both upper tiers are memory of this process. */
 int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory,
                  Error *err) {
-    const int larger = gpu ? 2 : 1;
+    int larger = gpu ? 2 : 1;
     ProfileSize s = {.h1 = 2048 * larger,
                      .h2 = 8192 * larger,
                      .nh = 32,
@@ -603,13 +602,13 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
 /* Plans the memory of the upper tiers, and the file. This has the bytes that are asked for, or half
  * of the disk's room if that is less; but at least LEAST_DISK, unless the disk is memory. */
 static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
-    const size_t asked = p->size.disk,
-                 least = memory_holds(here->offload_dir) ? 0 : size_min(asked, LEAST_DISK);
+    size_t asked = p->size.disk,
+           least = memory_holds(here->offload_dir) ? 0 : size_min(asked, LEAST_DISK);
     size_t bytes = size_min(here->capacity[TIER_DISK] / 2, asked);
     if (bytes < least)
         bytes = least;
     plan_memory(&p->plan, &p->size, act);
-    const int chunks = bytes / chunk(p), cols = chunk(p) / sizeof(f16);
+    int chunks = bytes / chunk(p), cols = chunk(p) / sizeof(f16);
     add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", F16, chunks, cols, 1});
     p->span = p->size.cold;
 }
@@ -636,7 +635,7 @@ static void fill(Profile *p, Tensor row) {
 static void fill_tables(Profile *p, Tier tier, int i, int tokens) {
     const int first[NTABLES] = {[LENGTHS] = tokens},
               step[NTABLES] = {[STARTS] = tokens, [PAGES] = 1};
-    const int n = table_length(&p->size);
+    int n = table_length(&p->size);
     int32_t *value = xcalloc(n, sizeof *value);
     for (int which = 0; which < NTABLES; which++) {
         for (int r = 0; r < n; r++)
@@ -688,25 +687,22 @@ static void set_capacities(Hardware *h, const Bytes capacity[NTIERS]) {
 static int measure_machine(Hardware *hardware, const ProfileSize *size, const ThisMachine *here,
                            Error *err) {
     Gpu *gpu = here->gpu;
-    Hardware measured = {.name = ""};
     Profile p = {.size = *size, .progress = here->progress, .err = err};
     int status = -1;
     if (gpu && fit_memory(&p.size, 1, gpu_left(gpu), err))
         return -1;
     plan_profile(&p, gpu ? F16 : F32, here);
-    name_machine(measured.name, gpu, host_set_threads(here->threads));
-    set_capacities(&measured, here->capacity);
+    *hardware = (Hardware){.name = ""};
+    name_machine(hardware->name, gpu, host_set_threads(here->threads));
+    set_capacities(hardware, here->capacity);
     if (!p.plan.offload_bytes)
-        measured.nmem = 1;
-    p.device = gpu ? cuda_open(gpu, &p.plan, &p.none, here->offload_dir, err)
-                   : host_open(&p.plan, &p.none, here->offload_dir, err);
+        hardware->nmem = 1;
+    p.device = device_open(gpu, &p.plan, &p.none, here->offload_dir, err);
     if (p.device) {
         fill_memory(&p);
-        status = measure_all(&measured, &p);
+        status = measure_all(hardware, &p);
         p.device->close(p.device);
     }
-    if (!status)
-        *hardware = measured;
     return status;
 }
 
@@ -758,7 +754,7 @@ void profile_path(char *path, size_t size, const ProfileSize *shapes, const This
              host_set_threads(here->threads), host_isa(), here->gpu ? here->gpu->name : "",
              (uintmax_t)disk.st_dev, (uintmax_t)file_system_kind);
     /* The number is the start of an FNV-1a hash. */
-    const uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
+    uint64_t hash = hash_bytes(14695981039346656037u, key, strlen(key));
     if (snprintf(path, size, "%s/flexgen/hardware-%016jx.json", dir, (uintmax_t)hash) >= (int)size)
         path[0] = 0;
 }

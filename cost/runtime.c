@@ -74,7 +74,7 @@ typedef struct {
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
                         bool delegated, int phase) {
     const Workload *w = &plan->work[phase];
-    const double sweeps = fmax(w->sweeps, 1), page = plan->policy.page_tokens;
+    double sweeps = fmax(w->sweeps, 1), page = plan->policy.page_tokens;
     Sweep a = {.hw = hw,
                .config = &checkpoint->config,
                .plan = plan,
@@ -126,8 +126,8 @@ static Sum off_gpu(double w, double c, double h) {
 // -------------------------------------------------------------------------------------------------
 
 static void link_rows(Seconds *t, const Sweep *a) {
-    const double numbers = a->delegated ? a->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
-    const double results = a->act * numbers, op = a->op_s, each = a->K * op;
+    double numbers = a->delegated ? a->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
+    double results = a->act * numbers, op = a->op_s, each = a->K * op;
     // clang-format off
     /* ctog = (wc + wd) weights    load_weight
             + (cc + cd) cache      load_cache; with delegation the results of attention instead
@@ -173,14 +173,14 @@ static double product(const Sweep *a, double m, double n, double k, bool packed)
  * A batch passes the layer piece by piece, and each piece has one operation more, which stores its
  * k and v. */
 static double products(const Sweep *a, bool prefill) {
-    const double h1 = a->h1, h2 = a->config->h2, batches = a->batches[prefill];
+    double h1 = a->h1, h2 = a->config->h2, batches = a->batches[prefill];
     if (batches <= 0)
         return 0;
-    const double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
-                 m = each / pieces;
-    const bool packed = takes_packed_weights(a, prefill);
-    const double qkv = product(a, m, 3 * h1, h1, packed), out = product(a, m, h1, h1, packed),
-                 mlp = product(a, m, h2, h1, packed) + product(a, m, h1, h2, packed);
+    double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
+           m = each / pieces;
+    bool packed = takes_packed_weights(a, prefill);
+    double qkv = product(a, m, 3 * h1, h1, packed), out = product(a, m, h1, h1, packed),
+           mlp = product(a, m, h2, h1, packed) + product(a, m, h1, h2, packed);
     return batches * pieces * (qkv + out + mlp + (4 + 1) * a->op_s);
 }
 
@@ -216,10 +216,10 @@ static double attend_cache(const Sweep *a, bool on_cpu) {
 }
 
 static void processor_rows(Seconds *t, const Sweep *a) {
-    const double ops = a->batches[0] * a->op_s, gpu_bdw = a->hw->gpu_bdw;
-    const double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
-    const double made = 4 * a->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
-    const double packing =
+    double ops = a->batches[0] * a->op_s, gpu_bdw = a->hw->gpu_bdw;
+    double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
+    double made = 4 * a->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
+    double packing =
         a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
     // clang-format off
@@ -247,9 +247,8 @@ static void processor_rows(Seconds *t, const Sweep *a) {
 static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
-    const Tier home = a->plan->policy.table_home;
-    const double less = a->act * a->h1 * (a->head_rows - a->all_rows),
-                 ids = 2.0 * c->embed * a->all_rows;
+    Tier home = a->plan->policy.table_home;
+    double less = a->act * a->h1 * (a->head_rows - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
     of[GTOC] = off_gpu(0, 0, less / a->gtoc);
@@ -262,10 +261,10 @@ static void head_seconds(Seconds *t, const Sweep *a) {
         of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
-    const double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->head_rows,
-                 choose = 4.0 * c->vocab * a->head_rows;
-    const double logits = product(a, a->head_rows / a->K, c->vocab, c->embed, false);
-    const bool down = a->plan->chooser == TIER_CPU;
+    double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->head_rows,
+           choose = 4.0 * c->vocab * a->head_rows;
+    double logits = product(a, a->head_rows / a->K, c->vocab, c->embed, false);
+    bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * a->op_s) +
                   memory_seconds(embed + norm + (down ? 0 : choose), h->gpu_bdw);
@@ -295,14 +294,14 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 // clang-format on
 static void under_way_rows(Seconds *t, const Sweep *a) {
     enum { TRIP_OPS = 4 };
-    const bool prefill = a->batches[1] > 0;
-    const double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->h1 * rows;
-    const double most = a->plan->policy.synchronize ? 1 : a->plan->batch_slots,
-                 under_way = fmax(1, fmin(K, most));
-    const double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
-    const double trip =
+    bool prefill = a->batches[1] > 0;
+    double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->h1 * rows;
+    double most = a->plan->policy.synchronize ? 1 : a->plan->batch_slots,
+           under_way = fmax(1, fmin(K, most));
+    double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
+    double trip =
         (sizeof(f16) * a->h1 * rows + fresh) / a->gtoc + hidden / a->ctog + TRIP_OPS * K * a->op_s;
-    const double attend = prefill ? 0 : attend_cache(a, a->delegated);
+    double attend = prefill ? 0 : attend_cache(a, a->delegated);
     Sum chain = off_gpu(0, attend + (a->delegated && !prefill ? trip : 0),
                         hidden / a->ctog + hidden / a->gtoc);
     chain.one = gpu;
@@ -322,9 +321,8 @@ static void queue_row(Seconds *t, const Sweep *a) {
     enum { BESIDE_PREFILL = 2 };
     if (a->batches[1] <= 0 || a->rows[0] <= 0)
         return;
-    const double behind = fmax(0, a->batches[0] - BESIDE_PREFILL) / fmax(1, a->batches[0]);
-    const double caches =
-        a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
+    double behind = fmax(0, a->batches[0] - BESIDE_PREFILL) / fmax(1, a->batches[0]);
+    double caches = a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
     t->layer[QUEUED] = off_gpu(0, behind * caches, 0);
     t->layer[QUEUED].one = gpu_seconds(a, true);
 }
@@ -344,8 +342,8 @@ static void joint_rows(Sum *of, const Sweep *a) {
         sum_add(&of[CORES], c <= CTOD ? link_cores(a->hw, c, a->phase) : 1, of[c]);
     if (!a->plan->policy.overlap)
         of[UNDER_WAY] = all;
-    const int comp = a->hw->shared_cores ? CORES : GPU,
-              pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, CPU}, {DTOC, CPU}, {CTOG, DTOC}};
+    int comp = a->hw->shared_cores ? CORES : GPU,
+        pair[][2] = {{CTOG, comp}, {DTOC, comp}, {CTOG, CPU}, {DTOC, CPU}, {CTOG, DTOC}};
     for (int r = COMP_WITH_CTOG; r <= CTOG_WITH_DTOC; r++)
         for (int one = 0; one < 2; one++)
             sum_add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
@@ -370,7 +368,7 @@ static const double PRICE_OF_IDLE = .02;
 /* Adds the rows of one kind of sweep to the LP, and the price of its lanes' seconds. */
 static void sweep_rows(Lp *lp, const Sweep *a) {
     Seconds t = {.layer = {{.one = 0}}};
-    const int layer = LAYER_S + a->phase, last = LAST_S + a->phase;
+    int layer = LAYER_S + a->phase, last = LAST_S + a->phase;
     link_rows(&t, a);
     processor_rows(&t, a);
     head_seconds(&t, a);
@@ -414,14 +412,14 @@ static void sweep_rows(Lp *lp, const Sweep *a) {
 // clang-format on
 static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
     const Plan *p = a->plan;
-    const double weights = a->weights * a->config->l, two_layers = 2 * a->weights,
-                 cache = p->region[KV_CACHE][TIER_CPU].bytes,
-                 states = p->region[ACTIVATIONS][TIER_CPU].bytes,
-                 two_pages = p->region[KV_STAGING][TIER_GPU].bytes,
-                 x = p->region[HIDDEN][TIER_GPU].bytes, new_kv = p->region[NEW_KV][TIER_CPU].bytes,
-                 in_gpu = two_pages + p->region[NEW_KV_PACKED][TIER_GPU].bytes;
-    const double state = a->h1 * a->act, four_states = 4 * state * p->max_rows,
-                 q_and_o = p->off_seqs * p->piece_slots * (sizeof(f16) * a->h1 + state);
+    double weights = a->weights * a->config->l, two_layers = 2 * a->weights,
+           cache = p->region[KV_CACHE][TIER_CPU].bytes,
+           states = p->region[ACTIVATIONS][TIER_CPU].bytes,
+           two_pages = p->region[KV_STAGING][TIER_GPU].bytes, x = p->region[HIDDEN][TIER_GPU].bytes,
+           new_kv = p->region[NEW_KV][TIER_CPU].bytes,
+           in_gpu = two_pages + p->region[NEW_KV_PACKED][TIER_GPU].bytes;
+    double state = a->h1 * a->act, four_states = 4 * state * p->max_rows,
+           q_and_o = p->off_seqs * p->piece_slots * (sizeof(f16) * a->h1 + state);
     // clang-format off
     Sum tier[NTIERS] = {
         {.wg = weights, .wc = two_layers, .wd = two_layers,
@@ -446,8 +444,8 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
                 bool delegated, const double capacity[NTIERS]) {
     *lp = (Lp){.n = RUNTIME_VARS};
     for (int phase = 0; phase < 2; phase++) {
-        const Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
-        const double sweeps = plan->work[phase].sweeps;
+        Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
+        double sweeps = plan->work[phase].sweeps;
         lp->c[LAYER_S + phase] = sweeps * (a.config->l - 1);
         lp->c[LAST_S + phase] = sweeps;
         if (sweeps > 0)
@@ -493,11 +491,11 @@ static int slowest_row(const Lp *lp, const double *x, int variable, int slowest,
  * loaded from where the plan has put them. Writes to cost->slowest the name of the row that bounds
  * the most seconds. */
 static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *plan, int phase) {
-    const int l = plan->config.l;
-    const double layer = plan_layer_bytes(plan);
+    int l = plan->config.l;
+    double layer = plan_layer_bytes(plan);
     double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
-        const int next = (j + 1) % l;
+        int next = (j + 1) % l;
         double seconds = 0;
         x[WC] = plan->slab[TIER_CPU][next] / layer;
         x[WD] = plan->slab[TIER_DISK][next] / layer;

@@ -71,7 +71,7 @@ static Task task_for(const Search *s, const Policy *policy) {
     return task;
 }
 
-static Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
+Plan *plan_for(const Search *s, const Policy *policy, Error *err) {
     Task task = task_for(s, policy);
     return plan_make(s->checkpoint, policy, &task, s->act_type, err);
 }
@@ -127,13 +127,13 @@ void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *polic
 
 /* Returns the prompts of one flight, if all flights have equally many. */
 static int prompts_each(const Search *s, const Policy *p) {
-    return (s->task->count + flight_count(p) - 1) / flight_count(p);
+    return ceil_div(s->task->count, flight_count(p));
 }
 
 /* Returns the seconds of one block: of as many sweeps of its flight as its longest output has
  * tokens. */
 static double latency_of(const Search *s, const Plan *plan, double T) {
-    const Task task = task_for(s, &plan->policy);
+    Task task = task_for(s, &plan->policy);
     int n = 0;
     for (int i = 0; i < task.count; i++)
         n = imax(n, task.prompts[i].n);
@@ -145,8 +145,8 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
  * more. If blocks may be of any size, twice the block must bring one percent, because the first
  * results take twice as long. */
 static double score(const Search *s, double throughput, const Policy *p) {
-    const double block = block_size(p), batches = block / p->gbs;
-    const double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
+    double block = block_size(p), batches = block / p->gbs;
+    double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
     return throughput / (1 + (cores + (s->one_block ? PRICE_OF_BLOCKS * log2(block) : 0)));
 }
 static double found_score(const Search *s, const Found *f) {
@@ -174,7 +174,7 @@ static void set_bound(Candidate *c, const Search *s) {
         lp_solve(&answer, &lp);
     if (corner && answer.verdict == LP_OPTIMAL) {
         runtime_sweeps(sweep_s, answer.x, corner->config.l);
-        const double seconds = cluster_pace(&s->cluster, corner, sweep_s).T;
+        double seconds = cluster_pace(&s->cluster, corner, sweep_s).T;
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = runtime_tokens(corner) / seconds;
@@ -223,8 +223,8 @@ static double consider(Candidates *all, Policy policy) {
  * first. */
 static double double_batches(Candidates *c, Policy policy) {
     const Search *s = c->s;
-    const int enough = imin(MAX_BATCHES, (prompts_each(s, &policy) + policy.gbs - 1) / policy.gbs);
-    const int most = s->fixed_batches ? s->given.num_gpu_batches : enough;
+    int enough = imin(MAX_BATCHES, ceil_div(prompts_each(s, &policy), policy.gbs));
+    int most = s->fixed_batches ? s->given.num_gpu_batches : enough;
     double first = 0, best = 0;
     for (int K = s->fixed_batches ? most : 1;; K = imin(2 * K, most)) {
         policy.num_gpu_batches = K;
@@ -240,7 +240,7 @@ static double double_batches(Candidates *c, Policy policy) {
 /* Considers gbs = 1, 2, 4, ... until one batch does not fit; then no larger one does. */
 static void double_gbs(Candidates *c, Policy policy) {
     const Search *s = c->s;
-    const int most = s->fixed_gbs ? s->given.gbs : prompts_each(s, &policy);
+    int most = s->fixed_gbs ? s->given.gbs : prompts_each(s, &policy);
     for (policy.gbs = s->fixed_gbs ? most : 1; double_batches(c, policy) && policy.gbs < most;)
         policy.gbs = imin(2 * policy.gbs, most);
 }
@@ -261,7 +261,7 @@ static bool may_be(const Search *s, Schedule schedule) {
  * that come to the same policy. Sparse attention is always delegated to the CPU. */
 static void enumerate_flights(Candidates *c, int flights) {
     const Search *s = c->s;
-    const bool sparse = is_sparse(&s->given);
+    bool sparse = is_sparse(&s->given);
     for (int packed = 0; packed < 4; packed++)
         for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++)
             for (int on_cpu = sparse; on_cpu < 2; on_cpu++) {
@@ -283,7 +283,7 @@ static void enumerate_flights(Candidates *c, int flights) {
  * all, and one more to hide the wire; with more flights machines wait less, but each flight takes
  * memory, or streams the weights once more. */
 static void enumerate(Candidates *c) {
-    const int M = c->s->cluster.nodes, flights[] = {1, M, M + 1, 2 * M, 4 * M};
+    int M = c->s->cluster.nodes, flights[] = {1, M, M + 1, 2 * M, 4 * M};
     if (c->s->fixed_flights || M <= 1)
         enumerate_flights(c, flight_count(&c->s->given));
     else
@@ -299,10 +299,10 @@ static void enumerate(Candidates *c) {
 /* Considers the policy with another block, no larger than the task. */
 static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
     const Search *s = c->s;
-    const int count = prompts_each(s, &p);
+    int count = prompts_each(s, &p);
     if (!s->fixed_gbs)
         p.gbs = imin(imax(gbs, 1), count);
-    p.num_gpu_batches = imax(1, imin(num_gpu_batches, (count + p.gbs - 1) / p.gbs));
+    p.num_gpu_batches = imax(1, imin(num_gpu_batches, ceil_div(count, p.gbs)));
     if (s->fixed_batches)
         p.num_gpu_batches = s->given.num_gpu_batches;
     consider(c, p);
@@ -312,7 +312,7 @@ static void try_block(Candidates *c, Policy p, int gbs, int num_gpu_batches) {
  * four blocks share the task equally. */
 static void step_from(Candidates *c, const Policy *from) {
     static const double step[] = {.75, .875, 1.125, 1.25, 1.5};
-    const int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
+    int gbs = from->gbs, K = from->num_gpu_batches, count = prompts_each(c->s, from);
     for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
         try_block(c, *from, gbs * step[i], K);
         try_block(c, *from, gbs, lround(K * step[i]));
@@ -322,13 +322,13 @@ static void step_from(Candidates *c, const Policy *from) {
     try_block(c, *from, gbs, K - 1);
     try_block(c, *from, gbs, K + 1);
     for (int blocks = 1; blocks <= 4; blocks++)
-        try_block(c, *from, (count + K * blocks - 1) / (K * blocks), K);
+        try_block(c, *from, ceil_div(count, K * blocks), K);
 }
 
 /* Adds candidates around the best ones. */
 static void refine(Candidates *c) {
     for (int round = 0; round < ROUNDS; round++) {
-        const int n = imin(AROUND, c->n);
+        int n = imin(AROUND, c->n);
         Candidate best[AROUND];
         memcpy(best, c->list, sizeof best);
         for (int i = 0; i < n; i++)
@@ -365,7 +365,7 @@ static Candidates find_candidates(const Search *search) {
 /* Rounds x to steps of 1 / steps, so that the shares of the upper tiers and the rest, the disk's,
  * add up to 1. Shares that are fixed stay. */
 static void round_shares(double share[2], const double x[NTIERS], const bool fixed[2], int steps) {
-    const int last = fixed[TIER_CPU] ? TIER_GPU : TIER_CPU;
+    int last = fixed[TIER_CPU] ? TIER_GPU : TIER_CPU;
     for (int t = TIER_GPU; t <= TIER_CPU; t++)
         if (!fixed[t])
             share[t] = round(x[t] * steps) / steps;
@@ -377,7 +377,7 @@ static void round_shares(double share[2], const double x[NTIERS], const bool fix
  * point, cache and activations to sequences of the block, as long as one digit can tell these
  * apart. */
 static void set_fractions(Policy *p, const Search *s, const double *x) {
-    const int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
+    int weights = 1000, sequences = imin(weights, imin(block_size(p), prompts_each(s, p)));
     for (int of = 0; of < 3; of++)
         round_shares(p->share + 2 * of, x + NTIERS * of, s->fixed + 2 * of,
                      of ? sequences : weights);
@@ -387,7 +387,7 @@ static void set_fractions(Policy *p, const Search *s, const double *x) {
 static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     Found found = {.policy = plan->policy};
     runtime_cost(&found.cost, lp, plan);
-    const double l = plan->config.l, tokens = found.cost.throughput * found.cost.T;
+    double l = plan->config.l, tokens = found.cost.throughput * found.cost.T;
     found.pace = cluster_pace(&s->cluster, plan,
                               (const double[]){found.cost.T_gen * l, found.cost.T_pre * l});
     found.cost.T = found.pace.T;
@@ -420,7 +420,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Plan *plan = plan_for(s, &policy, &ignored);
     if (!plan)
         return -1;
-    const bool fits = !plan_missing(plan, s->capacity);
+    bool fits = !plan_missing(plan, s->capacity);
     if (fits) {
         *found = found_by(s, plan, &lp);
         note_full(&found->cost, &lp, &answer);
@@ -456,7 +456,7 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
         Found other;
         for (int t = 0; t < NTIERS; t++)
             middle[t] = (before[t] + capacity[t]) / 2;
-        const bool good = place(&other, excess, s, c->policy, corner, middle) > 0;
+        bool good = place(&other, excess, s, c->policy, corner, middle) > 0;
         memcpy(good ? capacity : before, middle, sizeof middle);
         if (good && found_score(s, &other) > found_score(s, found))
             *found = other;
@@ -469,7 +469,7 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
  * describes the one that misses the fewest bytes, so far *missing. placed: see check_fits. */
 static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
-    const Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
+    Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
     double tokens;
     Lp lp;
     if (!misses) {
@@ -496,7 +496,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     Search least = *s;
     Policy *p = &least.given;
     double quickest = INFINITY, *share = p->share;
-    const bool placed = memchr(s->fixed, true, sizeof s->fixed);
+    bool placed = memchr(s->fixed, true, sizeof s->fixed);
     Bytes missing = UINT64_MAX;
     if (!s->fixed_gbs)
         p->gbs = 1;
@@ -534,7 +534,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
 /* Inserts *one into a list that is sorted, best first, and has one entry for a block and schedule.
  * Returns the new number of entries. */
 static int insert(Found *found, int n, int most, const Search *s, const Found *one) {
-    const double value = found_score(s, one);
+    double value = found_score(s, one);
     int at = 0; /* the entry that leaves: the same block, or the last of a full list */
     while (at < n && !same_block(&found[at].policy, &one->policy))
         at++;
@@ -566,7 +566,7 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
 
 int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
     Found *found = xcalloc(MAX_REALIZED, sizeof *found);
-    const int n = policy_search(found, MAX_REALIZED, search, err);
+    int n = policy_search(found, MAX_REALIZED, search, err);
     if (n > 0)
         *best = *sooner = found[0];
     for (int i = 1; i < n; i++)
@@ -579,7 +579,7 @@ int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) 
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
     Found *every = xcalloc(MAX_CANDIDATES, sizeof *every);
-    const int all = policy_search(every, MAX_CANDIDATES, search, err);
+    int all = policy_search(every, MAX_CANDIDATES, search, err);
     int n = 0;
     for (; n < most; n++) { /* the next longer latency must have a better throughput */
         const Found *next = NULL;
@@ -654,7 +654,7 @@ Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s
 /* Returns the part of the model that one of `nodes` machines has. */
 static Checkpoint *part_of(const Checkpoint *whole, int nodes) {
     OptConfig config = whole->config;
-    config.l = (config.l + nodes - 1) / nodes;
+    config.l = ceil_div(config.l, nodes);
     return checkpoint_dummy(&config, whole->seed);
 }
 
@@ -671,7 +671,7 @@ int cluster_search(Found *best, const Search *search, bool offloading, Error *er
     one.checkpoint = part;
     if (!offloading)
         hold_on_gpu(&one);
-    const int n = policy_search(best, 1, &one, err);
+    int n = policy_search(best, 1, &one, err);
     checkpoint_close(part);
     return n > 0 ? 0 : -1;
 }

@@ -253,17 +253,15 @@ struct Device {
     void (*close)(Device *); /* ends lanes, frees tiers, removes the offload file */
 };
 
-/* Opens the host device with one allocation per tier, as large as the plan says: GPU and CPU in
- * memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a full
- * disk is an error here and nowhere else). checkpoint serves disk reads of weights and must outlive
- * the device. Returns NULL and err when there is not enough memory or disk. */
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err);
-/* Opens the cuda device on an open GPU, which must outlive it. The GPU tier is memory of the GPU,
- * and lanes that touch the GPU are streams. The CPU tier is pinned; where that fails, the notice
- * says so and copies are slower. Everything else is as on the host. */
-Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err);
+/* Opens the host device (gpu NULL) with one allocation per tier, as large as the plan says: GPU and
+ * CPU in memory, disk in an unlinked file under offload_dir (fully allocated beforehand, so that a
+ * full disk is an error here and nowhere else). checkpoint serves disk reads of weights and must
+ * outlive the device. Returns NULL and err when there is not enough memory or disk. With an open
+ * GPU, which must outlive it, opens the cuda device instead: the GPU tier is memory of the GPU, and
+ * lanes that touch the GPU are streams. The CPU tier is pinned; where that fails, the notice says
+ * so and copies are slower. Everything else is as on the host. */
+Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
+                    const char *offload_dir, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // depend.c: posting, in an order that follows from use (section 4.2)
@@ -331,7 +329,7 @@ const char *host_isa(void);
 enum { HOST_SUMS = 2 };
 
 // -------------------------------------------------------------------------------------------------
-// flexgen.cu, net.c: a GPU
+// flexgen.cu: a GPU
 // -------------------------------------------------------------------------------------------------
 
 /* An open GPU. */
@@ -355,11 +353,15 @@ struct Gpu {
                                              of the GPU tier */
 };
 
-/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses), out of the library beside the program if
- * flexgen.cu is not linked. Loads nothing large where there is no GPU. */
-Gpu *gpu_find(Error *err);
+/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns
+ * NULL and err, one line that says what to do, without a driver, without a GPU, with one that is
+ * too old or too full. Where flexgen.cu is not linked to the program but a library beside it, or
+ * was not built, this is NULL. */
+extern Gpu *(*cuda_open_gpu)(Error *err);
 /* Returns the bytes that a GPU tier could have now: those that nobody uses, less `spare`. */
-Bytes gpu_left(Gpu *gpu);
+static inline Bytes gpu_left(Gpu *gpu) {
+    return size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
+}
 
 // -------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
@@ -371,7 +373,7 @@ Bytes gpu_left(Gpu *gpu);
  * bandwidth equally; the GPU does one op at a time, of those that can begin the one posted first.
  * There are no data and no tiers: memory does not grow with the model. `now` is the simulated
  * clock. */
-Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err);
+Device *sim_open(const Plan *plan, const Hardware *hardware);
 
 /* Several sims that share one clock, as the stages of a pipeline (section 4.4). */
 typedef struct World World;
@@ -387,7 +389,7 @@ void world_leave(Device *sim);
 void world_close(World *world);
 
 // -------------------------------------------------------------------------------------------------
-// net.c: the network of a pipeline (section 4.4)
+// pipeline.c: the network of a pipeline (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
 /* The kinds of messages: hidden states, new tokens, and the setup before the run. Messages of
@@ -412,12 +414,6 @@ struct Net {
     int (*receive)(Net *, int from, NetKind kind, void *bytes, size_t size, Error *);
     /* Copies the bytes, and returns at once. */
     int (*post)(Net *, int to, NetKind kind, const void *bytes, size_t size, Error *);
-    /* Copies stage 0's bytes to all stages; every stage must call it. */
-    int (*share)(Net *, void *bytes, size_t size, Error *);
-    /* Returns 0 if all stages have status 0; every stage calls it with its own status: 0, or -1 and
-     * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which
-     * it names. The network can be used in either case. */
-    int (*agree)(Net *, int status, Error *);
     /* Says that this stage has failed. The functions of all stages then fail with "stage 2:
      * <text>", for the first stage that has failed. Over MPI it ends the job and does not return;
      * its caller has said why. */
@@ -426,11 +422,11 @@ struct Net {
     void (*close)(Net *);
 };
 
-/* Opens the network that mpirun has started this process in. Returns NULL and err if there is one
- * and it cannot be used. Returns NULL with err's text empty, at once and without loading MPI, if
- * there is none or this process is alone in it. The link is slowed to bytes_s bytes/s, and a
- * message takes delay_s seconds more (0: not slowed); messages of NET_SETUP are not slowed. */
-Net *net_open(double bytes_s, double delay_s, Error *err);
+/* Opens the network that mpirun has started this process in, of which there is one. The link is
+ * slowed to bytes_s bytes/s, and a message takes delay_s seconds more (0: not slowed); messages of
+ * NET_SETUP are not slowed. Returns NULL and err if it cannot be used; NULL alone if this process
+ * is alone in it. */
+Net *net_open_mpi(double bytes_s, double delay_s, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // trace.c: what happened on the lanes
@@ -472,7 +468,7 @@ struct Trace {
     char name[64];   /* heads its rows in the viewer: the model, or the stage of a pipeline */
     double ready_at; /* Device.now when all stages were ready, where their clocks differ; else 0 */
     Slice *slice;
-    size_t n, capacity;
+    size_t n;
     size_t limit; /* after so many more slices, the finished ones are added up and dropped; 0: all
                      are kept */
     size_t kept;  /* slices that the last drop kept because they had not finished */

@@ -46,7 +46,7 @@ static const double PACKED = 4.5 / 16;
 
 double linear_seconds(const Hardware *h, bool prefill, Linear y) {
     const Curve *curve = y.packed && h->mm_packed.n ? &h->mm_packed : &h->mm_rows;
-    const double weights = (y.packed ? PACKED : 1) * 2 * y.n * y.k;
+    double weights = (y.packed ? PACKED : 1) * 2 * y.n * y.k;
     return op_seconds(curve, y.m, 2 * y.m * y.n * y.k, h->mm_flops[prefill],
                       weights + y.act_bytes * y.m * (y.n + y.k), h->gpu_bdw);
 }
@@ -61,7 +61,7 @@ double attend_seconds(const Hardware *h, bool on_cpu, bool prefill, double queri
                       bool packed) {
     const Curve *curve = on_cpu ? &h->cpu_tokens : &h->bmm_tokens[0],
                 *of_packed = on_cpu ? &h->cpu_packed : &h->bmm_packed;
-    const double flops = 4 * queries * len;
+    double flops = 4 * queries * len;
     return op_seconds(packed && of_packed->n ? of_packed : curve, len, flops,
                       (on_cpu ? h->cpu_flops : h->bmm_flops)[prefill],
                       packed ? PACKED * flops : flops, on_cpu ? h->cpu_bdw : h->gpu_bdw);
@@ -152,7 +152,6 @@ static const Key *find_key(int *phase, const char *name, size_t len) {
 
 /* The reading of one file. */
 typedef struct {
-    const char *path;
     const cJSON *json;
     Hardware *to;
     Error *err;
@@ -166,7 +165,7 @@ static bool in_range(const cJSON *value, double lo, double hi) {
 static int read_number(double *number, const Reader *r, const cJSON *value, const Key *k,
                        const char *name) {
     if (!in_range(value, k->lo, k->hi))
-        return json_refuse(r->err, r->path, name, value, "a number of %s from %g to %g",
+        return json_refuse(r->err, name, value, "a number of %s from %g to %g",
                            k->form == CURVE ? "FLOP/s" : k->unit, k->lo, k->hi);
     *number = value->valuedouble;
     return 0;
@@ -176,17 +175,17 @@ static int read_number(double *number, const Reader *r, const cJSON *value, cons
  * it. */
 static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, const Key *k) {
     const cJSON *size = cJSON_GetArrayItem(point, 0), *rate = cJSON_GetArrayItem(point, 1);
-    const double before = i > 1 ? curve->size[i - 2] : 1;
+    double before = i > 1 ? curve->size[i - 2] : 1;
     char name[MAX_KEY + 40];
     snprintf(name, sizeof name, "%s: point %d", k->key, i);
     if (!cJSON_IsArray(point))
-        return json_refuse(r->err, r->path, name, point, "[%s, FLOP/s]", k->unit);
+        return json_refuse(r->err, name, point, "[%s, FLOP/s]", k->unit);
     if (cJSON_GetArraySize(point) != 2)
-        return fail(r->err, EXIT_USAGE, "%s: %s is a list of %d; expected [%s, FLOP/s]", r->path,
-                    name, cJSON_GetArraySize(point), k->unit);
+        return fail(r->err, EXIT_USAGE, "%s is a list of %d; expected [%s, FLOP/s]", name,
+                    cJSON_GetArraySize(point), k->unit);
     snprintf(name, sizeof name, "%s: the size of point %d", k->key, i);
     if (!in_range(size, i > 1 ? nextafter(before, INFINITY) : 1, MOST_SIZE))
-        return json_refuse(r->err, r->path, name, size, "a number of %s %s %.15g, to %g", k->unit,
+        return json_refuse(r->err, name, size, "a number of %s %s %.15g, to %g", k->unit,
                            i > 1 ? "above" : "from", before, MOST_SIZE);
     snprintf(name, sizeof name, "%s: the rate of point %d", k->key, i);
     curve->size[i - 1] = size->valuedouble;
@@ -194,13 +193,13 @@ static int read_point(Curve *curve, int i, const Reader *r, const cJSON *point, 
 }
 
 static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Key *k) {
-    const int n = cJSON_GetArraySize(list);
+    int n = cJSON_GetArraySize(list);
     const cJSON *point = list->child;
     if (!cJSON_IsArray(list))
-        return json_refuse(r->err, r->path, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
+        return json_refuse(r->err, k->key, list, "a list of points [%s, FLOP/s]", k->unit);
     if (n < 1 || n > MAX_POINTS)
-        return fail(r->err, EXIT_USAGE, "%s: %s has %d points; expected 1 to %d", r->path, k->key,
-                    n, MAX_POINTS);
+        return fail(r->err, EXIT_USAGE, "%s has %d points; expected 1 to %d", k->key, n,
+                    MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
         if (read_point(curve, i, r, point, k) != 0)
             return -1;
@@ -217,21 +216,19 @@ static int read_key(const Reader *r, const Key *k) {
         return both ? read_curve(to, r, both, k) : 0;
     if (k->form == FLAG) {
         *(bool *)to = cJSON_IsTrue(both);
-        return !both || cJSON_IsBool(both)
-                   ? 0
-                   : json_refuse(r->err, r->path, k->key, both, "true or false");
+        return !both || cJSON_IsBool(both) ? 0 : json_refuse(r->err, k->key, both, "true or false");
     }
     for (int phase = 0; phase <= (k->form == PAIR); phase++) {
         const cJSON *one = json_get(r->json, member(name, k, phase)), *value = both ? both : one;
         if (both && one)
             return fail(r->err, EXIT_USAGE,
-                        "%s: has both %s and %s; expected %s alone, or %s_p and %s_g", r->path,
-                        k->key, name, k->key, k->key, k->key);
+                        "has both %s and %s; expected %s alone, or %s_p and %s_g", k->key, name,
+                        k->key, k->key, k->key);
         if (!value && k->form != OPTIONAL)
             return fail(r->err, EXIT_USAGE,
-                        "%s: has no %s; expected %s, a number of %s (a rate may also be a pair, "
+                        "has no %s; expected %s, a number of %s (a rate may also be a pair, "
                         "KEY_p and KEY_g)",
-                        r->path, k->form == PAIR ? name : k->key, k->key, k->unit);
+                        k->form == PAIR ? name : k->key, k->key, k->unit);
         if (value && read_number((double *)to + phase, r, value, k, value->string))
             return -1;
     }
@@ -246,7 +243,7 @@ static int read_name(const Reader *r) {
     for (const char *c = text; *c; c++)
         good = good && !iscntrl((unsigned char)*c);
     if (!good)
-        return json_refuse(r->err, r->path, "name", name,
+        return json_refuse(r->err, "name", name,
                            "a text of 1 to %d bytes without control characters, which says which "
                            "machine this is",
                            MOST_NAME);
@@ -258,17 +255,16 @@ static int read_name(const Reader *r) {
 static int check_sources(const Reader *r, const cJSON *sources) {
     char name[80];
     if (sources && !cJSON_IsObject(sources))
-        return json_refuse(r->err, r->path, "sources", sources, "an object of texts, one a key");
+        return json_refuse(r->err, "sources", sources, "an object of texts, one a key");
     for (const cJSON *source = sources ? sources->child : NULL; source; source = source->next) {
         snprintf(name, sizeof name, "sources: %.60s", source->string);
         if (!cJSON_IsString(source))
-            return json_refuse(r->err, r->path, name, source,
-                               "a text that says where the value is from");
+            return json_refuse(r->err, name, source, "a text that says where the value is from");
         if (!json_get(r->json, source->string))
             return fail(
                 r->err, EXIT_USAGE,
-                "%s: sources: has \"%.60s\", which is no key of this file; expected one that is",
-                r->path, source->string);
+                "sources: has \"%.60s\", which is no key of this file; expected one that is",
+                source->string);
     }
     return 0;
 }
@@ -279,10 +275,9 @@ static int read_object(const Reader *r) {
     for (const cJSON *child = r->json->child; child; child = child->next)
         if (child != name && child != sources &&
             !find_key(&phase, child->string, strlen(child->string)))
-            return fail(
-                r->err, EXIT_USAGE,
-                "%s: has an unknown key \"%.60s\"; expected only the keys of a hardware file",
-                r->path, child->string);
+            return fail(r->err, EXIT_USAGE,
+                        "has an unknown key \"%.60s\"; expected only the keys of a hardware file",
+                        child->string);
     if (read_name(r) || check_sources(r, sources))
         return -1;
     for (int i = 0; i < NKEYS; i++)
@@ -294,10 +289,12 @@ static int read_object(const Reader *r) {
 int hardware_read(Hardware *hardware, const char *path, Error *err) {
     Hardware read = {.name = ""};
     cJSON *json = json_read(path, MAX_HARDWARE_FILE, err);
-    const int status = json ? read_object(&(Reader){path, json, &read, err}) : -1;
-    if (status == 0)
+    int status = json ? read_object(&(Reader){json, &read, err}) : -1;
+    if (!status)
         *hardware = read;
-    else
+    else if (json)
+        fail_at(err, path);
+    if (status)
         err->code = EXIT_USAGE;
     cJSON_Delete(json);
     return status;
@@ -319,7 +316,7 @@ int hardware_change(Hardware *h, const char *change, Error *err) {
         return fail(err, EXIT_USAGE,
                     "--with %.60s: expected KEY=NUMBER of a hardware file, such as ctog_bdw=24e9",
                     change);
-    const double number = strtod(text + 1, &end);
+    double number = strtod(text + 1, &end);
     if (end == text + 1 || *end || !(number >= k->lo && number <= k->hi))
         return fail(err, EXIT_USAGE, "--with %.60s: expected a number of %s from %g to %g", change,
                     k->unit, k->lo, k->hi);
@@ -374,8 +371,8 @@ static cJSON *value_of(const Key *k, const void *from, int phase) {
 static void write_key(cJSON *json, cJSON *sources, const Hardware *h, const Key *k) {
     char name[MAX_KEY];
     const double *from = (const double *)((const char *)h + k->offset);
-    const bool pair = k->form == PAIR && from[0] != from[1],
-               disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
+    bool pair = k->form == PAIR && from[0] != from[1],
+         disk = k->offset == AT(dtoc_bdw) || k->offset == AT(ctod_bdw);
     for (int phase = pair; phase >= 0; phase--) {
         cJSON *value = value_of(k, from, phase);
         if (!value)

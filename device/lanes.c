@@ -23,8 +23,6 @@
  * posts.
  * Read next: tiers.c. */
 #include <math.h>
-#include <pthread.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "device/parts.h"
@@ -592,9 +590,8 @@ static int start_lanes(LaneDevice *d, Error *err) {
     return 0;
 }
 
-/* Opens either device; gpu NULL: the host device. */
-static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
-                           const char *offload_dir, Error *err) {
+Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
+                    const char *offload_dir, Error *err) {
     LaneDevice *d = xcalloc(1, sizeof *d);
     d->base = (Device){.name = gpu ? "cuda" : "host",
                        .act_type = gpu ? F16 : F32,
@@ -627,14 +624,4 @@ static Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpo
         return &d->base;
     device_close(&d->base);
     return NULL;
-}
-
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err) {
-    return device_open(NULL, plan, checkpoint, offload_dir, err);
-}
-
-Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir,
-                  Error *err) {
-    return device_open(gpu, plan, checkpoint, offload_dir, err);
 }

@@ -135,12 +135,6 @@ typedef struct GpuCalls {
     int (*transfer)(Gpu *, void *dst, const void *src, size_t bytes, Error *);
 } GpuCalls;
 
-/* Opens the first GPU (CUDA_VISIBLE_DEVICES chooses) with streams, cuBLAS and workspaces. Returns
- * NULL and err, one line that says what to do, without a driver, without a GPU, with one that is
- * too old or too full. Where flexgen.cu is not linked to the program but a library beside it, or
- * was not built, this is NULL. */
-extern Gpu *(*cuda_open_gpu)(Error *err);
-
 // -------------------------------------------------------------------------------------------------
 // trace.c: noting what ran
 // -------------------------------------------------------------------------------------------------
@@ -166,17 +160,6 @@ void trace_add(Trace *trace, const Slice *slice, double settled);
 /* Returns Figure 4's name of the call that a slice is part of: "load_weight", "store_cache",
  * "project", ... */
 const char *trace_call(const Slice *slice);
-
-// -------------------------------------------------------------------------------------------------
-// net.c, pipeline.c: the network
-// -------------------------------------------------------------------------------------------------
-
-/* Opens a Net over MPI, without share and agree. net_open loads it from the library beside the
- * program. */
-Net *net_open_mpi(double bytes_s, double delay_s, Error *err);
-/* share and agree on top of send and receive, for all that provide a Net. */
-int net_share(Net *, void *bytes, size_t size, Error *);
-int net_agree(Net *, int status, Error *);
 
 // -------------------------------------------------------------------------------------------------
 // tiers.c: the disk tier
@@ -253,7 +236,6 @@ void host_weigh(const Op *op);
 }
 #else /* C alone has these vectors */
 
-static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 /* Calls tile(what, mr) with mr, which is 1 to 6, as a constant: the compiler makes a tile for each

@@ -27,13 +27,8 @@
  * Read next: hardware.c. */
 #include <math.h>
 #include <mpi.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <time.h>
 
 #include "device/parts.h"
-#include "base/base.h"
 
 /* Bytes. A message crosses in parts of this size and a last one that is smaller, which may be
  * empty; so a message of another size than expected is noticed, and no part is too large for MPI's
@@ -79,7 +74,7 @@ typedef struct {
 
     /* for the thread alone */
     MPI_Comm comm[NKINDS_OF_MESSAGES];
-    int nparts, capacity;
+    int nparts;
     Part *part;
     double moved; /* time at which something last began or ended */
 } Pipeline;
@@ -115,10 +110,7 @@ static void end_message(Pipeline *n, Message *m) {
 /* Begins all parts of a message. */
 static void begin_message(Pipeline *n, Message *m) {
     for (size_t at = 0; at <= m->size; at += PART) {
-        if (n->nparts == n->capacity) {
-            n->capacity = 2 * n->capacity + 16;
-            n->part = xrealloc(n->part, n->capacity, sizeof *n->part);
-        }
+        n->part = with_room(n->part, n->nparts, sizeof *n->part);
         Part *p = &n->part[n->nparts++];
         char *bytes = (char *)m->bytes + at;
         *p = (Part){.message = m, .offset = at, .size = m->size - at < PART ? m->size - at : PART};

@@ -136,8 +136,7 @@ static void deliver(Sim *from, int to, NetKind kind, Bytes size, double leaves) 
     const World *w = from->stage.world;
     SimStage *stage = &w->sim[to]->stage;
     Inbox *box = &stage->inbox[kind];
-    if (!(box->n & (box->n - 1))) /* n is 0 or a power of two: the room is full, and doubled */
-        box->message = xrealloc(box->message, imax(1, 2 * box->n), sizeof *box->message);
+    box->message = with_room(box->message, box->n, sizeof *box->message);
     box->message[box->n++] = (Message){leaves + w->delay_s, size};
     stage->next = fmin(stage->next, leaves + w->delay_s);
 }
@@ -406,7 +405,7 @@ static void step(World *w) {
             continue;
         /* If an op ends, it gets exactly the seconds that it still needs; otherwise a message
          * arrives. */
-        const bool op_ends = d->clock + d->ends <= together;
+        bool op_ends = d->clock + d->ends <= together;
         advance(d, op_ends ? d->ends : t - d->clock);
         d->clock = t;
         if (stage->waits &&
@@ -438,7 +437,7 @@ static int wait_in_world(Sim *d, Event e, Inbox *box, Bytes size, Error *err) {
             pthread_cond_wait(&stage->woken, &w->lock);
         else
             step(w);
-    const int status = w->failed ? -1 : 0;
+    int status = w->failed ? -1 : 0;
     if (status)
         *err = w->error;
     else if (box)
@@ -479,9 +478,8 @@ static void sim_close(Device *base) {
     free(d);
 }
 
-Device *sim_open(const Plan *plan, const Hardware *hardware, Error *err) {
+Device *sim_open(const Plan *plan, const Hardware *hardware) {
     Sim *d = xcalloc(1, sizeof *d);
-    (void)err; /* like the other devices; there is nothing here that could be missing */
     d->base = (Device){.name = "sim",
                        .act_type = plan->act_type,
                        .post = sim_post,

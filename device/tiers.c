@@ -48,7 +48,7 @@ struct Disk {
  * Written pages must be on their way to disk first: many are waited for; a few are only sent off,
  * and are dropped when they are read. */
 static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
-    const bool few = written && written < DIRECT_MIN;
+    bool few = written && written < DIRECT_MIN;
     if (written)
         file_write_back(fd, offset, bytes, !few);
     if (!few)
@@ -375,25 +375,22 @@ static int run_copy(const Arenas *a, const Op *op, Gpu *gpu, Error *err) {
         disk_expect(a->disk, op->moves, op->nmoves);
     for (int i = 0; i < op->nmoves; i++) {
         Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        size_t size = type_bytes(to.type), row = to.cols * size;
+        size_t size = type_bytes(to.type);
         int status = 0;
         if (from.tier == TIER_DISK)
             status =
                 disk_read(a->disk, arenas_address(a, to), from, to.type, op->lane == C_READ, err);
         else if (to.tier == TIER_DISK)
             status = disk_write(a->disk, to, arenas_address(a, from), err);
-        else if (gpu)
-            status = gpu->call->copy(
-                gpu, op->lane,
-                (StridedCopy){arenas_address(a, to), to.ld * size, arenas_address(a, from),
-                              from.ld * size, row, to.rows},
-                err);
-        else if (to.ld == (size_t)to.cols && from.ld == (size_t)from.cols)
-            memcpy(arenas_address(a, to), arenas_address(a, from), row * to.rows);
-        else
-            for (int r = 0; r < to.rows; r++)
-                memcpy(arenas_address(a, tensor_rows(to, r, 1)),
-                       arenas_address(a, tensor_rows(from, r, 1)), row);
+        else {
+            StridedCopy c = {arenas_address(a, to), to.ld * size,   arenas_address(a, from),
+                             from.ld * size,        to.cols * size, to.rows};
+            if (gpu)
+                status = gpu->call->copy(gpu, op->lane, c, err);
+            for (int r = 0; r < c.rows && !gpu; r++)
+                memcpy((uint8_t *)c.dst + r * c.dst_pitch, (const uint8_t *)c.src + r * c.src_pitch,
+                       c.row_bytes);
+        }
         if (status)
             return status;
     }
@@ -598,22 +595,20 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
     return status;
 }
 
-/* Loads tensors first .. first + n - 1, the layers' before the global ones. */
+/* Loads tensors first .. first + n - 1, as the checkpoint counts them. */
 static void load_tensors(const void *loading, int first, int n) {
     const Loading *a = loading;
-    int l = a->plan->config.l;
-    for (int i = first; i < first + n && !atomic_load(a->failures); i++) {
-        int j = i / NROLES, r = i % NROLES;
+    const Plan *plan = a->plan;
+    for (int t = first; t < first + n && !atomic_load(a->failures); t++) {
         Error err;
-        const WeightPlace *place =
-            j < l ? &a->plan->weight[j][r] : &a->plan->global[i - l * NROLES];
-        const Tensor *source =
-            j < l ? &a->checkpoint->layer[j][r] : &a->checkpoint->global[i - l * NROLES];
-        if (!source->rows || place->home.file)
+        Part part = checkpoint_part(a->checkpoint, t);
+        Tensor home = part.layer < 0 ? plan->global[part.role].home
+                                     : plan->weight[part.layer][part.role].home;
+        if (!part.tensor->rows || home.file)
             continue;
-        bool rounded = j < l && role_is_matrix(r) && place->home.type != U8;
-        Quant study = rounded ? a->plan->policy.weight_study : (Quant){0};
-        int status = load_tensor(a, place->home, source, study, &err);
+        bool rounded = part.matrix && home.type != U8;
+        Quant study = rounded ? plan->policy.weight_study : (Quant){0};
+        int status = load_tensor(a, home, part.tensor, study, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;
     }
@@ -621,7 +616,7 @@ static void load_tensors(const void *loading, int first, int n) {
 
 int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device, Error *err) {
     atomic_int failures = 0;
-    host_share(INFINITY, plan->config.l * NROLES + NGLOBALS, load_tensors,
+    host_share(INFINITY, part_count(&plan->config), load_tensors,
                &(Loading){plan, checkpoint, device, &failures, err});
     return failures ? -1 : 0;
 }

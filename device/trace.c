@@ -12,7 +12,7 @@
  * added up whole. A trace for the file also has what each sweep holds, KV pages and sequences, as
  * counters. A trace that is all zeros is empty and ready.
  * scripts/plot_trace.py draws the file.
- * Read next: net.c. */
+ * Read next: pipeline.c. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -60,10 +60,7 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
     }
     if (trace->limit && trace->n == trace->kept + trace->limit)
         drop(trace, settled - PAUSE); /* a slice that may still grow ends later */
-    if (trace->n == trace->capacity) {
-        trace->capacity = trace->capacity ? 2 * trace->capacity : 1024;
-        trace->slice = xrealloc(trace->slice, trace->capacity, sizeof *trace->slice);
-    }
+    trace->slice = with_room(trace->slice, trace->n, sizeof *trace->slice);
     trace->slice[trace->n++] = *slice;
     trace->last[slice->lane] = trace->n;
 }
@@ -71,9 +68,7 @@ void trace_add(Trace *trace, const Slice *slice, double settled) {
 void trace_hold(Trace *trace, const Held *held) {
     if (trace->limit)
         return; /* only the file shows it */
-    if (!(trace->sweeps & (trace->sweeps - 1)))
-        trace->held =
-            xrealloc(trace->held, trace->sweeps ? 2 * trace->sweeps : 1, sizeof *trace->held);
+    trace->held = with_room(trace->held, trace->sweeps, sizeof *trace->held);
     trace->held[trace->sweeps++] = *held;
 }
 

@@ -20,7 +20,7 @@
  *
  * DIFFERS: the paper's dummy weights are all equal, which hides every mistake of order and place;
  * ours are random.
- * Read next: base/process.c. */
+ * Read next: base/os.c. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <libgen.h>
@@ -57,7 +57,7 @@ int opt_config_by_name(OptConfig *config, const char *name) {
     if (!strncmp(name, "facebook/", 9))
         name += 9;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const int h1 = sizes[i].h1, embed = sizes[i].embed;
+        int h1 = sizes[i].h1, embed = sizes[i].embed;
         if (strcmp(name, sizes[i].name))
             continue;
         *config = (OptConfig){.l = sizes[i].l,
@@ -99,7 +99,7 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
         [FINAL_LN_B] = {config->final_norm, config->h1},
         [LM_HEAD] = {config->vocab, config->embed},
     };
-    const bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
+    bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
     *rows = here ? shape[global][0] : 0;
     *cols = shape[global][1];
 }
@@ -110,14 +110,13 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
 
 /* A config.json that is being read. */
 typedef struct {
-    const char *path;
     const cJSON *json;
     Error *err;
 } Fields;
 
 /* Fills err: the field `key` does not hold what is expected. */
 static int refuse_field(const Fields *f, const char *key, const char *expected) {
-    return json_refuse(f->err, f->path, key, json_get(f->json, key), "%s", expected);
+    return json_refuse(f->err, key, json_get(f->json, key), "%s", expected);
 }
 
 /* Returns true if a field is absent or null. */
@@ -132,7 +131,7 @@ static int whole_field(int *number, const Fields *f, const char *key, const cJSO
     size_t n;
     if (!json_whole(value, &n) || n < (size_t)lo || n > (size_t)hi)
         return json_refuse(
-            f->err, f->path, key, value,
+            f->err, key, value,
             "a whole number from %d to %d; take the config.json that came with the model", lo, hi);
     *number = n;
     return 0;
@@ -169,7 +168,7 @@ static int check_kind(const Fields *f) {
 static int read_eos(OptConfig *c, const Fields *f) {
     static const char key[] = "eos_token_id";
     const cJSON *eos = json_get(f->json, key);
-    const bool list = cJSON_IsArray(eos);
+    bool list = cJSON_IsArray(eos);
     c->eos = c->vocab > 2 ? 2 : 0;
     if (is_left_out(f, key))
         return 0;
@@ -202,9 +201,9 @@ static int read_sizes(OptConfig *c, const Fields *f) {
     }
     if (c->h1 % c->nh)
         return fail(f->err, EXIT_FAILED,
-                    "%s: hidden_size %d is not a multiple of num_attention_heads %d; expected "
-                    "heads of one size",
-                    f->path, c->h1, c->nh);
+                    "hidden_size %d is not a multiple of num_attention_heads %d; expected heads of "
+                    "one size",
+                    c->h1, c->nh);
     return read_eos(c, f);
 }
 
@@ -237,7 +236,7 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     if (!json)
         return -1;
     *config = (OptConfig){.l = 0};
-    int status = read_fields(config, tied, &(Fields){path, json, err});
+    int status = read_fields(config, tied, &(Fields){json, err}) ? fail_at(err, path) : 0;
     cJSON_Delete(json);
     /* The name is the last component of dir, cut where it does not fit or is not UTF-8. */
     char *name = config->name;
@@ -273,58 +272,55 @@ typedef struct {
 static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, size_t data,
                       Error *err) {
     const cJSON *dtype = json_get(member, "dtype"), *offsets = json_get(member, "data_offsets");
-    char where[MAX_PATH + 250];
-    snprintf(where, sizeof where, "%s: tensor %.200s", file->path, member->string);
     e->name = member->string;
     e->dtype = cJSON_GetStringValue(dtype);
     e->shape = json_get(member, "shape");
     if (!e->dtype)
-        return json_refuse(err, where, "dtype", dtype, "a string such as \"F16\"");
+        return json_refuse(err, "dtype", dtype, "a string such as \"F16\"");
     if (!cJSON_IsArray(e->shape))
-        return json_refuse(err, where, "shape", e->shape, "a list of whole numbers");
+        return json_refuse(err, "shape", e->shape, "a list of whole numbers");
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets) ||
         !json_whole(offsets->child, &e->begin) || !json_whole(offsets->child->next, &e->end) ||
         e->begin > e->end)
-        return json_refuse(err, where, "data_offsets", offsets,
+        return json_refuse(err, "data_offsets", offsets,
                            "[begin, end], two whole numbers in this order");
     e->begin += data;
     e->end += data;
     if (e->end <= file->size)
         return 0;
     return fail(err, EXIT_FAILED,
-                "%s: ends at byte %zu, but the file at %zu; is the download complete?", where,
-                e->end, file->size);
+                "ends at byte %zu, but the file at %zu; is the download complete?", e->end,
+                file->size);
 }
 
 /* Reads a file's header. Sets *data to the byte where the tensors' data begins. */
 static int header_read(cJSON **header, size_t *data, const TensorFile *file, Error *err) {
-    char what[MAX_PATH + 40];
     uint64_t len;
-    snprintf(what, sizeof what, "%s: header", file->path);
     if (file->size < sizeof len)
         return fail(err, EXIT_FAILED,
-                    "%s: has %zu byte%s; expected a safetensors file, which has at least 10: is "
-                    "the download complete?",
-                    file->path, file->size, plural(file->size));
+                    "has %zu byte%s; expected a safetensors file, which has at least 10: is the "
+                    "download complete?",
+                    file->size, plural(file->size));
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why)
-        return fail(err, EXIT_FAILED, "%s: read error: %s", what, why);
+        return fail(err, EXIT_FAILED, "header: read error: %s", why);
     if (len > MAX_JSON || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
-                    "%s: the header claims %llu byte%s; expected at most %d and at most the %zu "
-                    "that follow: not a safetensors file, or an incomplete download",
-                    file->path, (unsigned long long)len, plural(len), MAX_JSON,
-                    file->size - sizeof len);
+                    "the header claims %llu byte%s; expected at most %d and at most the %zu that "
+                    "follow: not a safetensors file, or an incomplete download",
+                    (unsigned long long)len, plural(len), MAX_JSON, file->size - sizeof len);
     *data = sizeof len + len;
-    char *text = file_read_part(file->fd, what, len, sizeof len, err);
-    *header = text ? json_object(text, len, what, err) : NULL;
+    char *text = file_read_part(file->fd, "header", len, sizeof len, err);
+    *header = text ? json_object(text, len, err) : NULL;
+    if (text && !*header)
+        fail_at(err, "header");
     free(text);
     return *header ? 0 : -1;
 }
 
 /* Sets *packed if the file's __metadata__ has our packed format; refuses other versions of it.
  * Numbers are strings there, as all values of __metadata__. */
-static int metadata_read(bool *packed, const cJSON *metadata, const char *path, Error *err) {
+static int metadata_read(bool *packed, const cJSON *metadata, Error *err) {
     static const char *const fields[][2] = {
         {"format", PACKED_FORMAT}, {"flexgen.bits", "4"}, {"flexgen.group", "64"}};
     const char *format = cJSON_GetStringValue(json_get(metadata, "format"));
@@ -335,7 +331,7 @@ static int metadata_read(bool *packed, const cJSON *metadata, const char *path, 
         char found[100];
         if (!cJSON_IsString(value) || strcmp(value->valuestring, fields[f][1]))
             return fail(err, EXIT_FAILED,
-                        "%s: __metadata__: %s is %s; expected \"%s\": pack the model again", path,
+                        "__metadata__: %s is %s; expected \"%s\": pack the model again",
                         fields[f][0], json_describe(found, value), fields[f][1]);
     }
     *packed = true;
@@ -354,7 +350,7 @@ static int file_entries(Opening *o, int f, Error *err) {
         return -1;
     cJSON_AddItemToArray(o->headers, header);
     const cJSON *metadata = json_get(header, "__metadata__");
-    if (metadata_read(&packed, metadata, file->path, err))
+    if (metadata_read(&packed, metadata, err))
         return -1;
     o->entries = xrealloc(o->entries, o->nentries + cJSON_GetArraySize(header), sizeof *o->entries);
     for (const cJSON *member = header->child; member; member = member->next) {
@@ -363,15 +359,18 @@ static int file_entries(Opening *o, int f, Error *err) {
         Entry *e = &o->entries[o->nentries++];
         e->file = f;
         e->path = file->path;
-        if (entry_read(e, member, file, data, err))
-            return -1;
+        if (entry_read(e, member, file, data, err)) {
+            char tensor[220];
+            snprintf(tensor, sizeof tensor, "tensor %.200s", member->string);
+            return fail_at(err, tensor);
+        }
     }
     if (f == 0)
         c->packed = packed;
     if (packed == c->packed)
         return 0;
-    return fail(err, EXIT_FAILED, "%s: is %spacked, %s is %spacked; expected shards of one model",
-                file->path, packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
+    return fail(err, EXIT_FAILED, "is %spacked, %s is %spacked; expected shards of one model",
+                packed ? "" : "not ", c->files[0].path, c->packed ? "" : "not ");
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -418,15 +417,15 @@ static int check_entries(Opening *o, Error *err) {
 /* Opens one more file of the checkpoint and reads its header. */
 static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
     Checkpoint *c = o->checkpoint;
-    const int f = c->nfiles;
+    int f = c->nfiles;
     char path[MAX_PATH];
     struct stat st;
-    const int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
+    int fd = file_path(path, dir, name, err) ? -1 : file_open(path, &st, err);
     if (fd < 0)
         return -1;
-    c->files = xrealloc(c->files, f + 1, sizeof *c->files);
+    c->files = with_room(c->files, f, sizeof *c->files);
     c->files[c->nfiles++] = (TensorFile){xstrdup(path), fd, st.st_size, file_changed(&st)};
-    return file_entries(o, f, err);
+    return file_entries(o, f, err) ? fail_at(err, path) : 0;
 }
 
 static int add_shards(Opening *o, const char *dir, Error *err) {
@@ -507,8 +506,8 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
 Part checkpoint_part(const Checkpoint *c, int t) {
     if (t < NGLOBALS)
         return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
-    const int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
-    const bool matrix = role_is_matrix((Role)role);
+    int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
+    bool matrix = role_is_matrix((Role)role);
     return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
 }
 
@@ -531,7 +530,7 @@ static const char *part_name(char name[100], const Part *part) {
 /* Returns the tensor to which a view belongs. Its field `tensor` is NULL if there is none. */
 static Part find_owner(const Checkpoint *c, const Tensor *view) {
     for (int t = 0; t < part_count(&c->config); t++) {
-        const Part part = checkpoint_part(c, t);
+        Part part = checkpoint_part(c, t);
         const Tensor *whole = part.tensor;
         if (whole->file == view->file && view->offset >= whole->offset &&
             view->offset - whole->offset < tensor_bytes(*whole))
@@ -541,7 +540,7 @@ static Part find_owner(const Checkpoint *c, const Tensor *view) {
 }
 
 const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const Tensor *view) {
-    const Part owner = find_owner(checkpoint, view);
+    Part owner = find_owner(checkpoint, view);
     return owner.tensor ? part_name(name, &owner) : "(unknown)";
 }
 
@@ -551,8 +550,8 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
 
 /* Returns the entry with this name, with or without "model." in front, or NULL. */
 static const Entry *find_entry(const Opening *o, const char *name) {
-    const Entry key = {.name = name},
-                *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
+    Entry key = {.name = name},
+          *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
     return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
 }
 
@@ -587,7 +586,7 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
                              .rows = rows,
                              .cols = cols,
                              .ld = cols};
-    const size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
+    size_t bytes = tensor_bytes(*part->tensor), span = e->end - e->begin;
     if (!status && span != bytes)
         status = fail(err, EXIT_FAILED,
                       "%s: tensor %.200s: data_offsets span %zu byte%s; expected %zu for %s of %s",
@@ -600,8 +599,8 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
  * head are one matrix, a checkpoint may have it under either name. */
 static int take_part(const Opening *o, int t, Error *err) {
     const Checkpoint *c = o->checkpoint;
-    const Part part = checkpoint_part(c, t);
-    const bool packed = part.matrix && c->packed;
+    Part part = checkpoint_part(c, t);
+    bool packed = part.matrix && c->packed;
     char text[100];
     const char *name = part_name(text, &part);
     int rows, cols;
@@ -620,8 +619,10 @@ static int take_part(const Opening *o, int t, Error *err) {
         return fail(err, EXIT_FAILED,
                     "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
                     rows, GROUP);
-    if (packed)
-        return take_entry(&part, e, rows / GROUP, cols * GROUP_BYTES, packed, err);
+    if (packed) {
+        rows /= GROUP;
+        cols *= GROUP_BYTES;
+    }
     return take_entry(&part, e, rows, cols, packed, err);
 }
 
@@ -629,12 +630,12 @@ static int take_part(const Opening *o, int t, Error *err) {
 static int same_numbers(bool *same, const Checkpoint *c, const Tensor *a, const Tensor *b,
                         Error *err) {
     enum { CHUNK = 1 << 20 }; /* numbers compared at once */
-    const size_t count = (size_t)a->rows * a->cols;
+    size_t count = (size_t)a->rows * a->cols;
     f16 *numbers = xcalloc(2 * CHUNK, sizeof *numbers);
     int status = 0;
     *same = true;
     for (size_t at = 0; at < count && *same && !status; at += CHUNK) {
-        const size_t n = size_min(count - at, CHUNK);
+        size_t n = size_min(count - at, CHUNK);
         status = checkpoint_fill(c, numbers, a, at, n, err) ||
                  checkpoint_fill(c, numbers + CHUNK, b, at, n, err);
         *same = !memcmp(numbers, numbers + CHUNK, n * sizeof *numbers);
@@ -690,7 +691,7 @@ Checkpoint *checkpoint_open(const char *dir, Error *err) {
     if (config_read(&config, &tied, dir, err))
         return NULL;
     Opening o = {checkpoint_new(&config), cJSON_CreateArray(), .tied = tied};
-    const bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
+    bool good = !add_files(&o, dir, err) && !check_entries(&o, err) && !take_tensors(&o, err);
     cJSON_Delete(o.headers);
     free(o.entries);
     if (!good)
@@ -704,7 +705,7 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
         const TensorFile *file = &checkpoint->files[f];
         if (fstat(file->fd, &st))
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
-        const struct timespec changed = file_changed(&st);
+        struct timespec changed = file_changed(&st);
         if ((size_t)st.st_size != file->size || memcmp(&changed, &file->changed, sizeof changed))
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
@@ -738,7 +739,7 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
     c->dummy = true;
     c->seed = seed;
     for (int t = 0; t < part_count(config); t++) {
-        const Part part = checkpoint_part(c, t);
+        Part part = checkpoint_part(c, t);
         part_shape(&rows, &cols, config, &part);
         if (!rows || t == LM_HEAD)
             continue;
@@ -757,8 +758,8 @@ Checkpoint *checkpoint_dummy(const OptConfig *config, uint64_t seed) {
 static void dummy_spread(float *center, float *std, const Part *owner) {
     static const float gain[NROLES] = {
         [Q_W] = 2, [K_W] = 2, [V_W] = 1, [O_W] = 0.5f, [FC1_W] = 1, [FC2_W] = 0.25f};
-    const bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
-    const float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
+    bool is_weight = owner->role % 2 == 0; /* of a layernorm, if it is no matrix */
+    float matrix = owner->layer < 0 ? owner->role < FINAL_LN_W : gain[owner->role];
     *center = !matrix && is_weight;
     *std = matrix ? matrix / sqrtf(owner->tensor->cols) : 0.03f;
 }
@@ -769,8 +770,8 @@ static void dummy_spread(float *center, float *std, const Part *owner) {
  * every benchmark. */
 static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size_t first,
                        size_t count) {
-    const Part owner = find_owner(c, tensor);
-    const uint64_t key = splitmix64(c->seed, 1);
+    Part owner = find_owner(c, tensor);
+    uint64_t key = splitmix64(c->seed, 1);
     float center, std;
     f16 value[511];
     CHECK(owner.tensor);
@@ -779,7 +780,7 @@ static void dummy_fill(const Checkpoint *c, f16 *dst, const Tensor *tensor, size
         value[i] = f32_to_f16(center + (i - 255) * std / 104.5f); /* 104.5: i's deviation */
     size_t e = tensor->offset / sizeof(f16) + first;
     uint64_t bits = splitmix64(key, e / 4) >> e % 4 * 16;
-    for (const size_t end = e + count; e < end;) {
+    for (size_t end = e + count; e < end;) {
         *dst++ = value[(bits & 255) + (bits >> 8 & 255)];
         e++;
         bits = e % 4 ? bits >> 16 : splitmix64(key, e / 4);
@@ -816,7 +817,7 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
                     size_t count, Error *err) {
     enum { CHUNK = 16384 }; /* bytes read at once */
     uint8_t raw[CHUNK];
-    const size_t size = type_bytes(tensor->type), end = first + count;
+    size_t size = type_bytes(tensor->type), end = first + count;
     f16 *to = dst;
     CHECK(tensor->ld == (size_t)tensor->cols && end <= (size_t)tensor->rows * tensor->cols);
     if (checkpoint->dummy) {
@@ -868,10 +869,10 @@ int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
 
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
                     int row, Error *err) {
-    const size_t cols = (size_t)tensor->cols;
+    size_t cols = (size_t)tensor->cols;
     if (tensor->type == U8)
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
-    const size_t count = GROUP * cols, first = row * count;
+    size_t count = GROUP * cols, first = row * count;
     if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err))
         return -1;
     if (quant_pack_rows(to, scratch, tensor->cols))
@@ -880,9 +881,9 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
 }
 
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    const size_t rows = tensor->rows, size = rows * tensor->cols;
-    const int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
-    const size_t count = groups ? rows * groups * GROUP : size;
+    size_t rows = tensor->rows, size = rows * tensor->cols;
+    int groups = tensor->type == U8 ? tensor->cols / GROUP_BYTES : 0; /* in a packed row */
+    size_t count = groups ? rows * groups * GROUP : size;
     f16 *numbers = xcalloc(count, sizeof *numbers);
     uint8_t *bytes = xcalloc(groups ? size : 0, 1);
     float *values = NULL;
@@ -913,10 +914,10 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
-        const bool packed = tensor->type == U8;
+        bool packed = tensor->type == U8;
         const int shape[] = {tensor->type, tensor->rows, tensor->cols, packed ? 4 : 0,
                              packed ? GROUP : 0};
-        const size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
+        size_t size = tensor_bytes(*tensor), n = size < SAMPLE ? size : SAMPLE;
         hash = hash_bytes(hash, shape, sizeof shape);
         if (n && !c->dummy && !read_tensor(c, bytes, tensor, size - n, n, &ignored))
             hash = hash_bytes(hash, bytes, n);
@@ -926,7 +927,7 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
 
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers) {
     Checkpoint c = *whole;
-    const bool tied = !whole->global[LM_HEAD].rows;
+    bool tied = !whole->global[LM_HEAD].rows;
     c.config.stage = stage;
     c.config.stages = stages;
     c.config.l = layers;
@@ -934,7 +935,7 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        const bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
+        bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
         if (!rows && !is_head)
             c.global[g] = (Tensor){.rows = 0};
     }

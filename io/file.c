@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "io/io.h"
-#include "base/base.h"
 
 // -------------------------------------------------------------------------------------------------
 // Input files
@@ -45,7 +44,7 @@ const char *directory_fault(const char *path) {
 
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     for (size_t got = 0; got < size;) {
-        const ssize_t n = pread(fd, (char *)to + got, size - got, offset + got);
+        ssize_t n = pread(fd, (char *)to + got, size - got, offset + got);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -69,7 +68,7 @@ char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error
 
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset) {
     for (size_t put = 0; put < size;) {
-        const ssize_t n = pwrite(fd, (const char *)from + put, size - put, offset + put);
+        ssize_t n = pwrite(fd, (const char *)from + put, size - put, offset + put);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
@@ -81,7 +80,7 @@ const char *file_write_at(int fd, const void *from, size_t size, size_t offset) 
 
 int file_open(const char *path, struct stat *st, Error *err) {
     /* O_NONBLOCK: opening a pipe without a writer must not hang the program. */
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
     if (fstat(fd, st))
@@ -97,7 +96,7 @@ int file_open(const char *path, struct stat *st, Error *err) {
 
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
     struct stat st;
-    const int fd = file_open(path, &st, err);
+    int fd = file_open(path, &st, err);
     if (fd < 0)
         return NULL;
     char *text = NULL;
@@ -113,7 +112,7 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 char *input_read(const char *path, size_t *len, Error *err) {
-    const int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
     char bytes[1 << 16];
     Text text = {0};
     ssize_t n;
@@ -207,7 +206,7 @@ int output_check(const char *flag, const char *path, Error *err) {
 
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
     char real[PATH_MAX];
-    const bool there = realpath(path, real) != NULL;
+    bool there = realpath(path, real) != NULL;
     if (!there && errno != ENOENT)
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
     return check_length(snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix), path, err);
@@ -222,7 +221,7 @@ int file_size(size_t *size, const char *path, Error *err) {
 }
 
 bool file_lock(int fd, double patience) {
-    for (const double until = seconds_now() + patience; flock(fd, LOCK_EX | LOCK_NB);) {
+    for (double until = seconds_now() + patience; flock(fd, LOCK_EX | LOCK_NB);) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || seconds_now() > until)
             return false;
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* tries 20 times a second */
@@ -268,7 +267,7 @@ void unfinished_remove(void) {
 static void clear_dead(const char *name) {
     char copy[MAX_PATH];
     const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
-    const size_t len = strrchr(base, '-') + 1 - base; /* up to the PID */
+    size_t len = strrchr(base, '-') + 1 - base; /* up to the PID */
     DIR *beside = opendir(dirname(strcpy(copy, name)));
     int why = 0;
     if (!beside)
@@ -276,10 +275,10 @@ static void clear_dead(const char *name) {
     for (const struct dirent *e; (errno = 0, e = readdir(beside));) {
         if (strncmp(e->d_name, base, len) || e->d_name[len + strspn(e->d_name + len, "0123456789")])
             continue; /* not a name that we give */
-        const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0)
             continue;
-        const bool dead = !flock(fd, LOCK_EX | LOCK_NB);
+        bool dead = !flock(fd, LOCK_EX | LOCK_NB);
         DIR *dir = dead ? fdopendir(fd) : NULL;
         if (dir)
             empty_directory(dir);
@@ -340,9 +339,9 @@ int unfinished_end(const char *path, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
-    const bool replaces = !output_is_special(path);
+    bool replaces = !output_is_special(path);
     Error why;
-    const int fd = replaces ? unfinished_begin(path, false, &why) : -1;
+    int fd = replaces ? unfinished_begin(path, false, &why) : -1;
     if (replaces && fd < 0) {
         fail(err, why.code, "%s %.900s", flag, why.text);
         return NULL;
@@ -359,7 +358,7 @@ FILE *output_open(const char *flag, const char *path, Error *err) {
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {
-    const bool replaces = f != stdout && !output_is_special(path);
+    bool replaces = f != stdout && !output_is_special(path);
     const char *why = fflush(f) || (replaces && fsync(fileno(f))) ? strerror(errno) : NULL;
     Error inner;
     if (!why && ferror(f))

@@ -3,10 +3,6 @@
 #define IO_H
 #include "flexgen.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct cJSON cJSON;
 
 // -------------------------------------------------------------------------------------------------
@@ -110,12 +106,12 @@ bool utf8_valid(const char *s, size_t len);
 
 /* Parses text[0..len) as exactly one JSON value. Also refuses what cJSON would accept: invalid
  * UTF-8, \u0000 (it would cut a string short), control characters, numbers such as 01 and 1e999,
- * duplicate keys in one object, bytes after the value, and nesting deeper than 64. `what` names the
- * source in messages ("models/x/config.json", "prompts.jsonl line 7"). Returns a tree that the
- * caller frees by cJSON_Delete, or NULL and fills err. */
-cJSON *json_parse(const char *text, size_t len, const char *what, Error *err);
+ * duplicate keys in one object, bytes after the value, and nesting deeper than 64. Returns a tree
+ * that the caller frees by cJSON_Delete, or NULL and fills err; the caller, who knows where the
+ * text is from, puts this in front (fail_at). */
+cJSON *json_parse(const char *text, size_t len, Error *err);
 /* Like json_parse, but also refuses a value that is not an object. */
-cJSON *json_object(const char *text, size_t len, const char *what, Error *err);
+cJSON *json_object(const char *text, size_t len, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
@@ -125,10 +121,10 @@ const char *json_number(char text[100], double number);
 const cJSON *json_get(const cJSON *object, const char *key);
 /* Describes a value for a message: "an object", 7, "a text"; NULL is "nothing". */
 const char *json_describe(char text[100], const cJSON *value);
-/* Fills err (EXIT_FAILED) with "WHERE: NAME is VALUE; expected ..." and returns -1. */
-__attribute__((format(printf, 5, 6))) int json_refuse(Error *err, const char *where,
-                                                      const char *name, const cJSON *value,
-                                                      const char *expected, ...);
+/* Fills err (EXIT_FAILED) with "NAME is VALUE; expected ..." and returns -1. */
+__attribute__((format(printf, 4, 5))) int json_refuse(Error *err, const char *name,
+                                                      const cJSON *value, const char *expected,
+                                                      ...);
 /* Writes the tree for people to read, with a newline after it. */
 void json_print(FILE *out, const cJSON *tree);
 /* Returns true if a value is a whole number from 0 to 2^53, and writes it to *number. */
@@ -269,7 +265,4 @@ uint64_t checkpoint_digest(const Checkpoint *checkpoint);
 int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -22,7 +22,7 @@ enum { MAX_DEPTH = 64 }; /* levels of nesting */
 
 size_t utf8_step(uint32_t *code, const char *s, size_t len) {
     const uint8_t *byte = (const uint8_t *)s;
-    const size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
+    size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
     uint8_t low = 0x80, high = 0xBF; /* of the next byte */
     *code = NO_CHARACTER;
     if ((size == 1 && byte[0] >= 0x80) || byte[0] > 0xF4)
@@ -48,7 +48,7 @@ size_t utf8_step(uint32_t *code, const char *s, size_t len) {
 size_t utf8_invalid_at(const char *s, size_t len) {
     size_t at = 0;
     for (uint32_t code; at < len;) {
-        const size_t step = utf8_step(&code, s + at, len - at);
+        size_t step = utf8_step(&code, s + at, len - at);
         if (code == NO_CHARACTER)
             break;
         at += step;
@@ -66,7 +66,6 @@ bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == l
 typedef struct {
     const char *text;
     size_t len;
-    const char *what; /* its name in messages */
     Error *err;
 } Source;
 
@@ -86,8 +85,8 @@ static int refuse_at(const Source *s, size_t at, const char *expected) {
         snprintf(found, sizeof found, "found '%.*s'", n, s->text + at);
     else if (at < s->len)
         snprintf(found, sizeof found, "found byte 0x%02x", byte_at(s, at));
-    return fail(s->err, EXIT_FAILED, "%s: byte %zu: %s; expected %s%s", s->what, at, found,
-                expected, at < s->len ? "" : " (is the file complete?)");
+    return fail(s->err, EXIT_FAILED, "byte %zu: %s; expected %s%s", at, found, expected,
+                at < s->len ? "" : " (is the file complete?)");
 }
 
 /* Checks the escape at a place. cJSON would read \u as four zeros where four hex digits do not
@@ -106,7 +105,7 @@ static int check_escape(const Source *s, size_t at) {
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
 static int check_bytes(const Source *s) {
-    const size_t invalid = utf8_invalid_at(s->text, s->len);
+    size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false; /* the byte before belongs to a number */
     int depth = 0;
@@ -115,7 +114,7 @@ static int check_bytes(const Source *s) {
     if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0)
         return refuse_at(s, 0, "JSON without a byte order mark");
     for (size_t at = 0; at < s->len; at++) {
-        const unsigned char c = byte_at(s, at);
+        unsigned char c = byte_at(s, at);
         if (c < ' ' && (in_string || !c || !strchr("\t\n\r", c)))
             return refuse_at(s, at, "no control characters (in a string they are escaped)");
         if (in_string && c == '\\') {
@@ -127,7 +126,7 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
-        const size_t digit = at + (c == '-');
+        size_t digit = at + (c == '-');
         if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
         if (c == '.' && (!isdigit(byte_at(s, at - 1)) || !isdigit(byte_at(s, at + 1))))
@@ -163,24 +162,23 @@ const char *sort_strings(const char **strings, size_t n) {
 
 /* Refuses two equal keys in one object, and numbers that a double cannot hold. Sorts the keys to
  * compare them, because a vocabulary is one object with 50,000 keys. */
-static int check_tree(const cJSON *node, const char *what, Error *err) {
+static int check_tree(const cJSON *node, Error *err) {
     if (cJSON_IsNumber(node) && !isfinite(node->valuedouble))
-        return json_refuse(err, what, node->string ? node->string : "a number", node,
+        return json_refuse(err, node->string ? node->string : "a number", node,
                            "a number of at most 1.7e308");
     const char **keys = xcalloc(cJSON_GetArraySize(node), sizeof *keys);
     size_t n = 0;
     int status = 0;
     for (const cJSON *child = node->child; child && !status; child = child->next) {
         keys[n++] = child->string;
-        status = check_tree(child, what, err);
+        status = check_tree(child, err);
     }
     const char *twice = cJSON_IsObject(node) ? sort_strings(keys, n) : NULL;
     free(keys);
     if (status || !twice)
         return status;
     return fail(err, EXIT_FAILED,
-                "%s: the key \"%.200s\" occurs twice in one object; expected each key once", what,
-                twice);
+                "the key \"%.200s\" occurs twice in one object; expected each key once", twice);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -194,8 +192,8 @@ __attribute__((constructor)) static void json_open(void) {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = json_memory, .free_fn = free});
 }
 
-cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
-    const Source s = {text, len, what, err};
+cJSON *json_parse(const char *text, size_t len, Error *err) {
+    Source s = {text, len, err};
     const char *end = text; /* becomes the end of the value, or where cJSON gave up */
     if (check_bytes(&s))
         return NULL;
@@ -203,31 +201,33 @@ cJSON *json_parse(const char *text, size_t len, const char *what, Error *err) {
     size_t rest = end - text;
     while (isspace(byte_at(&s, rest)))
         rest++;
-    const bool escape = byte_at(&s, rest) == '\\';
+    bool escape = byte_at(&s, rest) == '\\';
     if (!tree)
         refuse_at(&s, rest,
                   escape ? "an escape of JSON, surrogates in pairs" : "JSON here or just before");
     else if (rest < len)
         refuse_at(&s, rest, "nothing after the value");
-    else if (!check_tree(tree, what, err))
+    else if (!check_tree(tree, err))
         return tree;
     cJSON_Delete(tree);
     return NULL;
 }
 
-cJSON *json_object(const char *text, size_t len, const char *what, Error *err) {
-    cJSON *tree = json_parse(text, len, what, err);
+cJSON *json_object(const char *text, size_t len, Error *err) {
+    cJSON *tree = json_parse(text, len, err);
     if (!tree || cJSON_IsObject(tree))
         return tree;
     cJSON_Delete(tree);
-    fail(err, EXIT_FAILED, "%s: holds no JSON object; expected { ... }", what);
+    fail(err, EXIT_FAILED, "holds no JSON object; expected { ... }");
     return NULL;
 }
 
 cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
     size_t len;
     char *text = file_read(path, max_bytes, &len, err);
-    cJSON *tree = text ? json_object(text, len, path, err) : NULL;
+    cJSON *tree = text ? json_object(text, len, err) : NULL;
+    if (text && !tree)
+        fail_at(err, path);
     free(text);
     return tree;
 }
@@ -266,15 +266,13 @@ const char *json_describe(char text[100], const cJSON *value) {
     return text;
 }
 
-int json_refuse(Error *err, const char *where, const char *name, const cJSON *value,
-                const char *expected, ...) {
+int json_refuse(Error *err, const char *name, const cJSON *value, const char *expected, ...) {
     char found[100], what[300];
     va_list args;
     va_start(args, expected);
     vsnprintf(what, sizeof what, expected, args);
     va_end(args);
-    return fail(err, EXIT_FAILED, "%s: %s is %s; expected %s", where, name,
-                json_describe(found, value), what);
+    return fail(err, EXIT_FAILED, "%s is %s; expected %s", name, json_describe(found, value), what);
 }
 
 void json_print(FILE *out, const cJSON *tree) {
@@ -284,7 +282,7 @@ void json_print(FILE *out, const cJSON *tree) {
 }
 
 bool json_whole(const cJSON *value, size_t *number) {
-    const double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
+    double d = cJSON_IsNumber(value) ? value->valuedouble : -1;
     if (!(d >= 0 && d <= 0x1p53) || d != floor(d))
         return false; /* above 2^53 a double cannot hold every whole number */
     *number = (size_t)d;

@@ -17,7 +17,6 @@
 #include <limits.h>
 
 #include "io/io.h"
-#include "base/base.h"
 
 /* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message. */
 enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
@@ -69,7 +68,7 @@ static Table table_new(size_t n) {
 
 /* Returns the place of a key, or the empty one where it would be. */
 static Place *table_find(Table table, uint64_t key) {
-    const uint64_t hash = key * 0x9E3779B97F4A7C15u;
+    uint64_t hash = key * 0x9E3779B97F4A7C15u;
     for (size_t slot = hash ^ hash >> 32;; slot++) {
         Place *place = &table.places[slot & table.mask];
         if (place->value < 0 || place->key == key)
@@ -82,7 +81,7 @@ static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)left <<
 
 /* Returns the id of the token with this text, or -1. */
 static int32_t find_token(const Tokenizer *tokenizer, const char *text) {
-    const int32_t id = table_find(tokenizer->names, text_key(text))->value;
+    int32_t id = table_find(tokenizer->names, text_key(text))->value;
     return id >= 0 && !strcmp(tokenizer->tokens[id].bytes, text) ? id : -1;
 }
 
@@ -99,7 +98,7 @@ static void byte_symbols(Tokenizer *tokenizer) {
     int next = 256;
     memset(tokenizer->byte_of, 0xFF, sizeof tokenizer->byte_of);
     for (int b = 0; b < 256; b++) {
-        const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
         tokenizer->byte_of[printable ? b : next++] = b;
     }
     CHECK(next == LAST_SYMBOL + 1);
@@ -131,10 +130,10 @@ static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
     token->bytes = text;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
         token->special |= !strcmp(text, specials[i]);
-    const uint64_t key = text_key(text);
+    uint64_t key = text_key(text);
     *table_find(tokenizer->names, key) = (Place){key, id, -1};
     const char *at = text;
-    const int byte = next_byte(tokenizer, &at);
+    int byte = next_byte(tokenizer, &at);
     if (byte >= 0 && !*at)
         tokenizer->byte_id[byte] = id;
     return 0;
@@ -169,7 +168,7 @@ static int read_vocab(Tokenizer *tokenizer, Error *err) {
 static void decode_token(const Tokenizer *tokenizer, Token *token) {
     char *text = xstrdup(token->bytes), *to = token->bytes;
     for (const char *at = text; *at;) {
-        const int byte = next_byte(tokenizer, &at);
+        int byte = next_byte(tokenizer, &at);
         if (byte < 0) {
             to = stpcpy(token->bytes, text);
             break;
@@ -197,18 +196,18 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "found \"%.*s\", expected two pieces with one blank between them", shown(line),
                     line);
     *blank = 0;
-    const int32_t first = find_token(tokenizer, line), second = find_token(tokenizer, right);
+    int32_t first = find_token(tokenizer, line), second = find_token(tokenizer, right);
     if (first < 0 || second < 0) {
         const char *unknown = first < 0 ? line : right;
         return fail(err, EXIT_FAILED, "\"%.*s\" is no piece of vocab.json, expected two that are",
                     shown(unknown), unknown);
     }
     memmove(blank, right, strlen(right) + 1);
-    const int32_t joined = find_token(tokenizer, line);
+    int32_t joined = find_token(tokenizer, line);
     if (joined < 0 || tokenizer->tokens[joined].special)
         return fail(err, EXIT_FAILED, "makes \"%.*s\", which is %s, expected an ordinary piece",
                     shown(line), line, joined < 0 ? "no piece of vocab.json" : "a special piece");
-    const uint64_t key = pair_key(first, second);
+    uint64_t key = pair_key(first, second);
     Place *place = table_find(tokenizer->ranks, key);
     if (place->value >= 0)
         return fail(err, EXIT_FAILED,
@@ -316,7 +315,7 @@ size_t tokenizer_word_end(const char *text, size_t len, size_t start) {
     size_t last = start + (text[start] == ' '), end = last;
     if (last == len)
         return len;
-    const char kind = next_kind(text, len, &end);
+    char kind = next_kind(text, len, &end);
     for (size_t next = end; next < len; last = end, end = next)
         if (next_kind(text, len, &next) != kind)
             return kind == 'S' && last > start ? last : end;
@@ -361,7 +360,7 @@ static uint64_t pop_pair(Word *word) {
 /* Returns the entry of the pair of token `at` and the token after it. Its value is the pair's rank,
  * or -1 if merges.txt does not have it. */
 static Place find_pair(const Tokenizer *tokenizer, const Symbol *links, int32_t at) {
-    const int32_t next = at < 0 ? -1 : links[at].next;
+    int32_t next = at < 0 ? -1 : links[at].next;
     if (next < 0)
         return (Place){.value = -1};
     return *table_find(tokenizer->ranks, pair_key(links[at].id, links[next].id));
@@ -369,10 +368,10 @@ static Place find_pair(const Tokenizer *tokenizer, const Symbol *links, int32_t 
 
 /* Adds the pair of token `at` and the token after it to the heap, if merges.txt has this pair. */
 static void push_pair(const Tokenizer *tokenizer, Word *word, int32_t at) {
-    const int32_t rank = find_pair(tokenizer, word->links, at).value;
+    int32_t rank = find_pair(tokenizer, word->links, at).value;
     if (rank < 0)
         return;
-    const uint64_t key = (uint64_t)rank << 32 | at;
+    uint64_t key = (uint64_t)rank << 32 | at;
     size_t i = word->nheap++;
     for (; i > 0 && word->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
         word->heap[i] = word->heap[(i - 1) / 2];
@@ -399,9 +398,9 @@ static int encode_word(const Tokenizer *tokenizer, Word *word, const char *text,
     word_begin(tokenizer, word, text, len);
     Symbol *links = word->links;
     while (word->nheap > 0) {
-        const uint64_t key = pop_pair(word);
-        const int32_t rank = key >> 32, at = key, next = links[at].next;
-        const Place pair = find_pair(tokenizer, links, at);
+        uint64_t key = pop_pair(word);
+        int32_t rank = key >> 32, at = key, next = links[at].next;
+        Place pair = find_pair(tokenizer, links, at);
         if (pair.value != rank)
             continue;
         links[at].id = pair.joined;
@@ -470,7 +469,7 @@ size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
 }
 
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
-    const size_t total = tokenizer_bytes(tokenizer, ids, n);
+    size_t total = tokenizer_bytes(tokenizer, ids, n);
     char *bytes = xcalloc(total, 1);
     char *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD, which has three */
     join_tokens(bytes, tokenizer, ids, n);
@@ -478,8 +477,8 @@ char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, si
     for (size_t at = 0, step; at < total; at += step) {
         uint32_t code;
         step = utf8_step(&code, bytes + at, total - at);
-        const bool valid = code != NO_CHARACTER;
-        const size_t size = valid ? step : 3;
+        bool valid = code != NO_CHARACTER;
+        size_t size = valid ? step : 3;
         memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", size);
         *len += size;
     }

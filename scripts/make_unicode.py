@@ -11,6 +11,7 @@ Needs: tokenizers. Version 0.23.3 made the committed file. It follows Unicode 16
 this version, agrees on all 1,112,064 characters.
 """
 import os
+import textwrap
 
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
@@ -25,23 +26,17 @@ HEAD = """/* unicode.c: tells which characters are letters, numbers and white sp
  * Read next: checkpoint.c. */
 #include "io/io.h"
 
-/* A row of the table below: the code points from first to last are letters (or N, or S). */
-#define L(first, last) {{0x##first, 0x##last, 'L'}},
-#define N(first, last) {{0x##first, 0x##last, 'N'}},
-#define S(first, last) {{0x##first, 0x##last, 'S'}},
-
 /* The kind of each code point below 0x80. */
 static const char ascii[] =
     "{ascii[0]}"
     "{ascii[1]}";
-/* The ranges of all other code points that are letters, numbers or white space, sorted. */
+
+/* All other code points as inversion lists, one for each kind: a range of characters of that kind
+ * begins at every even place of its list, and ends before the code point at the place behind. */
 // clang-format off
-static const struct {{
-    uint32_t first, last;
-    char kind;
-}} ranges[] = {{
 """
-TABLE_ENDS = "};\n// clang-format on\n"  # the text behind it is written by hand, and is kept
+LISTS = {"L": "letters", "N": "numbers", "S": "spaces"}
+TABLES_END = "// clang-format on\n"  # the text behind it is written by hand, and is kept
 
 
 def kind(split, c):
@@ -54,28 +49,25 @@ def main():
     split = ByteLevel(add_prefix_space=False, use_regex=True)
     kinds = {c: kind(split, chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000}
     assert list(kinds.values()).count("L") == LETTERS, f"tokenizers {tokenizers.__version__} is not of Unicode {UNICODE}"
-    ranges, digest = [], 0xCBF29CE484222325
+    lists, digest, before = {name: [] for name in EXAMPLES}, 0xCBF29CE484222325, "O"
     for c, name in kinds.items():
         digest = (digest ^ ord(name)) * 0x100000001B3 % 2**64
-        if name != kinds.get(c - 1, "O"):
-            ranges.append([name, c, c])
-        elif name != "O":
-            ranges[-1][2] = c
-    ranges = [f"{name}({first:X}, {last:X})" for name, first, last in ranges if name != "O" and first >= 0x80]
+        if c >= 0x80 and name != before:
+            lists[before].append(c)
+            lists[name].append(c)
+            before = name
     ascii = "".join(kinds[c] for c in range(0x80))
     path = os.path.join(os.path.dirname(__file__), "../io/unicode.c")
     with open(path, encoding="utf-8") as f:
-        tail = f.read().partition(TABLE_ENDS)[2]
+        tail = f.read().partition(TABLES_END)[2]
     with open(path, "w", encoding="utf-8") as f:
         f.write(HEAD.format(unicode=UNICODE, version=tokenizers.__version__, ascii=(ascii[:64], ascii[64:])))
-        line = "   "
-        for entry in ranges:
-            if len(line) + 1 + len(entry) > 124:
-                f.write(line + "\n")
-                line = "   "
-            line += " " + entry
-        f.write(line + "\n" + TABLE_ENDS + tail)
-    print(f"{len(ranges)} ranges, digest 0x{digest:016X}")
+        for name, title in LISTS.items():
+            f.write(f"static const uint32_t {title}[] = {{\n")
+            f.write(textwrap.fill(" ".join(f"0x{c:X}," for c in lists[name]), 124, initial_indent="    ", subsequent_indent="    "))
+            f.write("\n};\n")
+        f.write(TABLES_END + tail)
+    print(f"digest 0x{digest:016X}")
 
 
 if __name__ == "__main__":

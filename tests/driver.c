@@ -1,4 +1,4 @@
-/* driver.c: as much of NVIDIA's driver, libcuda.so.1, as device/net.c asks before it loads the library for GPUs; for the
+/* driver.c: as much of NVIDIA's driver, libcuda.so.1, as app/choose.c asks before it loads the library for GPUs; for the
  * tests, whose GPU is the emulation. CUDA_CPU_NO_DEVICE is described in cuda_cpu.h. */
 #include <stdlib.h>
 

@@ -201,9 +201,7 @@ int rig_open(Rig *r) {
     Gpu *gpu = r->gpu ? r->gpu : test_gpu;
     r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
     if (!r->plan) return -1;
-    r->device = r->sim ? sim_open(r->plan, r->sim, &r->err)
-                : gpu  ? cuda_open(gpu, r->plan, r->model, dir, &r->err)
-                       : host_open(r->plan, r->model, dir, &r->err);
+    r->device = r->sim ? sim_open(r->plan, r->sim) : device_open(gpu, r->plan, r->model, dir, &r->err);
     if (!r->device) return -1;
     r->device->net = r->net;
     return r->sim ? 0 : weights_load(r->plan, r->model, r->device, &r->err);

@@ -150,7 +150,7 @@ static bool read_utf8(const char *text, size_t len) {
 
 /* What is accepted is written and read again, and is the same. */
 static bool read_json(const char *text, size_t len) {
-    cJSON *tree = json_parse(text, len, "input", &err);
+    cJSON *tree = json_parse(text, len, &err);
     if (!tree) return false;
     char *printed = cJSON_Print(tree);
     cJSON *again = cJSON_Parse(printed);

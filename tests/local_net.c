@@ -180,7 +180,7 @@ void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
     for (int s = 0; s < stages; s++) {
         End *end = xcalloc(1, sizeof *end);
         end->base =
-            (Net){s, stages, stages, local_send, local_receive, local_post, net_share, net_agree, local_fail, local_close};
+            (Net){s, stages, stages, local_send, local_receive, local_post, local_fail, local_close};
         end->hub = h;
         net[s] = &end->base;
     }

@@ -67,7 +67,7 @@ static cJSON *completion(const char *text, int n) {
     while (text && n--) text = (text = strchr(text, '\n')) ? text + 1 : NULL;
     const char *end = text ? strchr(text, '\n') : NULL;
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
-    cJSON *line = json_parse(text, (size_t)(end - text), "a completion", &err);
+    cJSON *line = json_parse(text, (size_t)(end - text), &err);
     if (!line) CU_FAIL_FATAL(err.text);
     CU_ASSERT_EQUAL(cJSON_GetArraySize(line), 5);
     for (int i = 0; i < 5; i++) CU_ASSERT(cJSON_HasObjectItem(line, names[i]));
@@ -792,7 +792,7 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         CU_ASSERT_EQUAL_FATAL(count_lines(r.out), 3);
         cJSON_Delete(completion(r.out, 0)), cJSON_Delete(completion(r.out, 2));
         const char *line = strchr(r.out, '\n') + 1;
-        cJSON *error = json_parse(line, (size_t)(strchr(line, '\n') - line), "an error", &err);
+        cJSON *error = json_parse(line, (size_t)(strchr(line, '\n') - line), &err);
         if (!error) CU_FAIL_FATAL(err.text);
         CU_ASSERT_EQUAL(cJSON_GetArraySize(error), 2);
         CU_ASSERT_EQUAL(cJSON_GetObjectItem(error, "id")->valueint, 1);
@@ -1149,7 +1149,7 @@ static void bench_reports_one_json_object_with_the_names_of_the_paper(void) {
     Result r = RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "4", "--gpu-batch-size", "2",
                    "--num-gpu-batches", "2", "--percent", "100", "0", "100", "0", "100", "0", "--json", "-");
     assert_done(&r);
-    cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+    cJSON *json = json_parse(r.out, r.out_len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     assert_bench(json, 0, 2, 2, 8, 4);
     cJSON_Delete(json);
@@ -1164,7 +1164,7 @@ static void bench_reports_a_disk_share_in_a_file(void) {
     assert_done(&r);
     CU_ASSERT(contains_all(r.out, WORDS("prefill", "decode", "token/s")));
     char *text = contents(in_dir(capture, "bench.json"), &len);
-    cJSON *json = json_parse(text, len, "bench.json", &err);
+    cJSON *json = json_parse(text, len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     assert_bench(json, 0.5, 4, 1, 8, 4);
     const cJSON *channels = cJSON_GetObjectItem(json, "channels"),
@@ -1182,7 +1182,7 @@ static cJSON *read_json(const char *path) {
     Error err;
     size_t len;
     char *text = contents(path, &len);
-    cJSON *json = json_parse(text, len, path, &err);
+    cJSON *json = json_parse(text, len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     free(text);
     return json;
@@ -1355,7 +1355,7 @@ static void the_papers_cost_model_places_opt_30b(void) {
     Error err;
     Result r = RUN(P, B, H, "--json", "-"), text = RUN(P, B, H);
     assert_done(&r), assert_done(&text);
-    cJSON *json = json_parse(r.out, r.out_len, "policy", &err);
+    cJSON *json = json_parse(r.out, r.out_len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) CU_ASSERT(number(json, names[i]) >= 0);
     CU_ASSERT(number(json, "gbs") == 48 && number(json, "num_gpu_batches") == 3 && number(json, "bls") == 144);
@@ -1374,7 +1374,7 @@ static void the_papers_cost_model_places_opt_30b(void) {
 
 static cJSON *parse_out(const Result *r) {
     Error err;
-    cJSON *json = json_parse(r->out, r->out_len, "standard output", &err);
+    cJSON *json = json_parse(r->out, r->out_len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     return json;
 }
@@ -1529,7 +1529,7 @@ static void generate_says_what_was_expected_and_writes_the_same(void) {
 static cJSON *eval_object(Result r) {
     Error err;
     assert_done(&r);
-    cJSON *json = json_parse(r.out, r.out_len, "eval", &err);
+    cJSON *json = json_parse(r.out, r.out_len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     result_free(&r);
     return json;
@@ -1708,7 +1708,7 @@ static void the_gpu_keeps_to_its_limit(void) {
         Result r = RUN_EMULATED(NULL, NULL, "bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", "2",
                                 "--num-prompts", "4", LAPTOP, "--gpu-mem", limits[i], "--json", "-");
         assert_done(&r);
-        cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+        cJSON *json = json_parse(r.out, r.out_len, &err);
         if (!json) CU_FAIL_FATAL(err.text);
         const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "tiers"), "GPU");
         double in_use = number(tier, "in_use_bytes");
@@ -1762,7 +1762,7 @@ static uint64_t digest_of(const char *prompts, const char *tokens, const char *f
         RUN("bench", "--model", MODEL, "--prompt-len", "8", "--gen-len", tokens, "--percent", "100", "0", "100", "0", "100",
             "0", "--gpu-batch-size", "2", "--num-gpu-batches", "2", "--num-prompts", prompts, "--json", "-", flag, value);
     assert_done(&r);
-    cJSON *json = json_parse(r.out, r.out_len, "bench", &err);
+    cJSON *json = json_parse(r.out, r.out_len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     const cJSON *of = json_get(json, "digest");
     CU_ASSERT_FATAL(cJSON_IsString(of) && strlen(of->valuestring) == 16);

@@ -144,7 +144,7 @@ static void assert_completion(const char *text, const char *const *stops, const 
     while (stops && stops[stop.n]) stop.n++;
     char *line = written("a prompt", text, &stop, &len);
     CU_ASSERT(len && memchr(line, '\n', len) == line + len - 1); /* one line */
-    cJSON *json = json_parse(line, len, "a completion", &err);
+    cJSON *json = json_parse(line, len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     CU_ASSERT_STRING_EQUAL(string(json, "completion"), expected);
     CU_ASSERT_STRING_EQUAL(string(json, "finish_reason"), reason);
@@ -164,7 +164,7 @@ static void a_completion_has_exactly_its_five_fields(void) {
     size_t len;
     char *line =
         written("{\"id\": \"\\\"x\\n\", \"prompt\": \"T\\\"\\\\\\t\\u0001\\u007f\\ud83d\\ude00\"}\n", " two", &none, &len);
-    cJSON *json = json_parse(line, len, "a completion", &err);
+    cJSON *json = json_parse(line, len, &err);
     if (!json) CU_FAIL_FATAL(err.text);
     const cJSON *item = json->child;
     for (int i = 0; i < 5 && item; i++, item = item->next) CU_ASSERT_STRING_EQUAL(item->string, names[i]);
@@ -776,7 +776,7 @@ static void the_work_of_a_run_is_known_before_it(void) {
         prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
     const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
     Plan *plan = plan_make(model, &policy, &task, F16, &err);
-    Device *sim = sim_open(plan, &fast, &err);
+    Device *sim = sim_open(plan, &fast);
     Progress p = {.on = false};
     RunStats stats = {0};
     progress_open(&p, plan, &task);

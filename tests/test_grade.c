@@ -506,7 +506,7 @@ static void generate_each(void *answer, const void *about) {
         RunStats stats;
         Plan *plan = plan_make(model, &runs.policy[i], &task, F32, &err);
         MUST(plan);
-        Device *device = host_open(plan, model, runs.dir, &err);
+        Device *device = device_open(NULL, plan, model, runs.dir, &err);
         MUST(device);
         MUST(weights_load(plan, model, device, &err) == 0);
         MUST(schedule_run(plan, &task, device,
@@ -1917,7 +1917,7 @@ static void simulate(Simulated *to, const OptConfig *config, Schedule schedule, 
     }
     Plan *plan = plan_make(model, &p, &task, F16, &err);
     MUST(plan);
-    Device *device = sim_open(plan, &machine, &err);
+    Device *device = sim_open(plan, &machine);
     MUST(device);
     *to = (Simulated){.ended = 0};
     MUST(schedule_run(plan, &task, device, &(Listener){.ctx = &to->ended, .done = ignore_done}, &stats, &err) == 0);

@@ -181,7 +181,7 @@ static void the_machines_that_come_with_the_program_are_complete(void) {
         size_t len;
         ASSERT_OK(hardware_read(&h, files.gl_pathv[i], &err));
         char *text = file_read(files.gl_pathv[i], 1 << 20, &len, &err);
-        cJSON *json = json_parse(text, len, files.gl_pathv[i], &err);
+        cJSON *json = json_parse(text, len, &err);
         const cJSON *sources = cJSON_GetObjectItemCaseSensitive(json, "sources");
         for (const cJSON *child = json->child; child; child = child->next)
             if (strcmp(child->string, "name") != 0 && child != sources)

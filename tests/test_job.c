@@ -201,11 +201,11 @@ static void a_prompt_may_fill_the_positions_but_not_more(void) {
     OptConfig exact = config, less = config;
     exact.max_pos = n + 1, less.max_pos = n; /* </s> takes one */
     job.config = &exact;
-    job_add(&job, (Passage){line, strlen(line), "here"}, 0);
+    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
     ASSERT_OK(job_settle(&job, "", &err));
     CU_ASSERT(job.request[0].s == n + 1 && job.request[0].n == 1);
     job.config = &less;
-    job_add(&job, (Passage){line, strlen(line), "here"}, 1);
+    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 2, .where = "here"}, false);
     CU_ASSERT_EQUAL(job_settle(&job, "", &err), -1);
     CU_ASSERT(!strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten"));
     job_free(&job);

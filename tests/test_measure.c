@@ -47,10 +47,10 @@ static Event watched_post(Device *device, const Op *op) {
     return sim_post(device, op);
 }
 
-/* In this program instead of the host device. */
-Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *error) {
-    (void)checkpoint, (void)offload_dir;
-    Device *device = sim_open(plan, &machine, error);
+/* In this program instead of the host device and of the cuda device. */
+Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *error) {
+    (void)gpu, (void)checkpoint, (void)offload_dir, (void)error;
+    Device *device = sim_open(plan, &machine);
     filled = 0;
     to_fill = plan->total[TIER_GPU] + plan->total[TIER_CPU];
     cold = plan->region[RESTING_WEIGHTS][TIER_GPU].cols * sizeof(f16);
@@ -58,10 +58,6 @@ Device *host_open(const Plan *plan, const Checkpoint *checkpoint, const char *of
     device->upload = upload;
     device->post = watched_post;
     return device;
-}
-Device *cuda_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, const char *offload_dir, Error *error) {
-    (void)gpu;
-    return host_open(plan, checkpoint, offload_dir, error);
 }
 
 /* Every rate is another round number, so that a wrong one shows. */

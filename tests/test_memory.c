@@ -379,7 +379,7 @@ static void a_run_takes_no_more_than_the_plan_and_the_overhead(void) {
                  runs[i]);
         const char *said = program_says(&status, command);
         CU_ASSERT_EQUAL_FATAL(status, 0);
-        cJSON *json = json_parse(said, strlen(said), "bench", &err);
+        cJSON *json = json_parse(said, strlen(said), &err);
         CU_ASSERT_PTR_NOT_NULL_FATAL(json);
         const cJSON *tiers = json_get(json, "tiers");
         const double overhead = cJSON_GetNumberValue(json_get(json, "overhead_bytes"));

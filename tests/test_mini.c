@@ -363,7 +363,7 @@ static Choice engine_choice(int m, Variant v, int prompt, int at) {
     const Listener listener = {.ctx = &choice, .logits = on_logits};
     Checkpoint *checkpoint = checkpoint_open(dir_of(&subjects[m]), &err);
     Plan *plan = checkpoint ? plan_make(checkpoint, &policy, &task, F32, &err) : NULL;
-    Device *device = plan ? host_open(plan, checkpoint, temp_dir(), &err) : NULL;
+    Device *device = plan ? device_open(NULL, plan, checkpoint, temp_dir(), &err) : NULL;
     if (!device || weights_load(plan, checkpoint, device, &err) ||
         schedule_run(plan, &task, device, &listener, &stats, &err))
         CU_FAIL_FATAL(err.text);
@@ -533,7 +533,7 @@ static void texts_are_those_of_the_tokens(void) {
             char text[4000] = "";
             rewind(f);
             CU_ASSERT_FATAL(fread(text, 1, sizeof text - 1, f) > 0 && fclose(f) == 0);
-            cJSON *json = json_parse(text, strlen(text), "text", &err);
+            cJSON *json = json_parse(text, strlen(text), &err);
             char *wanted = xstrdup(a->completion[i]);
             for (char *c; (c = strstr(wanted, "\357\277\275")); memmove(c + 1, c + 3, strlen(c + 3) + 1)) *c = '?';
             same += json && !strcmp(cJSON_GetStringValue(json), wanted);
@@ -1007,7 +1007,7 @@ static void a_trace_shows_what_each_thread_and_link_did(void) {
                        dir_of(&subjects[1]), path, no_overlap ? "--no-overlap" : "");
         CU_ASSERT_FATAL(succeeded(&r, "a trace") && read_figures(&f, r.err));
         char *text = contents(path, &len);
-        cJSON *trace = json_parse(text, len, path, &err);
+        cJSON *trace = json_parse(text, len, &err);
         if (!trace) fprintf(stderr, "\n    %s\n", err.text);
         CU_ASSERT_PTR_NOT_NULL_FATAL(trace);
         const int n = slices_of(slice, SLICES, trace);
@@ -1238,7 +1238,7 @@ static int try_question(const Question *q, bool *fits) {
         fprintf(stderr, "\n    %s %s: engine %d, mini %d: %s", q->config.name, question, a.status, b.status, b.err);
     CU_ASSERT(a.status == b.status && (!b.status || was_refused(&b, 2)));
     if (!a.status && !b.status) {
-        cJSON *json = json_parse(a.out, strlen(a.out), "policy", &err);
+        cJSON *json = json_parse(a.out, strlen(a.out), &err);
         CU_ASSERT_PTR_NOT_NULL_FATAL(json);
         const double T = json_get(json, "T")->valuedouble, ours = printed(b.out, "T");
         if (!(fabs(ours - T) <= 1e-6 * T))

@@ -105,15 +105,15 @@ static int agreement(Net *net) {
     Error err;
     fill(want, BYTES, 7);
     if (!net->stage) memcpy(bytes, want, BYTES);
-    wrong += net->share(net, bytes, BYTES, &err) || memcmp(bytes, want, BYTES) != 0;
-    wrong += net->agree(net, 0, &err) != 0;
+    wrong += stage_share(net, bytes, BYTES, &err) || memcmp(bytes, want, BYTES) != 0;
+    wrong += stage_agree(net, 0, &err) != 0;
     for (int failing = 0; failing < net->stages; failing++) { /* it and the last one fail */
         char text[64];
         int status = net->stage == failing || net->stage == net->stages - 1 ? fail(&err, EXIT_USAGE, "disk full") : 0;
         snprintf(text, sizeof text, "stage %d: disk full", failing);
-        wrong += net->agree(net, status, &err) != -1 || err.code != EXIT_USAGE || !is_said(&err, text);
+        wrong += stage_agree(net, status, &err) != -1 || err.code != EXIT_USAGE || !is_said(&err, text);
     }
-    wrong += net->agree(net, 0, &err) != 0; /* it goes on */
+    wrong += stage_agree(net, 0, &err) != 0; /* it goes on */
     free(want), free(bytes);
     return wrong;
 }
@@ -167,7 +167,7 @@ static int failure(Net *net) {
         }
     }
     wrong += net->post(net, (net->stage + 1) % 3, NET_TOKENS, bytes, 1, &err) != -1 || !is_said(&err, DISK_FULL);
-    wrong += net->agree(net, 0, &err) != -1 || !is_said(&err, DISK_FULL);
+    wrong += stage_agree(net, 0, &err) != -1 || !is_said(&err, DISK_FULL);
     free(bytes);
     return wrong;
 }
@@ -201,7 +201,7 @@ static int much_shorter(Net *net) {
 static int is_killed(Net *net, pid_t victim) {
     char bytes[64] = "";
     Error err;
-    int wrong = net->share(net, bytes, sizeof bytes, &err) + net->agree(net, 0, &err);
+    int wrong = stage_share(net, bytes, sizeof bytes, &err) + stage_agree(net, 0, &err);
     if (net->stage == 1) kill(victim, SIGKILL);
     return wrong + net->receive(net, (net->stage + 1) % net->stages, NET_STATES, bytes, sizeof bytes, &err) + 1;
 }
@@ -221,7 +221,7 @@ static int wire(Net *net) {
     int wrong = 0;
     Error err;
     clock_gettime(CLOCK_MONOTONIC, &t[0]);
-    wrong += net->share(net, &t[0], sizeof t[0], &err); /* not slowed */
+    wrong += stage_share(net, &t[0], sizeof t[0], &err); /* not slowed */
     for (int i = 1; i <= N; i++) {
         NetKind kind = i % 2 ? NET_STATES : NET_TOKENS;
         if (net->stage == 0) wrong += (i % 3 ? net->send : net->post)(net, 1, kind, bytes, BYTES, &err) != 0;

@@ -337,7 +337,7 @@ static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
     Hardware h;
     Listener listener = {0};
     CU_ASSERT_EQUAL_FATAL(hardware_read(&h, "hardware/laptop.json", &err), 0);
-    Device *d = sim_open(plan, &h, &err);
+    Device *d = sim_open(plan, &h);
     memset(&seen, 0, sizeof seen);
     seen.was = *d, seen.plan = plan;
     d->post = count_op;

@@ -888,7 +888,7 @@ static double simulated_seconds(const Rig *r) {
     Error err;
     RunStats stats = {0};
     Listener listener = {0};
-    Device *device = sim_open(r->plan, &r->hardware, &err);
+    Device *device = sim_open(r->plan, &r->hardware);
     ASSERT_OK(schedule_run(r->plan, &r->task, device, &listener, &stats, &err));
     device->close(device);
     return stats.total_s;

@@ -50,7 +50,7 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     r->task = equal_task(seqs, s, n);
     r->plan = plan_make(r->checkpoint, policy, &r->task, F16, &err);
     CHECK(r->plan);
-    r->device = sim_open(r->plan, hardware, &err);
+    r->device = sim_open(r->plan, hardware);
     CHECK(r->device);
 }
 

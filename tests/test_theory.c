@@ -41,7 +41,7 @@ static Counted count_bytes(const char *name, int l, Schedule schedule, int gbs, 
     p.weight_packed = p.cache_packed = packed, p.sparsity = sparsity, p.delegated = sparsity > 0;
     Plan *plan = plan_make(model, &p, &task, F16, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    Device *device = sim_open(plan, &machine, &err);
+    Device *device = sim_open(plan, &machine);
     ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) c.moved[lane_channel[lane]][kind] += device->count[lane].moved[kind];

@@ -81,7 +81,7 @@ static void example_close(Example *e) { plan_free(e->plan), checkpoint_close(e->
 static void simulate(Example *e, const Hardware *hardware, Trace *trace, LaneCount count[NLANES], RunStats *stats,
                      void (*prepare)(Device *)) {
     const Listener listener = {0};
-    Device *device = sim_open(e->plan, hardware, &err);
+    Device *device = sim_open(e->plan, hardware);
     device->trace = trace;
     if (prepare) prepare(device);
     ASSERT_OK(schedule_run(e->plan, &e->task, device, &listener, stats, &err));
@@ -468,7 +468,7 @@ static void list_tokens(FILE *out) {
     float logits[(S + N) * 64];
     const Listener listener = {.ctx = chosen, .token = keep_token};
     example_open(&e, &policy, F32);
-    Device *device = host_open(e.plan, e.checkpoint, temp_dir(), &err);
+    Device *device = device_open(NULL, e.plan, e.checkpoint, temp_dir(), &err);
     ASSERT_OK(weights_load(e.plan, e.checkpoint, device, &err));
     ASSERT_OK(schedule_run(e.plan, &e.task, device, &listener, &stats, &err));
     device->close(device);

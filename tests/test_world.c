@@ -248,7 +248,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
         task = equal_task(20, 9, 5);
         open_stages(&config, 1, &p, &t4, 1, 1);
         ASSERT_OK(run_all((Listener){0}, &stats));
-        Device *sim = sim_open(stages.stage[0].plan, &t4, &err);
+        Device *sim = sim_open(stages.stage[0].plan, &t4);
         ASSERT_OK(schedule_run(stages.stage[0].plan, &task, sim, &(Listener){0}, &plain, &err));
         CU_ASSERT(!memcmp(&stats, &plain, sizeof stats));
         CU_ASSERT(!memcmp(sim->count, stages.stage[0].device->count, sizeof sim->count));
@@ -441,7 +441,7 @@ static void the_file_has_all_stages_and_what_is_sent_arrives_later(void) {
     CHECK(out);
     trace_write(all, M, out);
     CHECK(fclose(out) == 0);
-    cJSON *tree = json_parse(text, len, "trace", &err);
+    cJSON *tree = json_parse(text, len, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tree);
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(tree, "traceEvents"), *e;
     cJSON_ArrayForEach(e, events) {
