@@ -144,9 +144,19 @@ OptConfig opt_named(const char *name) {
     return config;
 }
 
-Task equal_task(int count, int s, int n) {
+static Task task_of(int count, const int *s, const int *n, int step) {
     Task task = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
-    for (int i = 0; i < count; i++) task.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+    for (int i = 0; i < count; i++, s += step, n += step)
+        task.prompts[i] = (Prompt){.ids = xcalloc(*s + *n, sizeof(int32_t)), .s = *s, .n = *n, .from = 1, .place = i};
+    return task;
+}
+
+Task equal_task(int count, int s, int n) { return task_of(count, &s, &n, 0); }
+
+Task random_task(int count, const int *s, const int *n, int vocab, uint64_t seed) {
+    Task task = task_of(count, s, n, 1);
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < s[i] + n[i]; t++) task.prompts[i].ids[t] = t ? test_below(&seed, vocab - 1) : 2;
     return task;
 }
 
@@ -164,7 +174,157 @@ void remove_temp_dirs(void) {
     if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-Policy all_gpu(int gbs, int num_gpu_batches) {
-    return (Policy){
-        .wg = 1, .cg = 1, .hg = 1, .gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
+Policy placed(const double share[6], int gbs, int num_gpu_batches) {
+    Policy p = {.gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
+    memcpy(p.share, share, sizeof p.share);
+    return p;
+}
+
+Policy all_gpu(int gbs, int num_gpu_batches) { return placed((double[]){1, 0, 1, 0, 1, 0}, gbs, num_gpu_batches); }
+
+void say_policy(const Policy *p) {
+    fprintf(
+        stderr,
+        "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s, table %d, page %d, packed %d %d, sparsity %g, pieces of %d, "
+        "%d workspaces ",
+        p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule],
+        p->delegated ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", p->table_home, p->page_tokens,
+        p->weight_packed, p->cache_packed, p->sparsity, p->piece_rows, p->workspaces);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The engine
+// ---------------------------------------------------------------------------------------------------------------
+
+int rig_open(Rig *r) {
+    const char *dir = r->dir ? r->dir : r->sim ? NULL : temp_dir();
+    Gpu *gpu = r->gpu ? r->gpu : test_gpu;
+    r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
+    if (!r->plan) return -1;
+    r->device = r->sim ? sim_open(r->plan, r->sim, &r->err)
+                : gpu  ? cuda_open(gpu, r->plan, r->model, dir, &r->err)
+                       : host_open(r->plan, r->model, dir, &r->err);
+    if (!r->device) return -1;
+    r->device->net = r->net;
+    return r->sim ? 0 : weights_load(r->plan, r->model, r->device, &r->err);
+}
+
+static int note_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
+    Rig *r = ctx;
+    Answer *a = &r->answer[prompt];
+    memcpy(a->tokens, tokens, n * sizeof *tokens);
+    a->n = n, a->done++, a->reason = reason;
+    return r->hears.done ? r->hears.done(r->hears.ctx, prompt, tokens, n, reason, err) : 0;
+}
+
+static void note_logits(void *ctx, int prompt, int n, const float *logits) {
+    Rig *r = ctx;
+    memcpy(r->answer[prompt].logits, logits, r->model->config.vocab * sizeof *logits);
+    if (r->hears.logits) r->hears.logits(r->hears.ctx, prompt, n, logits);
+}
+
+static void note_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
+    Rig *r = ctx;
+    Answer *a = &r->answer[prompt];
+    a->logp[at] = logp, a->best[at] = best;
+    a->scored = a->scored >= 0 && at == r->task->prompts[prompt].from + a->scored ? a->scored + 1 : -1;
+    if (r->hears.scored) r->hears.scored(r->hears.ctx, prompt, at, logp, best);
+}
+
+static bool pass_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    const Listener *hears = &((Rig *)ctx)->hears;
+    return hears->token(hears->ctx, prompt, tokens, n);
+}
+
+static int pass_sweep(void *ctx, const RunStats *stats, Error *err) {
+    const Listener *hears = &((Rig *)ctx)->hears;
+    return hears->sweep(hears->ctx, stats, err);
+}
+
+static void open_answers(Rig *r) {
+    r->prompts = r->task->count;
+    r->answer = xcalloc(r->prompts, sizeof *r->answer);
+    for (int i = 0; i < r->prompts; i++) {
+        const int n = r->task->prompts[i].n, all = r->task->scored ? r->task->prompts[i].s + n : 0;
+        r->answer[i] = (Answer){.tokens = xcalloc(n, sizeof(int32_t)),
+                                .logits = r->task->keep_logits ? xcalloc(r->model->config.vocab, sizeof(float)) : NULL,
+                                .logp = xcalloc(all, sizeof(float)),
+                                .best = xcalloc(all, sizeof(int32_t))};
+    }
+}
+
+int rig_run(Rig *r) {
+    const Listener listener = {.ctx = r,
+                               .token = r->hears.token ? pass_token : NULL,
+                               .done = note_done,
+                               .logits = note_logits,
+                               .scored = note_scored,
+                               .sweep = r->hears.sweep ? pass_sweep : NULL};
+    open_answers(r);
+    if (!r->device && rig_open(r)) return -1;
+    const int status = schedule_run(r->plan, r->task, r->device, &listener, &r->stats, &r->err);
+    memcpy(r->planned, r->plan->total, sizeof r->planned);
+    memcpy(r->peak, r->device->peak, sizeof r->peak);
+    for (int lane = 0; lane < NLANES; lane++)
+        for (int kind = 0; kind < NKINDS; kind++) r->moved[lane_channel[lane]][kind] += r->device->count[lane].moved[kind];
+    return status;
+}
+
+void rig_stop(Rig *r) {
+    if (r->device) r->device->close(r->device);
+    plan_free(r->plan);
+    r->device = NULL, r->plan = NULL;
+}
+
+void rig_close(Rig *r) {
+    rig_stop(r);
+    for (int i = 0; i < r->prompts; i++)
+        free(r->answer[i].tokens), free(r->answer[i].logits), free(r->answer[i].logp), free(r->answer[i].best);
+    free(r->answer);
+    r->answer = NULL, r->prompts = 0;
+}
+
+Rig rig_ran(const Checkpoint *model, const Policy *policy, const Task *task, const Hardware *sim) {
+    Rig r = {.model = model, .policy = *policy, .task = task, .sim = sim};
+    const int status = rig_run(&r);
+    if (status) say_policy(policy), fprintf(stderr, "%s\n", r.err.text);
+    CU_ASSERT_EQUAL_FATAL(status, 0);
+    rig_stop(&r);
+    return r;
+}
+
+static bool same_numbers(const void *a, const void *b, size_t bytes) { return !a || !b || !memcmp(a, b, bytes); }
+
+bool rig_same(const Rig *a, const Rig *b) {
+    bool same = a->prompts == b->prompts;
+    for (int i = 0; same && i < a->prompts; i++) {
+        const Answer *x = &a->answer[i], *y = &b->answer[i];
+        const size_t scored = a->task->scored ? (a->task->prompts[i].s + a->task->prompts[i].n) * sizeof(float) : 0;
+        same = x->done == 1 && x->n == y->n && x->reason == y->reason && x->scored == y->scored &&
+               same_numbers(x->tokens, y->tokens, x->n * sizeof(int32_t)) &&
+               same_numbers(x->logits, y->logits, a->model->config.vocab * sizeof(float)) &&
+               same_numbers(x->logp, y->logp, scored) && same_numbers(x->best, y->best, scored);
+    }
+    return same;
+}
+
+Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, int n, Event after) {
+    static const Tier from[NCHANNELS] = {TIER_CPU, TIER_GPU, TIER_DISK, TIER_CPU, TIER_GPU, TIER_CPU},
+                      to[NCHANNELS] = {TIER_GPU, TIER_CPU, TIER_CPU, TIER_DISK, TIER_GPU, TIER_CPU};
+    const Channel c = lane_channel[call.lane];
+    const Move move = {tensor_cols(on[to[c]], first, n), tensor_cols(on[from[c]], first, n)};
+    Op op = op_copy(call, &move, 1);
+    if (after.seq) op.after[op.nafter++] = after;
+    return device->post(device, &op);
+}
+
+Bytes streamed_bytes(const OptConfig *config, Bytes line) {
+    Bytes layer = 0, head = (Bytes)config->vocab * config->h1 * sizeof(f16);
+    for (int r = 0; r < NROLES; r++) {
+        int rows, cols;
+        opt_role_shape(config, (Role)r, &rows, &cols);
+        if (role_goes_on((Role)r)) continue; /* q, k and v begin at one together */
+        layer += ((Bytes)rows * cols * (r == V_W || r == V_B ? 6 : 2) + line - 1) / line * line;
+    }
+    return config->l * layer + (head + line - 1) / line * line;
 }

@@ -121,10 +121,10 @@ DEVICE_O ?= $(if $(SANITIZE),-O1,-O2)
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
 	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
-# With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone.
+# With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone, and the sim.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))
-ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c plan.c walk.c base/team.c base/process.c \
-    base/os.c io/checkpoint.c io/file.c io/json.c)
+ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c plan.c walk.c device/sim.c device/hardware.c \
+    base/team.c base/process.c base/os.c io/checkpoint.c io/file.c io/json.c)
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $^ -o $@ $(LIBS) -lcunit

@@ -1,110 +1,87 @@
 /* test_lanes.c: lanes by themselves. Slowed links take the time that their bytes take and change no bit; the trace says
  * what the counters say. Times are only bounded from below, where a slow machine cannot matter. The suite runs on the host
- * device, and what it says of traces on the cuda device too where main.c was told so. */
-#include <math.h>
+ * device, and what it says of traces on the cuda device too where main.c was told so. What lanes compute is
+ * test_schedule.c's. */
 #include <stdatomic.h>
 #include <unistd.h>
 
 #include "tests.h"
 
-static const OptConfig config = {.name = "test",
-                                 .l = 3,
-                                 .h1 = 60,
-                                 .h2 = 400,
-                                 .nh = 3,
-                                 .vocab = 131,
-                                 .max_pos = 64,
-                                 .embed = 60,
-                                 .pre_norm = true,
-                                 .final_norm = true,
-                                 .eos = -1};
-enum { PROMPTS = 5, N = 4, LEN = 9, MOST = 20000 };
+static const OptConfig config = TEST_CONFIG(3, 60, 400, 3, 131, -1);
+enum { PROMPTS = 5, N = 4, MOST = 20000 };
 
 static Checkpoint *model;
 static Task task;
-static Plan *plan;
-static Device *device;
+static Rig rig;
+static Device *device; /* the rig's */
 static Trace trace;
 static bool untraced;
 static double opened;     /* when */
 static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements */
-static Error err;
 
-static int open_device(Policy p) {
+static void open_device(Policy p) {
+    static const int s[PROMPTS] = {9, 10, 11, 12, 13}, n[PROMPTS] = {N, N, N, N, N};
     model = checkpoint_dummy(&config, 3);
-    task = (Task){
-        .prompts = xcalloc(PROMPTS, sizeof(Prompt)), .count = PROMPTS, .keep_logits = true, .sampling = {0, 1, 0, 0}};
-    for (int i = 0; i < PROMPTS; i++) {
-        task.prompts[i] = (Prompt){.ids = xcalloc(LEN + i, sizeof(int32_t)), .s = LEN + i, .n = N};
-        for (int t = 0; t < LEN + i; t++) task.prompts[i].ids[t] = t ? 3 + (7 * i + t) % 120 : 2;
-    }
-    plan = plan_make(model, &p, &task, test_act_type(), &err);
-    device = plan ? test_open(plan, model, temp_dir(), &err) : NULL;
-    if (!device) return -1;
+    task = random_task(PROMPTS, s, n, config.vocab, 1);
+    task.keep_logits = true;
+    rig = (Rig){.model = model, .policy = p, .task = &task};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
+    device = rig.device;
     device->trace = untraced ? NULL : &trace;
     opened = device->now(device);
-    return 0;
 }
 
 static void close_device(void) {
-    if (device) device->close(device);
-    plan_free(plan);
-    for (int i = 0; i < PROMPTS; i++) free(task.prompts[i].ids);
-    free(task.prompts);
+    rig_close(&rig);
+    free_task(&task);
     checkpoint_close(model);
     trace_free(&trace);
 }
 
 /* A device with weights on every tier, to copy to and fro. */
 static void open_rows(void) {
-    ASSERT_OK(open_device((Policy){
-        .wg = .34, .wc = .33, .cg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16}));
-    for (int t = 0; t < NTIERS; t++) on[t].rows = 0;
+    open_device(placed((double[]){.34, .33, 1, 0, 1, 0}, PROMPTS, 1));
     for (int j = 0; j < config.l; j++)
         for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
-            Tensor home = plan->weight[j][r].home;
+            const Tensor home = rig.plan->weight[j][r].home;
             on[home.tier] = home;
             on[home.tier].rows = 1, on[home.tier].cols = MOST, on[home.tier].ld = MOST;
         }
     f16 *row = xcalloc(MOST, sizeof *row);
     for (int t = 0; t < NTIERS; t++) {
-        CU_ASSERT_EQUAL_FATAL(on[t].rows, 1);
         for (int c = 0; c < MOST; c++) row[c] = (f16)(0x3c00 + t * 256 + c % 199);
         device->upload(device, on[t], 0, row, MOST);
     }
     free(row);
 }
 
-/* n elements of the rows from `first` on, as call k. */
-static Event move_rows(Lane lane, Tier to, Tier from, int first, int n, int k, Event after) {
-    const Move move = {tensor_cols(on[to], first, n), tensor_cols(on[from], first, n)};
-    Op op = op_copy((Call){.lane = lane, .kind = OTHER, .k = k}, &move, 1);
-    if (after.seq) op.after[op.nafter++] = after;
-    return device->post(device, &op);
+static void slow_links(double bytes_s) {
+    for (int c = CTOG; c <= CTOD; c++) device->link[c] = bytes_s;
 }
-static const Event nothing = {0, 0};
 
-static const struct {
-    Lane lane;
-    Tier to, from;
-} ways[] = {{W_LOAD, TIER_GPU, TIER_CPU},  {A_UP, TIER_GPU, TIER_CPU},    {STORE, TIER_CPU, TIER_GPU},
-            {W_READ, TIER_CPU, TIER_DISK}, {C_READ, TIER_CPU, TIER_DISK}, {D_WRITE, TIER_DISK, TIER_CPU}};
-enum { WAYS = sizeof ways / sizeof *ways };
+/* n elements of the rows from `first` on, as call k. */
+static Event copy_behind(Event after, Lane lane, int first, int n, int k) {
+    return post_row(device, (Call){.lane = lane, .kind = OTHER, .k = k}, on, first, n, after);
+}
+static Event copy(Lane lane, int first, int n) { return copy_behind(no_event, lane, first, n, 0); }
+static void wait_for(Event e) { CU_ASSERT_EQUAL(device->wait(device, e, &rig.err), 0); }
+
+static const Lane copying[] = {W_LOAD, A_UP, STORE, W_READ, C_READ, D_WRITE};
+enum { COPYING = sizeof copying / sizeof *copying };
 
 static void an_op_takes_as_long_as_its_bytes(void) {
-    if (test_gpu) return;
-    for (int w = 0; w < WAYS; w++) {
+    for (int w = 0; w < COPYING && !test_gpu; w++) {
+        const Lane lane = copying[w];
         open_rows();
-        Lane lane = ways[w].lane;
         device->link[lane_channel[lane]] = 1e6;
-        double begin = device->now(device);
-        ASSERT_OK(device->wait(device, move_rows(lane, ways[w].to, ways[w].from, 0, 5000, 0, nothing), &err));
+        const double begin = device->now(device);
+        wait_for(copy(lane, 0, 5000));
         CU_ASSERT(device->now(device) - begin >= .00999);
         CU_ASSERT(device->count[lane].busy_s >= .00999);
-        if (ways[w].to != TIER_DISK && ways[w].from != TIER_DISK) {
-            ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing), &err));
-            f16 first = *(f16 *)device->cpu_address(device, on[TIER_CPU]);
-            CU_ASSERT_EQUAL(first, ways[w].from == TIER_CPU ? 0x3d00 : 0x3c00);
+        if (lane_channel[lane] <= GTOC) {
+            wait_for(copy(STORE, 0, MOST));
+            const f16 *first = device->cpu_address(device, on[TIER_CPU]);
+            CU_ASSERT_EQUAL(*first, lane_channel[lane] == CTOG ? 0x3d00 : 0x3c00);
         }
         close_device();
     }
@@ -113,16 +90,14 @@ static void an_op_takes_as_long_as_its_bytes(void) {
 /* Being late, threads may catch up; but not with what nobody had before. */
 static void many_ops_take_as_long_as_their_bytes(void) {
     enum { OPS = 100 };
-    if (test_gpu) return;
-    for (int lanes = 1; lanes <= 3; lanes++) {
-        static const Lane up[] = {W_LOAD, C_LOAD, A_UP};
+    static const Lane up[] = {W_LOAD, C_LOAD, A_UP};
+    for (int lanes = 1; lanes <= 3 && !test_gpu; lanes++) {
+        Event last[3];
         open_rows();
         device->link[CTOG] = 4e6;
-        Event last[3];
         double begin = device->now(device), busy = 0, expected = OPS * lanes * 1000 / device->link[CTOG];
-        for (int i = 0; i < OPS; i++)
-            for (int l = 0; l < lanes; l++) last[l] = move_rows(up[l], TIER_GPU, TIER_CPU, l * 500, 500, i, nothing);
-        for (int l = 0; l < lanes; l++) ASSERT_OK(device->wait(device, last[l], &err));
+        for (int i = 0; i < OPS * lanes; i++) last[i % lanes] = copy(up[i % lanes], i % lanes * 500, 500);
+        for (int l = 0; l < lanes; l++) wait_for(last[l]);
         CU_ASSERT(device->now(device) - begin >= .999 * expected);
         for (int l = 0; l < lanes; l++) busy += device->count[up[l]].busy_s;
         CU_ASSERT(busy >= .999 * expected);
@@ -130,21 +105,15 @@ static void many_ops_take_as_long_as_their_bytes(void) {
     }
 }
 
-static const Slice *newest_slice(Lane lane) {
-    CU_ASSERT_FATAL(trace.last[lane] > 0);
-    return &trace.slice[trace.last[lane] - 1];
-}
-
 /* Both begin when a third one has ended. */
 static void a_small_copy_does_not_wait_behind_a_slab(void) {
     if (test_gpu) return;
     open_rows();
     device->link[CTOG] = 1e3; /* the slab takes 40 s, and is not waited for */
-    Event gate = move_rows(STORE, TIER_CPU, TIER_GPU, 0, MOST, 0, nothing);
-    move_rows(W_LOAD, TIER_GPU, TIER_CPU, 100, MOST - 100, 0, gate);
-    Event small = move_rows(A_UP, TIER_GPU, TIER_CPU, 0, 1, 0, gate);
-    ASSERT_OK(device->wait(device, small, &err));
-    device->close(device), device = NULL; /* the slab ends here without having been copied */
+    const Event gate = copy(STORE, 0, MOST);
+    copy_behind(gate, W_LOAD, 100, MOST - 100, 0);
+    wait_for(copy_behind(gate, A_UP, 0, 1, 0));
+    rig_stop(&rig); /* the slab ends here without having been copied */
     CU_ASSERT(trace.last[A_UP] > 0 && trace.last[W_LOAD] == 0);
     close_device();
 }
@@ -155,63 +124,76 @@ static void the_wait_comes_before_the_copy(void) {
 #ifndef __SANITIZE_THREAD__ /* it is a race, on purpose */
     enum { ELEMENTS = 5000 };
     bool in_time = false;
-    if (test_gpu) return;
-    for (double rate = 1e6; rate >= 1e4 && !in_time; rate /= 10) {
+    for (double rate = 1e6; rate >= 1e4 && !in_time && !test_gpu; rate /= 10) {
         open_rows();
         volatile f16 *from = device->cpu_address(device, on[TIER_CPU]);
         device->link[CTOG] = rate;
-        double begin = device->now(device);
-        Event up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 0, ELEMENTS, 0, nothing);
+        const double begin = device->now(device);
+        const Event up = copy(W_LOAD, 0, ELEMENTS);
         usleep(1000); /* for a lane that copied first to do so, and be found out */
         from[0] = 7;
         in_time = device->now(device) - begin < .9 * ELEMENTS * sizeof(f16) / rate;
-        ASSERT_OK(device->wait(device, up, &err));
+        wait_for(up);
         from[0] = 8;
-        ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, ELEMENTS, 0, nothing), &err));
+        wait_for(copy(STORE, 0, ELEMENTS));
         CU_ASSERT(from[0] == 7 || !in_time);
         close_device();
     }
 #endif
 }
 
+/* Posts a pick from so many rows of logits that lie as these numbers. */
+static Event pick_from(const float *numbers, int rows, int cols) {
+    static const Sampling greedy = {0, 1, 0, 0};
+    const Tensor logits = tensor_cols(plan_view(rig.plan, LOGITS, TIER_GPU, 0, 0, rows), 0, cols);
+    const Tensor ids = tensor_cols(plan_view(rig.plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, rows);
+    device->upload(device, logits, 0, numbers, rows * cols);
+    const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    return device->post(device, &op);
+}
+
+static void expect_not_finite(Event e) {
+    rig.err.text[0] = 0;
+    CU_ASSERT_EQUAL(device->wait(device, e, &rig.err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(rig.err.text, "not finite"));
+}
+
 /* Copies that would take days end when an op fails, or the device is closed. */
 static void trouble_ends_every_wait(void) {
-    const f16 nan[] = {0, 0x7fc0};
-    if (test_gpu) return;
-    open_rows();
-    for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
-    Event waiting[WAYS];
-    for (int w = 0; w < WAYS; w++) waiting[w] = move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
-    Tensor logits = tensor_cols(plan_view(plan, LOGITS, TIER_GPU, 0, 0, 1), 0, 1);
-    Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 1);
-    float bad;
-    memcpy(&bad, nan, 4);
-    device->upload(device, logits, 0, &bad, 1);
-    Sampling greedy = {0, 1, 0, 0};
-    const Op pick = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
-    device->post(device, &pick);
-    for (int w = 0; w < WAYS; w++) {
-        err.text[0] = 0;
-        CU_ASSERT_EQUAL(device->wait(device, waiting[w], &err), -1);
-        CU_ASSERT(strstr(err.text, "not finite") != NULL);
+    const int stop = 1;
+    for (int fails = 0; fails < 2 && !test_gpu; fails++) {
+        Event waiting[COPYING];
+        open_rows();
+        slow_links(.1);
+        for (int w = 0; w < COPYING; w++) waiting[w] = copy(copying[w], 0, MOST);
+        if (fails) {
+            pick_from(&(float){NAN}, 1, 1);
+            for (int w = 0; w < COPYING; w++) expect_not_finite(waiting[w]);
+            device->stop = &stop; /* a later reason to end does not replace the first */
+            expect_not_finite(copy(STORE, 0, 1));
+            CU_ASSERT_EQUAL(trace.n, 0);
+        }
+        close_device();
     }
-    const int stop = 1; /* a later reason to end does not replace the first */
-    device->stop = &stop;
-    CU_ASSERT_EQUAL(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, 1, 0, nothing), &err), -1);
-    CU_ASSERT(strstr(err.text, "not finite") != NULL);
-    CU_ASSERT_EQUAL(trace.n, 0);
-    close_device();
-    open_rows();
-    for (int c = CTOG; c <= CTOD; c++) device->link[c] = .1;
-    for (int w = 0; w < WAYS; w++) move_rows(ways[w].lane, ways[w].to, ways[w].from, 0, MOST, 0, nothing);
-    close_device();
+}
+
+/* Of a row that is not the first, and of a token that is not chosen. */
+static void one_logit_that_is_no_number_ends_the_run(void) {
+    enum { ROWS = 3, VOCAB = 131 };
+    const float bad[] = {1, NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 4 && !test_gpu; i++) { /* whose kernels: in test_cuda.c */
+        const float numbers[ROWS * VOCAB] = {[VOCAB + 7] = bad[i], [VOCAB + 9] = 2};
+        open_rows();
+        CU_ASSERT_EQUAL(device->wait(device, pick_from(numbers, ROWS, VOCAB), &rig.err), i ? -1 : 0);
+        close_device();
+    }
 }
 
 /* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
 static void moves_stay_until_their_op_is_done(void) {
     enum { MOVES = 256, OPS = 20 };
     Move moves[MOVES];
-    int wrong = 0;
+    Event last = no_event;
     if (test_gpu) return; /* whose streams take them at once */
     open_rows();
     device->delay_us[W_LOAD] = 1000;
@@ -219,13 +201,13 @@ static void moves_stay_until_their_op_is_done(void) {
         for (int m = 0, c = i * MOVES; m < MOVES; m++, c++)
             moves[m] = (Move){tensor_cols(on[TIER_GPU], c, 1), tensor_cols(on[TIER_CPU], c, 1)};
         const Op op = op_copy((Call){.lane = W_LOAD, .kind = OTHER}, moves, MOVES);
-        ASSERT_OK(i + 1 < OPS ? (device->post(device, &op), 0) : device->wait(device, device->post(device, &op), &err));
+        last = device->post(device, &op);
     }
+    wait_for(last);
     const f16 *low = device->cpu_address(device, on[TIER_CPU]);
     f16 *was = memcpy(xcalloc(MOST, sizeof *was), low, MOST * sizeof *was);
-    ASSERT_OK(device->wait(device, move_rows(STORE, TIER_CPU, TIER_GPU, 0, OPS * MOVES, 0, nothing), &err));
-    for (int c = 0; c < OPS * MOVES; c++) wrong += low[c] != was[c];
-    CU_ASSERT_EQUAL(wrong, 0);
+    wait_for(copy(STORE, 0, OPS * MOVES));
+    CU_ASSERT(!memcmp(low, was, OPS * MOVES * sizeof *was));
     free(was);
     close_device();
 }
@@ -235,6 +217,7 @@ static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
     enum { MIB = 1 << 20, BLOCK = 4096, FILE_SIZE = 9 * MIB, PIECE = 4 * MIB };
     static const size_t sizes[] = {PIECE - BLOCK, PIECE - 100, PIECE, PIECE + 6}, offsets[] = {0, 2, 300, BLOCK - 2};
     Checkpoint *c = checkpoint_dummy(&config, 3);
+    Error err;
     Disk *disk = disk_open(temp_dir(), FILE_SIZE, c, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(disk);
     uint16_t *written = xcalloc(FILE_SIZE, 1), *read = xcalloc(FILE_SIZE, 1);
@@ -259,21 +242,21 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     Event last[2];
     int wrong = 0;
     f16 *row = xcalloc(CELLS, sizeof *row);
-    Policy large_pages = {.wg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4096};
-    large_pages.delegated = true;
-    ASSERT_OK(open_device(large_pages));
+    Policy large_pages = placed((double[]){1, 0, 0, 0, 1, 0}, PROMPTS, 1);
+    large_pages.page_tokens = 4096, large_pages.delegated = true;
+    open_device(large_pages);
     Tensor to[2 * TIMES], from[2];
-    for (int i = 0; i < 2 * TIMES; i++) to[i] = plan_bytes(plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
     for (int l = 0; l < 2; l++) {
-        from[l] = plan_bytes(plan, KV_CACHE, TIER_DISK, l * SIZE, F16, CELLS);
+        from[l] = plan_bytes(rig.plan, KV_CACHE, TIER_DISK, l * SIZE, F16, CELLS);
         for (int c = 0; c < CELLS; c++) row[c] = (f16)(1 + l);
         device->upload(device, from[l], 0, row, CELLS);
     }
     for (int i = 0; i < 2 * TIMES; i++) {
+        to[i] = plan_bytes(rig.plan, KV_STAGING, TIER_CPU, i * SIZE, F16, CELLS);
         const Op op = op_copy((Call){.lane = lane[i % 2], .kind = OTHER}, &(Move){to[i], from[i % 2]}, 1);
         last[i % 2] = device->post(device, &op);
     }
-    for (int l = 0; l < 2; l++) ASSERT_OK(device->wait(device, last[l], &err));
+    wait_for(last[0]), wait_for(last[1]);
     for (int i = 0; i < 2 * TIMES; i++) {
         const f16 *read = device->cpu_address(device, to[i]);
         for (int c = 0; c < CELLS; c++) wrong += read[c] != 1 + i % 2;
@@ -283,107 +266,53 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     close_device();
 }
 
-/* Of a row that is not the first, and of a token that is not chosen. */
-static void one_logit_that_is_no_number_ends_the_run(void) {
-    enum { ROWS = 3, VOCAB = 131 };
-    const float bad[] = {1, NAN, INFINITY, -INFINITY};
-    const Sampling greedy = {0, 1, 0, 0};
-    if (test_gpu) return; /* its kernels: in test_cuda.c */
-    for (int i = 0; i < 4; i++) {
-        float numbers[ROWS * VOCAB] = {[VOCAB + 7] = bad[i], [VOCAB + 9] = 2};
-        open_rows();
-        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, ROWS);
-        Tensor ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
-        device->upload(device, logits, 0, numbers, ROWS * VOCAB);
-        const Op pick = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
-        CU_ASSERT_EQUAL(device->wait(device, device->post(device, &pick), &err), i ? -1 : 0);
-        close_device();
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Whole runs
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    int32_t tokens[PROMPTS][N];
-    float logits[PROMPTS][131];
-} Result;
-
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *e) {
-    (void)reason, (void)e;
-    memcpy(((Result *)ctx)->tokens[prompt], tokens, n * sizeof *tokens);
-    return 0;
-}
-
-static void on_logits(void *ctx, int prompt, int n, const float *logits) {
-    (void)n;
-    memcpy(((Result *)ctx)->logits[prompt], logits, sizeof((Result *)ctx)->logits[prompt]);
-}
-
 static Policy spread(int way) {
-    static const double f[][6] = {{0, .5, 0, .5, 0, .5}, {.3, .3, .3, .3, .3, .3}, {0, 0, 0, 0, 0, 0}};
-    const double *p = f[way / 2];
-    return (Policy){.wg = p[0],
-                    .wc = p[1],
-                    .cg = p[2],
-                    .cc = p[3],
-                    .hg = p[4],
-                    .hc = p[5],
-                    .gbs = 2,
-                    .num_gpu_batches = 2,
-                    .overlap = true,
-                    .page_tokens = 4,
-                    .delegated = way % 2,
-                    .table_home = TIER_CPU};
+    static const double shares[][6] = {{0, .5, 0, .5, 0, .5}, {.3, .3, .3, .3, .3, .3}, {0, 0, 0, 0, 0, 0}};
+    Policy p = placed(shares[way / 2], 2, 2);
+    p.page_tokens = 4, p.delegated = way % 2, p.table_home = TIER_CPU;
+    return p;
 }
 enum { SPREADS = 6 };
 
 /* Opens a device and runs the task on it; close_device ends it. */
-static void run(Result *r, Policy p, double link) {
-    RunStats stats;
-    memset(r, 0, sizeof *r);
-    Listener listener = {.ctx = r, .done = on_done, .logits = on_logits};
-    ASSERT_OK(open_device(p));
-    for (int c = CTOG; c <= CTOD; c++) device->link[c] = link;
-    ASSERT_OK(weights_load(plan, model, device, &err));
-    ASSERT_OK(schedule_run(plan, &task, device, &listener, &stats, &err));
-}
-
-static size_t moved(Lane lane) {
-    size_t bytes = 0;
-    for (int kind = 0; kind < NKINDS; kind++) bytes += device->count[lane].moved[kind];
-    return bytes;
+static void run(Policy p, double link) {
+    open_device(p);
+    slow_links(link);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
 }
 
 static void slowed_links_change_no_bit(void) {
     const double link = 2e7;
-    if (test_gpu) return;
-    for (int way = 0; way < SPREADS; way++) {
-        Result fast, slow;
-        double busy[NCHANNELS] = {0}, bytes[NCHANNELS] = {0};
-        run(&fast, spread(way), 0);
-        close_device();
-        run(&slow, spread(way), link);
-        for (int lane = 0; lane < NLANES; lane++) {
-            busy[lane_channel[lane]] += device->count[lane].busy_s;
-            bytes[lane_channel[lane]] += (double)moved((Lane)lane);
+    for (int way = 0; way < SPREADS && !test_gpu; way++) {
+        double busy[NCHANNELS] = {0};
+        run(spread(way), link);
+        for (int lane = 0; lane < NLANES; lane++) busy[lane_channel[lane]] += device->count[lane].busy_s;
+        for (int c = CTOG; c <= CTOD; c++) {
+            Bytes bytes = 0;
+            for (int kind = 0; kind < NKINDS; kind++) bytes += rig.moved[c][kind];
+            CU_ASSERT(busy[c] >= .999 * (double)bytes / link);
         }
-        for (int c = CTOG; c <= CTOD; c++) CU_ASSERT(busy[c] >= .999 * bytes[c] / link);
+        Rig fast = rig_ran(model, &rig.policy, &task, NULL);
+        CU_ASSERT(rig_same(&rig, &fast));
+        rig_close(&fast);
         close_device();
-        CU_ASSERT(memcmp(&fast, &slow, sizeof fast) == 0);
     }
 }
 
 /* Slices of each lane come in order, do not overlap, lie between begin and end, and add up to the counters. */
-static void check_trace(double begin, double end) {
-    size_t bytes[NLANES] = {0};
+static void check_trace(void) {
+    const double end = device->now(device) + 1e-5;
+    Bytes bytes[NLANES] = {0};
     double before[NLANES], took[NLANES] = {0};
     int wrong = 0;
-    for (int lane = 0; lane < NLANES; lane++) before[lane] = begin;
+    for (int lane = 0; lane < NLANES; lane++) before[lane] = opened;
     for (size_t i = 0; i < trace.n; i++) {
         const Slice *s = &trace.slice[i];
-        wrong += !(s->begin >= before[s->lane] - 1e-9 && s->end >= s->begin && s->end <= end + 1e-5);
+        wrong += !(s->begin >= before[s->lane] - 1e-9 && s->end >= s->begin && s->end <= end);
         before[s->lane] = s->end;
         took[s->lane] += s->end - s->begin;
         bytes[s->lane] += s->bytes;
@@ -391,7 +320,8 @@ static void check_trace(double begin, double end) {
     CU_ASSERT_EQUAL(wrong, 0);
     for (int lane = 0; lane < NLANES; lane++) {
         const LaneCount *count = &device->count[lane];
-        CU_ASSERT_EQUAL(bytes[lane], moved((Lane)lane));
+        for (int kind = 0; kind < NKINDS; kind++) bytes[lane] -= count->moved[kind];
+        CU_ASSERT_EQUAL(bytes[lane], 0);
         CU_ASSERT((took[lane] > 0) == (count->busy_s > 0));
         if (!test_gpu) CU_ASSERT(took[lane] >= count->busy_s - 1e-6); /* and what is between the ops of a call */
     }
@@ -411,6 +341,12 @@ static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e)
     return plain->after(gpu, lane, other, mark, e);
 }
 
+static Policy few_pages(int gbs, int num_gpu_batches) {
+    Policy p = all_gpu(gbs, num_gpu_batches);
+    p.page_tokens = 4;
+    return p;
+}
+
 /* All of one batch follows in one stream. Of two batches each layer has marks. (PROJECT sets a few, and one more whenever
  * its thread has nothing to do.) */
 static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
@@ -420,17 +356,14 @@ static void one_batch_in_flight_needs_no_marks_between_its_layers(void) {
     GpuCalls counting = *plain;
     counting.end = count_end, counting.after = count_after;
     test_gpu->call = &counting;
-    Result one, two;
     for (int K = 1; K <= 2; K++) {
-        Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS / K, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
         marks = waits = 0;
-        run(K == 1 ? &one : &two, p, 0);
+        run(few_pages(PROMPTS / K, K), 0);
         CU_ASSERT(K == 1 ? marks == 0 : marks >= config.l * N);
         CU_ASSERT(K == 1 ? waits == 0 : waits > 0);
         close_device();
     }
     test_gpu->call = plain, untraced = false;
-    CU_ASSERT(!memcmp(one.tokens, two.tokens, sizeof one.tokens));
 }
 
 /* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about. */
@@ -440,18 +373,12 @@ extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((
 static void marks_have_times_only_where_somebody_wants_them(void) {
     if (!test_gpu || !&cuda_cpu_timed) return; /* a real GPU does not say */
     for (int way = 0; way < 3; way++) {
-        const Policy p = {.wc = 1,
-                          .cg = 1,
-                          .hg = 1,
-                          .gbs = 1,
-                          .num_gpu_batches = 2,
-                          .overlap = true,
-                          .page_tokens = 4,
-                          .schedule = way == 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG};
-        Result r;
+        Policy p = few_pages(1, 2);
+        p.wg = 0, p.wc = 1;
+        if (way == 2) p.schedule = SCHEDULE_DIAGONAL;
         untraced = way != 1;
         const long before = cuda_cpu_timed;
-        run(&r, p, 0);
+        run(p, 0);
         const long timed = cuda_cpu_timed - before;
         CU_ASSERT(way ? timed >= 2 * config.l * N : timed == 0);
         CU_ASSERT((device->count[PROJECT].busy_s > 0) == (way > 0) && (device->count[W_LOAD].busy_s > 0) == (way > 0));
@@ -464,10 +391,8 @@ static void marks_have_times_only_where_somebody_wants_them(void) {
 static void only_one_batch_in_flight_asks_before_it_sleeps(void) {
     if (!test_gpu || !&cuda_cpu_asked) return;
     for (int K = 1; K <= 2; K++) {
-        const Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = K, .overlap = true, .page_tokens = 4};
-        Result r;
         const long before = cuda_cpu_asked;
-        run(&r, p, 0);
+        run(few_pages(2, K), 0);
         CU_ASSERT((cuda_cpu_asked > before) == (K == 1));
         close_device();
     }
@@ -476,9 +401,7 @@ static void only_one_batch_in_flight_asks_before_it_sleeps(void) {
 /* The halves of its layers share a queue of a GPU, and are told apart. */
 static void the_trace_of_one_batch_has_every_call(void) {
     static const char *const calls[] = {"project", "store_cache", "attend", "finish"};
-    Result r;
-    run(&r, (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = PROMPTS, .num_gpu_batches = 1, .overlap = true, .page_tokens = 4},
-        0);
+    run(few_pages(PROMPTS, 1), 0);
     for (int c = 0; c < 4; c++) {
         int n = 0; /* a pause may part a call */
         for (size_t s = 0; s < trace.n; s++)
@@ -490,9 +413,8 @@ static void the_trace_of_one_batch_has_every_call(void) {
 
 static void the_trace_of_a_run_adds_up_to_its_counters(void) {
     for (int way = test_gpu && test_every > 96 ? 3 : 0; way < SPREADS; way += test_gpu ? 3 : 1) {
-        Result r;
-        run(&r, spread(way), way < 2 ? 5e7 : 0);
-        check_trace(opened, device->now(device));
+        run(spread(way), way < 2 ? 5e7 : 0);
+        check_trace();
         close_device();
     }
 }
@@ -501,9 +423,8 @@ static void the_trace_of_a_run_adds_up_to_its_counters(void) {
  * union of what lanes do is never longer than the clock, and never shorter than what one of them does. */
 static void a_trace_that_drops_slices_counts_nothing_twice(void) {
     for (int way = 0; way < SPREADS; way += test_gpu ? 3 : 1) {
-        Result r;
         trace.limit = 1;
-        run(&r, spread(way), 5e6);
+        run(spread(way), 5e6);
         const double busy = trace_breakdown(&trace).busy_s;
         CU_ASSERT(busy > 0 && busy <= device->now(device) - opened);
         if (!test_gpu) CU_ASSERT(busy >= (1 - 1e-9) * device->count[W_LOAD].busy_s && trace.dropped.busy_s > 0);
@@ -525,37 +446,35 @@ static void a_slice_is_of_one_call(void) {
         int newest = 0;
         open_rows();
         device->delay_us[W_LOAD] = round * 2000;
-        Event last = nothing, up = move_rows(W_LOAD, TIER_GPU, TIER_CPU, 1000, MOST - 1000, 9, nothing);
-        for (int i = 0; i < OPS; i++)
-            last = move_rows(STORE, TIER_CPU, TIER_GPU, 0, ops[i].n, ops[i].k, ops[i].event ? up : nothing);
-        ASSERT_OK(device->wait(device, last, &err));
-        ASSERT_OK(device->wait(device, up, &err));
-        check_trace(opened, device->now(device));
+        Event last = no_event, up = copy_behind(no_event, W_LOAD, 1000, MOST - 1000, 9);
+        for (int i = 0; i < OPS; i++) last = copy_behind(ops[i].event ? up : no_event, STORE, 0, ops[i].n, ops[i].k);
+        wait_for(last), wait_for(up);
+        check_trace();
+        CU_ASSERT_FATAL(trace.last[W_LOAD] > 0);
         for (size_t i = 0; i < trace.n; i++) {
             const Slice *s = &trace.slice[i];
             if (s->lane != STORE) continue;
             CU_ASSERT_FATAL(s->k >= newest && s->k < CALLS);
-            if (s->k == 2 && !got[2] && !test_gpu) CU_ASSERT(s->begin >= newest_slice(W_LOAD)->end);
+            if (s->k == 2 && !got[2] && !test_gpu) CU_ASSERT(s->begin >= trace.slice[trace.last[W_LOAD] - 1].end);
             got[newest = s->k] += s->bytes;
             slices++;
         }
         CU_ASSERT(slices >= CALLS && slices <= OPS);
-        for (int c = 0; c < CALLS; c++) CU_ASSERT_EQUAL(got[c], bytes[c]);
+        CU_ASSERT(!memcmp(got, bytes, sizeof got));
         close_device();
     }
 }
 
 static void a_lane_may_have_more_calls_than_marks(void) {
     enum { CALLS = 3 * MARKS };
-    Event last = nothing;
+    Event last = no_event;
     int wrong = 0;
     open_rows();
-    for (int i = 0; i < CALLS; i++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 1 + i, i, nothing);
-    ASSERT_OK(device->wait(device, last, &err));
-    check_trace(opened, device->now(device));
+    for (int i = 0; i < CALLS; i++) last = copy_behind(no_event, STORE, 0, 1 + i, i);
+    wait_for(last);
+    check_trace();
     CU_ASSERT_EQUAL(trace.n, CALLS);
-    for (size_t i = 0; i < trace.n; i++)
-        wrong += trace.slice[i].k != (int)i || trace.slice[i].bytes != (i + 1) * sizeof(f16);
+    for (int i = 0; i < (int)trace.n; i++) wrong += trace.slice[i].k != i || trace.slice[i].bytes != (i + 1) * sizeof(f16);
     CU_ASSERT_EQUAL(wrong, 0);
     close_device();
 }
@@ -587,12 +506,11 @@ static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
     test_gpu->call = &sleeping;
     sleeps = all_set = set_anew = false;
     open_rows();
-    Event first = move_rows(STORE, TIER_CPU, TIER_GPU, 0, 100, 0, nothing);
-    Event waiting = move_rows(D_WRITE, TIER_DISK, TIER_CPU, 0, 100, 0, first), last = first;
+    const Event first = copy(STORE, 0, 100), waiting = copy_behind(first, D_WRITE, 0, 100, 0);
+    Event last = first;
     while (!sleeps) usleep(100);
-    for (int k = 1; k <= MARKS + 1; k++) last = move_rows(STORE, TIER_CPU, TIER_GPU, 200, 100, k, nothing);
-    ASSERT_OK(device->wait(device, waiting, &err));
-    ASSERT_OK(device->wait(device, last, &err));
+    for (int k = 1; k <= MARKS + 1; k++) last = copy_behind(no_event, STORE, 200, 100, k);
+    wait_for(waiting), wait_for(last);
     CU_ASSERT(all_set && !set_anew);
     close_device();
     test_gpu->call = plain;
@@ -620,10 +538,10 @@ static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
     forbidden = 0;
     open_rows();
     for (int id = 0; id < NREGIONS; id++) {
-        const Region *r = plan->region[id];
+        const Region *r = rig.plan->region[id];
         seen[TIER_GPU] += r[TIER_GPU].bytes > 0;
         if (!r[TIER_CPU].bytes || !r[TIER_CPU].rows) continue;
-        const Tensor last = plan_view(plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
+        const Tensor last = plan_view(rig.plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
         const uint8_t *end = (uint8_t *)device->cpu_address(device, last) + tensor_bytes(last);
         CU_ASSERT(!__asan_address_is_poisoned(end - 1) && __asan_address_is_poisoned(end));
         seen[TIER_CPU]++;

@@ -363,16 +363,16 @@ typedef struct {
     Checkpoint *checkpoint;
     Task task;
     Plan *plan, *corner;
-} Rig;
+} Priced;
 
 static float temperature; /* of the tasks */
 
-static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int count, int s,
+static void price_open(Priced *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int count, int s,
                      int n) {
     Error err;
     Policy corner = *policy;
     Type act = hardware->shared_cores ? F32 : F16;
-    *r = (Rig){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
+    *r = (Priced){.hardware = *hardware, .checkpoint = checkpoint_dummy(config, 0)};
     r->task = equal_task(count, s, n);
     r->task.sampling.temperature = temperature;
     corner.wg = corner.cg = corner.hg = 0, corner.wc = corner.cc = corner.hc = 1, corner.delegated = false;
@@ -381,26 +381,26 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     CU_ASSERT_FATAL(r->plan && r->corner);
 }
 
-static void rig_close(Rig *r) {
+static void price_close(Priced *r) {
     plan_free(r->plan), plan_free(r->corner);
     free_task(&r->task);
     checkpoint_close(r->checkpoint);
 }
 
 /* The seconds of all sweeps at a point of the LP, without the small price of what others hide. */
-static double all_sweeps(const Rig *r, const double *x) {
+static double all_sweeps(const Priced *r, const double *x) {
     double sweep_s[2];
     runtime_sweeps(sweep_s, x, r->plan->config.l);
     return r->plan->work[0].sweeps * sweep_s[0] + r->plan->work[1].sweeps * sweep_s[1];
 }
 
-static Lp *rig_lp(const Rig *r, const double capacity[NTIERS]) {
+static Lp *rig_lp(const Priced *r, const double capacity[NTIERS]) {
     static Lp lp;
     runtime_lp(&lp, &r->hardware, r->checkpoint, r->corner, r->plan->policy.delegated, capacity);
     return &lp;
 }
 
-static Cost expected(const Rig *r) {
+static Cost expected(const Priced *r) {
     Cost cost;
     runtime_cost(&cost, rig_lp(r, roomy), r->plan);
     return cost;
@@ -419,11 +419,11 @@ static double layer_bytes(const OptConfig *config) {
 enum { COUNT = 24, S = 100, N = 9, SWEEPS = 2 * N }; /* two blocks of 4 x 3 */
 
 static Cost expected_of(const char *model, const Policy *policy, const Hardware *hardware) {
-    Rig r;
+    Priced r;
     OptConfig config = opt_named(model);
-    rig_open(&r, &config, policy, hardware, COUNT, S, N);
+    price_open(&r, &config, policy, hardware, COUNT, S, N);
     Cost cost = expected(&r);
-    rig_close(&r);
+    price_close(&r);
     return cost;
 }
 
@@ -568,13 +568,13 @@ static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
     enum { COPY, OWN, TABLE, WAYS };
     OptConfig config = opt_named("opt-125m");
     for (int way = COPY; way < WAYS; way++) {
-        Rig r;
+        Priced r;
         Hardware h = test_fast_machine();
         Policy p = way == TABLE ? all_gpu(4, K) : weights_away(TIER_DISK);
         h.dtoc_bdw[0] = h.dtoc_bdw[1] = 1e9;
         if (way == TABLE) p.table_home = TIER_DISK;
         if (way == COPY) p.weight_packed = true;
-        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        price_open(&r, &config, &p, &h, COUNT, S, N);
         if (way == TABLE) r.checkpoint->global[TOK_EMBED].type = F32;
         for (int role = 0; role < NROLES && way == OWN; role++) r.checkpoint->layer[0][role].type = F32;
         r.checkpoint->dummy = way != OWN; /* whose weights would be copied */
@@ -583,7 +583,7 @@ static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
         const double bytes = way == TABLE ? SWEEPS * head + 2. * H1 * ROWS : SWEEPS * L * (way == OWN ? own : copy);
         CU_ASSERT(close_to(expected(&r).T, bytes / 1e9));
         r.checkpoint->dummy = true;
-        rig_close(&r);
+        price_close(&r);
     }
 }
 
@@ -639,12 +639,12 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
     for (int packed = 0; packed < 2; packed++)
         for (int what = 0; what < 3; what++) { /* the cache on the GPU, on the CPU, packed on the CPU */
             OptConfig config = opt_named("opt-125m");
-            Rig r;
+            Priced r;
             Hardware h = test_fast_machine();
             Policy p = what ? cache_away(TIER_CPU, false) : all_gpu(4, K);
             h.gpu_bdw = 1e9;
             p.weight_packed = packed, p.cache_packed = what == 2;
-            rig_open(&r, &config, &p, &h, COUNT, S, N);
+            price_open(&r, &config, &p, &h, COUNT, S, N);
             const double generation = (SWEEPS - 2) * K * layer_traffic(4, packed), kv = what == 2 ? KV * 4.5 / 16 : KV;
             const double unpacking = packed ? 2 * ((double)plan_layer_bytes(r.plan) + matrices) : 0;
             const double attention = kv * SEEN, put = what ? kv * NEW : KV * ROWS, pack = what == 2 ? (KV + kv) * ROWS : 0;
@@ -653,7 +653,7 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
             if (!close_to(T, bytes / 1e9))
                 fprintf(stderr, "\n    packed %d, what %d: %g, by hand %g\n", packed, what, T, bytes / 1e9);
             CU_ASSERT(close_to(T, bytes / 1e9));
-            rig_close(&r);
+            price_close(&r);
         }
 }
 
@@ -700,13 +700,13 @@ static void a_square_alone_takes_its_whole_way(void) {
 /* With the diagonal schedule one batch is in prefill beside others that decode. The caches of two of these move beside it;
  * those of the others wait for its products. */
 static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
-    Rig r;
+    Priced r;
     OptConfig config = opt_named("opt-125m");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(2, 6);
     p.cg = 0, p.cc = 1, p.schedule = SCHEDULE_DIAGONAL;
     h.ctog_bdw[1] = 1e9, h.mm_flops[1] = 1e12;
-    rig_open(&r, &config, &p, &h, 60, S, 2 * N);
+    price_open(&r, &config, &p, &h, 60, S, 2 * N);
     const Workload *w = &r.plan->work[1];
     const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
     const double products = 2 * w->prompt_rows / w->sweeps * (4. * H1 * H1 + 2. * H1 * H2) / 1e12;
@@ -720,19 +720,19 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     if (!close_to(cost.T_pre, queue))
         fprintf(stderr, "\n    T_pre %g, by hand %g, decoding %g\n", cost.T_pre, queue, decoding);
     CU_ASSERT(close_to(cost.T_pre, queue));
-    rig_close(&r);
+    price_close(&r);
 }
 
 /* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
  * where the head takes longer than any load, these are the bytes that it hides. */
 static void beside_the_last_layer_the_first_is_loaded(void) {
-    Rig r;
+    Priced r;
     OptConfig config = opt_named("opt-125m");
     Hardware h = test_fast_machine();
     Policy p = all_gpu(4, 1);
     p.wg = .45, p.wc = .55;
     h.ctog_bdw[0] = 1e9, h.mm_flops[0] = 2e10;
-    rig_open(&r, &config, &p, &h, 4, S, N);
+    price_open(&r, &config, &p, &h, 4, S, N);
     const double products = 4 * 2. * (4. * H1 * H1 + 2. * H1 * H2) / h.mm_flops[0],
                  head = 4 * 2. * VOCAB * H1 / h.mm_flops[0];
     double loads = 0;
@@ -743,24 +743,24 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
     }
     CU_ASSERT(r.plan->slab[TIER_CPU][0] != r.plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
     CU_ASSERT(close_to(L * expected(&r).T_gen, loads + products + head));
-    rig_close(&r);
+    price_close(&r);
 }
 
 /* What it minimizes are these seconds, and a price that is small beside them. */
 static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
     OptConfig config = opt_named("opt-125m");
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
-        Rig r;
+        Priced r;
         double x[RUNTIME_VARS] = {0}, sum = 0;
         Hardware h = round_machine;
         Policy p = all_gpu(4, K);
         p.schedule = (Schedule)schedule;
-        rig_open(&r, &config, &p, &h, COUNT, S, N);
+        price_open(&r, &config, &p, &h, COUNT, S, N);
         const Lp *lp = rig_lp(&r, roomy);
         for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
         CU_ASSERT(close_to(sum, all_sweeps(&r, x)));
         for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
-        rig_close(&r);
+        price_close(&r);
     }
 }
 
@@ -783,7 +783,7 @@ static void processors_work_side_by_side_unless_they_share_cores(void) {
 /* Only ctog takes time, the task is one prompt of one token, and the GPU has room for a part of the weights. By hand: of a
  * capacity the table of tokens takes its bytes, two layers' slots 2 W (1 - wg), and the rest is wg W l. */
 static void the_lp_fills_the_gpu_with_weights(void) {
-    Rig r;
+    Priced r;
     LpAnswer answer;
     OptConfig config = opt_named("opt-1.3b");
     Hardware h = test_fast_machine();
@@ -792,7 +792,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
         h.gtoc_bdw[x] = h.dtoc_bdw[x] = h.ctod_bdw[x] = h.mm_flops[x] = h.bmm_flops[x] = h.cpu_flops[x] = 1e18;
         h.ctog_bdw[x] = 1e9;
     }
-    rig_open(&r, &config, &p, &h, 1, 1, 2);
+    price_open(&r, &config, &p, &h, 1, 1, 2);
     double layer = layer_bytes(&config), table = 2. * config.vocab * config.h1 + 2. * 2050 * config.h1;
     for (int part = 1; part < 10; part++) {
         double capacity[NTIERS] = {table + 2 * layer + part * .1 * 22 * layer, 1e15, 1e15};
@@ -804,7 +804,7 @@ static void the_lp_fills_the_gpu_with_weights(void) {
         for (int i = 0; i < lp->m; i++)
             if (!strcmp(lp->row[i].name, "GPU memory")) CU_ASSERT(lp_binds(&lp->row[i], answer.x, lp->n));
     }
-    rig_close(&r);
+    price_close(&r);
 }
 
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending: the rows of memory
@@ -817,7 +817,7 @@ static void check_corners(int flights, bool packed) {
     for (int where = 0; where < 3 * 2 * CORNERS; where++) {
         const int w = where % 3, c = where / 3 % 3, h = where / 9 % 3;
         const double padding = 64. * NROLES * config.l;
-        Rig r;
+        Priced r;
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
         Hardware fast = test_fast_machine();
         Policy p = all_gpu(4, 3);
@@ -825,7 +825,7 @@ static void check_corners(int flights, bool packed) {
         p.wg = w == TIER_GPU, p.wc = w == TIER_CPU, p.cg = c == TIER_GPU, p.cc = c == TIER_CPU, p.hg = h == TIER_GPU,
         p.hc = h == TIER_CPU;
         p.flights = flights, p.cache_packed = packed;
-        rig_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
+        price_open(&r, &config, &p, &fast, 3 * COUNT, S, N);
         const Lp *lp = rig_lp(&r, none);
         bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;
         x[WG + w] = x[CG + c] = x[HG + h] = 1;
@@ -837,7 +837,7 @@ static void check_corners(int flights, bool packed) {
             }
             CU_ASSERT_EQUAL(rows, 1);
         }
-        rig_close(&r);
+        price_close(&r);
     }
 }
 
@@ -856,7 +856,7 @@ static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
     *cpu = i < 7 ? round[i][1] : floor((1 - *gpu) * test_below(seed, 101)) / 100;
 }
 
-static void random_rig(Rig *r, uint64_t *seed) {
+static void random_rig(Priced *r, uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b"};
     static const char *const machines[] = {"hardware/t4.json", "hardware/rtx4090.json", "hardware/h100.json",
                                            "hardware/laptop.json"};
@@ -881,10 +881,10 @@ static void random_rig(Rig *r, uint64_t *seed) {
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
-    rig_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
+    price_open(r, &config, &p, &h, p.gbs * p.num_gpu_batches * blocks, s, n);
 }
 
-static double simulated_seconds(const Rig *r) {
+static double simulated_seconds(const Priced *r) {
     Error err;
     RunStats stats = {0};
     Listener listener = {0};
@@ -894,7 +894,7 @@ static double simulated_seconds(const Rig *r) {
     return stats.total_s;
 }
 
-static void say_off(const Rig *r, const Cost *cost, double seconds, int trial) {
+static void say_off(const Priced *r, const Cost *cost, double seconds, int trial) {
     const Policy *p = &r->plan->policy;
     fprintf(stderr,
             "\n    trial %d: %s on %s%s, %d prompts of %d + %d, %d x %d, %s, att %d, overlap %d, table %d, packed %d %d, "
@@ -913,7 +913,7 @@ static void the_sim_takes_what_the_model_expects(void) {
     uint64_t seed = 9;
     int near_by = 0, far = 0;
     for (int trial = 0; trial < TRIALS; trial++) {
-        Rig r;
+        Priced r;
         random_rig(&r, &seed);
         Cost cost = expected(&r);
         double seconds = simulated_seconds(&r), off = fabs(cost.T / seconds - 1);
@@ -921,13 +921,13 @@ static void the_sim_takes_what_the_model_expects(void) {
         if (!(off < .35)) say_off(&r, &cost, seconds, trial);
         CU_ASSERT(off < .35);
         CU_ASSERT(close_to(cost.throughput * cost.T, (double)r.task.count * r.task.prompts[0].n));
-        rig_close(&r);
+        price_close(&r);
     }
     CU_ASSERT(near_by >= TRIALS * 9 / 10 && far <= 1);
 }
 
 /* The least value of the LP, infinite where nothing fits; *seconds: what all sweeps take there. */
-static double least(const Rig *r, const double capacity[NTIERS], double *seconds) {
+static double least(const Priced *r, const double capacity[NTIERS], double *seconds) {
     LpAnswer answer;
     const Lp *lp = rig_lp(r, capacity);
     lp_solve(&answer, lp);
@@ -940,7 +940,7 @@ static void more_memory_or_bandwidth_never_costs_time(void) {
     uint64_t seed = 10;
     int better = 0;
     for (int trial = 0; trial < 100; trial++) {
-        Rig r;
+        Priced r;
         random_rig(&r, &seed);
         double capacity[NTIERS], before, after;
         for (int t = 0; t < NTIERS; t++) capacity[t] = (double)r.plan->total[t] * test_spread(&seed, .3, 2) + 1;
@@ -956,7 +956,7 @@ static void more_memory_or_bandwidth_never_costs_time(void) {
             better += after < before * (1 - 1e-6);
             r.hardware = h;
         }
-        rig_close(&r);
+        price_close(&r);
     }
     CU_ASSERT(better > 100);
 }

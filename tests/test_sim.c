@@ -41,9 +41,9 @@ typedef struct {
     Task task;
     Plan *plan;
     Device *device;
-} Rig;
+} OnSim;
 
-static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s,
+static void onsim_open(OnSim *r, const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s,
                      int n) {
     Error err = {0, ""};
     r->checkpoint = checkpoint_dummy(config, 3);
@@ -54,19 +54,19 @@ static void rig_open(Rig *r, const OptConfig *config, const Policy *policy, cons
     CHECK(r->device);
 }
 
-static void rig_close(Rig *r) {
+static void onsim_close(OnSim *r) {
     r->device->close(r->device);
     plan_free(r->plan);
     free_task(&r->task);
     checkpoint_close(r->checkpoint);
 }
 
-static Rig rig;
+static OnSim rig;
 static void open_mixed(const Hardware *hardware) {
     Policy p = mixed();
-    rig_open(&rig, &small, &p, hardware, SEQS, S, N);
+    onsim_open(&rig, &small, &p, hardware, SEQS, S, N);
 }
-static void close_rig(void) { rig_close(&rig); }
+static void close_rig(void) { onsim_close(&rig); }
 
 /* Simulated seconds agree to 1e-8 of their value: the sim's own rounding is 1e-9 an op. */
 static bool about(double a, double b) { return fabs(a - b) <= 1e-8 * fabs(b); }
@@ -374,7 +374,7 @@ static void other_ops_take_their_bytes(void) {
     close_rig();
     Policy on_disk = mixed(); /* rows that are gathered on disk have moved */
     on_disk.table_home = TIER_DISK;
-    rig_open(&rig, &small, &on_disk, &round_rates, SEQS, S, N);
+    onsim_open(&rig, &small, &on_disk, &round_rates, SEQS, S, N);
     gather.lane = C_READ;
     rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5);
     Event e = post_op(op_embed(gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
@@ -497,7 +497,7 @@ static void simulate(Outcome *o, const OptConfig *config, const Policy *policy, 
     Error err = {0, ""};
     *o = (Outcome){.total = 0};
     Listener listener = {.ctx = o, .done = on_done};
-    rig_open(&rig, config, policy, hardware, seqs, s, n);
+    onsim_open(&rig, config, policy, hardware, seqs, s, n);
     ASSERT_OK(schedule_run(rig.plan, &rig.task, rig.device, &listener, &o->stats, &err));
     o->total = now();
     memcpy(o->count, rig.device->count, sizeof o->count);
@@ -558,17 +558,6 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     }
 }
 
-static size_t streamed_bytes(void) { /* all layers and the head, each tensor on whole lines of 64 bytes */
-    size_t bytes = 0;
-    for (int r = 0; r < NROLES; r++) {
-        int rows, cols;
-        opt_role_shape(&small, (Role)r, &rows, &cols);
-        if (role_goes_on((Role)r)) continue; /* q, k and v begin at one together */
-        bytes += small.l * whole_lines((size_t)rows * cols * (r == V_W || r == V_B ? 6 : 2));
-    }
-    return bytes + ((size_t)small.vocab * small.h1 * 2 + 63) / 64 * 64;
-}
-
 /* The link is never idle where it is all that counts: N times the model over it. With the row schedule, for every batch. */
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     Outcome o;
@@ -578,7 +567,7 @@ static void streaming_alone_takes_the_bytes_of_the_weights(void) {
         p.wg = 0, p.wc = 1, p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;
         simulate(&o, &small, &p, &h, SEQS, S, N);
-        CU_ASSERT_EQUAL(o.moved[CTOG][WEIGHT], (row ? 3 : 1) * N * streamed_bytes());
+        CU_ASSERT_EQUAL(o.moved[CTOG][WEIGHT], (row ? 3 : 1) * N * streamed_bytes(&small, 64));
         double other = o.moved[CTOG][OTHER] + o.moved[CTOG][ACTIVATION] + o.moved[CTOG][CACHE];
         CU_ASSERT(o.total >= o.moved[CTOG][WEIGHT] / 1e6);
         CU_ASSERT(o.total <= (o.moved[CTOG][WEIGHT] + other) / 1e6 * (1 + 1e-8));

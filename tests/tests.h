@@ -39,13 +39,72 @@ int test_below(uint64_t *state, int n);
 double test_spread(uint64_t *state, double low, double high);
 /* A published OPT. */
 OptConfig opt_named(const char *name);
-/* count equal prompts of s times token 0, n to generate; free_task frees them. */
+/* Tasks of prompts with lengths s[i] and n[i], of random tokens below vocab behind a first </s>, given ones included, or of
+ * equal lengths and tokens 0. free_task frees both. */
+Task random_task(int count, const int *s, const int *n, int vocab, uint64_t seed);
 Task equal_task(int count, int s, int n);
 void free_task(Task *task);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
-/* Everything rests on the GPU; one block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens. */
+/* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
+ * where wg, wc, cg, cc, hg, hc say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
+Policy placed(const double share[6], int gbs, int num_gpu_batches);
+/* To standard error, behind what failed. */
+void say_policy(const Policy *p);
+
+// ---- the engine -------------------------------------------------------------------------------------------------
+
+/* What has been heard of a prompt. */
+typedef struct {
+    int32_t *tokens; /* [n] */
+    int n, done;     /* tokens; how often it has ended */
+    FinishReason reason;
+    float *logits; /* (vocab), of its last step; NULL unless they are kept */
+    float *logp;   /* [s + n], of a scored task, as is best */
+    int32_t *best;
+    int scored; /* how many tokens have been scored; -1: not in order */
+} Answer;
+
+/* One task, and the engine that runs it. The test fills in what is given, and NULL in place of the rest is a usual value.
+ */
+typedef struct {
+    const Checkpoint *model;
+    Policy policy;
+    const Task *task;
+    const Hardware *sim; /* NULL: not a sim, but the suite's device */
+    Gpu *gpu;            /* NULL: test_gpu */
+    Net *net;            /* NULL: no pipeline */
+    const char *dir;     /* for the disk's file; NULL: a new one */
+    Listener hears;      /* the test's own functions, which are called besides */
+    /* by rig_open: */
+    Plan *plan;
+    Device *device;
+    /* by rig_run: */
+    int prompts;
+    Answer *answer; /* [prompts] */
+    RunStats stats;
+    Bytes planned[NTIERS], peak[NTIERS], moved[NCHANNELS][NKINDS];
+    Error err;
+} Rig;
+
+/* Makes the plan, opens the device and loads the weights. Returns -1 and err if that fails. */
+int rig_open(Rig *r);
+/* Opens what is not open, and runs the task. Returns -1 and err if that fails. */
+int rig_run(Rig *r);
+/* Closes device and plan; what has been heard and counted stays until rig_close. */
+void rig_stop(Rig *r);
+void rig_close(Rig *r);
+/* A rig that has run and stopped; the test fails if that fails. */
+Rig rig_ran(const Checkpoint *model, const Policy *policy, const Task *task, const Hardware *sim);
+/* True if a has heard of every prompt once, and the same as b, bit for bit. */
+bool rig_same(const Rig *a, const Rig *b);
+/* Posts a copy of elements first to first + n - 1 of a row that lies on each tier, in the direction of the call's lane and
+ * behind an event. */
+Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, int n, Event after);
+static const Event no_event = {0, 0};
+/* Bytes of all layers and the head as they stream, each tensor on whole lines of so many bytes. */
+Bytes streamed_bytes(const OptConfig *config, Bytes line);
 
 // ---- local_net.c: a network between threads of one process ------------------------------------------------------
 
@@ -73,16 +132,15 @@ void test_ended(unsigned failures) __attribute__((weak));
 extern Gpu *test_gpu;
 extern int test_every;
 static inline Type test_act_type(void) { return test_gpu ? F16 : F32; }
-static inline Device *test_open(const Plan *plan, const Checkpoint *checkpoint, const char *dir, Error *err) {
-    return test_gpu ? cuda_open(test_gpu, plan, checkpoint, dir, err) : host_open(plan, checkpoint, dir, err);
-}
 
-/* A model of odd sizes on purpose: no dimension is a multiple of what a vector register holds. eos_id -1: nothing stops. */
-#define SMALL_CONFIG(eos_id)                                                                                               \
-    {                                                                                                                      \
-        .name = "test", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 60, .pre_norm = true, \
-        .final_norm = true, .eos = (eos_id)                                                                                \
+/* A model with a random checkpoint, and one of odd sizes on purpose: no dimension is a multiple of what a vector register
+ * holds. eos_id -1: nothing stops. */
+#define TEST_CONFIG(layers, hidden, inner, heads, words, eos_id)                                                       \
+    {                                                                                                                  \
+        .name = "test", .l = (layers), .h1 = (hidden), .h2 = (inner), .nh = (heads), .vocab = (words), .max_pos = 128, \
+        .embed = (hidden), .pre_norm = true, .final_norm = true, .eos = (eos_id)                                       \
     }
+#define SMALL_CONFIG(eos_id) TEST_CONFIG(3, 60, 100, 3, 131, eos_id)
 
 #define ASSERT_OK(call)                              \
     do {                                             \
