@@ -128,6 +128,15 @@ Hardware test_fast_machine(void) {
     return h;
 }
 
+Hardware slow_machine(const char *changes) {
+    Hardware h = test_fast_machine();
+    char change[80];
+    int used;
+    Error err;
+    for (; sscanf(changes, " %79s%n", change, &used) == 1; changes += used) CHECK(!hardware_change(&h, change, &err));
+    return h;
+}
+
 float test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -199,7 +208,7 @@ void say_policy(const Policy *p) {
 int rig_open(Rig *r) {
     const char *dir = r->dir ? r->dir : r->sim ? NULL : temp_dir();
     Gpu *gpu = r->gpu ? r->gpu : test_gpu;
-    r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
+    if (!r->plan) r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
     if (!r->plan) return -1;
     r->device = r->sim ? sim_open(r->plan, r->sim, &r->err)
                 : gpu  ? cuda_open(gpu, r->plan, r->model, dir, &r->err)

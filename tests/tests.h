@@ -46,6 +46,8 @@ Task equal_task(int count, int s, int n);
 void free_task(Task *task);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
+/* One slowed by "KEY=NUMBER ..." with the keys of a hardware file. */
+Hardware slow_machine(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
  * where wg, wc, cg, cc, hg, hc say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
@@ -78,7 +80,7 @@ typedef struct {
     const char *dir;     /* for the disk's file; NULL: a new one */
     Listener hears;      /* the test's own functions, which are called besides */
     /* by rig_open: */
-    Plan *plan;
+    Plan *plan; /* unless it is given */
     Device *device;
     /* by rig_run: */
     int prompts;
