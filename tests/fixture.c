@@ -191,6 +191,21 @@ Policy placed(const double share[6], int gbs, int num_gpu_batches) {
 
 Policy all_gpu(int gbs, int num_gpu_batches) { return placed((double[]){1, 0, 1, 0, 1, 0}, gbs, num_gpu_batches); }
 
+void random_shares(double *gpu, double *cpu, uint64_t *state) {
+    static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3333, .6666}, {.25, 0}};
+    const int i = test_below(state, 11);
+    const double g = (test_random(state) + 1) / 2, c = (test_random(state) + 1) / 2;
+    *gpu = i < 8 ? round[i][0] : i < 10 ? floor(100 * g) / 100 : g;
+    *cpu = i < 8 ? round[i][1] : i < 10 ? floor(100 * (1 - *gpu) * c) / 100 : (1 - *gpu) * c;
+}
+
+Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task) {
+    Search s = {.hardware = hardware, .checkpoint = model, .task = task, .act_type = F16};
+    s.given.overlap = true, s.given.page_tokens = 16;
+    for (int t = 0; t < NTIERS; t++) s.capacity[t] = (Bytes)hardware->mem[t];
+    return s;
+}
+
 void say_policy(const Policy *p) {
     fprintf(
         stderr,

@@ -52,6 +52,10 @@ Hardware slow_machine(const char *changes);
  * where wg, wc, cg, cc, hg, hc say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
 Policy placed(const double share[6], int gbs, int num_gpu_batches);
+/* The shares of a pair: all on one tier, round ones, whole percent, or any. */
+void random_shares(double *gpu, double *cpu, uint64_t *state);
+/* What the search is asked if nothing is given. */
+Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task);
 /* To standard error, behind what failed. */
 void say_policy(const Policy *p);
 
