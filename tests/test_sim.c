@@ -82,8 +82,8 @@ static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lan
 // Lanes and links
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Copies that are posted at 0 s, some behind the event of an earlier one; when each ends, and the seconds that its lane is
- * busy with it. */
+/* Copies that are posted at 0 s, each behind the event of an earlier one (after: its number from 1 on; 0: none), and when
+ * they begin and end. */
 static const struct {
     const char *what;
     bool prefill;
@@ -91,79 +91,69 @@ static const struct {
     struct {
         Lane lane;
         size_t bytes;
-        int after; /* the how-manieth; 0: none */
-        double ends, busy;
+        int after;
+        double begins, ends;
     } copy[4];
 } copies[] = {
-    {"on one lane they add up", false, 0, 0, {{W_LOAD, 600, 0, .6, .6}, {W_LOAD, 400, 0, 1, .4}}},
+    // clang-format off
+    {"on one lane they add up", false, 0, 0, {{W_LOAD, 600, 0, 0, .6}, {W_LOAD, 400, 0, .6, 1}}},
     /* both at 500 bytes/s until 0.4 s, then what is left of the first, 400, alone */
-    {"two lanes share a link", false, 0, 0, {{W_LOAD, 600, 0, .8, .8}, {C_LOAD, 200, 0, .4, .4}}},
+    {"two lanes share a link", false, 0, 0, {{W_LOAD, 600, 0, 0, .8}, {C_LOAD, 200, 0, 0, .4}}},
     /* 300 each at a third, then 300 at half, then 300 alone */
-    {"three lanes", false, 0, 0, {{W_LOAD, 900, 0, 1.8, 1.8}, {C_LOAD, 600, 0, 1.5, 1.5}, {A_UP, 300, 0, .9, .9}}},
-    {"links run side by side",
-     false,
-     0,
-     0,
-     {{W_LOAD, 1000, 0, 1, 1}, {STORE, 1000, 0, 2, 2}, {C_READ, 1000, 0, 10, 10}, {D_WRITE, 1000, 0, 5, 5}}},
-    {"in prefill at other rates",
-     true,
-     0,
-     0,
-     {{C_LOAD, 1000, 0, .5, .5}, {STORE, 1000, 0, 4, 4}, {C_READ, 1000, 0, 20, 20}, {D_WRITE, 1000, 0, 2.5, 2.5}}},
-    /* the second waits until 1 s, and so does the one behind it in its lane; the last is alone on gtoc until then */
-    {"an event holds up what comes after it",
-     false,
-     0,
-     0,
-     {{W_LOAD, 1000, 0, 1, 1}, {STORE, 500, 1, 2, 1}, {STORE, 250, 0, 2.5, .5}, {A_DOWN, 100, 0, .2, .2}}},
-    {"every op takes op_s besides", false, 0, .25, {{W_LOAD, 1000, 0, 1.25, 1.25}, {W_LOAD, 1000, 0, 2.5, 1.25}}},
-    {"without a bound on the GPU's memory its copies take no time",
-     false,
-     0,
-     0,
+    {"three lanes", false, 0, 0, {{W_LOAD, 900, 0, 0, 1.8}, {C_LOAD, 600, 0, 0, 1.5}, {A_UP, 300, 0, 0, .9}}},
+    {"links run side by side", false, 0, 0,
+     {{W_LOAD, 1000, 0, 0, 1}, {STORE, 1000, 0, 0, 2}, {C_READ, 1000, 0, 0, 10}, {D_WRITE, 1000, 0, 0, 5}}},
+    {"in prefill at other rates", true, 0, 0,
+     {{C_LOAD, 1000, 0, 0, .5}, {STORE, 1000, 0, 0, 4}, {C_READ, 1000, 0, 0, 20}, {D_WRITE, 1000, 0, 0, 2.5}}},
+    /* it holds up those behind it in its lane as well; the last is alone on gtoc until then */
+    {"an event holds up what comes after it", false, 0, 0,
+     {{W_LOAD, 1000, 0, 0, 1}, {STORE, 500, 1, 1, 2}, {STORE, 250, 0, 2, 2.5}, {A_DOWN, 100, 0, 0, .2}}},
+    {"every op takes op_s besides", false, 0, .25, {{W_LOAD, 1000, 0, 0, 1.25}, {W_LOAD, 1000, 0, 1.25, 2.5}}},
+    {"without a bound on the GPU's memory its copies take no time", false, 0, 0,
      {{PROJECT, 1000, 0, 0, 0}, {FINISH, 1000, 1, 0, 0}, {PROJECT, 1000, 2, 0, 0}}},
-    {"with one, bytes over it", false, 10000, 0, {{PROJECT, 1000, 0, .1, .1}}},
+    {"with one, bytes over it", false, 10000, 0, {{PROJECT, 1000, 0, 0, .1}}},
     /* the GPU does one op at a time, of those that are ready the one that was posted first */
-    {"the GPU's second op is ready in time",
-     false,
-     100,
-     0,
-     {{W_LOAD, 500, 0, .5, .5}, {FINISH, 100, 0, 1, 1}, {PROJECT, 200, 1, 3, 2}, {FINISH, 400, 0, 7, 4}}},
-    {"and is not",
-     false,
-     100,
-     0,
-     {{W_LOAD, 1500, 0, 1.5, 1.5}, {FINISH, 100, 0, 1, 1}, {PROJECT, 200, 1, 7, 2}, {FINISH, 400, 0, 5, 4}}},
+    {"the GPU's second op is ready in time", false, 100, 0,
+     {{W_LOAD, 500, 0, 0, .5}, {FINISH, 100, 0, 0, 1}, {PROJECT, 200, 1, 1, 3}, {FINISH, 400, 0, 3, 7}}},
+    {"and is not", false, 100, 0,
+     {{W_LOAD, 1500, 0, 0, 1.5}, {FINISH, 100, 0, 0, 1}, {PROJECT, 200, 1, 5, 7}, {FINISH, 400, 0, 1, 5}}},
+    // clang-format on
 };
 
-static void copies_end_when_they_must(void) {
+static void copies_begin_and_end_when_they_must(void) {
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
         Hardware h = round_rates;
+        Trace trace = {0};
         Event e[5] = {no_event};
-        double busy[NLANES] = {0};
-        size_t moved[NLANES] = {0};
+        LaneCount count[NLANES];
         int n = 0;
+        memset(count, 0, sizeof count);
         h.gpu_bdw = copies[i].gpu_bdw, h.op_s = copies[i].op_s;
         open_mixed(&h);
+        rig.device->trace = &trace;
         for (; n < 4 && copies[i].copy[n].bytes; n++) {
-            const Lane lane = copies[i].copy[n].lane;
-            e[n + 1] = copy_behind(e[copies[i].copy[n].after], on(lane, copies[i].prefill), copies[i].copy[n].bytes);
-            busy[lane] += copies[i].copy[n].busy, moved[lane] += copies[i].copy[n].bytes;
+            LaneCount *lane = &count[copies[i].copy[n].lane];
+            Call call = on(copies[i].copy[n].lane, copies[i].prefill);
+            call.i = 4, call.j = 5, call.k = n;
+            e[n + 1] = copy_behind(e[copies[i].copy[n].after], call, copies[i].copy[n].bytes);
+            lane->busy_s += copies[i].copy[n].ends - copies[i].copy[n].begins;
+            lane->moved[CACHE] += copies[i].copy[n].bytes;
         }
-        CU_ASSERT(now() == 0 && wait_for(no_event) == 0); /* posting takes no time */
-        for (int left = n; left; left--) {                /* the next one that ends */
-            int next = -1;
-            for (int c = 0; c < n; c++)
-                if (e[c + 1].seq && (next < 0 || copies[i].copy[c].ends < copies[i].copy[next].ends)) next = c;
-            const double end = copies[i].copy[next].ends, found = wait_for(e[next + 1]);
-            if (!about(found, end)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, next, found);
-            EXPECT_SECONDS(found, end);
-            e[next + 1].seq = 0;
+        CU_ASSERT(now() == 0 && wait_for(no_event) == 0 && !trace.n); /* posting takes no time, and begins nothing */
+        for (int c = 1; c <= n; c++) CU_ASSERT(wait_for(e[c]) >= copies[i].copy[c - 1].ends * (1 - 1e-8));
+        CU_ASSERT_EQUAL_FATAL(trace.n, n);
+        for (const Slice *s = trace.slice; s < trace.slice + n; s++) {
+            const double begins = copies[i].copy[s->k].begins, ends = copies[i].copy[s->k].ends;
+            if (!about(s->end, ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
+            CU_ASSERT(about(s->begin, begins) && about(s->end, ends));
+            CU_ASSERT(s->lane == copies[i].copy[s->k].lane && s->kind == CACHE && s->i == 4 && s->j == 5);
+            CU_ASSERT_EQUAL(s->bytes, copies[i].copy[s->k].bytes);
         }
         for (int lane = 0; lane < NLANES; lane++) {
-            EXPECT_SECONDS(rig.device->count[lane].busy_s, busy[lane]);
-            CU_ASSERT(rig.device->count[lane].moved[CACHE] == moved[lane] && !rig.device->count[lane].moved[WEIGHT]);
+            EXPECT_SECONDS(rig.device->count[lane].busy_s, count[lane].busy_s);
+            CU_ASSERT(!memcmp(rig.device->count[lane].moved, count[lane].moved, sizeof count->moved));
         }
+        trace_free(&trace);
         close_sim();
     }
 }
@@ -199,27 +189,6 @@ static void a_queue_has_no_end(void) {
 
 static Tensor ws(RegionId id, int rows) { return plan_view(rig.plan, id, TIER_GPU, 0, 0, rows); }
 
-static Event linear(int rows, bool prefill) {
-    int j = 0;
-    while (rig.plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
-    const WeightPlace *w = rig.plan->weight[j];
-    return post_op(op_linear_relu(on(PROJECT, prefill), ws(MLP, rows), ws(ATTENDED, rows), w[FC1_W].home, w[FC1_B].home));
-}
-
-static void a_product_takes_its_flops_or_its_bytes(void) {
-    Hardware h = round_rates;
-    double flops = 2. * 7 * 60 * 100, bytes = 2. * (7 * 60 + 60 * 100 + 7 * 100);
-    open_mixed(&h);
-    EXPECT_SECONDS(wait_for(linear(7, false)), flops / 1e6);
-    EXPECT_SECONDS(wait_for(linear(7, true)), flops / 1e6 + flops / 2e6);
-    close_sim();
-    h.gpu_bdw = bytes / 3; /* now reading takes longer */
-    open_mixed(&h);
-    EXPECT_SECONDS(wait_for(linear(7, false)), 3);
-    CU_ASSERT_EQUAL(rig.device->count[PROJECT].moved[CACHE], 0);
-    close_sim();
-}
-
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
 static Tensor table_view(Tier side, int ints, int rows, int cols) {
     Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
@@ -239,45 +208,67 @@ static PageTable pool(Tier tier, int seqs) {
     return table;
 }
 
-static Event attend(Lane lane) {
-    Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
-    PageTable table = pool(side, 2);
-    Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
-    Tensor o = plan_view(rig.plan, ATTENDED, side, 0, 0, 2);
-    return post_op(op_attend(on(lane, false), o, q, &table));
+static Op attend(Lane lane) {
+    const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
+    const PageTable table = pool(side, 2);
+    const Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
+    return op_attend(on(lane, false), plan_view(rig.plan, ATTENDED, side, 0, 0, 2), q, &table);
 }
 
-/* 4 h1 flops and 4 h1 bytes a token, of lengths that rest in the tables when the op is posted. */
-static void attention_takes_the_tokens_that_it_sees(void) {
+/* One after another: 2 flops for each weight and row of a product, 4 h1 for a token that another one attends to, and bytes
+ * that are read and written; the longer of both. */
+static void ops_take_their_flops_or_their_bytes(void) {
+    static const int32_t tables[] = {17, 5, 0, 0, 0, 3, 4, 11}; /* lengths at 0, where prompts begin at 4 */
+    const Tensor none = {.rows = 0};
+    for (int bound = 0; bound < 2; bound++) {
+        Hardware h = round_rates;
+        if (bound) h.gpu_bdw = 1000, h.cpu_bdw = 500;
+        open_mixed(&h);
+        memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, 0, 1, 8)), tables, sizeof tables);
+        const Plan *p = rig.plan;
+        const Call gpu = on(PROJECT, false), cpu = on(ATTEND, false);
+        const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = p->global[FINAL_LN_W].home,
+                     ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
+        int j = 0;
+        while (p->weight[j][FC1_W].home.tier != TIER_GPU) j++;
+        const Tensor w = p->weight[j][FC1_W].home, b = p->weight[j][FC1_B].home;
+        const double product = 2. * 7 * 60 * 100, tokens = 4. * 60 * (17 + 5), pairs = 4. * 60 * (6 + 1 + 28);
+        const struct {
+            Op op;
+            double flops_s, bytes;
+        } cases[] = {
+            {op_linear_relu(gpu, ws(MLP, 7), ws(ATTENDED, 7), w, b), product / 1e6, 2. * (7 * 60 + 60 * 100 + 7 * 100)},
+            {op_linear_relu(on(PROJECT, true), ws(MLP, 7), ws(ATTENDED, 7), w, b), product / 2e6,
+             2. * (7 * 60 + 60 * 100 + 7 * 100)},
+            {attend(FINISH), tokens / 1e5, tokens},
+            {attend(ATTEND), tokens / 2e4, tokens},
+            {op_attend_prefill(on(FINISH, true), ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
+                               tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 4, 1, 4), small.nh),
+             pairs / 4e5, 2. * 11 * 4 * 60},
+            {op_layernorm(gpu, x, x, norm, norm), 0, 2 * 5 * 120},
+            {op_embed(gpu, x, p->global[POS_EMBED].home, none, true), 0, 5 * 120},
+            {op_embed(cpu, plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5), p->global[TOK_EMBED].home, none, false), 0, 5 * 120},
+            {op_pick(gpu, ids, plan_view(p, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
+        };
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const Op *op = &cases[i].op;
+            const double from = now(), bdw = lane_channel[op->lane] == CPU ? h.cpu_bdw : h.gpu_bdw;
+            const double took = wait_for(post_op(*op)) - from;
+            CU_ASSERT_DOUBLE_EQUAL(took, fmax(cases[i].flops_s, bdw ? cases[i].bytes / bdw : 0), 1e-8 * took);
+            for (int kind = 0; kind < NKINDS; kind++) CU_ASSERT_EQUAL(rig.device->count[op->lane].moved[kind], 0);
+        }
+        close_sim();
+    }
+}
+
+/* Of attention, the lengths that rest in the tables when it is posted. */
+static void a_length_counts_when_the_op_is_posted(void) {
     static const int32_t len[] = {17, 5}, longer[] = {170, 50};
-    Hardware h = round_rates;
-    double tokens = 4. * 60 * (17 + 5);
-    open_mixed(&h);
-    put(0, len, 2);
-    Event gpu = attend(FINISH), cpu = attend(ATTEND);
-    put(0, longer, 2);
-    EXPECT_SECONDS(wait_for(gpu), tokens / 1e5);
-    EXPECT_SECONDS(wait_for(cpu), tokens / 2e4);
-    EXPECT_SECONDS(wait_for(attend(FINISH)), tokens / 2e4 + 10 * tokens / 1e5);
-    close_sim();
-    h.gpu_bdw = tokens / 3, h.cpu_bdw = tokens / 4;
-    open_mixed(&h);
-    put(0, len, 2);
-    gpu = attend(FINISH), cpu = attend(ATTEND);
-    EXPECT_SECONDS(wait_for(gpu), 3);
-    EXPECT_SECONDS(wait_for(cpu), 4);
-    close_sim();
-}
-
-/* Causal: a prompt of s tokens has s (s + 1) / 2 pairs of query and key. */
-static void prefill_attention_takes_half_the_square(void) {
-    static const int32_t start[] = {0, 3, 4, 11};
     open_mixed(&round_rates);
-    put(0, start, 4);
-    Tensor qkv = ws(QKV, 11);
-    Event e = post_op(op_attend_prefill(on(FINISH, true), ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
-                                        tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 0, 1, 4), small.nh));
-    EXPECT_SECONDS(wait_for(e), 4. * 60 * (6 + 1 + 28) / 4e5);
+    put(0, len, 2);
+    const Event gpu = post_op(attend(FINISH));
+    put(0, longer, 2);
+    EXPECT_SECONDS(wait_for(gpu), 4. * 60 * (17 + 5) / 1e5);
     close_sim();
 }
 
@@ -288,47 +279,28 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     h.cpu_bdw = 48;
     open_mixed(&h);
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
-    Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
-    for (int disk = 0; disk < 2; disk++) {
-        Tier tier = disk ? TIER_DISK : TIER_CPU;
-        PageTable table = pool(tier, 2);
+    const Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
+    for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
+        const PageTable table = pool((Tier)tier, 2);
+        const bool disk = tier == TIER_DISK;
         const Call call = on(disk ? D_WRITE : ATTEND, false);
-        size_t peak = rig.device->peak[tier];
-        double from = now();
-        Event e = post_op(op_append(call, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2)));
-        EXPECT_SECONDS(wait_for(e) - from, 480. / (disk ? 200 : 48));
+        const Bytes peak = rig.device->peak[tier], half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
+        const double from = now();
+        const Op op = op_append(call, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2));
+        EXPECT_SECONDS(wait_for(post_op(op)) - from, 480. / (disk ? 200 : 48));
         CU_ASSERT_EQUAL(rig.device->count[call.lane].moved[CACHE], disk ? 480 : 0);
-        size_t reached = rig.device->peak[tier] - peak, half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
-        if (disk) CU_ASSERT_EQUAL(reached, (half + 32 * 120 + 63) / 64 * 64); /* all of K and two pages of V */
+        if (disk) /* all of K and two pages of V */
+            CU_ASSERT_EQUAL(rig.device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
     }
     close_sim();
 }
 
-static void other_ops_take_their_bytes(void) {
-    Hardware h = round_rates;
-    h.gpu_bdw = 1000, h.cpu_bdw = 500;
-    open_mixed(&h);
-    Device *d = rig.device;
-    const Plan *p = rig.plan;
-    Call call = on(PROJECT, false), gather = on(ATTEND, false);
-    Tensor x = ws(ATTENDED, 5), none = {.rows = 0}, norm = p->global[FINAL_LN_W].home;
-    double t = 0;
-    EXPECT_SECONDS(wait_for(post_op(op_layernorm(call, x, x, norm, norm))), t += 2 * 5 * 120 / 1000.);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(call, x, p->global[POS_EMBED].home, none, true))), t += 5 * 120 / 1000.);
-    Tensor rows = plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5);
-    EXPECT_SECONDS(wait_for(post_op(op_embed(gather, rows, p->global[TOK_EMBED].home, none, false))), t += 5 * 120 / 500.);
-    CU_ASSERT_EQUAL(d->count[ATTEND].moved[CACHE], 0);
-    Tensor logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, 2),
-           ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
-    EXPECT_SECONDS(wait_for(post_op(op_pick(call, ids, logits, none, none, &task.sampling))), t += 2 * 131 * 4 / 1000.);
-    close_sim();
-    Policy on_disk = mixed(6, 1); /* rows that are gathered on disk have moved */
+static void rows_that_are_gathered_on_disk_have_moved(void) {
+    Policy on_disk = mixed(6, 1);
     on_disk.table_home = TIER_DISK;
     open_sim(&small, &on_disk, &round_rates, SEQS, S, N);
-    gather.lane = C_READ;
-    rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5);
-    Event e = post_op(op_embed(gather, rows, rig.plan->global[TOK_EMBED].home, none, false));
-    EXPECT_SECONDS(wait_for(e), 600 / 100.);
+    const Tensor rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
+    EXPECT_SECONDS(wait_for(post_op(op_embed(on(C_READ, false), rows, rig.plan->global[TOK_EMBED].home, none, false))), 6);
     CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
     close_sim();
 }
@@ -342,7 +314,7 @@ static void shared_cores_go_at_half_speed_while_both_work(void) {
         h.shared_cores = shared;
         open_mixed(&h);
         put(0, len, 2);
-        Event gpu = attend(FINISH), cpu = attend(ATTEND), up = copy(W_LOAD, 1000);
+        const Event gpu = post_op(attend(FINISH)), cpu = post_op(attend(ATTEND)), up = copy(W_LOAD, 1000);
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
         EXPECT_SECONDS(wait_for(cpu), shared ? 4 : 3);
@@ -368,7 +340,7 @@ static void copies_on_every_link_take_their_part_of_shared_cores(void) {
             copy(lane[c], (size_t)(2 * h.bdw[c][0]));
             left -= part[c];
         }
-        EXPECT_SECONDS(wait_for(attend(FINISH)), .1 / fmax(left, .1));
+        EXPECT_SECONDS(wait_for(post_op(attend(FINISH))), .1 / fmax(left, .1));
         close_sim();
     }
 }
@@ -392,33 +364,6 @@ static void only_index_tables_have_an_address(void) {
     memset(first, 1, bytes); /* all of it is there */
     CU_ASSERT_PTR_NULL(d->cpu_address(d, plan_view(p, NEW_TOKENS, TIER_CPU, 0, 0, 1)));
     CU_ASSERT_PTR_NULL(d->cpu_address(d, piece(TIER_CPU, 100)));
-    close_sim();
-}
-
-static void a_trace_says_when_each_op_ran(void) {
-    Trace trace = {.n = 0};
-    open_mixed(&round_rates);
-    rig.device->trace = &trace;
-    Call load = on(W_LOAD, false);
-    Move m = {piece(TIER_GPU, 1000), piece(TIER_CPU, 1000)}, back = {m.src, m.dst};
-    load.kind = WEIGHT, load.i = 4, load.j = 5, load.k = 6;
-    Op down = op_copy(on(STORE, false), &back, 1);
-    down.after[down.nafter++] = post_op(op_copy(load, &m, 1));
-    Event e = post_op(down);
-    CU_ASSERT_EQUAL(trace.n, 0); /* nothing has run yet */
-    wait_for(e);
-    CU_ASSERT_EQUAL_FATAL(trace.n, 2);
-    const Slice *s = trace.slice;
-    CU_ASSERT(s[0].lane == W_LOAD && s[0].kind == WEIGHT && s[0].i == 4 && s[0].j == 5 && s[0].k == 6);
-    CU_ASSERT(s[0].bytes == 1000 && s[1].bytes == 1000 && s[1].lane == STORE && s[1].kind == CACHE);
-    EXPECT_SECONDS(s[0].begin, 0);
-    EXPECT_SECONDS(s[0].end, 1);
-    EXPECT_SECONDS(s[1].begin, 1);
-    EXPECT_SECONDS(s[1].end, 3);
-    linear(7, false);
-    wait_for(linear(7, true));
-    CU_ASSERT_EQUAL(trace.slice[trace.n - 1].bytes, 0); /* arithmetic moves nothing */
-    trace_free(&trace);
     close_sim();
 }
 
@@ -578,18 +523,16 @@ static void opt_175b_takes_no_memory(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"copies end when they must", copies_end_when_they_must},
+    {"copies begin and end when they must", copies_begin_and_end_when_they_must},
     {"an op never begins before it is posted", an_op_never_begins_before_it_is_posted},
     {"a queue has no end", a_queue_has_no_end},
-    {"a product takes its flops or its bytes", a_product_takes_its_flops_or_its_bytes},
-    {"attention takes the tokens that it sees", attention_takes_the_tokens_that_it_sees},
-    {"prefill attention takes half the square", prefill_attention_takes_half_the_square},
+    {"ops take their flops or their bytes", ops_take_their_flops_or_their_bytes},
+    {"a length counts when the op is posted", a_length_counts_when_the_op_is_posted},
     {"appends take their bytes and reach their pages", appends_take_their_bytes_and_reach_their_pages},
-    {"other ops take their bytes", other_ops_take_their_bytes},
+    {"rows that are gathered on disk have moved", rows_that_are_gathered_on_disk_have_moved},
     {"shared cores go at half speed while both work", shared_cores_go_at_half_speed_while_both_work},
     {"copies on every link take their part of shared cores", copies_on_every_link_take_their_part_of_shared_cores},
     {"only index tables have an address", only_index_tables_have_an_address},
-    {"a trace says when each op ran", a_trace_says_when_each_op_ran},
     {"products alone take the flops of the model", products_alone_take_the_flops_of_the_model},
     {"attention alone takes the tokens of the cache", attention_alone_takes_the_tokens_of_the_cache},
     {"streaming alone takes the bytes of the weights", streaming_alone_takes_the_bytes_of_the_weights},
