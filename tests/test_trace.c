@@ -27,107 +27,83 @@ static void add(Trace *trace, Timed p) {
     trace_add(trace, &slice, 0);
 }
 
-static void add_all(Trace *trace, const Timed *parts, int n) {
-    for (int p = 0; p < n; p++) add(trace, parts[p]);
-}
-
-static void expect_slice(const Trace *trace, size_t n, double begin, double end, size_t bytes) {
-    const Slice *s = &trace->slice[n];
-    CU_ASSERT_FATAL(n < trace->n);
-    CU_ASSERT(s->begin == begin && s->end == end && s->bytes == bytes);
+static bool slice_is(const Slice *s, double begin, double end) {
+    return s->begin == begin && s->end == end && s->bytes == 1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Slices
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Ops in the order in which they end, and the slice that each is a part of. Ops of one call are one, but after a pause;
+ * what differs in anything begins a new one; slices join over other lanes but not over others of their own. */
 static void ops_of_one_call_are_one_slice(void) {
-    static const Timed parts[] = {{C_LOAD, CACHE, false, 3, 4, 5, 10, 11, 100},
-                                  {C_LOAD, CACHE, false, 3, 4, 5, 11, 12, 20},
-                                  {C_LOAD, CACHE, false, 3, 4, 5, 12.00005, 13, 3},
-                                  {C_LOAD, CACHE, false, 3, 4, 5, 13.001, 14, 4}}; /* after a pause */
+    static const struct {
+        Timed op;
+        int slice;
+    } ops[] = {
+        {{C_LOAD, CACHE, false, 3, 4, 5, 10, 11, 100}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 11, 12, 20}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 12.00005, 13, 3}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 13.001, 14, 4}, 1},  /* after a pause */
+        {{C_LOAD, ACTIVATION, false, 3, 4, 5, 14, 15, 1}, 2}, /* another kind, stage, i, j, k */
+        {{C_LOAD, ACTIVATION, true, 3, 4, 5, 15, 16, 2}, 3},
+        {{C_LOAD, ACTIVATION, true, 2, 4, 5, 16, 17, 3}, 4},
+        {{C_LOAD, ACTIVATION, true, 2, 2, 5, 17, 18, 4}, 5},
+        {{C_LOAD, ACTIVATION, true, 2, 2, 2, 18, 19, 5}, 6},
+        {{STORE, ACTIVATION, true, 2, 2, 2, 19, 20, 6}, 7},
+        {{PROJECT, OTHER, false, 0, 1, 0, 20, 21, 1}, 8},
+        {{FINISH, OTHER, false, 0, 1, 0, 20, 23, 10}, 9},
+        {{PROJECT, OTHER, false, 0, 1, 0, 21, 22, 1}, 8}, /* another lane does not part them */
+        {{PROJECT, CACHE, false, 0, 1, 0, 22, 23, 1}, 10},
+        {{FINISH, OTHER, false, 0, 1, 0, 23, 24, 10}, 9},
+        {{PROJECT, OTHER, false, 0, 1, 0, 23, 24, 1}, 11}, /* another call does */
+        {{PROJECT, OTHER, false, 0, 1, 0, 24, 25, 1}, 11},
+    };
+    enum { OPS = sizeof ops / sizeof *ops, SLICES = 12 };
     Trace trace = {0};
-    add_all(&trace, parts, 4);
-    CU_ASSERT_FATAL(trace.n == 2);
-    expect_slice(&trace, 0, 10, 13, 123);
-    expect_slice(&trace, 1, 13.001, 14, 4);
-    const Slice *s = trace.slice;
-    CU_ASSERT(s->lane == C_LOAD && s->kind == CACHE && !s->prefill && s->i == 3 && s->j == 4 && s->k == 5);
+    for (int o = 0; o < OPS; o++) add(&trace, ops[o].op);
+    CU_ASSERT_FATAL(trace.n == SLICES);
+    for (int n = 0; n < SLICES; n++) {
+        const Slice *s = &trace.slice[n];
+        size_t bytes = 0;
+        double end = 0;
+        const Timed *first = NULL;
+        for (int o = 0; o < OPS; o++)
+            if (ops[o].slice == n) first = first ? first : &ops[o].op, end = ops[o].op.end, bytes += ops[o].op.bytes;
+        CU_ASSERT(s->begin == first->begin && s->end == end && s->bytes == bytes);
+        CU_ASSERT(s->lane == first->lane && s->kind == first->kind && s->prefill == first->prefill);
+        CU_ASSERT(s->i == first->i && s->j == first->j && s->k == first->k);
+    }
     trace_free(&trace);
     CU_ASSERT(!trace.slice && !trace.n && !trace.capacity && !trace.last[C_LOAD]);
 }
 
-static void whatever_differs_begins_a_new_slice(void) {
-    static const Timed parts[] = {
-        {C_LOAD, CACHE, false, 1, 1, 1, 0, 1, 0},     {C_LOAD, ACTIVATION, false, 1, 1, 1, 1, 2, 1},
-        {C_LOAD, ACTIVATION, true, 1, 1, 1, 2, 3, 2}, {C_LOAD, ACTIVATION, true, 2, 1, 1, 3, 4, 3},
-        {C_LOAD, ACTIVATION, true, 2, 2, 1, 4, 5, 4}, {C_LOAD, ACTIVATION, true, 2, 2, 2, 5, 6, 5},
-        {STORE, ACTIVATION, true, 2, 2, 2, 6, 7, 6}};
-    Trace trace = {0};
-    add_all(&trace, parts, 7);
-    CU_ASSERT_FATAL(trace.n == 7);
-    for (size_t n = 0; n < 7; n++) expect_slice(&trace, n, (double)n, n + 1.0, n);
-    trace_free(&trace);
-}
-
-/* Calls x and y of one lane: the second x does not join the first, since y lies between. Another lane does not part them.
- */
-static void slices_join_over_other_lanes_but_not_over_their_own(void) {
-    static const Timed parts[] = {{PROJECT, OTHER, false, 0, 1, 0, 0, 1, 1}, {FINISH, OTHER, false, 0, 1, 0, 0, 3, 10},
-                                  {PROJECT, OTHER, false, 0, 1, 0, 1, 2, 1}, {PROJECT, CACHE, false, 0, 1, 0, 2, 3, 1},
-                                  {FINISH, OTHER, false, 0, 1, 0, 3, 4, 10}, {PROJECT, OTHER, false, 0, 1, 0, 3, 4, 1},
-                                  {PROJECT, OTHER, false, 0, 1, 0, 4, 5, 1}};
-    Trace trace = {0};
-    add_all(&trace, parts, 7);
-    CU_ASSERT_FATAL(trace.n == 4);
-    expect_slice(&trace, 0, 0, 2, 2);
-    expect_slice(&trace, 1, 0, 4, 20);
-    expect_slice(&trace, 2, 2, 3, 1);
-    expect_slice(&trace, 3, 3, 5, 2);
-    trace_free(&trace);
-}
-
+/* By kind: WEIGHT, CACHE, ACTIVATION, OTHER; where the CPU attends for all that decode. What the schedule never posts has a
+ * name, too. */
 static void calls_have_the_names_of_figure_4(void) {
-    static const struct {
-        Lane lane;
-        Kind kind;
-        bool prefill;
-        const char *name;
-    } expected[] = {
-        {W_READ, WEIGHT, false, "load_weight"},
-        {W_LOAD, WEIGHT, true, "load_weight"},
-        {C_READ, CACHE, false, "load_cache"},
-        {C_LOAD, CACHE, false, "load_cache"},
-        {C_READ, ACTIVATION, true, "load_activation"},
-        {C_LOAD, ACTIVATION, false, "load_activation"},
-        {C_READ, OTHER, true, "load_inputs"},
-        {C_LOAD, OTHER, false, "load_inputs"},
-        {STORE, CACHE, false, "store_cache"},
-        {STORE, ACTIVATION, false, "store_activation"},
-        {D_WRITE, CACHE, true, "store_cache"},
-        {D_WRITE, ACTIVATION, false, "store_activation"},
-        {A_DOWN, CACHE, false, "attend"},
-        {A_UP, CACHE, false, "attend"},
-        {A_DOWN, OTHER, true, "tokens"},
-        {PROJECT, OTHER, true, "project"},
-        {PROJECT, CACHE, true, "store_cache"},
-        {PROJECT, ACTIVATION, false, "load_activation"},
-        {FINISH, CACHE, true, "attend"},
-        {FINISH, OTHER, false, "finish"},
-        {FINISH, ACTIVATION, false, "store_activation"},
-        {ATTEND, CACHE, false, "attend"},
-        {ATTEND, CACHE, true, "store_cache"},
-        {ATTEND, OTHER, true, "gather_tokens"},
+    static const char load[] = "load_weight", store[] = "store_cache";
+    static const char *const names[NLANES][NKINDS] = {
+        [W_READ] = {load},
+        [W_LOAD] = {load},
+        [C_READ] = {NULL, "load_cache", "load_activation", "load_inputs"},
+        [C_LOAD] = {NULL, "load_cache", "load_activation", "load_inputs"},
+        [STORE] = {NULL, store, "store_activation"},
+        [D_WRITE] = {NULL, store, "store_activation"},
+        [A_DOWN] = {NULL, "attend", NULL, "tokens"},
+        [A_UP] = {NULL, "attend"},
+        [PROJECT] = {NULL, store, "load_activation", "project"},
+        [FINISH] = {NULL, "attend", "store_activation", "finish"},
+        [ATTEND] = {NULL, "attend", NULL, "gather_tokens"},
     };
-    for (size_t n = 0; n < sizeof expected / sizeof *expected; n++) {
-        Slice s = {.lane = expected[n].lane, .kind = expected[n].kind, .prefill = expected[n].prefill};
-        s.delegated = !s.prefill; /* the CPU attends for all that decode */
-        CU_ASSERT_STRING_EQUAL(trace_call(&s), expected[n].name);
-    }
+    for (int lane = 0; lane < NLANES; lane++)
+        for (int kind = 0; kind < NKINDS; kind++) {
+            const char *name = trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind, .delegated = true});
+            CU_ASSERT_FATAL(name != NULL);
+            if (names[lane][kind]) CU_ASSERT_STRING_EQUAL(name, names[lane][kind]);
+        }
+    CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = CACHE, .prefill = true}), store);
     CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = OTHER, .j = 12}), "tokens"); /* that it samples */
-    for (int lane = 0; lane < NLANES; lane++) /* and what the schedule never posts has one, too */
-        for (int kind = 0; kind < NKINDS; kind++)
-            CU_ASSERT_PTR_NOT_NULL(trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind}));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -244,9 +220,9 @@ static void traces_of_all_stages_come_together_with_the_clock_of_the_first(void)
     CU_ASSERT_EQUAL(stage_gather_traces(net[0], all, &err), 0);
     net[0]->close(net[0]);
     for (int s = 1; s < M; s++) pthread_join(thread[s], NULL);
-    CU_ASSERT(all[0].n == 1 && all[1].n == 1 && all[2].n == 2);
-    expect_slice(&all[0], 0, 51, 52, 1), expect_slice(&all[1], 0, 50, 51, 1);
-    expect_slice(&all[2], 0, 50, 51, 1), expect_slice(&all[2], 1, 51, 52, 1);
+    CU_ASSERT_FATAL(all[0].n == 1 && all[1].n == 1 && all[2].n == 2);
+    CU_ASSERT(slice_is(all[0].slice, 51, 52) && slice_is(all[1].slice, 50, 51));
+    CU_ASSERT(slice_is(all[2].slice, 50, 51) && slice_is(all[2].slice + 1, 51, 52));
     CU_ASSERT_STRING_EQUAL(all[2].name, "stage 2: layers 8 to 11");
     CU_ASSERT(all[0].sweeps == 0 && all[2].sweeps == 2 && all[2].held[1].at == 51 && all[2].held[1].sequences == 1);
     for (int s = 0; s < M; s++) trace_free(&all[s]);
@@ -264,26 +240,16 @@ static bool share_is(const Breakdown *b, bool prefill, int part, double busy, do
     return false;
 }
 
-/*      second     0 1 2 3 4 5 6 7 8 9 . 1 2 3 4 5 6 7 8 9 20
- * decode  read w  ========          ====                         0-4, 9-11
- *         load w      ========                                   2-6: the union of both is 0-6 and 9-11
- *         project   ====        ====                             1-3, 7-9
- *         attend      ======                                     2-5: compute is 1-5 and 7-9
- *         finish                    ==                           9-10: so 7-10
- *         load c                ==========                       7-12
- *         write                           ====                   12-14
- *         store act               ==                             8-9
- * prefill project                           ========             13-17
- *         load w                                  ========       16-20
- *         store c                       ==================       11-20 */
+/* Draws slices of a lane, one where each "=" begins after something else: two columns a second. */
+static void draw(Trace *trace, Lane lane, Kind kind, bool prefill, const char *columns) {
+    for (int at = 0, i = 0; columns[at];) {
+        const int length = (int)strspn(columns + at, "=");
+        if (length) add(trace, (Timed){lane, kind, prefill, i++, 0, 0, at / 2., (at + length) / 2., 1});
+        at += length ? length : 1;
+    }
+}
+
 static void unions_and_what_hides_them_add_up_by_hand(void) {
-    static const Timed parts[] = {{W_READ, WEIGHT, false, 0, 0, 0, 0, 4, 1},   {W_READ, WEIGHT, false, 1, 0, 0, 9, 11, 1},
-                                  {W_LOAD, WEIGHT, false, 0, 0, 0, 2, 6, 1},   {PROJECT, OTHER, false, 0, 0, 0, 1, 3, 1},
-                                  {PROJECT, OTHER, false, 1, 0, 0, 7, 9, 1},   {ATTEND, CACHE, false, 0, 0, 0, 2, 5, 1},
-                                  {FINISH, OTHER, false, 1, 0, 0, 9, 10, 1},   {C_LOAD, CACHE, false, 1, 0, 0, 7, 12, 1},
-                                  {D_WRITE, CACHE, false, 1, 0, 0, 12, 14, 1}, {STORE, ACTIVATION, false, 1, 0, 0, 8, 9, 1},
-                                  {PROJECT, OTHER, true, 2, 0, 0, 13, 17, 1},  {W_LOAD, WEIGHT, true, 2, 0, 0, 16, 20, 1},
-                                  {STORE, CACHE, true, 2, 0, 0, 11, 20, 1}};
     static const Share expected[2][NPARTS] = {{[COMPUTE] = {7, 7},           /* 1-5, 7-10; copies run 0-6, 7-20 */
                                                [WEIGHT_READ] = {8, 5},       /* 0-6, 9-11 with 1-5, 7-10, 13-17 */
                                                [CACHE_READ] = {5, 3},        /* 7-12 */
@@ -291,12 +257,40 @@ static void unions_and_what_hides_them_add_up_by_hand(void) {
                                                [ACTIVATION_MOVES] = {1, 1}}, /* 8-9 */
                                               {[COMPUTE] = {4, 4}, [WEIGHT_READ] = {4, 1}, [CACHE_WRITE] = {9, 4}}};
     Trace trace = {0};
-    add_all(&trace, parts, sizeof parts / sizeof *parts);
+    // clang-format off
+    /* seconds                                  0 1 2 3 4 5 6 7 8 9 . 1 2 3 4 5 6 7 8 9 20 */
+    draw(&trace, W_READ, WEIGHT, false,        "========          ====");
+    draw(&trace, W_LOAD, WEIGHT, false,        "    ========");
+    draw(&trace, PROJECT, OTHER, false,        "  ====        ====");
+    draw(&trace, ATTEND, CACHE, false,         "    ======");
+    draw(&trace, FINISH, OTHER, false,         "                  ==");
+    draw(&trace, C_LOAD, CACHE, false,         "              ==========");
+    draw(&trace, D_WRITE, CACHE, false,        "                        ====");
+    draw(&trace, STORE, ACTIVATION, false,     "                ==");
+    draw(&trace, PROJECT, OTHER, true,         "                          ========");
+    draw(&trace, W_LOAD, WEIGHT, true,         "                                ========");
+    draw(&trace, STORE, CACHE, true,           "                      ==================");
+    // clang-format on
     const Breakdown b = trace_breakdown(&trace);
     for (int p = 0; p < 2 * NPARTS; p++) {
         const Share s = expected[p / NPARTS][p % NPARTS];
         CU_ASSERT(share_is(&b, p / NPARTS, p % NPARTS, s.busy_s, s.hidden_s));
     }
+    trace_free(&trace);
+}
+
+/* The union of what lanes do, without those of the network. */
+static void a_stage_is_busy_when_a_lane_other_than_of_the_network_is(void) {
+    Trace trace = {0};
+    // clang-format off
+    draw(&trace, RECEIVE, ACTIVATION, false,   "====================");
+    draw(&trace, PROJECT, OTHER, false,        "                        ====");
+    draw(&trace, W_LOAD, WEIGHT, false,        "                      ====");
+    draw(&trace, STORE, CACHE, false,          "                       ==");
+    draw(&trace, FINISH, OTHER, false,         "                                        ==");
+    draw(&trace, SEND, ACTIVATION, false,      "                                          ==================");
+    // clang-format on
+    CU_ASSERT_EQUAL(trace_breakdown(&trace).busy_s, 3 + 1);
     trace_free(&trace);
 }
 
@@ -468,18 +462,6 @@ static void a_million_slices_take_a_moment(void) {
     trace_free(&trace);
 }
 
-/* The union of what lanes do, without those of the network. */
-static void a_stage_is_busy_when_a_lane_other_than_of_the_network_is(void) {
-    static const Timed parts[] = {
-        {RECEIVE, ACTIVATION, false, 0, 0, 0, 0, 10, 1}, {PROJECT, OTHER, false, 0, 0, 0, 12, 14, 1},
-        {W_LOAD, WEIGHT, false, 0, 0, 0, 11, 13, 1},     {STORE, CACHE, false, 0, 0, 0, 11.5, 12.5, 1},
-        {FINISH, OTHER, false, 0, 0, 0, 20, 21, 1},      {SEND, ACTIVATION, false, 0, 0, 0, 21, 30, 1}};
-    Trace trace = {0};
-    add_all(&trace, parts, 6);
-    CU_ASSERT_EQUAL(trace_breakdown(&trace).busy_s, 3 + 1);
-    trace_free(&trace);
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // scripts/plot_trace.py
 // ---------------------------------------------------------------------------------------------------------------
@@ -550,8 +532,6 @@ static void a_drawing_has_all_of_the_sweeps_that_it_is_asked_for(void) {
 
 CU_TestInfo tests[] = {
     {"ops of one call are one slice", ops_of_one_call_are_one_slice},
-    {"whatever differs begins a new slice", whatever_differs_begins_a_new_slice},
-    {"slices join over other lanes but not over their own", slices_join_over_other_lanes_but_not_over_their_own},
     {"calls have the names of figure 4", calls_have_the_names_of_figure_4},
     {"the file has a row a lane and a slice a call", the_file_has_a_row_a_lane_and_a_slice_a_call},
     {"an empty trace is a file without rows and a table of zeros",
