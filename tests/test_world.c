@@ -141,19 +141,11 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
 
 /* By the formulas of search.c: the share of the time that a machine's sweeps of one block in each flight leave. */
 static double bubble(const Hardware *h, const Policy *p, int m, double bytes_s, double delay_s) {
-    const Search part = {.hardware = h,
-                         .checkpoint = &stages.stage[0].part,
-                         .task = &task,
-                         .cluster = {m, bytes_s, delay_s},
-                         .one_block = true,
-                         .act_type = F16,
-                         .given = *p,
-                         .fixed = {true, true, true, true, true, true},
-                         .fixed_flights = true,
-                         .fixed_gbs = true,
-                         .fixed_batches = true,
-                         .fixed_schedule = true,
-                         .capacity = {roomy[0], roomy[1], roomy[2]}};
+    Search part = open_question(h, &stages.stage[0].part, &task);
+    part.cluster = (Cluster){m, bytes_s, delay_s}, part.one_block = true, part.given = *p;
+    memset(part.fixed, true, sizeof part.fixed);
+    part.fixed_flights = part.fixed_gbs = part.fixed_batches = part.fixed_schedule = true;
+    memcpy(part.capacity, roomy, sizeof roomy);
     Found c;
     ASSERT_OK(policy_predict(&c, &part, &err));
     const double l = part.checkpoint->config.l, n = task.prompts[0].n;
