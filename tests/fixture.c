@@ -128,6 +128,15 @@ Hardware test_fast_machine(void) {
     return h;
 }
 
+Hardware slow_machine(const char *changes) {
+    Hardware h = test_fast_machine();
+    char change[80];
+    int used;
+    Error err;
+    for (; sscanf(changes, " %79s%n", change, &used) == 1; changes += used) CHECK(!hardware_change(&h, change, &err));
+    return h;
+}
+
 float test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -182,7 +191,22 @@ Policy placed(const double share[6], int gbs, int num_gpu_batches) {
 
 Policy all_gpu(int gbs, int num_gpu_batches) { return placed((double[]){1, 0, 1, 0, 1, 0}, gbs, num_gpu_batches); }
 
-void print_policy(const Policy *p) {
+void random_shares(double *gpu, double *cpu, uint64_t *state) {
+    static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3333, .6666}, {.25, 0}};
+    const int i = test_below(state, 11);
+    const double g = (test_random(state) + 1) / 2, c = (test_random(state) + 1) / 2;
+    *gpu = i < 8 ? round[i][0] : i < 10 ? floor(100 * g) / 100 : g;
+    *cpu = i < 8 ? round[i][1] : i < 10 ? floor(100 * (1 - *gpu) * c) / 100 : (1 - *gpu) * c;
+}
+
+Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task) {
+    Search s = {.hardware = hardware, .checkpoint = model, .task = task, .act_type = F16};
+    s.given.overlap = true, s.given.page_tokens = 16;
+    for (int t = 0; t < NTIERS; t++) s.capacity[t] = (Bytes)hardware->mem[t];
+    return s;
+}
+
+void say_policy(const Policy *p) {
     fprintf(
         stderr,
         "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s, table %d, page %d, packed %d %d, sparsity %g, pieces of %d, "
@@ -199,9 +223,11 @@ void print_policy(const Policy *p) {
 int rig_open(Rig *r) {
     const char *dir = r->dir ? r->dir : r->sim ? NULL : temp_dir();
     Gpu *gpu = r->gpu ? r->gpu : test_gpu;
-    r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
+    if (!r->plan) r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
     if (!r->plan) return -1;
-    r->device = r->sim ? sim_open(r->plan, r->sim) : device_open(gpu, r->plan, r->model, dir, &r->err);
+    r->device = r->sim ? sim_open(r->plan, r->sim)
+                : gpu  ? device_open(gpu, r->plan, r->model, dir, &r->err)
+                       : device_open(NULL, r->plan, r->model, dir, &r->err);
     if (!r->device) return -1;
     r->device->net = r->net;
     return r->sim ? 0 : weights_load(r->plan, r->model, r->device, &r->err);
@@ -285,7 +311,7 @@ void rig_close(Rig *r) {
 Rig rig_ran(const Checkpoint *model, const Policy *policy, const Task *task, const Hardware *sim) {
     Rig r = {.model = model, .policy = *policy, .task = task, .sim = sim};
     const int status = rig_run(&r);
-    if (status) print_policy(policy), fprintf(stderr, "%s\n", r.err.text);
+    if (status) say_policy(policy), fprintf(stderr, "%s\n", r.err.text);
     CU_ASSERT_EQUAL_FATAL(status, 0);
     rig_stop(&r);
     return r;

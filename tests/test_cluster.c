@@ -1,27 +1,26 @@
-/* test_cluster.c: pipelines of machines on paper: the formulas by hand, and what must hold of any cluster. */
+/* test_cluster.c: pipelines of machines on paper: the formulas by hand, and what must hold of any cluster. The search for
+ * one machine is test_search.c's; simulated stages, case by case, are test_world.c's. */
 #include "tests.h"
 
 static Error err;
 static Hardware t4;
 static Checkpoint *model;
-static Prompt prompts[2048];
 static Task task;
 
 /* One block of equal prompts on the paper's machine; everything is open. */
-static Search question(const char *name) {
-    OptConfig config;
+static Search open_cluster(const char *name, int n) {
+    const OptConfig config = opt_named(name);
     if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, name), 0);
-    model = checkpoint_dummy(&config, 0);
-    for (int i = 0; i < 2048; i++) prompts[i] = (Prompt){.s = 512, .n = 32};
-    task = (Task){.prompts = prompts, .count = 2048};
-    return (Search){.hardware = &t4,
-                    .checkpoint = model,
-                    .task = &task,
-                    .one_block = true,
-                    .act_type = F16,
-                    .capacity = {(size_t)t4.gmem, (size_t)t4.cmem, (size_t)t4.nmem},
-                    .given = {.overlap = true, .page_tokens = 16}};
+    model = checkpoint_dummy(&config, 0), task = equal_task(2048, 512, n);
+    Search s = open_question(&t4, model, &task);
+    s.one_block = true;
+    return s;
+}
+
+static void close_cluster(void) {
+    task.count = 2048;
+    free_task(&task);
+    checkpoint_close(model);
 }
 
 static Found ask(Search s, int nodes, double net_bdw, double delay_s) {
@@ -36,19 +35,19 @@ static double decoding(const Found *f) { return block_size(&f->policy) * flight_
 
 /* A cluster of one is the machine itself. */
 static void one_machine_takes_what_the_search_says(void) {
-    Search s = question("opt-30b");
+    Search s = open_cluster("opt-30b", 32);
     const Found c = ask(s, 1, 1, 1e6); /* its network does not count */
     const Cost *cost = &c.cost;
     CU_ASSERT_DOUBLE_EQUAL(c.pace.prefill_s, cost->T_pre * 48, 1e-9 * c.pace.prefill_s);
     CU_ASSERT_DOUBLE_EQUAL(c.pace.token_s, cost->T_gen * 48, 1e-9 * c.pace.token_s);
     CU_ASSERT_DOUBLE_EQUAL(cost->T, 48 * (cost->T_pre + 31 * cost->T_gen), 1e-6 * cost->T);
     CU_ASSERT_DOUBLE_EQUAL(cost->throughput, 32 * block_size(&c.policy) / cost->T, 1e-6 * cost->throughput);
-    checkpoint_close(model);
+    close_cluster();
 }
 
 /* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand. */
 static void check_formulas(double bdw, double delay) {
-    Search s = question("opt-30b");
+    Search s = open_cluster("opt-30b", 32);
     s.given.flights = 5, s.fixed_flights = true;
     const Found c = ask(s, 4, bdw, delay);
     const double K = c.policy.num_gpu_batches, gbs = c.policy.gbs;
@@ -67,7 +66,7 @@ static void check_formulas(double bdw, double delay) {
     CU_ASSERT_DOUBLE_EQUAL(c.pace.token_s, token, 1e-9 * token);
     CU_ASSERT_DOUBLE_EQUAL(c.cost.T, c.pace.prefill_s + 31 * token, 1e-9 * c.cost.T);
     CU_ASSERT_DOUBLE_EQUAL(c.cost.throughput, 32 * fmin(5 * gbs * K, task.count) / c.cost.T, 1e-9 * c.cost.throughput);
-    checkpoint_close(model);
+    close_cluster();
 }
 
 /* Bound by the machines, by the wire, by the delay. */
@@ -81,11 +80,11 @@ static void four_machines_fill_run_and_empty(void) {
 static void decoding_scales_better_than_linearly(void) {
     static const char *const models[] = {"opt-30b", "opt-175b"};
     for (int m = 0; m < 2; m++) {
-        Search s = question(models[m]);
+        Search s = open_cluster(models[m], 32);
         const Found one = ask(s, 1, 1e9, 1e-4), four = ask(s, 4, 1.25e9, 1e-4);
         CU_ASSERT(decoding(&four) > 4 * decoding(&one));
         if (!m) CU_ASSERT(four.cost.throughput < 4 * one.cost.throughput);
-        checkpoint_close(model);
+        close_cluster();
     }
 }
 
@@ -93,7 +92,7 @@ static void decoding_scales_better_than_linearly(void) {
  */
 static void the_search_finds_how_many_flights_sweep_in_turn(void) {
     static const int flights[] = {1, 4, 5, 8, 16};
-    Search s = question("opt-30b");
+    Search s = open_cluster("opt-30b", 32);
     const Found best = ask(s, 4, 1.25e9, 1e-4);
     double most = 0;
     s.fixed_flights = true;
@@ -106,33 +105,33 @@ static void the_search_finds_how_many_flights_sweep_in_turn(void) {
     const Found sooner = ask(s, 4, 1.25e9, 1e-4);
     CU_ASSERT_DOUBLE_EQUAL(best.latency, best.cost.T, 1e-9 * best.cost.T);
     CU_ASSERT(sooner.latency <= best.latency / 2 && sooner.cost.throughput > .8 * most);
-    checkpoint_close(model);
+    close_cluster();
 }
 
 /* Flights are looked for as long as each has a prompt of its own. */
 static void four_prompts_keep_four_machines_busy(void) {
-    Search s = question("opt-6.7b");
+    Search s = open_cluster("opt-6.7b", 32);
     task.count = 4;
     CU_ASSERT_EQUAL(ask(s, 4, 1.25e9, 1e-4).policy.flights, 4);
     task.count = 3;
     CU_ASSERT_EQUAL(ask(s, 4, 1.25e9, 1e-4).policy.flights, 1);
-    checkpoint_close(model);
+    close_cluster();
 }
 
 static void a_worse_network_is_never_better(void) {
-    Search s = question("opt-30b");
+    Search s = open_cluster("opt-30b", 32);
     double before = INFINITY;
     for (double slow = 1; slow < 1e5; slow *= 10) {
         const Found c = ask(s, 12, 1.25e9 / slow, 1e-4 * slow);
         CU_ASSERT(c.cost.throughput <= before * (1 + 1e-9));
         before = c.cost.throughput;
     }
-    checkpoint_close(model);
+    close_cluster();
 }
 
 /* Section 6.4: without offloading the GPUs hold everything, or it is refused; how many it takes is the least that does. */
 static void without_offloading_the_gpus_hold_everything(void) {
-    Search s = question("opt-175b");
+    Search s = open_cluster("opt-175b", 32);
     int least = cluster_least(&s);
     for (int nodes = least - 1; nodes <= least; nodes++) {
         Found c;
@@ -147,7 +146,7 @@ static void without_offloading_the_gpus_hold_everything(void) {
     CU_ASSERT(least >= 23 && least <= 30); /* 350 GB in tiers of 15 GiB */
     s.capacity[TIER_GPU] = 1000;
     CU_ASSERT_EQUAL(cluster_least(&s), 0);
-    checkpoint_close(model);
+    close_cluster();
 }
 
 /* The stages' first policy that fits all of them, as bench finds it: the first stage's, with smaller batches where another
@@ -170,12 +169,10 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         const int m = 1 << way / 3, n = way % 3 == 2 ? 4 : 16;
         const Cluster cluster = {m, 1.25e9, 1e-4};
         const Listener nobody = {0};
-        Search part = question(models[way % 3]);
+        Search part = open_cluster(models[way % 3], n);
         Found expected;
         Stages stages;
         RunStats was;
-        static int32_t ids[512];
-        for (int i = 0; i < 2048; i++) prompts[i].n = n, prompts[i].ids = ids;
         ASSERT_OK(stages_split(&stages, model, m, NULL, &err));
         part.checkpoint = &stages.stage[0].part, part.cluster = cluster;
         part.given.flights = m > 1 ? m + 1 : 1, part.fixed_flights = true;
@@ -185,7 +182,7 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         ASSERT_OK(stages_run(&stages, &task, &nobody, &was, &err));
         CU_ASSERT(fabs(expected.cost.T - was.total_s) < .03 * was.total_s);
         CU_ASSERT(fabs(decoding(&expected) - was.decoded / was.decode_s) < .1 * decoding(&expected));
-        stages_close(&stages), checkpoint_close(model);
+        stages_close(&stages), close_cluster();
     }
 }
 

@@ -4,7 +4,8 @@
  * posting thread has waited for, and what was over for those. Two ops that touch the same bytes, one of them writing,
  * without such a promise between them are a race, on whatever device, however seldom. Random small tasks and policies go
  * through it; each is compared with the same task on one tier, in one batch. It knows nothing of cells, nor of the table of
- * what ops read and write: of both it is the judge. */
+ * what ops read and write: of both it is the judge. What ops wait for, by hand, is test_depend.c's; that real lanes keep to
+ * it, test_schedule.c's. */
 #include "tests.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ typedef struct {
     bool blind;                     /* only notes who touches what, with activations of any type; nothing is computed */
     int races;                      /* cells, each time */
     int shown;                      /* that many of them, and of waits that no byte asks for, are printed */
-    long ops, waits;                /* ops, and events that they waited for */
+    long waits;                     /* events that ops waited for */
     long surplus;                   /* of these, those without which the rest would have been enough */
     long unexplained;               /* of these, those that surplus_kinds does not name */
     long unpacked, packed_products; /* matrices; products with packed weights */
@@ -58,13 +59,16 @@ static void merge(Clock *clock, const Clock *other) {
         if (other->over[lane] > clock->over[lane]) clock->over[lane] = other->over[lane];
 }
 
-static void print_op(const Checker *c, Lane lane, uint32_t seq) {
-    const Op *op = &c->posted[lane][seq].op;
-    fprintf(stderr, "%s %u (%s, kind %d, i %d, j %d, k %d)", lane_name[lane], seq, op_info[op->code].name, op->kind, op->i,
-            op->j, op->k);
+static void print_op(const Checker *c, const char *what, Event e) {
+    const Op *op = &c->posted[e.lane][e.seq].op;
+    if (e.seq)
+        fprintf(stderr, "%s%s %d (%s, kind %d, i %d, j %d, k %d)", what, lane_name[e.lane], (int)e.seq,
+                op_info[op->code].name, op->kind, op->i, op->j, op->k);
+    else
+        fprintf(stderr, "%sthe posting thread", what);
 }
 
-static void note_race(Checker *c, Tier tier, size_t at, const char *what, Lane lane, uint32_t seq) {
+static void note_race(Checker *c, Tier tier, size_t at, const char *what, int lane, uint32_t seq) {
     const char *term = "?";
     if (c->races++ >= c->shown) return;
     for (int id = 0; id < NREGIONS; id++) {
@@ -72,30 +76,26 @@ static void note_race(Checker *c, Tier tier, size_t at, const char *what, Lane l
         if (at >= r->offset && at - r->offset < r->bytes) term = r->name;
     }
     fprintf(stderr, "\n    %s, %s %s + %zu: ", what, tier_name[tier], term, at);
-    if (c->self.seq)
-        print_op(c, c->self.lane, (uint32_t)c->self.seq);
-    else
-        fprintf(stderr, "the posting thread");
-    fprintf(stderr, " does not wait for ");
-    print_op(c, lane, seq);
+    print_op(c, "", c->self);
+    print_op(c, " does not wait for ", (Event){lane, seq});
 }
 
 static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool writes) {
-    uint32_t seq = (uint32_t)c->self.seq;
     for (size_t at = begin / CELL; at < (begin + bytes + CELL - 1) / CELL; at++) {
         Cell *cell = &c->cell[tier][at];
-        if (cell->written > c->need.over[cell->writer]) c->need.over[cell->writer] = cell->written;
-        for (int lane = 0; writes && lane < NLANES; lane++)
-            if (cell->read[lane] > c->need.over[lane]) c->need.over[lane] = cell->read[lane];
-        if (cell->written > c->now.over[cell->writer])
-            note_race(c, tier, at * CELL, writes ? "write after write" : "read after write", cell->writer, cell->written);
-        for (int lane = 0; writes && lane < NLANES; lane++)
-            if (cell->read[lane] > c->now.over[lane])
-                note_race(c, tier, at * CELL, "write after read", (Lane)lane, cell->read[lane]);
+        for (int lane = 0; lane < NLANES; lane++) {
+            const uint32_t written = lane == (int)cell->writer ? cell->written : 0, read = writes ? cell->read[lane] : 0;
+            uint32_t *need = &c->need.over[lane];
+            if (written > *need) *need = written;
+            if (read > *need) *need = read;
+            if (written > c->now.over[lane])
+                note_race(c, tier, at * CELL, writes ? "write after write" : "read after write", lane, written);
+            if (read > c->now.over[lane]) note_race(c, tier, at * CELL, "write after read", lane, read);
+        }
         if (writes)
-            *cell = (Cell){.written = seq, .writer = (Lane)c->self.lane};
+            *cell = (Cell){.written = (uint32_t)c->self.seq, .writer = (Lane)c->self.lane};
         else
-            cell->read[c->self.lane] = seq;
+            cell->read[c->self.lane] = (uint32_t)c->self.seq;
     }
 }
 
@@ -124,26 +124,18 @@ static void touch(Checker *c, Tensor t, bool writes) {
     for (int r = 0; r < t.rows; r++) touch_bytes(c, t.tier, t.offset + r * t.ld * type_bytes(t.type), row, writes);
 }
 
-/* Notes the access and gives the address; NULL for no tensor. */
-static void *reads(Checker *c, Tensor t) {
-    touch(c, t, false);
-    return t.rows ? c->arena[t.tier] + t.offset : NULL;
-}
-static void *writes(Checker *c, Tensor t) {
-    touch(c, t, true);
-    return t.rows ? c->arena[t.tier] + t.offset : NULL;
-}
+static void *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
 
 /* An op begins, and becomes who touches memory. */
 static Checker *begin(Device *device, const Op *op) {
     Checker *c = (Checker *)device;
     memset(&c->need, 0, sizeof c->need);
-    uint32_t seq = ++c->n[op->lane];
+    const uint32_t seq = ++c->n[op->lane];
     if (!(seq & (seq - 1))) c->posted[op->lane] = xrealloc(c->posted[op->lane], 2 * (size_t)seq, sizeof(Posted));
     c->now = c->waited;
     if (seq > 1) merge(&c->now, &c->posted[op->lane][seq - 1].clock);
     for (int a = 0; a < op->nafter; a++) {
-        Event e = op->after[a];
+        const Event e = op->after[a];
         CHECK(e.seq && e.seq <= c->n[e.lane] - (e.lane == (int)op->lane));
         merge(&c->now, &c->posted[e.lane][e.seq].clock);
     }
@@ -154,148 +146,113 @@ static Checker *begin(Device *device, const Op *op) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Each code notes what it touches, by its own account and not by the table of reads and writes; the rest is the host's
+// What each op touches, by this suite's own account and not by the table of reads and writes; the rest is the host's
 // arithmetic
 // ---------------------------------------------------------------------------------------------------------------
+
+/* The views that are read (r) or written (w) as a whole. Of the others single tokens are, see touch_tokens; y of an
+ * embedding is read as well if it is added to. */
+static const char *const whole_views[NCODES] = {
+    [OP_COPY] = "",           [OP_EMBED] = "wrr",      [OP_LAYERNORM] = "wrrr", [OP_LINEAR] = "wrrrr",
+    [OP_UNPACK] = "wr",       [OP_PACK] = "wr",        [OP_PICK] = "wrrr",      [OP_ATTEND_PREFILL] = "wrrr",
+    [OP_SCORE] = "wwrr",      [OP_RECEIVE] = "w",      [OP_SEND] = "r",         [OP_ATTEND] = "wr_____r",
+    [OP_SELECT] = "_rww___r", [OP_WEIGH] = "w_rr___r", [OP_FETCH] = "__r__r",   [OP_APPEND] = "__rrr"};
+
+static void touch_views(Checker *c, const Op *op, char use) {
+    const char *uses = whole_views[op->code];
+    for (int v = 0; uses[v]; v++)
+        if (uses[v] == use) touch(c, op->view[v], use == 'w');
+}
+
+static void check_copy(Checker *c, const Op *op) {
+    c->most_moves = imax(c->most_moves, op->nmoves);
+    for (int i = 0; i < op->nmoves; i++) {
+        const Tensor to = op->moves[i].dst, from = op->moves[i].src;
+        const size_t bytes = type_bytes(to.type);
+        CHECK(to.rows == from.rows && to.cols == from.cols && to.type == from.type);
+        touch(c, from, false), touch(c, to, true);
+        for (int r = 0; r < to.rows; r++)
+            memcpy((uint8_t *)address(c, to) + r * to.ld * bytes, (uint8_t *)address(c, from) + r * from.ld * bytes,
+                   to.cols * bytes);
+    }
+}
+
+/* One token of a sequence: its entry of the page table is read. Returns its row in a tier's pages. */
+static Tensor find_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token) {
+    const Tensor entry = tensor_cols(tensor_rows(pages, seq, 1), token / op->page_tokens, 1);
+    CHECK(seq >= 0 && seq < pages.rows && token >= 0 && token / op->page_tokens < (int)pages.ld);
+    touch(c, entry, false);
+    const int row = *(int32_t *)address(c, entry) * op->page_tokens + token % op->page_tokens;
+    CHECK(row >= 0 && row < rows.rows);
+    return tensor_rows(rows, row, 1);
+}
+
+/* One head's part of a row of V. */
+static Tensor head_of(const Op *op, Tensor row, int h) {
+    return tensor_cols(row, h * (row.cols / op->nh), row.cols / op->nh);
+}
+
+/* Attention reads K and V of all tokens, the first half of sparse attention only K. */
+static void attend_to_all(Checker *c, const Op *op) {
+    const int32_t *len = address(c, op->attend.len);
+    for (int r = 0; r < op->attend.q.rows; r++)
+        for (int t = 0; t < len[r]; t++) {
+            touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
+            if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
+        }
+}
+
+/* Where nothing is computed, the first ones are chosen, and the new one. */
+static void choose_first(Checker *c, const Op *op) {
+    const int32_t *len = address(c, op->attend.len);
+    int32_t *tokens = address(c, op->attend.tokens);
+    for (int r = 0; r < op->attend.q.rows * op->nh; r++, tokens += op->attend.tokens.cols / op->nh) {
+        const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1);
+        for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
+    }
+}
+
+/* Of the chosen tokens a fetch brings V from its home, all but the new one's, and the second half of sparse attention reads
+ * it. */
+static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tensor length, Tensor tokens) {
+    const bool fetch = op->code == OP_FETCH;
+    const int32_t *len = address(c, length), *chosen = address(c, tokens);
+    for (int r = 0; r < length.cols; r++)
+        for (int h = 0; h < op->nh; h++, chosen += tokens.cols / op->nh)
+            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - fetch; i++) {
+                const Tensor here = head_of(op, find_token(c, op, pages, v, r, chosen[i]), h);
+                touch(c, here, fetch);
+                if (!fetch) continue;
+                const Tensor home = head_of(op, find_token(c, op, op->fetch.home_pages, op->fetch.home_v, r, chosen[i]), h);
+                touch(c, home, false);
+                memcpy(address(c, here), address(c, home), tensor_span(here));
+            }
+}
+
+static void append_tokens(Checker *c, const Op *op) {
+    const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
+    for (int r = 0; r < op->append.kv.rows; r++) {
+        touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
+        touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
+    }
+}
+
+static void touch_tokens(Checker *c, const Op *op) {
+    if (op->code == OP_ATTEND || op->code == OP_SELECT) attend_to_all(c, op);
+    if (op->code == OP_SELECT && c->blind) choose_first(c, op);
+    if (op->code == OP_WEIGH) touch_chosen(c, op, op->attend.v, op->attend.pages, op->attend.len, op->attend.tokens);
+    if (op->code == OP_FETCH) touch_chosen(c, op, op->fetch.v, op->fetch.pages, op->fetch.len, op->fetch.tokens);
+    if (op->code == OP_APPEND) append_tokens(c, op);
+}
 
 /* A copy, a fetch and a message have been carried out, or are not. */
 static void carry_out(const Checker *c, const Op *op) {
     Op run = *op;
     if (c->blind || op->code == OP_COPY || op->code == OP_FETCH || op->code >= OP_RECEIVE) return;
     for (int v = 0; v < MAX_VIEWS; v++)
-        if (run.view[v].rows) run.view[v].at = c->arena[run.view[v].tier] + run.view[v].offset;
+        if (run.view[v].rows) run.view[v].at = address(c, run.view[v]);
     host_run(&run);
 }
-
-static void check_copy(Checker *c, const Op *op) {
-    c->most_moves = imax(c->most_moves, op->nmoves);
-    for (int i = 0; i < op->nmoves; i++) {
-        Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        size_t bytes = type_bytes(to.type), row = to.cols * bytes;
-        CHECK(to.rows == from.rows && to.cols == from.cols && to.type == from.type);
-        const uint8_t *src = reads(c, from);
-        uint8_t *dst = writes(c, to);
-        for (int r = 0; r < to.rows; r++) memcpy(dst + r * to.ld * bytes, src + r * from.ld * bytes, row);
-    }
-}
-
-static void check_embed(Checker *c, const Op *op) {
-    reads(c, op->embed.idx), reads(c, op->embed.table);
-    if (op->add) reads(c, op->embed.y);
-    writes(c, op->embed.y);
-}
-
-static void check_layernorm(Checker *c, const Op *op) {
-    reads(c, op->layernorm.x), reads(c, op->layernorm.w), reads(c, op->layernorm.b);
-    writes(c, op->layernorm.y);
-}
-
-static void check_linear(Checker *c, const Op *op) {
-    reads(c, op->linear.x), reads(c, op->linear.w), reads(c, op->linear.b), reads(c, op->linear.residual);
-    writes(c, op->linear.y);
-    c->packed_products += op->linear.w.type == U8;
-}
-
-static void check_unpack(Checker *c, const Op *op) {
-    reads(c, op->unpack.packed), writes(c, op->unpack.w);
-    c->unpacked++;
-}
-
-static void check_attend_prefill(Checker *c, const Op *op) {
-    reads(c, op->prefilled.q), reads(c, op->prefilled.kv), reads(c, op->prefilled.start);
-    writes(c, op->prefilled.o);
-}
-
-static void check_pack(Checker *c, const Op *op) { reads(c, op->pack.kv), writes(c, op->pack.packed); }
-
-/* One token of a sequence: its entry of the page table is read. Which row it has in a tier's pages. */
-static int find_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token) {
-    Tensor entry = tensor_cols(tensor_rows(pages, seq, 1), token / op->page_tokens, 1);
-    CHECK(seq >= 0 && seq < pages.rows && token >= 0 && token / op->page_tokens < (int)pages.ld);
-    int row = *(int32_t *)reads(c, entry) * op->page_tokens + token % op->page_tokens;
-    CHECK(row >= 0 && row < rows.rows);
-    return row;
-}
-
-static void touch_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token, bool writes) {
-    touch(c, tensor_rows(rows, find_token(c, op, pages, rows, seq, token), 1), writes);
-}
-
-static void check_attend(Checker *c, const Op *op) {
-    Tensor k = op->attend.k, v = op->attend.v, pages = op->attend.pages;
-    const int32_t *len = reads(c, op->attend.len);
-    reads(c, op->attend.q);
-    for (int r = 0; r < op->attend.o.rows; r++)
-        for (int t = 0; t < len[r]; t++)
-            touch_token(c, op, pages, k, r, t, false), touch_token(c, op, pages, v, r, t, false);
-    writes(c, op->attend.o);
-}
-
-static void check_select(Checker *c, const Op *op) {
-    const Tensor q = op->attend.q;
-    const int32_t *len = reads(c, op->attend.len);
-    reads(c, q);
-    for (int r = 0; r < q.rows; r++)
-        for (int t = 0; t < len[r]; t++) touch_token(c, op, op->attend.pages, op->attend.k, r, t, false);
-    int32_t *tokens = writes(c, op->attend.tokens);
-    writes(c, op->attend.probs);
-    for (int r = 0; r < q.rows * op->nh && c->blind; r++, tokens += op->attend.tokens.cols / op->nh) {
-        const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1); /* the first ones, and its own */
-        for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
-    }
-}
-
-/* One head's part of a row of V. */
-static Tensor head_of(const Op *op, Tensor v, int row, int h) {
-    int size = v.cols / op->nh;
-    return tensor_cols(tensor_rows(v, row, 1), h * size, size);
-}
-
-static void check_fetch(Checker *c, const Op *op) {
-    Tensor v = op->fetch.v, home = op->fetch.home_v, tokens = op->fetch.tokens;
-    const int32_t *len = reads(c, op->fetch.len), *chosen = reads(c, tokens);
-    int most = tokens.cols / op->nh;
-    for (int r = 0; r < op->fetch.len.cols; r++)
-        for (int h = 0; h < op->nh; h++)
-            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - 1; i++) {
-                int token = chosen[((size_t)r * op->nh + h) * most + i];
-                Tensor here = head_of(op, v, find_token(c, op, op->fetch.pages, v, r, token), h);
-                const void *from = reads(c, head_of(op, home, find_token(c, op, op->fetch.home_pages, home, r, token), h));
-                memcpy(writes(c, here), from, tensor_span(here));
-            }
-}
-
-static void check_weigh(Checker *c, const Op *op) {
-    Tensor v = op->attend.v, pages = op->attend.pages;
-    const int32_t *len = reads(c, op->attend.len), *tokens = reads(c, op->attend.tokens);
-    reads(c, op->attend.probs);
-    for (int r = 0; r < op->attend.o.rows; r++)
-        for (int h = 0; h < op->nh; h++, tokens += op->attend.tokens.cols / op->nh)
-            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]); i++)
-                reads(c, head_of(op, v, find_token(c, op, pages, v, r, tokens[i]), h));
-    writes(c, op->attend.o);
-}
-
-static void check_append(Checker *c, const Op *op) {
-    Tensor k = op->append.k, v = op->append.v, kv = op->append.kv, pages = op->append.pages;
-    const int32_t *seq = reads(c, op->append.seq), *pos = reads(c, op->append.pos);
-    reads(c, kv);
-    for (int r = 0; r < kv.rows; r++)
-        touch_token(c, op, pages, k, seq[r], pos[r], true), touch_token(c, op, pages, v, seq[r], pos[r], true);
-}
-
-static void check_pick(Checker *c, const Op *op) {
-    reads(c, op->pick.logits), reads(c, op->pick.prompt), reads(c, op->pick.pos);
-    writes(c, op->pick.ids);
-}
-
-static void check_score(Checker *c, const Op *op) {
-    reads(c, op->score.logits), reads(c, op->score.target);
-    writes(c, op->score.logp), writes(c, op->score.best);
-}
-
-static void check_receive(Checker *c, const Op *op) { writes(c, op->state.x); }
-static void check_send(Checker *c, const Op *op) { reads(c, op->state.x); }
 
 /* Waits that no two bytes ask for: cells are coarser than bytes. Which lanes wait for which, and why that stays. */
 static const struct {
@@ -339,7 +296,7 @@ static bool covers(const Clock *clock, const Clock *need) {
 /* The op has touched what it touches. Which of its events were not needed, the others being there? */
 static void note_surplus(Checker *c, const Op *op) {
     uint32_t seq = (uint32_t)c->self.seq;
-    c->ops++, c->waits += op->nafter;
+    c->waits += op->nafter;
     for (int left_out = 0; left_out < op->nafter; left_out++) {
         Clock without = c->waited;
         if (seq > 1) merge(&without, &c->posted[op->lane][seq - 1].clock);
@@ -349,28 +306,22 @@ static void note_surplus(Checker *c, const Op *op) {
         if (!covers(&without, &c->need)) continue;
         c->surplus++;
         if (is_explained(op, op->after[left_out]) || c->unexplained++ >= c->shown) continue;
-        fprintf(stderr, "\n    no byte asks for it: ");
-        print_op(c, op->lane, seq);
-        fprintf(stderr, " waits for ");
-        print_op(c, (Lane)op->after[left_out].lane, (uint32_t)op->after[left_out].seq);
+        print_op(c, "\n    no byte asks for it: ", c->self);
+        print_op(c, " waits for ", op->after[left_out]);
     }
 }
 
 /* An op begins, becomes who touches memory, and is carried out. */
 static Event check_post(Device *device, const Op *op) {
-    static void (*const check[NCODES])(Checker *, const Op *) = {
-        [OP_COPY] = check_copy,           [OP_EMBED] = check_embed,
-        [OP_LAYERNORM] = check_layernorm, [OP_LINEAR] = check_linear,
-        [OP_UNPACK] = check_unpack,       [OP_PACK] = check_pack,
-        [OP_ATTEND] = check_attend,       [OP_SELECT] = check_select,
-        [OP_FETCH] = check_fetch,         [OP_WEIGH] = check_weigh,
-        [OP_APPEND] = check_append,       [OP_PICK] = check_pick,
-        [OP_SCORE] = check_score,         [OP_ATTEND_PREFILL] = check_attend_prefill,
-        [OP_RECEIVE] = check_receive,     [OP_SEND] = check_send};
     Checker *c = begin(device, op);
     c->op = op;
-    check[op->code](c, op);
+    touch_views(c, op, 'r');
+    if (op->code == OP_EMBED && op->add) touch(c, op->embed.y, false);
+    if (op->code == OP_COPY) check_copy(c, op);
+    touch_tokens(c, op);
+    touch_views(c, op, 'w');
     carry_out(c, op);
+    c->unpacked += op->code == OP_UNPACK, c->packed_products += op->code == OP_LINEAR && op->linear.w.type == U8;
     c->op = NULL;
     note_surplus(c, op);
     return c->self;
@@ -379,7 +330,7 @@ static Event check_post(Device *device, const Op *op) {
 /* Before the first op, and by several threads: nothing to note. */
 static void check_upload(Device *device, Tensor dst, size_t first, const void *src, size_t count) {
     Checker *c = (Checker *)device;
-    memcpy(c->arena[dst.tier] + dst.offset + first * type_bytes(dst.type), src, count * type_bytes(dst.type));
+    memcpy((uint8_t *)address(c, dst) + first * type_bytes(dst.type), src, count * type_bytes(dst.type));
 }
 
 static int check_wait(Device *device, Event e, Error *err) {
@@ -394,7 +345,8 @@ static void *check_host(Device *device, Tensor t) {
     Checker *c = (Checker *)device;
     CHECK(t.tier == TIER_CPU);
     c->now = c->waited, c->self = (Event){0, 0};
-    return writes(c, t);
+    touch(c, t, true);
+    return address(c, t);
 }
 
 static double check_now(Device *device) { return (void)device, 0; }
@@ -436,31 +388,26 @@ enum { PROMPTS = 16, MAX_S = 40, MAX_N = 10, VOCAB = 24 };
 static struct {
     Checkpoint *model;
     Task task;
-    Prompt prompts[PROMPTS];
-    int32_t ids[PROMPTS][MAX_S + MAX_N];
     Policy policy;
     bool weights, cache; /* packed; for all of a trial's policies */
     Quant study;         /* of both, where they are not; bits 0: none */
     double sparsity;
-    bool recording;                 /* the reference */
-    bool blind;                     /* nothing is computed, so nothing is compared but who waits for whom */
-    int packed_rows;                /* of a blind device: as Plan.packed_rows */
-    long unpacked, packed_products; /* of the latest run, as in Checker */
-    int most_moves;                 /* the same */
-    Net *net;                       /* of a stage of a pipeline */
-    int32_t tokens[PROMPTS][MAX_N];
-    float logits[PROMPTS][MAX_N][VOCAB];
-    float logp[PROMPTS][MAX_S + MAX_N]; /* of a scored task */
-    int32_t best[PROMPTS][MAX_S + MAX_N];
-    int scored[PROMPTS]; /* tokens so far */
-    int stop[PROMPTS];   /* tokens at which the listener ends a sequence; 0: never */
-    int done[PROMPTS];
-    const char *wrong;        /* the first thing that was */
-    long ops, waits, surplus; /* of all runs */
+    Rig reference;
+    float logits[PROMPTS][MAX_N][VOCAB]; /* its */
+    bool recording;                      /* it */
+    bool blind;                          /* nothing is computed, so nothing is compared but who waits for whom */
+    int packed_rows;                     /* of a blind device: as Plan.packed_rows */
+    Net *net;                            /* of a stage of a pipeline */
+    int stop[PROMPTS];                   /* tokens at which the listener ends a sequence; 0: never */
+    const Rig *rig;                      /* the present run's */
+    const char *wrong;                   /* the first thing that was */
+    long unpacked, packed_products;      /* of the latest run, as in Checker */
+    int most_moves;                      /* the same */
+    long waits, surplus;                 /* of all runs */
 } trial;
 
 static uint64_t dice;
-static int roll(int low, int high) { return low + (int)((test_random(&dice) + 1.) / 2 * (high - low + 1)); }
+static int roll(int low, int high) { return low + test_below(&dice, high - low + 1); }
 static bool one_in(int n) { return roll(1, n) == 1; }
 
 static void expect(bool ok, const char *what) {
@@ -470,115 +417,105 @@ static void expect(bool ok, const char *what) {
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     (void)ctx;
     if (trial.recording || trial.blind) return false;
-    expect(!trial.done[prompt], "a token after the end");
-    expect(!memcmp(tokens, trial.tokens[prompt], n * sizeof *tokens), "tokens");
+    expect(!trial.rig->answer[prompt].done, "a token after the end");
+    expect(!memcmp(tokens, trial.reference.answer[prompt].tokens, n * sizeof *tokens), "tokens");
     return n == trial.stop[prompt];
 }
 
 static void on_logits(void *ctx, int prompt, int n, const float *logits) {
-    size_t bytes = trial.model->config.vocab * sizeof *logits;
+    const size_t bytes = trial.model->config.vocab * sizeof *logits;
     (void)ctx;
-    if (trial.blind) return;
     if (trial.recording)
         memcpy(trial.logits[prompt][n - 1], logits, bytes);
     else
-        expect(!memcmp(trial.logits[prompt][n - 1], logits, bytes), "logits");
+        expect(trial.blind || !memcmp(trial.logits[prompt][n - 1], logits, bytes), "logits");
 }
 
-static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
-    (void)ctx;
-    expect(at == trial.prompts[prompt].from + trial.scored[prompt]++, "every token is scored once, in order");
-    if (trial.recording)
-        trial.logp[prompt][at] = logp, trial.best[prompt][at] = best;
-    else if (!trial.blind)
-        expect(trial.logp[prompt][at] == logp && trial.best[prompt][at] == best, "scores");
-}
-
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *err) {
-    int length = 0, wanted = trial.task.prompts[prompt].n, eos = trial.model->config.eos;
+/* What was heard of a prompt is what the reference heard, up to where it stops: behind so many tokens, or before </s>. In a
+ * scored task given tokens end nothing. */
+static void compare_answers(int prompt) {
+    const Answer *a = &trial.rig->answer[prompt], *all = &trial.reference.answer[prompt];
+    const Prompt *p = &trial.task.prompts[prompt];
+    const int eos = trial.task.scored ? -1 : trial.model->config.eos;
+    int length = 0;
     bool stops = false;
-    (void)ctx, (void)err;
-    trial.done[prompt]++;
-    if (trial.blind) return 0;
-    if (trial.recording) memcpy(trial.tokens[prompt], tokens, n * sizeof *tokens);
-    if (trial.task.scored) eos = -1; /* given tokens end nothing */
-    while (length < wanted && !stops) {
-        if ((stops = eos >= 0 && trial.tokens[prompt][length] == eos)) break; /* which is not part of the text */
+    while (length < p->n && !stops) {
+        if ((stops = eos >= 0 && all->tokens[length] == eos)) break;
         stops = ++length == trial.stop[prompt];
     }
-    expect(n == length && reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
-    expect(!memcmp(tokens, trial.tokens[prompt], n * sizeof *tokens), "tokens");
-    return 0;
+    expect(a->n == length && a->reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
+    expect(!memcmp(a->tokens, all->tokens, a->n * sizeof *a->tokens), "tokens");
+    if (!trial.task.scored || a->scored < 0) return;
+    expect(!memcmp(a->logp + p->from, all->logp + p->from, a->scored * sizeof *a->logp), "scores");
+    expect(!memcmp(a->best + p->from, all->best + p->from, a->scored * sizeof *a->best), "greedy choices");
 }
 
 /* Runs the trial's task under its policy on a checker of its own. */
 static void run(void) {
-    Error err = {0, ""};
-    RunStats stats;
     bool early = trial.model->config.eos >= 0;
-    for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i], trial.done[i] = trial.scored[i] = 0;
-    Listener listener = {
-        .done = on_done, .logits = on_logits, .scored = on_scored, .token = early || one_in(2) ? on_token : NULL};
-    Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, trial.blind ? F16 : F32, &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    Checker *c = checker_open(plan);
-    if (trial.blind) plan->packed_rows = trial.packed_rows;
+    for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
+    Rig r = {.model = trial.model, .policy = trial.policy, .task = &trial.task, .hears = {.logits = on_logits}};
+    if (early || one_in(2)) r.hears.token = on_token;
+    r.plan = plan_make(trial.model, &trial.policy, &trial.task, trial.blind ? F16 : F32, &r.err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(r.plan);
+    Checker *c = checker_open(r.plan);
+    if (trial.blind) r.plan->packed_rows = trial.packed_rows;
     c->shown = 2, c->blind = trial.blind, c->base.net = trial.net;
-    trial.wrong = NULL;
-    ASSERT_OK(weights_load(plan, trial.model, &c->base, &err));
-    expect(!schedule_run(plan, &trial.task, &c->base, &listener, &stats, &err), "the run failed");
-    for (int i = 0; i < trial.task.count; i++) expect(trial.done[i] == 1, "a prompt is done once");
-    for (int i = 0; i < trial.task.count && trial.task.scored; i++) {
-        const Prompt *q = &trial.prompts[i];
-        expect(trial.stop[i] || trial.scored[i] == q->s + q->n - q->from, "all are scored");
+    r.device = &c->base;
+    trial.wrong = NULL, trial.rig = &r;
+    CU_ASSERT_EQUAL_FATAL(weights_load(r.plan, trial.model, r.device, &r.err), 0);
+    expect(!rig_run(&r), "the run failed");
+    for (int i = 0; i < r.prompts; i++) {
+        const Prompt *p = &trial.task.prompts[i];
+        const int scored = r.answer[i].scored;
+        expect(r.answer[i].done == 1, "a prompt is done once");
+        expect(scored >= 0, "every token is scored once, in order");
+        expect(!trial.task.scored || trial.stop[i] || scored == p->s + p->n - p->from, "all are scored");
+        if (!trial.blind && !trial.recording) compare_answers(i);
     }
-    for (int t = 0; t < NTIERS; t++) expect(c->base.peak[t] <= plan->total[t], "the plan is too small");
-    expect(early || stats.sweeps == plan->sweeps, "sweeps");
+    for (int t = 0; t < NTIERS; t++) expect(r.peak[t] <= r.planned[t], "the plan is too small");
+    expect(early || r.stats.sweeps == r.plan->sweeps, "sweeps");
     expect(!c->races, "races");
     expect(!c->unexplained, "an event that no byte asks for");
-    trial.ops += c->ops, trial.waits += c->waits, trial.surplus += c->surplus;
+    trial.waits += c->waits, trial.surplus += c->surplus;
     trial.unpacked = c->unpacked, trial.packed_products = c->packed_products, trial.most_moves = c->most_moves;
-    check_close(&c->base);
-    plan_free(plan);
+    rig_stop(&r);
+    if (trial.recording) rig_close(&trial.reference), trial.reference = r;
+    if (!trial.recording) rig_close(&r);
 }
 
 /* packs: of whole groups, so that weights and cache can be packed. */
 static void open_model(int l, bool packs) {
-    int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
-    OptConfig config = {.name = "test",
-                        .l = l,
-                        .h1 = h1,
-                        .h2 = packs ? GROUP * roll(1, 2) : 4 * roll(1, 4),
-                        .nh = nh,
-                        .vocab = roll(5, VOCAB),
-                        .max_pos = MAX_S + MAX_N,
-                        .embed = one_in(4) ? 4 * roll(1, 3) : h1,
-                        .pre_norm = !one_in(4),
-                        .final_norm = !one_in(4),
-                        .eos = -1};
+    const int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
+    OptConfig config = TEST_CONFIG(l, h1, packs ? GROUP * roll(1, 2) : 4 * roll(1, 4), nh, roll(5, VOCAB), -1);
+    config.max_pos = MAX_S + MAX_N, config.embed = one_in(4) ? 4 * roll(1, 3) : h1;
+    config.pre_norm = !one_in(4), config.final_norm = !one_in(4);
     trial.model = checkpoint_dummy(&config, dice);
 }
 
-static void clear_task(void) {
-    trial.task = (Task){.prompts = trial.prompts, .sampling = {.temperature = !one_in(3), .top_p = 1, .seed = dice}};
+static void open_task(int count, const int *s, const int *n) {
+    trial.task = random_task(count, s, n, trial.model->config.vocab, dice);
+    trial.task.sampling = (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice};
+    for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
+    memset(trial.stop, 0, sizeof trial.stop);
 }
 
-static void add_prompt(int s, int n) {
-    int i = trial.task.count++;
-    for (int t = 0; t < s + n; t++) trial.ids[i][t] = roll(0, trial.model->config.vocab - 1);
-    trial.prompts[i] =
-        (Prompt){.ids = trial.ids[i], .s = s, .n = n, .from = one_in(3) ? 1 : roll(1, s + n - 1), .place = i};
+static void close_trial(void) {
+    free_task(&trial.task);
+    checkpoint_close(trial.model);
 }
 
 /* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */
 static void draw_task(void) {
-    int kind = roll(0, 5), count = roll(1, PROMPTS), even_s = roll(1, 12), even_n = kind == 1 ? 1 : roll(1, MAX_N);
-    clear_task();
-    trial.task.scored = one_in(3);
-    for (int i = 0; i < count; i++) {
-        int s = one_in(10) ? roll(1, MAX_S) : roll(1, 12), n = one_in(10) ? 1 : roll(1, MAX_N);
-        add_prompt(kind == 0 ? even_s : s, kind < 2 ? even_n : n);
+    const int kind = roll(0, 5), count = roll(1, PROMPTS);
+    int s[PROMPTS], n[PROMPTS];
+    s[0] = roll(1, 12), n[0] = kind == 1 ? 1 : roll(1, MAX_N);
+    for (int i = 1; i < count; i++) {
+        s[i] = kind == 0 ? s[0] : one_in(10) ? roll(1, MAX_S) : roll(1, 12);
+        n[i] = kind < 2 ? n[0] : one_in(10) ? 1 : roll(1, MAX_N);
     }
+    open_task(count, s, n);
+    trial.task.scored = one_in(3);
 }
 
 static void set_numbers(Policy *p) {
@@ -596,26 +533,20 @@ static void draw_numbers(void) {
 }
 
 static void run_reference(void) {
-    trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = trial.task.count, .num_gpu_batches = 1, .page_tokens = 16};
+    trial.policy = all_gpu(trial.task.count, 1);
+    trial.policy.overlap = false;
     set_numbers(&trial.policy);
-    trial.recording = true;
-    trial.task.keep_logits = !trial.task.scored;
-    memset(trial.stop, 0, sizeof trial.stop);
+    trial.recording = true, trial.task.keep_logits = !trial.task.scored;
     run();
     trial.recording = false;
-}
-
-static void draw_shares(double *gpu, double *cpu) {
-    static const double share[] = {0, 0, 1, 1, .5, .3, .25, .7, .1};
-    *gpu = share[roll(0, 8)], *cpu = one_in(3) ? 1 - *gpu : share[roll(0, 8)];
-    if (*gpu + *cpu > 1) *cpu = 1 - *gpu;
 }
 
 static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
-    draw_shares(&p->wg, &p->wc), draw_shares(&p->cg, &p->cc), draw_shares(&p->hg, &p->hc);
-    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5), p->flights = one_in(2) ? roll(1, 3) : 1;
+    *p = all_gpu(roll(1, 4), roll(1, 5));
+    for (int what = 0; what < 6; what += 2) random_shares(&p->share[what], &p->share[what + 1], &dice);
+    p->flights = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
     p->delegated = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
@@ -626,25 +557,18 @@ static void draw_policy(void) {
 
 /* Sequences that end early: at some token of some prompt, wherever it comes, or where the listener says so. */
 static void draw_stops(void) {
-    int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
-    trial.model->config.eos = one_in(3) ? trial.tokens[prompt][roll(0, trial.task.prompts[prompt].n - 1)] : -1;
+    const int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
+    const int at = roll(0, trial.task.prompts[prompt].n - 1);
+    trial.model->config.eos = one_in(3) ? trial.reference.answer[prompt].tokens[at] : -1;
     for (int i = 0; i < trial.task.count; i++) trial.stop[i] = some && one_in(some) ? roll(1, MAX_N) : 0;
 }
 
-/* Asserts that nothing was wrong; if something was, says under which policy. */
+/* Runs, and asserts that nothing was wrong; if something was, says under which policy. */
 static bool passes(uint64_t seed) {
-    const Policy *p = &trial.policy;
+    run();
+    if (trial.wrong) say_policy(&trial.policy), fprintf(stderr, "seed %d: %s\n", (int)seed, trial.wrong);
     CU_ASSERT_PTR_NULL(trial.wrong);
-    if (!trial.wrong) return true;
-    fprintf(stderr,
-            "\n    seed %d: %s: %g %g %g %g %g %g, %d x %d x %d, %s, table %d, page %d%s%s; packed %d %d, sparsity %g; l "
-            "%d, %d "
-            "prompts, eos %d\n",
-            (int)seed, trial.wrong, p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, flight_count(p),
-            schedule_name[p->schedule], p->table_home, p->page_tokens, p->delegated ? ", CPU attention" : "",
-            p->overlap ? "" : ", no overlap", p->weight_packed, p->cache_packed, p->sparsity, trial.model->config.l,
-            trial.task.count, trial.model->config.eos);
-    return false;
+    return !trial.wrong;
 }
 
 static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) {
@@ -657,37 +581,31 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
         draw_task();
         draw_numbers();
         run_reference();
-        ok = passes(seed);
+        CU_ASSERT_PTR_NULL(trial.wrong);
         for (int i = 0; i < POLICIES && ok; i++) {
             draw_policy();
             draw_stops();
-            run();
             ok = passes(seed);
         }
-        checkpoint_close(trial.model);
+        close_trial();
     }
     host_set_threads(0);
-    printf("%.2f events an op, %.1f%% of them more than bytes ask for ... ", (double)trial.waits / trial.ops,
-           100. * trial.surplus / trial.waits);
     CU_ASSERT(trial.surplus < trial.waits / 20); /* coarse cells cost overlap, silently */
 }
 
 /* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
 static void nor_where_packed_weights_are_unpacked_first(void) {
-    enum { SEEDS = 40 };
     bool ok = true;
     trial.blind = true;
-    for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
+    for (uint64_t seed = 0; seed < 40 && ok; seed++) {
         dice = (seed << 32) + 7;
         open_model(roll(1, 4), true);
         draw_task();
         draw_numbers();
         trial.weights = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
-        memset(trial.stop, 0, sizeof trial.stop);
         draw_policy();
-        run();
         ok = passes(seed);
-        checkpoint_close(trial.model);
+        close_trial();
     }
     trial.blind = false, trial.packed_rows = 0;
 }
@@ -698,22 +616,19 @@ static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
     enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
     open_model(L, true);
-    clear_task();
-    for (int i = 0; i < 4; i++) add_prompt(5, SWEEPS);
+    open_task(4, (int[]){5, 5, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS});
     trial.weights = true, trial.blind = true;
-    memset(trial.stop, 0, sizeof trial.stop);
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
-        trial.policy = (Policy){.wg = .5, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = BATCHES, .page_tokens = 16};
-        trial.policy.piece_rows = 5, trial.policy.overlap = true;
+        trial.policy = placed((double[]){.5, 0, 1, 0, 1, 0}, 2, BATCHES);
+        trial.policy.piece_rows = 5;
         set_numbers(&trial.policy);
-        run();
         passes(rows);
         CU_ASSERT_EQUAL(trial.unpacked, rows < 10 ? L * MATRICES : 0);
         CU_ASSERT_EQUAL(trial.packed_products, L * PRODUCTS * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
     }
     trial.blind = false, trial.packed_rows = 0;
-    checkpoint_close(trial.model);
+    close_trial();
 }
 
 /* Of a pipeline one stage is here: the tokens that come round to it are any, and nobody is where it sends its own. */
@@ -733,26 +648,23 @@ static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_
 
 /* States are written before they are sent, and read before the next ones come to their place. */
 static void nor_in_a_stage_of_a_pipeline(void) {
-    enum { SEEDS = 80 };
     bool ok = true;
     trial.blind = true;
-    for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
+    for (uint64_t seed = 0; seed < 80 && ok; seed++) {
         dice = (seed << 32) + 11;
         open_model(roll(2, 4), one_in(2));
         draw_task();
         draw_numbers();
         draw_policy();
-        memset(trial.stop, 0, sizeof trial.stop);
         const int l = trial.model->config.l, stages = roll(2, l), stage = (int)seed % stages, first = l * stage / stages;
         Checkpoint *whole = trial.model,
                    part = checkpoint_stage(whole, stage, stages, first, l * (stage + 1) / stages - first);
         part.config.eos = one_in(3) ? roll(0, part.config.vocab - 1) : -1;
         trial.model = &part;
         trial.net = &(Net){.stage = stage, .stages = stages, .receive = receive_any, .post = send_nowhere};
-        run();
         ok = passes(seed);
-        trial.net = NULL;
-        checkpoint_close(whole);
+        trial.net = NULL, trial.model = whole;
+        close_trial();
     }
     trial.blind = false;
 }
@@ -790,18 +702,18 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
     dice = 2;
     open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
-        clear_task();
-        for (int q = 0; q < left_open[i].count; q++) add_prompt(roll(1, 12), left_open[i].n);
+        int s[PROMPTS], n[PROMPTS];
+        for (int q = 0; q < left_open[i].count; q++) s[q] = roll(1, 12), n[q] = left_open[i].n;
+        open_task(left_open[i].count, s, n);
         run_reference();
-        passes(i);
         for (int disk = 0; disk < 2; disk++) {
-            trial.policy = (Policy){.wg = 1, .cg = .5, .cc = disk ? 0 : .5, .hg = 1, .overlap = true, .page_tokens = 16};
-            trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.gbs = left_open[i].gbs;
-            trial.policy.num_gpu_batches = left_open[i].num_gpu_batches;
+            trial.policy =
+                placed((double[]){1, 0, .5, disk ? 0 : .5, 1, 0}, left_open[i].gbs, left_open[i].num_gpu_batches);
+            trial.policy.schedule = SCHEDULE_DIAGONAL;
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
-            run();
             passes(i);
         }
+        free_task(&trial.task);
     }
     checkpoint_close(trial.model);
 }
@@ -811,18 +723,15 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
 static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
     dice = 9;
     open_model(1, false);
-    clear_task();
-    add_prompt(1, 4), add_prompt(1, 1), add_prompt(20, 2);
+    open_task(3, (int[]){1, 1, 20}, (int[]){4, 1, 2});
     run_reference();
-    passes(0);
     for (int stop = 0; stop < 2; stop++) {
-        trial.policy = (Policy){.wg = 1, .cg = .5, .cc = .5, .hg = 1, .overlap = true, .page_tokens = 1};
-        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.gbs = 1, trial.policy.num_gpu_batches = 2;
+        trial.policy = placed((double[]){1, 0, .5, .5, 1, 0}, 1, 2);
+        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = 1;
         trial.stop[0] = stop;
-        run();
         passes(stop);
     }
-    checkpoint_close(trial.model);
+    close_trial();
 }
 
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
@@ -831,15 +740,14 @@ static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
     enum { N = 40 };
     dice = 5;
     open_model(1, false);
-    clear_task();
-    for (int i = 0; i < 2; i++) add_prompt(1, N);
+    open_task(2, (int[]){1, 1}, (int[]){N, N});
     trial.blind = true;
-    trial.policy = (Policy){.wg = 1, .hg = 1, .gbs = 1, .num_gpu_batches = 2, .overlap = true, .page_tokens = 1};
-    run();
+    trial.policy = placed((double[]){1, 0, 0, 0, 1, 0}, 1, 2);
+    trial.policy.page_tokens = 1;
     passes(0);
     CU_ASSERT_EQUAL(trial.most_moves, 2 * (N - 1));
     trial.blind = false;
-    checkpoint_close(trial.model);
+    close_trial();
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -856,47 +764,45 @@ static Event post_copy(Checker *c, Lane lane, Event after, const Move *moves, in
 
 /* Posts two copies, with so much between them, and returns how many races there are. */
 static int races_of(const Plan *plan, Move first, Move second, int way) {
-    const Event none = {0, 0};
     Checker *c = checker_open(plan);
-    Event before = post_copy(c, W_LOAD, none, NULL, 0), end = post_copy(c, W_LOAD, none, &first, 1);
-    if (way == WAIT) c->base.wait(&c->base, end, NULL);
-    if (way == THIRD_LANE) end = post_copy(c, C_LOAD, end, NULL, 0);
-    post_copy(c, way == LANE ? W_LOAD : STORE,
-              way == EARLIER_EVENT            ? before
-              : way == NOTHING || way == WAIT ? none
-                                              : end,
-              &second, 1);
-    int races = c->races;
+    const Event before = post_copy(c, W_LOAD, no_event, NULL, 0);
+    Event after = post_copy(c, W_LOAD, no_event, &first, 1);
+    if (way == WAIT) c->base.wait(&c->base, after, NULL);
+    if (way == THIRD_LANE) after = post_copy(c, C_LOAD, after, NULL, 0);
+    if (way == EARLIER_EVENT) after = before;
+    if (way == NOTHING || way == WAIT) after = no_event;
+    post_copy(c, way == LANE ? W_LOAD : STORE, after, &second, 1);
+    const int races = c->races;
     check_close(&c->base);
     return races;
 }
 
+/* The posting thread is held to it as well. */
 static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
     Error err;
     dice = 1;
     open_model(1, false);
     draw_task();
-    trial.policy = (Policy){.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
+    trial.policy = all_gpu(2, 2);
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    Tensor x = plan->weight[0][Q_W].home, y = plan->weight[0][K_W].home, z = plan->weight[0][V_W].home;
+    const Tensor x = plan->weight[0][Q_W].home, y = plan->weight[0][K_W].home, z = plan->weight[0][V_W].home;
     const Move first = {x, y}, second[] = {{z, x}, {x, z}, {y, z}, {z, y}}; /* the last one only reads y, too */
     for (int way = 0; way < WAYS; way++)
         for (int i = 0; i < 4; i++)
             CU_ASSERT_EQUAL(races_of(plan, first, second[i], way), i < 3 && way <= EARLIER_EVENT ? x.rows * x.cols : 0);
-    /* the posting thread is held to it as well */
-    Tensor on_cpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_CPU, 0, 0, 1), 0, 1);
-    Tensor on_gpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_GPU, 0, 0, 1), 0, 1);
+    const Tensor on_cpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_CPU, 0, 0, 1), 0, 1);
+    const Tensor on_gpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_GPU, 0, 0, 1), 0, 1);
     for (int waits = 0; waits < 2; waits++) {
         Checker *c = checker_open(plan);
-        Event up = post_copy(c, C_LOAD, (Event){0, 0}, &(Move){on_gpu, on_cpu}, 1);
+        const Event up = post_copy(c, C_LOAD, no_event, &(Move){on_gpu, on_cpu}, 1);
         if (waits) c->base.wait(&c->base, up, &err);
         c->base.cpu_address(&c->base, on_cpu);
         CU_ASSERT_EQUAL(c->races, waits ? 0 : 2); /* two cells of two bytes */
         check_close(&c->base);
     }
     plan_free(plan);
-    checkpoint_close(trial.model);
+    close_trial();
 }
 
 CU_TestInfo tests[] = {

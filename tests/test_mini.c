@@ -424,7 +424,7 @@ static void at_most_one_of_fifty_differs(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* A share of GPU and CPU: all on one tier, whole percents, or anything. */
-static size_t random_shares(char *to, uint64_t *seed) {
+static size_t random_percent(char *to, uint64_t *seed) {
     const int kind = test_below(seed, 6), gpu = test_below(seed, 101);
     if (kind < 3) return (size_t)sprintf(to, " %d %d", kind == 0 ? 100 : 0, kind == 1 ? 100 : 0);
     if (kind < 5) return (size_t)sprintf(to, " %d %d", gpu, test_below(seed, 101 - gpu));
@@ -438,7 +438,7 @@ static const char *random_policy(int m, int number, Variant v) {
     uint64_t seed = 1000 * (uint64_t)m + (uint64_t)number + 7919 * v;
     size_t used = (size_t)sprintf(text, "--percent");
     const double rate = m ? 2e8 : 6e9;
-    for (int kind = 0; kind < 3; kind++) used += random_shares(text + used, &seed);
+    for (int kind = 0; kind < 3; kind++) used += random_percent(text + used, &seed);
     const int K = 1 + number % 4, gbs = between(&seed, K < 3 ? 2 : 1, 12 / K);
     used += (size_t)sprintf(text + used, " --gpu-batch-size %d --num-gpu-batches %d --threads %d", gbs, K,
                             1 + test_below(&seed, 3));

@@ -1,5 +1,5 @@
 /* test_plan.c: placements achieved, sequences dealt, plans that fit and plans that do not, what the sweeps of a plan do,
- * page pools. */
+ * page pools. That a plan is used to the byte is test_schedule.c's; who is admitted when, test_admission.c's. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,145 +7,147 @@
 #include "tests.h"
 #include "batch.h"
 
-/* Bytes of the decoder layers that each tier gets, and the largest tensor with its bias. */
-static void placed_bytes(const OptConfig *c, double wg, double wc, double bytes[NTIERS], double *largest) {
-    Tier(*home)[NROLES] = xcalloc(c->l, sizeof *home);
-    place_weights(home, c, wg, wc);
-    bytes[0] = bytes[1] = bytes[2] = *largest = 0;
-    for (int j = 0; j < c->l; j++)
-        for (int r = 0; r < NROLES; r++) {
-            int rows, cols;
-            opt_role_shape(c, (Role)r, &rows, &cols);
-            bytes[home[j][r]] += (double)rows * cols;
-            if ((double)rows * cols > *largest) *largest = (double)rows * cols;
-        }
-    free(home);
+static Checkpoint *model;
+static Task task;
+static Error err;
+
+static void open_task(const OptConfig *config, int count, int s, int n) {
+    model = checkpoint_dummy(config, 0);
+    task = equal_task(count, s, n);
 }
+
+static void open_named(const char *name, int count, int s, int n) {
+    const OptConfig config = opt_named(name);
+    open_task(&config, count, s, n);
+}
+
+static void close_task(void) {
+    free_task(&task);
+    checkpoint_close(model);
+}
+
+static Plan *plan_of(const Policy *p) {
+    Plan *plan = plan_make(model, p, &task, F16, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    return plan;
+}
+
+static const OptConfig small = SMALL_CONFIG(-1);
 
 static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-30b", "opt-175b"};
-    for (size_t m = 0; m < sizeof names / sizeof *names; m++) {
-        OptConfig c;
-        CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, names[m]), 0);
+    for (int m = 0; m < 5; m++) {
+        const OptConfig c = opt_named(names[m]);
+        Tier(*home)[NROLES] = xcalloc(c.l, sizeof *home);
         double worst = 0;
-        for (int wg = 0; wg <= 100; wg++)
-            for (int wc = 0; wc <= 100 - wg; wc++) {
-                double bytes[NTIERS], largest, want[NTIERS] = {wg / 100., wc / 100., (100 - wg - wc) / 100.};
-                placed_bytes(&c, wg / 100., wc / 100., bytes, &largest);
-                double total = bytes[0] + bytes[1] + bytes[2];
-                for (int t = 0; t < NTIERS; t++) {
-                    double off = fabs(bytes[t] - want[t] * total) / largest;
-                    if (off > worst) worst = off;
-                    if (want[t] == 0) CU_ASSERT_EQUAL(bytes[t], 0);
-                }
+        for (int percent = 0; percent <= 100 * 101; percent++) {
+            const double wg = percent / 101 / 100., wc = percent % 101 / 100.,
+                         want[NTIERS] = {wg, wc, fmax(1 - wg - wc, 0)};
+            double numbers[NTIERS] = {0}, largest = 0, total = 0;
+            if (percent / 101 + percent % 101 > 100) continue;
+            place_weights(home, &c, wg, wc);
+            for (int t = 0; t < c.l * NROLES; t++) {
+                int rows, cols;
+                opt_role_shape(&c, (Role)(t % NROLES), &rows, &cols);
+                const double size = (double)rows * cols;
+                numbers[home[t / NROLES][t % NROLES]] += size, total += size, largest = fmax(largest, size);
             }
+            for (int t = 0; t < NTIERS; t++) {
+                worst = fmax(worst, fabs(numbers[t] - want[t] * total) / largest);
+                if (want[t] < 1e-9) CU_ASSERT_EQUAL(numbers[t], 0);
+            }
+        }
         CU_ASSERT(worst <= 1);
+        free(home);
     }
 }
 
+/* And ordered within a batch. */
 static void sequences_are_dealt_to_within_one(void) {
+    enum { GBS = 4 };
     static const int counts[] = {1, 2, 7, 12, 30};
     Seat seats[30];
-    for (int g = 0; g <= 100; g += 3)
-        for (int c = 0; c <= 100 - g; c += 7)
-            for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-                Policy p = {.cg = g / 100., .cc = c / 100., .hg = c / 100., .hc = g / 100., .gbs = 4, .num_gpu_batches = 8};
-                int count = counts[n], kv[NTIERS] = {0}, act[NTIERS] = {0};
-                bool ordered = true;
-                deal_block(seats, &p, count);
-                for (int i = 0; i < count; i++) {
-                    kv[seats[i].kv]++, act[seats[i].act]++;
-                    ordered = ordered && seats[i].k == i / 4 && seats[i].prompt == -1;
-                    if (i % 4) ordered = ordered && seats[i].kv >= seats[i - 1].kv && seats[i].act >= seats[i - 1].act;
-                }
-                CU_ASSERT(ordered);
-                double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.},
-                       swapped[NTIERS] = {c / 100., g / 100., share[2]};
-                for (int t = 0; t < NTIERS; t++) {
-                    CU_ASSERT(fabs(kv[t] - share[t] * count) < 1);
-                    CU_ASSERT(fabs(act[t] - swapped[t] * count) < 1);
-                }
+    for (int g = 0; g <= 100; g++)
+        for (int c = 0; c <= 100 - g; c += 7) {
+            const int count = counts[(g + c) % 5];
+            const double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.},
+                         swapped[NTIERS] = {share[1], share[0], share[2]};
+            const Policy p = placed((double[]){0, 0, share[0], share[1], share[1], share[0]}, GBS, 8);
+            int kv[NTIERS] = {0}, act[NTIERS] = {0};
+            deal_block(seats, &p, count);
+            for (int i = 0; i < count; i++) {
+                const Seat *seat = &seats[i];
+                kv[seat->kv]++, act[seat->act]++;
+                CU_ASSERT(seat->k == i / GBS && seat->prompt == -1);
+                CU_ASSERT(i % GBS == 0 || (seat->kv >= seat[-1].kv && seat->act >= seat[-1].act));
             }
+            for (int t = 0; t < NTIERS; t++)
+                CU_ASSERT(fabs(kv[t] - share[t] * count) < 1 && fabs(act[t] - swapped[t] * count) < 1);
+        }
 }
 
 static void every_gpu_batch_has_its_part_of_each_tier(void) {
     Seat seats[40];
-    Policy p = {.cg = .5, .cc = .25, .hg = 1, .gbs = 8, .num_gpu_batches = 5};
+    const Policy p = placed((double[]){0, 0, .5, .25, 1, 0}, 8, 5);
     int per[5][NTIERS] = {{0}};
     deal_block(seats, &p, 40);
     for (int i = 0; i < 40; i++) per[seats[i].k][seats[i].kv]++;
     for (int k = 0; k < 5; k++) CU_ASSERT(per[k][0] == 4 && per[k][1] == 2 && per[k][2] == 2);
 }
 
-static Task even_task(int count, int s, int n) {
-    Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
-    for (int i = 0; i < count; i++) t.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
-    return t;
-}
-
-static size_t term_bytes(const Plan *p, Tier tier, const char *name) {
-    size_t bytes = 0;
+static double term_bytes(const Plan *p, Tier tier, const char *name) {
+    double bytes = 0;
     for (int id = 0; id < NREGIONS; id++)
-        if (p->region[id][tier].bytes && !strcmp(p->region[id][tier].name, name)) bytes += p->region[id][tier].bytes;
+        if (p->region[id][tier].bytes && !strcmp(p->region[id][tier].name, name))
+            bytes += (double)p->region[id][tier].bytes;
     return bytes;
 }
 
-/* The paper's section 3: l (8 h1^2 + 4 h1 h2) bytes of weights, 4 b l h1 (s + n) bytes of KV cache at the peak. */
+/* The paper's section 3: l (8 h1^2 + 4 h1 h2) bytes of weights, 4 b l h1 (s + n) bytes of KV cache at the peak. s + n - 1
+ * tokens are stored, since the last one made is never read: they fill 34 pages of 16. */
 static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-30b"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(144, 512, 32);
-    Policy p = {
-        .wg = .2, .wc = .8, .cc = 1, .hc = 1, .gbs = 48, .num_gpu_batches = 3, .page_tokens = 16, .delegated = true};
-    Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    double weights = 48 * (8. * 7168 * 7168 + 4. * 7168 * 28672);
+    Policy p = placed((double[]){.2, .8, 0, 1, 0, 1}, 48, 3);
+    p.delegated = true;
+    open_named("opt-30b", 144, 512, 32);
+    Plan *plan = plan_of(&p);
+    const double weights = 48 * (8. * 7168 * 7168 + 4. * 7168 * 28672);
     CU_ASSERT_DOUBLE_EQUAL(term_bytes(plan, TIER_CPU, "weights") / weights, .8, .01);
     CU_ASSERT_DOUBLE_EQUAL(term_bytes(plan, TIER_GPU, "weights") / weights, .2, .01);
-    /* s + n - 1 tokens are stored: the last one made is never read. They fill 34 pages of 16. */
-    CU_ASSERT_EQUAL(term_bytes(plan, TIER_CPU, "KV cache"), (size_t)144 * 48 * 34 * 16 * 4 * 7168);
+    CU_ASSERT_EQUAL(term_bytes(plan, TIER_CPU, "KV cache"), 144. * 48 * 34 * 16 * 4 * 7168);
     CU_ASSERT_EQUAL(term_bytes(plan, TIER_GPU, "KV cache"), 0);
-    CU_ASSERT_EQUAL(term_bytes(plan, TIER_CPU, "activations"), (size_t)144 * 512 * 7168 * 2);
+    CU_ASSERT_EQUAL(term_bytes(plan, TIER_CPU, "activations"), 144. * 512 * 7168 * 2);
     CU_ASSERT_EQUAL(plan->total[TIER_DISK], 0);
-    for (int t2 = 0; t2 < NTIERS; t2++) { /* regions tile their tier */
-        size_t at = 0;
+    for (int t = 0; t < NTIERS; t++) { /* regions tile their tier */
+        Bytes at = 0;
         for (int id = 0; id < NREGIONS; id++) {
-            if (!plan->region[id][t2].bytes) continue;
-            CU_ASSERT_EQUAL(plan->region[id][t2].offset, at);
-            at += plan->region[id][t2].bytes;
+            if (!plan->region[id][t].bytes) continue;
+            CU_ASSERT_EQUAL(plan->region[id][t].offset, at);
+            at += plan->region[id][t].bytes;
         }
-        CU_ASSERT_EQUAL(at, plan->total[t2]);
+        CU_ASSERT_EQUAL(at, plan->total[t]);
     }
     plan_free(plan);
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* A.2.1: at the end of a block every sequence has the KV of s + n tokens. In the diagonal schedule with K = n a
  * batch of bls / n sequences ends in every sweep, and those in flight have made 1 to n - 1 tokens. */
 static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
     enum { BATCHES = 5, GBS = 4, S = 7, N = BATCHES };
-    const OptConfig c = SMALL_CONFIG(3);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(GBS * BATCHES, S + 2, N);
-    for (int i = 0; i < t.count; i += 2) t.prompts[i].s -= 4; /* S in the mean */
-    const double token = 4. * c.h1 * c.l;
+    const double token = 4. * small.h1 * small.l;
     double diagonal = 0;
     for (int made = 1; made < N; made++) diagonal += GBS * token * (S + made);
+    open_task(&small, GBS * BATCHES, S + 2, N);
+    for (int i = 0; i < task.count; i += 2) task.prompts[i].s -= 4; /* S in the mean */
     for (int schedule = 0; schedule < 3; schedule++) {
-        Error err;
         Policy p = all_gpu(GBS, BATCHES);
         p.schedule = (Schedule)schedule;
-        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        Plan *plan = plan_of(&p);
         const double expected = schedule == SCHEDULE_DIAGONAL ? diagonal : block_size(&p) * token * (S + N);
         CU_ASSERT_DOUBLE_EQUAL(plan->a21_kv, expected, 1e-9 * expected);
         plan_free(plan);
     }
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* With smaller batches, or fewer; where one batch of one prompt is all, with neither. */
@@ -154,131 +156,98 @@ static void the_advice_is_about_what_can_be_smaller(void) {
         int gbs, batches;
         const char *advice;
     } cases[] = {{4, 2, "lower --gpu-batch-size"}, {1, 8, "lower --num-gpu-batches"}, {1, 1, "shorten prompts"}};
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(8, 64, 8);
-    for (int i = 0; i < 3; i++)
-        for (int placed = 0; placed < 2; placed++) {
-            const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)placed << 12, SIZE_MAX};
-            Policy p = {.wg = 1, .cc = placed, .wc = !placed, .hg = 1, .page_tokens = 16};
-            p.wg = placed, p.cg = !placed, p.gbs = cases[i].gbs, p.num_gpu_batches = cases[i].batches;
-            Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-            CU_ASSERT_EQUAL(check_fits(plan, capacity, placed, &err), -1);
-            CU_ASSERT(strstr(err.text, cases[i].advice) && strstr(err.text, ", or raise --cpu-mem"));
-            CU_ASSERT_EQUAL(strstr(err.text, "--percent") != NULL, placed);
-            CU_ASSERT_EQUAL(plan_missing(plan, capacity), plan->total[TIER_CPU] - capacity[TIER_CPU]);
-            plan_free(plan);
-        }
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    open_named("opt-125m", 8, 64, 8);
+    for (int i = 0; i < 6; i++) {
+        const int given = i % 2; /* --percent */
+        const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)given << 12, SIZE_MAX};
+        const Policy p = placed((double[]){given, !given, !given, given, 1, 0}, cases[i / 2].gbs, cases[i / 2].batches);
+        Plan *plan = plan_of(&p);
+        CU_ASSERT_EQUAL(check_fits(plan, capacity, given, &err), -1);
+        CU_ASSERT(strstr(err.text, cases[i / 2].advice) && strstr(err.text, ", or raise --cpu-mem"));
+        CU_ASSERT_EQUAL(strstr(err.text, "--percent") != NULL, given);
+        CU_ASSERT_EQUAL(plan_missing(plan, capacity), plan->total[TIER_CPU] - capacity[TIER_CPU]);
+        plan_free(plan);
+    }
+    close_task();
 }
 
+/* The largest term, 16 GiB of it, is the cache. */
 static void a_plan_that_does_not_fit_names_term_and_flag(void) {
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-6.7b"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(64, 512, 32);
-    Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 16, .num_gpu_batches = 4, .page_tokens = 16};
-    Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-    Bytes enough[NTIERS] = {plan->total[0], plan->total[1], plan->total[2]};
-    CU_ASSERT_EQUAL(check_fits(plan, enough, true, &err), 0);
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
+    const Policy p = all_gpu(16, 4);
+    open_named("opt-6.7b", 64, 512, 32);
+    Plan *plan = plan_of(&p);
+    Bytes room[NTIERS] = {plan->total[0], plan->total[1], plan->total[2]};
+    CU_ASSERT_EQUAL(check_fits(plan, room, true, &err), 0);
     for (int tier = 0; tier < NTIERS; tier++) {
-        if (!plan->total[tier]) continue;
-        Bytes less[NTIERS] = {enough[0], enough[1], enough[2]};
-        less[tier]--;
-        CU_ASSERT_EQUAL(check_fits(plan, less, true, &err), -1);
+        if (!room[tier]) continue;
+        room[tier]--;
+        CU_ASSERT_EQUAL(check_fits(plan, room, true, &err), -1);
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, flag[tier]) && strstr(err.text, tier_name[tier]));
+        room[tier]++;
     }
-    Bytes small[NTIERS] = {(size_t)1 << 30, enough[1], enough[2]};
-    CU_ASSERT_EQUAL(check_fits(plan, small, true, &err), -1);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "KV cache")); /* 16 GiB of it: the largest term */
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--percent"));
+    room[TIER_GPU] = (Bytes)1 << 30;
+    CU_ASSERT_EQUAL(check_fits(plan, room, true, &err), -1);
+    CU_ASSERT(strstr(err.text, "KV cache") && strstr(err.text, "--percent"));
     plan_free(plan);
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* The entrance of the diagonal schedule may hold any number of topups up to the batch size: their plan takes no time that
  * grows with its square. */
 static void a_diagonal_of_very_large_batches_is_planned(void) {
     enum { GBS = 20000 };
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = {.prompts = xcalloc(2 * GBS, sizeof(Prompt)), .count = 2 * GBS};
-    for (int i = 0; i < t.count; i++) t.prompts[i] = (Prompt){.s = 4, .n = 2};
-    Policy p = {.wg = 1, .cg = 1, .hg = .5, .hc = .25, .gbs = GBS, .num_gpu_batches = 2, .page_tokens = 16};
+    Policy p = placed((double[]){1, 0, 1, 0, .5, .25}, GBS, 2);
     p.schedule = SCHEDULE_DIAGONAL;
-    Plan *plan = plan_make(checkpoint, &p, &t, F32, &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+    open_named("opt-125m", 2 * GBS, 4, 2);
+    Plan *plan = plan_of(&p);
     CU_ASSERT_EQUAL(plan->batches, 3);
     CU_ASSERT_EQUAL(plan->act_rows[TIER_CPU][2], GBS / 4 * 4); /* a quarter of the topups, four rows each */
     plan_free(plan);
-    free(t.prompts);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* Of each batch a quarter is on the GPU. Two have six sequences off it between them, four of which may end in one sweep, so
  * that those which enter for them have no row on the GPU. */
 static void an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches(void) {
     enum { GBS = 4, S = 10 };
-    const OptConfig c = SMALL_CONFIG(-1);
-    Error err;
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(20, S, 4);
+    open_task(&small, 20, S, 4);
     for (int batches = 1; batches <= 2; batches++) {
-        Policy p = all_gpu(GBS, batches);
-        p.cg = .25, p.cc = .5, p.schedule = SCHEDULE_DIAGONAL;
-        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
+        Policy p = placed((double[]){1, 0, .25, .5, 1, 0}, GBS, batches);
+        p.schedule = SCHEDULE_DIAGONAL;
+        Plan *plan = plan_of(&p);
         CU_ASSERT_EQUAL(plan->off_rows, (batches == 1 ? 3 : GBS) * S);
         plan_free(plan);
     }
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
  */
 static void only_where_a_gpu_would_sample_do_logits_come_down(void) {
-    OptConfig c = opt_named("opt-125m");
-    Error err;
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
     const Policy p = all_gpu(2, 5);
+    open_named("opt-125m", 10, 4, 2);
     for (int way = 0; way < 8; way++) {
-        Task t = equal_task(10, 4, 2);
-        t.sampling.temperature = way & 1, t.scored = way & 2;
-        for (int i = 0; i < t.count; i++) t.prompts[i].from = 1;
-        Plan *plan = plan_make(checkpoint, &p, &t, way & 4 ? F16 : F32, &err);
+        task.sampling.temperature = way & 1, task.scored = way & 2;
+        Plan *plan = plan_make(model, &p, &task, way & 4 ? F16 : F32, &err);
         CU_ASSERT_EQUAL(plan->region[LOGITS][TIER_CPU].bytes, way == 5 ? WORKSPACES * 2 * 50272 * 4 : 0);
         plan_free(plan);
-        free_task(&t);
     }
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 static void prompts_beyond_the_positions_are_refused(void) {
-    OptConfig c;
-    Error err;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Policy p = {.gbs = 1, .num_gpu_batches = 1, .page_tokens = 16};
-    static const int bad[][2] = {{2049, 1}, {2048, 2}, {0, 1}, {1, 0}, {1, 2049}, {1, 0x7fffffff}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Prompt prompt = {.s = bad[i][0], .n = bad[i][1]};
-        CU_ASSERT_PTR_NULL(plan_make(checkpoint, &p, &(Task){.prompts = &prompt, .count = 1}, F32, &err));
+    static const int lengths[][2] = {{2048, 1}, {2049, 1}, {2048, 2}, {0, 1}, {1, 0}, {1, 2049}, {1, 0x7fffffff}};
+    const Policy p = all_gpu(1, 1);
+    open_named("opt-125m", 1, 1, 1);
+    for (int i = 0; i < 7; i++) {
+        task.prompts->s = lengths[i][0], task.prompts->n = lengths[i][1];
+        Plan *plan = plan_make(model, &p, &task, F32, &err);
+        CU_ASSERT_EQUAL(plan != NULL, i == 0);
+        plan_free(plan);
     }
-    Prompt fits = {.s = 2048, .n = 1};
-    Plan *plan = plan_make(checkpoint, &p, &(Task){.prompts = &fits, .count = 1}, F32, &err);
-    CU_ASSERT_PTR_NOT_NULL(plan);
-    plan_free(plan);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -332,182 +301,139 @@ static Event count_op(Device *d, const Op *op) {
     return seen.was.post(d, op);
 }
 
-static void run_and_count(const Plan *plan, const Task *t, RunStats *stats) {
-    Error err;
-    Hardware h;
-    Listener listener = {0};
-    CU_ASSERT_EQUAL_FATAL(hardware_read(&h, "hardware/laptop.json", &err), 0);
-    Device *d = sim_open(plan, &h);
-    memset(&seen, 0, sizeof seen);
-    seen.was = *d, seen.plan = plan;
-    d->post = count_op;
-    *stats = (RunStats){.sweeps = 0};
-    CU_ASSERT_EQUAL_FATAL(schedule_run(plan, t, d, &listener, stats, &err), 0);
-    d->close(d);
-}
-
-/* Sums over the sweeps of one kind; the numbers are whole, so that they are exact. */
-static bool same_work(const Workload *planned, bool prefill) {
-    double sum[8] = {0};
-    const double want[] = {planned->sweeps, planned->prefills, planned->prompts, planned->prompt_rows,
-                           planned->pairs,  planned->decodes,  planned->decoded, planned->past};
-    for (int i = 0; i < MAX_SWEEPS; i++) {
-        const Workload *w = &seen.sweep[i];
-        const double ran[] = {w->sweeps, w->prefills, w->prompts, w->prompt_rows,
-                              w->pairs,  w->decodes,  w->decoded, w->past};
-        for (int f = 0; f < 8 && seen.prefills[i] == prefill; f++) sum[f] += ran[f];
-    }
-    bool same = true;
-    for (int f = 0; f < 8; f++) {
-        if (sum[f] != want[f])
-            fprintf(stderr, "\n    prefill %d, field %d: planned %g, ran %g\n", prefill, f, want[f], sum[f]);
-        same = same && sum[f] == want[f];
-    }
-    return same;
+enum { FIELDS = 8 };
+/* The sums that are compared; they are whole numbers, so that they are exact. */
+static void add_fields(double sum[FIELDS], const Workload *w) {
+    const double field[] = {w->sweeps, w->prefills, w->prompts, w->prompt_rows, w->pairs, w->decodes, w->decoded, w->past};
+    for (int f = 0; f < FIELDS; f++) sum[f] += field[f];
 }
 
 /* Policies of all schedules, with everything on one tier or a bit everywhere, and prompts of one length or of many, of
  * which topups come. Nobody stops early. */
 static void the_planned_work_is_what_runs(void) {
-    OptConfig config = SMALL_CONFIG(-1);
-    Checkpoint *checkpoint = checkpoint_dummy(&config, 0);
+    static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
     uint64_t seed = 5;
+    Hardware h;
+    ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
     for (int trial = 0; trial < 120; trial++) {
-        Error err;
-        RunStats stats;
-        static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
-        const double *c = share[trial / 3 % 4], *h = share[trial / 12 % 4];
-        int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
-        Policy p = {.wg = .5, .wc = .5, .cg = c[0], .cc = c[1], .hg = h[0], .hc = h[1], .overlap = true, .page_tokens = 4};
-        p.gbs = 1 + trial % 5, p.num_gpu_batches = 1 + trial % 4, p.flights = trial / 2 % 4,
-        p.schedule = (Schedule)(trial % 3), p.delegated = trial & 1;
-        Task t = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+        const double *c = share[trial / 3 % 4], *a = share[trial / 12 % 4];
+        const int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
+        Policy p = placed((double[]){.5, .5, c[0], c[1], a[0], a[1]}, 1 + trial % 5, 1 + trial % 4);
+        p.page_tokens = 4, p.flights = trial / 2 % 4, p.schedule = (Schedule)(trial % 3), p.delegated = trial & 1;
+        open_task(&small, count, 40, 12);
         for (int i = 0; i < count; i++) {
-            int s = mixed ? 1 + (int)(20 * (test_random(&seed) + 1)) : 17,
-                n = mixed ? 1 + (int)(6 * (test_random(&seed) + 1)) : 8;
-            t.prompts[i] = (Prompt){.ids = xcalloc(s, sizeof(int32_t)), .s = s, .n = n};
+            task.prompts[i].s = mixed ? 1 + test_below(&seed, 40) : 17;
+            task.prompts[i].n = mixed ? 1 + test_below(&seed, 12) : 8;
         }
-        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-        run_and_count(plan, &t, &stats);
-        CU_ASSERT(same_work(&plan->work[0], false) && same_work(&plan->work[1], true));
-        CU_ASSERT(stats.prefill_sweeps == plan->work[1].sweeps && stats.sweeps == plan->sweeps);
-        CU_ASSERT(plan->work[0].sweeps + plan->work[1].sweeps == plan->sweeps && plan->work[0].prompts == 0);
-        CU_ASSERT(plan->work[0].decoded + plan->work[1].decoded + count == stats.generated &&
-                  plan->work[1].prompts == count);
-        plan_free(plan);
-        free_task(&t);
+        Rig r = {.model = model, .policy = p, .task = &task, .sim = &h};
+        CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+        memset(&seen, 0, sizeof seen);
+        seen.was = *r.device, seen.plan = r.plan;
+        r.device->post = count_op;
+        CU_ASSERT_EQUAL(rig_run(&r), 0);
+        double ran[2][FIELDS] = {{0}}, planned[2][FIELDS] = {{0}};
+        for (int i = 0; i < MAX_SWEEPS; i++) add_fields(ran[seen.prefills[i]], &seen.sweep[i]);
+        for (int prefill = 0; prefill < 2; prefill++) add_fields(planned[prefill], &r.plan->work[prefill]);
+        const bool same = !memcmp(ran, planned, sizeof ran);
+        for (int f = 0; f < 2 * FIELDS && !same; f++)
+            fprintf(stderr, "\n    field %d: planned %g, ran %g", f, planned[f / FIELDS][f % FIELDS],
+                    ran[f / FIELDS][f % FIELDS]);
+        CU_ASSERT(same);
+        const Workload *work = r.plan->work;
+        CU_ASSERT(r.stats.prefill_sweeps == work[1].sweeps && r.stats.sweeps == r.plan->sweeps);
+        CU_ASSERT(work[0].sweeps + work[1].sweeps == r.plan->sweeps && work[0].prompts == 0);
+        CU_ASSERT(work[0].decoded + work[1].decoded + count == r.stats.generated && work[1].prompts == count);
+        rig_close(&r);
+        close_task();
     }
-    checkpoint_close(checkpoint);
 }
 
 /* By hand: five prompts of 10 tokens, 4 new ones each, in blocks of 2 x 2. Twice one sweep of prefill and three others. */
 static void the_work_of_two_blocks_by_hand(void) {
-    OptConfig config = SMALL_CONFIG(2);
-    Error err;
-    Checkpoint *checkpoint = checkpoint_dummy(&config, 0);
-    Task t = even_task(5, 10, 4);
-    Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .page_tokens = 16};
-    Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-    const Workload *pre = &plan->work[1], *gen = &plan->work[0];
-    CU_ASSERT(plan->sweeps == 8 && pre->sweeps == 2 && gen->sweeps == 6);
-    CU_ASSERT(pre->prefills == 3 && pre->prompts == 5 && pre->prompt_rows == 50 && pre->pairs == 5 * 55);
-    CU_ASSERT(pre->decodes == 0 && pre->decoded == 0 && pre->past == 0 && gen->prefills == 0 && gen->prompts == 0);
-    CU_ASSERT(gen->decodes == 3 * 3 && gen->decoded == 5 * 3 && gen->past == 5 * (11 + 12 + 13));
+    static const double expected[2][FIELDS] = {{6, 0, 0, 0, 0, 3 * 3, 5 * 3, 5 * (11 + 12 + 13)},
+                                               {2, 3, 5, 50, 5 * 55, 0, 0, 0}};
+    const Policy p = all_gpu(2, 2);
+    double work[2][FIELDS] = {{0}};
+    open_task(&small, 5, 10, 4);
+    Plan *plan = plan_of(&p);
+    for (int prefill = 0; prefill < 2; prefill++) add_fields(work[prefill], &plan->work[prefill]);
+    CU_ASSERT(plan->sweeps == 8 && !memcmp(work, expected, sizeof work));
     plan_free(plan);
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The table of tokens
+// What is chosen for a plan to fit
 // ---------------------------------------------------------------------------------------------------------------
 
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */
 static void the_table_rests_on_the_highest_tier_that_has_room(void) {
-    OptConfig c;
-    Error err = {0, ""};
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-13b"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(4, 64, 8);
-    Policy p = {.cg = 1, .hg = 1, .gbs = 2, .num_gpu_batches = 2, .overlap = true, .page_tokens = 16};
-    const size_t table = (size_t)c.vocab * c.h1 * 2;
+    Policy p = placed((double[]){0, 0, 1, 0, 1, 0}, 2, 2);
     Bytes need[NTIERS][NTIERS];
+    open_named("opt-13b", 4, 64, 8);
+    const Bytes table = (Bytes)model->config.vocab * model->config.h1 * 2;
     for (int home = 0; home < NTIERS; home++) {
         p.table_home = (Tier)home;
-        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+        Plan *plan = plan_of(&p);
         memcpy(need[home], plan->total, sizeof need[home]);
         plan_free(plan);
         if (home) CU_ASSERT(need[home - 1][home - 1] > need[home][home - 1] + table / 2);
     }
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
         p.table_home = (Tier)((home + 1) % NTIERS);
-        ASSERT_OK(fit_policy(&p, checkpoint, &t, F16, need[home], &err));
+        ASSERT_OK(fit_policy(&p, model, &task, F16, need[home], &err));
         CU_ASSERT_EQUAL(p.table_home, (Tier)home);
     }
     need[TIER_DISK][TIER_DISK]--;
-    CU_ASSERT_EQUAL(fit_policy(&p, checkpoint, &t, F16, need[TIER_DISK], &err), -1);
+    CU_ASSERT_EQUAL(fit_policy(&p, model, &task, F16, need[TIER_DISK], &err), -1);
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "the disk tier needs") && strstr(err.text, "--disk-mem"));
     double needs = 0, has = 0; /* by a byte, which shows */
     CU_ASSERT_EQUAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
     CU_ASSERT(needs > has && needs < has + 1e-4);
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* A GPU that holds exactly the plan with three workspaces gives a policy three, and with a byte less two. One that holds
  * exactly the plan with two gives it two, and with a byte less the policy is refused. */
 static void a_policy_has_three_workspaces_or_two(void) {
-    Error err;
-    OptConfig c = opt_named("opt-125m");
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(32, 64, 8);
+    open_named("opt-125m", 32, 64, 8);
     for (int n = LEAST_WORKSPACES; n <= WORKSPACES; n++)
         for (int less = 0; less < 2; less++) {
-            Policy p = {.wc = 1, .cg = 1, .hg = 1, .gbs = 8, .num_gpu_batches = 4, .overlap = true, .page_tokens = 16};
+            Policy p = placed((double[]){0, 1, 1, 0, 1, 0}, 8, 4);
             p.workspaces = n;
-            Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
+            Plan *plan = plan_of(&p);
             plan->total[TIER_GPU] -= less;
             p.workspaces = 0;
-            const bool fits = !fit_policy(&p, checkpoint, &t, F16, plan->total, &err);
+            const bool fits = !fit_policy(&p, model, &task, F16, plan->total, &err);
             CU_ASSERT_EQUAL(fits, n - less >= LEAST_WORKSPACES);
             CU_ASSERT_EQUAL(p.workspaces, fits ? n - less : WORKSPACES);
             plan_free(plan);
         }
-    free_task(&t);
-    checkpoint_close(checkpoint);
+    close_task();
 }
 
 /* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
  */
 static void pieces_are_as_large_as_there_is_room_for(void) {
     static const int rows[] = {PIECE_ROWS, 2048, LARGE_PIECE_ROWS};
-    Error err;
-    OptConfig c;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&c, "opt-125m"), 0);
-    Checkpoint *checkpoint = checkpoint_dummy(&c, 0);
-    Task t = even_task(50, 100, 8);
-    Bytes need[3][NTIERS];
+    Bytes before = 0;
+    open_named("opt-125m", 50, 100, 8);
     for (int i = 0; i < 3; i++) {
-        Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 50, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
+        Policy p = all_gpu(50, 1);
         p.piece_rows = rows[i];
-        Plan *plan = plan_make(checkpoint, &p, &t, F16, &err);
-        memcpy(need[i], plan->total, sizeof need[i]);
-        CU_ASSERT(plan->piece_rows == rows[i]);
-        CU_ASSERT_EQUAL(plan->region[MLP][TIER_GPU].rows, rows[i]);
-        plan_free(plan);
-        if (i) CU_ASSERT(need[i][TIER_GPU] > need[i - 1][TIER_GPU]);
-    }
-    for (int i = 0; i < 3; i++)
+        Plan *plan = plan_of(&p);
+        CU_ASSERT(plan->piece_rows == rows[i] && plan->region[MLP][TIER_GPU].rows == rows[i]);
+        CU_ASSERT(plan->total[TIER_GPU] > before);
+        before = plan->total[TIER_GPU];
         for (int less = 0; less < 2; less++) {
-            Policy p = {.wg = 1, .cg = 1, .hg = 1, .gbs = 50, .num_gpu_batches = 1, .overlap = true, .page_tokens = 16};
-            need[i][TIER_GPU] -= less;
-            fit_pieces(&p, checkpoint, &t, F16, need[i]);
+            plan->total[TIER_GPU] -= less;
+            fit_pieces(&p, model, &task, F16, plan->total);
             CU_ASSERT_EQUAL(p.piece_rows, rows[imax(i - less, 0)]);
         }
-    free_task(&t);
-    checkpoint_close(checkpoint);
+        plan_free(plan);
+    }
+    close_task();
 }
 
 static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
@@ -578,14 +504,10 @@ static double number_at(const char *column) {
 
 /* As two slots of weights, which are two regions. */
 static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
-    const OptConfig config = opt_named("opt-125m");
-    Policy policy = all_gpu(2, 2);
-    policy.wg = .3, policy.wc = .4, policy.cg = .5, policy.cc = .25, policy.hg = .5, policy.hc = .25;
+    const Policy p = placed((double[]){.3, .4, .5, .25, .5, .25}, 2, 2);
     const Bytes capacity[NTIERS] = {1, 1, 1};
-    Checkpoint *model = checkpoint_dummy(&config, 0);
-    Task task = equal_task(4, 64, 8);
-    Error err;
-    Plan *plan = plan_make(model, &policy, &task, F16, &err);
+    open_named("opt-125m", 4, 64, 8);
+    Plan *plan = plan_of(&p);
     char *text, name[40][40];
     size_t len;
     FILE *out = open_memstream(&text, &len);
@@ -603,7 +525,7 @@ static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
     CU_ASSERT_FATAL(n > 5 && line && !strncmp(line, "planned ", 8));
     for (int t = 0; t < NTIERS; t++)
         CU_ASSERT_DOUBLE_EQUAL(sum[t], number_at(line + NAME + t * NUMBER), .005 * (n + 1)); /* what rounding takes */
-    free(text), plan_free(plan), free_task(&task), checkpoint_close(model);
+    free(text), plan_free(plan), close_task();
 }
 
 CU_TestInfo tests[] = {

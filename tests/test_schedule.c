@@ -65,7 +65,7 @@ static void expect_same(const Policy *p) {
     if (!taken()) return;
     const int status = run(&r, p);
     const bool same = !status && rig_same(&r, test_gpu ? gpu_reference(p) : &reference);
-    if (!same) print_policy(p), fprintf(stderr, "%s\n", status ? r.err.text : "differs");
+    if (!same) say_policy(p), fprintf(stderr, "%s\n", status ? r.err.text : "differs");
     CU_ASSERT(same);
     rig_close(&r);
 }

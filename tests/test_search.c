@@ -1,5 +1,5 @@
 /* test_search.c: that what the search finds fits and keeps what was given, that nothing better lies beside it, and that
- * what it refuses is impossible. Times are those of the cost model; none is measured. */
+ * what it refuses is impossible. Times are those of the cost model, which is test_policy.c's; none is measured. */
 #include "tests.h"
 
 static Error err;
@@ -10,96 +10,89 @@ static Error err;
 
 static bool one_in(uint64_t *seed, int n) { return test_below(seed, n) == 0; }
 
-/* A question to the search, with what it points to. */
-typedef struct {
-    Hardware hardware;
-    Checkpoint *checkpoint;
-    Task task;
-    Search search;
-} Case;
-
-static void capacity_of(Search *s, const Hardware *h) {
-    s->capacity[TIER_GPU] = (size_t)h->gmem, s->capacity[TIER_CPU] = (size_t)h->cmem,
-    s->capacity[TIER_DISK] = (size_t)h->nmem;
-}
+/* The question to the search, with what it points to. */
+static Hardware machine;
+static Checkpoint *model;
+static Task task;
+static Search q;
 
 /* Everything is open. */
-static void case_open(Case *c, const OptConfig *config, const char *machine, int count, int s, int n) {
-    if (hardware_read(&c->hardware, machine, &err)) CU_FAIL_FATAL(err.text);
-    c->checkpoint = checkpoint_dummy(config, 0);
-    c->task = (Task){.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
-    for (int i = 0; i < count; i++) c->task.prompts[i] = (Prompt){.s = s, .n = n};
-    c->search = (Search){.hardware = &c->hardware,
-                         .checkpoint = c->checkpoint,
-                         .task = &c->task,
-                         .act_type = F16,
-                         .given = {.overlap = true, .page_tokens = 16}};
-    capacity_of(&c->search, &c->hardware);
+static void open_case(OptConfig config, const char *hardware, int count, int s, int n) {
+    if (hardware_read(&machine, hardware, &err)) CU_FAIL_FATAL(err.text);
+    model = checkpoint_dummy(&config, 0), task = equal_task(count, s, n);
+    q = open_question(&machine, model, &task);
 }
 
-static void case_close(Case *c) {
-    free(c->task.prompts);
-    checkpoint_close(c->checkpoint);
+static void close_case(void) {
+    free_task(&task);
+    checkpoint_close(model);
 }
 
-/* The machine with its rates scaled, and memory that is a squeeze for the model, mostly. */
-static void vary_machine(Case *c, uint64_t *seed) {
-    Hardware *h = &c->hardware;
-    const OptConfig *m = &c->checkpoint->config;
-    double weights = 24. * m->h1 * m->h1 * m->l,
-           kv = 0, *const bdw[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw};
-    for (int i = 0; i < c->task.count; i++) kv += 4. * m->h1 * m->l * (c->task.prompts[i].s + c->task.prompts[i].n);
-    if (one_in(seed, 3))
-        h->gmem *= test_spread(seed, .01, 4), h->cmem *= test_spread(seed, .01, 4), h->nmem *= test_spread(seed, .01, 4);
-    else
-        h->gmem = weights * test_spread(seed, .05, 3) + kv * test_spread(seed, .01, 2),
-        h->cmem = weights * test_spread(seed, .02, 3) + kv * test_spread(seed, .01, 2),
-        h->nmem = weights * test_spread(seed, .1, 20);
-    for (int link = 0; link < 4; link++)
-        for (int stage = 0; stage < 2; stage++) bdw[link][stage] *= test_spread(seed, .1, 10);
-    h->shared_cores = one_in(seed, 3);
-    if (h->shared_cores) h->copy_core_s = test_spread(seed, 1e-12, 2e-11), h->disk_core_s = test_spread(seed, 1e-12, 1e-10);
-    c->search.act_type = h->shared_cores ? F32 : F16;
-    capacity_of(&c->search, h);
+/* A machine whose GPU has room for a part only. */
+static void open_squeeze(const char *name, int count, int s, int n) {
+    const OptConfig config = opt_named(name);
+    const double weights = 24. * config.h1 * config.h1 * config.l;
+    open_case(config, "hardware/laptop.json", count, s, n);
+    machine.gmem = 3e8 + .3 * weights, machine.cmem = 3e8 + 1.5 * weights;
+    q = open_question(&machine, model, &task);
 }
 
-/* Shares of the three tiers, in whole percent, in thirds, all on one or as they come. */
-static void random_pair(double *gpu, double *cpu, uint64_t *seed) {
-    static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.3333, .6666}, {.25, 0}};
-    int i = test_below(seed, 9);
-    double g = (test_random(seed) + 1) / 2, p = (test_random(seed) + 1) / 2;
-    *gpu = i < 6 ? round[i][0] : i < 8 ? floor(100 * g) / 100 : g;
-    *cpu = i < 6 ? round[i][1] : i < 8 ? floor(100 * (1 - *gpu) * p) / 100 : (1 - *gpu) * p;
+/* The block, and on request schedule and attention, are given. */
+static void give_block(int gbs, int num_gpu_batches, bool all) {
+    q.given.gbs = gbs, q.given.num_gpu_batches = num_gpu_batches, q.fixed_gbs = q.fixed_batches = true;
+    if (all) q.fixed_schedule = q.fixed_attention = true;
+}
+
+/* Rates scaled, and memory that is a squeeze for the model, mostly. */
+static void vary_machine(uint64_t *seed) {
+    const OptConfig *m = &model->config;
+    const double weights = 24. * m->h1 * m->h1 * m->l, of_weights[] = {.05, 3, .02, 3, .1, 20};
+    double kv = 0;
+    for (int i = 0; i < task.count; i++) kv += 4. * m->h1 * m->l * (task.prompts[i].s + task.prompts[i].n);
+    const bool scaled = one_in(seed, 3);
+    for (int t = 0; t < NTIERS; t++)
+        if (scaled)
+            machine.mem[t] *= test_spread(seed, .01, 4);
+        else
+            machine.mem[t] = weights * test_spread(seed, of_weights[2 * t], of_weights[2 * t + 1]) +
+                             (t < TIER_DISK ? kv * test_spread(seed, .01, 2) : 0);
+    for (int rate = 0; rate < 8; rate++) machine.bdw[rate / 2][rate % 2] *= test_spread(seed, .1, 10);
+    machine.shared_cores = one_in(seed, 3);
+    if (machine.shared_cores)
+        machine.copy_core_s = test_spread(seed, 1e-12, 2e-11), machine.disk_core_s = test_spread(seed, 1e-12, 1e-10);
+    q = open_question(&machine, model, &task);
+    if (machine.shared_cores) q.act_type = F32;
 }
 
 /* Some of what the search would look for is given. */
-static void vary_given(Search *s, uint64_t *seed) {
-    Policy *p = &s->given;
-    double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
+static void vary_given(uint64_t *seed) {
+    Policy *p = &q.given;
     for (int what = 0; what < 6; what += 2) {
-        random_pair(share[what], share[what + 1], seed);
-        int which = test_below(seed, 8); /* of the pair; mostly none */
-        for (int i = 0; i < 2; i++) s->fixed[what + i] = which < 4 && (which >> i & 1);
-        for (int i = 0; i < 2; i++) *share[what + i] *= s->fixed[what + i];
+        random_shares(&p->share[what], &p->share[what + 1], seed);
+        const int which = test_below(seed, 8); /* of the pair; mostly none */
+        for (int i = 0; i < 2; i++) {
+            q.fixed[what + i] = which < 4 && (which >> i & 1);
+            p->share[what + i] *= q.fixed[what + i];
+        }
     }
-    s->fixed_gbs = one_in(seed, 4), s->fixed_batches = one_in(seed, 4), s->fixed_attention = one_in(seed, 4);
-    s->fixed_schedule = one_in(seed, 3);
-    if (s->fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * s->task->count + 1);
-    if (s->fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
-    if (s->fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
-    if (p->schedule == SCHEDULE_ROW && !s->fixed_batches) s->fixed_batches = true, p->num_gpu_batches = 1;
-    if (s->fixed_attention) p->delegated = one_in(seed, 2);
-    const bool packs = s->checkpoint->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
+    q.fixed_gbs = one_in(seed, 4), q.fixed_batches = one_in(seed, 4), q.fixed_attention = one_in(seed, 4);
+    q.fixed_schedule = one_in(seed, 3);
+    if (q.fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * task.count + 1);
+    if (q.fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
+    if (q.fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
+    if (p->schedule == SCHEDULE_ROW && !q.fixed_batches) q.fixed_batches = true, p->num_gpu_batches = 1;
+    if (q.fixed_attention) p->delegated = one_in(seed, 2);
+    const bool packs = model->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
     if (one_in(seed, 4)) p->weight_packed = packs;
     if (one_in(seed, 4)) p->cache_packed = packs;
-    if (one_in(seed, 4)) p->sparsity = .1, s->fixed_attention = p->delegated = true;
-    if (one_in(seed, 4)) s->may_pack = packs;
-    p->overlap = !one_in(seed, 8);
-    p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
+    if (one_in(seed, 4)) p->sparsity = .1, q.fixed_attention = p->delegated = true;
+    if (one_in(seed, 4)) q.may_pack = packs;
+    p->overlap = !one_in(seed, 8), p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
+    q.one_block = one_in(seed, 4);
 }
 
 /* Large models mean more layers to plan, so that they get few prompts. */
-static void random_case(Case *c, uint64_t *seed) {
+static void open_random(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-125m", "opt-125m", "opt-125m", "opt-125m", "opt-350m",
                                         "opt-350m", "opt-350m", "opt-1.3b", "opt-1.3b", "opt-2.7b", "opt-6.7b",
                                         "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
@@ -108,12 +101,11 @@ static void random_case(Case *c, uint64_t *seed) {
     OptConfig small = SMALL_CONFIG(2), config = one_in(seed, 5) ? small : opt_named(names[test_below(seed, 16)]);
     int limit = imin(1000, config.max_pos - 30), s = (int)test_spread(seed, 1, limit), n = (int)test_spread(seed, 1, 20);
     int count = (int)test_spread(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
-    case_open(c, &config, machines[test_below(seed, 5)], count, s, n);
+    open_case(config, machines[test_below(seed, 5)], count, s, n);
     for (int i = 0, mixed = one_in(seed, 2); mixed && i < count; i++)
-        c->task.prompts[i] = (Prompt){.s = (int)test_spread(seed, 1, limit), .n = (int)test_spread(seed, 1, 20)};
-    c->search.one_block = one_in(seed, 4);
-    vary_machine(c, seed);
-    vary_given(&c->search, seed);
+        task.prompts[i].s = (int)test_spread(seed, 1, limit), task.prompts[i].n = (int)test_spread(seed, 1, 20);
+    vary_machine(seed);
+    vary_given(seed);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -123,148 +115,144 @@ static void random_case(Case *c, uint64_t *seed) {
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
 /* Whether the policy's plan fits, asked of the plan alone. */
-static bool plan_of_policy_fits(const Search *s, const Policy *p) {
+static bool plan_of_policy_fits(const Policy *p) {
     Error why;
-    Task task = *s->task;
-    if (s->one_block) task.count = imin(task.count, block_size(p));
-    Plan *plan = plan_make(s->checkpoint, p, &task, s->act_type, &why);
-    bool fits = plan && check_fits(plan, s->capacity, true, &why) == 0;
+    Task some = task;
+    if (q.one_block) some.count = imin(some.count, block_size(p));
+    Plan *plan = plan_make(model, p, &some, q.act_type, &why);
+    const bool fits = plan && check_fits(plan, q.capacity, true, &why) == 0;
     plan_free(plan);
     return fits;
 }
 
-static bool keeps_what_was_given(const Search *s, const Policy *p) {
-    const Policy *g = &s->given;
-    const double share[] = {p->wg, p->wc, p->cg, p->cc, p->hg, p->hc}, given[] = {g->wg, g->wc, g->cg, g->cc, g->hg, g->hc};
+static bool keeps_what_was_given(const Policy *p) {
+    const Policy *g = &q.given;
     bool kept = p->overlap == g->overlap && p->page_tokens == g->page_tokens && p->gbs >= 1 && p->num_gpu_batches >= 1;
-    for (int i = 0; i < 6; i++) kept = kept && (!s->fixed[i] || fabs(share[i] - given[i]) < 1e-9);
-    kept = kept && (!s->fixed_gbs || p->gbs == g->gbs) && (!s->fixed_batches || p->num_gpu_batches == g->num_gpu_batches);
-    kept = kept && (!s->fixed_attention || p->delegated == g->delegated);
-    kept = kept && (p->weight_packed == g->weight_packed || (p->weight_packed && s->may_pack)); /* given, or added */
-    kept = kept && (p->cache_packed == g->cache_packed || (p->cache_packed && s->may_pack));
-    kept = kept && p->sparsity == (g->sparsity > 0 ? g->sparsity : 1); /* a plan fills in what was left open */
-    bool same =
-        p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !s->fixed_batches; /* it adds nothing */
-    return kept && (!s->fixed_schedule || p->schedule == g->schedule || same);
+    for (int i = 0; i < 6; i++) kept = kept && (!q.fixed[i] || fabs(p->share[i] - g->share[i]) < 1e-9);
+    const bool adds_nothing = p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !q.fixed_batches;
+    return kept && (!q.fixed_gbs || p->gbs == g->gbs) && (!q.fixed_batches || p->num_gpu_batches == g->num_gpu_batches) &&
+           (!q.fixed_attention || p->delegated == g->delegated) &&
+           (p->weight_packed == g->weight_packed || (p->weight_packed && q.may_pack)) && /* given, or added */
+           (p->cache_packed == g->cache_packed || (p->cache_packed && q.may_pack)) &&
+           p->sparsity == (g->sparsity > 0 ? g->sparsity : 1) && /* a plan fills in what was left open */
+           (!q.fixed_schedule || p->schedule == g->schedule || adds_nothing);
 }
 
 static bool has_shares(const Policy *p) {
-    const double pair[][2] = {{p->wg, p->wc}, {p->cg, p->cc}, {p->hg, p->hc}};
     bool ok = true;
-    for (int i = 0; i < 3; i++) ok = ok && pair[i][0] >= 0 && pair[i][1] >= 0 && pair[i][0] + pair[i][1] <= 1 + 1e-9;
+    for (int i = 0; i < 6; i += 2)
+        ok = ok && p->share[i] >= 0 && p->share[i + 1] >= 0 && p->share[i] + p->share[i + 1] <= 1 + 1e-9;
     return ok;
 }
 
 /* The cost model, asked about the policy as it is, says the same. */
-static bool is_what_the_model_predicts(const Search *s, const Found *f) {
+static bool is_what_the_model_predicts(const Found *f) {
     Found again;
-    Search given = *s;
+    Search given = q;
     given.given = f->policy;
     if (policy_predict(&again, &given, &err)) return false;
     const Cost *a = &f->cost, *b = &again.cost;
     bool same = near(a->T, b->T) && near(a->T_pre, b->T_pre) && near(a->T_gen, b->T_gen) && near(f->latency, again.latency);
-    for (int t = 0; t < NTIERS; t++) same = same && a->peak[t] == b->peak[t] && a->peak[t] <= (double)s->capacity[t];
+    for (int t = 0; t < NTIERS; t++) same = same && a->peak[t] == b->peak[t] && a->peak[t] <= (double)q.capacity[t];
     return same && near(a->throughput, b->throughput);
 }
 
-static void say(const Search *s, const Policy *p, const char *what, int trial) {
-    fprintf(
-        stderr,
-        "\n    %s, trial %d: %s, %d prompts%s, %d x %d, %s, att %d, table %d, w %g/%g c %g/%g h %g/%g, given %d%d%d%d%d%d, "
-        "latency %g\n",
-        what, trial, s->checkpoint->config.name, s->task->count, s->one_block ? " (one block)" : "", p->gbs,
-        p->num_gpu_batches, schedule_name[p->schedule], p->delegated, p->table_home, p->wg, p->wc, p->cg, p->cc, p->hg,
-        p->hc, s->fixed[0], s->fixed[1], s->fixed[2], s->fixed[3], s->fixed[4], s->fixed[5], s->max_latency);
-}
-
-#define EXPECT(holds)                                    \
-    do {                                                 \
-        if (!(holds)) say(s, &f->policy, #holds, trial); \
-        CU_ASSERT(holds);                                \
+#define EXPECT(holds)                          \
+    do {                                       \
+        const bool it_holds = (holds);         \
+        if (!it_holds) say_policy(&f->policy); \
+        CU_ASSERT(it_holds &&#holds);          \
     } while (0)
 
-static void check_found(const Search *s, const Found *f, int trial) {
+static void check_found(const Found *f) {
     const Cost *c = &f->cost;
-    EXPECT(plan_of_policy_fits(s, &f->policy));
-    EXPECT(keeps_what_was_given(s, &f->policy));
+    EXPECT(plan_of_policy_fits(&f->policy));
+    EXPECT(keeps_what_was_given(&f->policy));
     EXPECT(has_shares(&f->policy));
     EXPECT(c->T > 0 && isfinite(c->T) && c->throughput > 0 && isfinite(c->throughput) && c->T_pre > 0 && c->T_gen >= 0);
-    EXPECT(is_what_the_model_predicts(s, f));
-    EXPECT(f->latency > 0 && (s->max_latency <= 0 || f->latency <= s->max_latency));
+    EXPECT(is_what_the_model_predicts(f));
+    EXPECT(f->latency > 0 && (q.max_latency <= 0 || f->latency <= q.max_latency));
     EXPECT(f->latency <= c->T * (1 + 1e-9));
 }
 
 /* What the list is sorted by: on shared cores twice the batches must bring two percent, and where a block may have any
  * size, twice the block one. */
-static double worth(const Search *s, const Found *f) {
+static double worth(const Found *f) {
     const double block = block_size(&f->policy), batches = block / f->policy.gbs;
     return f->cost.throughput /
-           (1 + (s->hardware->shared_cores ? .02 * log2(batches) : 0) + (s->one_block ? .01 * log2(block) : 0));
+           (1 + (machine.shared_cores ? .02 * log2(batches) : 0) + (q.one_block ? .01 * log2(block) : 0));
 }
 
 /* The smallest block that the question allows, with all that is open on one tier: some corner that fits, and that is quick
  * enough. */
-static bool some_corner_does(const Search *s, Policy *corner) {
-    Search one = *s;
+static bool some_corner_does(Policy *corner) {
+    enum { HOMES = NTIERS * NTIERS * NTIERS * NTIERS };
+    Search one = q;
     Policy *p = &one.given;
-    p->weight_packed |= s->may_pack, p->cache_packed |= s->may_pack;
     Found found;
-    double *const share[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
-    if (!s->fixed_gbs) p->gbs = 1;
-    if (!s->fixed_batches) p->num_gpu_batches = 1;
-    for (int where = 0; where < 81 * 2; where++) {
+    p->weight_packed |= q.may_pack, p->cache_packed |= q.may_pack;
+    if (!q.fixed_gbs) p->gbs = 1;
+    if (!q.fixed_batches) p->num_gpu_batches = 1;
+    for (int where = 0; where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
         const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
         bool possible = true;
         p->table_home = (Tier)(where / 27 % 3);
-        if (s->fixed_attention && where >= 81) break;
-        if (!s->fixed_attention) p->delegated = where >= 81;
+        if (!q.fixed_attention) p->delegated = where >= HOMES;
         for (int what = 0; what < 3; what++) {
-            const bool *fixed = s->fixed + 2 * what;
+            const bool *fixed = q.fixed + 2 * what;
+            double *share = p->share + 2 * what;
             possible = possible && !(fixed[0] && fixed[1] && home[what]); /* once is enough where nothing is open */
-            double *gpu = share[2 * what], *cpu = share[2 * what + 1];
-            if (!fixed[0]) *gpu = home[what] == TIER_GPU ? 1 - (fixed[1] ? *cpu : 0) : 0;
-            if (!fixed[1]) *cpu = home[what] == TIER_CPU ? 1 - (fixed[0] ? *gpu : 0) : 0;
-            possible = possible && *gpu + *cpu <= 1 + 1e-9;
+            for (int t = 0; t < 2; t++)
+                if (!fixed[t]) share[t] = home[what] == t ? 1 - (fixed[!t] ? share[!t] : 0) : 0;
+            possible = possible && share[0] + share[1] <= 1 + 1e-9;
         }
         *corner = *p;
-        if (possible && plan_of_policy_fits(s, p) &&
-            (s->max_latency <= 0 || (!policy_predict(&found, &one, &err) && found.latency <= s->max_latency)))
+        if (possible && plan_of_policy_fits(p) &&
+            (q.max_latency <= 0 || (!policy_predict(&found, &one, &err) && found.latency <= q.max_latency)))
             return true;
     }
     return false;
 }
 
-/* One line for the user: which tier is too small, or that the latency is. */
-static bool names_a_reason(const Error *e) {
+/* One line for the user: which tier is too small, or that the latency is. Planning all corners of a deep model takes its
+ * time: of those every fourth is looked at. */
+static void check_refusal(int trial) {
     static const char *const flag[] = {"--gpu-mem", "--cpu-mem", "--disk-mem", "--max-latency"};
+    Found refused = {.policy = q.given}, *f = &refused;
     bool named = false;
-    for (int i = 0; i < 4; i++) named = named || strstr(e->text, flag[i]);
-    return e->code == EXIT_USAGE && named && !strchr(e->text, '\n');
-}
-
-/* Planning all corners of a deep model takes its time: of those every fourth is looked at. */
-static void check_refusal(const Search *s, int trial) {
-    Found refused = {.policy = s->given}, *f = &refused;
-    Error said = err;
-    EXPECT(names_a_reason(&said));
-    EXPECT((s->checkpoint->config.l > 12 && trial % 4) || !some_corner_does(s, &f->policy));
+    for (int i = 0; i < 4; i++) named = named || strstr(err.text, flag[i]);
+    EXPECT(err.code == EXIT_USAGE && named && !strchr(err.text, '\n'));
+    EXPECT((model->config.l > 12 && trial % 4) || !some_corner_does(&f->policy));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // A thousand searches
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { TEN = 10 };
+enum { TEN = 10, FRONTIER = 64 };
+static Found found[FRONTIER];
 
 /* Returns the number of policies, at most `most`; 0 where the search refused. */
-static int ask(const Search *s, Found *found, int most, int trial) {
+static int ask(int most, int trial) {
     err = (Error){0, ""};
-    int n = policy_search(found, most, s, &err);
+    const int n = policy_search(found, most, &q, &err);
     CU_ASSERT(n <= most && n != 0);
-    if (n < 0) check_refusal(s, trial);
-    for (int i = 0; i < n; i++) check_found(s, &found[i], trial);
-    for (int i = 1; i < n; i++) CU_ASSERT(worth(s, &found[i]) <= worth(s, &found[i - 1]));
+    if (n < 0) check_refusal(trial);
+    for (int i = 0; i < n; i++) check_found(&found[i]);
+    for (int i = 1; i < n; i++) CU_ASSERT(worth(&found[i]) <= worth(&found[i - 1]));
     return imax(n, 0);
+}
+
+/* The best policy, where there must be one. */
+static Found best(void) {
+    CU_ASSERT_EQUAL_FATAL(policy_search(found, 1, &q, &err), 1);
+    return found[0];
+}
+
+static Found predicted(void) {
+    Found f;
+    ASSERT_OK(policy_predict(&f, &q, &err));
+    return f;
 }
 
 /* Some are asked again with less time than the best takes, or more. */
@@ -272,16 +260,14 @@ static void a_thousand_searches_find_policies_that_fit_or_say_why_not(void) {
     uint64_t seed = 1;
     int fits = 0, too_slow = 0;
     for (int trial = 0; trial < 1000; trial++) {
-        Case c;
-        Found found[TEN];
-        random_case(&c, &seed);
-        int n = ask(&c.search, found, one_in(&seed, 8) ? TEN : 1, trial);
+        open_random(&seed);
+        const int n = ask(one_in(&seed, 8) ? TEN : 1, trial);
         fits += n > 0;
         if (n > 0 && one_in(&seed, 5)) {
-            c.search.max_latency = found[0].latency * test_spread(&seed, .05, 2);
-            too_slow += !ask(&c.search, found, 2, trial);
+            q.max_latency = found[0].latency * test_spread(&seed, .05, 2);
+            too_slow += !ask(2, trial);
         }
-        case_close(&c);
+        close_case();
     }
     CU_ASSERT(fits > 500 && fits < 900 && too_slow > 10);
 }
@@ -290,42 +276,31 @@ static void a_thousand_searches_find_policies_that_fit_or_say_why_not(void) {
 // The best
 // ---------------------------------------------------------------------------------------------------------------
 
-/* All shares of three tiers in halves. */
-enum { HALVES = 6 };
-static const double halves[HALVES][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.5, 0}, {0, .5}};
-
-/* The best throughput of one block size and schedule, over both sides of attention and all placements in halves. */
-static double best_of_placements(Search *s) {
-    Policy *p = &s->given;
-    double best = 0;
-    for (int where = 0; where < HALVES * HALVES * HALVES * 2; where++) {
-        const double *w = halves[where % HALVES], *c = halves[where / HALVES % HALVES];
-        const double *h = halves[where / HALVES / HALVES % HALVES];
-        Found found;
-        Error why;
-        p->wg = w[0], p->wc = w[1], p->cg = c[0], p->cc = c[1], p->hg = h[0], p->hc = h[1];
-        p->delegated = where >= HALVES * HALVES * HALVES;
-        for (int home = 0, fits = 0; home < NTIERS && !fits; home++) { /* the highest tier that leaves room for the rest */
-            p->table_home = (Tier)home;
-            fits = policy_predict(&found, s, &why) == 0;
-            if (fits) best = fmax(best, found.cost.throughput);
-        }
-    }
-    return best;
-}
-
-static double brute_force(const Search *search) {
+/* The best throughput of blocks of many sizes, both schedules, either side of attention and all placements in halves, with
+ * the table on the highest tier that leaves room for the rest. */
+static double brute_force(void) {
+    enum { HALVES = 6, PLACEMENTS = HALVES * HALVES * HALVES };
     static const int block[][2] = {{1, 1}, {2, 1},  {4, 1}, {6, 1}, {12, 1}, {1, 3},
                                    {3, 2}, {1, 12}, {2, 6}, {4, 3}, {6, 2}};
-    Search s = *search;
-    double best = 0;
-    for (size_t b = 0; b < sizeof block / sizeof *block; b++)
-        for (int diagonal = 0; diagonal < 2; diagonal++) {
-            s.given.gbs = block[b][0], s.given.num_gpu_batches = block[b][1];
-            s.given.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-            best = fmax(best, best_of_placements(&s));
+    static const double halves[HALVES][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.5, 0}, {0, .5}};
+    Search s = q;
+    double most = 0;
+    for (int where = 0; where < PLACEMENTS * 2 * 2 * 11; where++) {
+        const double *w = halves[where % HALVES], *c = halves[where / HALVES % HALVES],
+                     *h = halves[where / HALVES / HALVES % HALVES];
+        const int *size = block[where / PLACEMENTS / 4];
+        Found f;
+        Error why;
+        s.given = placed((double[]){w[0], w[1], c[0], c[1], h[0], h[1]}, size[0], size[1]);
+        s.given.delegated = where / PLACEMENTS % 2;
+        s.given.schedule = where / PLACEMENTS / 2 % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
+        for (int home = 0, fits = 0; home < NTIERS && !fits; home++) {
+            s.given.table_home = (Tier)home;
+            fits = policy_predict(&f, &s, &why) == 0;
+            if (fits) most = fmax(most, f.cost.throughput);
         }
-    return best;
+    }
+    return most;
 }
 
 /* Twelve prompts on machines of which one thing or another is scarce. The LP does not know that a sequence is not divided,
@@ -333,49 +308,35 @@ static double brute_force(const Search *search) {
 static void no_policy_of_a_grid_is_two_percent_better(void) {
     uint64_t seed = 11;
     int off = 0;
-    OptConfig config = SMALL_CONFIG(2);
     for (int trial = 0; trial < 8; trial++) {
-        Case c;
-        Found found;
-        case_open(&c, &config, "hardware/laptop.json", 12, 40, 12);
-        vary_machine(&c, &seed);
-        c.hardware.op_s = trial % 2 ? 1e-7 : 0; /* the model is tiny */
-        double grid = brute_force(&c.search);
-        int n = policy_search(&found, 1, &c.search, &err);
+        open_case((OptConfig)SMALL_CONFIG(2), "hardware/laptop.json", 12, 40, 12);
+        vary_machine(&seed);
+        machine.op_s = trial % 2 ? 1e-7 : 0; /* the model is tiny */
+        const double grid = brute_force();
+        const int n = policy_search(found, 1, &q, &err);
         CU_ASSERT(n == 1 || !grid);
-        off += n == 1 && found.cost.throughput < .98 * grid;
-        CU_ASSERT(n < 0 || found.cost.throughput >= .8 * grid);
-        case_close(&c);
+        off += n == 1 && found[0].cost.throughput < .98 * grid;
+        CU_ASSERT(n < 0 || found[0].cost.throughput >= .8 * grid);
+        close_case();
     }
     CU_ASSERT(off <= 1);
-}
-
-/* A machine whose GPU has room for a part only. */
-static void open_squeeze(Case *c, const char *model, int count, int s, int n) {
-    OptConfig config = opt_named(model);
-    double weights = 24. * config.h1 * config.h1 * config.l;
-    case_open(c, &config, "hardware/laptop.json", count, s, n);
-    c->hardware.gmem = 3e8 + .3 * weights, c->hardware.cmem = 3e8 + 1.5 * weights;
-    capacity_of(&c->search, &c->hardware);
 }
 
 /* The LP's bound never falls (test_policy.c); what is found by steps and rounded may, by little. */
 static void more_memory_is_at_most_a_little_worse(void) {
     uint64_t seed = 12;
     for (int trial = 0; trial < 30; trial++) {
-        Case c;
-        Found before, after;
-        random_case(&c, &seed);
-        c.search.max_latency = 0;
-        if (policy_search(&before, 1, &c.search, &err) == 1) {
+        open_random(&seed);
+        if (policy_search(found, 1, &q, &err) == 1) {
+            const double before = worth(&found[0]);
             for (int t = 0; t < NTIERS; t++) {
-                Search more = c.search;
-                more.capacity[t] *= 2;
-                CU_ASSERT_EQUAL_FATAL(policy_search(&after, 1, &more, &err), 1);
-                CU_ASSERT(worth(&more, &after) >= .98 * worth(&more, &before));
+                q.capacity[t] *= 2;
+                const Found after = best();
+                CU_ASSERT(worth(&after) >= .98 * before);
+                q.capacity[t] /= 2;
             }
         }
-        case_close(&c);
+        close_case();
     }
 }
 
@@ -383,69 +344,45 @@ static void more_memory_is_at_most_a_little_worse(void) {
 // Latency against throughput
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { FRONTIER = 64 };
-
-/* The frontier of a squeezed machine. Returns its number of points. */
-static int open_frontier(Case *c, Found found[FRONTIER], const char *model, bool one_block) {
-    open_squeeze(c, model, 96, 128, 16);
-    c->search.one_block = one_block;
-    return policy_frontier(found, FRONTIER, &c->search, &err);
-}
-
-static void the_frontier_rises_in_latency_and_in_throughput(void) {
-    static const char *const models[] = {"opt-125m", "opt-1.3b", "opt-6.7b"};
-    for (int m = 0; m < 3; m++)
-        for (int one_block = 0; one_block < 2; one_block++) {
-            Case c;
-            Found found[FRONTIER], best;
-            int n = open_frontier(&c, found, models[m], one_block), trial = m;
-            CU_ASSERT(n > 3 && n < FRONTIER);
-            for (int i = 0; i < n; i++) check_found(&c.search, &found[i], trial);
-            for (int i = 1; i < n; i++)
-                CU_ASSERT(found[i].latency > found[i - 1].latency &&
-                          found[i].cost.throughput > found[i - 1].cost.throughput);
-            CU_ASSERT_EQUAL(policy_search(&best, 1, &c.search, &err), 1);
-            CU_ASSERT(found[n - 1].cost.throughput >= best.cost.throughput * (1 - 1e-12));
-            case_close(&c);
-        }
-}
-
 /* With the latency of any of its points as the limit the search finds that point, or one that is nearly as good: it comes
  * to the limit by steps. */
-static void a_limit_on_latency_finds_the_frontiers_point(void) {
-    static const char *const models[] = {"opt-125m", "opt-1.3b"};
-    for (int m = 0; m < 2; m++)
-        for (int one_block = 0; one_block < 2; one_block++) {
-            Case c;
-            Found found[FRONTIER], limited;
-            int n = open_frontier(&c, found, models[m], one_block);
-            for (int i = 0; i < n; i++) {
-                c.search.max_latency = found[i].latency * (1 + 1e-9);
-                CU_ASSERT_EQUAL_FATAL(policy_search(&limited, 1, &c.search, &err), 1);
-                CU_ASSERT(worth(&c.search, &limited) >= .93 * worth(&c.search, &found[i]));
-            }
-            case_close(&c);
+static void the_frontier_rises_and_a_limit_on_latency_finds_its_points(void) {
+    static const char *const models[] = {"opt-125m", "opt-1.3b", "opt-6.7b"};
+    for (int way = 0; way < 6; way++) {
+        Found all[FRONTIER];
+        open_squeeze(models[way / 2], 96, 128, 16);
+        q.one_block = way % 2;
+        const int n = policy_frontier(all, FRONTIER, &q, &err);
+        CU_ASSERT(n > 3 && n < FRONTIER);
+        for (int i = 0; i < n; i++) check_found(&all[i]);
+        for (int i = 1; i < n; i++)
+            CU_ASSERT(all[i].latency > all[i - 1].latency && all[i].cost.throughput > all[i - 1].cost.throughput);
+        CU_ASSERT(all[n - 1].cost.throughput >= best().cost.throughput * (1 - 1e-12));
+        for (int i = 0; i < n && way < 4; i++) {
+            q.max_latency = all[i].latency * (1 + 1e-9);
+            const Found limited = best();
+            CU_ASSERT(worth(&limited) >= .93 * worth(&all[i]));
         }
+        close_case();
+    }
 }
 
 static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
-    Case c;
-    Found found;
+    Policy corner;
     double least = 0;
-    open_squeeze(&c, "opt-125m", 96, 128, 16);
-    c.search.max_latency = 1e-6;
-    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
+    open_squeeze("opt-125m", 96, 128, 16);
+    q.max_latency = 1e-6;
+    CU_ASSERT_EQUAL(policy_search(found, 1, &q, &err), -1);
     CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
     const char *takes = strstr(err.text, "takes ");
     CU_ASSERT_FATAL(takes && sscanf(takes, "takes %lf", &least) == 1);
-    Policy corner;
-    c.search.max_latency = least * .99;
-    CU_ASSERT(!some_corner_does(&c.search, &corner));
-    c.search.max_latency = least * 1.01; /* it is said in three digits */
-    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
-    CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), 1);
-    CU_ASSERT(found.latency <= c.search.max_latency);
-    case_close(&c);
+    q.max_latency = least * .99;
+    CU_ASSERT(!some_corner_does(&corner));
+    q.max_latency = least * 1.01; /* it is said in three digits */
+    best();
+    CU_ASSERT_EQUAL(policy_frontier(found, 1, &q, &err), 1);
+    CU_ASSERT(found[0].latency <= q.max_latency);
+    close_case();
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -454,76 +391,66 @@ static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
 
 /* Where the GPU has room for everything, nothing is gained elsewhere; but for a CPU that is fast enough to attend too. */
 static void a_gpu_with_room_for_all_gets_all(void) {
-    Case c;
-    Found found;
-    OptConfig config = opt_named("opt-1.3b");
-    case_open(&c, &config, "hardware/h100.json", 64, 128, 32);
-    c.hardware.cpu_flops[0] = c.hardware.cpu_flops[1] = c.hardware.cpu_bdw = 1e9;
-    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), 1);
-    const Policy *p = &found.policy;
+    open_case(opt_named("opt-1.3b"), "hardware/h100.json", 64, 128, 32);
+    machine.cpu_flops[0] = machine.cpu_flops[1] = machine.cpu_bdw = 1e9;
+    const Found f = best();
+    const Policy *p = &f.policy;
     CU_ASSERT(p->wg == 1 && p->cg == 1 && p->hg == 1 && p->table_home == TIER_GPU && block_size(p) >= 64);
-    CU_ASSERT_STRING_EQUAL(found.cost.slowest[0], "gpu^g");
-    CU_ASSERT(!found.cost.full[0][0] && !found.cost.full[1][0] && !found.cost.full[2][0]);
-    case_close(&c);
+    CU_ASSERT_STRING_EQUAL(f.cost.slowest[0], "gpu^g");
+    CU_ASSERT(!f.cost.full[0][0] && !f.cost.full[1][0] && !f.cost.full[2][0]);
+    close_case();
 }
 
 /* The row schedule has one batch in flight, whatever num_gpu_batches says: its block is one batch. */
 static void the_row_schedule_keeps_one_batch_in_flight(void) {
-    Case c;
-    Found found[TEN];
-    open_squeeze(&c, "opt-350m", 48, 64, 8);
-    c.search.fixed_schedule = c.search.fixed_batches = true;
-    c.search.given.schedule = SCHEDULE_ROW, c.search.given.num_gpu_batches = 4;
-    int n = ask(&c.search, found, TEN, 0);
+    open_squeeze("opt-350m", 48, 64, 8);
+    q.fixed_schedule = q.fixed_batches = true, q.given.schedule = SCHEDULE_ROW, q.given.num_gpu_batches = 4;
+    const int n = ask(TEN, 0);
     CU_ASSERT_FATAL(n > 1);
     for (int i = 0; i < n; i++)
         CU_ASSERT(found[i].policy.schedule == SCHEDULE_ROW && block_size(&found[i].policy) == found[i].policy.gbs);
-    double row = worth(&c.search, &found[0]);
-    c.search.fixed_schedule = c.search.fixed_batches = false;
-    CU_ASSERT(ask(&c.search, found, 1, 1) == 1 && worth(&c.search, &found[0]) >= row * (1 - 1e-12));
-    case_close(&c);
+    const double row = worth(&found[0]);
+    q.fixed_schedule = q.fixed_batches = false;
+    CU_ASSERT(ask(1, 1) == 1 && worth(&found[0]) >= row * (1 - 1e-12));
+    close_case();
 }
 
 /* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block. */
 static void two_blocks_take_twice_the_time_of_one(void) {
-    Case c;
-    Found one, two;
-    open_squeeze(&c, "opt-350m", 32, 64, 8);
-    c.search.given.gbs = 8, c.search.given.num_gpu_batches = 2;
-    c.search.given.wc = c.search.given.cc = c.search.given.hc = 1;
-    ASSERT_OK(policy_predict(&two, &c.search, &err));
-    c.task.count = 16;
-    ASSERT_OK(policy_predict(&one, &c.search, &err));
+    open_squeeze("opt-350m", 32, 64, 8);
+    q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 8, 2);
+    const Found two = predicted();
+    q.one_block = true; /* as one block of the task's */
+    const Found of_two = predicted();
+    q.one_block = false, task.count = 16;
+    const Found one = predicted();
+    task.count = 32;
     CU_ASSERT(fabs(two.cost.T / one.cost.T - 2) < 1e-9);
     CU_ASSERT(fabs(two.cost.throughput / one.cost.throughput - 1) < 1e-9);
     CU_ASSERT(fabs(two.latency / one.latency - 1) < 1e-9 && near(one.latency, one.cost.T));
-    c.task.count = 32, c.search.one_block = true; /* as one block of the task's */
-    ASSERT_OK(policy_predict(&two, &c.search, &err));
-    CU_ASSERT(near(two.cost.T, one.cost.T) && near(two.latency, one.latency));
-    case_close(&c);
+    CU_ASSERT(near(of_two.cost.T, one.cost.T) && near(of_two.latency, one.latency));
+    close_case();
 }
 
+/* All sweeps are this block's. */
 static void a_block_takes_as_long_as_its_longest_prompt(void) {
     for (int longest = 0; longest < 3; longest++) {
-        Case c;
-        Found found;
-        open_squeeze(&c, "opt-350m", 3, 64, 2);
-        c.task.prompts[longest].n = 8;
-        c.search.given.gbs = 3, c.search.given.num_gpu_batches = 1;
-        c.search.given.wc = c.search.given.cc = c.search.given.hc = 1;
-        ASSERT_OK(policy_predict(&found, &c.search, &err));
-        CU_ASSERT(near(found.latency, found.cost.T)); /* all sweeps are this block's */
-        case_close(&c);
+        open_squeeze("opt-350m", 3, 64, 2);
+        task.prompts[longest].n = 8;
+        q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 3, 1);
+        const Found f = predicted();
+        CU_ASSERT(near(f.latency, f.cost.T));
+        close_case();
     }
 }
 
 /* Returns the token/s that the LP of a policy promises with so many workspaces. */
-static double bound_with(const Search *s, Policy p, int workspaces) {
+static double bound_with(Policy p, int workspaces) {
     static Lp lp;
     LpAnswer answer;
     double tokens, seconds = 0;
     p.workspaces = workspaces;
-    policy_lp(&lp, &tokens, s, &p);
+    policy_lp(&lp, &tokens, &q, &p);
     lp_solve(&answer, &lp);
     CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
     for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp.c[v] * answer.x[v];
@@ -535,18 +462,14 @@ static double bound_with(const Search *s, Policy p, int workspaces) {
 static void fewer_workspaces_must_bring_one_percent(void) {
     int fewer = 0, nearly = 0;
     for (int gbs = 24; gbs <= 48; gbs += 8) {
-        Case c;
-        Found found;
-        open_squeeze(&c, "opt-125m", 4 * gbs, 128, 16);
-        Search *s = &c.search;
-        s->capacity[TIER_GPU] *= 2;
-        s->given.gbs = gbs, s->given.num_gpu_batches = 4;
-        s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = true;
-        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
-        const double more = bound_with(s, found.policy, 3), less = bound_with(s, found.policy, 2);
-        CU_ASSERT_EQUAL(found.policy.workspaces, less > 1.01 * more ? 2 : 3);
+        open_squeeze("opt-125m", 4 * gbs, 128, 16);
+        q.capacity[TIER_GPU] *= 2;
+        give_block(gbs, 4, true);
+        const Policy p = best().policy;
+        const double more = bound_with(p, 3), less = bound_with(p, 2);
+        CU_ASSERT_EQUAL(p.workspaces, less > 1.01 * more ? 2 : 3);
         fewer += less > 1.01 * more, nearly += less > more && less <= 1.01 * more;
-        case_close(&c);
+        close_case();
     }
     CU_ASSERT(fewer && nearly); /* or the test would say nothing */
 }
@@ -555,208 +478,169 @@ static void fewer_workspaces_must_bring_one_percent(void) {
  * task of half as many, so that the block is the same. */
 static void a_long_task_is_looked_at_from_its_beginning_to_its_end(void) {
     enum { LOOKED_AT = 2048 };
-    Found found[2];
+    Policy p[2];
     for (int times = 1; times <= 2; times++) {
-        Case c;
-        open_squeeze(&c, "opt-125m", times * LOOKED_AT, 16, 4);
-        for (int i = c.task.count / 2; i < c.task.count; i++) c.task.prompts[i].s = 400;
-        CU_ASSERT_EQUAL_FATAL(policy_search(&found[times - 1], 1, &c.search, &err), 1);
-        case_close(&c);
+        open_squeeze("opt-125m", times * LOOKED_AT, 16, 4);
+        for (int i = task.count / 2; i < task.count; i++) task.prompts[i].s = 400;
+        p[times - 1] = best().policy;
+        close_case();
     }
-    CU_ASSERT(found[0].policy.gbs == found[1].policy.gbs);
-    CU_ASSERT(found[0].policy.num_gpu_batches == found[1].policy.num_gpu_batches);
+    CU_ASSERT(p[0].gbs == p[1].gbs && p[0].num_gpu_batches == p[1].num_gpu_batches);
 }
 
 /* What an LP says that a tier holds at the fractions of a plan, or NAN. */
-static double lp_memory(const Lp *lp, const Found *f, Tier tier, const Search *s) {
+static double lp_memory(const Lp *lp, const Found *f, Tier tier) {
     double x[LP_MAX_VARS] = {0};
     memcpy(x, f->cost.fraction, sizeof f->cost.fraction);
     for (int i = 0; i < lp->m; i++)
-        if (!strcmp(lp->row[i].name, memory_row[tier])) return (double)s->capacity[tier] + lp_excess(&lp->row[i], x, lp->n);
+        if (!strcmp(lp->row[i].name, memory_row[tier])) return (double)q.capacity[tier] + lp_excess(&lp->row[i], x, lp->n);
     return NAN;
 }
 
 /* Several flights sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
- * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. */
+ * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. 48 prompts
+ * are four blocks, of which each flight has one or more. */
 static void every_flight_has_its_own_cache_tokens_and_block(void) {
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
-        Case c;
-        Found found;
         double tokens;
-        open_squeeze(&c, "opt-1.3b", 48, 200, 8);
-        Search *s = &c.search;
-        s->capacity[TIER_GPU] *= 4, s->capacity[TIER_DISK] = s->capacity[TIER_CPU];
-        s->given.gbs = 4, s->given.num_gpu_batches = 3, s->given.flights = flights, s->one_block = true;
-        s->fixed_gbs = s->fixed_batches = s->fixed_flights = true;
-        s->given.cg = .5, s->fixed[2] = s->fixed[3] = true; /* half of all caches on the disk */
-        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
-        policy_lp(&lp, &tokens, s, &found.policy);
+        open_squeeze("opt-1.3b", 48, 200, 8);
+        q.capacity[TIER_GPU] *= 4, q.capacity[TIER_DISK] = q.capacity[TIER_CPU];
+        give_block(4, 3, false);
+        q.given.flights = flights, q.one_block = q.fixed_flights = true;
+        q.given.cg = .5, q.fixed[2] = q.fixed[3] = true; /* half of all caches on the disk */
+        Found f = best();
+        policy_lp(&lp, &tokens, &q, &f.policy);
         for (int t = 0; t < NTIERS; t++)
-            CU_ASSERT(fabs(lp_memory(&lp, &found, (Tier)t, s) - found.cost.peak[t]) <= .05 * (double)s->capacity[t]);
+            CU_ASSERT(fabs(lp_memory(&lp, &f, (Tier)t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
         CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
-        CU_ASSERT(near(found.latency, found.cost.T) && near(found.cost.throughput * found.cost.T, tokens));
-        s->one_block = false; /* 48 prompts are four blocks, of which each flight has one or more */
-        s->given = found.policy;
-        ASSERT_OK(policy_predict(&found, s, &err));
-        if (flights != 3) CU_ASSERT(near(found.latency * 4 / flights, found.cost.T));
-        case_close(&c);
+        CU_ASSERT(near(f.latency, f.cost.T) && near(f.cost.throughput * f.cost.T, tokens));
+        q.one_block = false, q.given = f.policy;
+        f = predicted();
+        if (flights != 3) CU_ASSERT(near(f.latency * 4 / flights, f.cost.T));
+        close_case();
     }
 }
 
 /* Of weights a tenth of a percent, of the rest a sequence: a tier has nothing at all, or that. */
 static void a_share_is_nothing_or_a_step_at_least(void) {
     for (int step = 0; step < 24; step++) {
-        Case c;
-        Found found[TEN];
-        open_squeeze(&c, "opt-1.3b", 24, 200, 8);
-        c.search.capacity[TIER_GPU] = (size_t)((double)c.search.capacity[TIER_GPU] * (1 + .07 * step));
-        const int n = policy_search(found, TEN, &c.search, &err);
-        for (int i = 0; i < n; i++) {
-            const Policy *p = &found[i].policy;
-            const double share[3][2] = {{p->wg, p->wc}, {p->cg, p->cc}, {p->hg, p->hc}};
-            for (int w = 0; w < 3; w++) {
-                const double least = .5 / (w ? 24 : 1000), rest = 1 - share[w][0] - share[w][1];
-                CU_ASSERT(rest == 0 || rest > least);
-                for (int t = 0; t < 2; t++) CU_ASSERT(share[w][t] == 0 || share[w][t] > least);
-            }
-        }
+        open_squeeze("opt-1.3b", 24, 200, 8);
+        q.capacity[TIER_GPU] = (Bytes)((double)q.capacity[TIER_GPU] * (1 + .07 * step));
+        const int n = policy_search(found, TEN, &q, &err);
         CU_ASSERT(n > 0);
-        case_close(&c);
+        for (int i = 0; i < 3 * n; i++) {
+            const double *two = found[i / 3].policy.share + i % 3 * 2, share[] = {two[0], two[1], 1 - two[0] - two[1]};
+            for (int t = 0; t < NTIERS; t++) CU_ASSERT(share[t] == 0 || share[t] > .5 / (i % 3 ? 24 : 1000));
+        }
+        close_case();
     }
 }
 
+/* And where it does not fit, it is refused as it is. */
 static void a_given_policy_is_found_as_it_is(void) {
-    Case c;
-    Found found[TEN], predicted;
-    open_squeeze(&c, "opt-1.3b", 24, 64, 8);
-    Search *s = &c.search;
-    s->given =
-        (Policy){.wg = .123, .wc = .456, .cg = .1, .cc = .8999, .hg = .01, .hc = .99, .gbs = 7, .num_gpu_batches = 3};
-    s->given.overlap = true, s->given.page_tokens = 16, s->given.delegated = true;
-    for (int i = 0; i < 6; i++) s->fixed[i] = true;
-    s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = true;
-    CU_ASSERT_EQUAL_FATAL(ask(s, found, TEN, 0), 1);
-    const Policy *p = &found[0].policy, *g = &s->given;
-    CU_ASSERT(p->wg == g->wg && p->wc == g->wc && p->cg == g->cg && p->cc == g->cc && p->hg == g->hg && p->hc == g->hc);
+    open_squeeze("opt-1.3b", 24, 64, 8);
+    q.given = placed((double[]){.123, .456, .1, .8999, .01, .99}, 7, 3);
+    give_block(7, 3, true);
+    q.given.delegated = true;
+    memset(q.fixed, true, sizeof q.fixed);
+    CU_ASSERT_EQUAL_FATAL(ask(TEN, 0), 1);
+    const Policy *p = &found[0].policy;
+    CU_ASSERT(!memcmp(p->share, q.given.share, sizeof p->share));
     CU_ASSERT(p->gbs == 7 && p->num_gpu_batches == 3 && p->schedule == SCHEDULE_ZIGZAG && p->delegated);
-    s->given.table_home = p->table_home;
-    ASSERT_OK(policy_predict(&predicted, s, &err));
-    CU_ASSERT(near(predicted.cost.T, found[0].cost.T));
-    s->capacity[TIER_CPU] = 1 << 20; /* and refused as it is */
-    CU_ASSERT_EQUAL(ask(s, found, TEN, 1), 0);
+    q.given.table_home = p->table_home;
+    CU_ASSERT(near(predicted().cost.T, found[0].cost.T));
+    q.capacity[TIER_CPU] = 1 << 20;
+    CU_ASSERT_EQUAL(ask(TEN, 1), 0);
     CU_ASSERT(strstr(err.text, "CPU") && strstr(err.text, "--cpu-mem"));
-    case_close(&c);
+    close_case();
 }
 
 /* A tenth of a percent of OPT-175B's weights are 350 MB: a plan that is over its tier by less takes another step. With
  * every percent of memory more the one block that is asked for is found, and hardly ever is it slower. */
 static void a_step_of_the_percentages_does_not_lose_the_best(void) {
-    Case c;
-    Found found;
     double before = 0;
-    OptConfig config = opt_named("opt-175b");
-    case_open(&c, &config, "hardware/h100.json", 8, 400, 8);
-    Search *s = &c.search;
-    s->given.gbs = 8, s->given.num_gpu_batches = 1, s->given.cc = 0;
-    s->fixed_gbs = s->fixed_batches = s->fixed_schedule = s->fixed_attention = s->fixed[3] = true;
+    open_case(opt_named("opt-175b"), "hardware/h100.json", 8, 400, 8);
+    give_block(8, 1, true);
+    q.fixed[3] = true;
     for (int step = 0; step < 60; step++) {
-        s->capacity[TIER_CPU] = (size_t)(1.2e11 * (1 + .01 * step));
-        CU_ASSERT_EQUAL_FATAL(policy_search(&found, 1, s, &err), 1);
-        CU_ASSERT(found.cost.throughput >= .98 * before);
-        before = found.cost.throughput;
+        q.capacity[TIER_CPU] = (Bytes)(1.2e11 * (1 + .01 * step));
+        const double after = best().cost.throughput;
+        CU_ASSERT(after >= .98 * before);
+        before = after;
     }
-    case_close(&c);
+    close_case();
 }
 
 /* 25 x 6 puts all 150 prompts into one block. The search comes to it because it rounds batches up: rounded down, they would
  * leave some prompts to a second block. */
 static void a_block_has_room_for_its_share_of_the_task(void) {
-    Case c;
-    Found found;
-    OptConfig config = opt_named("opt-30b");
-    case_open(&c, &config, "hardware/t4.json", 150, 512, 32);
-    CU_ASSERT_EQUAL_FATAL(ask(&c.search, &found, 1, 0), 1);
-    CU_ASSERT(found.policy.gbs == 25 && found.policy.num_gpu_batches == 6);
-    case_close(&c);
+    open_case(opt_named("opt-30b"), "hardware/t4.json", 150, 512, 32);
+    CU_ASSERT_EQUAL_FATAL(ask(1, 0), 1);
+    CU_ASSERT(found[0].policy.gbs == 25 && found[0].policy.num_gpu_batches == 6);
+    close_case();
 }
 
 /* What is shown with one digit behind the point can be typed in again: the same tensors and sequences are dealt. */
 static void shares_that_are_found_have_three_digits(void) {
-    Case c;
-    Found found[TEN];
-    open_squeeze(&c, "opt-1.3b", 70, 200, 16);
-    int n = ask(&c.search, found, TEN, 0);
-    CU_ASSERT_EQUAL(n, TEN);
-    for (int i = 0; i < n; i++) {
+    open_squeeze("opt-1.3b", 70, 200, 16);
+    CU_ASSERT_EQUAL_FATAL(ask(TEN, 0), TEN);
+    for (int i = 0; i < TEN; i++) {
         Policy shown = found[i].policy;
-        double *const share[] = {&shown.wg, &shown.wc, &shown.cg, &shown.cc, &shown.hg, &shown.hc};
-        for (int f = 0; f < 6; f++) *share[f] = round(*share[f] * 1000) / 1000;
-        Plan *as_shown = plan_make(c.checkpoint, &shown, &c.task, F16, &err);
-        Plan *as_found = plan_make(c.checkpoint, &found[i].policy, &c.task, F16, &err);
-        CU_ASSERT_EQUAL(memcmp(as_shown->achieved, as_found->achieved, sizeof as_shown->achieved), 0);
-        CU_ASSERT_EQUAL(memcmp(as_shown->total, as_found->total, sizeof as_shown->total), 0);
+        for (int f = 0; f < 6; f++) shown.share[f] = round(shown.share[f] * 1000) / 1000;
+        Plan *as_shown = plan_make(model, &shown, &task, F16, &err);
+        Plan *as_found = plan_make(model, &found[i].policy, &task, F16, &err);
+        CU_ASSERT(!memcmp(as_shown->achieved, as_found->achieved, sizeof as_shown->achieved));
+        CU_ASSERT(!memcmp(as_shown->total, as_found->total, sizeof as_shown->total));
         plan_free(as_shown), plan_free(as_found);
     }
-    case_close(&c);
+    close_case();
 }
 
 /* The frontier's shortest block with enough throughput is not much shorter than what is found for somebody who waits. */
 static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
-    static const char *const machine[] = {"hardware/t4.json", "hardware/laptop.json"};
     bool shorter = false;
     for (int i = 0; i < 4; i++) {
-        Case c;
-        Found best, sooner, all[FRONTIER];
-        const OptConfig config = opt_named(i < 2 ? "opt-6.7b" : "opt-125m");
-        case_open(&c, &config, machine[i % 2], 400, 128, 32);
-        CU_ASSERT_FATAL(policy_sooner(&best, &sooner, &c.search, &err) > 0);
-        CU_ASSERT(sooner.cost.throughput >= .95 * best.cost.throughput && sooner.latency <= best.latency);
-        const int n = policy_frontier(all, FRONTIER, &c.search, &err);
+        Found fastest, sooner;
+        open_case(opt_named(i < 2 ? "opt-6.7b" : "opt-125m"), i % 2 ? "hardware/laptop.json" : "hardware/t4.json", 400, 128,
+                  32);
+        CU_ASSERT_FATAL(policy_sooner(&fastest, &sooner, &q, &err) > 0);
+        const double enough = .95 * fastest.cost.throughput;
+        CU_ASSERT(sooner.cost.throughput >= enough && sooner.latency <= fastest.latency);
+        const int n = policy_frontier(found, FRONTIER, &q, &err);
         int first = 0;
-        while (first < n - 1 && all[first].cost.throughput < .95 * best.cost.throughput) first++;
-        CU_ASSERT(sooner.latency <= 1.25 * all[first].latency);
-        const int searched = policy_search(all, FRONTIER, &c.search, &err);
+        while (first < n - 1 && found[first].cost.throughput < enough) first++;
+        CU_ASSERT(sooner.latency <= 1.25 * found[first].latency);
+        const int searched = policy_search(found, FRONTIER, &q, &err);
         for (int k = 0; k < searched; k++)
-            CU_ASSERT(all[k].latency >= sooner.latency || all[k].cost.throughput < .95 * best.cost.throughput);
-        shorter = shorter || sooner.latency < .7 * best.latency;
-        case_close(&c);
+            CU_ASSERT(found[k].latency >= sooner.latency || found[k].cost.throughput < enough);
+        shorter = shorter || sooner.latency < .7 * fastest.latency;
+        close_case();
     }
     CU_ASSERT(shorter); /* or the test would say nothing */
 }
 
-static void a_tier_that_is_too_small_is_named(void) {
+/* With so many bytes more of the GPU than it says that it needs beside what it has, there is a policy; a tenth of a MiB is
+ * what it leaves out. */
+static void a_tier_that_is_too_small_is_named_with_the_least_that_would_do(void) {
     static const char *const flag[] = {"--gpu-mem", "--cpu-mem"};
     for (int t = 0; t < 2; t++) {
-        Case c;
-        Found found;
-        open_squeeze(&c, "opt-1.3b", 8, 64, 8);
-        c.search.capacity[t] = 100;
-        if (t == TIER_CPU) c.search.capacity[TIER_GPU] = (size_t)1 << 40;
-        CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
-        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
-        CU_ASSERT_EQUAL(policy_frontier(&found, 1, &c.search, &err), -1);
-        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, flag[t]));
-        CU_ASSERT(!strstr(err.text, "--percent") && !strstr(err.text, "--gpu-batch-size")); /* which nobody has given */
-        case_close(&c);
+        double needs, has;
+        open_squeeze("opt-1.3b", 8, 64, 8);
+        for (int other = 0; other < NTIERS; other++) q.capacity[other] = other == t ? 100 : (Bytes)1 << 40;
+        for (int frontier = 0; frontier < 2; frontier++) {
+            err = (Error){0, ""};
+            CU_ASSERT_EQUAL((frontier ? policy_frontier : policy_search)(found, 1, &q, &err), -1);
+            CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
+            CU_ASSERT(!strstr(err.text, "--percent") && !strstr(err.text, "--gpu-batch-size")); /* which nobody has given */
+        }
+        CU_ASSERT_EQUAL_FATAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
+        for (int more = -1; more <= 1 && t == TIER_GPU; more += 2) {
+            q.capacity[t] = (Bytes)((needs + .1 * more) * 1048576);
+            CU_ASSERT_EQUAL(policy_search(found, 1, &q, &err) > 0, more > 0);
+        }
+        close_case();
     }
-}
-
-/* With so many bytes more than it says that it needs beside what it has, there is a policy. */
-static void a_refusal_says_the_least_that_would_do(void) {
-    Case c;
-    Found found;
-    double needs, has;
-    open_squeeze(&c, "opt-125m", 8, 64, 8);
-    c.search.capacity[TIER_CPU] = c.search.capacity[TIER_DISK] = (size_t)1 << 40;
-    c.search.capacity[TIER_GPU] = 100;
-    CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err), -1);
-    CU_ASSERT_EQUAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
-    for (int more = -1; more <= 1; more += 2) { /* a tenth of a MiB is what it leaves out */
-        c.search.capacity[TIER_GPU] = (size_t)((needs + .1 * more) * 1048576);
-        CU_ASSERT_EQUAL(policy_search(&found, 1, &c.search, &err) > 0, more > 0);
-    }
-    case_close(&c);
 }
 
 /* In this program instead of libc's: may turn equals round, as libc's does with some when it finds no memory. */
@@ -780,26 +664,21 @@ void qsort(void *base, size_t n, size_t size, int (*compare)(const void *, const
 }
 
 static void what_is_found_does_not_depend_on_the_order_of_equals(void) {
-    Found found[2][FRONTIER];
-    int n[2][2];
-    Case c;
-    const OptConfig config = opt_named("opt-1.3b");
-    case_open(&c, &config, "hardware/t4.json", 8, 64, 8);
+    open_case(opt_named("opt-1.3b"), "hardware/t4.json", 8, 64, 8);
     for (int frontier = 0; frontier < 2; frontier++) {
-        for (int turned = 0; turned < 2; turned++) {
-            turn_equals = turned;
-            n[frontier][turned] = frontier ? policy_frontier(found[turned], FRONTIER, &c.search, &err)
-                                           : policy_search(found[turned], FRONTIER, &c.search, &err);
-        }
+        Found other[FRONTIER];
+        const int n = (frontier ? policy_frontier : policy_search)(found, FRONTIER, &q, &err);
+        turn_equals = true;
+        const int turned = (frontier ? policy_frontier : policy_search)(other, FRONTIER, &q, &err);
         turn_equals = false;
-        CU_ASSERT_FATAL(n[frontier][0] > 1 && n[frontier][0] == n[frontier][1]);
-        for (int i = 0; i < n[frontier][0]; i++) {
-            const Policy *x = &found[0][i].policy, *y = &found[1][i].policy;
+        CU_ASSERT_FATAL(n > 1 && n == turned);
+        for (int i = 0; i < n; i++) {
+            const Policy *x = &found[i].policy, *y = &other[i].policy;
             CU_ASSERT(x->gbs == y->gbs && x->num_gpu_batches == y->num_gpu_batches && x->flights == y->flights);
             CU_ASSERT(x->schedule == y->schedule && x->delegated == y->delegated && x->wg == y->wg);
         }
     }
-    case_close(&c);
+    close_case();
 }
 
 /* A link is as slow as it is given and no faster than it is, in prefill and in generation; what is not given stays. */
@@ -807,21 +686,17 @@ static void the_search_is_for_links_as_slow_as_they_are_given(void) {
     uint64_t seed = 12;
     for (int given = 0; given < 1 << 4; given++) {
         Options o = {.link = {0}};
-        Hardware h = test_fast_machine(), expected;
-        double *const link[] = {h.ctog_bdw, h.gtoc_bdw, h.dtoc_bdw, h.ctod_bdw};
-        double *const slow[] = {expected.ctog_bdw, expected.gtoc_bdw, expected.dtoc_bdw, expected.ctod_bdw};
-        for (int c = CTOG; c <= CTOD; c++)
-            for (int stage = 0; stage < 2; stage++) link[c][stage] = test_spread(&seed, 1e8, 1e10);
-        expected = h;
+        Hardware h = test_fast_machine(), slow = h;
         for (int c = CTOG; c <= CTOD; c++) {
-            if (!(given >> c & 1)) continue;
-            o.link[c] = test_spread(&seed, 1e8, 1e10);
-            for (int stage = 0; stage < 2; stage++)
-                if (o.link[c] < link[c][stage]) slow[c][stage] = o.link[c];
+            if (given >> c & 1) o.link[c] = test_spread(&seed, 1e8, 1e10);
+            for (int stage = 0; stage < 2; stage++) {
+                h.bdw[c][stage] = test_spread(&seed, 1e8, 1e10);
+                slow.bdw[c][stage] = o.link[c] ? fmin(o.link[c], h.bdw[c][stage]) : h.bdw[c][stage];
+            }
         }
         const TaskRun run = {.options = &o, .hardware = &h, .sim = true};
         ASSERT_OK(know_machine(&run, &err));
-        CU_ASSERT(!memcmp(&h, &expected, sizeof h));
+        CU_ASSERT(!memcmp(&h, &slow, sizeof h));
     }
 }
 
@@ -830,8 +705,8 @@ CU_TestInfo tests[] = {
      a_thousand_searches_find_policies_that_fit_or_say_why_not},
     {"no policy of a grid is two percent better", no_policy_of_a_grid_is_two_percent_better},
     {"more memory is at most a little worse", more_memory_is_at_most_a_little_worse},
-    {"the frontier rises in latency and in throughput", the_frontier_rises_in_latency_and_in_throughput},
-    {"a limit on latency finds the frontier's point", a_limit_on_latency_finds_the_frontiers_point},
+    {"the frontier rises, and a limit on latency finds its points",
+     the_frontier_rises_and_a_limit_on_latency_finds_its_points},
     {"a latency that cannot be is refused with the least", a_latency_that_cannot_be_is_refused_with_the_least},
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
@@ -846,8 +721,8 @@ CU_TestInfo tests[] = {
     {"a block has room for its share of the task", a_block_has_room_for_its_share_of_the_task},
     {"shares that are found have three digits", shares_that_are_found_have_three_digits},
     {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
-    {"a tier that is too small is named", a_tier_that_is_too_small_is_named},
-    {"a refusal says the least that would do", a_refusal_says_the_least_that_would_do},
+    {"a tier that is too small is named with the least that would do",
+     a_tier_that_is_too_small_is_named_with_the_least_that_would_do},
     {"what is found does not depend on the order of equals", what_is_found_does_not_depend_on_the_order_of_equals},
     {"the search is for links as slow as they are given", the_search_is_for_links_as_slow_as_they_are_given},
     CU_TEST_INFO_NULL,

@@ -75,7 +75,7 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
     for (int s = 0; s < stages; s++) {
         pthread_join(stage[s].thread, NULL);
         const bool same = !stage[s].status && rig_same(&stage[s].rig, alone);
-        if (!same) print_policy(p), fprintf(stderr, "stage %d of %d: %s\n", s, stages, stage[s].rig.err.text);
+        if (!same) say_policy(p), fprintf(stderr, "stage %d of %d: %s\n", s, stages, stage[s].rig.err.text);
         CU_ASSERT(same);
         rig_close(&stage[s].rig);
     }

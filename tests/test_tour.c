@@ -49,7 +49,7 @@ static const Policy policy = {.wg = .25,
 
 /* So slow that a layer takes a millisecond: links of 10 and 5 MB/s, 40 million flops a second; memory is too fast to
  * notice. */
-static Hardware slow_machine(void) {
+static Hardware machine_of_the_tour(void) {
     Hardware h = test_fast_machine();
     for (int stage = 0; stage < 2; stage++) {
         h.ctog_bdw[stage] = h.gtoc_bdw[stage] = 10e6;
@@ -419,7 +419,7 @@ static Event record(Device *device, const Op *op) {
 static void start_tape(Device *device) { tape.post = device->post, device->post = record; }
 
 static void list_ops(FILE *out) {
-    const Hardware hardware = slow_machine();
+    const Hardware hardware = machine_of_the_tour();
     Example e;
     RunStats stats;
     example_open(&e, &policy, F16);
@@ -432,7 +432,7 @@ static void list_ops(FILE *out) {
 /* The lanes of the sim during the sweep: a letter for each quarter of a millisecond. */
 static void list_lanes(FILE *out) {
     enum { WIDTH = 110 };
-    const Hardware hardware = slow_machine();
+    const Hardware hardware = machine_of_the_tour();
     Example e;
     RunStats stats;
     Trace trace = {0};
@@ -498,7 +498,7 @@ static void list_tokens(FILE *out) {
 
 /* Bytes of weights over the two links, row by row and zig-zag. */
 static void list_bytes(FILE *out) {
-    const Hardware hardware = slow_machine();
+    const Hardware hardware = machine_of_the_tour();
     fprintf(out, "%-8s %7s %14s %14s %12s\n", "", "sweeps", "disk to CPU", "CPU to GPU", "seconds");
     for (int row = 0; row < 2; row++) {
         Policy p = policy;
@@ -728,7 +728,7 @@ static void is_kept(const char *drawing, const char *path) {
 
 /* The pictures are drawn by Python, where there is one: the lanes from the same trace, the others from the listings. */
 static void the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings(void) {
-    const Hardware hardware = slow_machine();
+    const Hardware hardware = machine_of_the_tour();
     const char *dir = temp_dir();
     static const char *const of_listings[] = {"plan", "square"};
     char trace_path[400], svg_path[400], command[1400], kept[100];

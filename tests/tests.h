@@ -46,12 +46,18 @@ Task equal_task(int count, int s, int n);
 void free_task(Task *task);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
+/* One slowed by "KEY=NUMBER ..." with the keys of a hardware file. */
+Hardware slow_machine(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
  * where wg, wc, cg, cc, hg, hc say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
 Policy placed(const double share[6], int gbs, int num_gpu_batches);
+/* The shares of a pair: all on one tier, round ones, whole percent, or any. */
+void random_shares(double *gpu, double *cpu, uint64_t *state);
+/* What the search is asked if nothing is given. */
+Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task);
 /* To standard error, behind what failed. */
-void print_policy(const Policy *p);
+void say_policy(const Policy *p);
 
 // ---- the engine -------------------------------------------------------------------------------------------------
 
@@ -78,7 +84,7 @@ typedef struct {
     const char *dir;     /* for the disk's file; NULL: a new one */
     Listener hears;      /* the test's own functions, which are called besides */
     /* by rig_open: */
-    Plan *plan;
+    Plan *plan; /* unless it is given */
     Device *device;
     /* by rig_run: */
     int prompts;
