@@ -76,7 +76,8 @@ const char *tier_name[] = {"GPU", "CPU", "disk"};
  * The other four are OPT's. */
 int l, h1, h2, nh, hd, vocab, positions, eos;
 
-/* 4.3: a policy. Its shares are wg, wc, wd; cg, cc, cd; hg, hc, hd. */
+/* 4.3: a policy. Its shares are wg, wc, wd; cg, cc, cd; hg, hc, hd. (In the paper hd is the disk's
+ * share of activations; the variable hd above is the size of a head.) */
 struct Policy {
     double share[NKINDS][NTIERS];
     int gbs, num_gpu_batches;             /* Their product is bls, the block size. */
@@ -176,7 +177,7 @@ uint8_t *weight_slot[2], *stage[2][2]; /* stage[tier][slot] */
 float *x_slot[2];                      /* (rows, h1) */
 
 /* The workspace of the batch that computes. */
-float *norm, *x_Q, *x_K, *x_V, *attended, /* (rows, h1): as in section 3; softmax x_V without w_O */
+float *norm, *x_Q, *x_K, *x_V, *attended, /* (rows, h1); attended is what w_O is applied to */
     *ffn,                                 /* (rows, h2) */
     *logits;                              /* (gbs, vocab) */
 float *query, *result;                    /* (gbs, h1), on the CPU, for delegation */
@@ -818,7 +819,7 @@ struct {
     uint8_t *base;
     size_t used, peak; /* bytes */
 } arena[NTIERS];
-size_t uncounted; /* bytes of the GPU beside its shares and the weight slots */
+size_t uncounted; /* bytes of the GPU that A.3 leaves out: neither shares nor weight slots */
 
 /* Returns the tier of a thing of that size. dealt: the sizes that each tier has so far, and all. */
 Tier place(double dealt[NTIERS + 1], double share[NTIERS], double size) {
@@ -1320,17 +1321,18 @@ void fill_weight(Weight *w) {
 // Sparse attention (5)
 //
 // The paper computes the weights of all tokens, from all keys, and then reads only the values of
-// the few tokens with the largest weights. So move_cache() loads no v here, head_of() brings the v
-// of a chosen token when attend() asks for it, and keep_top() chooses. The CPU then always attends
-// to a cache off the GPU (choose_policy), so only v that rests on disk travels. It is easy to miss
-// that the weights that are kept stay as they are: they do not sum to 1 any more.
+// the few tokens with the largest weights. So move_cache() loads no v here, keep_top() chooses, and
+// head_of() brings the v of a chosen token when attend() asks for it, with which nothing overlaps.
+// The CPU then always attends to a cache off the GPU (choose_policy), so only v that rests on disk
+// travels. It is easy to miss that the weights that are kept stay as they are: they do not sum to 1
+// any more.
 // -------------------------------------------------------------------------------------------------
 
 bool is_sparse(void) { return policy.sparsity < 1; }
 
-/* Sets the weights of all but the top tokens to -1. These are 1 + the share of the past, rounded
- * up: the newest of the n tokens is always one of them, and of equal ones the earlier. `all` has
- * room for n floats. */
+/* Sets the weights of all but the top tokens to -1. The newest token, n - 1, is always one of them.
+ * The others are the ceil(sparsity (n - 1)) tokens before it with the largest weights; of equal
+ * weights, those of the earlier tokens. `all` has room for n floats. */
 void keep_top(float *weight, float *all, int n) {
     /* 1e-9 is more than what rounding adds to a product. */
     int top = min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
@@ -1499,11 +1501,11 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // -------------------------------------------------------------------------------------------------
 
 enum {
-    LEAN = NVARS,
-    RIGHT = NVARS + 1,
-    COST = NROWS,
-    PHASE_1 = NROWS + 1,
-    FIRST_SLACK = NVARS + 1
+    LEAN = NVARS,           /* a column and its variable: how far phase 1 relaxes all rows */
+    RIGHT = NVARS + 1,      /* the column of the right-hand sides */
+    COST = NROWS,           /* the row of the costs */
+    PHASE_1 = NROWS + 1,    /* the row of the costs of phase 1 */
+    FIRST_SLACK = NVARS + 1 /* the number of row 0's slack among the variables */
 };
 typedef struct {
     int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
@@ -1689,7 +1691,7 @@ int next_gbs(int g) { return g < 4 ? 2 * g : g + max(4, g / 16 * 4); }
  * the longest. Leaves the best policy and its x, and returns its seconds a sequence. */
 double search(int s, int count) {
     struct Policy given = policy, best = policy; /* 0: gbs, num_gpu_batches are open. */
-    /* From 4 to 32 gbs grows by 4: + 3, so that one batch may hold all prompts. */
+    /* gbs grows by 4, so one of the sizes up to count + 3 holds all prompts in one batch. */
     int most_g = given.gbs ? given.gbs : count + 3,
         most_b = given.num_gpu_batches ? given.num_gpu_batches : 20;
     double least = INFINITY;
@@ -1741,7 +1743,8 @@ void choose_policy(void) {
                 tier_name[t], arena[t].peak, hw[GMEM + t][0]);
 }
 
-/* Prints the policy of Eq. 1 as it stands in the paper, for a block's 1024 sequences at most. */
+/* Prints the policy of Eq. 1 as it stands in the paper, which knows no number of prompts: the search
+ * tries blocks for 1024 of them. */
 void print_policy(void) {
     double each = search(policy_len, 1024);
     if (each >= INFINITY)

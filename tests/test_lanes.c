@@ -347,7 +347,7 @@ static Asked asked;
 static const GpuCalls *plain;
 
 static int count_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *e) {
-    asked.copies++;
+    __atomic_fetch_add(&asked.copies, 1, __ATOMIC_RELAXED); /* of several lanes at once */
     return plain->copy(gpu, lane, c, e);
 }
 
