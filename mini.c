@@ -1743,8 +1743,8 @@ void choose_policy(void) {
                 tier_name[t], arena[t].peak, hw[GMEM + t][0]);
 }
 
-/* Prints the policy of Eq. 1 as it stands in the paper, which knows no number of prompts: the search
- * tries blocks for 1024 of them. */
+/* Prints the policy of Eq. 1 as it stands in the paper, which knows no number of prompts: the
+ * search tries blocks for 1024 of them. */
 void print_policy(void) {
     double each = search(policy_len, 1024);
     if (each >= INFINITY)
