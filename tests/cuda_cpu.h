@@ -63,7 +63,6 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <regex>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -997,9 +996,12 @@ inline std::string name_of(const void *kernel) {
     char *whole = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
     std::string name = whole ? whole : info.dli_sname;
     free(whole);
-    name = std::regex_replace(name, std::regex("^void |\\((int|bool|[A-Za-z_:]*Pages)\\)|\\(.*\\)$"), "");
-    name = std::regex_replace(name, std::regex("\\btrue\\b"), "1");
-    return std::regex_replace(name, std::regex("\\bfalse\\b"), "0");
+    const auto replace = [&name](const std::string &old, const char *other) {
+        for (size_t at; (at = name.find(old)) != std::string::npos;) name.replace(at, old.size(), other);
+    };
+    replace("void ", ""), replace("(int)", ""), replace("(bool)", ""), replace("(Pages)", "");
+    replace("true", "1"), replace("false", "0");
+    return name.substr(0, name.find('('));
 }
 /* Says what a launch has more of than its row; "" if nothing. */
 inline std::string excess(const void *kernel, size_t threads, size_t shared) {
