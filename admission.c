@@ -1,17 +1,18 @@
 /* admission.c: decides between two sweeps which prompts enter the next one, by one of the three
- * schedules (section 4.1, Figure 3; appendix A.2, Figure 6).
+ * schedules (section 4.2, Figure 3; appendix A.2, Figure 6).
  *
  * A block is a set of seats. A seat is a place in a GPU batch, with a home for the KV cache and one
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
  * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now
- * (block_seats, diagonal_seats) and in the size of a block: for row it is one GPU batch. No
- * sequence is ever moved out, and prompts enter in the order of the input, so no prompt starves.
+ * (block_seats, diagonal_seats) and in the size of a block: for row it is one GPU batch. (Diagonal
+ * also lets topups prefill in a batch of their own; see batch.c.) No sequence is ever moved out,
+ * and prompts enter in the order of the input, so no prompt starves.
  *
  * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
  * whole task through this file without a limit and makes the pools as large as the largest need
- * (plan.c). The run does it again with that limit: a prompt enters only if its pages fit in every
+ * (walk.c). The run does it again with that limit: a prompt enters only if its pages fit in every
  * sweep up to its last. Without early stops, both give the same result.
  * Read next: plan.h. */
 #include <math.h>
@@ -58,8 +59,8 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
     }
 }
 
-/* Returns an error diffusion that deals `count` items in the whole numbers nearest to the
- * shares. */
+/* Returns an error diffusion that deals `count` items in the whole numbers nearest to the shares.
+ * It uses these numbers in place of the shares, so that exactly they have been dealt in the end. */
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
@@ -106,9 +107,9 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
 /* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch is opened every n/K
- * sweeps until all K are open; from then on every sequence that leaves is replaced. With K = 4 and
- * n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the first
- * batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
+ * sweeps until all K are open, and every sequence that leaves an open batch is replaced. With K = 4
+ * and n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the
+ * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
  * batch.c, at `entrance`, has the order in which the squares of these batches are computed. */
 static int diagonal_seats(const Admission *a) {
     long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;

@@ -1,4 +1,4 @@
-/* batch.c: the sequences of each batch (sections 4.1 and A.2).
+/* batch.c: the sequences of each batch (sections 4.2 and A.2).
  *
  * admission.c decides which prompts take which seats. Here these prompts become sequences of GPU
  * batches; batch.h has their structs and the numbers by which things are counted. A sequence has
@@ -86,8 +86,8 @@ static void *cpu_address(const Flight *f, Tensor t) {
 /* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
 static int free_pages_owner(const Flight *f) { return f->plan->batches + f->number; }
 
-/* Records that pages of a tier pass from batch `from` to batch `to`, so that ops of the new owner
- * come after those of the old one. */
+/* Records that pages of a tier pass from batch `from` to batch `to`: the new owner may write them
+ * only when the ops of the old one, which still read them, are over. */
 static void order_new_owner(Flight *f, Tier tier, int to, int from) {
     for (int j = 0; j < f->plan->config.l; j++)
         depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
@@ -232,8 +232,8 @@ static bool share_newest(Flight *f, const Batch *b) {
 }
 
 /* Waits for a batch's newest tokens, or in a scored task for the scores of its newest step, and
- * points f->ids and f->logp to them (or to NULL on the sim, which has no memory). Returns false if
- * the run has failed. */
+ * points f->ids and f->logp to them (to NULL on the sim, which has no memory; or to f->came).
+ * Returns false if the run has failed. */
 static bool await_newest(Flight *f, const Batch *b) {
     const bool scored = f->task->scored;
     f->logp = NULL;
@@ -256,7 +256,9 @@ static bool await_newest(Flight *f, const Batch *b) {
 }
 
 /* Waits for the batch's newest tokens, gives each sequence its own, and removes the sequences that
- * have ended. */
+ * have ended. This happens once for each batch and sweep: between two sweeps for a batch in which a
+ * sequence has all its tokens, and for the entrance (end_sequences); for the others when they begin
+ * the next sweep (batch_begin), so that the GPU need not wait. */
 static void collect(Flight *f, Batch *b) {
     if (!b->uncollected || f->to->failed)
         return;
@@ -308,6 +310,9 @@ static void add_member(Batch *b, Sequence *q) {
  *   batch 0        decodes a, b, c           decodes a, c      <- x        decodes a, x, c
  *   batch 1        decodes d, e, f           decodes d, e      <- y        decodes d, e, y
  *                  b and f end               x and y have their seats      x and y have joined
+ *
+ * This is so if b and f have all their tokens. If b stops early, it may be seen only when batch 0 begins
+ * sweep i, and x enters one sweep later.
  *
  * While x prefills, it is a member of the entrance. Before sweep i + 1, when its first token is known, x
  * moves to `joining` of batch 0, where its seat is (leave_entrance). When batch 0 begins sweep i + 1, x

@@ -123,7 +123,7 @@ typedef struct {
     double swept_at; /* the end of the newest sweep, in seconds */
 } Shared;
 
-/* A block of batches in flight (section 4.4); a single machine has one. */
+/* A block of batches in flight (section 4.4); a single machine needs one. */
 typedef struct {
     const Plan *plan;
     const Task *task;
@@ -158,7 +158,8 @@ typedef struct {
 /* Opens a flight without batches in flight. The caller has set number, plan, task, listener, stats,
  * to and shared, which must outlive it. */
 void flight_open(Flight *f);
-/* Removes, between two sweeps, the sequences that have ended, and lets waiting prompts enter. Then
+/* Collects, between two sweeps, the batches in which a sequence has all its tokens, removes the
+ * sequences that have ended there, and lets waiting prompts enter. Then
  * fills f->in_sweep: the entrance comes first, because its tokens are needed first, and the batches
  * follow by age. Returns false when everything is done or the run has failed. */
 bool flight_admit(Flight *f);

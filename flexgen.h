@@ -115,7 +115,8 @@ typedef struct {
     bool pre_norm;     /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;   /* true if a layernorm follows the last layer: pre_norm and not
                           _remove_final_layer_norm */
-    int eos;           /* the id of </s> (2), which is also the first token of every prompt */
+    int eos;           /* the id of </s> (2), which ends a sequence and begins every prompt; -1: no
+                          token ends one */
     int stage, stages; /* the pipeline stage that has these layers; the number of stages
                           (section 4.4), 0 or 1: the whole model */
 } OptConfig;
@@ -200,9 +201,9 @@ typedef enum { SCHEDULE_ZIGZAG, SCHEDULE_ROW, SCHEDULE_DIAGONAL } Schedule;
 extern const char *const schedule_name[];
 
 /* A policy (section 4.3): fractions are 0 to 1, and the disk gets the rest. A field that nobody has
- * chosen is 0. The search chooses gbs, num_gpu_batches and flights. plan_make gives flights,
- * piece_rows, workspaces and sparsity their defaults, but only in its copy, Plan.policy, where no
- * field is left to be chosen. */
+ * chosen is 0: gbs, num_gpu_batches and flights until the search has chosen them. plan_make gives
+ * flights, piece_rows, workspaces and sparsity their defaults, but only in its copy, Plan.policy,
+ * where no field is left to be chosen. */
 typedef struct {
     union {
         struct {
@@ -211,7 +212,8 @@ typedef struct {
         double share[6];
     };
     int gbs, num_gpu_batches;
-    int flights; /* blocks in flight, which sweep in turn (section 4.4): one on one machine */
+    int flights; /* blocks in flight, which sweep in turn (section 4.4); more than one is of use
+                    only in a pipeline */
     Schedule schedule;
     bool delegated;     /* attention over CPU and disk pages runs on the CPU (computation
                                delegation) */
@@ -298,7 +300,7 @@ typedef struct {
 } Seat;
 
 // -------------------------------------------------------------------------------------------------
-// admission.c: row, zig-zag, diagonal (sections 4.1 and A.2)
+// admission.c: row, zig-zag, diagonal (sections 4.2 and A.2)
 // -------------------------------------------------------------------------------------------------
 
 /* The state of an error diffusion over a stream of items: each item goes to the tier that is
@@ -376,10 +378,10 @@ void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES],
 /* Posts the final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows,
  * h1), which are overwritten. */
 void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
-/* Computes every product of a layer and of the head once, at the shapes of a prefill and of a
- * decoding step. The contents of the workspaces do not matter. A GPU's library chooses and loads a
- * kernel when it first meets a shape, and the first prompts should not wait for that. Must be
- * called before the run; resets the counters to 0. */
+/* Computes every product of a layer once at the shapes of a prefill and of a decoding step, and
+ * that of the head once. The contents of the workspaces do not matter. A GPU's library chooses and
+ * loads a kernel when it first meets a shape, and the first prompts should not wait for that. Must
+ * be called before the run; resets the counters to 0. */
 int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // -------------------------------------------------------------------------------------------------
@@ -388,9 +390,9 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;
 
-/* The times and counts of a run so far. A sweep in which some batch prefills counts as a prefill
- * sweep, even if others decode; its seconds are divided into prefill and decode by the time that
- * the processors worked on each. */
+/* The times and counts of a run so far; prefill_s and decode_s are 0 until it has ended. A sweep in
+ * which some batch prefills counts as a prefill sweep, even if others decode; its seconds are
+ * divided into prefill and decode by the time that the processors worked on each. */
 typedef struct {
     double total_s;          /* seconds of all sweeps */
     double prefill_s;        /* those of them that were spent on prompts */

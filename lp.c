@@ -30,8 +30,8 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  * variable of each row is basic; the others are 0. At first a row's slack is basic, at b_i. But a
  * slack cannot be basic in a row with =, where it is always 0, nor in a row that was multiplied by
  * -1, where its factor is -1. Such a row begins with an artificial variable, which stands for
- * b_i - a_i x. Phase 1 drives the artificials to 0, and one that has left the basis never comes
- * back. The first tableau is
+ * what is missing at the equals sign. Phase 1 drives the artificials to 0, and one that has left
+ * the basis never comes back. The first tableau is
  *
  *                n variables     m slacks    m artificials   right-hand side
  *     m rows          a          1, -1 or 0      1 or 0             b
@@ -243,8 +243,9 @@ static bool scale(Tableau *t) {
 //
 // Every pivot rounds, and its errors remain. Before a pivot on a small number, and before a phase
 // ends, the tableau of the present basis is therefore computed again from the LP. The variables of
-// the basis may enter in any order and in any row. Each time the largest cell of all rows and
-// columns that are left is the pivot (full pivoting), because this rounds least.
+// the basis may enter in any order and in any row: a basis is a set, and another order only changes
+// which row is whose. Each time the largest cell of all rows and columns that are left is the pivot
+// (full pivoting), because this rounds least.
 // -------------------------------------------------------------------------------------------------
 
 /* Computes the tableau of the present basis again. Slacks and artificials that are also in the
@@ -338,8 +339,14 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     return true;
 }
 
-/* Returns true if the answer's proof (see LpAnswer) holds. The verdict infeasible has no x, and
- * c has weight 0 in its proof; unbounded has no y, and b has weight 0. */
+/* Returns true if the answer's proof (see LpAnswer) holds:
+ *
+ *   verdict      there are    the rows hold with    the columns with    and
+ *   optimal      x and y      a x <= b              y a + c >= 0        c x + y b <= 0
+ *   infeasible   y            -                     y a >= 0            y b < 0
+ *   unbounded    x            a x <= 0              -                   c x < 0
+ *
+ * So has_x is also the weight of c, and has_y that of b. */
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
     const bool has_x = p->verdict != LP_INFEASIBLE, has_y = p->verdict != LP_UNBOUNDED;
     Tally gap = NOTHING; /* c x + y b, as far as there are an x and a y */
@@ -369,7 +376,8 @@ static void read_x(double *x, const Tableau *t, int way) {
             x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
 }
 
-/* Reads y. A row is worth the reduced cost of its unit column. In phase 1, the reduced cost of an
+/* Reads y. The unit column of row i began as e_i with cost 0. So its reduced cost is minus the dual
+ * price of the row, and that is y_i. In phase 1, the reduced cost of an
  * artificial also contains its own cost, 1. */
 static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {

@@ -9,9 +9,9 @@
  *     x = a w_o + x
  *     x = relu(ln(x) w_1) w_2 + x
  *
- * where every product also adds a bias. opt-350m normalizes after each sum instead of before each
- * product. The paper prints the layer without its layernorms; the checkpoints have them.
- * Read next: admission.c. */
+ * where every product with a matrix w also adds a bias. opt-350m normalizes after each sum instead
+ * of before each product. The paper prints the layer without its layernorms; the checkpoints have
+ * them. Read next: admission.c. */
 #include <math.h>
 
 #include "base/simd.h"

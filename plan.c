@@ -34,7 +34,7 @@ const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 /* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
  * stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
-    r.offset = tier == TIER_DISK ? p->offload_bytes : p->total[tier];
+    r.offset = tier != TIER_DISK ? p->total[tier] : in_checkpoint ? SIZE_MAX : p->offload_bytes;
     if (tier == TIER_DISK && !in_checkpoint)
         p->offload_bytes += r.bytes;
     p->total[tier] += r.bytes;
@@ -107,8 +107,8 @@ static bool comes_before(const Tensor *t, Role a, Role b) {
     return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
 }
 
-/* Fills order with the roles of a layer as they lie in its slab; t holds its tensors in the
- * checkpoint. */
+/* Fills order with the roles of a layer as they lie in each tier's share of its slab; t holds its
+ * tensors in the checkpoint. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
         for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
@@ -141,8 +141,8 @@ static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, By
     w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
-    /* With its padding, the CPU's share of a slab is contiguous and moves as one copy. A file has
-     * no padding behind a tensor. */
+    /* Tensors have padding in the slot, so slab[] counts it. On the CPU they have it at home too,
+     * and with it its share moves as one copy. A file has no padding behind a tensor. */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
@@ -394,6 +394,7 @@ static void plan_tables(Plan *p, const Task *task) {
  *     On the GPU nothing begins before the whole layer is there, so there a slot is one cell;
  *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
  *   ATTENDED on the GPU has one for the sequences whose KV is on the GPU, and one for the others;
+ *   ACTIVATIONS is one slot, but every batch has cells of its own;
  *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
  *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
  *     begins with an op that writes all cells of the state, so this does no harm;
@@ -497,7 +498,7 @@ void plan_free(Plan *p) {
 // -------------------------------------------------------------------------------------------------
 // Views of the regions
 //
-// The rest of the program sees the tiers only through these.
+// The schedule sees the tiers only through these.
 // -------------------------------------------------------------------------------------------------
 
 Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, int rows) {

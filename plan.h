@@ -1,5 +1,5 @@
 /* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
- * schedule.c needs what stands above plan_pages; the rest is about making plans.
+ * schedule.c needs what stands here down to plan_pages; the rest is about making plans.
  * Read next: device/device.h, its chapters on lanes and ops, ops.c and depend.c. */
 #ifndef PLAN_H
 #define PLAN_H
@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* A purpose for which a tier is used. The plan lays out regions in this order. A purpose may exist
- * on several tiers: the cache on all three, the queries of delegated attention on GPU and CPU. */
+ * on several tiers: the cache on all three, the results of attention on GPU and CPU. */
 typedef enum {
     RESTING_WEIGHTS, /* of the decoder layers */
     EMBEDDINGS,      /* the tensors outside of the layers */
@@ -32,8 +32,8 @@ typedef enum {
     NORM_1,           /* rows that PROJECT has normalized */
     NORM_2,           /* rows that FINISH has normalized */
     MLP,              /* the inner result of the MLP */
-    EMBEDDED,  /* rows of the token table, before project_in; on the CPU unless the table is on the
-                  GPU */
+    EMBEDDED,  /* rows of the token table: on the GPU if project_in follows, on the CPU if the table
+                  is not on the GPU */
     HEAD_ROWS, /* the rows that the head needs */
     HEAD_OUT,  /* these rows after project_out */
     LOGITS,    /* head_chunk rows on the GPU; on the CPU all rows that are kept or sampled */
@@ -56,7 +56,7 @@ typedef struct {
     const char *name; /* "KV cache" */
     Type type;
     int rows, cols, slots;
-    Bytes offset, bytes; /* offset has no meaning for what rests in the checkpoint */
+    Bytes offset, bytes; /* offset is SIZE_MAX for what rests in the checkpoint */
     int cell, cells;     /* the number of its first cell; cells in each slot */
 } Region;
 
@@ -102,7 +102,7 @@ struct Plan {
 
     /* The weights */
     WeightPlace (*weight)[NROLES]; /* [l] */
-    Role (*slab_order)[NROLES];    /* [l] roles as they lie in the slab: q, k, v, then the others */
+    Role (*slab_order)[NROLES];    /* [l] roles as they lie in each tier's share of the slab */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head; /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
     Bytes *slab[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; from the CPU and from
@@ -147,7 +147,8 @@ struct Plan {
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1)
  * views, or packed (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) are I32
- * views. All are on the tier of the processor that attends. */
+ * views. A processor that attends has all of them on its tier; of pages on disk only the tables are
+ * on the CPU. */
 typedef struct {
     Tensor k, v, pages, len;
     int page_tokens, nh;
@@ -192,19 +193,19 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
  * pages, sweeps and their work (walk.c). */
 void plan_batches(Plan *plan, const Task *task);
 /* Plans the task under the policy. A lack of memory is not an error here (see check_fits). Fails if
- * a prompt does not fit the model. */
+ * a prompt does not fit the model, or a block has too many tokens. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err);
 void plan_free(Plan *plan);
-/* Returns the bytes of a layer's weights as they rest and move: F16, or packed. */
+/* Returns the bytes of a layer's weights as they move, F16 or packed. */
 Bytes plan_layer_bytes(const Plan *plan);
 /* Returns true if the disk's share of the layers is a copy in the offload file; false if it is the
  * checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
 /* Returns 0 if the plan fits. Returns -1 and err (EXIT_USAGE) when a tier's total exceeds its
  * capacity; err names the tier, the bytes that it needs and has, its largest region, and the flag
- * that shrinks it. With placed == false it does not advise changing --percent, because the user did
- * not give it. */
+ * that shrinks it. With placed == false it advises only a smaller block or a higher capacity,
+ * because the user has not placed anything. */
 int check_fits(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
 /* Returns by how many bytes the tiers exceed their capacities; 0: the plan fits. */
 Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);

@@ -25,7 +25,7 @@ void sum_add(Sum *to, double factor, Sum more);
 void latency_row(Lp *lp, const char *name, int T, Sum sum, double rate);
 /* Adds the row sum <= capacity. */
 void peak_row(Lp *lp, const char *name, Sum sum, double capacity);
-/* Adds Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1. */
+/* Adds the sums of Eq. (1): wg + wc + wd = 1, cg + cc + cd = 1, hg + hc + hd = 1. */
 void fraction_rows(Lp *lp);
 
 enum { NAMES = 200 }; /* the most bytes of a list of rows' names */
@@ -68,8 +68,8 @@ extern const int tier_rows[NTIERS + 1]; /* where the rows of each tier begin, an
  * att_1^g". */
 void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const Block *block);
 
-/* Finds the best placement of one block by A.3. Returns -1 and one line (EXIT_USAGE) that names the
- * tiers which cannot hold the block. */
+/* Finds the best placement of one block by A.3. Returns -1 and one line that names the tiers which
+ * cannot hold the block (EXIT_USAGE), or says that the LP could not be solved (EXIT_FAILED). */
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
                Error *err);
 

@@ -96,7 +96,8 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
  * bits of the float are the low bits of that integer. */
 INLINE VI nearest(V x) { return (VI)(x + 0x1.8p23f) & LEVELS; } /* (VI) keeps bits, not values */
 
-/* Returns the row whose code is nibble u of the 4 bytes from byte `at` on, as in the picture. */
+/* Returns the row whose code is nibble u of the 4 bytes from byte `at` on: half u % 2 of byte
+ * at + u / 2 in the picture. */
 INLINE int nibble_row(int at, int u) {
     return (at + u / 2) / 16 * 32 + (at + u / 2) % 16 + u % 2 * 16;
 }

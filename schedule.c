@@ -1,18 +1,19 @@
-/* schedule.c: the block schedule with overlapping (sections 4.1 and 4.2, Figure 4).
+/* schedule.c: the block schedule with overlapping (section 4.2, Figure 4).
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token of
- * every sequence in flight: for each layer j and each batch k, it makes the calls of Figure 4 in
- * the order of the figure. Layer l, after the decoder layers, is the head: final norm, logits, the
- * next token. Prompts enter only between sweeps. A sequence with all its tokens leaves between
- * sweeps too; one that stops early leaves when its batch begins its part of the next sweep
- * (batch.c).
+ * every sequence of a flight (one machine has one flight): for each layer j and each batch k, it
+ * makes the calls of Figure 4 in the order of the figure. Layer l, after the decoder layers, is the
+ * head: final norm, logits, the next token. Prompts enter only between sweeps. A sequence with all
+ * its tokens leaves between sweeps too; one that stops early leaves at the latest when its batch
+ * begins its part of the next sweep (batch.c).
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
  * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) calls
  * project, attend and finish, in prefill for one piece after the other. HIDDEN has two or three
- * workspaces (Policy.workspaces) and QKV and ATTENDED have three, which rotate, so that while the
- * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1.
+ * workspaces (Policy.workspaces) and QKV and ATTENDED have three, or as many as there are batches
+ * if these are fewer. They rotate, so that while the CPU attends for batch k, the GPU finishes
+ * batch k-1 and projects batch k+1.
  * Read next: batch.c. */
 #include "batch.h"
 #include "device/device.h"
@@ -33,7 +34,7 @@
  *   q, k, v                                               QKV               [Batch.turn mod piece_slots]
  *                                                              |
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
- *              of Batch.plan_place and layer j                 |    passes NEW_KV on the CPU
+ *              the pages of layer j                            |    passes NEW_KV on the CPU
  *                                                              |
  *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2];
  *                                                              |    pages at home on the GPU are
@@ -46,13 +47,15 @@
  *                                                              |
  *                                                         - finish -
  *                                                              |
- *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square; HEAD_ROWS for
- *                                                         the head
+ *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square
+ *
+ * For the head load_activation brings x to HEAD_ROWS, and nothing is stored.
  *
  * Square.number counts squares: a slot that rotates by it is in use while the neighbours of its square use
- * the next ones. Batch.turn counts pieces: a slot that rotates by it is used by one piece at a time. What
- * lies at Batch.plan_place is the batch's own from sweep to sweep. A slot has one or more cells. A cell is
- * always used as a whole; depend.c orders ops by cells (number_cells in plan.c). */
+ * the next ones. Batch.turn counts pieces: a slot that rotates by it is used by one piece at a time. Rows of
+ * ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages are their sequence's own. A
+ * slot has one or more cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in
+ * plan.c). */
 // clang-format on
 
 /* The weights of one layer while they load or are used. */
@@ -69,12 +72,12 @@ typedef struct {
     Flight *flights; /* [policy.flights] */
     Flight *flight;  /* the one that sweeps */
     Shared shared;
-    int l,                  /* decoder layers, and so the number of the head */
-        i,                  /* the number of this sweep, over all flights */
-        K;                  /* batches of this sweep */
-    long base;              /* squares of the earlier sweeps */
-    long streamed;          /* layers that have streamed so far; they use the two slots in turn */
-    long turn;              /* pieces so far */
+    int l,         /* decoder layers, and so the number of the head */
+        i,         /* the number of this sweep, over all flights */
+        K;         /* batches of this sweep */
+    long base;     /* squares of the earlier sweeps */
+    long streamed; /* even: the next layer that streams takes the first slot; odd: the other */
+    long turn;     /* pieces so far */
     LayerWeights now, next; /* the layer that computes; the layer that loads meanwhile */
     bool next_is_layer0;    /* `next` is layer 0 of the coming sweep */
     Move *moves;            /* scratch: the moves of a copy, followed by those of its second hop */
@@ -105,7 +108,7 @@ static bool synchronize(Run *run); /* false: the run has failed */
 static void load_part(Run *run, int j, int k, int K);
 static bool begin(Run *run, int k);
 
-/* Computes one token of every sequence in flight: Figure 4 from its second line on. */
+/* Computes one token of every sequence of the flight: Figure 4 from its second line on. */
 static void sweep(Run *run) {
     run->K = run->flight->K;
     if (!run->next_is_layer0) {
@@ -119,8 +122,9 @@ static void sweep(Run *run) {
         run->now = run->next;
         run->next = (LayerWeights){0};
         for (int k = 0; k < run->K; k++) {
-            /* A batch that is alone in flight loads the hidden state that it has just stored. The
-             * cache of layer j + 1 is other data and can be loaded ahead. */
+            /* With K = 1 square k + 1 is the batch's own in layer j + 1, and its hidden state does
+             * not exist yet: what is loaded is that of this square, which layer j - 1 has stored.
+             * The cache of layer j + 1 is other data and can be loaded ahead. */
             const int arriving = run->K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
@@ -225,7 +229,8 @@ static Tensor hidden_piece(const Run *run, Square square, const Piece *piece) {
                         1);
 }
 
-/* Returns the new k and v of the first rows of a piece. */
+/* Returns the new k and v of the first `rows` rows of a piece; those for the GPU's pages come
+ * first. */
 static Tensor new_kv(const Run *run, const Batch *b, int rows) {
     return tensor_cols(workspace(run, QKV, b->turn, rows), run->plan->config.h1,
                        2 * run->plan->config.h1);
@@ -311,7 +316,8 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
     return n;
 }
 
-/* Loads part k of K of layer j into the slot of run->next. */
+/* Loads part k of K of layer j into the slot of run->next. `carry` is in the last chapter of
+ * depend.c, with a picture. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
     const Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
@@ -397,6 +403,7 @@ static void move_activation(Run *run, Square square, Tier tier, bool store) {
     int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
+        /* rows: those of the sequence in x now; moved: those that travel, its last ones */
         const int rows = rows_for(run, b, q, square.j), moved = rows_for(run, b, q, reader);
         x_end += rows;
         if (q->act != tier)
@@ -424,9 +431,18 @@ static void store_activation(Run *run, int j, int k) {
 // store_cache
 // -------------------------------------------------------------------------------------------------
 
-/* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of
- * a table. Pages outside the GPU that have come into staging get the new tokens twice: attend
- * appends them to the copies, where attention must see them, and store_cache at home. */
+// clang-format off
+/* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of a table.
+ * Pages that have come into staging get the new tokens twice: in the copies, where attention must see them,
+ * and at home. Who appends to the home of a page, and on which lane:
+ *
+ *   home   prefill                     decoding, the GPU attends    decoding, the CPU attends
+ *   GPU    project        PROJECT      project        PROJECT       project         PROJECT
+ *   CPU    store_piece    ATTEND       store_piece    ATTEND        attend_on_cpu   ATTEND
+ *   disk   store_piece    D_WRITE      store_piece    D_WRITE       store_piece     D_WRITE
+ *
+ * and to the copies in staging, which only decoding has: attend (FINISH) or attend_on_cpu (ATTEND). */
+// clang-format on
 static void append(Run *run, Square square, Lane lane, PageTable table, Tensor kv, int first) {
     const Tables *t = batch_tables(square.batch, table.k.tier);
     Op op = op_append(call_on(run, lane, CACHE, square), &table, kv,
@@ -826,7 +842,7 @@ static void note_held(const Run *run) {
 }
 
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
- * are empty. While all have members, sweep i belongs to flight i mod policy.flights. */
+ * are empty. */
 static void sweep_all(Run *run) {
     const int flights = run->plan->policy.flights;
     for (int g = 0, idle = 0; idle < flights && !run->to->failed; g = (g + 1) % flights) {

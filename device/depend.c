@@ -124,7 +124,7 @@ void depend_before(Depend *d, Op *op) {
     }
     Clock *known = &d->lane[op->lane]; /* becomes what is over when the op begins */
     join(known, &d->poster);
-    op->nafter = events_for(op->after, d, &need, known);
+    op->nafter = events_for(op->after, d, &need, known); /* and adds them to *known */
 }
 
 /* Notes a use of a view's cells. A writer comes after all users before it. So who comes after the

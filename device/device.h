@@ -280,7 +280,7 @@ void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
 /* The state of the thread that posts: its device and the order that it must keep. With overlap it
- * only posts each op; without, it also waits for the op at once. That is the only difference. */
+ * only posts each op; without, it also waits for the op at once. */
 struct Poster {
     Device *device;
     Depend *depend; /* NULL: ops come with their own `after` */
