@@ -20,10 +20,10 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net $(if $(MAC),,started))
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture written local_net $(if $(MAC),,started))
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture written local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
@@ -179,8 +179,8 @@ sanitize-fuzz:
 	@$(MAKE) fuzz N=500000
 
 # Damaged inputs for everything that is read: N of them, which SEED decides.
-$(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS)
+$(BUILD)/fuzz: $(patsubst %,$(BUILD)/tests/%.o,fuzz written fixture) $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 fuzz:
 	@$(MAKE) $(ASAN) build/asan/fuzz
 	@build/asan/fuzz $(or $(N),1000000) $(or $(SEED),1)

@@ -1,0 +1,130 @@
+/* written.c: writes checkpoints, and faults into files. written.h says what each function does. Names and shapes are
+ * those that the program knows; the checkpoints in tests/golden and models, which Python wrote, hold these to be right. */
+#include "written.h"
+
+#include "base/simd.h"
+#include "tests.h"
+
+static void write_config(const char *dir, const OptConfig *c) {
+    FILE *f = fopen(in_dir(dir, "config.json"), "w");
+    fprintf(
+        f,
+        "{\"model_type\": \"opt\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"ffn_dim\": %d, "
+        "\"num_attention_heads\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d, \"word_embed_proj_dim\": %d, "
+        "\"eos_token_id\": %d, \"do_layer_norm_before\": %s, \"activation_function\": \"relu\", \"enable_bias\": true, "
+        "\"tie_word_embeddings\": true}",
+        c->l, c->h1, c->h2, c->nh, c->vocab, c->max_pos, c->embed, c->eos, c->pre_norm ? "true" : "false");
+    CHECK(fclose(f) == 0);
+}
+
+static void add_number(Text *data, Type type, float x) {
+    const f16 half = f32_to_f16(x);
+    const size_t bytes = type_bytes(type); /* of BF16 the high ones of a float */
+    text_append(data, type == F16 ? (const char *)&half : (const char *)&x + sizeof x - bytes, bytes);
+}
+
+static float any_number(int t, size_t e) { return .1f * ((float)(splitmix64((uint64_t)t, e) >> 40) / (1 << 23) - 1); }
+
+/* Writes a file with its part of the tensors, and adds these to the index. */
+static void write_tensors(const char *dir, const char *file, const Model *m, int shard, FILE *index) {
+    static const char *const types[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
+    Checkpoint *sizes = checkpoint_dummy(&m->config, 0);
+    Text header = {0}, data = {0};
+    FILE *text = text_stream(&header);
+    for (int t = 0; t < part_count(&m->config); t++) {
+        const bool head = t == LM_HEAD && m->head;
+        const Part part = checkpoint_part(sizes, head ? TOK_EMBED : t);
+        const Type type = head ? m->head_type : m->type;
+        const int rows = part.tensor->rows, cols = part.tensor->cols;
+        const size_t begin = data.len;
+        char known_as[100], name[200], shape[40];
+        if (!rows || (part.layer + 1) % imax(m->shards, 1) != shard) continue;
+        checkpoint_name(known_as, sizes, part.tensor);
+        snprintf(name, sizeof name, "%s%s", head ? "" : m->prefix, head ? "lm_head.weight" : known_as + strlen("model."));
+        snprintf(shape, sizeof shape, part.vector ? "%.0d%d" : "%d,%d", part.vector ? 0 : rows, cols);
+        for (size_t e = 0; e < (size_t)rows * cols; e++)
+            add_number(&data, type, m->number ? m->number(&m->config, t, e) : any_number(t, e));
+        fprintf(text, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", begin ? ',' : '{', name,
+                types[type], shape, begin, data.len);
+        fprintf(index, "%s\"%s\": \"%s\"", shard || begin ? ", " : "", name, file);
+    }
+    putc('}', text), fclose(text);
+    const uint64_t len = header.len;
+    FILE *f = fopen(in_dir(dir, file), "wb");
+    fwrite(&len, sizeof len, 1, f), fwrite(header.text, len, 1, f), fwrite(data.text, data.len, 1, f);
+    CHECK(fclose(f) == 0);
+    free(header.text), free(data.text);
+    checkpoint_close(sizes);
+}
+
+void write_model(const char *dir, const Model *model) {
+    char letter[] = "a.safetensors";
+    Text map = {0};
+    FILE *index = text_stream(&map);
+    write_config(dir, &model->config);
+    for (int s = 0; s < imax(model->shards, 1); s++, letter[0]++)
+        write_tensors(dir, model->shards > 1 ? letter : "model.safetensors", model, s, index);
+    fclose(index);
+    if (model->shards > 1) {
+        index = fopen(in_dir(dir, "model.safetensors.index.json"), "w");
+        fprintf(index, "{\"metadata\": {}, \"weight_map\": {%.*s}}", (int)map.len, map.text);
+        CHECK(fclose(index) == 0);
+    }
+    free(map.text);
+}
+
+const char *model_dir(Model model) {
+    const char *dir = temp_dir();
+    write_model(dir, &model);
+    return dir;
+}
+
+void spoil(const char *dir, const char *file, const char *from, const char *to) {
+    const size_t skipped = strstr(file, ".safetensors") && !strstr(file, ".json") ? sizeof(uint64_t) : 0;
+    size_t size;
+    char *all = contents(in_dir(dir, file), &size), *text = all + skipped;
+    uint64_t len = size;
+    memcpy(&len, all, skipped);
+    char *at = !from ? text : *from ? memmem(text, len, from, strlen(from)) : text + len;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    const char *rest = from ? at + strlen(from) : text + len;
+    len += strlen(to) - (size_t)(rest - at);
+    FILE *f = fopen(in_dir(dir, file), "wb");
+    fwrite(&len, skipped, 1, f), fwrite(text, (size_t)(at - text), 1, f), fputs(to, f);
+    fwrite(rest, (size_t)(all + size - rest), 1, f);
+    CHECK(fclose(f) == 0);
+    free(all);
+}
+
+Checkpoint *opens(const char *dir) {
+    Error err;
+    Checkpoint *c = checkpoint_open(dir, &err);
+    if (!c) CU_FAIL_FATAL(err.text);
+    return c;
+}
+
+bool checkpoint_opens(const char *dir, Error *err) {
+    Checkpoint *c = checkpoint_open(dir, err);
+    checkpoint_close(c);
+    return c;
+}
+
+void refuses(Opens *opens_it, const char *dir, const char *says) {
+    Error err = {0, ""};
+    CU_ASSERT_FALSE(opens_it(dir, &err));
+    CU_ASSERT_EQUAL(err.code, EXIT_FAILED);
+    CU_ASSERT(!strncmp(err.text, dir, strlen(dir)) && !strchr(err.text, '\n') && utf8_valid(err.text, strlen(err.text)));
+    if (!strstr(err.text, says)) fprintf(stderr, "\n    got: %s\n    expected in it: %s\n", err.text, says);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, says));
+}
+
+void refuses_each(Opens *opens_it, const char *dir, const char *file, const Fault *fault, size_t n) {
+    size_t len;
+    char *good = contents(in_dir(dir, file), &len);
+    for (size_t i = 0; i < n; i++) {
+        spoil(dir, file, fault[i].from, fault[i].to);
+        refuses(opens_it, dir, fault[i].says);
+        write_file(dir, file, good, len);
+    }
+    free(good);
+}

@@ -1,0 +1,38 @@
+/* written.h: the one writer of the checkpoints that tests make, and of what can be wrong with a file. */
+#ifndef WRITTEN_H
+#define WRITTEN_H
+#include "io/io.h"
+
+/* A checkpoint to be written. Tensor t is that of checkpoint_part. */
+typedef struct {
+    OptConfig config;
+    Type type;          /* of its tensors: F16, BF16 or F32 */
+    const char *prefix; /* in front of "decoder." in their names: "model." or "" */
+    int shards;         /* 2 and more: a.safetensors has what is outside of the layers, b.safetensors layer 0, and so on */
+    bool head;          /* there is an lm_head.weight, though config.json says that the token table is the head */
+    Type head_type;
+    float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: random, in [-.1, .1) */
+} Model;
+/* Writes config.json, the files of safetensors, without blanks in their headers, and the index of several. */
+void write_model(const char *dir, const Model *model);
+/* In a fresh directory. */
+const char *model_dir(Model model);
+
+/* What is wrong with a file, and the part of the program's refusal that says so. */
+typedef struct {
+    const char *from, *to, *says;
+} Fault;
+/* Replaces the first `from` in a text by `to`; with "" appends to the text, and with NULL replaces all of it. In files of
+ * safetensors the text is the header, and the data stays. */
+void spoil(const char *dir, const char *file, const char *from, const char *to);
+
+/* Opens and closes what a directory holds. Returns false and fills err if it is refused. */
+typedef bool Opens(const char *dir, Error *err);
+bool checkpoint_opens(const char *dir, Error *err);
+/* The directory is refused, in one line that begins with its path and contains `says`. */
+void refuses(Opens *opens_it, const char *dir, const char *says);
+/* So it is with each of n faults in a file, which is then as it was. */
+void refuses_each(Opens *opens_it, const char *dir, const char *file, const Fault *fault, size_t n);
+/* Without the checkpoint the test ends. */
+Checkpoint *opens(const char *dir);
+#endif
