@@ -11,13 +11,14 @@ static char temp_root[256]; /* made when the first is asked for */
 static int temp_count;
 
 const char *temp_dir(void) {
-    static char dir[300];
+    static char dirs[4][300];
+    char *dir = dirs[temp_count % 4];
     if (!temp_root[0]) {
         const char *base = getenv("TMPDIR");
         snprintf(temp_root, sizeof temp_root, "%s/flexgen-test-XXXXXX", base ? base : "/tmp");
         CHECK(mkdtemp(temp_root));
     }
-    snprintf(dir, sizeof dir, "%s/%d", temp_root, temp_count++);
+    snprintf(dir, sizeof *dirs, "%s/%d", temp_root, temp_count++);
     CHECK(mkdir(dir, 0777) == 0);
     return dir;
 }

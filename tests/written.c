@@ -37,10 +37,10 @@ static void write_tensors(const char *dir, const char *file, const Model *m, int
         const Type type = head ? m->head_type : m->type;
         const int rows = part.tensor->rows, cols = part.tensor->cols;
         const size_t begin = data.len;
-        char known_as[100], name[200], shape[40];
+        char buffer[100], name[200], shape[40];
         if (!rows || (part.layer + 1) % imax(m->shards, 1) != shard) continue;
-        checkpoint_name(known_as, sizes, part.tensor);
-        snprintf(name, sizeof name, "%s%s", head ? "" : m->prefix, head ? "lm_head.weight" : known_as + strlen("model."));
+        const char *known_as = checkpoint_name(buffer, sizes, part.tensor) + strlen("model.");
+        snprintf(name, sizeof name, "%s%s", head ? "" : m->prefix, head ? "lm_head.weight" : known_as);
         snprintf(shape, sizeof shape, part.vector ? "%.0d%d" : "%d,%d", part.vector ? 0 : rows, cols);
         for (size_t e = 0; e < (size_t)rows * cols; e++)
             add_number(&data, type, m->number ? m->number(&m->config, t, e) : any_number(t, e));
@@ -99,7 +99,8 @@ void spoil(const char *dir, const char *file, const char *from, const char *to) 
 Checkpoint *opens(const char *dir) {
     Error err;
     Checkpoint *c = checkpoint_open(dir, &err);
-    if (!c) CU_FAIL_FATAL(err.text);
+    if (!c) fprintf(stderr, "\n    %s\n", err.text);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(c);
     return c;
 }
 
