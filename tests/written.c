@@ -23,7 +23,7 @@ static void add_number(Text *data, Type type, float x) {
     text_append(data, type == F16 ? (const char *)&half : (const char *)&x + sizeof x - bytes, bytes);
 }
 
-static float any_number(int t, size_t e) { return .1f * ((float)(splitmix64((uint64_t)t, e) >> 40) / (1 << 23) - 1); }
+float any_number(int t, size_t e) { return .1f * ((float)(splitmix64((uint64_t)t, e) >> 40) / (1 << 23) - 1); }
 
 /* Writes a file with its part of the tensors, and adds these to the index. */
 static void write_tensors(const char *dir, const char *file, const Model *m, int shard, FILE *index) {

@@ -11,8 +11,10 @@ typedef struct {
     int shards;         /* 2 and more: a.safetensors has what is outside of the layers, b.safetensors layer 0, and so on */
     bool head;          /* there is an lm_head.weight, though config.json says that the token table is the head */
     Type head_type;
-    float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: random, in [-.1, .1) */
+    float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: any_number */
 } Model;
+/* A random number, in [-.1, .1). */
+float any_number(int t, size_t e);
 /* Writes config.json, the files of safetensors, without blanks in their headers, and the index of several. */
 void write_model(const char *dir, const Model *model);
 /* In a fresh directory. */
