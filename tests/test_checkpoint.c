@@ -301,10 +301,12 @@ static const Fault bad_shard[] = {
     {"embed_tokens.weight", "x", "embed_tokens.weight is missing, as in the other shards"},
 };
 
-/* Of a head of its own; the first also where it is compared with the table. */
+/* Of a head of its own behind the last norm; the first also where it is compared with the table. */
 static const Fault bad_head[] = {
     {"lm_head.weight\":{\"dtype\":\"F16\",\"shape\":[6,4]", "lm_head.weight\":{\"dtype\":\"F16\",\"shape\":[5,4]",
      "lm_head.weight: shape is [5,4]"},
+    {"[96,104]},\"lm_head.weight\":{\"dtype\":\"F16\",\"shape\":[6,4],\"data_offsets\":[104,152]", "[96,106]",
+     "final_layer_norm.bias: data_offsets span 10 bytes; expected 8 for [4] of F16"},
     {"lm_head.weight", "head.weight", "lm_head.weight is missing"},
     {"embed_tokens", "embed_tokenz", "embed_tokens.weight is missing"},
 };
@@ -320,7 +322,11 @@ static void hostile_texts_are_refused_each_in_its_line(void) {
     refuses_each(checkpoint_opens, head, TENSORS, bad_head, 1);
     spoil(head, CONFIG, "embeddings\": true", "embeddings\": false");
     refuses_each(checkpoint_opens, head, TENSORS, bad_head, COUNT(bad_head));
-    checkpoint_close(holds(dir, false)), checkpoint_close(holds(shards, false)), checkpoint_close(holds(head, true));
+    checkpoint_close(holds(shards, false)), checkpoint_close(holds(head, true));
+    Checkpoint *good = holds(dir, false);
+    CHECK(truncate(in_dir(dir, TENSORS), (off_t)good->files[0].size - 1) == 0);
+    refuses(checkpoint_opens, dir, "layers.1.fc2.bias: ends at byte");
+    checkpoint_close(good);
 }
 
 static void missing_files_are_named(void) {
@@ -393,12 +399,15 @@ static void a_number_of_a_configuration_has_the_bounds_that_it_names(void) {
 static void values_beyond_f16_are_refused_by_name(void) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     for (int i = 0; i < 8; i++) {
-        odd.t = LAST_FC2_W, odd.e = 29, odd.number = bad[i / 2];
-        Checkpoint *c = opens(model_dir(small_of(i % 2 ? BF16 : F32, false, F16)));
+        Model m = small_of(i % 2 ? BF16 : F32, false, F16);
         Error err;
+        m.shards = 3;
+        odd.t = LAST_FC2_W, odd.e = 29, odd.number = bad[i / 2];
+        Checkpoint *c = opens(model_dir(m));
         f16 bits[32];
         CU_ASSERT_EQUAL(checkpoint_fill(c, bits, &c->layer[1][FC2_W], 4, 28, &err), -1);
-        CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "tensor model.decoder.layers.1.fc2.weight: element 29 is "));
+        CU_ASSERT_PTR_NOT_NULL(
+            strstr(err.text, "/c.safetensors: tensor model.decoder.layers.1.fc2.weight: element 29 is "));
         ASSERT_OK(checkpoint_fill(c, bits, &c->layer[1][FC2_W], 0, 29, &err));
         checkpoint_close(c);
     }
