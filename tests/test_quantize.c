@@ -27,13 +27,16 @@ static Error err;
 // ---------------------------------------------------------------------------------------------------------------
 
 static f16 *given[NGLOBALS + LAYERS * NROLES]; /* numbers of a model to be written; NULL: random ones */
-static int spoilt = -1;                        /* element 5 of this tensor is `bad` */
-static float bad;
+static struct {
+    int t;
+    size_t e;
+    float number;
+} odd = {-1, 0, 0}; /* one element that has another number than the rest; t -1: there is none */
 
 static float number(const OptConfig *config, int t, size_t e) {
     (void)config;
     if (given[t]) return f16_to_f32(given[t][e]);
-    return t == spoilt && e == 5 ? bad : any_number(t, e);
+    return t == odd.t && e == odd.e ? odd.number : any_number(t, e);
 }
 
 /* With projections and a head of its own. */
@@ -327,22 +330,24 @@ static void numbers_that_are_not_finite_are_named_and_leave_nothing(void) {
     static const struct {
         Type type;
         int t;
-        float bad;
+        size_t e;
+        float number;
         const char *part;
-    } cases[] = {{F16, LAYER_1 + FC2_W, NAN, "layers.1.fc2.weight: element 5 is nan; expected finite"},
-                 {F16, LAYER_0 + K_W, -INFINITY, "layers.0.self_attn.k_proj.weight: element 5 is -inf"},
-                 {F16, LAYER_0 + FC1_B, INFINITY, "layers.0.fc1.bias: element 5 is inf; expected finite"},
-                 {F16, LM_HEAD, NAN, "lm_head.weight: element 5 is nan"},
-                 {BF16, LAYER_1 + FC1_W, NAN, "layers.1.fc1.weight: element 5 is nan"},
-                 {F32, LAYER_1 + FC1_W, 1e6f, "layers.1.fc1.weight: element 5 is 1e+06"}};
+    } cases[] = {{F16, LAYER_1 + FC2_W, 5, NAN, "layers.1.fc2.weight: element 5 is nan; expected finite"},
+                 {F16, LAYER_0 + K_W, 5, -INFINITY, "layers.0.self_attn.k_proj.weight: element 5 is -inf"},
+                 {F16, LAYER_0 + FC1_B, 5, INFINITY, "layers.0.fc1.bias: element 5 is inf; expected finite"},
+                 {F16, LM_HEAD, 5, NAN, "lm_head.weight: element 5 is nan"},
+                 {BF16, LAYER_1 + FC1_W, 5, NAN, "layers.1.fc1.weight: element 5 is nan"},
+                 {F32, LAYER_1 + FC1_W, 5, 1e6f, "layers.1.fc1.weight: element 5 is 1e+06"},
+                 {F16, LAYER_1 + FC1_W, 64 * 64 + 3, NAN, "layers.1.fc1.weight: element 4099 is nan"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
-        spoilt = cases[i].t, bad = cases[i].bad;
+        odd.t = cases[i].t, odd.e = cases[i].e, odd.number = cases[i].number;
         const char *from = model_dir(small_of(cases[i].type)), *to = temp_dir();
         refused(from, in_dir(to, "new"), EXIT_FAILED, cases[i].part);
         refused(from, to, EXIT_FAILED, cases[i].part); /* an empty directory is there again */
         CU_ASSERT_EQUAL(count_files(to), 0);
     }
-    spoilt = -1;
+    odd.t = -1;
 }
 
 /* The link to vocab.json of a download that was broken off; a file that is too large. */
