@@ -25,8 +25,8 @@ static void add_number(Text *data, Type type, float x) {
 
 float any_number(int t, size_t e) { return .1f * ((float)(splitmix64((uint64_t)t, e) >> 40) / (1 << 23) - 1); }
 
-/* Writes a file with its part of the tensors, and adds these to the index. */
-static void write_tensors(const char *dir, const char *file, const Model *m, int shard, FILE *index) {
+/* Writes a file with its part of the tensors. */
+static void write_tensors(const char *dir, const char *file, const Model *m, int shard) {
     static const char *const types[] = {[F32] = "F32", [F16] = "F16", [BF16] = "BF16"};
     Checkpoint *sizes = checkpoint_dummy(&m->config, 0);
     Text header = {0}, data = {0};
@@ -37,16 +37,14 @@ static void write_tensors(const char *dir, const char *file, const Model *m, int
         const Type type = head ? m->head_type : m->type;
         const int rows = part.tensor->rows, cols = part.tensor->cols;
         const size_t begin = data.len;
-        char buffer[100], name[200], shape[40];
+        char name[100];
         if (!rows || (part.layer + 1) % imax(m->shards, 1) != shard) continue;
-        const char *known_as = checkpoint_name(buffer, sizes, part.tensor) + strlen("model.");
-        snprintf(name, sizeof name, "%s%s", head ? "" : m->prefix, head ? "lm_head.weight" : known_as);
-        snprintf(shape, sizeof shape, part.vector ? "%.0d%d" : "%d,%d", part.vector ? 0 : rows, cols);
         for (size_t e = 0; e < (size_t)rows * cols; e++)
             add_number(&data, type, m->number ? m->number(&m->config, t, e) : any_number(t, e));
-        fprintf(text, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", begin ? ',' : '{', name,
-                types[type], shape, begin, data.len);
-        fprintf(index, "%s\"%s\": \"%s\"", shard || begin ? ", " : "", name, file);
+        fprintf(text, "%c\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", begin ? ',' : '{', head ? "" : m->prefix,
+                head ? "lm_head.weight" : checkpoint_name(name, sizes, part.tensor) + strlen("model."), types[type]);
+        fprintf(text, part.vector ? "%.0d%d" : "%d,%d", part.vector ? 0 : rows, cols);
+        fprintf(text, "],\"data_offsets\":[%zu,%zu]}", begin, data.len);
     }
     putc('}', text), fclose(text);
     const uint64_t len = header.len;
@@ -58,19 +56,19 @@ static void write_tensors(const char *dir, const char *file, const Model *m, int
 }
 
 void write_model(const char *dir, const Model *model) {
-    char letter[] = "a.safetensors";
-    Text map = {0};
-    FILE *index = text_stream(&map);
+    char file[] = "a.safetensors";
     write_config(dir, &model->config);
-    for (int s = 0; s < imax(model->shards, 1); s++, letter[0]++)
-        write_tensors(dir, model->shards > 1 ? letter : "model.safetensors", model, s, index);
-    fclose(index);
-    if (model->shards > 1) {
-        index = fopen(in_dir(dir, "model.safetensors.index.json"), "w");
-        fprintf(index, "{\"metadata\": {}, \"weight_map\": {%.*s}}", (int)map.len, map.text);
-        CHECK(fclose(index) == 0);
+    if (model->shards < 2) {
+        write_tensors(dir, "model.safetensors", model, 0);
+        return;
     }
-    free(map.text);
+    FILE *index = fopen(in_dir(dir, "model.safetensors.index.json"), "w");
+    for (int s = 0; s < model->shards; s++, file[0]++) {
+        write_tensors(dir, file, model, s);
+        fprintf(index, "%s\"a tensor of shard %d\": \"%s\"", s ? ", " : "{\"weight_map\": {", s, file);
+    }
+    fputs("}}", index);
+    CHECK(fclose(index) == 0);
 }
 
 const char *model_dir(Model model) {
@@ -110,13 +108,18 @@ bool checkpoint_opens(const char *dir, Error *err) {
     return c;
 }
 
+void said(const Error *err, int code, const char *part) {
+    CU_ASSERT_EQUAL(err->code, code);
+    CU_ASSERT(!strchr(err->text, '\n') && utf8_valid(err->text, strlen(err->text)));
+    if (!strstr(err->text, part)) fprintf(stderr, "\n    got: %s\n    expected in it: %s\n", err->text, part);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err->text, part));
+}
+
 void refuses(Opens *opens_it, const char *dir, const char *says) {
     Error err = {0, ""};
     CU_ASSERT_FALSE(opens_it(dir, &err));
-    CU_ASSERT_EQUAL(err.code, EXIT_FAILED);
-    CU_ASSERT(!strncmp(err.text, dir, strlen(dir)) && !strchr(err.text, '\n') && utf8_valid(err.text, strlen(err.text)));
-    if (!strstr(err.text, says)) fprintf(stderr, "\n    got: %s\n    expected in it: %s\n", err.text, says);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, says));
+    CU_ASSERT(!strncmp(err.text, dir, strlen(dir)));
+    said(&err, EXIT_FAILED, says);
 }
 
 void refuses_each(Opens *opens_it, const char *dir, const char *file, const Fault *fault, size_t n) {

@@ -28,6 +28,8 @@ typedef struct {
  * safetensors the text is the header, and the data stays. */
 void spoil(const char *dir, const char *file, const char *from, const char *to);
 
+/* It is one line, and contains `part`. */
+void said(const Error *err, int code, const char *part);
 /* Opens and closes what a directory holds. Returns false and fills err if it is refused. */
 typedef bool Opens(const char *dir, Error *err);
 bool checkpoint_opens(const char *dir, Error *err);
