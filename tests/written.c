@@ -84,7 +84,7 @@ void spoil(const char *dir, const char *file, const char *from, const char *to) 
     uint64_t len = size;
     memcpy(&len, all, skipped);
     char *at = !from ? text : *from ? memmem(text, len, from, strlen(from)) : text + len;
-    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+    CHECK(at);
     const char *rest = from ? at + strlen(from) : text + len;
     len += strlen(to) - (size_t)(rest - at);
     FILE *f = fopen(in_dir(dir, file), "wb");

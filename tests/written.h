@@ -25,7 +25,7 @@ typedef struct {
     const char *from, *to, *says;
 } Fault;
 /* Replaces the first `from` in a text by `to`; with "" appends to the text, and with NULL replaces all of it. In files of
- * safetensors the text is the header, and the data stays. */
+ * safetensors the text is the header, and the data stays. A text without `from` ends the program. */
 void spoil(const char *dir, const char *file, const char *from, const char *to);
 
 /* It is one line, and contains `part`. */
