@@ -5,7 +5,7 @@
 #include "base/simd.h"
 #include "tests.h"
 
-static void write_config(const char *dir, const OptConfig *c) {
+void write_config(const char *dir, const OptConfig *c) {
     FILE *f = fopen(in_dir(dir, "config.json"), "w");
     fprintf(
         f,

@@ -15,6 +15,7 @@ typedef struct {
 } Model;
 /* A random number, in [-.1, .1). */
 float any_number(int t, size_t e);
+void write_config(const char *dir, const OptConfig *config);
 /* Writes config.json, the files of safetensors, without blanks in their headers, and the index of several. */
 void write_model(const char *dir, const Model *model);
 /* In a fresh directory. */
