@@ -29,8 +29,8 @@ typedef struct {
  * safetensors the text is the header, and the data stays. A text without `from` ends the program. */
 void spoil(const char *dir, const char *file, const char *from, const char *to);
 
-/* It is one line, and contains `part`. */
-void said(const Error *err, int code, const char *part);
+/* An error is of one line and contains `part`. Forgets it. */
+void said(Error *err, int code, const char *part);
 /* Opens and closes what a directory holds. Returns false and fills err if it is refused. */
 typedef bool Opens(const char *dir, Error *err);
 bool checkpoint_opens(const char *dir, Error *err);
