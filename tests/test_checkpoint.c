@@ -480,18 +480,18 @@ static void touch(const char *path, int seconds, int nanoseconds) {
     CHECK(utimensat(AT_FDCWD, path, times, 0) == 0);
 }
 
-/* Its size and the time of its last change, to the nanosecond: each of them alone tells. */
+/* Each alone, by one more or one less. */
 static void a_change_shows_in_size_seconds_or_nanoseconds(void) {
-    static const int cases[][3] = {{0, 0, 0}, {0, 1, 0}, {0, -1, 0}, {1, 0, 0}, {-1, 0, 0}, {0, 0, 1}, {0, 0, -1}};
-    for (size_t i = 0; i < COUNT(cases); i++) {
-        err = (Error){0, ""};
+    for (int i = 0; i < 7; i++) {
         const char *dir = model_dir(small), *path = in_dir(dir, TENSORS);
+        int more[] = {0, 0, 0};
+        if (i > 0) more[(i - 1) / 2] = i % 2 ? 1 : -1;
         touch(path, 1000, 500);
         Checkpoint *c = opens(dir);
-        CHECK(truncate(path, (off_t)c->files[0].size + cases[i][2]) == 0);
-        touch(path, 1000 + cases[i][0], 500 + cases[i][1]);
+        CHECK(truncate(path, (off_t)c->files[0].size + more[0]) == 0);
+        touch(path, 1000 + more[1], 500 + more[2]);
         CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), i ? -1 : 0);
-        CU_ASSERT(!i || strstr(err.text, "was changed"));
+        if (i > 0) said(&err, EXIT_FAILED, "model.safetensors: was changed");
         checkpoint_close(c);
     }
 }
