@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "app/app.h"
-#include "written.h"
 
 enum { MOST = 1 << 14, POOL = 64, WORDS = 40, TIMEOUT = 60 /* seconds, for an input */ };
 
@@ -74,9 +73,54 @@ static void remove_root(void) { nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHY
 
 enum { VOCAB = 280, MERGES = 20, H1 = 4, H2 = 8 };
 
+static const char config_text[] =
+    "{\"model_type\": \"opt\", \"num_hidden_layers\": 1, \"hidden_size\": 4, \"ffn_dim\": 8, \"num_attention_heads\": 2, "
+    "\"vocab_size\": 6, \"max_position_embeddings\": 3, \"word_embed_proj_dim\": 4, \"eos_token_id\": [2], "
+    "\"do_layer_norm_before\": true, \"activation_function\": \"relu\", \"enable_bias\": true, "
+    "\"tie_word_embeddings\": null}";
 static OptConfig config; /* of texts: the tokens of the vocabulary */
 static Tokenizer *tokenizer;
 static uint8_t data[2000]; /* of the small model's tensors, and more */
+
+static void add_tensor(Input *header, size_t *end, const char *name, int rows, int cols) {
+    const size_t bytes = (size_t)(rows ? rows : 1) * cols * 2;
+    char shape[40];
+    snprintf(shape, sizeof shape, rows ? "%d, %d" : "%.0d%d", rows, cols);
+    header->len += (size_t)snprintf(header->bytes + header->len, sizeof header->bytes - header->len,
+                                    "%s\"decoder.%s\": {\"dtype\": \"F16\", \"shape\": [%s], \"data_offsets\": [%zu, %zu]}",
+                                    header->len ? ", " : "{", name, shape, *end, *end + bytes);
+    *end += bytes;
+}
+
+/* The header of the small model: all of it, or what one of two shards has (0, 1). */
+static Input header_of(int shard) {
+    static const char *const parts[] = {"self_attn_layer_norm",
+                                        "self_attn.q_proj",
+                                        "self_attn.k_proj",
+                                        "self_attn.v_proj",
+                                        "self_attn.out_proj",
+                                        "final_layer_norm",
+                                        "fc1",
+                                        "fc2"};
+    Input header = {0};
+    size_t end = 0;
+    char name[100];
+    if (shard != 1) {
+        add_tensor(&header, &end, "embed_tokens.weight", 6, H1);
+        add_tensor(&header, &end, "embed_positions.weight", 5, H1);
+        add_tensor(&header, &end, "final_layer_norm.weight", 0, H1);
+        add_tensor(&header, &end, "final_layer_norm.bias", 0, H1);
+    }
+    for (int p = 0; p < 8 && shard != 0; p++) {
+        const int out = p == 6 ? H2 : H1, in = p == 7 ? H2 : H1;
+        snprintf(name, sizeof name, "layers.0.%s.weight", parts[p]);
+        add_tensor(&header, &end, name, p == 0 || p == 5 ? 0 : out, p == 0 || p == 5 ? H1 : in);
+        snprintf(name, sizeof name, "layers.0.%s.bias", parts[p]);
+        add_tensor(&header, &end, name, 0, out);
+    }
+    header.bytes[header.len++] = '}';
+    return header;
+}
 
 /* A safetensors file of that header. */
 static Input framed(const char *header, size_t len) {
@@ -275,8 +319,7 @@ static const char index_text[] =
 
 /* The table. words: what changes put in besides numbers. */
 enum { FILES = 3 };
-/* Of the shipped model, cut small: vocab.json, merges.txt; of the small model the header; a journal; config.json. */
-static Input seeds[5];
+static Input seeds[4]; /* of the shipped model, cut small: vocab.json, merges.txt; the header of the small model */
 typedef struct {
     const char *name;
     bool (*read)(const char *, size_t);
@@ -290,12 +333,8 @@ typedef struct {
 #define JSON_WORDS "{\n}\n[\n]\n,\n:\n\"\n\\u0041\n\\ud83d\\ude00\n\\udc00\n\\u0000\ntrue\nfalse\nnull\n"
 static Target targets[] = {
     {"utf8", read_utf8, {"ab\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z"}, .words = "\xED\xA0\x80\n\xC0\x80\n\xF4\x90\x80\x80\n"},
-    {"json", read_json, {"@hardware/t4.json", index_text}, .made = &seeds[4], .words = JSON_WORDS},
-    {"config.json",
-     read_config,
-     {"@models/opt-tiny/config.json"},
-     .made = &seeds[4],
-     .words = JSON_WORDS "eos_token_id\nopt\n"},
+    {"json", read_json, {config_text, "@hardware/t4.json", index_text}, .words = JSON_WORDS},
+    {"config.json", read_config, {config_text, "@models/opt-tiny/config.json"}, .words = JSON_WORDS "eos_token_id\nopt\n"},
     {"header", read_header, .made = &seeds[2],
      .words = JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n"},
     {"safetensors", read_safetensors, .made = &seeds[2], .words = JSON_WORDS},
@@ -479,7 +518,7 @@ static void make_journal(void) {
     cJSON_Delete(head), free(text);
 }
 
-/* The first VOCAB entries of the vocabulary, the first MERGES merges, which make the last of these. */
+/* The first VOCAB entries of the vocabulary, the first MERGES merges, which make the last of these; a header. */
 static void make_seeds(void) {
     size_t len;
     char *vocab = file_read("models/opt-tiny/vocab.json", 1 << 20, &len, &err), *end;
@@ -492,32 +531,21 @@ static void make_seeds(void) {
     end = merges;
     for (int line = 0; line <= MERGES; line++) end = strchr(end, '\n') + 1;
     memcpy(seeds[1].bytes, merges, seeds[1].len = (size_t)(end - merges));
+    seeds[2] = header_of(-1);
     make_journal();
     free(vocab), free(merges);
-}
-
-/* In one file and in two shards. */
-static void make_model(void) {
-    Model small = {{"small", 1, H1, H2, 2, 6, 3, H1, true, true, 2, 0, 1}, F16, "", .number = NULL};
-    size_t len;
-    write_model(path_of("model"), &small);
-    small.shards = 2;
-    write_model(path_of("shards"), &small);
-    spoil(path_of("model"), "config.json", "_id\": 2", "_id\": [2]");
-    spoil(path_of("model"), "config.json", "embeddings\": true", "embeddings\": null");
-    char *text = file_read(path_of("model/config.json"), MOST, &seeds[4].len, &err);
-    memcpy(seeds[4].bytes, text, seeds[4].len);
-    char *file = file_read(path_of("model/model.safetensors"), MOST, &len, &err);
-    memcpy(&seeds[2].len, file, sizeof(uint64_t));
-    memcpy(seeds[2].bytes, file + sizeof(uint64_t), seeds[2].len);
-    free(text), free(file);
 }
 
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
     for (size_t d = 0; d < sizeof dirs / sizeof *dirs; d++) HOLDS(!mkdir(path_of(dirs[d]), 0700));
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
-    make_model();
+    put("model/config.json", config_text, strlen(config_text));
+    put("shards/config.json", config_text, strlen(config_text));
+    for (int s = 0; s < 2; s++) {
+        const Input header = header_of(s), file = framed(header.bytes, header.len);
+        put(s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
+    }
     put("vocab/merges.txt", seeds[1].bytes, seeds[1].len);
     put("merges/vocab.json", seeds[0].bytes, seeds[0].len);
     put("vocab/vocab.json", seeds[0].bytes, seeds[0].len);

@@ -11,7 +11,6 @@
 
 #define CONFIG "config.json"
 #define TENSORS "model.safetensors"
-#define COUNT(array) (sizeof array / sizeof *array)
 
 static Error err;
 

@@ -12,8 +12,6 @@
 #include "tests.h"
 #include "written.h"
 
-#define COUNT(array) (sizeof array / sizeof *array)
-
 static Error err;
 
 static cJSON *parse(const char *text) { return json_parse(text, strlen(text), "t.json", &err); }

@@ -9,7 +9,6 @@
 #define GOLDEN "tests/golden/tokenizer"
 #define VOCAB_FILE "vocab.json"
 #define MERGES_FILE "merges.txt"
-#define COUNT(array) (sizeof array / sizeof *array)
 enum { VOCAB = 1024, GAP = 310, SMALL = 800, LARGE = 1 << 20 };
 
 static Error err;

@@ -3,6 +3,8 @@
 #define WRITTEN_H
 #include "io/io.h"
 
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
 /* A checkpoint to be written. Tensor t is that of checkpoint_part. */
 typedef struct {
     OptConfig config;
