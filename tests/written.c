@@ -56,7 +56,8 @@ static void write_tensors(const char *dir, const char *file, const Model *m, int
 }
 
 void write_model(const char *dir, const Model *model) {
-    char file[] = "a.safetensors";
+    char file[] = "a.safetensors", kept[700];
+    dir = strcpy(kept, dir); /* it may come from in_dir */
     write_config(dir, &model->config);
     if (model->shards < 2) {
         write_tensors(dir, "model.safetensors", model, 0);
