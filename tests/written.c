@@ -64,9 +64,10 @@ void write_model(const char *dir, const Model *model) {
         return;
     }
     FILE *index = fopen(in_dir(dir, "model.safetensors.index.json"), "w");
-    for (int s = 0; s < model->shards; s++, file[0]++) {
-        write_tensors(dir, file, model, s);
-        fprintf(index, "%s\"a tensor of shard %d\": \"%s\"", s ? ", " : "{\"weight_map\": {", s, file);
+    for (int s = 0; s < 2 * model->shards; s++) { /* each file is named twice, as it is for each of its tensors */
+        file[0] = (char)('a' + s % model->shards);
+        if (s < model->shards) write_tensors(dir, file, model, s);
+        fprintf(index, "%s\"tensor %d\": \"%s\"", s ? ", " : "{\"weight_map\": {", s, file);
     }
     fputs("}}", index);
     CHECK(fclose(index) == 0);
