@@ -26,6 +26,7 @@ static int encode(const Tokenizer *tokenizer, const char *text, size_t len, int3
     return n;
 }
 
+/* Returns true if a text is the same when it has been encoded and decoded. */
 static bool comes_back(const Tokenizer *tokenizer, const char *text, size_t len) {
     int32_t *ids;
     size_t back_len;
@@ -44,7 +45,7 @@ static void decodes(const Tokenizer *tokenizer, const int32_t *ids, int n, const
     free(text);
 }
 
-/* Into these pieces, each with a bar behind it. */
+/* Asserts that a text is encoded as these pieces, which have a bar behind each. */
 static void splits(const Tokenizer *tokenizer, const char *text, const char *expected) {
     char pieces[100] = "";
     int32_t *ids;

@@ -15,12 +15,12 @@ typedef struct {
     Type head_type;
     float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: any_number */
 } Model;
-/* A random number, in [-.1, .1). */
+/* Returns a random number in [-.1, .1), which depends on t and e only. */
 float any_number(int t, size_t e);
 void write_config(const char *dir, const OptConfig *config);
 /* Writes config.json, the files of safetensors, without blanks in their headers, and the index of several. */
 void write_model(const char *dir, const Model *model);
-/* In a fresh directory. */
+/* Writes a model to a fresh directory, and returns its path as temp_dir does. */
 const char *model_dir(Model model);
 
 /* What is wrong with a file, and the part of the program's refusal that says so. */
@@ -31,15 +31,15 @@ typedef struct {
  * safetensors the text is the header, and the data stays. A text without `from` ends the program. */
 void spoil(const char *dir, const char *file, const char *from, const char *to);
 
-/* An error is of one line and contains `part`. Forgets it. */
+/* Asserts that an error has this code, is one line and contains `part`; then clears it. */
 void said(Error *err, int code, const char *part);
 /* Opens and closes what a directory holds. Returns false and fills err if it is refused. */
 typedef bool Opens(const char *dir, Error *err);
 bool checkpoint_opens(const char *dir, Error *err);
-/* The directory is refused, in one line that begins with its path and contains `says`. */
+/* Asserts that a directory is refused, in one line that begins with its path and contains `says`. */
 void refuses(Opens *opens_it, const char *dir, const char *says);
-/* So it is with each of n faults in a file, which is then as it was. */
+/* Asserts this for each of n faults in a file of the directory. The file is afterwards as it was. */
 void refuses_each(Opens *opens_it, const char *dir, const char *file, const Fault *fault, size_t n);
-/* Without the checkpoint the test ends. */
+/* Opens a checkpoint. If it is refused, the test ends. */
 Checkpoint *opens(const char *dir);
 #endif
