@@ -10,8 +10,9 @@ typedef struct {
     OptConfig config;
     Type type;          /* of its tensors: F16, BF16 or F32 */
     const char *prefix; /* in front of "decoder." in their names: "model." or "" */
-    int shards;         /* 2 and more: a.safetensors has what is outside of the layers, b.safetensors layer 0, and so on */
-    bool head;          /* there is an lm_head.weight, though config.json says that the token table is the head */
+    int shards; /* 2 and more: layer j is in file (j + 1) % shards of a.safetensors, b.safetensors, ..., all else in the
+                   first */
+    bool head;  /* there is an lm_head.weight, though config.json says that the token table is the head */
     Type head_type;
     float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: any_number */
 } Model;
