@@ -168,7 +168,9 @@ static void config_is(const char *dir, const char *expected) {
 }
 
 static void a_configuration_is_read_alone(void) {
-    static const Fault good[] = {{"\"eos_token_id\": 7, ", "", "3 64 192 4 300 128 32, 1 1, 2, 1"},
+    static const Fault good[] = {{", \"word_embed_proj_dim\": 32, \"eos_token_id\": 7, \"do_layer_norm_before\": true, "
+                                  "\"activation_function\": \"relu\", \"enable_bias\": true, \"tie_word_embeddings\": true",
+                                  "", "3 64 192 4 300 128 64, 1 1, 2, 1"},
                                  {"_id\": 7", "_id\": [5]", "3 64 192 4 300 128 32, 1 1, 5, 1"},
                                  {"proj_dim\": 32", "proj_dim\": null", "3 64 192 4 300 128 64, 1 1, 7, 1"},
                                  {"before\": true", "before\": false", "3 64 192 4 300 128 32, 0 0, 7, 1"},
