@@ -23,7 +23,7 @@ PLAIN := $(BUILD)
 HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture written local_net $(if $(MAC),,started))
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture written local_net started): CFLAGS += -O0
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
 $(BUILD)/tests/test_host.o: CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
