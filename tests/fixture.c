@@ -11,13 +11,14 @@ static char temp_root[256]; /* made when the first is asked for */
 static int temp_count;
 
 const char *temp_dir(void) {
-    static char dir[300];
+    static char dirs[4][300];
+    char *dir = dirs[temp_count % 4];
     if (!temp_root[0]) {
         const char *base = getenv("TMPDIR");
         snprintf(temp_root, sizeof temp_root, "%s/flexgen-test-XXXXXX", base ? base : "/tmp");
         CHECK(mkdtemp(temp_root));
     }
-    snprintf(dir, sizeof dir, "%s/%d", temp_root, temp_count++);
+    snprintf(dir, sizeof *dirs, "%s/%d", temp_root, temp_count++);
     CHECK(mkdir(dir, 0777) == 0);
     return dir;
 }
@@ -225,9 +226,7 @@ int rig_open(Rig *r) {
     Gpu *gpu = r->gpu ? r->gpu : test_gpu;
     if (!r->plan) r->plan = plan_make(r->model, &r->policy, r->task, r->sim ? F16 : test_act_type(), &r->err);
     if (!r->plan) return -1;
-    r->device = r->sim ? sim_open(r->plan, r->sim)
-                : gpu  ? device_open(gpu, r->plan, r->model, dir, &r->err)
-                       : device_open(NULL, r->plan, r->model, dir, &r->err);
+    r->device = r->sim ? sim_open(r->plan, r->sim) : device_open(gpu, r->plan, r->model, dir, &r->err);
     if (!r->device) return -1;
     r->device->net = r->net;
     return r->sim ? 0 : weights_load(r->plan, r->model, r->device, &r->err);

@@ -20,7 +20,7 @@ CUDA_SUITES := cuda schedule lanes stages
 EMULATED := $(if $(EMULATION),$(filter $(or $(SUITE),$(CUDA_SUITES)),$(CUDA_SUITES)))
 LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filter $(or $(SUITE),$(SUITES)),$(SUITES))))
 PLAIN := $(BUILD)
-HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture local_net $(if $(MAC),,started))
+HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture written local_net $(if $(MAC),,started))
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
 $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0

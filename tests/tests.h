@@ -14,7 +14,8 @@ extern CU_TestInfo tests[]; /* the suite's */
 /* max|a-b| / max|b|, the error of a row of numbers relative to its largest one. NaN anywhere gives NaN, which is not
  * `<=` any tolerance, so that the assertion fails. */
 double max_norm_error(const float *a, const float *b, size_t n);
-/* A fresh directory under TMPDIR, removed with everything in it after the suite. */
+/* A fresh directory under TMPDIR, removed with everything in it after the suite. Its path stays until the fourth call
+ * behind this one. */
 const char *temp_dir(void);
 void remove_temp_dirs(void);
 /* Entries of a directory. */
