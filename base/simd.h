@@ -348,6 +348,18 @@ INLINE void v_load_four(V out[4], const f16 *p) {
 #endif
     }
 }
+/* Adds x * w[j] to sum[j], element by element, for four vectors of x and of each w[j] from column c
+ * on. */
+INLINE void add_four(V sum[NR], const float *x, const f16 *const w[NR], int c) {
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        V b[4];
+        v_load_four(b, w[j] + c);
+        UNROLL
+        for (int u = 0; u < 4; u++)
+            sum[j] = v_fma(v_load(x + c + u * VL), b[u], sum[j]);
+    }
+}
 INLINE V n_load(const Number *p) {
 #if VL == 8
     return v_load_f16(p);

@@ -22,16 +22,8 @@ enum { BLOCK = 64 }; /* tokens */
  * which have hd columns. */
 INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, const int mr) {
     int ld = round_up(hd, VL), d = 0;
-    for (; VL == 4 && mr == 1 && d + 4 * VL <= hd; d += 4 * VL) { /* NEON shares loads */
-        UNROLL
-        for (int j = 0; j < NR; j++) {
-            V b[4];
-            v_load_four(b, (const f16 *)w[j] + d);
-            UNROLL
-            for (int u = 0; u < 4; u++)
-                acc[j] = v_fma(v_load(x + d + u * VL), b[u], acc[j]);
-        }
-    }
+    for (; VL == 4 && mr == 1 && d + 4 * VL <= hd; d += 4 * VL) /* NEON shares loads */
+        add_four(acc, x, (const f16 *const *)w, d);
     for (; d < hd; d += VL) {
         V a[MR];
         UNROLL

@@ -117,7 +117,13 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
     const int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
     const f16 *next = w[0] + (nr + p) * b->k;
-    for (int c = vectors * p / nr * VL; c < end; c += VL, next += nr * VL) {
+    int c = vectors * p / nr * VL;
+    for (; VL == 4 && mr == 1 && c + 4 * VL <= end; c += 4 * VL, next += nr * 4 * VL) {
+        for (int line = 0; line < nr * 4 * VL; line += 32)
+            __builtin_prefetch(next + line);
+        add_four(sum, x, w, c); /* NEON shares loads */
+    }
+    for (; c < end; c += VL, next += nr * VL) {
         V a[FEW], weight[4];
         UNROLL
         for (int line = 0; line < nr * VL; line += 32)
