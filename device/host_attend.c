@@ -505,16 +505,8 @@ INLINE void weigh_codes(const Weighted *w, int d, const int width) {
         v_store(o + i * VL, acc[i] + low);
 }
 
-/* Adds to o[h] the sum of score[h][u] v[u] for the n <= WEIGH tokens u from t on. */
-INLINE void weigh_head(const Block *b, int t, int h, const int n, const int hd, const bool packed) {
-    const Heads *c = b->c;
-    size_t bytes = head_bytes(hd, packed);
-    const void *head[WEIGH];
-    UNROLL
-    for (int u = 0; u < n; u++)
-        head[u] = b->rows[t + u] + h * bytes;
-    prefetch_ahead(b, t, n, h, bytes);
-    Weighted w = {c->o + h * round_up(hd, VL), c->score + h * c->ld + t, head, n};
+/* Adds the weighted sum of n <= WEIGH heads to one row of o. */
+INLINE void weigh_head(Weighted w, const int hd, const bool packed) {
     if (!packed)
         weigh_columns(&w, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)
@@ -523,12 +515,21 @@ INLINE void weigh_head(const Block *b, int t, int h, const int n, const int hd, 
 
 /* Adds to o[h] the sum over t of score[h][t] v[t]. */
 INLINE void weigh_heads(const Block *b, const int hd, const bool packed) {
+    const Heads *c = b->c;
     for (int t = 0; t < b->n; t += WEIGH)
-        for (int h = 0; h < b->c->nh; h++)
-            if (t + WEIGH <= b->n) /* a constant number */
-                weigh_head(b, t, h, WEIGH, hd, packed);
+        for (int h = 0; h < c->nh; h++) {
+            size_t bytes = head_bytes(hd, packed);
+            int n = imin(WEIGH, b->n - t);
+            const void *head[WEIGH];
+            for (int u = 0; u < n; u++)
+                head[u] = b->rows[t + u] + h * bytes;
+            prefetch_ahead(b, t, WEIGH, h, bytes);
+            float *o = c->o + h * round_up(hd, VL), *p = c->score + h * c->ld + t;
+            if (n == WEIGH) /* a constant */
+                weigh_head((Weighted){o, p, head, WEIGH}, hd, packed);
             else
-                weigh_head(b, t, h, b->n - t, hd, packed);
+                weigh_head((Weighted){o, p, head, n}, hd, packed);
+        }
 }
 
 /* What is done for a head size, of packed heads or F16. */
