@@ -111,19 +111,36 @@ typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
 
 /* The 16 numbers that the 4-bit codes of a group stand for (quant.c), as a table that stays in
- * registers. AVX2 and NEON look up 16 bytes at once, so they keep the numbers as halves, their
- * lower and their upper bytes apart. */
-#if VL == 8 || defined __ARM_NEON
-#define BYTE_TABLES
-#endif
-typedef uint8_t B16 __attribute__((vector_size(16)));
+ * registers. AVX2 and NEON look up bytes, so they keep the numbers as halves, their lower and their
+ * upper bytes apart; AVX2 looks up 16 bytes in each half of a register, so it has them twice. */
 typedef struct {
-#ifdef BYTE_TABLES
-    B16 lower, upper;
+#if VL == 8
+    __m256i lower, upper;
+#elif defined __ARM_NEON
+    uint8x16_t lower, upper;
 #else
     V part[16 / VL];
 #endif
 } Table;
+
+/* How a table's numbers are kept, of which UNPACKED are looked up at a time. Up to DIRECT rows of a
+ * product use them while they are in registers. AVX2 has too few of these: there the numbers go to
+ * memory as halves, which become floats while they are loaded. */
+#if VL == 8
+typedef f16 Number;
+enum { UNPACKED = 64, DIRECT = 0 };
+#else
+typedef float Number;
+enum { UNPACKED = 32, DIRECT = VL == 4 ? 3 : MR };
+#endif
+
+/* Attention multiplies the codes themselves, as floats that are this times a code: on NEON the code
+ * lies in the low bits of a half, which is a subnormal number. */
+#ifdef __ARM_NEON
+#define CODE_UNIT 0x1p-24f
+#else
+#define CODE_UNIT 1.0f
+#endif
 
 /* Returns v, and keeps the compiler from loading it again. */
 INLINE V v_hold(V v) {
@@ -137,16 +154,21 @@ INLINE V v_hold(V v) {
     return v;
 }
 INLINE V v_set(float x) { return x - (V){0}; }
+INLINE V v_load(const float *p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
 
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
-// Functions that each instruction set has its own words for. b_widen makes floats of 8 halves,
-// b_look looks up 16 codes below 16 in a table of bytes. t_keep makes a table of its numbers.
-// t_block returns 32 numbers, in order, from their 16 bytes of codes; t_look looks up the numbers
-// whose codes are the low four bits of each element.
+// Functions that each instruction set has its own words for. t_keep makes a table of its numbers.
+// t_unpack writes the numbers of UNPACKED codes, in order; t_look looks up the numbers whose codes
+// are the low four bits of each element. codes_block returns 32 codes times CODE_UNIT.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
@@ -163,9 +185,27 @@ INLINE VI v_load_bytes(const uint8_t *p) {
 INLINE V v_fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE V v_widen(VH h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE void b_widen(V *out, B16 halves) { out[0] = v_widen((VH)halves); }
-INLINE B16 b_look(B16 table, B16 code) {
-    return (B16)_mm_shuffle_epi8((__m128i)table, (__m128i)code);
+INLINE VI v_load_bytes(const uint8_t *p) {
+    return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+}
+INLINE Table t_keep(const VH number[2]) {
+    __m256i apart = _mm256_broadcastsi128_si256(
+                _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)),
+            all = _mm256_set_m128i((__m128i)number[1], (__m128i)number[0]),
+            bytes = _mm256_shuffle_epi8(all, apart);
+    return (Table){_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xdd)};
+}
+/* Codes are looked up in the order 0 to 7, 32 to 39, 8 to 15, 40 to 47, and then likewise the high
+ * halves of the same bytes, which are those of 16 numbers later. */
+INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
+    __m256i pairs = _mm256_permute4x64_epi64(_mm256_loadu_si256((const void *)codes), 0xd8);
+    UNROLL
+    for (int i = 0; i < 32; i += 16, pairs = _mm256_srli_epi64(pairs, 4)) {
+        __m256i code = pairs & _mm256_set1_epi8(15), lower = _mm256_shuffle_epi8(t->lower, code),
+                upper = _mm256_shuffle_epi8(t->upper, code);
+        _mm256_storeu_si256((void *)(to + i), _mm256_unpacklo_epi8(lower, upper));
+        _mm256_storeu_si256((void *)(to + i + 32), _mm256_unpackhi_epi8(lower, upper));
+    }
 }
 #elif defined __ARM_NEON
 INLINE V v_fma(V a, V b, V c) {
@@ -173,12 +213,33 @@ INLINE V v_fma(V a, V b, V c) {
 }
 INLINE V v_widen(VH h) { return (V)vcvt_f32_f16((float16x4_t)h); }
 INLINE VH v_narrow(V v) { return (VH)vcvt_f16_f32((float32x4_t)v); }
-INLINE void b_widen(V *out, B16 halves) {
+INLINE Table t_keep(const VH number[4]) {
+    uint8x16_t first = vcombine_u8((uint8x8_t)number[0], (uint8x8_t)number[1]),
+               second = vcombine_u8((uint8x8_t)number[2], (uint8x8_t)number[3]);
+    return (Table){vuzp1q_u8(first, second), vuzp2q_u8(first, second)};
+}
+INLINE void v_widen_two(V out[2], uint8x16_t halves) {
     out[0] = (V)vcvt_f32_f16(vget_low_f16((float16x8_t)halves));
     out[1] = (V)vcvt_high_f32_f16((float16x8_t)halves);
 }
-INLINE B16 b_look(B16 table, B16 code) {
-    return (B16)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)code);
+INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
+    uint8x16_t pairs = vld1q_u8(codes), code[2] = {pairs & 15, pairs >> 4};
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        uint8x16_t lower = vqtbl1q_u8(t->lower, code[i]), upper = vqtbl1q_u8(t->upper, code[i]);
+        V out[4];
+        v_widen_two(out, vzip1q_u8(lower, upper));
+        v_widen_two(out + 2, vzip2q_u8(lower, upper));
+        memcpy(to + i * 16, out, sizeof out);
+    }
+}
+INLINE void codes_block(V out[8], const uint8_t *codes) {
+    uint8x16_t pairs = vld1q_u8(codes), code[2] = {pairs & 15, pairs >> 4}, zero = {0};
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        v_widen_two(out + i * 4, vzip1q_u8(code[i], zero));
+        v_widen_two(out + i * 4 + 2, vzip2q_u8(code[i], zero));
+    }
 }
 #else
 INLINE V v_fma(V a, V b, V c) { return a * b + c; }
@@ -204,42 +265,37 @@ INLINE V t_look(const Table *t, VI codes) {
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
 #endif
 
-#ifdef BYTE_TABLES
-INLINE Table t_keep(const VH number[16 / VL]) {
-    B16 half[2];
-    memcpy(half, number, sizeof half);
-    return (Table){__builtin_shufflevector(half[0], half[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20,
-                                           22, 24, 26, 28, 30),
-                   __builtin_shufflevector(half[0], half[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21,
-                                           23, 25, 27, 29, 31)};
-}
-INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
-    B16 pair;
-    memcpy(&pair, codes, sizeof pair);
-    const B16 code[2] = {pair & 15, pair >> 4};
-    UNROLL
-    for (int i = 0; i < 2; i++) {
-        const B16 lower = b_look(t->lower, code[i]), upper = b_look(t->upper, code[i]);
-        b_widen(out + i * 16 / VL, __builtin_shufflevector(lower, upper, 0, 16, 1, 17, 2, 18, 3, 19,
-                                                           4, 20, 5, 21, 6, 22, 7, 23));
-        b_widen(out + i * 16 / VL + 8 / VL,
-                __builtin_shufflevector(lower, upper, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
-                                        14, 30, 15, 31));
-    }
-}
-#else
+#if VL != 8 && !defined __ARM_NEON
 INLINE Table t_keep(const VH number[16 / VL]) {
     Table t;
     for (int i = 0; i < 16 / VL; i++)
         t.part[i] = v_widen(number[i]);
     return t;
 }
-INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
+INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
+    UNROLL
+    for (int i = 0; i < 16; i += VL) {
+        VI pairs = v_load_bytes(codes + i);
+        v_store(to + i, t_look(t, pairs));
+        v_store(to + 16 + i, t_look(t, pairs >> 4));
+    }
+}
+#endif
+
+#if VL == 16
+INLINE void codes_block(V out[2], const uint8_t *codes) {
+    const Table all = {{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}};
+    VI pairs = v_load_bytes(codes);
+    out[0] = t_look(&all, pairs);
+    out[1] = t_look(&all, pairs >> 4);
+}
+#elif !defined __ARM_NEON
+INLINE void codes_block(V out[32 / VL], const uint8_t *codes) {
     UNROLL
     for (int i = 0; i < 16 / VL; i++) {
-        VI pair = v_load_bytes(codes + i * VL);
-        out[i] = t_look(t, pair);
-        out[16 / VL + i] = t_look(t, pair >> 4);
+        VI pairs = v_load_bytes(codes + i * VL);
+        out[i] = __builtin_convertvector(pairs & 15, V);
+        out[16 / VL + i] = __builtin_convertvector(pairs >> 4, V);
     }
 }
 #endif
@@ -248,13 +304,6 @@ INLINE void t_block(V out[32 / VL], const Table *t, const uint8_t *codes) {
 // Functions that follow from these. Those named ..._part load or store only the first n of VL
 // numbers; loads put zeros after them.
 // -------------------------------------------------------------------------------------------------
-
-INLINE V v_load(const float *p) {
-    V v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
 
 /* Loads NX numbers, and v_fma_at returns c plus number e of them times b. NEON multiplies by an
  * element of a vector; others need the number in all elements. */
@@ -286,6 +335,37 @@ INLINE V v_load_f16(const f16 *p) {
     VH h;
     memcpy(&h, p, sizeof h);
     return v_widen(h);
+}
+/* Loads four vectors that lie side by side; NEON loads two of halves at once. */
+INLINE void v_load_four(V out[4], const f16 *p) {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+#ifdef __ARM_NEON
+        if (i % 2 == 0)
+            v_widen_two(out + i, (uint8x16_t)vld1q_u16(p + i * VL));
+#else
+        out[i] = v_load_f16(p + i * VL);
+#endif
+    }
+}
+/* Adds x * w[j] to sum[j], element by element, for four vectors of x and of each w[j] from column c
+ * on. */
+INLINE void add_four(V sum[NR], const float *x, const f16 *const w[NR], int c) {
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        V b[4];
+        v_load_four(b, w[j] + c);
+        UNROLL
+        for (int u = 0; u < 4; u++)
+            sum[j] = v_fma(v_load(x + c + u * VL), b[u], sum[j]);
+    }
+}
+INLINE V n_load(const Number *p) {
+#if VL == 8
+    return v_load_f16(p);
+#else
+    return v_load(p);
+#endif
 }
 INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL)

@@ -21,8 +21,10 @@ enum { BLOCK = 64 }; /* tokens */
 /* Adds x[i] * w[j] to acc[i * NR + j], element by element, for mr rows of x and NR rows of w (F16),
  * which have hd columns. */
 INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, const int mr) {
-    int ld = round_up(hd, VL);
-    for (int d = 0; d < hd; d += VL) {
+    int ld = round_up(hd, VL), d = 0;
+    for (; VL == 4 && mr == 1 && d + 4 * VL <= hd; d += 4 * VL) /* NEON shares loads */
+        add_four(acc, x, (const f16 *const *)w, d);
+    for (; d < hd; d += VL) {
         V a[MR];
         UNROLL
         for (int i = 0; i < mr; i++)
@@ -61,7 +63,8 @@ typedef struct {
 INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv,
                        const int mr) {
     int ld = round_up(hd, VL);
-    V acc[MR][4], a[MR];
+    const bool pairs = VL == 4 && mr == 1 && nv == 4; /* the loads that NEON shares */
+    V acc[MR][4], a[MR], b[4];
     UNROLL
     for (int i = 0; i < mr; i++) {
         UNROLL
@@ -72,12 +75,15 @@ INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const i
         UNROLL
         for (int i = 0; i < mr; i++)
             a[i] = v_set(w->p[i * BLOCK + t]);
+        if (pairs)
+            v_load_four(b, (const f16 *)w->v[t] + d);
         UNROLL
         for (int u = 0; u < nv; u++) {
-            V b = v_load_f16_part((const f16 *)w->v[t] + d + u * VL, last);
+            if (!pairs)
+                b[u] = v_load_f16_part((const f16 *)w->v[t] + d + u * VL, last);
             UNROLL
             for (int i = 0; i < mr; i++)
-                acc[i][u] = v_fma(a[i], b, acc[i][u]);
+                acc[i][u] = v_fma(a[i], b[u], acc[i][u]);
         }
     }
     UNROLL
@@ -297,7 +303,6 @@ typedef struct {
     const int32_t *tokens; /* ... and which; NULL: all of the sequence, in order */
     const int32_t *pages;
     size_t head_bytes; /* bytes of a head in a page */
-    Table codes;       /* the codes as floats */
     float *q, *o;      /* (nh, hdp); q scaled */
     float *score;      /* (nh, ld): the scores of a block, and then its weights */
     size_t ld;
@@ -332,8 +337,7 @@ static void attend_tasks(const void *all, int first, int n) {
                            .hdp = round_up(op->hd, VL),
                            .len = ((const int32_t *)op->attend.len.at)[r],
                            .pages = tensor_rows(op->attend.pages, r, 1).at,
-                           .head_bytes = head_bytes(op->hd, is_packed(op)),
-                           .codes = t_make(v_set(0), v_set(1))});
+                           .head_bytes = head_bytes(op->hd, is_packed(op))});
     }
 }
 
@@ -351,28 +355,24 @@ static int heads_of_rows(const Op *op) {
     return imin(HEADS, RUN / head_bytes(op->hd, is_packed(op)));
 }
 
-/* The task's heads of K or V of a block of tokens. */
-typedef struct {
-    int n;                         /* tokens */
-    const uint8_t *at[BLOCK + NR]; /* where each token's heads begin; the last one is repeated to
-                                      fill a tile, whose other scores are not used */
-} Rows;
-
-/* Finds the rows of tokens t0 .. t0+BLOCK-1 in the pages of K or V, or of those that exist. */
-static void find_rows(Rows *rows, const Heads *c, Tensor pages, int t0) {
-    int page_tokens = c->op->page_tokens;
-    rows->n = imax(0, imin(BLOCK, c->len - t0));
-    for (int t = 0; t < rows->n + NR; t++) {
+/* Finds the rows of up to BLOCK tokens from t0 on: where the task's heads begin in the pages of K
+ * or V. Returns how many there are. NR more repeat the last one, to fill a tile, whose other scores
+ * are not used. */
+static int find_rows(const uint8_t **rows, const Heads *c, Tensor pages, int t0) {
+    int page_tokens = c->op->page_tokens, n = imax(0, imin(BLOCK, c->len - t0));
+    for (int t = 0; t < n + NR; t++) {
         int i = imin(t0 + t, c->len - 1), token = c->tokens ? c->tokens[i] : i;
         size_t row = (size_t)c->pages[token / page_tokens] * page_tokens + token % page_tokens;
-        rows->at[t] = (uint8_t *)pages.at + (row * c->op->nh + c->h) * c->head_bytes;
+        rows[t] = (uint8_t *)pages.at + (row * c->op->nh + c->h) * c->head_bytes;
     }
+    return n;
 }
 
 /* What is done for the rows of a block. */
 typedef struct {
     const Heads *c;
-    const Rows *rows;
+    const uint8_t *const *rows; /* n, and NR more */
+    int n;
     const uint8_t *const *ahead; /* nahead rows that are read soon and are prefetched meanwhile */
     int nahead;
 } Block;
@@ -398,19 +398,18 @@ static void take_q(Heads *c, size_t ld) {
     scale_q(c->q, tensor_cols(q, c->h * c->hd, c->hd).at, c->hd, c->nh, c->hd);
 }
 
-/* Reads the min and the scale of a group. */
+/* Reads the min of a group, and by what floats of its codes are multiplied. */
 INLINE void load_header(float header[2], const uint8_t *group) {
     f16 bits[2];
     memcpy(bits, group, sizeof bits);
     header[0] = f16_to_f32(bits[0]);
-    header[1] = f16_to_f32(bits[1]);
+    header[1] = f16_to_f32(bits[1]) / CODE_UNIT;
 }
 
 /* Adds q . k[j] to acc[j], element by element, for the group of each packed head k[j] that begins
  * at element d and has `width` numbers: min times the sum of these q, and scale times the sum of q
  * code. */
-INLINE void dot_codes(V acc[NR], const Heads *c, const float *q, const void *const k[NR], int d,
-                      const int width) {
+INLINE void dot_codes(V acc[NR], const float *q, const void *const k[NR], int d, const int width) {
     const uint8_t *group[NR];
     V dot[NR] = {{0}}, sum_q = v_load(q + d);
     UNROLL
@@ -424,7 +423,7 @@ INLINE void dot_codes(V acc[NR], const Heads *c, const float *q, const void *con
         UNROLL
         for (int j = 0; j < NR; j++) {
             V b[32 / VL];
-            t_block(b, &c->codes, group[j] + GROUP_HEADER + i / 2);
+            codes_block(b, group[j] + GROUP_HEADER + i / 2);
             UNROLL
             for (int u = 0; u < imin(width - i, 32) / VL; u++)
                 dot[j] = v_fma(v_load(q + d + i + u * VL), b[u], dot[j]);
@@ -439,12 +438,12 @@ INLINE void dot_codes(V acc[NR], const Heads *c, const float *q, const void *con
 }
 
 /* Adds q . k[j] to acc[j], element by element, for NR heads of K. */
-INLINE void dot_head(V acc[NR], const Heads *c, const float *q, const void *const k[NR],
-                     const int hd, const bool packed) {
+INLINE void dot_head(V acc[NR], const float *q, const void *const k[NR], const int hd,
+                     const bool packed) {
     if (!packed)
         add_dots(acc, q, k, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)
-        dot_codes(acc, c, q, k, d, imin(GROUP, hd - d));
+        dot_codes(acc, q, k, d, imin(GROUP, hd - d));
 }
 
 /* Scores NR tokens from t on for TOGETHER heads from `first` on, or for those that the task has.
@@ -461,9 +460,9 @@ INLINE void score_tile(const Block *b, int t, int first, const int hd, const boo
         if (h >= nh)
             continue;
         for (int u = 0; u < NR; u++)
-            head[u] = b->rows->at[t + u] + (first + h) * bytes;
+            head[u] = b->rows[t + u] + (first + h) * bytes;
         prefetch_ahead(b, t, NR, first + h, bytes);
-        dot_head(acc + h * NR, c, c->q + (first + h) * round_up(hd, VL), head, hd, packed);
+        dot_head(acc + h * NR, c->q + (first + h) * round_up(hd, VL), head, hd, packed);
     }
     V sums = v_sums(acc) + v_set(0);
     for (int h = 0; h < nh; h++)
@@ -473,14 +472,14 @@ INLINE void score_tile(const Block *b, int t, int first, const int hd, const boo
 
 /* Writes score[h][t] = q[h] . k[t]. */
 INLINE void score_heads(const Block *b, const int hd, const bool packed) {
-    for (int t = 0; t < b->rows->n; t += NR)
+    for (int t = 0; t < b->n; t += NR)
         for (int h = 0; h < b->c->nh; h += TOGETHER)
             score_tile(b, t, h, hd, packed);
 }
 
 /* Sums the columns of a group of packed heads, which begins at element d and has `width` numbers: p
  * scale code in the order of t, and then the sum of p min. */
-INLINE void weigh_codes(const Weighted *w, const Table *codes, int d, const int width) {
+INLINE void weigh_codes(const Weighted *w, int d, const int width) {
     float *o = w->o + d, low = 0;
     V acc[GROUP / VL];
     UNROLL
@@ -495,7 +494,7 @@ INLINE void weigh_codes(const Weighted *w, const Table *codes, int d, const int 
         UNROLL
         for (int i = 0; i < width; i += 32) {
             V b[32 / VL];
-            t_block(b, codes, group + GROUP_HEADER + i / 2);
+            codes_block(b, group + GROUP_HEADER + i / 2);
             UNROLL
             for (int u = 0; u < imin(width - i, 32) / VL; u++)
                 acc[i / VL + u] = v_fma(a, b[u], acc[i / VL + u]);
@@ -507,29 +506,29 @@ INLINE void weigh_codes(const Weighted *w, const Table *codes, int d, const int 
 }
 
 /* Adds the weighted sum of n <= WEIGH heads to one row of o. */
-INLINE void weigh_head(Weighted w, const Table *codes, const int hd, const bool packed) {
+INLINE void weigh_head(Weighted w, const int hd, const bool packed) {
     if (!packed)
         weigh_columns(&w, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)
-        weigh_codes(&w, codes, d, imin(GROUP, hd - d));
+        weigh_codes(&w, d, imin(GROUP, hd - d));
 }
 
 /* Adds to o[h] the sum over t of score[h][t] v[t]. */
 INLINE void weigh_heads(const Block *b, const int hd, const bool packed) {
     const Heads *c = b->c;
-    for (int t = 0; t < b->rows->n; t += WEIGH)
+    for (int t = 0; t < b->n; t += WEIGH)
         for (int h = 0; h < c->nh; h++) {
             size_t bytes = head_bytes(hd, packed);
-            int n = imin(WEIGH, b->rows->n - t);
+            int n = imin(WEIGH, b->n - t);
             const void *head[WEIGH];
             for (int u = 0; u < n; u++)
-                head[u] = b->rows->at[t + u] + h * bytes;
+                head[u] = b->rows[t + u] + h * bytes;
             prefetch_ahead(b, t, WEIGH, h, bytes);
             float *o = c->o + h * round_up(hd, VL), *p = c->score + h * c->ld + t;
             if (n == WEIGH) /* a constant */
-                weigh_head((Weighted){o, p, head, WEIGH}, &c->codes, hd, packed);
+                weigh_head((Weighted){o, p, head, WEIGH}, hd, packed);
             else
-                weigh_head((Weighted){o, p, head, n}, &c->codes, hd, packed);
+                weigh_head((Weighted){o, p, head, n}, hd, packed);
         }
 }
 
@@ -578,15 +577,15 @@ static void attend_task(Heads c) {
     Seen seen[HEADS];
     for (int h = 0; h < c.nh; h++)
         seen[h] = (Seen){-INFINITY, 0};
-    Rows k, v;
-    find_rows(&k, &c, k_pages, 0);
-    for (int t0 = 0; t0 < c.len; t0 += BLOCK) {
-        find_rows(&v, &c, v_pages, t0);
-        score_block((Block){&c, &k, v.at, v.n});
-        find_rows(&k, &c, k_pages, t0 + BLOCK);
+    const uint8_t *k[BLOCK + NR], *v[BLOCK + NR];
+    int n = find_rows(k, &c, k_pages, 0), next;
+    for (int t0 = 0; t0 < c.len; t0 += BLOCK, n = next) {
+        find_rows(v, &c, v_pages, t0);
+        score_block((Block){&c, k, n, v, n});
+        next = find_rows(k, &c, k_pages, t0 + BLOCK);
         for (int h = 0; h < c.nh; h++)
-            softmax_block(c.score + h * BLOCK, v.n, &seen[h], c.o + h * c.hdp, c.hd);
-        weigh_block((Block){&c, &v, k.at, k.n});
+            softmax_block(c.score + h * BLOCK, n, &seen[h], c.o + h * c.hdp, c.hd);
+        weigh_block((Block){&c, v, n, k, next});
     }
     for (int h = 0; h < c.nh; h++)
         finish_head(&c, h, seen[h]);
@@ -668,12 +667,12 @@ static void select_task(Heads c) {
     int chosen = sparse_tokens(c.op->sparsity, c.len);
     take_q(&c, round_up(c.len, BLOCK));
     float *score = c.score;
-    Rows k[2]; /* this block's and the next one's */
-    find_rows(&k[0], &c, c.op->attend.k, 0);
-    for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1) {
-        find_rows(&k[b ^ 1], &c, c.op->attend.k, t0 + BLOCK);
+    const uint8_t *k[2][BLOCK + NR]; /* this block's and the next one's */
+    int n = find_rows(k[0], &c, c.op->attend.k, 0), next;
+    for (int t0 = 0, b = 0; t0 < c.len; t0 += BLOCK, b ^= 1, n = next) {
+        next = find_rows(k[b ^ 1], &c, c.op->attend.k, t0 + BLOCK);
         c.score = score + t0;
-        score_block((Block){&c, &k[b], k[b ^ 1].at, k[b ^ 1].n});
+        score_block((Block){&c, k[b], n, k[b ^ 1], next});
     }
     int32_t *key = (int32_t *)(score + c.nh * c.ld);
     for (int h = 0; h < c.nh; h++, score += c.ld) {
@@ -693,19 +692,24 @@ void host_select(const Op *op) { for_tasks(op, heads_of_rows(op), select_task); 
 
 static void weigh_task(Heads c) {
     enum { AHEAD = 2 * WEIGH }; /* rows from one that is read to one that is prefetched */
-    int end = c.h + c.nh;
-    Rows v;
-    c.nh = 1; /* each head has other tokens */
-    c.len = sparse_tokens(c.op->sparsity, c.len);
-    for (c.o = scratch(c.hdp); c.h < end; c.h++) {
-        c.tokens = chosen_at(c.op->attend.tokens, &c, 0);
-        c.score = chosen_at(c.op->attend.probs, &c, 0);
-        memset(c.o, 0, c.hdp * sizeof *c.o);
-        for (int t0 = 0; t0 < c.len; t0 += BLOCK, c.score += BLOCK) {
-            find_rows(&v, &c, c.op->attend.v, t0);
-            weigh_block((Block){&c, &v, v.at + AHEAD, v.n - AHEAD});
-        }
-        finish_head(&c, 0, (Seen){0, 1}); /* the probabilities have been divided by their sum */
+    int n = sparse_tokens(c.op->sparsity, c.len), all = c.nh * n;
+    const uint8_t **rows; /* (nh, n): where the V of each head's chosen tokens lies */
+    Heads one = c;        /* a head at a time, since each has other tokens */
+    one.nh = 1;
+    one.len = n;
+    one.o = scratch(c.hdp + (all + NR) * (sizeof *rows / sizeof *one.o));
+    rows = (void *)(one.o + c.hdp);
+    for (int h = 0; h < c.nh; h++, one.h++) {
+        one.tokens = chosen_at(c.op->attend.tokens, &c, h);
+        for (int t0 = 0; t0 < n; t0 += BLOCK)
+            find_rows(rows + h * n + t0, &one, c.op->attend.v, t0);
+    }
+    one.h = c.h;
+    for (int h = 0; h < c.nh; h++, one.h++, rows += n) {
+        one.score = chosen_at(c.op->attend.probs, &c, h);
+        memset(one.o, 0, c.hdp * sizeof *one.o);
+        weigh_block((Block){&one, rows, n, rows + AHEAD, (c.nh - h) * n - AHEAD});
+        finish_head(&one, 0, (Seen){0, 1}); /* the probabilities have been divided by their sum */
     }
 }
 

@@ -15,7 +15,7 @@
  *
  * With one to six rows each number of w is read once, as fast as memory delivers it; more rows find
  * it in the second cache. Packed weights lie column by column: there the elements of a vector are
- * outputs, and for many rows a panel of weights is unpacked first.
+ * outputs, and for more than a few rows (on AVX2 for any) a panel of weights is unpacked first.
  *
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are.
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
@@ -38,7 +38,6 @@ enum {
     PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
     PANEL_K = 64, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
-    DIRECT = VL == 4 ? 3 : MR, /* rows that meet packed weights which are unpacked in registers */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -118,7 +117,13 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
     const int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
     const f16 *next = w[0] + (nr + p) * b->k;
-    for (int c = vectors * p / nr * VL; c < end; c += VL, next += nr * VL) {
+    int c = vectors * p / nr * VL;
+    for (; VL == 4 && mr == 1 && c + 4 * VL <= end; c += 4 * VL, next += nr * 4 * VL) {
+        for (int line = 0; line < nr * 4 * VL; line += 32)
+            __builtin_prefetch(next + line);
+        add_four(sum, x, w, c); /* NEON shares loads */
+    }
+    for (; c < end; c += VL, next += nr * VL) {
         V a[FEW], weight[4];
         UNROLL
         for (int line = 0; line < nr * VL; line += 32)
@@ -212,33 +217,29 @@ INLINE void multiply_block(const void *block, const int mr) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Packed weights. A column's outputs lie side by side already. For more than one tile of rows a
-// panel is unpacked; one tile unpacks it into its registers.
+// Packed weights. A column's outputs lie side by side already. For more than DIRECT rows a panel is
+// unpacked; fewer rows unpack it into registers.
 // -------------------------------------------------------------------------------------------------
 
-/* PANEL_K columns of a part of the outputs, packed and perhaps also unpacked. */
+/* PANEL_K columns of a part of the outputs, packed or unpacked. */
 typedef struct {
     const uint8_t *codes; /* the first column's; those of the next are GROUP_BYTES behind them */
-    Table table[PANEL_K]; /* the numbers that the codes of each column stand for */
-    _Alignas(64) float w[PANEL_K][PART]; /* the unpacked numbers */
+    Table table[PANEL_K]; /* packed: the numbers that the codes of each column stand for */
+    _Alignas(64) Number w[PANEL_K][PART]; /* unpacked: the numbers */
 } Panel;
 
-/* Loads the columns whose groups begin at `from`. Their tables are loaded ahead of their use, since
- * a table takes long to be ready; the few lines that each use reads lie far apart and are
- * prefetched. */
+/* Loads the columns whose groups begin at `from`. The few lines that each use reads lie far apart
+ * and are prefetched. */
 static void load_columns(Panel *a, const uint8_t *from, bool unpacked) {
     a->codes = from + GROUP_HEADER;
     for (int c = 0; c < PANEL_K; c++) {
         __builtin_prefetch(from + (PANEL_K + c) * GROUP_BYTES, 0, 2);
-        a->table[c] = t_load(from + c * GROUP_BYTES);
+        Table table = t_load(from + c * GROUP_BYTES);
+        if (!unpacked)
+            a->table[c] = table;
+        for (int j = 0; unpacked && j < PART; j += UNPACKED)
+            t_unpack(a->w[c] + j, &table, a->codes + c * GROUP_BYTES + j / 2);
     }
-    for (int c = 0; unpacked && c < PANEL_K; c++)
-        for (int j = 0; j < PART; j += 32) {
-            V out[32 / VL];
-            t_block(out, &a->table[c], a->codes + c * GROUP_BYTES + j / 2);
-            for (int u = 0; u < 32 / VL; u++)
-                v_store(a->w[c] + j + u * VL, out[u]);
-        }
 }
 
 /* Rows of x times a panel. */
@@ -262,47 +263,54 @@ INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int
 
 /* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c. */
 INLINE void packed_tile(const void *what, const int mr) {
-    enum { BLOCKS = NR * VL / 32 ? NR * VL / 32 : 1, EACH = 32 / VL, ALL = BLOCKS * EACH };
     const PackedTile *t = what;
-    for (int j = 0; j < PART; j += ALL * VL) {
-        V acc[FEW][ALL] = {{{0}}}, a[FEW], b[EACH];
+    const int outputs = mr == 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
+    for (int j = 0; j < PART; j += outputs) {
+        V acc[FEW * PART / VL] = {{0}}, a[FEW];
         for (int c = 0; c < PANEL_K; c++) {
             UNROLL
             for (int i = 0; i < mr; i++)
                 a[i] = v_set(t->x[i * PANEL_K + c]);
             UNROLL
-            for (int d = 0; d < BLOCKS; d++) {
-                t_block(b, &t->w->table[c], t->w->codes + c * GROUP_BYTES + j / 2 + 16 * d);
+            for (int d = 0; d < outputs; d += UNPACKED) {
+                Number w[UNPACKED];
+                t_unpack(w, &t->w->table[c], t->w->codes + c * GROUP_BYTES + (j + d) / 2);
                 UNROLL
-                for (int u = 0; u < EACH; u++) {
+                for (int u = 0; u < UNPACKED / VL; u++) {
+                    V b = n_load(w + u * VL), *sum = acc + d / VL + u;
                     UNROLL
                     for (int i = 0; i < mr; i++)
-                        acc[i][d * EACH + u] = v_fma(a[i], b[u], acc[i][d * EACH + u]);
+                        sum[i * nv] = v_fma(a[i], b, sum[i * nv]);
                 }
             }
         }
-        add_sums(t, j, acc[0], ALL, mr);
+        add_sums(t, j, acc, nv, mr);
     }
 }
 
-/* Does the same with an unpacked panel. */
+/* Does the same with an unpacked panel. Few rows are held in registers and meet one vector of w
+ * after another; with more rows, `each` of these are held. */
 INLINE void panel_tile(const void *what, const int mr) {
     const PackedTile *t = what;
-    const int nv = tile_outputs(mr);
+    const int nv = mr == 1 ? imin(8, PART / VL) : tile_outputs(mr); /* vectors of outputs */
+    const int each = tile_outputs(mr) == 4 ? 1 : 2;
     for (int j = 0; j < PART; j += nv * VL) {
-        V acc[FEW * NR] = {{0}}, b[NR];
+        V acc[FEW * NR] = {{0}}, b[2];
         for (int c = 0; c < PANEL_K; c += NX) {
             UNROLL
             for (int e = 0; e < NX; e++) {
                 UNROLL
-                for (int u = 0; u < nv; u++)
-                    b[u] = v_hold(v_load(t->w->w[c + e] + j + u * VL));
-                UNROLL
-                for (int i = 0; i < mr; i++) {
-                    const V a = x_load(t->x + i * PANEL_K + c);
+                for (int v = 0; v < nv; v += each) {
                     UNROLL
-                    for (int u = 0; u < nv; u++)
-                        acc[i * nv + u] = v_fma_at(a, e, b[u], acc[i * nv + u]);
+                    for (int u = 0; u < each; u++)
+                        b[u] = v_hold(n_load(t->w->w[c + e] + j + (v + u) * VL));
+                    UNROLL
+                    for (int i = 0; i < mr; i++) {
+                        const V a = x_load(t->x + i * PANEL_K + c);
+                        UNROLL
+                        for (int u = 0; u < each; u++)
+                            acc[i * nv + v + u] = v_fma_at(a, e, b[u], acc[i * nv + v + u]);
+                    }
                 }
             }
         }
