@@ -118,12 +118,6 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line);
  * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
  * all are closed and none has failed, no message may be left. */
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
-/* What this end has sent. To be read when no function is running. */
-typedef struct {
-    uint64_t messages, bytes;
-} LocalCount;
-const LocalCount *local_net_count(const Net *net, NetKind kind);
-
 // ---- main.c -----------------------------------------------------------------------------------------------------
 
 /* A suite whose tests cannot all run everywhere defines it: NULL, or why the test of that name cannot run here. */
