@@ -14,7 +14,7 @@ typedef struct {
     size_t bytes;
 } Timed;
 
-static void add(Trace *trace, Timed p) {
+static void add_of_batch(Trace *trace, int batch, Timed p) {
     const Op op = {.lane = p.lane,
                    .kind = p.kind,
                    .prefill = p.prefill,
@@ -22,10 +22,11 @@ static void add(Trace *trace, Timed p) {
                    .i = p.i,
                    .j = p.j,
                    .k = p.k,
-                   .batch = p.k};
+                   .batch = batch};
     const Slice slice = slice_of(&op, p.bytes, p.begin, p.end);
     trace_add(trace, &slice, 0);
 }
+static void add(Trace *trace, Timed p) { add_of_batch(trace, 0, p); }
 
 static bool slice_is(const Slice *s, double begin, double end) {
     return s->begin == begin && s->end == end && s->bytes == 1;
@@ -131,9 +132,10 @@ static int count_of(const char *text, const char *part) {
  * nanoseconds, 334, 333, 334, and each ends where the next begins. A batch has its own tokens. */
 static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     Trace traces[] = {{.name = "opt-30b \"zig\\zag\"\n"}, {.name = "\xff nothing"}};
-    add(&traces[0], (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
-    add(&traces[0], (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
-    add(&traces[0], (Timed){W_LOAD, WEIGHT, true, 6, 3, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
+    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
+    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
+    add_of_batch(&traces[0], 1,
+                 (Timed){W_LOAD, WEIGHT, true, 6, 3, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
     for (int n = 0; n < 3; n++)
         add(&traces[1],
             (Timed){STORE, CACHE, false, n, 0, 0, 1000.25 + n * 1.0007e-6 / 3, 1000.25 + (n + 1) * 1.0007e-6 / 3, 1});
@@ -472,7 +474,8 @@ enum { SWEEPS = 3, LAYERS = 2, BATCHES = 2, SWEEP_SQUARES = LAYERS * BATCHES };
 static void write_sweeps(const char *path) {
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SWEEP_SQUARES; e++)
-        add(&trace,
+        add_of_batch(
+            &trace, e % BATCHES,
             (Timed){PROJECT, OTHER, e < SWEEP_SQUARES, e / SWEEP_SQUARES, e / BATCHES % LAYERS, e % BATCHES, e, e + 1, 1});
     FILE *out = fopen(path, "w");
     CHECK(out);
