@@ -184,7 +184,7 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         part.checkpoint = &stages.stage[0].part, part.cluster = waits ? waiting[way - 12].wire : (Cluster){m, 1.25e9, 1e-4};
         part.given.flights = m > 1 ? m + 1 : 1, part.fixed_flights = true;
         if (waits) {
-            part.given = placed((double[]){0, 1, 0, 1, 0, 1}, 16, 2);
+            part.given = on_tiers(0, 1, 0, 1, 0, 1, 16, 2);
             part.given.flights = waiting[way - 12].flights, task.count = 32 * part.given.flights;
             ASSERT_OK(stages_plan(&stages, &part.given, &task, F16, part.capacity, &err));
         } else

@@ -603,7 +603,7 @@ static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
     trial.weights = true, trial.blind = true;
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
-        trial.policy = placed((double[]){.5, 0, 1, 0, 1, 0}, 2, BATCHES);
+        trial.policy = on_tiers(.5, 0, 1, 0, 1, 0, 2, BATCHES);
         trial.policy.piece_rows = 5;
         set_numbers(&trial.policy);
         passes(rows);
@@ -692,8 +692,7 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
         open_task(left_open[i].count, s, n);
         run_reference();
         for (int disk = 0; disk < 2; disk++) {
-            trial.policy =
-                placed((double[]){1, 0, .5, disk ? 0 : .5, 1, 0}, left_open[i].gbs, left_open[i].num_gpu_batches);
+            trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);
             trial.policy.schedule = SCHEDULE_DIAGONAL;
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
             passes(i);
@@ -711,7 +710,7 @@ static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void
     open_task(3, (int[]){1, 1, 20}, (int[]){4, 1, 2});
     run_reference();
     for (int stop = 0; stop < 2; stop++) {
-        trial.policy = placed((double[]){1, 0, .5, .5, 1, 0}, 1, 2);
+        trial.policy = on_tiers(1, 0, .5, .5, 1, 0, 1, 2);
         trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = 1;
         trial.stop[0] = stop;
         passes(stop);
@@ -727,7 +726,7 @@ static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
     open_model(1, false);
     open_task(2, (int[]){1, 1}, (int[]){N, N});
     trial.blind = true;
-    trial.policy = placed((double[]){1, 0, 0, 0, 1, 0}, 1, 2);
+    trial.policy = on_tiers(1, 0, 0, 0, 1, 0, 1, 2);
     trial.policy.page_tokens = 1;
     passes(0);
     CU_ASSERT_EQUAL(trial.most_moves, 2 * (N - 1));

@@ -40,7 +40,7 @@ static void close_device(void) {
 
 /* A device with weights on every tier, to copy to and fro. */
 static void open_rows(void) {
-    open_device(placed((double[]){.34, .33, 1, 0, 1, 0}, PROMPTS, 1));
+    open_device(on_tiers(.34, .33, 1, 0, 1, 0, PROMPTS, 1));
     for (int j = 0; j < config.l; j++)
         for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
             const Tensor home = rig.plan->weight[j][r].home;
@@ -242,7 +242,7 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     Event last[2];
     int wrong = 0;
     f16 *row = xcalloc(CELLS, sizeof *row);
-    Policy large_pages = placed((double[]){1, 0, 0, 0, 1, 0}, PROMPTS, 1);
+    Policy large_pages = on_tiers(1, 0, 0, 0, 1, 0, PROMPTS, 1);
     large_pages.page_tokens = 4096, large_pages.delegated = true;
     open_device(large_pages);
     Tensor to[2 * TIMES], from[2];

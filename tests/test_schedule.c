@@ -416,7 +416,7 @@ static void a_task_without_prompts_is_done_at_once(void) {
     const Task nothing = {.count = 0};
     open_task(&small);
     for (int schedule = 0; schedule < 3; schedule++) {
-        Policy p = placed((double[]){.5, .5, 1, 0, 1, 0}, 4, 3); /* so that no tier's memory is empty */
+        Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3); /* so that no tier's memory is empty */
         p.schedule = (Schedule)schedule;
         Rig r = rig_ran(model, &p, &nothing, NULL);
         CU_ASSERT(r.stats.sweeps == 0 && r.stats.generated == 0);
@@ -518,7 +518,7 @@ static void weights_cross_once_a_sweep(void) {
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1, row = way & 2;
         const Bytes all = (row ? 3 * N : N) * streamed_bytes(&small, disk ? 1 : 64);
-        Policy p = placed((double[]){0, !disk, 1, 0, 1, 0}, 2, 3);
+        Policy p = on_tiers(0, !disk, 1, 0, 1, 0, 2, 3);
         p.table_home = disk ? TIER_DISK : TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         expect_moved(&small, &p, WEIGHT, (Bytes[]){all, 0, disk ? all : 0, 0}, none);
     }
@@ -532,7 +532,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
                 loaded = token * (S * (N - 1) + (N - 1) * (N - 2) / 2), queries = (N - 1) * SEQS * small.l * small.h1;
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1, cpu = way & 2;
-        Policy p = placed((double[]){1, 0, 0, !disk, 1, 0}, 2, 3);
+        Policy p = on_tiers(1, 0, 0, !disk, 1, 0, 2, 3);
         p.page_tokens = 1, p.delegated = cpu;
         const Bytes bytes[] = {cpu ? 0 : loaded, stored + (cpu ? queries * 2 : 0), disk ? loaded : 0, disk ? stored : 0};
         expect_moved(&small, &p, CACHE, bytes, (Bytes[]){cpu ? queries : 0, 0, 0, 0});
@@ -543,7 +543,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
 static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
     const Bytes results = (N - 1) * SEQS * grouped.l * grouped.h1;
     for (int packed = 0; packed < 2 && !hurried(); packed++) {
-        Policy p = placed((double[]){1, 0, 0, 0, 1, 0}, 2, 3);
+        Policy p = on_tiers(1, 0, 0, 0, 1, 0, 2, 3);
         p.page_tokens = 1, p.delegated = true, p.sparsity = .25, p.cache_packed = packed;
         const Bytes row = SEQS * grouped.l * (packed ? grouped.nh * quant_bytes(grouped.h1 / grouped.nh) : 2u * grouped.h1);
         Bytes rows = 0;
@@ -560,7 +560,7 @@ static void activations_cross_as_the_formula_says(void) {
     const Bytes each = small.h1 * SEQS * ((small.l - 1) * (S + N - 1) + N);
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1;
-        const Policy p = placed((double[]){1, 0, 1, 0, 0, !disk}, way & 2 ? 2 : SEQS, way & 2 ? 3 : 1);
+        const Policy p = on_tiers(1, 0, 1, 0, 0, !disk, way & 2 ? 2 : SEQS, way & 2 ? 3 : 1);
         expect_moved(&small, &p, ACTIVATION, none, (Bytes[]){each, each, disk ? each : 0, disk ? each : 0});
     }
 }
@@ -575,7 +575,7 @@ static void the_plan_is_what_is_used_to_the_byte(void) {
     for (int i = 0; i < 4 * 64; i++) {
         const double *w = share[i % 4], *c = share[i / 4 % 4], *h = share[i / 16 % 4];
         Rig r[3];
-        Policy p = placed((double[]){w[0], w[1], c[0], c[1], h[0], h[1]}, i & 64 ? 6 : 2, i & 64 ? 1 : 3);
+        Policy p = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], i & 64 ? 6 : 2, i & 64 ? 1 : 3);
         p.delegated = i & 128, p.table_home = (Tier)(i % 3);
         for (int m = taken() ? 2 : 1; m >= 0; m--) {
             r[m] = rig_ran(model, &p, &even, m < 2 ? &machine[m] : NULL);

@@ -291,7 +291,7 @@ static double brute_force(void) {
         const int *size = block[where / PLACEMENTS / 4];
         Found f;
         Error why;
-        s.given = placed((double[]){w[0], w[1], c[0], c[1], h[0], h[1]}, size[0], size[1]);
+        s.given = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], size[0], size[1]);
         s.given.delegated = where / PLACEMENTS % 2;
         s.given.schedule = where / PLACEMENTS / 2 % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         for (int home = 0, fits = 0; home < NTIERS && !fits; home++) {
@@ -418,7 +418,7 @@ static void the_row_schedule_keeps_one_batch_in_flight(void) {
 /* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block. */
 static void two_blocks_take_twice_the_time_of_one(void) {
     open_squeeze("opt-350m", 32, 64, 8);
-    q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 8, 2);
+    q.given = on_tiers(0, 1, 0, 1, 0, 1, 8, 2);
     const Found two = predicted();
     q.one_block = true; /* as one block of the task's */
     const Found of_two = predicted();
@@ -437,7 +437,7 @@ static void a_block_takes_as_long_as_its_longest_prompt(void) {
     for (int longest = 0; longest < 3; longest++) {
         open_squeeze("opt-350m", 3, 64, 2);
         task.prompts[longest].n = 8;
-        q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 3, 1);
+        q.given = on_tiers(0, 1, 0, 1, 0, 1, 3, 1);
         const Found f = predicted();
         CU_ASSERT(near(f.latency, f.cost.T));
         close_case();
@@ -540,7 +540,7 @@ static void a_share_is_nothing_or_a_step_at_least(void) {
 /* And where it does not fit, it is refused as it is. */
 static void a_given_policy_is_found_as_it_is(void) {
     open_squeeze("opt-1.3b", 24, 64, 8);
-    q.given = placed((double[]){.123, .456, .1, .8999, .01, .99}, 7, 3);
+    q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
     give_block(7, 3, true);
     q.given.delegated = true;
     memset(q.fixed, true, sizeof q.fixed);

@@ -22,7 +22,7 @@ static const Hardware round_rates = {.name = "round",
                                      .cpu_flops = {2e4, 3e4}};
 
 static Policy mixed(int gbs, int num_gpu_batches) { /* a bit of everything everywhere */
-    Policy p = placed((double[]){.4, .3, .34, .33, .34, .33}, gbs, num_gpu_batches);
+    Policy p = on_tiers(.4, .3, .34, .33, .34, .33, gbs, num_gpu_batches);
     p.delegated = true, p.table_home = TIER_CPU;
     return p;
 }
@@ -419,7 +419,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
         Hardware h = test_fast_machine();
-        Policy p = placed((double[]){1, 0, !cpu, cpu, 1, 0}, 2, 3);
+        Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&p, &h);
@@ -439,7 +439,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     for (int row = 0; row < 2; row++) {
         Hardware h = test_fast_machine();
-        Policy p = placed((double[]){0, 1, 1, 0, 1, 0}, 2, 3);
+        Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;
         const double total = simulate(&p, &h);
@@ -509,7 +509,7 @@ static void opt_175b_takes_no_memory(void) {
     const OptConfig config = opt_named("opt-175b");
     Hardware t4;
     Error err;
-    Policy p = placed((double[]){0, .5, 0, 0, 0, 1}, 32, 8);
+    Policy p = on_tiers(0, .5, 0, 0, 0, 1, 32, 8);
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);

@@ -173,7 +173,7 @@ static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(PROMPTS, S, N);
     Trace trace = {0};
-    Rig r = {.model = checkpoint, .policy = placed((double[]){1, 0, .5, .5, 1, 0}, 2, 2), .task = &task, .sim = &hardware};
+    Rig r = {.model = checkpoint, .policy = on_tiers(1, 0, .5, .5, 1, 0, 2, 2), .task = &task, .sim = &hardware};
     r.policy.page_tokens = PAGE;
     run_on_sim(&r, &trace);
     CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
@@ -371,8 +371,7 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
         hardware.dtoc_bdw[stage] = hardware.ctod_bdw[stage] = 5e4, hardware.mm_flops[stage] = 1e6;
     }
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
-    Rig r = {
-        .model = checkpoint, .policy = placed((double[]){.3, .3, .3, .3, .3, .3}, 2, 2), .task = &task, .sim = &hardware};
+    Rig r = {.model = checkpoint, .policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2), .task = &task, .sim = &hardware};
     r.policy.schedule = schedule, r.policy.delegated = delegated;
     run_on_sim(&r, trace);
     stats = r.stats, memcpy(count, r.device->count, sizeof count);

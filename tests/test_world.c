@@ -140,7 +140,7 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
 }
 
 static Policy mixed(int way) {
-    Policy p = placed((double[]){.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33}, 3, 2);
+    Policy p = on_tiers(.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33, 3, 2);
     p.flights = 1 + way, p.schedule = (Schedule)(way % 3), p.overlap = way != 3, p.delegated = way / 2 % 2;
     return p;
 }

@@ -49,8 +49,9 @@ Hardware test_fast_machine(void);
 /* One slowed by "KEY=NUMBER ..." with the keys of a hardware file. */
 Hardware slow_machine(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
- * where wg, wc, cg, cc, hg, hc say. */
+ * as the shares say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
+Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches);
 Policy placed(const double share[6], int gbs, int num_gpu_batches);
 /* The shares of a pair: all on one tier, round ones, whole percent, or any. */
 void random_shares(double *gpu, double *cpu, uint64_t *state);
