@@ -352,8 +352,8 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line) {
     Bytes layer = 0, head = (Bytes)config->vocab * config->h1 * sizeof(f16);
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
-        opt_role_shape(config, (Role)r, &rows, &cols);
-        if (role_goes_on((Role)r)) continue; /* q, k and v begin at one together */
+        opt_role_shape(config, r, &rows, &cols);
+        if (role_goes_on(r)) continue; /* q, k and v begin at one together */
         layer += ((Bytes)rows * cols * (r == V_W || r == V_B ? 6 : 2) + line - 1) / line * line;
     }
     return config->l * layer + (head + line - 1) / line * line;

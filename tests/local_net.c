@@ -163,7 +163,7 @@ static void local_close(Net *net) {
     free(net);
     if (!last) return;
     for (int i = 0; i < h->stages * h->stages * NKINDS_OF_MESSAGES; i++)
-        clear(h, i / NKINDS_OF_MESSAGES / h->stages, i / NKINDS_OF_MESSAGES % h->stages, (NetKind)(i % NKINDS_OF_MESSAGES));
+        clear(h, i / NKINDS_OF_MESSAGES / h->stages, i / NKINDS_OF_MESSAGES % h->stages, i % NKINDS_OF_MESSAGES);
     pthread_cond_destroy(&h->news), pthread_mutex_destroy(&h->lock);
     free(h);
 }

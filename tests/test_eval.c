@@ -114,8 +114,8 @@ static void a_prefill_scores_what_token_by_token_scores_under_every_policy(void)
         for (int i = 0; i < 30; i++) {
             const int way = i % 6, placement = i / 6;
             Policy p = placed(placements[placement], 1 + way % 4, 3);
-            p.schedule = (Schedule)(way % 3), p.overlap = way != 4;
-            p.delegated = (way + placement) % 2, p.table_home = (Tier)((placement + way) % 3);
+            p.schedule = way % 3, p.overlap = way != 4;
+            p.delegated = (way + placement) % 2, p.table_home = (placement + way) % 3;
             expect_scores(&reference, &p);
         }
         rig_close(&reference);

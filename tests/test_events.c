@@ -92,7 +92,7 @@ static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool 
             if (read > c->now.over[lane]) note_race(c, tier, at * CELL, "write after read", lane, read);
         }
         if (writes)
-            *cell = (Cell){.written = (uint32_t)c->self.seq, .writer = (Lane)c->self.lane};
+            *cell = (Cell){.written = (uint32_t)c->self.seq, .writer = c->self.lane};
         else
             cell->read[c->self.lane] = (uint32_t)c->self.seq;
     }
@@ -530,9 +530,9 @@ static void draw_policy(void) {
     *p = all_gpu(roll(1, 4), roll(1, 5));
     for (int what = 0; what < 6; what += 2) random_shares(&p->share[what], &p->share[what + 1], &dice);
     p->flights = one_in(2) ? roll(1, 3) : 1;
-    p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : (Schedule)roll(0, 1); /* the diagonal has most to get wrong */
+    p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : roll(0, 1); /* the diagonal has most to get wrong */
     p->delegated = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
-    p->page_tokens = page_tokens[roll(0, 5)], p->table_home = (Tier)roll(0, 2);
+    p->page_tokens = page_tokens[roll(0, 5)], p->table_home = roll(0, 2);
     p->piece_rows = one_in(2) ? roll(1, 30) : 0, p->workspaces = roll(2, 3);
     set_numbers(p);
     trial.task.keep_logits = !trial.task.scored && !one_in(4);

@@ -541,7 +541,7 @@ static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
         const Region *r = rig.plan->region[id];
         seen[TIER_GPU] += r[TIER_GPU].bytes > 0;
         if (!r[TIER_CPU].bytes || !r[TIER_CPU].rows) continue;
-        const Tensor last = plan_view(rig.plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
+        const Tensor last = plan_view(rig.plan, id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
         const uint8_t *end = (uint8_t *)device->cpu_address(device, last) + tensor_bytes(last);
         CU_ASSERT(!__asan_address_is_poisoned(end - 1) && __asan_address_is_poisoned(end));
         seen[TIER_CPU]++;

@@ -92,7 +92,7 @@ static int messages(Net *net) {
     Stream stream[MAX_THREADS];
     int n = 0, wrong = 0;
     for (int i = 0; i < net->stages * 2 * NKINDS_OF_MESSAGES; i++) {
-        stream[n] = (Stream){{.net = net}, i / 2 / NKINDS_OF_MESSAGES, i % 2, (NetKind)(i / 2 % NKINDS_OF_MESSAGES)};
+        stream[n] = (Stream){{.net = net}, i / 2 / NKINDS_OF_MESSAGES, i % 2, i / 2 % NKINDS_OF_MESSAGES};
         n += stream[n].peer != net->stage;
     }
     for (int i = 0; i < n; i++) start_thread(&stream[i], stream_main);

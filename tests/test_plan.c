@@ -48,7 +48,7 @@ static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
             place_weights(home, &c, wg, wc);
             for (int t = 0; t < c.l * NROLES; t++) {
                 int rows, cols;
-                opt_role_shape(&c, (Role)(t % NROLES), &rows, &cols);
+                opt_role_shape(&c, t % NROLES, &rows, &cols);
                 const double size = (double)rows * cols;
                 numbers[home[t / NROLES][t % NROLES]] += size, total += size, largest = fmax(largest, size);
             }
@@ -141,7 +141,7 @@ static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
     for (int i = 0; i < task.count; i += 2) task.prompts[i].s -= 4; /* S in the mean */
     for (int schedule = 0; schedule < 3; schedule++) {
         Policy p = all_gpu(GBS, BATCHES);
-        p.schedule = (Schedule)schedule;
+        p.schedule = schedule;
         Plan *plan = plan_of(&p);
         const double expected = schedule == SCHEDULE_DIAGONAL ? diagonal : block_size(&p) * token * (S + N);
         CU_ASSERT_DOUBLE_EQUAL(plan->a21_kv, expected, 1e-9 * expected);
@@ -319,7 +319,7 @@ static void the_planned_work_is_what_runs(void) {
         const double *c = share[trial / 3 % 4], *a = share[trial / 12 % 4];
         const int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
         Policy p = on_tiers(.5, .5, c[0], c[1], a[0], a[1], 1 + trial % 5, 1 + trial % 4);
-        p.page_tokens = 4, p.flights = trial / 2 % 4, p.schedule = (Schedule)(trial % 3), p.delegated = trial & 1;
+        p.page_tokens = 4, p.flights = trial / 2 % 4, p.schedule = trial % 3, p.delegated = trial & 1;
         open_task(&small, count, 40, 12);
         for (int i = 0; i < count; i++) {
             task.prompts[i].s = mixed ? 1 + test_below(&seed, 40) : 17;
@@ -374,16 +374,16 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
     open_named("opt-13b", 4, 64, 8);
     const Bytes table = (Bytes)model->config.vocab * model->config.h1 * 2;
     for (int home = 0; home < NTIERS; home++) {
-        p.table_home = (Tier)home;
+        p.table_home = home;
         Plan *plan = plan_of(&p);
         memcpy(need[home], plan->total, sizeof need[home]);
         plan_free(plan);
         if (home) CU_ASSERT(need[home - 1][home - 1] > need[home][home - 1] + table / 2);
     }
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
-        p.table_home = (Tier)((home + 1) % NTIERS);
+        p.table_home = (home + 1) % NTIERS;
         ASSERT_OK(fit_policy(&p, model, &task, F16, need[home], &err));
-        CU_ASSERT_EQUAL(p.table_home, (Tier)home);
+        CU_ASSERT_EQUAL(p.table_home, home);
     }
     need[TIER_DISK][TIER_DISK]--;
     CU_ASSERT_EQUAL(fit_policy(&p, model, &task, F16, need[TIER_DISK], &err), -1);

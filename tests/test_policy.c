@@ -434,7 +434,7 @@ static double layer_bytes(const OptConfig *config) {
     double sum = 0;
     for (int role = 0; role < NROLES; role++) {
         int rows, cols;
-        opt_role_shape(config, (Role)role, &rows, &cols);
+        opt_role_shape(config, role, &rows, &cols);
         sum += 2. * rows * cols;
     }
     return sum;
@@ -688,7 +688,7 @@ static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         double x[RUNTIME_VARS] = {0}, sum = 0;
         Policy p = all_gpu(4, K);
-        p.schedule = (Schedule)schedule;
+        p.schedule = schedule;
         open_plan(&config, &p, round_machine, COUNT, S, N);
         const Lp *lp = lp_of(roomy);
         for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
@@ -730,7 +730,7 @@ static void the_lps_memory_is_the_plans_at_every_corner(void) {
         OptConfig config = SMALL_CONFIG(2);
         Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 12, 3);
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
-        p.schedule = (Schedule)(way / CORNERS / 2 % 3), p.delegated = way / CORNERS % 2;
+        p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
         open_plan(&config, &p, test_fast_machine(), 3 * COUNT, S, N);

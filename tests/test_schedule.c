@@ -102,8 +102,8 @@ static Policy drawn(int i) {
     uint64_t seed = i;
     Policy p = all_gpu(shape[0], shape[1]);
     for (int what = 0; what < 6; what += 2) random_shares(&p.share[what], &p.share[what + 1], &seed);
-    p.flights = 1 + test_below(&seed, 3), p.schedule = (Schedule)test_below(&seed, 3), p.delegated = test_below(&seed, 2);
-    p.overlap = test_below(&seed, 4), p.table_home = (Tier)test_below(&seed, 3),
+    p.flights = 1 + test_below(&seed, 3), p.schedule = test_below(&seed, 3), p.delegated = test_below(&seed, 2);
+    p.overlap = test_below(&seed, 4), p.table_home = test_below(&seed, 3),
     p.page_tokens = page_tokens[test_below(&seed, 7)];
     p.piece_rows = test_below(&seed, 2) * (1 + i % 11), p.workspaces = 2 + test_below(&seed, 2);
     set_numbers(&p);
@@ -180,7 +180,7 @@ static void no_lane_may_be_so_slow_that_the_bits_change(void) {
         for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
             for (int i = 0; i < (packed ? 4 : 10); i++) {
                 Policy p = placed(placements[ON_DISK + i / 2 * (packed ? MIXED - ON_DISK : 1)], 2 + i % 2, 5 - 2 * (i % 2));
-                p.delegated = i % 2, p.table_home = (Tier)(i / 2 % 3);
+                p.delegated = i % 2, p.table_home = i / 2 % 3;
                 if (i / 2 % 2) p.gbs = p.num_gpu_batches = 2, p.schedule = SCHEDULE_DIAGONAL;
                 set_numbers(&p);
                 expect_same(&p);
@@ -351,7 +351,7 @@ static void seconds_are_of_what_they_were_spent_on(void) {
         Rig r = {.model = model, .policy = all_gpu(2, 2), .task = &task};
         const RunStats *s = &r.stats;
         const bool mixed = schedule == SCHEDULE_DIAGONAL;
-        r.policy.schedule = (Schedule)schedule, r.hears = (Listener){.token = count_token, .sweep = count_sweep};
+        r.policy.schedule = schedule, r.hears = (Listener){.token = count_token, .sweep = count_sweep};
         decoded = 0;
         CU_ASSERT_EQUAL(rig_run(&r), 0);
         CU_ASSERT(decoded > 0 && s->beside >= 0);
@@ -378,7 +378,7 @@ static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
         int32_t ids[PROMPTS][80];
         Prompt left[PROMPTS];
         Task rest = {.prompts = left, .sampling = task.sampling};
-        p.schedule = (Schedule)(way / 3), p.delegated = way % 2;
+        p.schedule = way / 3, p.delegated = way % 2;
         for (int i = 0; i < PROMPTS; i++) {
             const Answer *a = &reference.answer[i];
             const int given = (i + way) % (a->n + 1), s = prompt_len[i];
@@ -417,7 +417,7 @@ static void a_task_without_prompts_is_done_at_once(void) {
     open_task(&small);
     for (int schedule = 0; schedule < 3; schedule++) {
         Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3); /* so that no tier's memory is empty */
-        p.schedule = (Schedule)schedule;
+        p.schedule = schedule;
         Rig r = rig_ran(model, &p, &nothing, NULL);
         CU_ASSERT(r.stats.sweeps == 0 && r.stats.generated == 0);
         rig_close(&r);
@@ -576,7 +576,7 @@ static void the_plan_is_what_is_used_to_the_byte(void) {
         const double *w = share[i % 4], *c = share[i / 4 % 4], *h = share[i / 16 % 4];
         Rig r[3];
         Policy p = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], i & 64 ? 6 : 2, i & 64 ? 1 : 3);
-        p.delegated = i & 128, p.table_home = (Tier)(i % 3);
+        p.delegated = i & 128, p.table_home = i % 3;
         for (int m = taken() ? 2 : 1; m >= 0; m--) {
             r[m] = rig_ran(model, &p, &even, m < 2 ? &machine[m] : NULL);
             for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(r[m].peak[t], r[m].planned[t]);

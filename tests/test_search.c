@@ -79,7 +79,7 @@ static void vary_given(uint64_t *seed) {
     q.fixed_schedule = one_in(seed, 3);
     if (q.fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * task.count + 1);
     if (q.fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
-    if (q.fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
+    if (q.fixed_schedule) p->schedule = test_below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !q.fixed_batches) q.fixed_batches = true, p->num_gpu_batches = 1;
     if (q.fixed_attention) p->delegated = one_in(seed, 2);
     const bool packs = model->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
@@ -196,7 +196,7 @@ static bool some_corner_does(Policy *corner) {
     for (int where = 0; where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
         const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
         bool possible = true;
-        p->table_home = (Tier)(where / 27 % 3);
+        p->table_home = where / 27 % 3;
         if (!q.fixed_attention) p->delegated = where >= HOMES;
         for (int what = 0; what < 3; what++) {
             const bool *fixed = q.fixed + 2 * what;
@@ -295,7 +295,7 @@ static double brute_force(void) {
         s.given.delegated = where / PLACEMENTS % 2;
         s.given.schedule = where / PLACEMENTS / 2 % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         for (int home = 0, fits = 0; home < NTIERS && !fits; home++) {
-            s.given.table_home = (Tier)home;
+            s.given.table_home = home;
             fits = policy_predict(&f, &s, &why) == 0;
             if (fits) most = fmax(most, f.cost.throughput);
         }
@@ -512,7 +512,7 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
         Found f = best();
         policy_lp(&lp, &tokens, &q, &f.policy);
         for (int t = 0; t < NTIERS; t++)
-            CU_ASSERT(fabs(lp_memory(&lp, &f, (Tier)t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
+            CU_ASSERT(fabs(lp_memory(&lp, &f, t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
         CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
         CU_ASSERT(near(f.latency, f.cost.T) && near(f.cost.throughput * f.cost.T, tokens));
         q.one_block = false, q.given = f.policy;

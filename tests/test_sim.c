@@ -65,7 +65,7 @@ static double wait_for(Event e) {
 static Tensor piece(Tier tier, size_t bytes) {
     RegionId largest = RESTING_WEIGHTS;
     for (int id = 0; id < NREGIONS; id++)
-        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = (RegionId)id;
+        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = id;
     return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
@@ -281,7 +281,7 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
     const Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
-        const PageTable table = pool((Tier)tier, 2);
+        const PageTable table = pool(tier, 2);
         const bool disk = tier == TIER_DISK;
         const Call call = on(disk ? D_WRITE : ATTEND, false);
         const Bytes peak = rig.device->peak[tier], half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
@@ -387,7 +387,7 @@ static double simulate(const Policy *policy, const Hardware *hardware) {
 static double busy(Lane lane) { return rig.device->count[lane].busy_s; }
 static double all_busy(void) {
     double sum = 0;
-    for (int lane = 0; lane < NLANES; lane++) sum += busy((Lane)lane);
+    for (int lane = 0; lane < NLANES; lane++) sum += busy(lane);
     return sum;
 }
 
@@ -400,7 +400,7 @@ static void products_alone_take_the_flops_of_the_model(void) {
     h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
     for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
-        p.overlap = way > 0, p.schedule = (Schedule)(way % 3);
+        p.overlap = way > 0, p.schedule = way % 3;
         const double total = simulate(&p, &h);
         EXPECT_SECONDS(total, prefill + decode);
         if (!p.overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
@@ -494,7 +494,7 @@ static void overlap_hides_what_can_be_hidden(void) {
             for (int kind = 0; kind < NKINDS; kind++) bytes += rig.moved[c][kind];
             CU_ASSERT(total * h.bdw[c][0] >= bytes * (1 - 1e-8));
         }
-        for (int lane = 0; lane < NLANES; lane++) CU_ASSERT(total >= busy((Lane)lane) * (1 - 1e-8));
+        for (int lane = 0; lane < NLANES; lane++) CU_ASSERT(total >= busy(lane) * (1 - 1e-8));
         CU_ASSERT(total >= gpu * (1 - 1e-8));
         if (!h.shared_cores) EXPECT_SECONDS(gpu, gpu_alone);
         CU_ASSERT(total <= all_busy() && total < .9 * alone); /* something was hidden */

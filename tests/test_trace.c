@@ -99,7 +99,7 @@ static void calls_have_the_names_of_figure_4(void) {
     };
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) {
-            const char *name = trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind, .delegated = true});
+            const char *name = trace_call(&(Slice){.lane = lane, .kind = kind, .delegated = true});
             CU_ASSERT_FATAL(name != NULL);
             if (names[lane][kind]) CU_ASSERT_STRING_EQUAL(name, names[lane][kind]);
         }
@@ -347,7 +347,7 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
             if (part_of[lane][kind] < 0) continue;
             int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
             const bool prefill = !test_below(&state, 6);
-            add(&trace, (Timed){(Lane)lane, (Kind)kind, prefill, test_below(&state, 4), 0, 0, begin, imin(end, TICKS), 1});
+            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, begin, imin(end, TICKS), 1});
         }
         fast = trace_breakdown(&trace);
         count_ticks(&trace, &slow);
@@ -416,10 +416,10 @@ static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
     static const size_t limits[] = {1, 16, 100};
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Trace all = {0};
-        const Breakdown whole = run_mixed(&all, (Schedule)schedule, true);
+        const Breakdown whole = run_mixed(&all, schedule, true);
         for (int l = 0; l < 3; l++) {
             Trace some = {.limit = limits[l]};
-            const Breakdown b = run_mixed(&some, (Schedule)schedule, true);
+            const Breakdown b = run_mixed(&some, schedule, true);
             CU_ASSERT(some.n < all.n / 10 && some.capacity <= 1024);
             CU_ASSERT(near(b.busy_s, whole.busy_s));
             for (int p = 0; p < 2 * NPARTS; p++) {
@@ -437,7 +437,7 @@ static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
 static void the_table_of_a_run_agrees_with_its_lanes_and_its_clock(void) {
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Trace trace = {.limit = 64};
-        const Breakdown b = run_mixed(&trace, (Schedule)schedule, true);
+        const Breakdown b = run_mixed(&trace, schedule, true);
         const double compute = b.part[0][COMPUTE].busy_s + b.part[1][COMPUTE].busy_s;
         const double weights = b.part[0][WEIGHT_READ].busy_s + b.part[1][WEIGHT_READ].busy_s;
         const double gpu = count[PROJECT].busy_s + count[FINISH].busy_s;

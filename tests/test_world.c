@@ -141,7 +141,7 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
 
 static Policy mixed(int way) {
     Policy p = on_tiers(.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33, 3, 2);
-    p.flights = 1 + way, p.schedule = (Schedule)(way % 3), p.overlap = way != 3, p.delegated = way / 2 % 2;
+    p.flights = 1 + way, p.schedule = way % 3, p.overlap = way != 3, p.delegated = way / 2 % 2;
     return p;
 }
 
@@ -161,7 +161,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
         Rig plain = {.model = model, .policy = stages.stage[0].plan->policy, .task = &task, .sim = &machine};
         CU_ASSERT_EQUAL(rig_run(&plain), 0);
         CU_ASSERT(!memcmp(&stats, &plain.stats, sizeof stats));
-        CU_ASSERT(!memcmp(plain.device->count, count_of(0, (Lane)0), sizeof plain.device->count));
+        CU_ASSERT(!memcmp(plain.device->count, count_of(0, 0), sizeof plain.device->count));
         rig_close(&plain);
         close_stages();
     }
