@@ -504,6 +504,7 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
         double tokens;
+        LpAnswer answer;
         open_squeeze("opt-1.3b", 48, 200, 8);
         q.capacity[TIER_GPU] *= 4, q.capacity[TIER_DISK] = q.capacity[TIER_CPU];
         give_block(4, 3, false);
@@ -511,6 +512,8 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
         q.given.cg = .5, q.fixed[2] = q.fixed[3] = true; /* half of all caches on the disk */
         Found f = best();
         policy_lp(&lp, &tokens, &q, &f.policy);
+        lp_solve(&answer, &lp);
+        CU_ASSERT(fabs(answer.x[CG] - .5) < 1e-9 && fabs(answer.x[CC]) < 1e-9); /* as given */
         for (int t = 0; t < NTIERS; t++)
             CU_ASSERT(fabs(lp_memory(&lp, &f, t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
         CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
