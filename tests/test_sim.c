@@ -394,10 +394,9 @@ static double all_busy(void) {
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
  * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 static void products_alone_take_the_flops_of_the_model(void) {
-    Hardware h = test_fast_machine();
+    const Hardware h = slow_machine("mm_flops_g=1e6 mm_flops_p=3e6");
     const double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     const double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
-    h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
     for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
         p.overlap = way > 0, p.schedule = way % 3;
@@ -418,10 +417,9 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
-        Hardware h = test_fast_machine();
+        const Hardware h = slow_machine(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
         Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-        h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&p, &h);
         const RunStats *stats = &rig.stats;
         const double beside = decode * stats->beside / (SEQS * (N - 1));
@@ -438,10 +436,9 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     for (int row = 0; row < 2; row++) {
-        Hardware h = test_fast_machine();
+        const Hardware h = slow_machine("ctog_bdw=1e6");
         Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
-        h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;
         const double total = simulate(&p, &h);
         const Bytes *up = rig.moved[CTOG];
         CU_ASSERT(total >= up[WEIGHT] / 1e6);

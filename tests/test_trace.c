@@ -359,19 +359,16 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
     }
 }
 
-/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once. */
+/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so slow that pauses
+ * between ops do not count. */
 static RunStats stats;
 static LaneCount count[NLANES];
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
-    Hardware hardware = test_fast_machine();
+    const Hardware slow = slow_machine("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6");
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(8, 5, 40);
-    for (int stage = 0; stage < 2; stage++) { /* so slow that pauses between ops do not count */
-        hardware.ctog_bdw[stage] = hardware.gtoc_bdw[stage] = 1e5;
-        hardware.dtoc_bdw[stage] = hardware.ctod_bdw[stage] = 5e4, hardware.mm_flops[stage] = 1e6;
-    }
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
-    Rig r = {.model = checkpoint, .policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2), .task = &task, .sim = &hardware};
+    Rig r = {.model = checkpoint, .policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2), .task = &task, .sim = &slow};
     r.policy.schedule = schedule, r.policy.delegated = delegated;
     run_on_sim(&r, trace);
     stats = r.stats, memcpy(count, r.device->count, sizeof count);
@@ -379,37 +376,29 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     return trace_breakdown(trace);
 }
 
-static void a_sweep_in_which_some_batch_prefills_counts_as_prefill(void) {
-    Trace trace = {0};
-    bool prefill[400] = {false};
-    int mixed = 0;
-    run_mixed(&trace, SCHEDULE_DIAGONAL, false);
-    for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
-    for (size_t n = 0; n < trace.n; n++) {
-        CU_ASSERT_EQUAL(trace.slice[n].prefill_sweep, prefill[trace.slice[n].i]);
-        mixed += trace.slice[n].prefill != prefill[trace.slice[n].i];
-    }
-    CU_ASSERT(mixed > 0);
-    trace_free(&trace);
-}
-
-static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
-
-/* Where the CPU does not attend it only puts new k and v into their pages. */
-static void the_cpu_attends_where_attention_is_delegated(void) {
+/* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
+ */
+static void a_slice_knows_its_sweep_and_who_attends(void) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
-        int attends = 0, stores = 0;
-        run_mixed(&trace, SCHEDULE_ZIGZAG, cpu);
+        bool prefill[400] = {false};
+        int mixed = 0, attends = 0, stores = 0;
+        run_mixed(&trace, SCHEDULE_DIAGONAL, cpu);
+        for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
         for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
+            const bool attend = !strcmp(trace_call(s), "attend");
+            CU_ASSERT_EQUAL(s->prefill_sweep, prefill[s->i]);
+            mixed += s->prefill != s->prefill_sweep;
             if (s->lane != ATTEND) continue;
-            attends += !strcmp(trace_call(s), "attend"), stores += !strcmp(trace_call(s), "store_cache");
-            CU_ASSERT_EQUAL(!strcmp(trace_call(s), "attend"), cpu && !s->prefill);
+            attends += attend, stores += !strcmp(trace_call(s), "store_cache");
+            CU_ASSERT_EQUAL(attend, cpu && !s->prefill);
         }
-        CU_ASSERT(stores > 0 && (attends > 0) == cpu);
+        CU_ASSERT(mixed > 0 && stores > 0 && (attends > 0) == cpu);
         trace_free(&trace);
     }
 }
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 
 /* However few slices a trace keeps at a time, its table is that of one that keeps all of them. */
 static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
@@ -543,8 +532,7 @@ CU_TestInfo tests[] = {
      traces_of_all_stages_come_together_with_the_clock_of_the_first},
     {"unions and what hides them add up by hand", unions_and_what_hides_them_add_up_by_hand},
     {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
-    {"a sweep in which some batch prefills counts as prefill", a_sweep_in_which_some_batch_prefills_counts_as_prefill},
-    {"the CPU attends where attention is delegated", the_cpu_attends_where_attention_is_delegated},
+    {"a slice knows its sweep, and who attends", a_slice_knows_its_sweep_and_who_attends},
     {"a trace that drops slices adds up the whole run", a_trace_that_drops_slices_adds_up_the_whole_run},
     {"the table of a run agrees with its lanes and its clock", the_table_of_a_run_agrees_with_its_lanes_and_its_clock},
     {"a million slices take a moment", a_million_slices_take_a_moment},
