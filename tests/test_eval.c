@@ -246,14 +246,16 @@ static void a_text_that_cannot_be_scored_is_refused(void) {
     CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
 }
 
-/* Each of four bytes has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 bytes. */
+/* Each of four tokens has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 tokens, as if of two bytes each.
+ */
 static void bits_per_byte_are_as_by_hand(void) {
     Eval e = eval_of(false);
     ASSERT_OK(eval_text(&e, written("qzqz"), &err));
     Listener listener = eval_listener(&e);
     for (int at = 4; at > 0; at--) listener.scored(listener.ctx, 0, at, at == 4 ? -4 * logf(2) : -logf(2), 0);
+    e.bytes = 8;
     EvalResult r = eval_result(&e);
-    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 4., 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 8., 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.nll, 7 * log(2) / 4, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 7 / 4.), 1e-6);
     eval_free(&e);
