@@ -62,7 +62,7 @@ static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
     }
 }
 
-/* And ordered within a batch. */
+/* Within a batch the tiers do not decrease. */
 static void sequences_are_dealt_to_within_one(void) {
     enum { GBS = 4 };
     static const int counts[] = {1, 2, 7, 12, 30};

@@ -263,7 +263,7 @@ static double lacks(const char *text, const char *tier) {
     return at && sscanf(at + strlen(find), "%lf GiB", &gib) == 1 ? gib * 0x1p30 : 0;
 }
 
-/* And with what the message says there is a placement. */
+/* Where nothing fits, there is a placement with as much more as the message says. */
 static void more_memory_or_bandwidth_is_never_worse(void) {
     uint64_t seed = 2;
     int better = 0, named[NTIERS] = {0};

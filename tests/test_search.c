@@ -540,7 +540,7 @@ static void a_share_is_nothing_or_a_step_at_least(void) {
     }
 }
 
-/* And where it does not fit, it is refused as it is. */
+/* Where it does not fit, it is refused as it is. */
 static void a_given_policy_is_found_as_it_is(void) {
     open_squeeze("opt-1.3b", 24, 64, 8);
     q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
