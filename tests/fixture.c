@@ -184,13 +184,19 @@ void remove_temp_dirs(void) {
     if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-Policy placed(const double share[6], int gbs, int num_gpu_batches) {
-    Policy p = {.gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
-    memcpy(p.share, share, sizeof p.share);
-    return p;
+Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches) {
+    return (Policy){.share = {wg, wc, cg, cc, hg, hc},
+                    .gbs = gbs,
+                    .num_gpu_batches = num_gpu_batches,
+                    .overlap = true,
+                    .page_tokens = 16};
 }
 
-Policy all_gpu(int gbs, int num_gpu_batches) { return placed((double[]){1, 0, 1, 0, 1, 0}, gbs, num_gpu_batches); }
+Policy placed(const double share[6], int gbs, int num_gpu_batches) {
+    return on_tiers(share[0], share[1], share[2], share[3], share[4], share[5], gbs, num_gpu_batches);
+}
+
+Policy all_gpu(int gbs, int num_gpu_batches) { return on_tiers(1, 0, 1, 0, 1, 0, gbs, num_gpu_batches); }
 
 void random_shares(double *gpu, double *cpu, uint64_t *state) {
     static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3333, .6666}, {.25, 0}};
@@ -345,8 +351,8 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line) {
     Bytes layer = 0, head = (Bytes)config->vocab * config->h1 * sizeof(f16);
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
-        opt_role_shape(config, (Role)r, &rows, &cols);
-        if (role_goes_on((Role)r)) continue; /* q, k and v begin at one together */
+        opt_role_shape(config, r, &rows, &cols);
+        if (role_goes_on(r)) continue; /* q, k and v begin at one together */
         layer += ((Bytes)rows * cols * (r == V_W || r == V_B ? 6 : 2) + line - 1) / line * line;
     }
     return config->l * layer + (head + line - 1) / line * line;

@@ -37,7 +37,6 @@ typedef struct {
 typedef struct {
     Net base;
     Hub *hub;
-    LocalCount count[NKINDS_OF_MESSAGES];
 } End;
 
 /* With the lock held, as everywhere up to the functions of Net. */
@@ -84,7 +83,6 @@ static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t si
         *letter = (Letter){.bytes = copied ? letter + 1 : bytes, .size = size, .copied = copied};
         if (copied && size) memcpy(letter + 1, bytes, size);
         put(h, q, letter);
-        end->count[kind].messages++, end->count[kind].bytes += size;
         q->sending = true;
         for (double stuck = seconds_now() + STUCK_S; !copied && !letter->taken && !h->failed; sleep_until(h, stuck))
             if (seconds_now() > stuck || h->closed[to]) bug("nobody receives the message", net->stage, to, kind);
@@ -165,12 +163,10 @@ static void local_close(Net *net) {
     free(net);
     if (!last) return;
     for (int i = 0; i < h->stages * h->stages * NKINDS_OF_MESSAGES; i++)
-        clear(h, i / NKINDS_OF_MESSAGES / h->stages, i / NKINDS_OF_MESSAGES % h->stages, (NetKind)(i % NKINDS_OF_MESSAGES));
+        clear(h, i / NKINDS_OF_MESSAGES / h->stages, i / NKINDS_OF_MESSAGES % h->stages, i % NKINDS_OF_MESSAGES);
     pthread_cond_destroy(&h->news), pthread_mutex_destroy(&h->lock);
     free(h);
 }
-
-const LocalCount *local_net_count(const Net *net, NetKind kind) { return &((const End *)net)->count[kind]; }
 
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
     Hub *h = xcalloc(1, sizeof *h);

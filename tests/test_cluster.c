@@ -161,26 +161,49 @@ static void choose(Search *part, Stages *stages) {
     part->given.table_home = stages->stage[0].plan->policy.table_home;
 }
 
-/* On the paper's T4 and its prompts (the new tokens are fewer, for the test's sake), the formulas are within a tenth of
- * what the simulated machines take, in all and for a token. */
+/* On the paper's T4 and its prompts (the new tokens are fewer, for the test's sake), the formulas are within a few percent
+ * of what the simulated machines take in all, within a tenth for a token, and of the share of the time that each stage
+ * waits within a twentieth. In the last cases weights and cache are on the CPU: a block of few tokens is mostly filling and
+ * draining, and with one flight, or with the wire slowed, stages wait in every sweep. */
 static void the_formulas_are_near_what_simulated_machines_take(void) {
     static const char *const models[] = {"opt-6.7b", "opt-30b", "opt-175b"};
-    for (int way = 0; way < 12; way++) {
-        const int m = 1 << way / 3, n = way % 3 == 2 ? 4 : 16;
-        const Cluster cluster = {m, 1.25e9, 1e-4};
-        const Listener nobody = {0};
-        Search part = open_cluster(models[way % 3], n);
+    static const struct {
+        int m, flights, n;
+        Cluster wire;
+    } waiting[] = {{2, 1, 4, {2, 1e9, 1e-4}}, {2, 2, 2, {2, 1e9, 1e-4}}, {2, 3, 8, {2, 1e9, 1e-4}},
+                   {4, 4, 2, {4, 1e9, 1e-4}}, {4, 4, 8, {4, 1e7, .005}}, {4, 5, 8, {4, 1e9, 1e-4}}};
+    for (int way = 0; way < 18; way++) {
+        const bool waits = way >= 12;
+        const int m = waits ? waiting[way - 12].m : 1 << way / 3, n = waits ? waiting[way - 12].n : way % 3 == 2 ? 4 : 16;
+        Search part = open_cluster(models[waits ? 1 : way % 3], n);
         Found expected;
         Stages stages;
         RunStats was;
+        Trace traces[8];
         ASSERT_OK(stages_split(&stages, model, m, NULL, &err));
-        part.checkpoint = &stages.stage[0].part, part.cluster = cluster;
+        part.checkpoint = &stages.stage[0].part, part.cluster = waits ? waiting[way - 12].wire : (Cluster){m, 1.25e9, 1e-4};
         part.given.flights = m > 1 ? m + 1 : 1, part.fixed_flights = true;
-        choose(&part, &stages);
+        if (waits) {
+            part.given = on_tiers(0, 1, 0, 1, 0, 1, 16, 2);
+            part.given.flights = waiting[way - 12].flights, task.count = 32 * part.given.flights;
+            ASSERT_OK(stages_plan(&stages, &part.given, &task, F16, part.capacity, &err));
+        } else
+            choose(&part, &stages);
         ASSERT_OK(policy_predict(&expected, &part, &err));
-        stages_open(&stages, &t4, cluster.net_bdw, cluster.delay_s);
-        ASSERT_OK(stages_run(&stages, &task, &nobody, &was, &err));
-        CU_ASSERT(fabs(expected.cost.T - was.total_s) < .03 * was.total_s);
+        stages_open(&stages, &t4, part.cluster.net_bdw, part.cluster.delay_s);
+        for (int s = 0; s < m; s++) {
+            traces[s] = (Trace){.limit = 1000};
+            stages.stage[s].device->trace = &traces[s];
+        }
+        ASSERT_OK(stages_run(&stages, &task, &(Listener){0}, &was, &err));
+        const Policy *p = &part.given;
+        const double T = expected.cost.T, l = part.checkpoint->config.l,
+                     waited = 1 - flight_count(p) * l * (expected.cost.T_pre + (n - 1) * expected.cost.T_gen) / T;
+        for (int s = 0; s < m; s++) {
+            CU_ASSERT_DOUBLE_EQUAL(1 - trace_breakdown(&traces[s]).busy_s / was.total_s, waited, .05);
+            trace_free(&traces[s]);
+        }
+        CU_ASSERT(fabs(T - was.total_s) < (part.cluster.delay_s > 1e-3 ? .06 : .03) * was.total_s);
         CU_ASSERT(fabs(decoding(&expected) - was.decoded / was.decode_s) < .1 * decoding(&expected));
         stages_close(&stages), close_cluster();
     }

@@ -1,4 +1,5 @@
-/* test_depend.c: what an op must come after, by hand. No device: ops are numbered as they would be posted. */
+/* test_depend.c: what an op must come after, by hand. No device: ops are numbered as they would be posted. That this is
+ * enough for all that the schedule posts is test_events.c's. */
 #include "tests.h"
 
 static Depend *depend;

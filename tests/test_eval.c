@@ -114,8 +114,8 @@ static void a_prefill_scores_what_token_by_token_scores_under_every_policy(void)
         for (int i = 0; i < 30; i++) {
             const int way = i % 6, placement = i / 6;
             Policy p = placed(placements[placement], 1 + way % 4, 3);
-            p.schedule = (Schedule)(way % 3), p.overlap = way != 4;
-            p.delegated = (way + placement) % 2, p.table_home = (Tier)((placement + way) % 3);
+            p.schedule = way % 3, p.overlap = way != 4;
+            p.delegated = (way + placement) % 2, p.table_home = (placement + way) % 3;
             expect_scores(&reference, &p);
         }
         rig_close(&reference);
@@ -142,9 +142,8 @@ static void rounded_weights_give_the_same_scores_on_all_tiers(void) {
 
 /* All rows or the last, more rows than become logits at a time. On a sim, which has no data, a row is 2 vocab h1 flops. */
 static void only_the_rows_that_are_wanted_go_through_the_head(void) {
-    Hardware h = test_fast_machine();
+    const Hardware h = slow_machine("mm_flops=1e9");
     double seconds[2];
-    h.mm_flops[0] = h.mm_flops[1] = 1e9;
     open_task(0);
     for (int last = 0; last < 2; last++) {
         for (int i = 0; i < PROMPTS && last; i++) task.prompts[i].from = task.prompts[i].s;
@@ -247,14 +246,16 @@ static void a_text_that_cannot_be_scored_is_refused(void) {
     CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
 }
 
-/* Each of four bytes has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 bytes. */
+/* Each of four tokens has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 tokens, as if of two bytes each.
+ */
 static void bits_per_byte_are_as_by_hand(void) {
     Eval e = eval_of(false);
     ASSERT_OK(eval_text(&e, written("qzqz"), &err));
     Listener listener = eval_listener(&e);
     for (int at = 4; at > 0; at--) listener.scored(listener.ctx, 0, at, at == 4 ? -4 * logf(2) : -logf(2), 0);
+    e.bytes = 8;
     EvalResult r = eval_result(&e);
-    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 4., 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 8., 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.nll, 7 * log(2) / 4, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 7 / 4.), 1e-6);
     eval_free(&e);

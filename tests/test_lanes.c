@@ -41,7 +41,7 @@ static void close_device(void) {
 
 /* A device with weights on every tier, to copy to and fro. */
 static void open_rows(void) {
-    open_device(placed((double[]){.34, .33, 1, 0, 1, 0}, PROMPTS, 1));
+    open_device(on_tiers(.34, .33, 1, 0, 1, 0, PROMPTS, 1));
     for (int j = 0; j < config.l; j++)
         for (int r = FC1_W; r <= FC2_W; r += FC2_W - FC1_W) {
             const Tensor home = rig.plan->weight[j][r].home;
@@ -243,7 +243,7 @@ static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
     Event last[2];
     int wrong = 0;
     f16 *row = xcalloc(CELLS, sizeof *row);
-    Policy large_pages = placed((double[]){1, 0, 0, 0, 1, 0}, PROMPTS, 1);
+    Policy large_pages = on_tiers(1, 0, 0, 0, 1, 0, PROMPTS, 1);
     large_pages.page_tokens = 4096, large_pages.delegated = true;
     open_device(large_pages);
     Tensor to[2 * TIMES], from[2];
@@ -578,7 +578,7 @@ static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
         const Region *r = rig.plan->region[id];
         seen[TIER_GPU] += r[TIER_GPU].bytes > 0;
         if (!r[TIER_CPU].bytes || !r[TIER_CPU].rows) continue;
-        const Tensor last = plan_view(rig.plan, (RegionId)id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
+        const Tensor last = plan_view(rig.plan, id, TIER_CPU, r[TIER_CPU].slots - 1, 0, r[TIER_CPU].rows);
         const uint8_t *end = (uint8_t *)device->cpu_address(device, last) + tensor_bytes(last);
         CU_ASSERT(!__asan_address_is_poisoned(end - 1) && __asan_address_is_poisoned(end));
         seen[TIER_CPU]++;

@@ -48,7 +48,7 @@ static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
             place_weights(home, &c, wg, wc);
             for (int t = 0; t < c.l * NROLES; t++) {
                 int rows, cols;
-                opt_role_shape(&c, (Role)(t % NROLES), &rows, &cols);
+                opt_role_shape(&c, t % NROLES, &rows, &cols);
                 const double size = (double)rows * cols;
                 numbers[home[t / NROLES][t % NROLES]] += size, total += size, largest = fmax(largest, size);
             }
@@ -62,7 +62,7 @@ static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
     }
 }
 
-/* And ordered within a batch. */
+/* Within a batch the tiers do not decrease. */
 static void sequences_are_dealt_to_within_one(void) {
     enum { GBS = 4 };
     static const int counts[] = {1, 2, 7, 12, 30};
@@ -72,7 +72,7 @@ static void sequences_are_dealt_to_within_one(void) {
             const int count = counts[(g + c) % 5];
             const double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.},
                          swapped[NTIERS] = {share[1], share[0], share[2]};
-            const Policy p = placed((double[]){0, 0, share[0], share[1], share[1], share[0]}, GBS, 8);
+            const Policy p = on_tiers(0, 0, share[0], share[1], share[1], share[0], GBS, 8);
             int kv[NTIERS] = {0}, act[NTIERS] = {0};
             deal_block(seats, &p, count);
             for (int i = 0; i < count; i++) {
@@ -88,7 +88,7 @@ static void sequences_are_dealt_to_within_one(void) {
 
 static void every_gpu_batch_has_its_part_of_each_tier(void) {
     Seat seats[40];
-    const Policy p = placed((double[]){0, 0, .5, .25, 1, 0}, 8, 5);
+    const Policy p = on_tiers(0, 0, .5, .25, 1, 0, 8, 5);
     int per[5][NTIERS] = {{0}};
     deal_block(seats, &p, 40);
     for (int i = 0; i < 40; i++) per[seats[i].k][seats[i].kv]++;
@@ -106,7 +106,7 @@ static double term_bytes(const Plan *p, Tier tier, const char *name) {
 /* The paper's section 3: l (8 h1^2 + 4 h1 h2) bytes of weights, 4 b l h1 (s + n) bytes of KV cache at the peak. s + n - 1
  * tokens are stored, since the last one made is never read: they fill 34 pages of 16. */
 static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
-    Policy p = placed((double[]){.2, .8, 0, 1, 0, 1}, 48, 3);
+    Policy p = on_tiers(.2, .8, 0, 1, 0, 1, 48, 3);
     p.delegated = true;
     open_named("opt-30b", 144, 512, 32);
     Plan *plan = plan_of(&p);
@@ -141,7 +141,7 @@ static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
     for (int i = 0; i < task.count; i += 2) task.prompts[i].s -= 4; /* S in the mean */
     for (int schedule = 0; schedule < 3; schedule++) {
         Policy p = all_gpu(GBS, BATCHES);
-        p.schedule = (Schedule)schedule;
+        p.schedule = schedule;
         Plan *plan = plan_of(&p);
         const double expected = schedule == SCHEDULE_DIAGONAL ? diagonal : block_size(&p) * token * (S + N);
         CU_ASSERT_DOUBLE_EQUAL(plan->a21_kv, expected, 1e-9 * expected);
@@ -160,7 +160,7 @@ static void the_advice_is_about_what_can_be_smaller(void) {
     for (int i = 0; i < 6; i++) {
         const int given = i % 2; /* --percent */
         const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)given << 12, SIZE_MAX};
-        const Policy p = placed((double[]){given, !given, !given, given, 1, 0}, cases[i / 2].gbs, cases[i / 2].batches);
+        const Policy p = on_tiers(given, !given, !given, given, 1, 0, cases[i / 2].gbs, cases[i / 2].batches);
         Plan *plan = plan_of(&p);
         CU_ASSERT_EQUAL(check_fits(plan, capacity, given, &err), -1);
         CU_ASSERT(strstr(err.text, cases[i / 2].advice) && strstr(err.text, ", or raise --cpu-mem"));
@@ -198,7 +198,7 @@ static void a_plan_that_does_not_fit_names_term_and_flag(void) {
  * grows with its square. */
 static void a_diagonal_of_very_large_batches_is_planned(void) {
     enum { GBS = 20000 };
-    Policy p = placed((double[]){1, 0, 1, 0, .5, .25}, GBS, 2);
+    Policy p = on_tiers(1, 0, 1, 0, .5, .25, GBS, 2);
     p.schedule = SCHEDULE_DIAGONAL;
     open_named("opt-125m", 2 * GBS, 4, 2);
     Plan *plan = plan_of(&p);
@@ -214,7 +214,7 @@ static void an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches(void) {
     enum { GBS = 4, S = 10 };
     open_task(&small, 20, S, 4);
     for (int batches = 1; batches <= 2; batches++) {
-        Policy p = placed((double[]){1, 0, .25, .5, 1, 0}, GBS, batches);
+        Policy p = on_tiers(1, 0, .25, .5, 1, 0, GBS, batches);
         p.schedule = SCHEDULE_DIAGONAL;
         Plan *plan = plan_of(&p);
         CU_ASSERT_EQUAL(plan->off_rows, (batches == 1 ? 3 : GBS) * S);
@@ -318,8 +318,8 @@ static void the_planned_work_is_what_runs(void) {
     for (int trial = 0; trial < 120; trial++) {
         const double *c = share[trial / 3 % 4], *a = share[trial / 12 % 4];
         const int count = 1 + trial * 7 % 30, mixed = trial / 2 % 2;
-        Policy p = placed((double[]){.5, .5, c[0], c[1], a[0], a[1]}, 1 + trial % 5, 1 + trial % 4);
-        p.page_tokens = 4, p.flights = trial / 2 % 4, p.schedule = (Schedule)(trial % 3), p.delegated = trial & 1;
+        Policy p = on_tiers(.5, .5, c[0], c[1], a[0], a[1], 1 + trial % 5, 1 + trial % 4);
+        p.page_tokens = 4, p.flights = trial / 2 % 4, p.schedule = trial % 3, p.delegated = trial & 1;
         open_task(&small, count, 40, 12);
         for (int i = 0; i < count; i++) {
             task.prompts[i].s = mixed ? 1 + test_below(&seed, 40) : 17;
@@ -369,21 +369,21 @@ static void the_work_of_two_blocks_by_hand(void) {
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */
 static void the_table_rests_on_the_highest_tier_that_has_room(void) {
-    Policy p = placed((double[]){0, 0, 1, 0, 1, 0}, 2, 2);
+    Policy p = on_tiers(0, 0, 1, 0, 1, 0, 2, 2);
     Bytes need[NTIERS][NTIERS];
     open_named("opt-13b", 4, 64, 8);
     const Bytes table = (Bytes)model->config.vocab * model->config.h1 * 2;
     for (int home = 0; home < NTIERS; home++) {
-        p.table_home = (Tier)home;
+        p.table_home = home;
         Plan *plan = plan_of(&p);
         memcpy(need[home], plan->total, sizeof need[home]);
         plan_free(plan);
         if (home) CU_ASSERT(need[home - 1][home - 1] > need[home][home - 1] + table / 2);
     }
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
-        p.table_home = (Tier)((home + 1) % NTIERS);
+        p.table_home = (home + 1) % NTIERS;
         ASSERT_OK(fit_policy(&p, model, &task, F16, need[home], &err));
-        CU_ASSERT_EQUAL(p.table_home, (Tier)home);
+        CU_ASSERT_EQUAL(p.table_home, home);
     }
     need[TIER_DISK][TIER_DISK]--;
     CU_ASSERT_EQUAL(fit_policy(&p, model, &task, F16, need[TIER_DISK], &err), -1);
@@ -400,7 +400,7 @@ static void a_policy_has_three_workspaces_or_two(void) {
     open_named("opt-125m", 32, 64, 8);
     for (int n = LEAST_WORKSPACES; n <= WORKSPACES; n++)
         for (int less = 0; less < 2; less++) {
-            Policy p = placed((double[]){0, 1, 1, 0, 1, 0}, 8, 4);
+            Policy p = on_tiers(0, 1, 1, 0, 1, 0, 8, 4);
             p.workspaces = n;
             Plan *plan = plan_of(&p);
             plan->total[TIER_GPU] -= less;
@@ -504,7 +504,7 @@ static double number_at(const char *column) {
 
 /* As two slots of weights, which are two regions. */
 static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
-    const Policy p = placed((double[]){.3, .4, .5, .25, .5, .25}, 2, 2);
+    const Policy p = on_tiers(.3, .4, .5, .25, .5, .25, 2, 2);
     const Bytes capacity[NTIERS] = {1, 1, 1};
     open_named("opt-125m", 4, 64, 8);
     Plan *plan = plan_of(&p);

@@ -263,7 +263,7 @@ static double lacks(const char *text, const char *tier) {
     return at && sscanf(at + strlen(find), "%lf GiB", &gib) == 1 ? gib * 0x1p30 : 0;
 }
 
-/* And with what the message says there is a placement. */
+/* Where nothing fits, there is a placement with as much more as the message says. */
 static void more_memory_or_bandwidth_is_never_worse(void) {
     uint64_t seed = 2;
     int better = 0, named[NTIERS] = {0};
@@ -342,7 +342,7 @@ static Plan *plan, *corner;
 static float temperature; /* of the tasks */
 
 static void open_plan(const OptConfig *config, const Policy *policy, Hardware hardware, int count, int s, int n) {
-    Policy p = placed((double[]){0, 1, 0, 1, 0, 1}, 1, 1), start = *policy;
+    Policy p = on_tiers(0, 1, 0, 1, 0, 1, 1, 1), start = *policy;
     const Type act = hardware.shared_cores ? F32 : F16;
     machine = hardware, model = checkpoint_dummy(config, 0), task = equal_task(count, s, n);
     task.sampling.temperature = temperature;
@@ -409,13 +409,13 @@ static void assert_takes(const char *what, Policy p, const char *slow, double se
 }
 
 /* Everything on the GPU but one thing, which is on a lower tier. */
-static Policy weights_away(Tier tier) { return placed((double[]){0, tier == TIER_CPU, 1, 0, 1, 0}, 4, K); }
+static Policy weights_away(Tier tier) { return on_tiers(0, tier == TIER_CPU, 1, 0, 1, 0, 4, K); }
 static Policy cache_away(Tier tier, bool delegated) {
-    Policy p = placed((double[]){1, 0, 0, tier == TIER_CPU, 1, 0}, 4, K);
+    Policy p = on_tiers(1, 0, 0, tier == TIER_CPU, 1, 0, 4, K);
     p.delegated = delegated;
     return p;
 }
-static Policy states_away(Tier tier) { return placed((double[]){1, 0, 1, 0, 0, tier == TIER_CPU}, 4, K); }
+static Policy states_away(Tier tier) { return on_tiers(1, 0, 1, 0, 0, tier == TIER_CPU, 4, K); }
 static Policy table_away(Tier tier) {
     Policy p = all_gpu(4, K);
     p.table_home = tier;
@@ -434,7 +434,7 @@ static double layer_bytes(const OptConfig *config) {
     double sum = 0;
     for (int role = 0; role < NROLES; role++) {
         int rows, cols;
-        opt_role_shape(config, (Role)role, &rows, &cols);
+        opt_role_shape(config, role, &rows, &cols);
         sum += 2. * rows * cols;
     }
     return sum;
@@ -464,7 +464,7 @@ static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
 static void what_streams_is_what_is_not_on_the_gpu(void) {
     static const char slow[] = "ctog_bdw_g=1e9 ctog_bdw_p=2e9";
     const OptConfig config = opt_named("opt-1.3b");
-    const Policy p = placed((double[]){.5, .5, 1, 0, 1, 0}, 4, 3);
+    const Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3);
     open_plan(&config, &p, slow_machine(slow), COUNT, S, N);
     CU_ASSERT_DOUBLE_EQUAL(expected().T / (12 * layer_bytes(&config) * (2 / 2e9 + (SWEEPS - 2) / 1e9)), 1, .02);
     close_plan();
@@ -647,7 +647,7 @@ static void a_square_alone_takes_its_whole_way(void) {
  * those of the others wait for its products. */
 static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     const OptConfig config = opt_named("opt-125m");
-    Policy p = placed((double[]){1, 0, 0, 1, 1, 0}, 2, 6);
+    Policy p = on_tiers(1, 0, 0, 1, 1, 0, 2, 6);
     p.schedule = SCHEDULE_DIAGONAL;
     open_plan(&config, &p, slow_machine("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
     const Workload *w = &plan->work[1];
@@ -668,7 +668,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
  * where the head takes longer than any load, these are the bytes that it hides. */
 static void beside_the_last_layer_the_first_is_loaded(void) {
     const OptConfig config = opt_named("opt-125m");
-    const Policy p = placed((double[]){.45, .55, 1, 0, 1, 0}, 4, 1);
+    const Policy p = on_tiers(.45, .55, 1, 0, 1, 0, 4, 1);
     const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
     double loads = 0;
     open_plan(&config, &p, slow_machine("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
@@ -688,7 +688,7 @@ static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         double x[RUNTIME_VARS] = {0}, sum = 0;
         Policy p = all_gpu(4, K);
-        p.schedule = (Schedule)schedule;
+        p.schedule = schedule;
         open_plan(&config, &p, round_machine, COUNT, S, N);
         const Lp *lp = lp_of(roomy);
         for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
@@ -728,9 +728,9 @@ static void the_lps_memory_is_the_plans_at_every_corner(void) {
     for (int way = 0; way < 3 * WAYS; way++) {
         const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, two flights, packed */
         OptConfig config = SMALL_CONFIG(2);
-        Policy p = placed((double[]){w == 0, w == 1, c == 0, c == 1, h == 0, h == 1}, 12, 3);
+        Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 12, 3);
         double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
-        p.schedule = (Schedule)(way / CORNERS / 2 % 3), p.delegated = way / CORNERS % 2;
+        p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
         open_plan(&config, &p, test_fast_machine(), 3 * COUNT, S, N);

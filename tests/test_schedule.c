@@ -70,34 +70,10 @@ static void expect_same(const Policy *p) {
     rig_close(&r);
 }
 
-static const double placements[][6] = {
-    {1, 0, 1, 0, 1, 0},
-    {0, 1, 0, 1, 0, 1},
-    {0, 0, 0, 0, 0, 0},
-    {0, 1, 1, 0, 1, 0},
-    {1, 0, 0, 1, 1, 0},
-    {1, 0, 1, 0, 0, 1},
-    {0, 0, 1, 0, 1, 0},
-    {1, 0, 0, 0, 1, 0},
-    {1, 0, 1, 0, 0, 0},
-    {.5, .5, 1, 0, 1, 0},
-    {.2, .8, 0, 1, 0, 1},
-    {.5, 0, .5, 0, .5, 0},
-    {0, .5, 0, .5, 0, .5},
-    {.3, .3, .3, .3, .3, .3},
-    {.1, .2, .6, .3, .3, .6},
-    {1, 0, .5, .5, 1, 0},
-    {1, 0, .5, 0, 1, 0},
-    {1, 0, 0, .5, 1, 0},
-    {1, 0, 1, 0, .5, .5},
-    {1, 0, 1, 0, .5, 0},
-    {0, .5, .4, .3, 1, 0},
-    {.7, .1, .1, .1, .1, .8},
-    {0, 0, 0, 1, 1, 0},
-    {0, 1, 0, 0, 0, 0},
-    {.9, .05, .34, .33, .33, .34},
-};
-enum { PLACEMENTS = sizeof placements / sizeof placements[0], MIXED = 13, ON_DISK = 2 };
+/* Where lanes have most to do: the cache, or states, or everything below the GPU; a bit of everything everywhere. */
+enum { ALL_GPU, ON_DISK, CACHE_ON_CPU, CACHE_ON_DISK, STATES_ON_DISK, MIXED, PLACEMENTS };
+static const double placements[PLACEMENTS][6] = {{1, 0, 1, 0, 1, 0}, {0, 0, 0, 0, 0, 0}, {1, 0, 0, 1, 1, 0},
+                                                 {1, 0, 0, 0, 1, 0}, {1, 0, 1, 0, 0, 0}, {.3, .3, .3, .3, .3, .3}};
 
 /* How numbers are kept, and which are read: what they cost in accuracy they cost everywhere alike. */
 static const struct {
@@ -117,16 +93,17 @@ static void set_numbers(Policy *p) {
     p->delegated = p->delegated || is_sparse(p);
 }
 
-/* The i-th policy with a placement: all else is drawn. A piece has a sequence or two, or is large. */
-static Policy drawn(int placement, int i) {
+/* The i-th of many policies. A piece has a sequence or two, or is large. */
+static Policy drawn(int i) {
     static const int shapes[][2] = {{1, 1}, {1, 2}, {1, 7}, {2, 1}, {2, 2}, {2, 7},
                                     {3, 3}, {4, 2}, {5, 1}, {9, 1}, {20, 2}};
     static const int page_tokens[] = {1, 2, 3, 16, 16, 64, 200};
     const int *shape = shapes[i % 11];
     uint64_t seed = i;
-    Policy p = placed(placements[placement], shape[0], shape[1]);
-    p.flights = 1 + test_below(&seed, 3), p.schedule = (Schedule)test_below(&seed, 3), p.delegated = test_below(&seed, 2);
-    p.overlap = test_below(&seed, 4), p.table_home = (Tier)test_below(&seed, 3),
+    Policy p = all_gpu(shape[0], shape[1]);
+    for (int what = 0; what < 6; what += 2) random_shares(&p.share[what], &p.share[what + 1], &seed);
+    p.flights = 1 + test_below(&seed, 3), p.schedule = test_below(&seed, 3), p.delegated = test_below(&seed, 2);
+    p.overlap = test_below(&seed, 4), p.table_home = test_below(&seed, 3),
     p.page_tokens = page_tokens[test_below(&seed, 7)];
     p.piece_rows = test_below(&seed, 2) * (1 + i % 11), p.workspaces = 2 + test_below(&seed, 2);
     set_numbers(&p);
@@ -164,7 +141,7 @@ static void close_task(void) {
 static void every_policy_gives_the_same_bits(void) {
     open_reference(&small);
     for (int i = 0; i < 400; i++) {
-        const Policy p = drawn(i % PLACEMENTS, i);
+        const Policy p = drawn(i);
         host_set_threads(i % 4);
         expect_same(&p);
     }
@@ -186,7 +163,7 @@ static void packed_and_sparse_every_policy_gives_the_same_bits_too(void) {
             rig_close(&plain);
         }
         for (int i = 0; i < 50; i++) {
-            const Policy p = drawn(i % PLACEMENTS, i);
+            const Policy p = drawn(i);
             expect_same(&p);
         }
     }
@@ -197,14 +174,13 @@ static void packed_and_sparse_every_policy_gives_the_same_bits_too(void) {
 /* Lanes meet only at events. Where one is missing, holding up a single lane lets another run ahead of it into the wrong
  * bytes. With the diagonal schedule seats refill and topups join. */
 static void no_lane_may_be_so_slow_that_the_bits_change(void) {
-    static const int some[] = {2, 4, 7, 8, 13};
     for (int packed = 0; packed < 2; packed++) {
         kept = 3 * packed;
         open_reference(packed ? &grouped : &small);
         for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
             for (int i = 0; i < (packed ? 4 : 10); i++) {
-                Policy p = placed(placements[some[i / 2]], 2 + i % 2, 5 - 2 * (i % 2));
-                p.delegated = i % 2, p.table_home = (Tier)(i / 2 % 3);
+                Policy p = placed(placements[ON_DISK + i / 2 * (packed ? MIXED - ON_DISK : 1)], 2 + i % 2, 5 - 2 * (i % 2));
+                p.delegated = i % 2, p.table_home = i / 2 % 3;
                 if (i / 2 % 2) p.gbs = p.num_gpu_batches = 2, p.schedule = SCHEDULE_DIAGONAL;
                 set_numbers(&p);
                 expect_same(&p);
@@ -219,8 +195,8 @@ static const OptConfig post_norm = {
 
 static void the_post_norm_form_gives_the_same_bits_too(void) {
     open_reference(&post_norm);
-    for (int i = 0; i < PLACEMENTS; i += 2) {
-        const Policy p = drawn(i, i);
+    for (int i = 0; i < 13; i++) {
+        const Policy p = drawn(i);
         expect_same(&p);
     }
     close_task();
@@ -247,8 +223,8 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
     task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
     run_reference();
     Policy p;
-    for (int i = 0; i < PLACEMENTS; i += 3) {
-        p = drawn(i, i);
+    for (int i = 0; i < 9; i++) {
+        p = drawn(i);
         expect_same(&p);
     }
     task.sampling.seed = 12;
@@ -291,7 +267,7 @@ static void a_model_deeper_than_the_queues_gives_the_same_bits(void) {
     if (!test_gpu) run_reference();
     test_every = 1; /* there are no others that do this */
     for (int way = every > 16 ? 3 : 0; way < 4; way++) {
-        Policy p = placed(placements[way % 2 ? MIXED : 0], 3, 3);
+        Policy p = placed(placements[way % 2 ? MIXED : ALL_GPU], 3, 3);
         p.delegated = way & 2;
         expect_same(&p);
     }
@@ -339,8 +315,8 @@ static void sequences_that_stop_early_change_nothing_for_the_others(void) {
         stopped += n < before->n;
     }
     CU_ASSERT(stopped > 0);
-    for (int i = 0; i < 3 * PLACEMENTS; i += 2) {
-        Policy p = drawn(i % PLACEMENTS, i);
+    for (int i = 0; i < 38; i++) {
+        const Policy p = drawn(i);
         expect_same(&p);
     }
     checkpoint_close(whole);
@@ -375,7 +351,7 @@ static void seconds_are_of_what_they_were_spent_on(void) {
         Rig r = {.model = model, .policy = all_gpu(2, 2), .task = &task};
         const RunStats *s = &r.stats;
         const bool mixed = schedule == SCHEDULE_DIAGONAL;
-        r.policy.schedule = (Schedule)schedule, r.hears = (Listener){.token = count_token, .sweep = count_sweep};
+        r.policy.schedule = schedule, r.hears = (Listener){.token = count_token, .sweep = count_sweep};
         decoded = 0;
         CU_ASSERT_EQUAL(rig_run(&r), 0);
         CU_ASSERT(decoded > 0 && s->beside >= 0);
@@ -397,12 +373,12 @@ static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
     task.sampling = (Sampling){.temperature = .9f, .top_p = .95f, .seed = 5};
     run_reference();
     for (int way = 0; way < 9; way++) {
-        static const int placement[] = {0, ON_DISK, MIXED};
+        static const int placement[] = {ALL_GPU, ON_DISK, MIXED};
         Policy p = placed(placements[placement[way % 3]], 1 + way % 4, 3);
         int32_t ids[PROMPTS][80];
         Prompt left[PROMPTS];
         Task rest = {.prompts = left, .sampling = task.sampling};
-        p.schedule = (Schedule)(way / 3), p.delegated = way % 2;
+        p.schedule = way / 3, p.delegated = way % 2;
         for (int i = 0; i < PROMPTS; i++) {
             const Answer *a = &reference.answer[i];
             const int given = (i + way) % (a->n + 1), s = prompt_len[i];
@@ -440,8 +416,8 @@ static void a_task_without_prompts_is_done_at_once(void) {
     const Task nothing = {.count = 0};
     open_task(&small);
     for (int schedule = 0; schedule < 3; schedule++) {
-        Policy p = placed((double[]){.5, .5, 1, 0, 1, 0}, 4, 3); /* so that no tier's memory is empty */
-        p.schedule = (Schedule)schedule;
+        Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3); /* so that no tier's memory is empty */
+        p.schedule = schedule;
         Rig r = rig_ran(model, &p, &nothing, NULL);
         CU_ASSERT(r.stats.sweeps == 0 && r.stats.generated == 0);
         rig_close(&r);
@@ -542,7 +518,7 @@ static void weights_cross_once_a_sweep(void) {
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1, row = way & 2;
         const Bytes all = (row ? 3 * N : N) * streamed_bytes(&small, disk ? 1 : 64);
-        Policy p = placed((double[]){0, !disk, 1, 0, 1, 0}, 2, 3);
+        Policy p = on_tiers(0, !disk, 1, 0, 1, 0, 2, 3);
         p.table_home = disk ? TIER_DISK : TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         expect_moved(&small, &p, WEIGHT, (Bytes[]){all, 0, disk ? all : 0, 0}, none);
     }
@@ -556,7 +532,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
                 loaded = token * (S * (N - 1) + (N - 1) * (N - 2) / 2), queries = (N - 1) * SEQS * small.l * small.h1;
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1, cpu = way & 2;
-        Policy p = placed((double[]){1, 0, 0, !disk, 1, 0}, 2, 3);
+        Policy p = on_tiers(1, 0, 0, !disk, 1, 0, 2, 3);
         p.page_tokens = 1, p.delegated = cpu;
         const Bytes bytes[] = {cpu ? 0 : loaded, stored + (cpu ? queries * 2 : 0), disk ? loaded : 0, disk ? stored : 0};
         expect_moved(&small, &p, CACHE, bytes, (Bytes[]){cpu ? queries : 0, 0, 0, 0});
@@ -567,7 +543,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
 static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
     const Bytes results = (N - 1) * SEQS * grouped.l * grouped.h1;
     for (int packed = 0; packed < 2 && !hurried(); packed++) {
-        Policy p = placed((double[]){1, 0, 0, 0, 1, 0}, 2, 3);
+        Policy p = on_tiers(1, 0, 0, 0, 1, 0, 2, 3);
         p.page_tokens = 1, p.delegated = true, p.sparsity = .25, p.cache_packed = packed;
         const Bytes row = SEQS * grouped.l * (packed ? grouped.nh * quant_bytes(grouped.h1 / grouped.nh) : 2u * grouped.h1);
         Bytes rows = 0;
@@ -584,23 +560,23 @@ static void activations_cross_as_the_formula_says(void) {
     const Bytes each = small.h1 * SEQS * ((small.l - 1) * (S + N - 1) + N);
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1;
-        const Policy p = placed((double[]){1, 0, 1, 0, 0, !disk}, way & 2 ? 2 : SEQS, way & 2 ? 3 : 1);
+        const Policy p = on_tiers(1, 0, 1, 0, 0, !disk, way & 2 ? 2 : SEQS, way & 2 ? 3 : 1);
         expect_moved(&small, &p, ACTIVATION, none, (Bytes[]){each, each, disk ? each : 0, disk ? each : 0});
     }
 }
 
 /* On the suite's device and on sims of other rates, which move the same bytes. */
 static void the_plan_is_what_is_used_to_the_byte(void) {
-    Hardware machine[2] = {test_fast_machine(), test_fast_machine()};
+    static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.3, .3}};
+    Hardware machine[2] = {test_fast_machine(), slow_machine("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
     Task even = equal_task(SEQS, S, N);
-    machine[1].ctog_bdw[0] = machine[1].dtoc_bdw[1] = machine[1].cpu_bdw = 1e5, machine[1].op_s = 1e-4;
     machine[1].shared_cores = true;
     model = checkpoint_dummy(&small, 3);
-    for (int i = 0; i < 4 * PLACEMENTS; i++) {
-        const int way = i % 4;
+    for (int i = 0; i < 4 * 64; i++) {
+        const double *w = share[i % 4], *c = share[i / 4 % 4], *h = share[i / 16 % 4];
         Rig r[3];
-        Policy p = placed(placements[i / 4], way & 2 ? 6 : 2, way & 2 ? 1 : 3);
-        p.delegated = way & 1, p.table_home = (Tier)(i / 4 % 3);
+        Policy p = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], i & 64 ? 6 : 2, i & 64 ? 1 : 3);
+        p.delegated = i & 128, p.table_home = i % 3;
         for (int m = taken() ? 2 : 1; m >= 0; m--) {
             r[m] = rig_ran(model, &p, &even, m < 2 ? &machine[m] : NULL);
             for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(r[m].peak[t], r[m].planned[t]);

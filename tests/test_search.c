@@ -79,7 +79,7 @@ static void vary_given(uint64_t *seed) {
     q.fixed_schedule = one_in(seed, 3);
     if (q.fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * task.count + 1);
     if (q.fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
-    if (q.fixed_schedule) p->schedule = (Schedule)test_below(seed, 3);
+    if (q.fixed_schedule) p->schedule = test_below(seed, 3);
     if (p->schedule == SCHEDULE_ROW && !q.fixed_batches) q.fixed_batches = true, p->num_gpu_batches = 1;
     if (q.fixed_attention) p->delegated = one_in(seed, 2);
     const bool packs = model->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
@@ -196,7 +196,7 @@ static bool some_corner_does(Policy *corner) {
     for (int where = 0; where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
         const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
         bool possible = true;
-        p->table_home = (Tier)(where / 27 % 3);
+        p->table_home = where / 27 % 3;
         if (!q.fixed_attention) p->delegated = where >= HOMES;
         for (int what = 0; what < 3; what++) {
             const bool *fixed = q.fixed + 2 * what;
@@ -291,11 +291,11 @@ static double brute_force(void) {
         const int *size = block[where / PLACEMENTS / 4];
         Found f;
         Error why;
-        s.given = placed((double[]){w[0], w[1], c[0], c[1], h[0], h[1]}, size[0], size[1]);
+        s.given = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], size[0], size[1]);
         s.given.delegated = where / PLACEMENTS % 2;
         s.given.schedule = where / PLACEMENTS / 2 % 2 ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         for (int home = 0, fits = 0; home < NTIERS && !fits; home++) {
-            s.given.table_home = (Tier)home;
+            s.given.table_home = home;
             fits = policy_predict(&f, &s, &why) == 0;
             if (fits) most = fmax(most, f.cost.throughput);
         }
@@ -418,7 +418,7 @@ static void the_row_schedule_keeps_one_batch_in_flight(void) {
 /* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block. */
 static void two_blocks_take_twice_the_time_of_one(void) {
     open_squeeze("opt-350m", 32, 64, 8);
-    q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 8, 2);
+    q.given = on_tiers(0, 1, 0, 1, 0, 1, 8, 2);
     const Found two = predicted();
     q.one_block = true; /* as one block of the task's */
     const Found of_two = predicted();
@@ -437,7 +437,7 @@ static void a_block_takes_as_long_as_its_longest_prompt(void) {
     for (int longest = 0; longest < 3; longest++) {
         open_squeeze("opt-350m", 3, 64, 2);
         task.prompts[longest].n = 8;
-        q.given = placed((double[]){0, 1, 0, 1, 0, 1}, 3, 1);
+        q.given = on_tiers(0, 1, 0, 1, 0, 1, 3, 1);
         const Found f = predicted();
         CU_ASSERT(near(f.latency, f.cost.T));
         close_case();
@@ -504,6 +504,7 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
         double tokens;
+        LpAnswer answer;
         open_squeeze("opt-1.3b", 48, 200, 8);
         q.capacity[TIER_GPU] *= 4, q.capacity[TIER_DISK] = q.capacity[TIER_CPU];
         give_block(4, 3, false);
@@ -511,8 +512,10 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
         q.given.cg = .5, q.fixed[2] = q.fixed[3] = true; /* half of all caches on the disk */
         Found f = best();
         policy_lp(&lp, &tokens, &q, &f.policy);
+        lp_solve(&answer, &lp);
+        CU_ASSERT(fabs(answer.x[CG] - .5) < 1e-9 && fabs(answer.x[CC]) < 1e-9); /* as given */
         for (int t = 0; t < NTIERS; t++)
-            CU_ASSERT(fabs(lp_memory(&lp, &f, (Tier)t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
+            CU_ASSERT(fabs(lp_memory(&lp, &f, t) - f.cost.peak[t]) <= .05 * (double)q.capacity[t]);
         CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
         CU_ASSERT(near(f.latency, f.cost.T) && near(f.cost.throughput * f.cost.T, tokens));
         q.one_block = false, q.given = f.policy;
@@ -537,10 +540,10 @@ static void a_share_is_nothing_or_a_step_at_least(void) {
     }
 }
 
-/* And where it does not fit, it is refused as it is. */
+/* Where it does not fit, it is refused as it is. */
 static void a_given_policy_is_found_as_it_is(void) {
     open_squeeze("opt-1.3b", 24, 64, 8);
-    q.given = placed((double[]){.123, .456, .1, .8999, .01, .99}, 7, 3);
+    q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
     give_block(7, 3, true);
     q.given.delegated = true;
     memset(q.fixed, true, sizeof q.fixed);

@@ -22,7 +22,7 @@ static const Hardware round_rates = {.name = "round",
                                      .cpu_flops = {2e4, 3e4}};
 
 static Policy mixed(int gbs, int num_gpu_batches) { /* a bit of everything everywhere */
-    Policy p = placed((double[]){.4, .3, .34, .33, .34, .33}, gbs, num_gpu_batches);
+    Policy p = on_tiers(.4, .3, .34, .33, .34, .33, gbs, num_gpu_batches);
     p.delegated = true, p.table_home = TIER_CPU;
     return p;
 }
@@ -65,7 +65,7 @@ static double wait_for(Event e) {
 static Tensor piece(Tier tier, size_t bytes) {
     RegionId largest = RESTING_WEIGHTS;
     for (int id = 0; id < NREGIONS; id++)
-        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = (RegionId)id;
+        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = id;
     return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
@@ -281,7 +281,7 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
     const Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
-        const PageTable table = pool((Tier)tier, 2);
+        const PageTable table = pool(tier, 2);
         const bool disk = tier == TIER_DISK;
         const Call call = on(disk ? D_WRITE : ATTEND, false);
         const Bytes peak = rig.device->peak[tier], half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
@@ -387,20 +387,19 @@ static double simulate(const Policy *policy, const Hardware *hardware) {
 static double busy(Lane lane) { return rig.device->count[lane].busy_s; }
 static double all_busy(void) {
     double sum = 0;
-    for (int lane = 0; lane < NLANES; lane++) sum += busy((Lane)lane);
+    for (int lane = 0; lane < NLANES; lane++) sum += busy(lane);
     return sum;
 }
 
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
  * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 static void products_alone_take_the_flops_of_the_model(void) {
-    Hardware h = test_fast_machine();
+    const Hardware h = slow_machine("mm_flops_g=1e6 mm_flops_p=3e6");
     const double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     const double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
-    h.mm_flops[0] = 1e6, h.mm_flops[1] = 3e6;
     for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
-        p.overlap = way > 0, p.schedule = (Schedule)(way % 3);
+        p.overlap = way > 0, p.schedule = way % 3;
         const double total = simulate(&p, &h);
         EXPECT_SECONDS(total, prefill + decode);
         if (!p.overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
@@ -418,10 +417,9 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
-        Hardware h = test_fast_machine();
-        Policy p = placed((double[]){1, 0, !cpu, cpu, 1, 0}, 2, 3);
+        const Hardware h = slow_machine(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
+        Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-        h.bmm_flops[1] = 3e5, *(cpu ? h.cpu_flops : h.bmm_flops) = 1e5;
         simulate(&p, &h);
         const RunStats *stats = &rig.stats;
         const double beside = decode * stats->beside / (SEQS * (N - 1));
@@ -438,10 +436,9 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     for (int row = 0; row < 2; row++) {
-        Hardware h = test_fast_machine();
-        Policy p = placed((double[]){0, 1, 1, 0, 1, 0}, 2, 3);
+        const Hardware h = slow_machine("ctog_bdw=1e6");
+        Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
-        h.ctog_bdw[0] = h.ctog_bdw[1] = 1e6;
         const double total = simulate(&p, &h);
         const Bytes *up = rig.moved[CTOG];
         CU_ASSERT(total >= up[WEIGHT] / 1e6);
@@ -494,7 +491,7 @@ static void overlap_hides_what_can_be_hidden(void) {
             for (int kind = 0; kind < NKINDS; kind++) bytes += rig.moved[c][kind];
             CU_ASSERT(total * h.bdw[c][0] >= bytes * (1 - 1e-8));
         }
-        for (int lane = 0; lane < NLANES; lane++) CU_ASSERT(total >= busy((Lane)lane) * (1 - 1e-8));
+        for (int lane = 0; lane < NLANES; lane++) CU_ASSERT(total >= busy(lane) * (1 - 1e-8));
         CU_ASSERT(total >= gpu * (1 - 1e-8));
         if (!h.shared_cores) EXPECT_SECONDS(gpu, gpu_alone);
         CU_ASSERT(total <= all_busy() && total < .9 * alone); /* something was hidden */
@@ -509,7 +506,7 @@ static void opt_175b_takes_no_memory(void) {
     const OptConfig config = opt_named("opt-175b");
     Hardware t4;
     Error err;
-    Policy p = placed((double[]){0, .5, 0, 0, 0, 1}, 32, 8);
+    Policy p = on_tiers(0, .5, 0, 0, 0, 1, 32, 8);
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);

@@ -90,10 +90,10 @@ static void stages_give_the_bits_of_one_machine(void) {
         if (test_gpu && way % (test_every > 96 ? 48 : 11) != 5) continue; /* the emulation takes its time */
         Checkpoint *model = checkpoint_dummy(way / 2 % 2 ? &post : &pre, 5);
         const double *w = share[way % 4], *c = share[way / 4 % 4], *h = share[(way + way / 4) % 4];
-        Policy p = placed((double[]){w[0], w[1], c[0], c[1], h[0], h[1]}, 1 + way % 4, 1 + way / 3 % 3);
+        Policy p = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], 1 + way % 4, 1 + way / 3 % 3);
         make_task(way % 5 == 4);
-        p.schedule = (Schedule)(way % 3), p.flights = 1 + way % 5, p.delegated = way / 2 % 2;
-        p.table_home = (Tier)(way % 3), p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
+        p.schedule = way % 3, p.flights = 1 + way % 5, p.delegated = way / 2 % 2;
+        p.table_home = way % 3, p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
         /* A GPU's batches have as many rows as those of the stages, since its products round by that. */
         Machine alone = {.part = *model, .rig = {.policy = test_gpu ? p : all_gpu(PROMPTS, 1)}};
         run_stage(&alone);

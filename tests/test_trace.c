@@ -14,7 +14,7 @@ typedef struct {
     size_t bytes;
 } Timed;
 
-static void add(Trace *trace, Timed p) {
+static void add_of_batch(Trace *trace, int batch, Timed p) {
     const Op op = {.lane = p.lane,
                    .kind = p.kind,
                    .prefill = p.prefill,
@@ -22,10 +22,11 @@ static void add(Trace *trace, Timed p) {
                    .i = p.i,
                    .j = p.j,
                    .k = p.k,
-                   .batch = p.k};
+                   .batch = batch};
     const Slice slice = slice_of(&op, p.bytes, p.begin, p.end);
     trace_add(trace, &slice, 0);
 }
+static void add(Trace *trace, Timed p) { add_of_batch(trace, 0, p); }
 
 static bool slice_is(const Slice *s, double begin, double end) {
     return s->begin == begin && s->end == end && s->bytes == 1;
@@ -98,7 +99,7 @@ static void calls_have_the_names_of_figure_4(void) {
     };
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) {
-            const char *name = trace_call(&(Slice){.lane = (Lane)lane, .kind = (Kind)kind, .delegated = true});
+            const char *name = trace_call(&(Slice){.lane = lane, .kind = kind, .delegated = true});
             CU_ASSERT_FATAL(name != NULL);
             if (names[lane][kind]) CU_ASSERT_STRING_EQUAL(name, names[lane][kind]);
         }
@@ -131,9 +132,10 @@ static int count_of(const char *text, const char *part) {
  * nanoseconds, 334, 333, 334, and each ends where the next begins. A batch has its own tokens. */
 static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     Trace traces[] = {{.name = "opt-30b \"zig\\zag\"\n"}, {.name = "\xff nothing"}};
-    add(&traces[0], (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
-    add(&traces[0], (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
-    add(&traces[0], (Timed){W_LOAD, WEIGHT, true, 6, 3, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
+    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
+    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
+    add_of_batch(&traces[0], 1,
+                 (Timed){W_LOAD, WEIGHT, true, 6, 3, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
     for (int n = 0; n < 3; n++)
         add(&traces[1],
             (Timed){STORE, CACHE, false, n, 0, 0, 1000.25 + n * 1.0007e-6 / 3, 1000.25 + (n + 1) * 1.0007e-6 / 3, 1});
@@ -171,7 +173,7 @@ static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(PROMPTS, S, N);
     Trace trace = {0};
-    Rig r = {.model = checkpoint, .policy = placed((double[]){1, 0, .5, .5, 1, 0}, 2, 2), .task = &task, .sim = &hardware};
+    Rig r = {.model = checkpoint, .policy = on_tiers(1, 0, .5, .5, 1, 0, 2, 2), .task = &task, .sim = &hardware};
     r.policy.page_tokens = PAGE;
     run_on_sim(&r, &trace);
     CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
@@ -345,7 +347,7 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
             if (part_of[lane][kind] < 0) continue;
             int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
             const bool prefill = !test_below(&state, 6);
-            add(&trace, (Timed){(Lane)lane, (Kind)kind, prefill, test_below(&state, 4), 0, 0, begin, imin(end, TICKS), 1});
+            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, begin, imin(end, TICKS), 1});
         }
         fast = trace_breakdown(&trace);
         count_ticks(&trace, &slow);
@@ -357,20 +359,16 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
     }
 }
 
-/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once. */
+/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so slow that pauses
+ * between ops do not count. */
 static RunStats stats;
 static LaneCount count[NLANES];
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
-    Hardware hardware = test_fast_machine();
+    const Hardware slow = slow_machine("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6");
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(8, 5, 40);
-    for (int stage = 0; stage < 2; stage++) { /* so slow that pauses between ops do not count */
-        hardware.ctog_bdw[stage] = hardware.gtoc_bdw[stage] = 1e5;
-        hardware.dtoc_bdw[stage] = hardware.ctod_bdw[stage] = 5e4, hardware.mm_flops[stage] = 1e6;
-    }
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
-    Rig r = {
-        .model = checkpoint, .policy = placed((double[]){.3, .3, .3, .3, .3, .3}, 2, 2), .task = &task, .sim = &hardware};
+    Rig r = {.model = checkpoint, .policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2), .task = &task, .sim = &slow};
     r.policy.schedule = schedule, r.policy.delegated = delegated;
     run_on_sim(&r, trace);
     stats = r.stats, memcpy(count, r.device->count, sizeof count);
@@ -378,47 +376,39 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     return trace_breakdown(trace);
 }
 
-static void a_sweep_in_which_some_batch_prefills_counts_as_prefill(void) {
-    Trace trace = {0};
-    bool prefill[400] = {false};
-    int mixed = 0;
-    run_mixed(&trace, SCHEDULE_DIAGONAL, false);
-    for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
-    for (size_t n = 0; n < trace.n; n++) {
-        CU_ASSERT_EQUAL(trace.slice[n].prefill_sweep, prefill[trace.slice[n].i]);
-        mixed += trace.slice[n].prefill != prefill[trace.slice[n].i];
-    }
-    CU_ASSERT(mixed > 0);
-    trace_free(&trace);
-}
-
-static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
-
-/* Where the CPU does not attend it only puts new k and v into their pages. */
-static void the_cpu_attends_where_attention_is_delegated(void) {
+/* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
+ */
+static void a_slice_knows_its_sweep_and_who_attends(void) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
-        int attends = 0, stores = 0;
-        run_mixed(&trace, SCHEDULE_ZIGZAG, cpu);
+        bool prefill[400] = {false};
+        int mixed = 0, attends = 0, stores = 0;
+        run_mixed(&trace, SCHEDULE_DIAGONAL, cpu);
+        for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
         for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
+            const bool attend = !strcmp(trace_call(s), "attend");
+            CU_ASSERT_EQUAL(s->prefill_sweep, prefill[s->i]);
+            mixed += s->prefill != s->prefill_sweep;
             if (s->lane != ATTEND) continue;
-            attends += !strcmp(trace_call(s), "attend"), stores += !strcmp(trace_call(s), "store_cache");
-            CU_ASSERT_EQUAL(!strcmp(trace_call(s), "attend"), cpu && !s->prefill);
+            attends += attend, stores += !strcmp(trace_call(s), "store_cache");
+            CU_ASSERT_EQUAL(attend, cpu && !s->prefill);
         }
-        CU_ASSERT(stores > 0 && (attends > 0) == cpu);
+        CU_ASSERT(mixed > 0 && stores > 0 && (attends > 0) == cpu);
         trace_free(&trace);
     }
 }
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 
 /* However few slices a trace keeps at a time, its table is that of one that keeps all of them. */
 static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
     static const size_t limits[] = {1, 16, 100};
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Trace all = {0};
-        const Breakdown whole = run_mixed(&all, (Schedule)schedule, true);
+        const Breakdown whole = run_mixed(&all, schedule, true);
         for (int l = 0; l < 3; l++) {
             Trace some = {.limit = limits[l]};
-            const Breakdown b = run_mixed(&some, (Schedule)schedule, true);
+            const Breakdown b = run_mixed(&some, schedule, true);
             CU_ASSERT(some.n < all.n / 10 && some.kept + some.limit <= 1024);
             CU_ASSERT(near(b.busy_s, whole.busy_s));
             for (int p = 0; p < 2 * NPARTS; p++) {
@@ -436,7 +426,7 @@ static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
 static void the_table_of_a_run_agrees_with_its_lanes_and_its_clock(void) {
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Trace trace = {.limit = 64};
-        const Breakdown b = run_mixed(&trace, (Schedule)schedule, true);
+        const Breakdown b = run_mixed(&trace, schedule, true);
         const double compute = b.part[0][COMPUTE].busy_s + b.part[1][COMPUTE].busy_s;
         const double weights = b.part[0][WEIGHT_READ].busy_s + b.part[1][WEIGHT_READ].busy_s;
         const double gpu = count[PROJECT].busy_s + count[FINISH].busy_s;
@@ -472,7 +462,8 @@ enum { SWEEPS = 3, LAYERS = 2, BATCHES = 2, SWEEP_SQUARES = LAYERS * BATCHES };
 static void write_sweeps(const char *path) {
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SWEEP_SQUARES; e++)
-        add(&trace,
+        add_of_batch(
+            &trace, e % BATCHES,
             (Timed){PROJECT, OTHER, e < SWEEP_SQUARES, e / SWEEP_SQUARES, e / BATCHES % LAYERS, e % BATCHES, e, e + 1, 1});
     FILE *out = fopen(path, "w");
     CHECK(out);
@@ -541,8 +532,7 @@ CU_TestInfo tests[] = {
      traces_of_all_stages_come_together_with_the_clock_of_the_first},
     {"unions and what hides them add up by hand", unions_and_what_hides_them_add_up_by_hand},
     {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
-    {"a sweep in which some batch prefills counts as prefill", a_sweep_in_which_some_batch_prefills_counts_as_prefill},
-    {"the CPU attends where attention is delegated", the_cpu_attends_where_attention_is_delegated},
+    {"a slice knows its sweep, and who attends", a_slice_knows_its_sweep_and_who_attends},
     {"a trace that drops slices adds up the whole run", a_trace_that_drops_slices_adds_up_the_whole_run},
     {"the table of a run agrees with its lanes and its clock", the_table_of_a_run_agrees_with_its_lanes_and_its_clock},
     {"a million slices take a moment", a_million_slices_take_a_moment},

@@ -139,48 +139,9 @@ static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
     close_stages();
 }
 
-/* By the formulas of search.c: the share of the time that a machine's sweeps of one block in each flight leave. */
-static double bubble(const Hardware *h, const Policy *p, int m, double bytes_s, double delay_s) {
-    Search part = open_question(h, &stages.stage[0].part, &task);
-    part.cluster = (Cluster){m, bytes_s, delay_s}, part.one_block = true, part.given = *p;
-    memset(part.fixed, true, sizeof part.fixed);
-    part.fixed_flights = part.fixed_gbs = part.fixed_batches = part.fixed_schedule = true;
-    memcpy(part.capacity, roomy, sizeof roomy);
-    Found c;
-    ASSERT_OK(policy_predict(&c, &part, &err));
-    const double l = part.checkpoint->config.l, n = task.prompts[0].n;
-    return 1 - p->flights * l * (c.cost.T_pre + (n - 1) * c.cost.T_gen) / c.cost.T;
-}
-
-/* OPT-30B, weights and cache on the CPU. A block of few tokens is mostly filling and draining; with a flight, or with the
- * wire slowed, stages wait in every sweep. */
-static void stages_wait_as_long_as_the_formula_says(void) {
-    static const struct {
-        int m, flights, n;
-        double bytes_s, delay_s;
-    } cases[] = {{2, 1, 4, 1e9, 1e-4}, {2, 2, 2, 1e9, 1e-4}, {2, 3, 8, 1e9, 1e-4},
-                 {4, 4, 2, 1e9, 1e-4}, {4, 4, 8, 1e7, .005}, {4, 5, 8, 1e9, 1e-4}};
-    const OptConfig config = opt_named("opt-30b");
-    const Hardware h = t4();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int m = cases[i].m;
-        Policy p = placed((double[]){0, 1, 0, 1, 0, 1}, 16, 2);
-        p.flights = cases[i].flights;
-        open_stages(&config, m, NULL, &p, equal_task(32 * p.flights, 256, cases[i].n), &h, cases[i].bytes_s,
-                    cases[i].delay_s);
-        ASSERT_OK(run_all((Listener){0}));
-        const double expected = bubble(&h, &p, m, cases[i].bytes_s, cases[i].delay_s);
-        for (int s = 0; s < m; s++) {
-            const double waits = 1 - trace_breakdown(stages.stage[s].device->trace).busy_s / stats.total_s;
-            CU_ASSERT_DOUBLE_EQUAL(waits, expected, .05); /* of the time */
-        }
-        close_stages();
-    }
-}
-
 static Policy mixed(int way) {
-    Policy p = placed((double[]){.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33}, 3, 2);
-    p.flights = 1 + way, p.schedule = (Schedule)(way % 3), p.overlap = way != 3, p.delegated = way / 2 % 2;
+    Policy p = on_tiers(.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33, 3, 2);
+    p.flights = 1 + way, p.schedule = way % 3, p.overlap = way != 3, p.delegated = way / 2 % 2;
     return p;
 }
 
@@ -200,7 +161,7 @@ static void one_stage_is_the_plain_sim_bit_for_bit(void) {
         Rig plain = {.model = model, .policy = stages.stage[0].plan->policy, .task = &task, .sim = &machine};
         CU_ASSERT_EQUAL(rig_run(&plain), 0);
         CU_ASSERT(!memcmp(&stats, &plain.stats, sizeof stats));
-        CU_ASSERT(!memcmp(plain.device->count, count_of(0, (Lane)0), sizeof plain.device->count));
+        CU_ASSERT(!memcmp(plain.device->count, count_of(0, 0), sizeof plain.device->count));
         rig_close(&plain);
         close_stages();
     }
@@ -346,7 +307,6 @@ static void what_is_sent_arrives_later(void) {
 CU_TestInfo tests[] = {
     {"pipelines take the time that they must", pipelines_take_the_time_that_they_must},
     {"a slow wire takes the bytes over its rate", a_slow_wire_takes_the_bytes_over_its_rate},
-    {"stages wait as long as the formula says", stages_wait_as_long_as_the_formula_says},
     {"one stage is the plain sim bit for bit", one_stage_is_the_plain_sim_bit_for_bit},
     {"results do not depend on the speed of threads", results_do_not_depend_on_the_speed_of_threads},
     {"stages do the work of one machine", stages_do_the_work_of_one_machine},

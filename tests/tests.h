@@ -50,19 +50,20 @@ Hardware test_fast_machine(void);
 /* One slowed by "KEY=NUMBER ..." with the keys of a hardware file. */
 Hardware slow_machine(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
- * where wg, wc, cg, cc, hg, hc say. */
+ * as the shares say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
+Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches);
 Policy placed(const double share[6], int gbs, int num_gpu_batches);
-/* The shares of a pair: all on one tier, round ones, whole percent, or any. */
+/* Draws the shares of GPU and CPU: all on one tier, round ones, whole percent, or any. */
 void random_shares(double *gpu, double *cpu, uint64_t *state);
-/* What the search is asked if nothing is given. */
+/* The question to the search if nothing is given. */
 Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task);
-/* To standard error, behind what failed. */
+/* Prints it to standard error, for a test that has failed. */
 void say_policy(const Policy *p);
 
 // ---- the engine -------------------------------------------------------------------------------------------------
 
-/* What has been heard of a prompt. */
+/* The answer to a prompt, as the listener has heard it. */
 typedef struct {
     int32_t *tokens; /* [n] */
     int n, done;     /* tokens; how often it has ended */
@@ -73,8 +74,7 @@ typedef struct {
     int scored; /* how many tokens have been scored; -1: not in order */
 } Answer;
 
-/* One task, and the engine that runs it. The test fills in what is given, and NULL in place of the rest is a usual value.
- */
+/* A task and the engine that runs it. The test fills in the first fields, as far as it wants others than the usual ones. */
 typedef struct {
     const Checkpoint *model;
     Policy policy;
@@ -84,10 +84,10 @@ typedef struct {
     Net *net;            /* NULL: no pipeline */
     const char *dir;     /* for the disk's file; NULL: a new one */
     Listener hears;      /* the test's own functions, which are called besides */
-    /* by rig_open: */
+    /* filled in by rig_open: */
     Plan *plan; /* unless it is given */
     Device *device;
-    /* by rig_run: */
+    /* and by rig_run: */
     int prompts;
     Answer *answer; /* [prompts] */
     RunStats stats;
@@ -102,7 +102,7 @@ int rig_run(Rig *r);
 /* Closes device and plan; what has been heard and counted stays until rig_close. */
 void rig_stop(Rig *r);
 void rig_close(Rig *r);
-/* A rig that has run and stopped; the test fails if that fails. */
+/* Returns a rig that has run and stopped. The test ends if that fails. */
 Rig rig_ran(const Checkpoint *model, const Policy *policy, const Task *task, const Hardware *sim);
 /* True if a has heard of every prompt once, and the same as b, bit for bit. */
 bool rig_same(const Rig *a, const Rig *b);
@@ -110,7 +110,7 @@ bool rig_same(const Rig *a, const Rig *b);
  * behind an event. */
 Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, int n, Event after);
 static const Event no_event = {0, 0};
-/* Bytes of all layers and the head as they stream, each tensor on whole lines of so many bytes. */
+/* Returns the bytes of all layers and the head as they stream, each tensor on whole lines of so many bytes. */
 Bytes streamed_bytes(const OptConfig *config, Bytes line);
 
 // ---- local_net.c: a network between threads of one process ------------------------------------------------------
@@ -119,11 +119,6 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line);
  * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
  * all are closed and none has failed, no message may be left. */
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
-/* What this end has sent. To be read when no function is running. */
-typedef struct {
-    uint64_t messages, bytes;
-} LocalCount;
-const LocalCount *local_net_count(const Net *net, NetKind kind);
 
 // ---- main.c -----------------------------------------------------------------------------------------------------
 
