@@ -3,10 +3,6 @@
 #define POLICY_H
 #include "flexgen.h"
 #include "lp.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The nine fractions, which are the first variables of every LP here. */
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS };
 extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
@@ -73,7 +69,4 @@ void paper_lp(Lp *lp, const Hardware *hardware, const OptConfig *config, const B
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
                Error *err);
 
-#ifdef __cplusplus
-}
-#endif
 #endif
