@@ -3,6 +3,7 @@
 #define POLICY_H
 #include "flexgen.h"
 #include "lp.h"
+
 /* The nine fractions, which are the first variables of every LP here. */
 enum { WG, WC, WD, CG, CC, CD, HG, HC, HD, NFRACTIONS };
 extern const char *const fraction_name[NFRACTIONS]; /* "wg", ... */
