@@ -4,10 +4,8 @@
 #include <cjson/cJSON.h>
 #include <limits.h>
 #include <mntent.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,30 +15,23 @@
 #define GB ((size_t)1 << 30)
 static const size_t free_bytes = 8 * GB; /* of the machines below */
 
-/* Writes a file with its directories. */
-__attribute__((format(printf, 4, 5))) static void put(const char *root, const char *dir, const char *name,
-                                                      const char *format, ...) {
-    char path[9000], text[13000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    snprintf(path, sizeof path, "%s%s/", root, dir);
-    for (char *end = path + strlen(root) + 1; (end = strchr(end, '/')); *end++ = '/') *end = 0, mkdir(path, 0755);
-    write_file(path, name, text, strlen(text));
+/* Runs a command of the shell in a directory, which is made. */
+static void shell(const char *root, const char *dir, const char *command) {
+    char line[4000];
+    CHECK((size_t)snprintf(line, sizeof line, "mkdir -p %s%s && cd %s%s && %s", root, dir, root, dir, command) <
+          sizeof line);
+    CU_ASSERT_EQUAL_FATAL(system(line), 0);
 }
 
 /* A machine with 8 GiB available; our groups and the mounts as /proc shows them. */
 static const char *machine(const char *groups, const char *mounts) {
     static char root[300];
     snprintf(root, sizeof root, "%s", temp_dir());
-    put(root, "/proc", "meminfo", "MemTotal: 16777216 kB\nMemFree: 1048576 kB\nMemAvailable:    8388608 kB\n");
-    put(root, "/proc/self", "cgroup", "%s", groups);
-    put(root, "/proc/self", "mountinfo", "%s", mounts);
+    shell(root, "/proc/self", "echo 'MemFree: 1048576 kB\nMemAvailable:    8388608 kB\nCached: 1 kB' >../meminfo");
+    write_file(root, "proc/self/cgroup", groups, strlen(groups));
+    write_file(root, "proc/self/mountinfo", mounts, strlen(mounts));
     return root;
 }
-
-static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(process_allowance(root, 0).memory, bytes); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Control groups
@@ -54,123 +45,117 @@ static void available_is(const char *root, size_t bytes) { CU_ASSERT_EQUAL(proce
 #define V2_MOUNTS                                     \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n" \
     "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 master:1 - cgroup2 cgroup2 rw,nsdelegate\n"
+#define V1 V1_GROUPS, V1_MOUNTS
+#define V2 "0::/user/a/job\n", V2_MOUNTS
 
-/* Limits are text: what is no number is none in version 2, and a large number in version 1. */
-static void v1_group(const char *root, const char *dir, const char *limit, size_t used, size_t cached) {
-    put(root, dir, "memory.limit_in_bytes", "%s\n", *limit == 'm' ? "9223372036854771712" : limit);
-    put(root, dir, "memory.usage_in_bytes", "%zu\n", used);
-    put(root, dir, "memory.stat", "cache 1\ninactive_file 7\ntotal_inactive_file %zu\ntotal_active_file %zu\n", cached / 2,
-        cached - cached / 2);
-}
+/* What `tree` below consists of, in the shell's words: a group of version 1 for memory, with its limit, use and cached
+ * files; one of version 2 with max, high, use and cached files; groups of both for the CPU, with quota and period. */
+static const char words[] =
+    "M=1048576 G=1073741824\n"
+    "put() { test -d $1 || mkdir -p $1; printf \"$3\\n\" >$1/$2; }\n"
+    "v1() { put memory/$1 memory.limit_in_bytes $(($2)); put memory/$1 memory.usage_in_bytes $(($3))\n"
+    "    put memory/$1 memory.stat \"cache 1\\ninactive_file 7\\ntotal_inactive_file $(($4 / 4))\\n"
+    "total_active_file $(($4 - $4 / 4))\"; }\n"
+    "v2() { put $1 memory.max $2; put $1 memory.high $3; put $1 memory.current $(($4))\n"
+    "    put $1 memory.stat \"anon 5\\nfile 6\\ninactive_file $(($5 / 4))\\nactive_file $(($5 - $5 / 4))\"; }\n"
+    "cpu1() { put cpu,cpuacct/$1 cpu.cfs_quota_us $2; put cpu,cpuacct/$1 cpu.cfs_period_us $3; }\n"
+    "cpu2() { put $1 cpu.max \"$2 $3\"; }\n";
 
-static void v2_group(const char *root, const char *dir, const char *max, const char *high, size_t used, size_t cached) {
-    put(root, dir, "memory.max", "%s", max);
-    put(root, dir, "memory.high", "%s", high);
-    put(root, dir, "memory.current", "%zu\n", used);
-    put(root, dir, "memory.stat", "anon 5\nfile 6\ninactive_file %zu\nactive_file %zu\n", cached / 2, cached - cached / 2);
-}
+typedef struct {
+    const char *groups, *mounts, *tree; /* of directories at /sys/fs/cgroup */
+    size_t left;                        /* bytes, or processors; of the other there is all */
+} Machine;
 
-static void a_group_of_version_1_has_its_limit_less_its_use(void) {
-    static const struct {
-        const char *limit;
-        size_t used, cached, expected;
-    } cases[] = {{"67108864", 10 * MB, 0, 54 * MB}, {"734003200", 600 * MB, 450 * MB, 550 * MB},
-                 {"4294967296", 5 * GB, 0, 0},      {"6442450944", 6 * GB, 6 * GB, 6 * GB},
-                 {"68719476736", GB, 0, 8 * GB},    {"max", GB, 0, 8 * GB},
-                 {"2147483648", GB, 3 * GB, GB}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *root = machine(V1_GROUPS, V1_MOUNTS);
-        v1_group(root, "/sys/fs/cgroup/memory", "max", 3 * GB, GB);
-        v1_group(root, "/sys/fs/cgroup/memory/batch/job", cases[i].limit, cases[i].used, cases[i].cached);
-        v1_group(root, "/sys/fs/cgroup/memory/other", "1", 0, 0);     /* nobody of us is there */
-        v1_group(root, "/sys/fs/cgroup/memory/elsewhere", "1", 0, 0); /* our group of another controller */
-        available_is(root, cases[i].expected);
+static void check(const Machine *m, size_t n, bool of_processors) {
+    for (; n > 0; n--, m++) {
+        char command[3000];
+        const char *root = machine(m->groups, m->mounts);
+        snprintf(command, sizeof command, "%s%s", words, m->tree);
+        shell(root, "/sys/fs/cgroup", command);
+        const Allowance a = process_allowance(root, 0);
+        const bool right = of_processors ? a.memory == free_bytes && (size_t)a.processors == m->left
+                                         : a.memory == m->left && a.processors == INT_MAX;
+        if (!right) fprintf(stderr, "\n    %s: %zu bytes, %d processors", m->tree, a.memory, a.processors);
+        CU_ASSERT(right);
     }
 }
 
-/* Of job, of a.service above it, of user.slice above both; the least counts wherever it is. Each uses 100 MiB, of which 30
- * are cached. Only version 2 has a second limit, and none at its top. */
+/* A group that nobody of us is in does not count, nor our group of another controller. Cached files are not in use. */
+static void a_group_of_version_1_has_its_limit_less_its_use(void) {
+#define OTHERS "v1 '' 9223372036854771712 3*G G; v1 other 1 0 0; v1 elsewhere 1 0 0; v1 batch/job "
+    static const Machine cases[] = {
+        {V1, OTHERS "64*M 10*M 0", 54 * MB}, {V1, OTHERS "700*M 600*M 450*M", 550 * MB},
+        {V1, OTHERS "4*G 5*G 0", 0},         {V1, OTHERS "6*G 6*G 6*G", 6 * GB},
+        {V1, OTHERS "64*G G 0", 8 * GB},     {V1, OTHERS "9223372036854771712 G 0", 8 * GB},
+        {V1, OTHERS "2*G G 8*G", GB},
+    };
+    check(cases, sizeof cases / sizeof *cases, false);
+}
+
+/* The least counts wherever it is. Only version 2 has a second limit, and none at its top. */
 static void the_groups_above_limit_as_well(void) {
-    static const struct {
-        const char *max[3], *high[3];
-        size_t expected;
-    } cases[] = {{{"1073741824", "2147483648", "3221225472"}, {NULL}, GB - 70 * MB},
-                 {{"3221225472", "2147483648", "1073741824"}, {NULL}, GB - 70 * MB},
-                 {{"max", "734003200", "max"}, {NULL}, 630 * MB},
-                 {{"max", "max", "268435456"}, {NULL}, 186 * MB},
-                 {{"0", "max", "max"}, {NULL}, 0},
-                 {{"max", "max", "max"}, {NULL}, 8 * GB},
-                 {{"1073741824", "max", "max"}, {"536870912", "max", "max"}, 442 * MB},
-                 {{"1073741824", "max", "max"}, {"max", "max", "104857600"}, 30 * MB}};
-    static const char *const dirs[] = {"/user.slice/a.service/job", "/user.slice/a.service", "/user.slice"};
-    char dir[100];
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int version = cases[i].high[0] ? 2 : 1; version <= 2; version++) {
-            const char *root = version == 1 ? machine("4:memory:/user.slice/a.service/job\n", V1_MOUNTS)
-                                            : machine("0::/user.slice/a.service/job\n", V2_MOUNTS);
-            for (int g = 0; g < 3; g++) {
-                snprintf(dir, sizeof dir, "/sys/fs/cgroup%s%s", version == 1 ? "/memory" : "", dirs[g]);
-                if (version == 1)
-                    v1_group(root, dir, cases[i].max[g], 100 * MB, 30 * MB);
-                else
-                    v2_group(root, dir, cases[i].max[g], cases[i].high[0] ? cases[i].high[g] : "max\n", 100 * MB, 30 * MB);
-            }
-            available_is(root, cases[i].expected);
-        }
+#define THREE_1 "three() { v1 batch/job $1 100*M 30*M; v1 batch $2 100*M 30*M; v1 '' $3 100*M 30*M; }; three "
+#define THREE_2 "three() { v2 user/a/job $1 $4 100*M 30*M; v2 user/a $2 $5 100*M 30*M; v2 user $3 $6 100*M 30*M; }; three "
+    static const Machine cases[] = {
+        {V1, THREE_1 "G 2*G 3*G", GB - 70 * MB},
+        {V1, THREE_1 "3*G 2*G G", GB - 70 * MB},
+        {V1, THREE_1 "2*G G 3*G", GB - 70 * MB},
+        {V1, THREE_1 "700*M 64*G 64*G", 630 * MB},
+        {V1, THREE_1 "64*G 64*G 700*M", 630 * MB},
+        {V2, THREE_2 "1073741824 max max max max max", GB - 70 * MB},
+        {V2, THREE_2 "max 734003200 max max max max", 630 * MB},
+        {V2, THREE_2 "max max 268435456 max max max", 186 * MB},
+        {V2, THREE_2 "1073741824 max max 536870912 max max", 442 * MB},
+        {V2, THREE_2 "1073741824 max max max max 104857600", 30 * MB},
+        {V2, THREE_2 "0 max max max max max", 0},
+        {V2, THREE_2 "max max max max max max", 8 * GB},
+    };
+    check(cases, sizeof cases / sizeof *cases, false);
 }
 
 static void a_hybrid_machine_has_both(void) {
-    for (int both = 0; both < 2; both++) {
-        const char *root =
-            machine(V1_GROUPS "0::/session\n", V1_MOUNTS "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-        v1_group(root, "/sys/fs/cgroup/memory/batch/job", "3221225472", GB, 0);
-        put(root, "/sys/fs/cgroup/unified/session", "cgroup.procs", "%s", "");
-        if (both) v2_group(root, "/sys/fs/cgroup/unified/session", "1073741824\n", "max\n", 0, 0);
-        available_is(root, both ? GB : 2 * GB);
-    }
+#define HYBRID V1_GROUPS "0::/session\n", V1_MOUNTS "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    static const Machine cases[] = {{HYBRID, "v1 batch/job 3*G G 0; put unified/session cgroup.procs ''", 2 * GB},
+                                    {HYBRID, "v1 batch/job 3*G G 0; v2 unified/session 1073741824 max 0 0", GB}};
+    check(cases, sizeof cases / sizeof *cases, false);
 }
 
+/* Ours may be the top, or below it, or cannot be seen; a longer name is another group's. In a name space the container's
+ * group is /, and the top may be above it. */
 static void in_a_container_the_tree_may_begin_at_its_group(void) {
-    static const struct {
-        const char *group, *top, *limited; /* where the limit of 1 GiB is, below the mount */
-        size_t expected;
-    } cases[] = {
-        {"/docker/abc", "/docker/abc", "", GB},         /* ours is the top */
-        {"/docker/abc/job", "/docker/abc", "/job", GB}, /* ours is below it */
-        {"/docker/abc/job", "/docker/abc", "", GB},
-        {"/docker/abcd", "/docker/abc", "d", 8 * GB}, /* a longer name is another group's */
-        {"/docker/xyz/job", "/docker/abc", "/job", 8 * GB},
-        {"/", "/", "", GB},         /* a name space: the container's group is / */
-        {"/", "/../..", "", GB},    /* the top is above it */
-        {"/../other", "/", "", GB}, /* ours cannot be seen */
-        {"/../other", "/", "/../other", 8 * GB},
+#define TREE_OF(top) "30 23 0:26 " top " /mnt/groups rw - cgroup2 cgroup2 rw\n"
+#define LIMITED(group) "v2 ../../../mnt/groups" group " 1073741824 max 0 0"
+    static const Machine cases[] = {
+        {"0::/docker/abc\n", TREE_OF("/docker/abc"), LIMITED(""), GB},
+        {"0::/docker/abc/job\n", TREE_OF("/docker/abc"), LIMITED("/job"), GB},
+        {"0::/docker/abc/job\n", TREE_OF("/docker/abc"), LIMITED(""), GB},
+        {"0::/docker/abcd\n", TREE_OF("/docker/abc"), LIMITED("d"), 8 * GB},
+        {"0::/docker/xyz/job\n", TREE_OF("/docker/abc"), LIMITED("/job"), 8 * GB},
+        {"0::/\n", TREE_OF("/"), LIMITED(""), GB},
+        {"0::/\n", TREE_OF("/../.."), LIMITED(""), GB},
+        {"0::/../other\n", TREE_OF("/"), LIMITED(""), GB},
+        {"0::/../other\n", TREE_OF("/"), LIMITED("/../other"), 8 * GB},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char groups[100], mounts[200], dir[100];
-        snprintf(groups, sizeof groups, "0::%s\n", cases[i].group);
-        snprintf(mounts, sizeof mounts, "30 23 0:26 %s /mnt/groups rw - cgroup2 cgroup2 rw\n", cases[i].top);
-        snprintf(dir, sizeof dir, "/mnt/groups%s", cases[i].limited);
-        const char *root = machine(groups, mounts);
-        v2_group(root, dir, "1073741824\n", "max\n", 0, 0);
-        available_is(root, cases[i].expected);
-    }
+    check(cases, sizeof cases / sizeof *cases, false);
 }
 
+/* Neither as a limit; of what is no number as the use, the whole limit is left. */
 static void what_is_no_number_sets_no_limit(void) {
-    static const char *const limits[] = {"max\n",    "",       "\n", "-1\n", "unlimited", "99999999999999999999999999\n",
-                                         "\xff\xfe", " \n\n\n"};
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        const char *root = machine("0::/a\n", V2_MOUNTS);
-        v2_group(root, "/sys/fs/cgroup/a", limits[i], limits[i], 100 * MB, 0);
-        available_is(root, free_bytes);
-    }
-    static const char *const used[] = {"max\n", "", "-5\n", "99999999999999999999999999\n", "many\n"};
-    for (size_t i = 0; i < sizeof used / sizeof *used; i++) { /* the whole limit then */
-        const char *root = machine("0::/a\n", V2_MOUNTS);
-        v2_group(root, "/sys/fs/cgroup/a", "1073741824\n", "max\n", 0, 0);
-        put(root, "/sys/fs/cgroup/a", "memory.current", "%s", used[i]);
-        available_is(root, GB);
-    }
+#define LIMIT                                                                                        \
+    "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" >user/a/job/memory.max; printf -- \"$1\" " \
+    ">user/a/job/memory.high; }; "                                                                   \
+    "both "
+#define USE "v2 user/a/job 1073741824 max 0 0; printf >user/a/job/memory.current "
+    static const Machine cases[] = {
+        {V2, LIMIT "'max\\n'", 8 * GB},     {V2, LIMIT "''", 8 * GB},
+        {V2, LIMIT "'\\n'", 8 * GB},        {V2, LIMIT "'-1\\n'", 8 * GB},
+        {V2, LIMIT "unlimited", 8 * GB},    {V2, LIMIT "'99999999999999999999999999\\n'", 8 * GB},
+        {V2, LIMIT "'\\377\\376'", 8 * GB}, {V2, LIMIT "' \\n\\n\\n'", 8 * GB},
+        {V2, USE "'max\\n'", GB},           {V2, USE "''", GB},
+        {V2, USE "' -5\\n'", GB},           {V2, USE "'99999999999999999999999999\\n'", GB},
+        {V2, USE "'many\\n'", GB},
+    };
+    check(cases, sizeof cases / sizeof *cases, false);
 }
 
 static void what_is_missing_sets_no_limit(void) {
@@ -178,11 +163,8 @@ static void what_is_missing_sets_no_limit(void) {
     static const char *const mounts[] = {"", "30 23\n", " - \n", "30 23 0:26 / /gone rw - cgroup2 cgroup2 rw\n",
                                          "30 23 0:26 / /sys/fs/cgroup rw - cgroup2\n"};
     for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
-        for (size_t m = 0; m < sizeof mounts / sizeof *mounts; m++) {
-            const char *root = machine(groups[g], mounts[m]);
-            v2_group(root, "/sys/fs/cgroup/a", "1\n", "max\n", 0, 0);
-            available_is(root, free_bytes);
-        }
+        for (size_t m = 0; m < sizeof mounts / sizeof *mounts; m++)
+            check(&(Machine){groups[g], mounts[m], "v2 a 1 max 0 0", free_bytes}, 1, false);
     const size_t nothing = process_allowance(temp_dir(), 0).memory; /* without /proc: all memory there is */
     CU_ASSERT_EQUAL(nothing, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
 }
@@ -193,51 +175,34 @@ static void long_names_do_not_overflow(void) {
     memset(name, 'x', LONG), name[0] = '/', name[LONG] = 0;
     snprintf(groups, sizeof groups, "0::%s\n", name);
     snprintf(mounts, sizeof mounts, "30 23 0:26 %s %s rw - cgroup2 cgroup2 rw\n%s", name, name, V2_MOUNTS);
-    const char *root = machine(groups, mounts);
-    v2_group(root, "/sys/fs/cgroup", "1073741824\n", "max\n", 0, 0);
-    available_is(root, GB);
+    check(&(Machine){groups, mounts, "v2 . 1073741824 max 0 0", GB}, 1, false);
 }
 
-static void processors_are(const char *root, int expected) {
-    CU_ASSERT_EQUAL(process_allowance(root, 0).processors, expected);
-}
-
-static void put_quota(const char *root, const char *group, const char *quota, const char *period) {
-    char dir[100];
-    snprintf(dir, sizeof dir, "/sys/fs/cgroup/cpu,cpuacct/%s", group);
-    put(root, dir, "cpu.cfs_quota_us", "%s\n", quota), put(root, dir, "cpu.cfs_period_us", "%s\n", period);
-}
-
+/* So many whole processors, and at least one. */
 static void a_quota_of_cpu_is_so_many_whole_processors(void) {
-    static const struct {
-        const char *quota, *period;
-        int expected;
-    } cases[] = {{"max", "100000", INT_MAX}, {"200000", "100000", 2}, {"50000", "100000", 1},  {"190000", "100000", 1},
-                 {"30000", "10000", 3},      {"1000", "1000000", 1},  {"50000", "0", INT_MAX}, {"", "", INT_MAX}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *root = machine(V1_GROUPS, V1_MOUNTS);
-        put_quota(root, "elsewhere", *cases[i].quota == 'm' ? "-1" : cases[i].quota, cases[i].period);
-        put_quota(root, "other", "1000", "1000");     /* nobody of us is there */
-        put_quota(root, "batch/job", "1000", "1000"); /* our group of another controller */
-        processors_are(root, cases[i].expected);
-        root = machine("0::/user.slice/job\n", V2_MOUNTS);
-        put(root, "/sys/fs/cgroup/user.slice/job", "cpu.max", "%s %s\n", cases[i].quota, cases[i].period);
-        processors_are(root, cases[i].expected);
-    }
-    processors_are(temp_dir(), INT_MAX);
+#define QUOTA "cpu1 other 1000 1000; cpu1 batch/job 1000 1000; cpu1 elsewhere "
+    static const Machine cases[] = {
+        {V1, QUOTA "-1 100000", INT_MAX},
+        {V1, QUOTA "200000 100000", 2},
+        {V1, QUOTA "190000 100000", 1},
+        {V1, QUOTA "30000 10000", 3},
+        {V1, QUOTA "1000 1000000", 1},
+        {V1, QUOTA "50000 0", INT_MAX},
+        {V1, QUOTA "'' ''", INT_MAX},
+        {V2, "cpu2 user/a/job max 100000", INT_MAX},
+        {V2, "cpu2 user/a/job 200000 100000", 2},
+        {V2, "cpu2 user/a/job 190000 100000", 1},
+        {V2, "cpu2 user/a/job 30000 10000", 3},
+        {V2, "cpu2 user/a/job 1000 1000000", 1},
+        {V2, "cpu2 user/a/job 50000 0", INT_MAX},
+        {V2, "cpu2 user/a/job '' ''", INT_MAX},
+        {V2, "cpu2 user/a/job 200000 100000; cpu2 user/a 300000 100000; cpu2 user max 100000", 2},
+        {V2, "cpu2 user/a/job max 100000; cpu2 user/a 200000 100000; cpu2 user 400000 100000", 2},
+        {V2, "cpu2 user/a/job 800000 100000; cpu2 user/a max 100000; cpu2 user 200000 100000", 2},
+    };
+    check(cases, sizeof cases / sizeof *cases, true);
+    CU_ASSERT_EQUAL(process_allowance(temp_dir(), 0).processors, INT_MAX);
     CU_ASSERT(process_allowance("", 0).processors >= 1 && processors_allowed() >= 1);
-}
-
-static void the_smallest_quota_on_the_way_up_counts(void) {
-    static const char *const max[][3] = {
-        {"200000", "300000", "max"}, {"max", "200000", "400000"}, {"800000", "max", "200000"}};
-    for (size_t i = 0; i < sizeof max / sizeof *max; i++) {
-        const char *root = machine("0::/user.slice/a.service/job\n", V2_MOUNTS);
-        put(root, "/sys/fs/cgroup/user.slice/a.service/job", "cpu.max", "%s 100000\n", max[i][0]);
-        put(root, "/sys/fs/cgroup/user.slice/a.service", "cpu.max", "%s 100000\n", max[i][1]);
-        put(root, "/sys/fs/cgroup/user.slice", "cpu.max", "%s 100000\n", max[i][2]);
-        processors_are(root, 2);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -438,7 +403,6 @@ CU_TestInfo tests[] = {
     {"what is missing sets no limit", what_is_missing_sets_no_limit},
     {"long names do not overflow", long_names_do_not_overflow},
     {"a quota of CPU is so many whole processors", a_quota_of_cpu_is_so_many_whole_processors},
-    {"the smallest quota on the way up counts", the_smallest_quota_on_the_way_up_counts},
     {"the process has what its own limits leave", the_process_has_what_its_own_limits_leave},
     {"this process may have something", this_process_may_have_something},
     {"files in memory are told from others", files_in_memory_are_told_from_others},
