@@ -72,6 +72,8 @@ static Result done(Program program, const char *text) {
     return r;
 }
 
+#define DONE(program, ...) done(program, text_of(__VA_ARGS__))
+
 /* It failed, with that status or, if that is 0, with 1 or 2, wrote nothing, and said why in one line. */
 static bool was_refused(const Result *r, int status) {
     const char *end = strchr(r->err, '\n');
@@ -114,6 +116,9 @@ enum { SUBJECTS = sizeof subjects / sizeof *subjects };
 
 /* The model that is spoilt, and that most questions about memory are asked of. */
 static Subject *victim(void) { return &subjects[1]; }
+
+static const char *dir_of(Subject *m);
+static const char *small(void) { return dir_of(victim()); }
 
 /* A safetensors file in the making. */
 typedef struct {
@@ -490,10 +495,10 @@ static void assert_engines_answer(const char *dir, const char *word, const char 
     open_directories();
     write_text(capture, "prompt.jsonl", text_of("{\"id\": 0, \"prompt\": \"%s\"}\n", json));
     Result mini = finish(start_program(argv));
-    Result engine =
-        done(ENGINE, text_of("generate --model %s --prompts %s/prompt.jsonl --max-tokens 5 --percent 100 0 100 0 "
-                             "100 0 --gpu-batch-size 1 --num-gpu-batches 1 " ENGINES_MEMORY,
-                             dir, capture));
+    Result engine = DONE(ENGINE,
+                         "generate --model %s --prompts %s/prompt.jsonl --max-tokens 5 --percent 100 0 100 0 "
+                         "100 0 --gpu-batch-size 1 --num-gpu-batches 1 " ENGINES_MEMORY,
+                         dir, capture);
     const char *ours = strstr(mini.out, "\"tokens\": ["), *its = strstr(engine.out, "\"tokens\": [");
     CU_ASSERT_FATAL(ours && its);
     const bool same = !strncmp(ours, its, strcspn(ours, "]"));
@@ -598,9 +603,11 @@ static Figures figures_of(const char *text) {
     return f;
 }
 
+#define FIGURES(...) figures_of(text_of(__VA_ARGS__))
+
 /* Of the small model, for n runs of these words and flags. */
 static void small_figures(Figures *f, const char *const *runs, int n) {
-    for (int r = 0; r < n; r++) f[r] = figures_of(text_of("%s %s", dir_of(victim()), runs[r]));
+    for (int r = 0; r < n; r++) f[r] = FIGURES("%s %s", small(), runs[r]);
 }
 
 static bool same_memory(const Figures *a, const Figures *b) { return !memcmp(a->peak, b->peak, sizeof a->peak); }
@@ -696,8 +703,7 @@ static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
     const double all = c->l * layer_bytes(c, false), largest = matrix_bytes(c->h2, c->h1, false) + 2 * c->h2;
     for (int i = 0; i < 20; i += step(7)) {
         const double wg = 100 * (test_random(&seed) + 1) / 2, wc = (100 - wg) * (test_random(&seed) + 1) / 2;
-        const Figures f =
-            figures_of(text_of(TINY " Mum --max-tokens 3 --percent %.3f %.3f 100 0 100 0 --gpu-batch-size 1", wg, wc));
+        const Figures f = FIGURES(TINY " Mum --max-tokens 3 --percent %.3f %.3f 100 0 100 0 --gpu-batch-size 1", wg, wc);
         const double off = f.moved[CTOG] / 3 - all * (100 - wg) / 100,
                      disk = f.moved[DTOC] / 3 - all * (100 - wg - wc) / 100;
         if (fabs(off) > largest || fabs(disk) > largest)
@@ -711,9 +717,8 @@ static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
 static void shares_of_100_percent_leave_the_disk_empty(void) {
     static const char *const shares[] = {"41 59", "70 30", "29 71", "57 43"};
     for (int s = 0; s < 4; s++) {
-        const Figures f = figures_of(
-            text_of(TINY " Mum Dad boat --max-tokens 2 --percent %1$s %1$s %1$s --gpu-batch-size 1 --num-gpu-batches 3",
-                    shares[s]));
+        const Figures f = FIGURES(
+            TINY " Mum Dad boat --max-tokens 2 --percent %1$s %1$s %1$s --gpu-batch-size 1 --num-gpu-batches 3", shares[s]);
         CU_ASSERT(f.peak[TIER_DISK] == 0 && f.moved[DTOC] == 0 && f.moved[CTOD] == 0);
     }
 }
@@ -764,9 +769,8 @@ static void many_blocks_need_the_memory_of_one(void) {
 static long waits_of(const char *file, int tokens) {
     struct rusage before, after;
     getrusage(RUSAGE_CHILDREN, &before);
-    figures_of(
-        text_of("%s --prompts %s --max-tokens %d --threads 2 --no-overlap --percent 100 0 100 0 100 0 --gpu-batch-size 44",
-                dir_of(victim()), file, tokens));
+    FIGURES("%s --prompts %s --max-tokens %d --threads 2 --no-overlap --percent 100 0 100 0 100 0 --gpu-batch-size 44",
+            small(), file, tokens);
     getrusage(RUSAGE_CHILDREN, &after);
     return after.ru_nvcsw - before.ru_nvcsw;
 }
@@ -804,7 +808,7 @@ static void a_sequence_that_has_ended_moves_nothing(void) {
     static const char *const places[] = {"0 100 100 0", "0 0 100 0", "0 100 100 0 --cpu-cache-compute",
                                          "0 0 100 0 --cpu-cache-compute"};
     int first, second;
-    Result r = done(MINI, text_of("%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", dir_of(victim())));
+    Result r = DONE(MINI, "%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", small());
     const char *tokens = strstr(r.out, "\"tokens\": [");
     CU_ASSERT_FATAL(tokens && sscanf(tokens, "\"tokens\": [%d, %d]", &first, &second) == 2 && first != second);
     result_free(&r);
@@ -812,13 +816,12 @@ static void a_sequence_that_has_ended_moves_nothing(void) {
     for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
         Figures f[4];
         for (int w = 0; w < 4; w++)
-            f[w] = figures_of(
-                text_of("%s %s --json --max-tokens 9 --gpu-batch-size 3 --percent 100 0 %s", dir, words[w], places[p]));
+            f[w] = FIGURES("%s %s --json --max-tokens 9 --gpu-batch-size 3 --percent 100 0 %s", dir, words[w], places[p]);
         CU_ASSERT(f[0].tokens == 2 && f[1].tokens > 2 && f[2].tokens > 2);
         CU_ASSERT_EQUAL(f[3].tokens, f[0].tokens + f[1].tokens + f[2].tokens);
         for (int c = 0; c < LINKS; c++) CU_ASSERT_EQUAL(f[3].moved[c], f[0].moved[c] + f[1].moved[c] + f[2].moved[c]);
     }
-    r = done(MINI, text_of("%s Mum --json --max-tokens 9", dir)); /* </s> is not printed */
+    r = DONE(MINI, "%s Mum --json --max-tokens 9", dir); /* </s> is not printed */
     CU_ASSERT_PTR_NOT_NULL(strstr(r.out, text_of("\"tokens\": [%d]", first)));
     result_free(&r);
 }
@@ -828,8 +831,8 @@ static void a_sequence_that_has_ended_moves_nothing(void) {
 static void a_slowed_link_takes_the_time_of_its_bytes_and_figures_agree(void) {
     for (int overlap = 0; overlap < 2; overlap++) {
         const Figures f =
-            figures_of(text_of("%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --dtoc 5e6 %s",
-                               dir_of(victim()), prompts_file(), overlap ? "" : "--no-overlap"));
+            FIGURES("%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --dtoc 5e6 %s", small(),
+                    prompts_file(), overlap ? "" : "--no-overlap");
         const double first = layer_bytes(&victim()->c, false), off = .0005 / (f.seconds - .0005);
         CU_ASSERT(f.moved[DTOC] > 1e6 && f.busy[DTOC] >= f.moved[DTOC] / 5e6 - .001);
         CU_ASSERT(f.seconds >= (f.moved[DTOC] - first) / 5e6 - .01); /* the first layer is not timed with it */
@@ -886,10 +889,10 @@ static void a_trace_shows_what_each_thread_and_link_did(void) {
         int squares = 0;
         size_t len;
         Error err;
-        const Figures f = figures_of(
-            text_of("%s A Mum c d --max-tokens 4 --percent 0 50 0 50 0 100 --gpu-batch-size 2 --num-gpu-batches 2 "
-                    "--ctog 1e8 --dtoc 5e7 --trace %s %s",
-                    dir_of(victim()), path, no_overlap ? "--no-overlap" : ""));
+        const Figures f = FIGURES(
+            "%s A Mum c d --max-tokens 4 --percent 0 50 0 50 0 100 --gpu-batch-size 2 --num-gpu-batches 2 "
+            "--ctog 1e8 --dtoc 5e7 --trace %s %s",
+            small(), path, no_overlap ? "--no-overlap" : "");
         char *text = contents(path, &len);
         cJSON *trace = json_parse(text, len, path, &err);
         CU_ASSERT_PTR_NOT_NULL(trace);
@@ -912,7 +915,7 @@ static void a_trace_shows_what_each_thread_and_link_did(void) {
 static void a_batch_has_32_sequences_unless_it_is_said(void) {
     char words[33 * 2 + 1] = "";
     for (int i = 0; i < 33; i++) strcat(words, " A");
-    const Figures f = figures_of(text_of("%s %s --max-tokens 1 --percent 100 0 100 0 100 0", dir_of(victim()), words));
+    const Figures f = FIGURES("%s %s --max-tokens 1 --percent 100 0 100 0 100 0", small(), words);
     CU_ASSERT(f.prompts == 33 && f.gbs == 32 && f.num_gpu_batches == 1 && f.tokens == 33);
 }
 
@@ -922,8 +925,8 @@ static void sparse_attention_is_delegated_without_a_flag_too(void) {
         Result r[2];
         Figures f[2];
         for (int flag = 0; flag < 2; flag++) {
-            r[flag] = done(MINI, text_of("%s A Mum --max-tokens 6 --attn-sparsity 0.3 --percent 100 0 0 %d 100 0 %s",
-                                         dir_of(victim()), share, flag ? "--cpu-cache-compute" : ""));
+            r[flag] = DONE(MINI, "%s A Mum --max-tokens 6 --attn-sparsity 0.3 --percent 100 0 0 %d 100 0 %s", small(),
+                           share, flag ? "--cpu-cache-compute" : "");
             f[flag] = read_figures(r[flag].err);
         }
         CU_ASSERT_STRING_EQUAL(r[0].out, r[1].out);
@@ -939,13 +942,13 @@ static void a_policy_runs_in_its_memory_and_not_in_less(void) {
         const int m = i % SUBJECTS;
         const Variant v = i / SUBJECTS % VARIANTS;
         const char *base = question(m, v, random_policy(m, i, v));
-        Result r = done(MINI, text_of("%s --gpu-mem 1e9 --cpu-mem 1e9", base));
+        Result r = DONE(MINI, "%s --gpu-mem 1e9 --cpu-mem 1e9", base);
         const Figures f = read_figures(r.err);
         if (path_of(ASAN)) /* else mini itself may be with a sanitizer: the tiers, the mapped files, 8 MB for all else */
             CU_ASSERT(r.resident <= f.peak[0] + f.peak[1] + f.peak[2] + (m ? 2e6 : 12e6) + 8e6);
         result_free(&r);
         const Figures again =
-            figures_of(text_of("%s --gpu-mem %.0f --cpu-mem %.0f", base, f.peak[TIER_GPU], fmax(f.peak[TIER_CPU], 1)));
+            FIGURES("%s --gpu-mem %.0f --cpu-mem %.0f", base, f.peak[TIER_GPU], fmax(f.peak[TIER_CPU], 1));
         CU_ASSERT(same_memory(&f, &again));
         for (int t = TIER_GPU; t <= TIER_CPU; t++)
             if (f.peak[t] > 1) assert_refused(MINI, text_of("%s --%s-mem %.0f", base, tier[t], f.peak[t] - 1), 2);
@@ -986,20 +989,19 @@ typedef struct {
     Block block;
 } Question;
 
+/* The paper's machine with each number up to four times larger or smaller. */
 static Question random_question(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
                                         "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
-    Question q = {
-        .block = {between(seed, 16, 1500), between(seed, 2, 200), 4 * between(seed, 1, 24), between(seed, 1, 12)}};
+    Question q = {.block = {between(seed, 16, 1500), between(seed, 2, 200), 4 * between(seed, 1, 24), between(seed, 1, 12)},
+                  .config = opt_named(names[test_below(seed, 8)])};
+    Error err;
     Hardware *h = &q.hardware;
-    snprintf(h->name, sizeof h->name, "a random machine");
-    h->gmem = test_spread(seed, 4e9, 1e11), h->cmem = test_spread(seed, 2e10, 6e11),
-    h->nmem = test_spread(seed, 3e11, 8e12);
-    double *const rates[] = {h->ctog_bdw, h->gtoc_bdw, h->dtoc_bdw, h->ctod_bdw, h->mm_flops, h->bmm_flops, h->cpu_flops};
-    static const double low[] = {4e9, 4e9, 3e8, 3e8, 5e12, 1e11, 1e10};
-    for (int r = 0; r < 7; r++)
-        for (int prefill = 0; prefill < 2; prefill++) rates[r][prefill] = test_spread(seed, low[r], 16 * low[r]);
-    q.config = opt_named(names[test_below(seed, 8)]);
+    ASSERT_OK(hardware_read(h, "hardware/t4.json", &err));
+    double *const rates[] = {h->bdw[CTOG], h->bdw[GTOC], h->bdw[DTOC], h->bdw[CTOD],
+                             h->mm_flops,  h->bmm_flops, h->cpu_flops};
+    for (int t = 0; t < NTIERS; t++) h->mem[t] *= test_spread(seed, .25, 4);
+    for (int r = 0; r < 7 * 2; r++) rates[r / 2][r % 2] *= test_spread(seed, .25, 4);
     return q;
 }
 
@@ -1108,8 +1110,7 @@ static void a_link_of_the_command_line_is_one_of_the_file(void) {
     for (int c = 0; c < LINKS; c++) {
         CU_ASSERT(!system(text_of("sed 's/\"%s_bdw\": [^,]*/\"%s_bdw\": 1e7/' hardware/t4.json >%s", channel_name[c],
                                   channel_name[c], file)));
-        Result a = done(MINI, text_of("%s hardware/t4.json --%s 1e7", ask, channel_name[c])),
-               b = done(MINI, text_of("%s %s", ask, file));
+        Result a = DONE(MINI, "%s hardware/t4.json --%s 1e7", ask, channel_name[c]), b = DONE(MINI, "%s %s", ask, file);
         CU_ASSERT_STRING_EQUAL(a.out, b.out);
         result_free(&a), result_free(&b);
     }
@@ -1126,8 +1127,8 @@ static void a_block_may_have_more_places_than_there_are_prompts(void) {
                  {"--gpu-mem 6291456 --cpu-mem 1e9", 1, 7},
                  {"--gpu-mem 8388608 --cpu-mem 1e9 --num-gpu-batches 1", 8, 1}};
     for (int c = 0; c < 3; c++) {
-        const Figures f = figures_of(text_of(
-            TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json %s", cases[c].flags));
+        const Figures f = FIGURES(
+            TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --hardware hardware/t4.json %s", cases[c].flags);
         CU_ASSERT(f.gbs == cases[c].gbs && f.num_gpu_batches == cases[c].num_gpu_batches);
     }
 }
@@ -1197,7 +1198,7 @@ static void wrong_use_is_refused_in_one_line(void) {
                                         "--percent 0 100 0 100 0 100 --cpu-mem 1e3",
                                         PERCENT " --offload-dir nowhere"};
     const OptConfig large = opt_named("opt-30b");
-    const char *dir = dir_of(victim());
+    const char *dir = small();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         assert_refused(best_checked(), text_of("%s Mum %s", dir, cases[c]), 2);
     assert_refused(MINI, text_of("%s Mum --trace nowhere/at/all " PERCENT, dir), 1);
@@ -1214,24 +1215,24 @@ static void wrong_use_is_refused_in_one_line(void) {
 
 /* Lines may end in CR LF; empty ones are no prompts. */
 static void a_line_is_a_prompt(void) {
-    const char *dir = dir_of(victim());
+    const char *dir = small();
     write_text(capture, "lines.txt", "a b\r\n\r\n\nc");
-    Result r = done(MINI, text_of("%s --prompts %s/lines.txt " WHOLE_GPU, dir, capture));
+    Result r = DONE(MINI, "%s --prompts %s/lines.txt " WHOLE_GPU, dir, capture);
     CU_ASSERT(!strncmp(r.out, "a b", 3) && strstr(r.out, "\nc") && strstr(r.err, "mini: prompts 2, "));
     result_free(&r);
-    r = done(MINI, text_of("%s a c --json " WHOLE_GPU, dir));
+    r = DONE(MINI, "%s a c --json " WHOLE_GPU, dir);
     CU_ASSERT(strstr(r.out, "{\"id\": 0, \"tokens\": [") == r.out && strstr(r.out, "]}\n{\"id\": 1, \"tokens\": ["));
     result_free(&r);
 }
 
 /* The prompt is </s> and "A". The last token generated needs no position. */
 static void a_text_may_use_all_positions(void) {
-    figures_of(text_of("%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS - 1));
-    assert_refused(MINI, text_of("%s A " ALL_ON_GPU " --max-tokens %d", dir_of(victim()), POSITIONS), 2);
+    FIGURES("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS - 1);
+    assert_refused(MINI, text_of("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS), 2);
 }
 
 static void a_full_disk_is_one_line(void) {
-    const char *ask = text_of("%s --prompts %s " PERCENT, dir_of(victim()), prompts_file());
+    const char *ask = text_of("%s --prompts %s " PERCENT, small(), prompts_file());
     with.file = 100000; /* the disk tier needs more, standard output less */
     assert_refused(MINI, ask, 1);
     with.output = "/dev/full";
@@ -1246,7 +1247,7 @@ static void no_memory_is_one_line(void) {
         Result help = run(MINI, "--help");
         const bool loads = help.status == 0;
         with.memory = (rlim_t)memory;
-        Result r = run(MINI, text_of("%s --prompts %s --json " PERCENT, dir_of(victim()), prompts_file()));
+        Result r = run(MINI, text_of("%s --prompts %s --json " PERCENT, small(), prompts_file()));
         const bool right = !loads || r.status == 0 || was_refused(&r, 0);
         if (!right) fprintf(stderr, "\n    %.0f bytes: status %d: %s%s", memory, r.status, r.out, r.err);
         CU_ASSERT(right);
@@ -1258,7 +1259,7 @@ static void no_memory_is_one_line(void) {
 
 /* A directory with the victim's files but its weights, until the next one is asked for. */
 static const char *without_weights(void) {
-    const char *from = dir_of(victim()), *dir = temp_dir();
+    const char *from = small(), *dir = temp_dir();
     copy_file(from, dir, "config.json");
     copy_file(from, dir, "vocab.json");
     copy_file(from, dir, "merges.txt");
@@ -1268,7 +1269,7 @@ static const char *without_weights(void) {
 /* With them, too. */
 static const char *copy_of_victim(void) {
     const char *dir = without_weights();
-    copy_file(dir_of(victim()), dir, "model.safetensors");
+    copy_file(small(), dir, "model.safetensors");
     return dir;
 }
 
@@ -1283,7 +1284,7 @@ static void assert_survives(const char *dir, const char *what, bool may_be_taken
 
 static void a_truncated_checkpoint_is_refused(void) {
     size_t len, header = 0;
-    char *whole = contents(in_dir(dir_of(victim()), "model.safetensors"), &len);
+    char *whole = contents(in_dir(small(), "model.safetensors"), &len);
     const char *dir = without_weights();
     uint64_t seed = 17;
     memcpy(&header, whole, 8);
@@ -1324,14 +1325,14 @@ static const char *with_config(const char *from, const char *to) {
 static void a_completion_may_contain_NUL(void) {
     const char *dir = copy_of_victim();
     size_t len;
-    Result r = done(MINI, text_of("%s c --json " WHOLE_GPU, dir));
+    Result r = DONE(MINI, "%s c --json " WHOLE_GPU, dir);
     const char *tokens = strstr(r.out, "\"tokens\": [");
     char *vocab = contents(in_dir(dir, "vocab.json"), NULL), *piece = strstr(vocab, "\"\304\200\":");
     CU_ASSERT_FATAL(tokens && piece);
     const char *generated = text_of(":%d,", atoi(tokens + 11)), *nul = text_of(":%d,", atoi(piece + 5));
     edit(dir, "vocab.json", generated, ":#,"), edit(dir, "vocab.json", nul, generated), edit(dir, "vocab.json", ":#,", nul);
     result_free(&r), free(vocab);
-    r = done(MINI, text_of("%s c " WHOLE_GPU, dir)), result_free(&r);
+    r = DONE(MINI, "%s c " WHOLE_GPU, dir), result_free(&r);
     char *plain = contents(in_dir(capture, "out"), &len);
     CU_ASSERT(len == 3 && !memcmp(plain, "c\0\n", 3));
     free(plain);
@@ -1339,7 +1340,7 @@ static void a_completion_may_contain_NUL(void) {
 
 /* The names of tensors do not begin with "model."; a line ends in config.json; vocab.json is ASCII, as Python writes it. */
 static void a_checkpoint_may_be_written_in_other_ways(void) {
-    Result wanted = done(MINI, text_of("%s Mum --json " WHOLE_GPU, dir_of(victim())));
+    Result wanted = DONE(MINI, "%s Mum --json " WHOLE_GPU, small());
     for (int way = 0; way < 3; way++) {
         const char *dir = copy_of_victim();
         Draft d = draft_of(victim(), 0);
@@ -1351,7 +1352,7 @@ static void a_checkpoint_may_be_written_in_other_ways(void) {
                 text_of("cd %s && python3 -c 'import json; read = json.load(open(\"vocab.json\", encoding=\"utf-8\")); "
                         "json.dump(read, open(\"vocab.json\", \"w\"))' && grep -q u0120 vocab.json",
                         dir)));
-        Result r = done(MINI, text_of("%s Mum --json " WHOLE_GPU, dir));
+        Result r = DONE(MINI, "%s Mum --json " WHOLE_GPU, dir);
         CU_ASSERT_STRING_EQUAL(r.out, wanted.out);
         result_free(&r), free(d.data);
     }
@@ -1540,7 +1541,7 @@ static void random_damage_is_refused_or_harmless(void) {
     for (int c = 0; c < 400; c += step(21)) {
         const char *file = files[c % 4];
         size_t len;
-        char *text = contents(in_dir(dir_of(victim()), file), &len);
+        char *text = contents(in_dir(small(), file), &len);
         const int changes = between(&seed, 1, 3), range = (int)fmin((double)len, c % 4 == 3 ? 4500 : 1e9);
         for (int i = 0; i < changes; i++)
             text[test_below(&seed, range)] =
@@ -1548,7 +1549,7 @@ static void random_damage_is_refused_or_harmless(void) {
         write_file(dir, file, text, len);
         assert_survives(dir, text_of("%s, damage %d", file, c), true);
         free(text);
-        copy_file(dir_of(victim()), dir, file);
+        copy_file(small(), dir, file);
     }
 }
 
@@ -1559,7 +1560,7 @@ static void the_offload_file_has_no_name_while_it_is_used(void) {
         const pid_t pid =
             start(MINI, text_of("%s --prompts %s --percent 0 0 0 0 0 0 --gpu-batch-size 4 --num-gpu-batches 3 "
                                 "--ctod 20e3",
-                                dir_of(victim()), prompts_file()));
+                                small(), prompts_file()));
         /* it has a file of that directory mapped that has no name any more */
         for (int tries = 0; tries < 2000 && !seen; tries++)
             seen = !system(text_of("grep -q '%s.*(deleted)' /proc/%d/maps", offload, (int)pid));
@@ -1580,7 +1581,7 @@ static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
                   {"mmap:%d+:12", 16}, {"malloc:%d:12", 60}, {"malloc:%d+:12", 60},
                   {"thread:%d:11", 5}, {"write:%d+:28", 4},  {"write:%d:4", 4}};
     if (!getenv("FAULTS_LIBRARY") || !*getenv("FAULTS_LIBRARY")) return;
-    const char *ask = text_of("%s Mum --json --max-tokens 3 " PERCENT, dir_of(victim()));
+    const char *ask = text_of("%s Mum --json --max-tokens 3 " PERCENT, small());
     Result good = done(MINI, ask);
     for (int f = 0; f < 9; f++)
         for (int n = 1 + f % 3; n <= faults[f].most; n += step(7)) {
