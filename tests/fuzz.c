@@ -46,7 +46,8 @@ static const char *path_of(const char *name) { return in_dir(root, name); }
 // A small model
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { VOCAB = 280, MERGES = 20 };
+#define PIECES "tests/golden/tokenizer"
+enum { VOCAB = 1024 };
 
 static const char config_text[] =
     "{\"model_type\": \"opt\", \"num_hidden_layers\": 1, \"hidden_size\": 4, \"ffn_dim\": 8, \"num_attention_heads\": 2, "
@@ -274,13 +275,13 @@ static const char prompt_lines[] =
     "{\"id\": 7, \"prompt\": \"\"}\n",
                   plain_lines[] = "\xEF\xBB\xBFOnce upon a time\n  the\xE4\xB8\xAD\n",
                   word_lines[] = "{\"text\": \"the cat sat on the mat\"}\n{\"text\": \"is it \\n so  \"}";
+static const char merge_lines[] = "#version: 0.2\ne r\n\xC4\xA0 t\n\xC4\xA0 s\nh e\nc o\nr e\n\xC4\xA0 a\n\xC4\xA0 i\n";
 static const char index_text[] =
     "{\"metadata\": {\"total_size\": 500}, \"weight_map\": {\"model.decoder.embed_tokens.weight\": "
     "\"a.safetensors\", \"x\": \"b.safetensors\"}}";
 
 /* The table. words: what changes put in besides numbers. */
-enum { FILES = 3 };
-static Input seeds[4]; /* of the shipped model, cut small: vocab.json, merges.txt; the header of the small model */
+static Input small_header, small_journal; /* of the small model; of three tokens */
 typedef struct {
     const char *name;
     bool (*read)(const char *, size_t);
@@ -296,18 +297,18 @@ static Target targets[] = {
     {"utf8", read_utf8, {"ab\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z"}, .words = "\xED\xA0\x80\n\xC0\x80\n\xF4\x90\x80\x80\n"},
     {"json", read_json, {config_text, "@hardware/t4.json", index_text}, .words = JSON_WORDS},
     {"config.json", read_config, {config_text, "@models/opt-tiny/config.json"}, .words = JSON_WORDS "eos_token_id\nopt\n"},
-    {"header", read_header, .made = &seeds[2],
+    {"header", read_header, .made = &small_header,
      .words = JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n"},
-    {"safetensors", read_safetensors, .made = &seeds[2], .words = JSON_WORDS},
+    {"safetensors", read_safetensors, .made = &small_header, .words = JSON_WORDS},
     {"index", read_index, {index_text}, .words = JSON_WORDS "a.safetensors\nb.safetensors\n../\n"},
-    {"vocab.json", read_vocab, .made = &seeds[0], .words = JSON_WORDS "</s>\n\xC4\xA0\n"},
-    {"merges.txt", read_merges, .made = &seeds[1], .words = "\r\n \n\xC4\xA0\nt\nhe\n#version\n"},
+    {"vocab.json", read_vocab, {"@" PIECES "/vocab.json"}, .words = JSON_WORDS "</s>\n\xC4\xA0\n"},
+    {"merges.txt", read_merges, {merge_lines}, .words = "\r\n \n\xC4\xA0\nt\nhe\n#version\n"},
     {"text",
      read_text,
      {plain_lines, "It isn't   2nd\t\n!!", "a\xC2\xA0\xE3\x80\x80 b"},
      .words = "'ll\n \n  \n\xC2\xA0\n"},
     {"prompts", read_prompts, {prompt_lines, plain_lines, NULL}, .words = JSON_WORDS "prompt\nid\n\r\n"},
-    {"journal", read_journal, .made = &seeds[3], .words = JSON_WORDS JOURNAL_VERSION "\n"},
+    {"journal", read_journal, .made = &small_journal, .words = JSON_WORDS JOURNAL_VERSION "\n"},
     {"last words", read_last_words, {word_lines}, .words = JSON_WORDS "text\n \n"},
     {"machine", machine_is_read, {"@hardware/t4.json", "@hardware/laptop.json"}, .words = JSON_WORDS "_p\n_g\nmm_rows\n"},
     {"flags",
@@ -467,33 +468,18 @@ static void make_journal(void) {
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
     HOLDS(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
           !journal_append(j, pairs + 2, 1, &err));
-    char *text = contents(path_of("made.journal"), &seeds[3].len);
-    memcpy(seeds[3].bytes, text, seeds[3].len);
+    char *text = contents(path_of("made.journal"), &small_journal.len);
+    memcpy(small_journal.bytes, text, small_journal.len);
     if (j) CHECK(journal_remove(j, &err) == 0);
     journal_close(j);
     cJSON_Delete(head), free(text);
 }
 
-/* The first VOCAB entries of the vocabulary, the first MERGES merges, which make the last of these; a header. */
-static void make_seeds(void) {
-    char *vocab = contents("models/opt-tiny/vocab.json", NULL), *end = strstr(vocab, ": 280");
-    char *merges = contents("models/opt-tiny/merges.txt", NULL);
-    HOLDS(end && end < vocab + MOST);
-    while (*end != ',') end--;
-    seeds[0].len = (size_t)(end - vocab);
-    memcpy(seeds[0].bytes, vocab, seeds[0].len);
-    seeds[0].bytes[seeds[0].len++] = '}';
-    end = merges;
-    for (int line = 0; line <= MERGES; line++) end = strchr(end, '\n') + 1;
-    memcpy(seeds[1].bytes, merges, seeds[1].len = (size_t)(end - merges));
-    seeds[2] = header_of(-1);
-    make_journal();
-    free(vocab), free(merges);
-}
-
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
     for (size_t d = 0; d < sizeof dirs / sizeof *dirs; d++) HOLDS(!mkdir(path_of(dirs[d]), 0700));
+    small_header = header_of(-1);
+    make_journal();
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
     write_file(root, "model/config.json", config_text, strlen(config_text));
     write_file(root, "shards/config.json", config_text, strlen(config_text));
@@ -501,9 +487,9 @@ static void make_files(void) {
         const Input header = header_of(s), file = framed(header.bytes, header.len);
         write_file(root, s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
     }
-    write_file(root, "vocab/merges.txt", seeds[1].bytes, seeds[1].len);
-    write_file(root, "merges/vocab.json", seeds[0].bytes, seeds[0].len);
-    write_file(root, "vocab/vocab.json", seeds[0].bytes, seeds[0].len);
+    copy_file(PIECES, path_of("vocab"), "vocab.json");
+    copy_file(PIECES, path_of("vocab"), "merges.txt");
+    copy_file(PIECES, path_of("merges"), "vocab.json");
     tokenizer = tokenizer_open(path_of("vocab"), VOCAB, &err);
     config = (OptConfig){.l = 1, .h1 = 4, .h2 = 8, .nh = 2, .vocab = VOCAB, .max_pos = 60, .embed = 4, .eos = 2};
     HOLDS(tokenizer);
@@ -530,7 +516,6 @@ int main(int argc, char **argv) {
     signal(SIGALRM, on_alarm);
     atexit(at_exit);
     __sanitizer_set_death_callback(on_death);
-    make_seeds();
     make_files();
     open_targets();
     for (number = 0; number < inputs; number++) {
