@@ -7,17 +7,14 @@
  * target accepts joins its good inputs, so that later ones lie farther from the first. An input must be accepted, or
  * refused in one line; and what is accepted must hold what it promises (see the targets). The same N and SEED give the same
  * inputs; one that ends the process is left in build/fuzz-input. To add a way in, add a row to the table of targets. */
-#include <cjson/cJSON.h>
-#include <fcntl.h>
-#include <ftw.h>
 #include <sanitizer/asan_interface.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/app.h"
+#include "tests/tests.h"
 
-enum { MOST = 1 << 14, POOL = 64, WORDS = 40, TIMEOUT = 60 /* seconds, for an input */ };
+enum { MOST = 1 << 14, POOL = 64, TIMEOUT = 60 /* seconds, for an input */ };
 
 typedef struct {
     size_t len;
@@ -25,7 +22,7 @@ typedef struct {
 } Input;
 
 static uint64_t seed, drawn;
-static char root[300]; /* where files lie: in memory, if there is such a place */
+static char root[300]; /* where files lie */
 static const char *target_name = "";
 static long number;
 static const Input *current;
@@ -43,93 +40,58 @@ static size_t below(size_t n) { return n ? draw() % n : 0; }
         }                                                             \
     } while (0)
 
-// ---------------------------------------------------------------------------------------------------------------
-// Files
-// ---------------------------------------------------------------------------------------------------------------
-
-static const char *path_of(const char *name) {
-    static char path[4][400];
-    static int next;
-    next = (next + 1) % 4;
-    snprintf(path[next], sizeof path[next], "%s/%s", root, name);
-    return path[next];
-}
-
-static void put(const char *name, const void *bytes, size_t len) {
-    int fd = open(path_of(name), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    HOLDS(fd >= 0 && write(fd, bytes, len) == (ssize_t)len);
-    close(fd);
-}
-
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw) {
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
-}
-static void remove_root(void) { nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+static const char *path_of(const char *name) { return in_dir(root, name); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // A small model
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { VOCAB = 280, MERGES = 20, H1 = 4, H2 = 8 };
+#define PIECES "tests/golden/tokenizer"
+enum { VOCAB = 1024 };
 
 static const char config_text[] =
     "{\"model_type\": \"opt\", \"num_hidden_layers\": 1, \"hidden_size\": 4, \"ffn_dim\": 8, \"num_attention_heads\": 2, "
     "\"vocab_size\": 6, \"max_position_embeddings\": 3, \"word_embed_proj_dim\": 4, \"eos_token_id\": [2], "
     "\"do_layer_norm_before\": true, \"activation_function\": \"relu\", \"enable_bias\": true, "
     "\"tie_word_embeddings\": null}";
+static const OptConfig small = {
+    .l = 1, .h1 = 4, .h2 = 8, .nh = 2, .vocab = 6, .max_pos = 3, .embed = 4, .pre_norm = true, .final_norm = true};
 static OptConfig config; /* of texts: the tokens of the vocabulary */
 static Tokenizer *tokenizer;
 static uint8_t data[2000]; /* of the small model's tensors, and more */
 
-static void add_tensor(Input *header, size_t *end, const char *name, int rows, int cols) {
-    const size_t bytes = (size_t)(rows ? rows : 1) * cols * 2;
-    char shape[40];
-    snprintf(shape, sizeof shape, rows ? "%d, %d" : "%.0d%d", rows, cols);
-    header->len += (size_t)snprintf(header->bytes + header->len, sizeof header->bytes - header->len,
-                                    "%s\"decoder.%s\": {\"dtype\": \"F16\", \"shape\": [%s], \"data_offsets\": [%zu, %zu]}",
-                                    header->len ? ", " : "{", name, shape, *end, *end + bytes);
-    *end += bytes;
-}
-
-/* The header of the small model: all of it, or what one of two shards has (0, 1). */
+/* The header of the small model: all of it, or what one of two shards has (0, 1). Names have no "model." in front. */
 static Input header_of(int shard) {
-    static const char *const parts[] = {"self_attn_layer_norm",
-                                        "self_attn.q_proj",
-                                        "self_attn.k_proj",
-                                        "self_attn.v_proj",
-                                        "self_attn.out_proj",
-                                        "final_layer_norm",
-                                        "fc1",
-                                        "fc2"};
-    Input header = {0};
+    Input h = {0};
     size_t end = 0;
-    char name[100];
-    if (shard != 1) {
-        add_tensor(&header, &end, "embed_tokens.weight", 6, H1);
-        add_tensor(&header, &end, "embed_positions.weight", 5, H1);
-        add_tensor(&header, &end, "final_layer_norm.weight", 0, H1);
-        add_tensor(&header, &end, "final_layer_norm.bias", 0, H1);
+    char text[100];
+    Checkpoint *c = checkpoint_dummy(&small, 1);
+    for (int t = 0; t < part_count(&small); t++) {
+        const Part p = checkpoint_part(c, t);
+        const size_t bytes = tensor_bytes(*p.tensor);
+        if (!bytes || (shard >= 0 && (p.layer >= 0) != shard)) continue;
+        const char *name = checkpoint_name(text, c, p.tensor) + strlen("model.");
+        h.len += (size_t)snprintf(h.bytes + h.len, sizeof h.bytes - h.len, "%s\"%s\": {\"dtype\": \"F16\", \"shape\": [",
+                                  h.len ? ", " : "{", name);
+        h.len +=
+            (size_t)snprintf(h.bytes + h.len, sizeof h.bytes - h.len,
+                             p.vector ? "%.0d%d], \"data_offsets\": [%zu, %zu]}" : "%d, %d], \"data_offsets\": [%zu, %zu]}",
+                             p.vector ? 0 : p.tensor->rows, p.tensor->cols, end, end + bytes);
+        end += bytes;
     }
-    for (int p = 0; p < 8 && shard != 0; p++) {
-        const int out = p == 6 ? H2 : H1, in = p == 7 ? H2 : H1;
-        snprintf(name, sizeof name, "layers.0.%s.weight", parts[p]);
-        add_tensor(&header, &end, name, p == 0 || p == 5 ? 0 : out, p == 0 || p == 5 ? H1 : in);
-        snprintf(name, sizeof name, "layers.0.%s.bias", parts[p]);
-        add_tensor(&header, &end, name, 0, out);
-    }
-    header.bytes[header.len++] = '}';
-    return header;
+    h.bytes[h.len++] = '}';
+    checkpoint_close(c);
+    return h;
 }
 
 /* A safetensors file of that header. */
 static Input framed(const char *header, size_t len) {
-    Input file = {.len = 8};
+    Input file = {.len = 0};
+    const size_t n = size_min(len, MOST - 8), rest = size_min(sizeof data, MOST - 8 - n);
     for (int i = 0; i < 8; i++) file.bytes[i] = (char)((uint64_t)len >> 8 * i);
-    size_t n = len < MOST - 8 ? len : MOST - 8, rest = MOST - 8 - n;
     memcpy(file.bytes + 8, header, n);
-    memcpy(file.bytes + 8 + n, data, rest < sizeof data ? rest : sizeof data);
-    file.len += n + (rest < sizeof data ? rest : sizeof data);
+    memcpy(file.bytes + 8 + n, data, rest);
+    file.len = 8 + n + rest;
     return file;
 }
 
@@ -162,7 +124,7 @@ static bool read_json(const char *text, size_t len) {
 static bool read_config(const char *text, size_t len) {
     OptConfig c;
     bool tied;
-    put("config/config.json", text, len);
+    write_file(root, "config/config.json", text, len);
     if (config_read(&c, &tied, path_of("config"), &err)) return false;
     HOLDS(c.l > 0 && c.h1 > 0 && c.h1 % c.nh == 0 && c.eos >= 0 && c.eos < c.vocab && utf8_valid(c.name, strlen(c.name)));
     return true;
@@ -184,15 +146,15 @@ static bool read_checkpoint(const char *dir) {
 
 static bool read_header(const char *text, size_t len) {
     const Input file = framed(text, len);
-    put("model/model.safetensors", file.bytes, file.len);
+    write_file(root, "model/model.safetensors", file.bytes, file.len);
     return read_checkpoint(path_of("model"));
 }
 static bool read_safetensors(const char *text, size_t len) {
-    put("model/model.safetensors", text, len);
+    write_file(root, "model/model.safetensors", text, len);
     return read_checkpoint(path_of("model"));
 }
 static bool read_index(const char *text, size_t len) {
-    put("shards/model.safetensors.index.json", text, len);
+    write_file(root, "shards/model.safetensors.index.json", text, len);
     return read_checkpoint(path_of("shards"));
 }
 
@@ -214,11 +176,11 @@ static bool open_tokenizer(const char *dir) {
 }
 
 static bool read_vocab(const char *text, size_t len) {
-    put("vocab/vocab.json", text, len);
+    write_file(root, "vocab/vocab.json", text, len);
     return open_tokenizer(path_of("vocab"));
 }
 static bool read_merges(const char *text, size_t len) {
-    put("merges/merges.txt", text, len);
+    write_file(root, "merges/merges.txt", text, len);
     return open_tokenizer(path_of("merges"));
 }
 
@@ -236,7 +198,7 @@ static bool read_text(const char *text, size_t len) {
 
 static bool read_prompts(const char *text, size_t len) {
     Job job = {.tokenizer = tokenizer, .config = &config, .max_tokens = 8, .strict = len % 2};
-    put("prompts", text, len);
+    write_file(root, "prompts", text, len);
     const bool good = !job_read(&job, path_of("prompts"), &err);
     for (int i = 0; good && i < job.count; i++) {
         const Request *r = &job.request[i];
@@ -256,7 +218,7 @@ static int take_token(void *ctx, Pair pair) {
 static bool read_journal(const char *text, size_t len) {
     long taken = 0;
     const Pair pair = {1, 2};
-    put("out.journal", text, len);
+    write_file(root, "out.journal", text, len);
     Journal *j = journal_open(path_of("out"), 0, &err);
     const bool good = j && j->head && !journal_read(j, take_token, &taken, &err);
     if (good) HOLDS(!journal_begin(j, NULL, &err) && !journal_append(j, &pair, 1, &err));
@@ -268,7 +230,7 @@ static bool read_journal(const char *text, size_t len) {
 
 static bool read_last_words(const char *text, size_t len) {
     Eval eval = {.tokenizer = tokenizer, .config = &config};
-    put("lines", text, len);
+    write_file(root, "lines", text, len);
     const bool good = !eval_lines(&eval, path_of("lines"), &err);
     eval_free(&eval);
     return good;
@@ -277,7 +239,7 @@ static bool read_last_words(const char *text, size_t len) {
 /* What is accepted is written and read again, and is the same. */
 static bool machine_is_read(const char *text, size_t len) {
     Hardware h, again;
-    put("machine.json", text, len);
+    write_file(root, "machine.json", text, len);
     if (hardware_read(&h, path_of("machine.json"), &err)) return false;
     FILE *f = fopen(path_of("again.json"), "w");
     hardware_write(&h, NULL, f);
@@ -313,13 +275,13 @@ static const char prompt_lines[] =
     "{\"id\": 7, \"prompt\": \"\"}\n",
                   plain_lines[] = "\xEF\xBB\xBFOnce upon a time\n  the\xE4\xB8\xAD\n",
                   word_lines[] = "{\"text\": \"the cat sat on the mat\"}\n{\"text\": \"is it \\n so  \"}";
+static const char merge_lines[] = "#version: 0.2\ne r\n\xC4\xA0 t\n\xC4\xA0 s\nh e\nc o\nr e\n\xC4\xA0 a\n\xC4\xA0 i\n";
 static const char index_text[] =
     "{\"metadata\": {\"total_size\": 500}, \"weight_map\": {\"model.decoder.embed_tokens.weight\": "
     "\"a.safetensors\", \"x\": \"b.safetensors\"}}";
 
 /* The table. words: what changes put in besides numbers. */
-enum { FILES = 3 };
-static Input seeds[4]; /* of the shipped model, cut small: vocab.json, merges.txt; the header of the small model */
+static Input small_header, small_journal; /* of the small model; of three tokens */
 typedef struct {
     const char *name;
     bool (*read)(const char *, size_t);
@@ -335,18 +297,18 @@ static Target targets[] = {
     {"utf8", read_utf8, {"ab\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z"}, .words = "\xED\xA0\x80\n\xC0\x80\n\xF4\x90\x80\x80\n"},
     {"json", read_json, {config_text, "@hardware/t4.json", index_text}, .words = JSON_WORDS},
     {"config.json", read_config, {config_text, "@models/opt-tiny/config.json"}, .words = JSON_WORDS "eos_token_id\nopt\n"},
-    {"header", read_header, .made = &seeds[2],
+    {"header", read_header, .made = &small_header,
      .words = JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n"},
-    {"safetensors", read_safetensors, .made = &seeds[2], .words = JSON_WORDS},
+    {"safetensors", read_safetensors, .made = &small_header, .words = JSON_WORDS},
     {"index", read_index, {index_text}, .words = JSON_WORDS "a.safetensors\nb.safetensors\n../\n"},
-    {"vocab.json", read_vocab, .made = &seeds[0], .words = JSON_WORDS "</s>\n\xC4\xA0\n"},
-    {"merges.txt", read_merges, .made = &seeds[1], .words = "\r\n \n\xC4\xA0\nt\nhe\n#version\n"},
+    {"vocab.json", read_vocab, {"@" PIECES "/vocab.json"}, .words = JSON_WORDS "</s>\n\xC4\xA0\n"},
+    {"merges.txt", read_merges, {merge_lines}, .words = "\r\n \n\xC4\xA0\nt\nhe\n#version\n"},
     {"text",
      read_text,
      {plain_lines, "It isn't   2nd\t\n!!", "a\xC2\xA0\xE3\x80\x80 b"},
      .words = "'ll\n \n  \n\xC2\xA0\n"},
     {"prompts", read_prompts, {prompt_lines, plain_lines, NULL}, .words = JSON_WORDS "prompt\nid\n\r\n"},
-    {"journal", read_journal, .made = &seeds[3], .words = JSON_WORDS JOURNAL_VERSION "\n"},
+    {"journal", read_journal, .made = &small_journal, .words = JSON_WORDS JOURNAL_VERSION "\n"},
     {"last words", read_last_words, {word_lines}, .words = JSON_WORDS "text\n \n"},
     {"machine", machine_is_read, {"@hardware/t4.json", "@hardware/laptop.json"}, .words = JSON_WORDS "_p\n_g\nmm_rows\n"},
     {"flags",
@@ -368,32 +330,31 @@ static void replace(Input *in, size_t at, size_t out, const char *by, size_t n) 
     in->len += n - out;
 }
 
+/* One of several words that end in line feeds. */
+static const char *one_of(const char *words, size_t *len) {
+    size_t n = 0;
+    for (const char *c = words; *c; c++) n += *c == '\n';
+    for (n = below(n); n > 0; n--) words = strchr(words, '\n') + 1;
+    *len = strcspn(words, "\n");
+    return words;
+}
+
 /* A number of the text becomes another. */
 static void change_number(Input *in) {
-    static const char *const numbers[] = {"0",          "-1",
-                                          "1",          "2",
-                                          "3",          "64",
-                                          "65536",      "1e9",
-                                          "2147483648", "0.5",
-                                          "1e308",      "1e309",
-                                          "-0",         "9007199254740993",
-                                          "1e-9",       "18446744073709551615",
-                                          "00",         "1.",
-                                          "1e",         "[]",
-                                          "\"4\""};
-    size_t at = below(in->len), out = 0;
-    while (at < in->len && (in->bytes[at] < '0' || in->bytes[at] > '9')) at++;
-    while (at + out < in->len && in->bytes[at + out] >= '0' && in->bytes[at + out] <= '9') out++;
-    const char *by = numbers[below(sizeof numbers / sizeof *numbers)];
-    replace(in, at, out, by, strlen(by));
+    static const char numbers[] =
+        "0\n-1\n1\n2\n3\n64\n65536\n1e9\n2147483648\n0.5\n1e308\n1e309\n-0\n9007199254740993\n1e-9\n18446744073709551615\n"
+        "00\n1.\n1e\n[]\n\"4\"\n";
+    const size_t begin = below(in->len), at = begin + strcspn(in->bytes + begin, "0123456789");
+    size_t len;
+    const char *by = one_of(numbers, &len);
+    if (at <= in->len) replace(in, at, size_min(strspn(in->bytes + at, "0123456789"), in->len - at), by, len);
 }
 
 static void insert_word(Input *in, const char *words) {
-    int n = 0;
-    for (const char *c = words; *c; c++) n += *c == '\n';
-    for (size_t w = below((size_t)n); w > 0; w--) words = strchr(words, '\n') + 1;
-    const size_t len = (size_t)(strchr(words, '\n') - words), at = below(in->len + 1), rest = in->len - at;
-    replace(in, at, draw() % 2 && len <= rest ? len : 0, words, len);
+    size_t len;
+    const char *word = one_of(words, &len);
+    const size_t at = below(in->len + 1);
+    replace(in, at, draw() % 2 && len <= in->len - at ? len : 0, word, len);
 }
 
 static void change(Input *in, const Target *target) {
@@ -401,38 +362,35 @@ static void change(Input *in, const Target *target) {
     const size_t at = below(in->len), left = in->len - at, from = below(other->len);
     const size_t piece = below(below(8) ? 20 : 2000), most = other->len - from;
     char byte = (char)draw();
-    if (in->len) switch (below(8)) {
-            case 0:
-                in->bytes[at] ^= (char)(1 << below(8));
-                break;
-            case 1:
-                in->bytes[at] = byte;
-                break;
-            case 2:
-                replace(in, at, 0, &byte, 1);
-                break;
-            case 3:
-                replace(in, at, piece < left ? piece : left, "", 0);
-                break;
-            case 4:
-                change_number(in);
-                break;
-            case 5:
-                insert_word(in, target->words);
-                break;
-            case 6: { /* a piece of this or another input */
-                char copy[2000];
-                const size_t n = piece < most ? piece : most;
-                memcpy(copy, other->bytes + from, n);
-                replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
-                break;
-            }
-            case 7:
-                if (!below(4)) in->len = at;
-                break;
-        }
-    else
-        insert_word(in, target->words);
+    char copy[2000];
+    const size_t n = size_min(piece, most);
+    switch (in->len ? below(8) : 5) {
+        case 0:
+            in->bytes[at] ^= (char)(1 << below(8));
+            break;
+        case 1:
+            in->bytes[at] = byte;
+            break;
+        case 2:
+            replace(in, at, 0, &byte, 1);
+            break;
+        case 3:
+            replace(in, at, size_min(piece, left), "", 0);
+            break;
+        case 4:
+            change_number(in);
+            break;
+        case 5:
+            insert_word(in, target->words);
+            break;
+        case 6: /* a piece of this or another input */
+            memcpy(copy, other->bytes + from, n);
+            replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
+            break;
+        case 7:
+            if (!below(4)) in->len = at;
+            break;
+    }
     in->bytes[in->len] = 0;
 }
 
@@ -448,8 +406,7 @@ static void add_good(Target *t, const Input *in) {
 static void add_text(Target *t, const char *text) {
     Input in = {0};
     if (*text == '@') {
-        char *whole = file_read(text + 1, MOST, &in.len, &err);
-        HOLDS(whole);
+        char *whole = contents(text + 1, &in.len);
         memcpy(in.bytes, whole, in.len);
         free(whole);
     } else
@@ -491,11 +448,11 @@ static void on_death(void) {
     if (f) fwrite(current->bytes, 1, current->len, f), fclose(f);
     fprintf(stderr, "fuzz: input %ld, of %s, SEED=%llu: see build/fuzz-input\n", number, target_name,
             (unsigned long long)seed);
-    remove_root();
+    remove_temp_dirs();
 }
 static void at_exit(void) {
     if (current) on_death(); /* out of memory, of which inputs so small need none */
-    remove_root();
+    remove_temp_dirs();
 }
 static void on_alarm(int signal) {
     (void)signal;
@@ -511,46 +468,30 @@ static void make_journal(void) {
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
     HOLDS(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
           !journal_append(j, pairs + 2, 1, &err));
-    char *text = file_read(path_of("made.journal"), MOST, &seeds[3].len, &err);
-    memcpy(seeds[3].bytes, text, seeds[3].len);
+    char *text = contents(path_of("made.journal"), &small_journal.len);
+    memcpy(small_journal.bytes, text, small_journal.len);
     if (j) CHECK(journal_remove(j, &err) == 0);
     journal_close(j);
     cJSON_Delete(head), free(text);
 }
 
-/* The first VOCAB entries of the vocabulary, the first MERGES merges, which make the last of these; a header. */
-static void make_seeds(void) {
-    size_t len;
-    char *vocab = file_read("models/opt-tiny/vocab.json", 1 << 20, &len, &err), *end;
-    char *merges = file_read("models/opt-tiny/merges.txt", 1 << 20, &len, &err);
-    HOLDS(vocab && merges && (end = strstr(vocab, ": 280")) && end < vocab + MOST);
-    while (*end != ',') end--;
-    seeds[0].len = (size_t)(end - vocab);
-    memcpy(seeds[0].bytes, vocab, seeds[0].len);
-    seeds[0].bytes[seeds[0].len++] = '}';
-    end = merges;
-    for (int line = 0; line <= MERGES; line++) end = strchr(end, '\n') + 1;
-    memcpy(seeds[1].bytes, merges, seeds[1].len = (size_t)(end - merges));
-    seeds[2] = header_of(-1);
-    make_journal();
-    free(vocab), free(merges);
-}
-
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
     for (size_t d = 0; d < sizeof dirs / sizeof *dirs; d++) HOLDS(!mkdir(path_of(dirs[d]), 0700));
+    small_header = header_of(-1);
+    make_journal();
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
-    put("model/config.json", config_text, strlen(config_text));
-    put("shards/config.json", config_text, strlen(config_text));
+    write_file(root, "model/config.json", config_text, strlen(config_text));
+    write_file(root, "shards/config.json", config_text, strlen(config_text));
     for (int s = 0; s < 2; s++) {
         const Input header = header_of(s), file = framed(header.bytes, header.len);
-        put(s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
+        write_file(root, s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
     }
-    put("vocab/merges.txt", seeds[1].bytes, seeds[1].len);
-    put("merges/vocab.json", seeds[0].bytes, seeds[0].len);
-    put("vocab/vocab.json", seeds[0].bytes, seeds[0].len);
+    copy_file(PIECES, path_of("vocab"), "vocab.json");
+    copy_file(PIECES, path_of("vocab"), "merges.txt");
+    copy_file(PIECES, path_of("merges"), "vocab.json");
     tokenizer = tokenizer_open(path_of("vocab"), VOCAB, &err);
-    config = (OptConfig){.l = 1, .h1 = H1, .h2 = H2, .nh = 2, .vocab = VOCAB, .max_pos = 60, .embed = H1, .eos = 2};
+    config = (OptConfig){.l = 1, .h1 = 4, .h2 = 8, .nh = 2, .vocab = VOCAB, .max_pos = 60, .embed = 4, .eos = 2};
     HOLDS(tokenizer);
 }
 
@@ -570,12 +511,11 @@ static void open_targets(void) {
 int main(int argc, char **argv) {
     const long inputs = argc > 1 ? atol(argv[1]) : 100000;
     seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
-    snprintf(root, sizeof root, "%s/flexgen-fuzz-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
-    HOLDS(mkdtemp(root));
+    if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 1); /* in memory, if there is such a place */
+    snprintf(root, sizeof root, "%s", temp_dir());
     signal(SIGALRM, on_alarm);
     atexit(at_exit);
     __sanitizer_set_death_callback(on_death);
-    make_seeds();
     make_files();
     open_targets();
     for (number = 0; number < inputs; number++) {

@@ -14,14 +14,11 @@
 static const int part_rows[4] = {0, 1, COST, PHASE_1}, part_columns[3] = {0, 1, RIGHT};
 
 void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c) {
-    Tableau t = {0};
-    for (int i = 0; i < 4; i++)
-        for (int v = 0; v < 3; v++) t.at[part_rows[i]][part_columns[v]] = at[i][v];
-    for (int v = 0; v < 2; v++) t.basic[v] = basic[v], t.other[v] = other[v];
+    Tableau t = {.basic = {basic[0], basic[1]}, .other = {other[0], other[1]}};
+    for (int e = 0; e < 4 * 3; e++) t.at[part_rows[e / 3]][part_columns[e % 3]] = at[e / 3][e % 3];
     pivot(&t, r, c);
-    for (int i = 0; i < 4; i++)
-        for (int v = 0; v < 3; v++) at[i][v] = t.at[part_rows[i]][part_columns[v]];
-    for (int v = 0; v < 2; v++) basic[v] = t.basic[v], other[v] = t.other[v];
+    for (int e = 0; e < 4 * 3; e++) at[e / 3][e % 3] = t.at[part_rows[e / 3]][part_columns[e % 3]];
+    memcpy(basic, t.basic, 2 * sizeof *basic), memcpy(other, t.other, 2 * sizeof *other);
 }
 
 bool mini_minimize(double *value, const double *c, const double *a, const double *b, int m, int n) {

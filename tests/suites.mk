@@ -192,8 +192,8 @@ sanitize-fuzz:
 	@$(MAKE) fuzz N=500000
 
 # Damaged inputs for everything that is read: N of them, which SEED decides.
-$(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS)
+$(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(BUILD)/tests/fixture.o $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 fuzz:
 	@$(MAKE) $(ASAN) build/asan/fuzz
 	@build/asan/fuzz $(or $(N),1000000) $(or $(SEED),1)

@@ -62,19 +62,24 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, co
 
 /* Every rate is another round number, so that a wrong one shows. */
 static void set_machine(void) {
-    machine = (Hardware){.name = "round", .gpu_bdw = 40e9, .op_s = 2e-6, .shared_cores = true};
-    machine.copy_core_s = 3e-11, machine.disk_core_s = 7e-11;
-    for (int p = 0; p < 2; p++) {
-        machine.ctog_bdw[p] = 12e9, machine.gtoc_bdw[p] = 9e9, machine.dtoc_bdw[p] = 3e9, machine.ctod_bdw[p] = 1e9;
-        machine.mm_flops[p] = 5e11, machine.bmm_flops[p] = p ? 2e11 : 8e9, machine.cpu_flops[p] = 6e9;
-    }
+    static const double rates[] = {12e9, 9e9, 3e9, 1e9};
+    machine = (Hardware){.name = "round",
+                         .gpu_bdw = 40e9,
+                         .op_s = 2e-6,
+                         .shared_cores = true,
+                         .copy_core_s = 3e-11,
+                         .disk_core_s = 7e-11,
+                         .mm_flops = {5e11, 5e11},
+                         .bmm_flops = {8e9, 2e11},
+                         .cpu_flops = {6e9, 6e9}};
+    for (int c = CTOG; c <= CTOD; c++) machine.bdw[c][0] = machine.bdw[c][1] = rates[c];
 }
 
 static Hardware measured(void) {
     static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
     Hardware h;
-    ASSERT_OK(
-        profile_measure(&h, &size, &(ThisMachine){.offload_dir = temp_dir(), .threads = 1, .capacity = capacity}, &err));
+    const ThisMachine here = {.offload_dir = temp_dir(), .threads = 1, .capacity = capacity};
+    ASSERT_OK(profile_measure(&h, &size, &here, &err));
     return h;
 }
 
@@ -90,54 +95,45 @@ static void a_measured_machine_has_the_rates_that_it_has(void) {
     set_machine();
     const Hardware h = measured();
     for (int p = 0; p < 2; p++) {
-        IS(ctog_bdw[p]), IS(gtoc_bdw[p]), IS(dtoc_bdw[p]), IS(ctod_bdw[p]);
+        for (int c = CTOG; c <= CTOD; c++) IS(bdw[c][p]);
         IS(mm_flops[p]), IS(bmm_flops[p]), IS(cpu_flops[p]);
     }
     IS(gpu_bdw), IS(op_s), IS(copy_core_s), IS(disk_core_s);
     assert_is(h.cpu_bdw, machine.cpu_flops[0], "cpu_bdw"); /* a flop a byte */
 }
 
-/* So that points of a measured curve are those of the machine's. */
-static void curve(Curve *c, const int *sizes, int n, const double *rates) {
-    *c = (Curve){.n = n};
-    for (int i = 0; i < n; i++) c->size[i] = sizes[i], c->rate[i] = rates[i];
-}
+#define ROWS \
+    { 1, 2, 4, 8, 16, 32, 64 }
+#define TOKENS \
+    { 16, 64, 256 }
 
-static void assert_curve(const Curve *found, const Curve *expected, const char *what) {
-    CU_ASSERT_EQUAL(found->n, expected->n);
-    for (int i = 0; i < expected->n; i++) {
-        CU_ASSERT_EQUAL(found->size[i], expected->size[i]);
-        assert_is(found->rate[i], expected->rate[i], what);
-    }
-}
-
-static const int rows[] = {1, 2, 4, 8, 16, 32, 64}, tokens[] = {16, 64, 256};
-
+/* Each with rates of its own, which rise more slowly than sizes. */
 static void every_curve_is_measured_where_it_is(void) {
+    enum { CURVES = 7, OF_ROWS = 2 };
+    Hardware h;
+    Curve *const is[CURVES] = {&machine.mm_rows,    &machine.mm_packed,  &machine.bmm_tokens[0], &machine.bmm_tokens[1],
+                               &machine.cpu_tokens, &machine.bmm_packed, &machine.cpu_packed},
+                 *const found[CURVES] = {&h.mm_rows,    &h.mm_packed,  &h.bmm_tokens[0], &h.bmm_tokens[1],
+                                         &h.cpu_tokens, &h.bmm_packed, &h.cpu_packed};
     set_machine();
-    curve(&machine.mm_rows, rows, 7, (const double[]){2e10, 4e10, 7e10, 1e11, 1.8e11, 3e11, 5e11});
-    curve(&machine.mm_packed, rows, 7, (const double[]){3e10, 5e10, 8e10, 1.1e11, 1.9e11, 2.5e11, 4e11});
-    curve(&machine.bmm_tokens[0], tokens, 3, (const double[]){5e9, 7e9, 9e9});
-    curve(&machine.bmm_tokens[1], tokens, 3, (const double[]){5e10, 9e10, 1.7e11});
-    curve(&machine.cpu_tokens, tokens, 3, (const double[]){4e9, 6e9, 8e9});
-    curve(&machine.bmm_packed, tokens, 3, (const double[]){1e10, 2e10, 3e10});
-    curve(&machine.cpu_packed, tokens, 3, (const double[]){2e9, 3e9, 4e9});
-    const Hardware h = measured();
-    assert_curve(&h.mm_rows, &machine.mm_rows, "mm_rows");
-    assert_curve(&h.mm_packed, &machine.mm_packed, "mm_packed");
-    assert_curve(&h.bmm_tokens[0], &machine.bmm_tokens[0], "bmm_tokens_g");
-    assert_curve(&h.bmm_tokens[1], &machine.bmm_tokens[1], "bmm_tokens_p");
-    assert_curve(&h.cpu_tokens, &machine.cpu_tokens, "cpu_tokens");
-    assert_curve(&h.bmm_packed, &machine.bmm_packed, "bmm_packed");
-    assert_curve(&h.cpu_packed, &machine.cpu_packed, "cpu_packed");
-    assert_is(h.mm_flops[0], 1.8e11, "mm_flops at 16 rows"), assert_is(h.mm_flops[1], 5e11, "mm_flops at 1024 rows");
-    assert_is(h.cpu_bdw, 8e9, "the best of cpu_tokens");
+    for (int c = 0; c < CURVES; c++) {
+        *is[c] = c < OF_ROWS ? (Curve){7, ROWS, {0}} : (Curve){3, TOKENS, {0}};
+        for (int i = 0; i < is[c]->n; i++) is[c]->rate[i] = (c < OF_ROWS ? 2e10 : 4e9) * (1 + c / 10.) * (i + 2);
+    }
+    h = measured();
+    for (int c = 0; c < CURVES; c++) {
+        CU_ASSERT(found[c]->n == is[c]->n && !memcmp(found[c]->size, is[c]->size, is[c]->n * sizeof *is[c]->size));
+        for (int i = 0; i < is[c]->n; i++) assert_is(found[c]->rate[i], is[c]->rate[i], "a rate of a curve");
+    }
+    assert_is(h.mm_flops[0], is[0]->rate[4], "mm_flops at 16 rows");
+    assert_is(h.mm_flops[1], is[0]->rate[6], "mm_flops at 1024 rows");
+    assert_is(h.cpu_bdw, is[4]->rate[2], "the best of cpu_tokens");
 }
 
 /* Eight rows seem to take twice as long as sixteen: something else was at work. */
 static void a_smaller_product_never_takes_longer_than_a_larger_one(void) {
     set_machine();
-    curve(&machine.mm_rows, rows, 7, (const double[]){2e10, 4e10, 7e10, 5e10, 2e11, 3e11, 5e11});
+    machine.mm_rows = (Curve){7, ROWS, {2e10, 4e10, 7e10, 5e10, 2e11, 3e11, 5e11}};
     const Hardware h = measured();
     assert_is(h.mm_rows.rate[3], 1e11, "the seconds of sixteen rows");
     assert_is(h.mm_rows.rate[2], 7e10, "four rows"), assert_is(h.mm_rows.rate[4], 2e11, "sixteen rows");

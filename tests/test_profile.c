@@ -1,5 +1,6 @@
-/* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other: only that
- * everything has been measured. On a profile of small sizes; the suite runs on the host device. */
+/* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other (test_measure.c
+ * does, on a machine whose times are known): only that everything has been measured. On a profile of small sizes; the suite
+ * runs on the host device. */
 #include <cjson/cJSON.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -19,15 +20,34 @@ static const ProfileSize tiny = {.h1 = 64,
 static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
 static Error err;
 
-/* A cache for one test; it is removed with the other temporary files. */
-static void fresh_cache(char *dir, size_t size) {
-    snprintf(dir, size, "%s", temp_dir());
-    setenv("XDG_CACHE_HOME", dir, 1);
+/* A cache and an offload directory for one test; they are removed with the other temporary files. */
+static char cache[300], folder[310], offload[300], path[600]; /* folder: of the cache, flexgen's; path: tiny's file there */
+static char said[4000];                                       /* what the newest measurement has said of its progress */
+static ThisMachine here;                                      /* of one thread */
+
+/* Where the profile of tiny is kept for a machine. */
+static const char *path_for(Gpu *gpu, const char *dir, int threads) {
+    static char at[600];
+    profile_path(at, sizeof at, &tiny, &(ThisMachine){.gpu = gpu, .offload_dir = dir, .threads = threads});
+    return at;
 }
 
-static int machine(Hardware *h, const char *offload, int threads) {
-    return profile_machine(h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = threads, .capacity = capacity},
-                           &err);
+static void fresh_cache(void) {
+    snprintf(cache, sizeof cache, "%s", temp_dir()), snprintf(folder, sizeof folder, "%s/flexgen", cache);
+    snprintf(offload, sizeof offload, "%s", temp_dir());
+    setenv("XDG_CACHE_HOME", cache, 1);
+    here = (ThisMachine){.offload_dir = offload, .threads = 1, .capacity = capacity};
+    snprintf(path, sizeof path, "%s", path_for(NULL, offload, 1));
+}
+
+static Hardware measured(int (*measure)(Hardware *, const ProfileSize *, const ThisMachine *, Error *),
+                         const ProfileSize *size) {
+    Hardware h;
+    ThisMachine telling = here;
+    telling.progress = fmemopen(said, sizeof said, "w");
+    ASSERT_OK(measure(&h, size, &telling, &err));
+    fclose(telling.progress);
+    return h;
 }
 
 static bool positive(double x) { return x > 0 && isfinite(x); }
@@ -38,162 +58,119 @@ static void check_curve(const Curve *c, int first, int most) {
     for (int i = 0; i < c->n; i++) CU_ASSERT(positive(c->rate[i]) && c->size[i] > (i ? c->size[i - 1] : 0));
 }
 
-static void check_machine(const Hardware *h) {
+static void check_machine(Hardware h) {
     for (int p = 0; p < 2; p++) {
-        CU_ASSERT(positive(h->ctog_bdw[p]) && positive(h->gtoc_bdw[p]) && positive(h->dtoc_bdw[p]));
-        CU_ASSERT(positive(h->ctod_bdw[p]) && positive(h->mm_flops[p]) && positive(h->bmm_flops[p]));
-        CU_ASSERT(positive(h->cpu_flops[p]));
+        for (int c = CTOG; c <= CTOD; c++) CU_ASSERT(positive(h.bdw[c][p]));
+        CU_ASSERT(positive(h.mm_flops[p]) && positive(h.bmm_flops[p]) && positive(h.cpu_flops[p]));
     }
-    CU_ASSERT(positive(h->gpu_bdw) && positive(h->cpu_bdw) && positive(h->op_s) && h->shared_cores);
-    CU_ASSERT(h->copy_core_s >= 0 && isfinite(h->copy_core_s) && h->disk_core_s >= 0 && isfinite(h->disk_core_s));
-    CU_ASSERT(h->gmem == 0x1p30 && h->cmem == 0x1p31 && h->nmem == 3 * 0x1p30);
-    CU_ASSERT(h->name[0] && strstr(h->name, "host device"));
-}
-
-/* q, k and v together are its widest product. */
-static void a_layer_with_a_narrow_mlp_is_measured(void) {
-    Hardware h;
-    ProfileSize narrow = tiny;
-    narrow.h2 = narrow.h1, narrow.tokens = narrow.rows;
-    ASSERT_OK(
-        profile_measure(&h, &narrow, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity}, &err));
-    check_machine(&h);
-}
-
-/* The results of attention then need more room than those of products. */
-static void prompts_of_more_rows_than_products_are_measured(void) {
-    Hardware h;
-    ProfileSize few = tiny;
-    few.rows = 16;
-    ASSERT_OK(
-        profile_measure(&h, &few, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity}, &err));
-    check_machine(&h);
+    CU_ASSERT(positive(h.gpu_bdw) && positive(h.cpu_bdw) && positive(h.op_s) && h.shared_cores);
+    CU_ASSERT(h.copy_core_s >= 0 && isfinite(h.copy_core_s) && h.disk_core_s >= 0 && isfinite(h.disk_core_s));
+    for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(h.mem[t], (double)capacity[t]);
+    CU_ASSERT(h.name[0] && strstr(h.name, "host device"));
 }
 
 static void everything_is_measured(void) {
-    char offload[300], said[4000] = "";
-    Hardware h;
-    FILE *progress = fmemopen(said, sizeof said, "w");
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    ASSERT_OK(profile_measure(
-        &h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 2, .capacity = capacity, .progress = progress}, &err));
-    fclose(progress);
-    check_machine(&h);
-    check_curve(&h.mm_rows, 1, 7); /* 1 to 64 */
-    check_curve(&h.bmm_tokens[0], 16, 3);
-    check_curve(&h.bmm_tokens[1], 16, 3);
-    check_curve(&h.cpu_tokens, 16, 3);
-    check_curve(&h.mm_packed, 1, 7);
-    check_curve(&h.bmm_packed, 16, 3);
-    check_curve(&h.cpu_packed, 16, 3);
+    fresh_cache();
+    here.threads = 2;
+    const Hardware h = measured(profile_measure, &tiny);
+    check_machine(h);
+    check_curve(&h.mm_rows, 1, 7), check_curve(&h.mm_packed, 1, 7); /* 1 to 64 */
+    const Curve *const tokens[] = {&h.bmm_tokens[0], &h.bmm_tokens[1], &h.cpu_tokens, &h.bmm_packed, &h.cpu_packed};
+    for (int c = 0; c < 5; c++) check_curve(tokens[c], 16, 3);
     CU_ASSERT(strstr(said, "disk") && strstr(said, "linear") && strstr(said, "attention"));
     CU_ASSERT_EQUAL(count_files(offload), 0);
 }
 
+/* With a narrow MLP q, k and v together are the widest product; where prompts have more rows than products, the results of
+ * attention need more room; and the least memory that will do has heads that cannot be halved, too. */
+static void every_size_is_measured(void) {
+    static const char *const models[] = {"opt-125m", "opt-1.3b"};
+    ProfileSize sizes[4] = {tiny, tiny};
+    fresh_cache();
+    here.threads = 2;
+    sizes[0].h2 = sizes[0].h1, sizes[0].tokens = sizes[0].rows;
+    sizes[1].rows = 16;
+    for (int m = 0; m < 2; m++) {
+        const OptConfig config = opt_named(models[m]);
+        ASSERT_OK(profile_size(&sizes[2 + m], NULL, &config, (size_t)8 << 20, &err));
+        sizes[2 + m].seconds = tiny.seconds, sizes[2 + m].disk = tiny.disk;
+    }
+    for (int s = 0; s < 4; s++) check_machine(measured(profile_measure, &sizes[s]));
+}
+
 static void a_measured_machine_is_a_hardware_file_with_sources(void) {
-    char path[400];
-    Hardware h, back;
-    ASSERT_OK(
-        profile_measure(&h, &tiny, &(ThisMachine){.offload_dir = temp_dir(), .threads = 1, .capacity = capacity}, &err));
-    snprintf(path, sizeof path, "%s/hw.json", temp_dir());
-    FILE *f = fopen(path, "w");
+    Hardware back;
+    fresh_cache();
+    const Hardware h = measured(profile_measure, &tiny);
+    const char *file = in_dir(offload, "hw.json");
+    FILE *f = fopen(file, "w");
     profile_write(&h, f);
     CU_ASSERT_EQUAL(fclose(f), 0);
-    ASSERT_OK(hardware_read(&back, path, &err));
+    ASSERT_OK(hardware_read(&back, file, &err));
     CU_ASSERT(memcmp(&h.gmem, &back.gmem, offsetof(Hardware, shared_cores) - offsetof(Hardware, gmem)) == 0);
     CU_ASSERT(memcmp(&h.copy_core_s, &back.copy_core_s, sizeof h - offsetof(Hardware, copy_core_s)) == 0);
-    CU_ASSERT_STRING_EQUAL(h.name, back.name);
-    CU_ASSERT(back.shared_cores);
-    size_t len;
-    char *text = file_read(path, 1 << 20, &len, &err);
+    CU_ASSERT(!strcmp(h.name, back.name) && back.shared_cores);
+    char *text = contents(file, NULL);
     CU_ASSERT(strstr(text, "measured by flexgen profile on 20") && strstr(text, "sources"));
     free(text);
 }
 
 /* What is kept is found again, with the capacities of now. */
 static void the_second_time_it_is_read(void) {
-    char cache[300], path[600], offload[300];
-    Hardware h, again;
     const Bytes more[NTIERS] = {7, 8, 9};
-    fresh_cache(cache, sizeof cache);
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    ASSERT_OK(machine(&h, offload, 1));
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    CU_ASSERT_EQUAL(access(path, R_OK), 0);
-    CU_ASSERT_EQUAL(strncmp(path, cache, strlen(cache)), 0);
-    snprintf(cache + strlen(cache), 20, "/flexgen");
-    CU_ASSERT_EQUAL(count_files(cache), 1); /* and nothing half */
+    fresh_cache();
+    Hardware h = measured(profile_machine, &tiny);
+    CU_ASSERT(!access(path, R_OK) && !strncmp(path, cache, strlen(cache)) &&
+              count_files(folder) == 1); /* and nothing half */
     h.op_s = 77;
     strcpy(h.name, "planted");
-    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    CU_ASSERT_EQUAL(count_files(cache), 1);
-    ASSERT_OK(profile_machine(&again, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1, .capacity = more}, &err));
+    profile_keep(&h, &tiny, &here);
+    CU_ASSERT_EQUAL(count_files(folder), 1);
+    here.capacity = more;
+    const Hardware again = measured(profile_machine, &tiny);
     CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
     CU_ASSERT(again.mm_rows.n == h.mm_rows.n && again.ctog_bdw[0] == h.ctog_bdw[0]);
     CU_ASSERT(again.gmem == 7 && again.cmem == 8 && again.nmem == 9);
 }
 
 static void a_damaged_file_is_measured_anew(void) {
-    char cache[300], path[600], offload[300];
     static const char *const damaged[] = {"", "{\"name\": ", "{\"name\": \"x\"}", "[]"};
     Hardware h;
-    fresh_cache(cache, sizeof cache);
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    snprintf(cache + strlen(cache), 20, "/flexgen");
-    CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
+    fresh_cache();
+    CU_ASSERT_EQUAL_FATAL(mkdir(folder, 0700), 0);
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
-        write_file(cache, strrchr(path, '/') + 1, damaged[i], strlen(damaged[i]));
-        ASSERT_OK(machine(&h, offload, 1));
-        check_machine(&h);
+        write_file(folder, strrchr(path, '/') + 1, damaged[i], strlen(damaged[i]));
+        check_machine(measured(profile_machine, &tiny));
         ASSERT_OK(hardware_read(&h, path, &err));
-        CU_ASSERT_EQUAL(count_files(cache), 1);
+        CU_ASSERT_EQUAL(count_files(folder), 1);
     }
 }
 
-/* One line says that the machine will be measured again, and why. */
-static void check_unkept(const char *offload, const char *why) {
-    char said[2000] = "";
-    Hardware h;
-    FILE *progress = fmemopen(said, sizeof said, "w");
-    ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
-    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1, .progress = progress});
-    fclose(progress);
-    CU_ASSERT(strstr(said, "the next run will measure again") && strstr(said, why));
-    CU_ASSERT(said[0] && strchr(said, '\n') == said + strlen(said) - 1);
+/* The machine is measured; and one line says that it will be measured again, and why. */
+static void check_unkept(const char *why) {
+    check_machine(measured(profile_machine, &tiny));
+    const char *line = strstr(said, "the next run will measure again"), *end = line ? strchr(line, '\n') : NULL;
+    while (line && line > said && line[-1] != '\n') line--;
+    CU_ASSERT(line && end && !end[1] && strstr(line, why));
 }
 
-/* The file's name is taken by a directory, the directory's by a file; there is no home. */
+/* The directory's name is taken by a file, the file's by a directory; there is no cache, or no home. */
 static void a_cache_that_cannot_be_written_is_passed_over(void) {
-    char cache[300], path[600], offload[300];
-    Hardware h;
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    fresh_cache(cache, sizeof cache);
+    fresh_cache();
     write_file(cache, "flexgen", "", 0);
-    ASSERT_OK(machine(&h, offload, 1));
-    check_machine(&h);
-    check_unkept(offload, "Not a directory");
-    fresh_cache(cache, sizeof cache);
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    snprintf(cache + strlen(cache), 20, "/flexgen");
-    CU_ASSERT_EQUAL_FATAL(mkdir(cache, 0700), 0);
-    CU_ASSERT_EQUAL_FATAL(mkdir(path, 0700), 0);
-    ASSERT_OK(machine(&h, offload, 1));
-    check_machine(&h);
-    check_unkept(offload, "Is a directory");
-    CU_ASSERT_EQUAL(count_files(cache), 1);
+    check_unkept("Not a directory");
+    fresh_cache();
+    CU_ASSERT_FATAL(!mkdir(folder, 0700) && !mkdir(path, 0700));
+    check_unkept("Is a directory");
+    CU_ASSERT_EQUAL(count_files(folder), 1);
     setenv("XDG_CACHE_HOME", "/nonexistent/cache", 1);
-    ASSERT_OK(machine(&h, offload, 1));
-    check_unkept(offload, "/nonexistent/cache/flexgen");
+    check_unkept("/nonexistent/cache/flexgen");
     char *home = getenv("HOME") ? xstrdup(getenv("HOME")) : NULL;
     unsetenv("XDG_CACHE_HOME"), unsetenv("HOME");
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    CU_ASSERT_EQUAL(path[0], 0);
-    ASSERT_OK(machine(&h, offload, 1));
-    check_unkept(offload, "HOME");
+    CU_ASSERT_STRING_EQUAL(path_for(NULL, offload, 1), "");
+    check_unkept("HOME");
     setenv("HOME", "/a/home", 1);
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    CU_ASSERT_EQUAL(strncmp(path, "/a/home/.cache/flexgen/hardware-", 32), 0);
+    CU_ASSERT_EQUAL(strncmp(path_for(NULL, offload, 1), "/a/home/.cache/flexgen/hardware-", 32), 0);
     if (home) setenv("HOME", home, 1);
     free(home);
 }
@@ -202,78 +179,60 @@ static void *no_memory(size_t size) { return out_of_memory(1, size); }
 
 /* Whether memory runs out while it is written, or a run before was killed then. */
 static void no_half_of_a_profile_stays(void) {
-    char cache[300], path[600], half[700], offload[300];
+    char half[700];
     Hardware h;
     int status;
-    fresh_cache(cache, sizeof cache);
-    snprintf(offload, sizeof offload, "%s", temp_dir());
+    fresh_cache();
     ASSERT_OK(hardware_read(&h, "hardware/laptop.json", &err));
-    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    snprintf(cache + strlen(cache), 20, "/flexgen");
-    CU_ASSERT_FATAL(!access(path, R_OK) && count_files(cache) == 1 && !unlink(path));
+    profile_keep(&h, &tiny, &here);
+    CU_ASSERT_FATAL(!access(path, R_OK) && count_files(folder) == 1 && !unlink(path));
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (!pid) {
         cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = no_memory, .free_fn = free});
-        profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
+        profile_keep(&h, &tiny, &here);
         _exit(0);
     }
     CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
-    CU_ASSERT_EQUAL(count_files(cache), 0);
+    CU_ASSERT_EQUAL(count_files(folder), 0);
     snprintf(half, sizeof half, "%s.tmp-1", strrchr(path, '/') + 1);
-    write_file(cache, half, "{", 1);
-    profile_keep(&h, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    CU_ASSERT(!access(path, R_OK) && count_files(cache) == 1);
+    write_file(folder, half, "{", 1);
+    profile_keep(&h, &tiny, &here);
+    CU_ASSERT(!access(path, R_OK) && count_files(folder) == 1);
 }
 
 static void the_key_stands_for_threads_gpu_and_disk(void) {
-    char cache[300], one[600], path[600], offload[300];
     Gpu gpu = {.name = "a GPU"}, other = {.name = "another"};
-    fresh_cache(cache, sizeof cache);
-    snprintf(offload, sizeof offload, "%s", temp_dir());
-    profile_path(one, sizeof one, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1});
-    profile_path(path, sizeof path, &tiny,
-                 &(ThisMachine){.offload_dir = temp_dir(), .threads = 1}); /* another directory of the same disk */
-    CU_ASSERT_STRING_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 2});
-    CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.offload_dir = "/proc", .threads = 1});
-    CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, sizeof path, &tiny, &(ThisMachine){.gpu = &gpu, .offload_dir = offload, .threads = 1});
-    CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(one, sizeof one, &tiny, &(ThisMachine){.gpu = &other, .offload_dir = offload, .threads = 1});
-    CU_ASSERT_STRING_NOT_EQUAL(one, path);
-    profile_path(path, 20, &tiny, &(ThisMachine){.offload_dir = offload, .threads = 1}); /* no room for it */
-    CU_ASSERT_EQUAL(path[0], 0);
+    char tight[20];
+    fresh_cache();
+    CU_ASSERT_STRING_EQUAL(path, path_for(NULL, temp_dir(), 1)); /* another directory of the same disk */
+    CU_ASSERT_STRING_NOT_EQUAL(path, path_for(NULL, offload, 2));
+    CU_ASSERT_STRING_NOT_EQUAL(path, path_for(NULL, "/proc", 1));
+    CU_ASSERT_STRING_NOT_EQUAL(path, path_for(&gpu, offload, 1));
+    snprintf(path, sizeof path, "%s", path_for(&gpu, offload, 1));
+    CU_ASSERT_STRING_NOT_EQUAL(path, path_for(&other, offload, 1));
+    profile_path(tight, sizeof tight, &tiny, &here); /* no room for it */
+    CU_ASSERT_STRING_EQUAL(tight, "");
 }
 
 /* The notice goes to progress. It is not kept, since the disk may be back the next time. */
 static void without_a_disk_the_rest_is_measured(void) {
-    char cache[300], said[4000], path[400];
     const Bytes all[NTIERS] = {1, 1, SIZE_MAX / 4};
-    const char *const dirs[] = {"/nonexistent/dir", temp_dir()}, *const why[] = {"/nonexistent/dir", "cannot reserve"};
+    ProfileSize large = tiny;
     Hardware h, back;
-    fresh_cache(cache, sizeof cache);
+    large.disk = (size_t)1 << 50;
+    fresh_cache();
     for (int i = 0; i < 2; i++) {
-        ProfileSize size = tiny;
-        if (i) size.disk = (size_t)1 << 50;
-        FILE *progress = fmemopen(said, sizeof said, "w");
-        ASSERT_OK(profile_machine(
-            &h, &size,
-            &(ThisMachine){.offload_dir = dirs[i], .threads = 1, .capacity = i ? all : capacity, .progress = progress},
-            &err));
-        fclose(progress);
-        CU_ASSERT(strstr(said, "measured without a disk: ") && strstr(said, why[i]));
+        here.offload_dir = i ? offload : "/nonexistent/dir", here.capacity = i ? all : capacity;
+        h = measured(profile_machine, i ? &large : &tiny);
+        CU_ASSERT(strstr(said, "measured without a disk: ") && strstr(said, i ? "cannot reserve" : "/nonexistent/dir"));
         CU_ASSERT(positive(h.mm_flops[0]) && positive(h.ctog_bdw[0]) && h.nmem == 1 && h.dtoc_bdw[0] < 1e7);
         CU_ASSERT_EQUAL(count_files(cache), 0);
     }
-    snprintf(path, sizeof path, "%s/hw.json", temp_dir());
-    FILE *f = fopen(path, "w");
+    FILE *f = fopen(in_dir(offload, "hw.json"), "w");
     profile_write(&h, f);
     CU_ASSERT_EQUAL(fclose(f), 0);
-    ASSERT_OK(hardware_read(&back, path, &err));
-    host_set_threads(0); /* for the suites behind this one */
+    ASSERT_OK(hardware_read(&back, in_dir(offload, "hw.json"), &err));
 }
 
 /* Sizes fit both upper tiers, and what is measured fits them: a product reads half of the cold memory. */
@@ -287,9 +246,8 @@ static void check_size(const ProfileSize *s, size_t memory) {
 static void where_memory_is_short_less_is_measured_with(void) {
     static const char *const models[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-175b"};
     for (int m = 0; m < 4; m++) {
-        OptConfig config;
+        const OptConfig config = opt_named(models[m]);
         bool fits = true, all = false;
-        CU_ASSERT_EQUAL(opt_config_by_name(&config, models[m]), 0);
         for (size_t memory = (size_t)8 << 30; memory; memory = memory * 3 / 4) {
             ProfileSize size;
             const bool fitted = fits;
@@ -303,26 +261,9 @@ static void where_memory_is_short_less_is_measured_with(void) {
     }
 }
 
-/* Of heads that cannot be halved, too. */
-static void with_the_least_memory_everything_is_measured(void) {
-    static const char *const models[] = {"opt-125m", "opt-1.3b"};
-    for (int m = 0; m < 2; m++) {
-        OptConfig config;
-        ProfileSize size;
-        Hardware h;
-        CU_ASSERT_EQUAL(opt_config_by_name(&config, models[m]), 0);
-        ASSERT_OK(profile_size(&size, NULL, &config, (size_t)8 << 20, &err));
-        size.seconds = tiny.seconds, size.disk = tiny.disk;
-        ASSERT_OK(profile_measure(&h, &size, &(ThisMachine){.offload_dir = temp_dir(), .threads = 2, .capacity = capacity},
-                                  &err));
-        check_machine(&h);
-    }
-}
-
 CU_TestInfo tests[] = {
     {"everything is measured", everything_is_measured},
-    {"a layer with a narrow MLP is measured", a_layer_with_a_narrow_mlp_is_measured},
-    {"prompts of more rows than products are measured", prompts_of_more_rows_than_products_are_measured},
+    {"every size is measured", every_size_is_measured},
     {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
     {"the second time it is read", the_second_time_it_is_read},
     {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
@@ -331,6 +272,5 @@ CU_TestInfo tests[] = {
     {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
     {"without a disk the rest is measured", without_a_disk_the_rest_is_measured},
     {"where memory is short less is measured with", where_memory_is_short_less_is_measured_with},
-    {"with the least memory everything is measured", with_the_least_memory_everything_is_measured},
     CU_TEST_INFO_NULL,
 };
