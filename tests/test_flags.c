@@ -476,7 +476,7 @@ static uint64_t digest(Command command, const char *line) {
 /* assert_sets tries each flag by itself. */
 static void what_is_a_machines_own_is_no_part_of_the_digest(void) {
     const uint64_t seed = digest(BENCH, "--seed 11");
-    CU_ASSERT(seed == digest(BENCH, "--threads 2 --seed 11 --gpu-mem 1G"));
+    CU_ASSERT(seed == digest(BENCH, "--threads 2 --seed 11 --gpu-mem 1G --with gmem=1e9"));
     CU_ASSERT(seed != digest(BENCH, "--seed 12") && seed != digest(GENERATE, "--seed 11"));
     CU_ASSERT(digest(GENERATE, "--stop ab --stop c") != digest(GENERATE, "--stop a --stop bc"));
 }
