@@ -133,13 +133,21 @@ void result_free(Result *r) { free(r->out), free(r->err); }
 static pid_t start_line(const char *format, va_list list) {
     enum { MOST = 64 };
     const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN");
-    char *line, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
+    char *line, *whole, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
+    size_t len;
+    FILE *out = open_memstream(&whole, &len);
     open_directories();
-    CHECK(vasprintf(&line, format, list) >= 0);
-    split_words(keep(line), words + 1, MOST - 1);
-    for (char **word = words; *word; word++)
-        if (**word == '@') *word = keep(xstrdup(in_dir(capture, *word + 1)));
-    return start_program((const char *const *)words);
+    CHECK(out && vasprintf(&line, format, list) >= 0);
+    for (const char *c = line; *c; c++)
+        if (*c == '@' && (c == line || strchr(" '", c[-1])))
+            fprintf(out, "%s/", capture);
+        else
+            putc(*c, out);
+    CHECK(!fclose(out));
+    split_words(whole, words + 1, MOST - 1);
+    const pid_t pid = start_program((const char *const *)words);
+    free(line), free(whole);
+    return pid;
 }
 
 pid_t start_flexgen(const char *format, ...) {
