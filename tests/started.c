@@ -130,14 +130,17 @@ void result_free(Result *r) { free(r->out), free(r->err); }
 // flexgen
 // ---------------------------------------------------------------------------------------------------------------
 
-static pid_t start_line(const char *format, va_list list) {
+pid_t start_flexgen(const char *format, ...) {
     enum { MOST = 64 };
     const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN");
     char *line, *whole, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
     size_t len;
-    FILE *out = open_memstream(&whole, &len);
+    va_list list;
     open_directories();
-    CHECK(out && vasprintf(&line, format, list) >= 0);
+    va_start(list, format);
+    CHECK(vasprintf(&line, format, list) >= 0);
+    va_end(list);
+    FILE *out = open_memstream(&whole, &len);
     for (const char *c = line; *c; c++)
         if (*c == '@' && (c == line || strchr(" '", c[-1])))
             fprintf(out, "%s/", capture);
@@ -150,30 +153,10 @@ static pid_t start_line(const char *format, va_list list) {
     return pid;
 }
 
-pid_t start_flexgen(const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    const pid_t pid = start_line(format, list);
-    va_end(list);
-    return pid;
-}
-
-Result flexgen(const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    const pid_t pid = start_line(format, list);
-    va_end(list);
-    return finish(pid);
-}
-
-Result flexgen_done(const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    const Result r = finish(start_line(format, list));
-    va_end(list);
-    if (r.status || strstr(r.err, "flexgen: "))
-        fprintf(stderr, "\n   %s: status %d: %s\n", newest.command, r.status, r.err);
-    CU_ASSERT_FATAL(r.status == 0 && !strstr(r.err, "flexgen: "));
+Result succeeded(Result r) {
+    const bool right = r.status == 0 && !strstr(r.err, "flexgen: ");
+    if (!right) fprintf(stderr, "\n   %s: status %d: %s\n", newest.command, r.status, r.err);
+    CU_ASSERT_FATAL(right);
     return r;
 }
 

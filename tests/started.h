@@ -40,8 +40,9 @@ void result_free(Result *r);
 /* The program is $FLEXGEN_BIN, or ./flexgen. Its arguments, made with printf, are written as in a shell: see split_words. A
  * word that begins with @ is a file in `capture`. */
 pid_t start_flexgen(const char *format, ...) __attribute__((format(printf, 1, 2)));
-Result flexgen(const char *format, ...) __attribute__((format(printf, 1, 2)));
-Result flexgen_done(const char *format, ...) __attribute__((format(printf, 1, 2))); /* and it must succeed */
+#define flexgen(...) finish(start_flexgen(__VA_ARGS__))
+Result succeeded(Result r); /* the same, or the test ends */
+#define flexgen_done(...) succeeded(flexgen(__VA_ARGS__))
 
 /* Whether a text has the parts of a pattern, which " ... " parts, in their order. Tells people if not. */
 bool says(const char *text, const char *pattern);

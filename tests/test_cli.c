@@ -419,12 +419,10 @@ static void a_missing_shard_is_refused_by_name(void) {
 static void a_wrong_prompt_is_refused_with_its_line(void) {
     static const Refusal rows[] = {
         {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
-        {"generate" TINY " --prompts @nul --strict", 1, "nul line 2: a NUL byte"},
         {"generate" TINY " --prompts @", 1, "directory"},
         {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
     };
     give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
-    write_file(capture, "nul", "fine\nfi\0ne\n", 11);
     ASSERT_REFUSALS(rows);
     char *text = keep(xcalloc(2000, 1));
     for (int i = 0; i < 600; i++) memcpy(text + 3 * i, "we ", 3);

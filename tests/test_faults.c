@@ -164,23 +164,19 @@ static Verdict judge_machine(void) {
 // Cases
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Ways to fail. short: errno 0. + : and all calls after it */
-static const struct {
-    const char *class, *how;
-} ways[] = {{"open", ":5"},     {"open", "+:24"},    {"read", ":5"},     {"read", ":0"},    {"read", ":4"},
-            {"pread", ":5"},    {"pread", "+:5"},    {"pread", ":0"},    {"pread", ":4"},   {"write", ":28"},
-            {"write", "+:28"},  {"write", ":0"},     {"write", ":4"},    {"pwrite", ":28"}, {"pwrite", ":5"},
-            {"pwrite", ":0"},   {"pwrite", ":4"},    {"sync", ":5"},     {"sync", "+:5"},   {"sync", ":4"},
-            {"allocate", ":4"}, {"allocate", ":28"}, {"mmap", ":12"},    {"mmap", "+:12"},  {"malloc", ":12"},
-            {"malloc", "+:12"}, {"thread", ":11"},   {"thread", "+:11"}, {"stat", ":5"},    {"stat", "+:12"},
-            {"unlink", ":5"},   {"unlink", "+:13"},  {"lock", ":37"},    {"lock", ":4"},    {"key", ":11"},
-            {"inner", ":12"},   {"inner", "+:12"}};
+/* Ways to fail: a class and an errno; 0: to be short. + : and all calls after it */
+static const char *const ways[] = {
+    "open:5",    "open+:24",   "read:5",    "read:0",     "read:4",     "pread:5",     "pread+:5", "pread:0",
+    "pread:4",   "write:28",   "write+:28", "write:0",    "write:4",    "pwrite:28",   "pwrite:5", "pwrite:0",
+    "pwrite:4",  "sync:5",     "sync+:5",   "sync:4",     "allocate:4", "allocate:28", "mmap:12",  "mmap+:12",
+    "malloc:12", "malloc+:12", "thread:11", "thread+:11", "stat:5",     "stat+:12",    "unlink:5", "unlink+:13",
+    "lock:37",   "lock:4",     "key:11",    "inner:12",   "inner+:12"};
 enum { NWAYS = sizeof ways / sizeof *ways };
 
-/* Calls of a class in the undisturbed run. */
-static long count_of(const char *class) {
+/* Calls of a way's class in the undisturbed run. */
+static long count_of(const char *way) {
     char *counts = text_of("counts"), key[20];
-    snprintf(key, sizeof key, "\n%s ", class);
+    snprintf(key, sizeof key, "\n%.*s ", (int)strcspn(way, "+:"), way);
     const char *at = counts ? strstr(counts, key) : NULL;
     const long n = at ? atol(at + strlen(key)) : 0;
     free(counts);
@@ -242,11 +238,12 @@ static bool try(const Errand *job, const char *fault) {
  * job that measures for every twelfth. */
 static void try_way(const Errand *job, int w, long most) {
     const int number = (int)(job - jobs);
-    const long calls = count_of(ways[w].class), step = most ? 1 + (calls - 1) / most : calls + 1;
+    const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;
     long n = most ? 1 : 1 + (7919L * (w + 1) * (number + 1)) % (calls ? calls : 1);
     for (; n <= calls && (most || (w + number) % (job->measures ? 12 : 3) == 0); n += step) {
         char fault[60];
-        snprintf(fault, sizeof fault, "%s:%ld%s", ways[w].class, n, ways[w].how);
+        const int len = (int)strcspn(ways[w], "+:"); /* of the class */
+        snprintf(fault, sizeof fault, "%.*s:%ld%s", len, ways[w], n, ways[w] + len);
         CU_ASSERT(try(job, fault));
     }
 }
@@ -267,7 +264,7 @@ static void try_job(const Errand *job) {
     make_reference(job);
     if (!count_of("malloc")) return; /* a sanitizer's, say: nothing is counted */
     for (int w = 0; w < NWAYS; w++)
-        if (!way || !strcmp(way, ways[w].class)) try_way(job, w, most);
+        if (!way || !strncmp(way, ways[w], strcspn(ways[w], "+:"))) try_way(job, w, most);
     printf("\n    %s: %ld cases; so far %ld refused ", job->name, cases - before, refused);
 }
 

@@ -290,14 +290,6 @@ static void the_digest_changes_with_every_prompt(void) {
     }
 }
 
-static void a_prompt_file_that_is_none_is_refused(void) {
-    const char *dir = temp_dir(), *none = in_dir(dir, "none");
-    Job job = empty_job(false, NULL);
-    CU_ASSERT(job_read(&job, dir, &err) == -1 && strstr(err.text, dir) && strstr(err.text, "directory"));
-    CU_ASSERT(job_read(&job, none, &err) == -1 && strstr(err.text, none) && strstr(err.text, "No such file"));
-    job_free(&job);
-}
-
 static void *write_slowly(void *path) {
     FILE *pipe = fopen(path, "w");
     CHECK(pipe);
@@ -332,7 +324,6 @@ CU_TestInfo tests[] = {
     {"a job that goes on asks for what is left", a_job_that_goes_on_asks_for_what_is_left},
     {"a file is JSON lines or plain as a whole", a_file_is_json_lines_or_plain_as_a_whole},
     {"the digest changes with every prompt", the_digest_changes_with_every_prompt},
-    {"a prompt file that is none is refused", a_prompt_file_that_is_none_is_refused},
     {"prompts come through a pipe", prompts_come_through_a_pipe},
     CU_TEST_INFO_NULL,
 };
