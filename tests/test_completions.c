@@ -1,4 +1,5 @@
-/* test_completions.c: what becomes of a job: its lines, read back as strict JSON, and its journal, killed at every byte.
+/* test_completions.c: what becomes of a job. Its lines are read back as strict JSON, and it goes on from every byte of its
+ * journal and of its output. test_job.c has how prompts come in, and test_cli.c what the program does when it is stopped.
  * The pieces are those of tests/golden/tokenizer, where a character such as an emoji is several tokens. */
 #include <cjson/cJSON.h>
 #include <errno.h>

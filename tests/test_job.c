@@ -1,4 +1,6 @@
-/* test_job.c: prompts as they come in. The pieces are those of tests/golden/tokenizer. */
+/* test_job.c: prompts as they come in: which of a file's lines are prompts, which are impossible, and what is said of them.
+ * test_json.c has what is JSON and how files are read, and test_completions.c what becomes of the prompts. The pieces are
+ * those of tests/golden/tokenizer. */
 #include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
