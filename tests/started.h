@@ -1,5 +1,5 @@
 /* started.h: programs that a test starts, what they write and what they leave behind. A suite about refusals is a table of
- * Refusal, one row a case. */
+ * Case, one row each. */
 #ifndef STARTED_H
 #define STARTED_H
 #include <sys/resource.h>
@@ -46,15 +46,16 @@ Result succeeded(Result r); /* the same, or the test ends */
 
 /* Whether a text has the parts of a pattern, which " ... " parts, in their order. Tells people if not. */
 bool says(const char *text, const char *pattern);
-/* The run ended with that status, wrote no result, and said why in one line that says this. */
-void assert_refusal(Result r, int status, const char *said);
+/* The run ended with that status and says this on standard error; if it failed, that is one line, and there is no result.
+ */
+void assert_ends(Result r, int status, const char *said);
 typedef struct {
     const char *args;
     int status;
     const char *said;
-} Refusal;
-void assert_refusals(const Refusal *rows, size_t n);
-#define ASSERT_REFUSALS(rows) assert_refusals(rows, sizeof rows / sizeof *rows)
+} Case;
+void assert_cases(const Case *rows, size_t n);
+#define ASSERT_CASES(rows) assert_cases(rows, sizeof rows / sizeof *rows)
 
 /* Keeps memory, such as JSON, to the end of the suite. */
 void *keep(void *p);

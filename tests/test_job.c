@@ -267,7 +267,7 @@ static void a_file_is_json_lines_or_plain_as_a_whole(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Job job = empty_job(true, cases[i].format);
         const bool read = !job_read(&job, prompt_file(cases[i].name, lines, strlen(lines)), &err);
-        CU_ASSERT_EQUAL(read, cases[i].text != NULL);
+        CU_ASSERT_EQUAL_FATAL(read, cases[i].text != NULL);
         CU_ASSERT(read ? !strcmp(job.request[0].text, cases[i].text) : strstr(err.text, "--format jsonl") != NULL);
         job_free(&job);
     }
