@@ -153,10 +153,16 @@ pid_t start_flexgen(const char *format, ...) {
     return pid;
 }
 
-Result succeeded(Result r) {
-    const bool right = r.status == 0 && !strstr(r.err, "flexgen: ");
-    if (!right) fprintf(stderr, "\n   %s: status %d: %s\n", newest.command, r.status, r.err);
-    CU_ASSERT_FATAL(right);
+static bool ended_with(const Result *r, int status) {
+    const bool one_line = r->err_len && strchr(r->err, '\n') == r->err + r->err_len - 1,
+               refused = !r->out_len && one_line && !strncmp(r->err, "flexgen: ", 9),
+               right = r->status == status && (status ? refused : !strstr(r->err, "flexgen: "));
+    if (!right) fprintf(stderr, "\n   %s: status %d, %zu bytes out: %s\n", newest.command, r->status, r->out_len, r->err);
+    return right;
+}
+
+Result went_well(Result r) {
+    CU_ASSERT_FATAL(ended_with(&r, 0));
     return r;
 }
 
@@ -174,13 +180,7 @@ bool says(const char *text, const char *pattern) {
     return true;
 }
 
-void assert_ends(Result r, int status, const char *said) {
-    const bool one_line = r.err_len && strchr(r.err, '\n') == r.err + r.err_len - 1,
-               refused = !r.out_len && one_line && !strncmp(r.err, "flexgen: ", 9),
-               right = r.status == status && (status ? refused : !strstr(r.err, "flexgen: "));
-    if (!right) fprintf(stderr, "\n   %s: status %d, %zu bytes out: %s\n", newest.command, r.status, r.out_len, r.err);
-    CU_ASSERT(right && says(r.err, said));
-}
+void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && says(r.err, said)); }
 
 void assert_cases(const Case *rows, size_t n) {
     for (size_t i = 0; i < n; i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);

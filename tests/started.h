@@ -1,5 +1,5 @@
-/* started.h: programs that a test starts, what they write and what they leave behind. A suite about refusals is a table of
- * Case, one row each. */
+/* started.h: programs that a test starts, what they write and what they leave behind. What the program refuses is a table
+ * of cases, a row each. */
 #ifndef STARTED_H
 #define STARTED_H
 #include <sys/resource.h>
@@ -41,14 +41,15 @@ void result_free(Result *r);
  * word that begins with @ is a file in `capture`. */
 pid_t start_flexgen(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define flexgen(...) finish(start_flexgen(__VA_ARGS__))
-Result succeeded(Result r); /* the same, or the test ends */
-#define flexgen_done(...) succeeded(flexgen(__VA_ARGS__))
+Result went_well(Result r); /* returns r, if the run has done what it was to do; otherwise the test ends */
+#define flexgen_done(...) went_well(flexgen(__VA_ARGS__))
 
-/* Whether a text has the parts of a pattern, which " ... " parts, in their order. Tells people if not. */
+/* Returns true if a text has the parts of a pattern, which " ... " parts, in their order; otherwise prints why not. */
 bool says(const char *text, const char *pattern);
-/* The run ended with that status and says this on standard error; if it failed, that is one line, and there is no result.
- */
+/* Asserts that the run ended with that status and says this on standard error. A run that failed must have said it in one
+ * line, and must have written no result. */
 void assert_ends(Result r, int status, const char *said);
+/* A row of a table: the arguments, the status, and what is said. */
 typedef struct {
     const char *args;
     int status;
