@@ -1055,13 +1055,15 @@ static void a_latency_bounds_what_is_found(void) {
 
 /* What is given is an order: shares, the size of a batch, and who attends. */
 static void the_search_keeps_to_what_is_given(void) {
-    const cJSON *one, *json = FIGURES(ON_LAPTOP
-                                      " --num-prompts 32 --percent 12.3 - - 33.3 - - --gpu-batch-size 8 "
-                                      "--cpu-cache-compute --json -");
-    CU_ASSERT(cJSON_GetArraySize(item(json, "best")) > 1);
-    cJSON_ArrayForEach(one, item(json, "best")) {
-        /* what is left open, hg, goes where it is best */
-        assert_figures(one, "wg=0.123 cc=0.333 gbs=8 cpu_cache_compute=true hg=1");
+    static const char *const given[][2] = {
+        {ON_LAPTOP " --num-prompts 32 --percent 12.3 - - 33.3 - - --gpu-batch-size 8 --cpu-cache-compute",
+         "wg=0.123 cc=0.333 gbs=8 cpu_cache_compute=true hg=1"}, /* what is left open, hg, goes where it is best */
+        {"policy --model opt-1.3b" ON_T4 " --prompt-len 64 --gen-len 8 --num-prompts 8 --cpu-cache-compute",
+         "cpu_cache_compute=true"}}; /* of these the GPU would attend in the best */
+    for (int i = 0; i < 2; i++) {
+        const cJSON *one, *best = item(FIGURES("%s --json -", given[i][0]), "best");
+        CU_ASSERT(cJSON_GetArraySize(best) > 1);
+        cJSON_ArrayForEach(one, best) assert_figures(one, "%s", given[i][1]);
     }
 }
 

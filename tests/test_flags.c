@@ -345,9 +345,10 @@ static void a_wrong_value_is_refused_with_what_is_expected(void) {
         {"quantize --model m", "--output is missing; name the directory that the copy is to be"},
         {"quantize --model m --output ''", "--output is missing; name the directory that the copy is to be"},
         {"policy --model m --cost-model paper", "--hardware is missing; name the machine's file, such as hardware/t4.json"},
-        {"policy --model m --cost-model paper --hardware h", "--gpu-batch-size is missing; give the block as"},
+        {"policy --model m --cost-model paper --hardware h",
+         "--gpu-batch-size is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
         {"policy --model m --cost-model paper --hardware h --gpu-batch-size 1",
-         "--num-gpu-batches is missing; give the block as"},
+         "--num-gpu-batches is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CU_ASSERT_EQUAL(check(words(cases[i][0])), -1);
