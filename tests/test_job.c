@@ -14,17 +14,13 @@ static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2}
 static Tokenizer *tokenizer;
 static Error err;
 
-static void open_pieces(void) {
-    if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
-    if (!tokenizer) CU_FAIL_FATAL(err.text);
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Prompts in
 // ---------------------------------------------------------------------------------------------------------------
 
 static Job empty_job(bool strict, const char *format) {
-    open_pieces();
+    if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
+    if (!tokenizer) CU_FAIL_FATAL(err.text);
     return (Job){.tokenizer = tokenizer, .config = &config, .max_tokens = N, .strict = strict, .format = format};
 }
 
