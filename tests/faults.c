@@ -2,8 +2,8 @@
  *
  *     FAULT=pread:7:5    the 7th read with pread fails with errno 5; pread:7+:5: and all after it
  *     FAULT=write:3:0    the 3rd write is short: half of what was asked for
- *     FAULT_HASTE=2000   the monotonic clock runs so many times as fast, so that a measurement that takes a time is soon
- * over FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were: "CLASS N" behind a newline
+ *     FAULT_HASTE=2000   the monotonic clock runs so many times as fast; what is measured for a time is then soon measured
+ *     FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a class each line
  *
  * Memory and threads are asked for through functions of the same names here, by the C library too: the buffers of its
  * streams, what fopen, opendir, qsort and realpath allocate. The other classes are system calls: a filter (seccomp) turns
