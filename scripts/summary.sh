@@ -15,6 +15,7 @@ cat "$@" | awk '
     /^  not run: / { names = names "\n" $0; unrun++ }
     $1 == "suite" && NF == 5 {
         printf "%s took %.1f s, and %.1f s of the processors\n", $2, $4, $5
+        wall += $4; processors += $5
         if (early) { # by suite.sh, in the middle of a test
             suites[2]++; suites[5]++
             tests[2] += listed; tests[3] += listed - unrun; tests[5] += ++reds; tests[4] += listed - unrun - reds; tests[6] += unrun
@@ -34,6 +35,7 @@ cat "$@" | awk '
         printf "               tests %6d %6d %6d %6d %8d\n", tests[2], tests[3], tests[4], tests[5], tests[6]
         printf "             asserts %6d %6d %6d %6d      n/a\n", asserts[2], asserts[3], asserts[4], asserts[5]
         print failed
+        printf "took %.1f s one suite after the other, and %.1f s of the processors\n", wall, processors
         printf "%d passed, %d failed, %d skipped\n", tests[4], tests[5], tests[6]
         exit failed != ""
     }'

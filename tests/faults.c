@@ -2,8 +2,8 @@
  *
  *     FAULT=pread:7:5    the 7th read with pread fails with errno 5; pread:7+:5: and all after it
  *     FAULT=write:3:0    the 3rd write is short: half of what was asked for
- *     FAULT_HASTE=2000   the monotonic clock runs so many times as fast, so that what is measured for a time is measured
- * soon FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a number a line
+ *     FAULT_HASTE=2000   the monotonic clock runs so many times as fast; what is measured for a time is then soon measured
+ *     FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a class each line
  *
  * Memory and threads are asked for through functions of the same names here, by the C library too: the buffers of its
  * streams, what fopen, opendir, qsort and realpath allocate. The other classes are system calls: a filter (seccomp) turns
@@ -195,6 +195,6 @@ __attribute__((destructor)) static void end(void) {
     const char *path = getenv("FAULT_COUNTS");
     active = false;
     FILE *f = path ? fopen(path, "w") : NULL;
-    for (int c = 0; f && c < NCLASSES; c++) fprintf(f, "%s %ld\n", class_name[c], count[c]);
+    for (int c = 0; f && c < NCLASSES; c++) fprintf(f, "\n%s %ld", class_name[c], count[c]);
     if (f) fclose(f);
 }

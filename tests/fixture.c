@@ -72,6 +72,19 @@ void redirect(int fd, const char *path, int flags) {
     close(opened);
 }
 
+int split_words(char *text, char *words[], int most) {
+    int n = 0;
+    for (char *at = text + strspn(text, " "); *at; at += strspn(at, " ")) {
+        const bool quoted = *at == '\'';
+        CHECK(n + 1 < most);
+        words[n++] = at += quoted;
+        at += strcspn(at, quoted ? "'" : " ");
+        if (*at) *at++ = 0;
+    }
+    words[n] = NULL;
+    return n;
+}
+
 double max_norm_error(const float *a, const float *b, size_t n) {
     double diff = 0, ref = 0;
     for (size_t i = 0; i < n; i++) {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,13 @@ static struct {
 
 With with;
 char offload[300], capture[300];
+
+void *keep(void *p) {
+    static void **kept;
+    static int n;
+    kept = xrealloc(kept, (size_t)n + 1, sizeof *kept);
+    return kept[n++] = p;
+}
 
 void open_directories(void) {
     if (offload[0]) return;
@@ -80,6 +88,7 @@ __attribute__((noreturn)) static void become(const char *const *argv) {
     redirect(2, in_dir(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
     limit(RLIMIT_AS, with.memory), limit(RLIMIT_FSIZE, with.file);
     if (with.fault) setenv("LD_PRELOAD", getenv("FAULTS_LIBRARY"), 1), setenv("FAULT", with.fault, 1);
+    for (const char *const *set = with.set; *set; set++) putenv((char *)*set);
     signal(SIGINT, SIG_DFL); /* a shell's background jobs ignore it, and so would the program */
     alarm(LONGEST * patience());
     execvp(argv[0], (char *const *)argv);
@@ -107,8 +116,8 @@ Result finish(pid_t pid) {
     alarm(0);
     Result r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
                 .resident = usage.ru_maxrss * 1024};
-    r.out = with.output || with.pipe ? xstrdup("") : contents(in_dir(capture, "out"), &r.out_len);
-    r.err = contents(in_dir(capture, "err"), &r.err_len);
+    r.out = keep(with.output || with.pipe ? xstrdup("") : contents(in_dir(capture, "out"), &r.out_len));
+    r.err = keep(contents(in_dir(capture, "err"), &r.err_len));
     memset(&with, 0, sizeof with);
     CU_ASSERT_EQUAL(count_files(offload), 0);
     if (r.status == 1000 + SIGALRM) say_that_it_hangs();
@@ -116,3 +125,63 @@ Result finish(pid_t pid) {
 }
 
 void result_free(Result *r) { free(r->out), free(r->err); }
+
+// ---------------------------------------------------------------------------------------------------------------
+// flexgen
+// ---------------------------------------------------------------------------------------------------------------
+
+pid_t start_flexgen(const char *format, ...) {
+    enum { MOST = 64 };
+    const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN");
+    char *line, *whole, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
+    size_t len;
+    va_list list;
+    open_directories();
+    va_start(list, format);
+    CHECK(vasprintf(&line, format, list) >= 0);
+    va_end(list);
+    FILE *out = open_memstream(&whole, &len);
+    for (const char *c = line; *c; c++)
+        if (*c == '@' && (c == line || strchr(" '", c[-1])))
+            fprintf(out, "%s/", capture);
+        else
+            putc(*c, out);
+    CHECK(!fclose(out));
+    split_words(whole, words + 1, MOST - 1);
+    const pid_t pid = start_program((const char *const *)words);
+    free(line), free(whole);
+    return pid;
+}
+
+static bool ended_with(const Result *r, int status) {
+    const bool one_line = r->err_len && strchr(r->err, '\n') == r->err + r->err_len - 1,
+               refused = !r->out_len && one_line && !strncmp(r->err, "flexgen: ", 9),
+               right = r->status == status && (status ? refused : !strstr(r->err, "flexgen: "));
+    if (!right) fprintf(stderr, "\n   %s: status %d, %zu bytes out: %s\n", newest.command, r->status, r->out_len, r->err);
+    return right;
+}
+
+Result went_well(Result r) {
+    CU_ASSERT_FATAL(ended_with(&r, 0));
+    return r;
+}
+
+bool says(const char *text, const char *pattern) {
+    char parts[1000], *part = parts;
+    const char *at = text;
+    CHECK((size_t)snprintf(parts, sizeof parts, "%s", pattern) < sizeof parts);
+    for (char *next; part; part = next) {
+        next = strstr(part, " ... ");
+        if (next) *next = 0, next += strlen(" ... ");
+        at = strstr(at, part);
+        if (!at) return fprintf(stderr, "\n    no \"%s\" in its place: %s\n", part, text), false;
+        at += strlen(part);
+    }
+    return true;
+}
+
+void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && says(r.err, said)); }
+
+void assert_cases(const Case *rows, size_t n) {
+    for (size_t i = 0; i < n; i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);
+}

@@ -1,4 +1,5 @@
-/* started.h: a program that a test starts, what it writes and leaves behind; for the suites `cli`, `mini`, `summary`. */
+/* started.h: programs that a test starts, what they write and what they leave behind. What the program refuses is a table
+ * of cases, a row each. */
 #ifndef STARTED_H
 #define STARTED_H
 #include <sys/resource.h>
@@ -6,6 +7,7 @@
 
 #include "tests.h"
 
+/* What it wrote is kept to the end of the suite, unless result_free frees it before. */
 typedef struct {
     int status;      /* exit status, or 1000 + the signal that ended it */
     char *out, *err; /* what it wrote */
@@ -18,7 +20,8 @@ typedef struct {
     const char *input, *output; /* files for standard input and output; without: nothing, and captured */
     int pipe;                   /* instead of a file for standard output */
     rlim_t memory, file;        /* bytes of address space, of the largest file that it may write; 0: no limit */
-    const char *fault;          /* what faults.so disturbs */
+    const char *fault;          /* what faults.so disturbs; "": nothing, but it is loaded */
+    const char *set[4];         /* up to three NAME=VALUE, variables of its environment */
     bool emulated;              /* the program that was linked with the emulation of a GPU */
 } With;
 extern With with;
@@ -28,8 +31,33 @@ void open_directories(void);            /* and the environment of all runs; star
 /* Starts argv[0]. If it hangs it is ended (SIGALRM), named and fails its test; a second one that hangs ends the suite. */
 pid_t start_program(const char *const *argv);
 bool program_runs(pid_t pid); /* false: it has ended, and finish does not wait */
-/* Waits for it; the caller frees the result. Whatever happened, nothing may be left in `offload`. */
+/* Waits for it. Whatever happened, nothing may be left in `offload`. */
 Result finish(pid_t pid);
 void result_free(Result *r);
 
+// ---- flexgen ------------------------------------------------------------------------------------------------------------
+
+/* The program is $FLEXGEN_BIN, or ./flexgen. Its arguments, made with printf, are written as in a shell: see split_words. A
+ * word that begins with @ is a file in `capture`. */
+pid_t start_flexgen(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define flexgen(...) finish(start_flexgen(__VA_ARGS__))
+Result went_well(Result r); /* returns r, if the run has done what it was to do; otherwise the test ends */
+#define flexgen_done(...) went_well(flexgen(__VA_ARGS__))
+
+/* Returns true if a text has the parts of a pattern, which " ... " parts, in their order; otherwise prints why not. */
+bool says(const char *text, const char *pattern);
+/* Asserts that the run ended with that status and says this on standard error. A run that failed must have said it in one
+ * line, and must have written no result. */
+void assert_ends(Result r, int status, const char *said);
+/* A row of a table: the arguments, the status, and what is said. */
+typedef struct {
+    const char *args;
+    int status;
+    const char *said;
+} Case;
+void assert_cases(const Case *rows, size_t n);
+#define ASSERT_CASES(rows) assert_cases(rows, sizeof rows / sizeof *rows)
+
+/* Keeps memory, such as JSON, to the end of the suite. */
+void *keep(void *p);
 #endif

@@ -1,62 +1,54 @@
 /* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. And how
- * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed. */
+ * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed; what it
+ * computes; and the page for readers with a GPU, docs/GPU.md. test_cli.c has the program on a GPU that it has found. */
 #include <cjson/cJSON.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 static const char *setting(const char *name, const char *otherwise) {
     const char *value = getenv(name);
     return value ? value : otherwise;
 }
 
-/* Runs the copy in dir on a GPU, with the stub of a driver or without one, and looks for a word in what it says. */
-static void says(const char *dir, bool driver, int status, const char *word) {
-    char command[4096], said[4096];
-    snprintf(command, sizeof command,
-             "CUDA_VISIBLE_DEVICES= LD_LIBRARY_PATH=%s '%s/flexgen' generate --device cuda --model models/opt-tiny "
-             "--prompt x --max-tokens 1 --gpu-batch-size 1 --num-gpu-batches 1 --percent 100 0 100 0 100 0 2>&1",
-             driver ? setting("FLEXGEN_DRIVER", "build/driver") : "", dir);
-    FILE *f = popen(command, "r");
-    CHECK(f);
-    said[fread(said, 1, sizeof said - 1, f)] = 0;
-    const int exited = pclose(f);
-    CU_ASSERT(WIFEXITED(exited) && WEXITSTATUS(exited) == status);
-    if (strstr(said, word)) return;
-    fprintf(stderr, "\n    no \"%s\" in: %s\n", word, said);
-    CU_FAIL("message");
-}
-
-/* A directory with a copy of the program, and beside it the library, if any. */
-static const char *copy_program(const char *library) {
-    const char *dir = temp_dir();
-    char command[4096];
-    snprintf(command, sizeof command, "cp '%s' '%s/flexgen'", setting("FLEXGEN_BIN", "./flexgen"), dir);
+/* Runs a copy of the program on a GPU, with a library for GPUs beside it, with the stub of a driver or without one. */
+static Result run_copy(const char *library, bool driver) {
+    char command[2000], path[1000];
+    const char *dir = temp_dir(), *bin = setting("FLEXGEN_BIN", "./flexgen");
+    snprintf(command, sizeof command, "cp '%s' '%s/flexgen' && { [ -z '%s' ] || cp '%s' '%s/flexgen_cuda.so'; }", bin, dir,
+             library, library, dir);
     CHECK(system(command) == 0);
-    snprintf(command, sizeof command, "cp '%s' '%s/flexgen_cuda.so'", library ? library : "", dir);
-    CHECK(!library || system(command) == 0);
-    return dir;
+    snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", driver ? setting("FLEXGEN_DRIVER", "build/driver") : "");
+    with.set[0] = path;
+    bin = keep(xstrdup(bin));
+    setenv("FLEXGEN_BIN", in_dir(dir, "flexgen"), 1);
+    const Result r = flexgen(
+        "generate --device cuda --model models/opt-tiny --prompt x --max-tokens 1 --gpu-batch-size 1 "
+        "--num-gpu-batches 1 --percent 100 0 100 0 100 0");
+    setenv("FLEXGEN_BIN", bin, 1);
+    return r;
 }
 
-static void a_program_without_the_library_was_built_without_cuda(void) {
-    says(copy_program(NULL), true, 2, "flexgen_cuda.so; build it where nvcc is installed");
-}
-
-static void nothing_is_loaded_without_a_driver(void) { /* or where the real one has no GPU */
-    says(copy_program("README.md"), false, 2, "nvidia-smi");
-}
-
-static void a_library_that_cannot_be_loaded_is_one_line(void) {
-    says(copy_program("README.md"), true, 1, "invalid ELF header; install the CUDA toolkit");
+static void a_program_finds_its_library_or_says_what_is_missing(void) {
+    static const struct {
+        const char *library;
+        bool driver;
+        int status;
+        const char *said;
+    } cases[] = {
+        {"", true, 2, "flexgen_cuda.so; build it where nvcc is installed"},
+        {"README.md", false, 2, "nvidia-smi"}, /* nothing is loaded without a driver, or where the real one has no GPU */
+        {"README.md", true, 1, "invalid ELF header; install the CUDA toolkit"}};
+    for (int i = 0; i < 3; i++) assert_ends(run_copy(cases[i].library, cases[i].driver), cases[i].status, cases[i].said);
 }
 
 static void the_library_beside_the_program_runs_the_model(void) {
-    const char *emulated = setting("FLEXGEN_EMULATED", "");
-    char library[4096];
-    if (!emulated[0]) return;
-    snprintf(library, sizeof library, "%s_cuda.so", emulated);
-    says(copy_program(library), true, 0, "emulated GPU");
+    char library[1000];
+    snprintf(library, sizeof library, "%s_cuda.so", setting("FLEXGEN_EMULATED", ""));
+    if (library[0] == '_') return;
+    const Result r = run_copy(library, true);
+    CU_ASSERT(r.status == 0 && says(r.err, "emulated GPU"));
 }
 
 // ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
@@ -84,13 +76,6 @@ static const char stub_flexgen[] =
 
 static char checked[300]; /* the directory of the script's copy */
 
-static void write_stub(const char *name, const char *text) {
-    char path[400];
-    snprintf(path, sizeof path, "%s/build/%s", checked, name);
-    FILE *f = fopen(path, "w");
-    CHECK(f && fputs(text, f) >= 0 && !fclose(f) && !chmod(path, 0755));
-}
-
 /* Whether a shell command, run there, succeeds. */
 static bool holds(const char *command) {
     char line[1000];
@@ -115,6 +100,7 @@ static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(voi
         "test ! -e held && test ! -e was-held", /* a step that was ended is gone before the next one begins */
         "test -e left && test ! -e was-left",   /* and so is what it left running */
         "grep -q '^gpu  *opt-6.7b all on the GPU.*at most [0-9.]* s' said"};
+    static const char nvcc[] = "#!/bin/sh\necho release 13.0,\n", nvidia_smi[] = "#!/bin/sh\necho CUDA Version: 13.0\n";
     snprintf(checked, sizeof checked, "%s", temp_dir());
     char copy[1000];
     snprintf(copy, sizeof copy,
@@ -122,12 +108,15 @@ static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(voi
              "build/lib64/libcublasLt.so.13 build/lib64/libcudart_static.a",
              checked, checked);
     CU_ASSERT_FATAL(system(copy) == 0);
-    write_stub("bench_gpu", stub_bench), write_stub("flexgen", stub_flexgen);
+    write_file(checked, "build/bench_gpu", stub_bench, strlen(stub_bench));
+    write_file(checked, "build/flexgen", stub_flexgen, strlen(stub_flexgen));
     /* a machine that will do; the rest of what may be asked of it is test_rehearsal.c's */
-    write_stub("nvcc", "#!/bin/sh\necho release 13.0,\n"), write_stub("nvidia-smi", "#!/bin/sh\necho CUDA Version: 13.0\n");
+    write_file(checked, "build/nvcc", nvcc, strlen(nvcc));
+    write_file(checked, "build/nvidia-smi", nvidia_smi, strlen(nvidia_smi));
     CU_ASSERT(
-        !holds("PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=1 scripts/gpu_check.sh "
-               "performance out.tar.gz 20 bounds_gpu gpu limited "
+        !holds("chmod 755 build/[bfn]* && PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=1 "
+               "scripts/gpu_check.sh performance out.tar.gz 20 "
+               "bounds_gpu gpu limited "
                "offload waits "
                ">said 2>errors"));
     for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
@@ -185,7 +174,7 @@ static double least_seconds(void) {
 }
 
 /* What `flexgen bench --json` writes of a run whose prefill takes 2 s and whose decoding takes 4. */
-static void write_run(const char *dir, const char *name, bool packed) {
+static void write_run(const char *name, bool packed) {
     char text[600];
     const char *is_packed = packed ? "true" : "false";
     snprintf(text, sizeof text,
@@ -193,50 +182,43 @@ static void write_run(const char *dir, const char *name, bool packed) {
              "  \"wc\": 0.5,\n  \"cg\": 0,\n  \"compress_weight\": %s,\n  \"compress_cache\": %s,\n"
              "  \"throughput\": 85.3,\n  \"prefill_s\": 2,\n  \"decode_s\": 4,\n  \"total_s\": 6\n}\n",
              S, N, SEQS / 2, is_packed, is_packed);
-    write_file(dir, name, text, strlen(text));
+    write_file(checked, name, text, strlen(text));
 }
 
 /* One of figures.json: its value, and its bound. */
 static void expect_figure(const cJSON *figures, const char *name, double value, double bound) {
     const cJSON *one;
+    double found = NAN, limit = NAN;
     cJSON_ArrayForEach(one, figures) {
-        const double found = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "value")),
-                     limit = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "bound"));
         if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(one, "name")), name) != 0) continue;
-        if (!(fabs(found / value - 1) < 1e-5) || !(fabs(limit / bound - 1) < 1e-5))
-            fprintf(stderr, "\n    %s: %g of %g, expected %g of %g", name, found, limit, value, bound);
-        CU_ASSERT(fabs(found / value - 1) < 1e-5 && fabs(limit / bound - 1) < 1e-5);
-        return;
+        found = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "value"));
+        limit = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "bound"));
+        break;
     }
-    fprintf(stderr, "\n    there is no figure %s", name);
-    CU_FAIL("figures.json");
+    const bool right = fabs(found / value - 1) < 1e-5 && fabs(limit / bound - 1) < 1e-5;
+    if (!right) fprintf(stderr, "\n    %s: %g of %g, expected %g of %g", name, found, limit, value, bound);
+    CU_ASSERT(right);
 }
 
 static void figures_of_a_gpu_are_those_of_a_hand_calculation(void) {
     static const char bounds[] = "h2d 25\nd2h 20\nd2d 800\nplain_read 60\ngemm_large 90000\ngemm_prefill 70000\n";
-    const char *dir = temp_dir();
+    snprintf(checked, sizeof checked, "%s", temp_dir());
+    write_file(checked, "bounds-gpu", bounds, sizeof bounds - 1);
+    write_run("all-fp16-8.json", false), write_run("all-w4c4-8.json", true), write_run("offload.json", false);
     char command[1000];
-    write_file(dir, "bounds-gpu", bounds, sizeof bounds - 1);
-    write_run(dir, "all-fp16-8.json", false), write_run(dir, "all-w4c4-8.json", true),
-        write_run(dir, "offload.json", false);
     snprintf(command, sizeof command,
              "f=$PWD/scripts/gpu_figures.awk; cd %s && awk -v card=card -v memory='8 GiB' -f $f bounds-gpu *.json >table",
-             dir);
+             checked);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    char *text = contents(in_dir(dir, "figures.json"), NULL);
-    cJSON *json = cJSON_Parse(text);
+    cJSON *json = keep(cJSON_Parse(keep(contents(in_dir(checked, "figures.json"), NULL))));
     const cJSON *figures = cJSON_GetObjectItem(json, "figures");
     CU_ASSERT_FATAL(cJSON_IsArray(figures));
-    for (int packed = 0; packed < 2; packed++) {
-        char name[100];
-        const char *way = packed ? "w4c4" : "fp16";
-        snprintf(name, sizeof name, "opt-6.7b, all on the GPU, %d x %d + %d, %s: decode", SEQS, S, N, way);
-        expect_figure(figures, name, decoded_bytes(packed) / 4 / 1e9, d2d / 1e9);
-        snprintf(name, sizeof name, "opt-6.7b, all on the GPU, %d x %d + %d, %s: prefill", SEQS, S, N, way);
-        expect_figure(figures, name, prefill_flops() / 2 / 1e12, gemm / 1e12);
-    }
+#define ALL_GPU "opt-6.7b, all on the GPU, 16 x 512 + 32, "
+    expect_figure(figures, ALL_GPU "fp16: decode", decoded_bytes(false) / 4 / 1e9, d2d / 1e9);
+    expect_figure(figures, ALL_GPU "w4c4: decode", decoded_bytes(true) / 4 / 1e9, d2d / 1e9);
+    expect_figure(figures, ALL_GPU "fp16: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12);
+    expect_figure(figures, ALL_GPU "w4c4: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12);
     expect_figure(figures, "opt-6.7b, 8 GiB, 8 x 2, 512 + 32: time", 6, least_seconds());
-    cJSON_Delete(json), free(text);
 }
 
 // ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
@@ -309,9 +291,7 @@ static void what_the_page_for_readers_with_a_gpu_names_is_there(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"a program without the library was built without CUDA", a_program_without_the_library_was_built_without_cuda},
-    {"nothing is loaded without a driver", nothing_is_loaded_without_a_driver},
-    {"a library that cannot be loaded is one line", a_library_that_cannot_be_loaded_is_one_line},
+    {"a program finds its library, or says what is missing", a_program_finds_its_library_or_says_what_is_missing},
     {"the library beside the program runs the model", the_library_beside_the_program_runs_the_model},
     {"every step keeps its time and its figures, whatever the others do",
      every_step_keeps_its_time_and_its_figures_whatever_the_others_do},

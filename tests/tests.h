@@ -30,6 +30,9 @@ void copy_file(const char *from, const char *to, const char *name); /* from one 
 bool has_python(void);                                              /* without it what is about scripts is left out */
 /* In a child: fd is the file, opened with these flags. */
 void redirect(int fd, const char *path, int flags);
+/* Cuts a text, in place, into words at blanks, but not within '...'; NULL is behind the last. Returns how many there are.
+ */
+int split_words(char *text, char *words[], int most);
 /* A small reproducible generator for test data: uniform in [-1, 1); 0 to n - 1; over orders of magnitude. */
 float test_random(uint64_t *state);
 /* quant.h's packed form a number at a time: packs x[0], x[stride], ... x[(n-1) stride]; false where one is not finite. And
