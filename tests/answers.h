@@ -1,4 +1,5 @@
-/* answers.h: what a student's code answers, for the grades (test_grade.c).
+/* answers.h: the driver of the grades (test_grade.c): it draws the cases of a step, has a student's code answer them, and
+ * has the answers checked.
  *
  * The code that is graded runs in a process of its own, which has no output and gives back values alone; what is expected,
  * and the verdict, are of the process that asked. So whatever the code prints, and however it ends, earns nothing. Cases
@@ -8,6 +9,20 @@
 #include <unistd.h>
 
 #include "tests.h"
+
+/* The steps of an exercise that have their cases in common, numbered from 1. `step` is the one that is taken. */
+enum { MOST_STEPS = 6 };
+extern int step;
+typedef struct {
+    const char *steps[MOST_STEPS]; /* sentences, the names of the tests */
+    int cases;                     /* that are drawn, at most */
+    size_t case_bytes, answer_bytes;
+    bool (*draw)(void *c, int i);                /* makes case number i of bytes that are 0; false: the step has none */
+    void (*answer)(void *answer, const void *c); /* in a child: the code that is graded answers; the bytes are 0 */
+    void (*check)(const void *c, const void *answer); /* says what is wrong */
+    void (*also)(void);                               /* what else is asked in its steps; may be NULL */
+} Exercise;
+extern const Exercise *const exercises[]; /* up to a NULL; answers.c makes tests[] of their steps */
 
 /* In a child: work(answer, about), answer being `bytes` that are 0 at first. Returns them, until the next call. NULL: it
  * did not return, which has been said, and the test has failed. */
@@ -21,13 +36,17 @@ const void *ask(size_t bytes, Work *work, const void *about);
         if (!(call)) fprintf(stderr, "%s\n", err.text), _exit(127); \
     } while (0)
 
+/* Says what the case is, before what is wrong with it. */
+void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Says what was found, where, and what was expected, of the first few in a test; it fails. */
 void wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Whether found is within tolerance of expected; if not, `where` is said with both. */
 bool near_to(double found, double expected, double tolerance, const char *where, ...) __attribute__((format(printf, 4, 5)));
+/* Whether n numbers are within tolerance times the largest that is expected; if not, of the first that is not. */
+bool near_row(const float *found, const float *expected, int n, double tolerance, const char *where, ...)
+    __attribute__((format(printf, 5, 6)));
 
-/* The cases of a step: the same for the same seed and name, whatever was drawn before. */
-void draw_for(const char *step);
+/* What is drawn in a step is the same for the same seed, whatever was drawn in others. */
 int draw(int low, int high); /* low to high, both of them */
 double draw_real(double low, double high);
 uint64_t draw_seed(void);

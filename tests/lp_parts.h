@@ -11,9 +11,11 @@ typedef struct {
     double entry[LP_PART_M], right[LP_PART_M];
 } LpTableau;
 
-/* entering and leaving in phase 2, and `fresh` after a pivot in the column's first row. */
-int lp_part_entering(const LpTableau *tableau);
-int lp_part_leaving(const LpTableau *tableau, int column);
-bool lp_part_pivot_leaves_fresh(const LpTableau *tableau);
+/* The column that enters and the row that leaves in phase 2, and `fresh` after a pivot in the column's first row. */
+typedef struct {
+    int entering, leaving;
+    bool fresh;
+} LpDecided;
+LpDecided lp_part_decide(const LpTableau *tableau);
 
 #endif
