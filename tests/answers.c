@@ -12,7 +12,7 @@
 enum { MOST_SECONDS = 20, MOST_SAID = 3, SECRET = 32 };
 
 static char secret[SECRET + 1]; /* of a run: whoever does not know it cannot say that a test has passed */
-int step;
+int step, number;
 static int said;          /* in this step */
 static bool died;         /* in this step it has not returned; it is not asked again */
 static char context[400]; /* what in_case said of this case */
@@ -166,42 +166,40 @@ const void *ask(size_t bytes, Work *work, const void *about) {
 
 typedef struct {
     const Exercise *of;
-    const char *cases;
+    char *cases;
     int n;
 } Asked;
 
-static void answer_each(void *answer, const void *about) {
+static void answer_each(void *answers, const void *about) {
     const Asked *a = about;
-    for (int i = 0; i < a->n; i++)
-        a->of->answer((char *)answer + i * a->of->answer_bytes, a->cases + i * a->of->case_bytes);
+    memcpy(answers, a->cases, a->n * a->of->bytes);
+    for (int i = 0; i < a->n; i++) a->of->answer((char *)answers + i * a->of->bytes);
 }
 
 static void take_step_of(const Exercise *e, const char *name) {
-    char *cases = xcalloc(e->cases + 1, e->case_bytes + 1);
-    Asked asked = {e, cases, 0};
+    Asked asked = {e, xcalloc(e->cases + 1, e->bytes + 1), 0};
     state = run_seed(), said = 0, died = false;
     for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
-    for (int i = 0; i < e->cases; i++) asked.n += e->draw(cases + asked.n * e->case_bytes, i);
-    const char *found = asked.n ? ask(asked.n * e->answer_bytes, answer_each, &asked) : NULL;
-    for (int i = 0; found && i < asked.n; i++)
-        e->check(cases + i * e->case_bytes, found + i * e->answer_bytes), in_case("%s", "");
+    for (number = 0; number < e->cases; number++) asked.n += e->draw(asked.cases + asked.n * e->bytes);
+    const char *answers = asked.n ? ask(asked.n * e->bytes, answer_each, &asked) : NULL;
+    for (int i = 0; answers && i < asked.n; i++) e->check(asked.cases + i * e->bytes, answers + i * e->bytes), *context = 0;
     if (e->also && !died) e->also();
-    free(cases);
+    free(asked.cases);
 }
 
 /* The step by whose name the test is called. */
 static void take_step(void) {
     const char *name = CU_get_current_test()->pName;
-    for (const Exercise *const *e = exercises; *e; e++)
-        for (step = 1; step <= MOST_STEPS && (*e)->steps[step - 1]; step++)
-            if (!strcmp((*e)->steps[step - 1], name)) return take_step_of(*e, name);
+    for (const Exercise *e = exercises; e->steps[0]; e++)
+        for (step = 1; step <= MOST_STEPS && e->steps[step - 1]; step++)
+            if (!strcmp(e->steps[step - 1], name)) return take_step_of(e, name);
 }
 
 CU_TestInfo tests[100];
 __attribute__((constructor)) static void list_steps(void) {
     CU_TestInfo *test = tests;
-    for (const Exercise *const *e = exercises; *e; e++)
-        for (int i = 0; i < MOST_STEPS && (*e)->steps[i]; i++) *test++ = (CU_TestInfo){(*e)->steps[i], take_step};
+    for (const Exercise *e = exercises; e->steps[0]; e++)
+        for (int i = 0; i < MOST_STEPS && e->steps[i]; i++) *test++ = (CU_TestInfo){e->steps[i], take_step};
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -10,19 +10,20 @@
 
 #include "tests.h"
 
-/* The steps of an exercise that have their cases in common, numbered from 1. `step` is the one that is taken. */
+/* The steps of an exercise that have their cases in common. `step` is the one that is taken, from 1; `number` that of the
+ * case that is drawn, from 0. */
 enum { MOST_STEPS = 6 };
-extern int step;
+extern int step, number;
 typedef struct {
-    const char *steps[MOST_STEPS]; /* sentences, the names of the tests */
-    int cases;                     /* that are drawn, at most */
-    size_t case_bytes, answer_bytes;
-    bool (*draw)(void *c, int i);                /* makes case number i of bytes that are 0; false: the step has none */
-    void (*answer)(void *answer, const void *c); /* in a child: the code that is graded answers; the bytes are 0 */
-    void (*check)(const void *c, const void *answer); /* says what is wrong */
+    const char *steps[MOST_STEPS];                    /* sentences, the names of the tests */
+    int cases;                                        /* that are drawn, at most */
+    size_t bytes;                                     /* of one, with the place of its answer; 0 at first */
+    bool (*draw)(void *c);                            /* false: the step has no such case */
+    void (*answer)(void *c);                          /* in a child: the code that is graded answers */
+    void (*check)(const void *c, const void *answer); /* says what is wrong with a case that has been answered */
     void (*also)(void);                               /* what else is asked in its steps; may be NULL */
 } Exercise;
-extern const Exercise *const exercises[]; /* up to a NULL; answers.c makes tests[] of their steps */
+extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests[] of their steps */
 
 /* In a child: work(answer, about), answer being `bytes` that are 0 at first. Returns them, until the next call. NULL: it
  * did not return, which has been said, and the test has failed. */

@@ -6,16 +6,15 @@
 #include "lp.c"
 #include "tests/lp_parts.h"
 
-LpDecided lp_part_decide(const LpTableau *part) {
+void lp_part_decide(void *tableau) {
+    LpTableau *part = tableau;
     Tableau t = {.n = LP_PART_N, .m = LP_PART_M, .width = LP_PART_N + LP_PART_M + 1, .fresh = true};
-    double *cost = t.cell[t.m + PHASE_2];
-    memcpy(cost, part->cost, sizeof part->cost);
+    memcpy(t.cell[t.m + PHASE_2], part->cost, sizeof part->cost);
     for (int i = 0; i < LP_PART_M; i++) {
         t.basis[i] = part->basis[i];
         t.cell[i][part->column] = part->entry[i], t.cell[i][t.width - 1] = part->right[i];
     }
-    LpDecided decided = {entering(&t, PHASE_2), leaving(&t, PHASE_2, part->column), false};
+    part->entering = entering(&t, PHASE_2), part->leaving = leaving(&t, PHASE_2, part->column);
     pivot(&t, 0, part->column);
-    decided.fresh = t.fresh;
-    return decided;
+    part->fresh = t.fresh;
 }

@@ -3,19 +3,16 @@
 #define LP_PARTS_H
 #include <stdbool.h>
 
-/* What the rules look at: costs of the phase, and of one column the entries and right-hand sides. */
+/* What the rules look at: costs of the phase, and of one column the entries and right-hand sides. What they say: the column
+ * that enters and the row that leaves in phase 2, and `fresh` after a pivot in the column's first row. */
 enum { LP_PART_M = 4, LP_PART_N = 5 };
 typedef struct {
     double cost[LP_PART_N];
     int column, basis[LP_PART_M];
     double entry[LP_PART_M], right[LP_PART_M];
-} LpTableau;
-
-/* The column that enters and the row that leaves in phase 2, and `fresh` after a pivot in the column's first row. */
-typedef struct {
     int entering, leaving;
     bool fresh;
-} LpDecided;
-LpDecided lp_part_decide(const LpTableau *tableau);
+} LpTableau;
+void lp_part_decide(void *tableau);
 
 #endif

@@ -16,8 +16,8 @@ static Error err;
 // ---------------------------------------------------------------------------------------------------------------
 // 1: plain attention, by itself and through the forward pass
 //
-// Weights are known by construction: head h of k of token u is sqrt(hd) log(a_u) / |e|^2 times a direction e, and something
-// perpendicular to it; that of q of token t is c_t e. So their product over sqrt(hd) is c_t log(a_u), and token u weighs
+// Weights are known by construction: at one place of a head k of token u is sqrt(hd) log(a_u), and anything at the others,
+// where q of token t is 0; at the one it is c_t. So their product over sqrt(hd) is c_t log(a_u), and token u weighs
 // a_u^c_t.
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -25,55 +25,49 @@ enum { ATT_N = 12, ATT_H1 = 24, GUARD = 7 };
 typedef struct {
     int n, nh, hd, changed;
     float q[ATT_N * ATT_H1], k[ATT_N * ATT_H1], v[ATT_N * ATT_H1];
-    double a[ATT_N][ATT_H1], c[ATT_N]; /* a: by token and head */
-} Attention;
-typedef struct {
+    double a[ATT_N][ATT_H1], c[ATT_N];  /* a: by token and head */
     float o[2][ATT_N * ATT_H1 + GUARD]; /* [1]: with another token `changed` */
     bool inputs_changed;
-} Attended;
+} Attention;
 static const float UNTOUCHED = 12345;
 
 /* In the last step scores are up to 130, too much for expf. */
-static bool draw_attention(void *to, int number) {
+static bool draw_attention(void *to) {
     static const int least[] = {1, 4, 2}, most[] = {1, ATT_N, ATT_N}, most_c[] = {3, 2, 60};
     Attention *s = to;
-    const int n = s->n = draw(least[step - 1], most[step - 1]);
-    s->nh = draw(2, 4), s->hd = draw(2, 6), s->changed = n > 1 ? draw(1, n - 1) : 0;
-    for (int i = 0; i < ATT_N * ATT_H1; i++) s->v[i] = draw_real(-4, 4);
-    for (int t = 0; t < n; t++) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
+    s->n = draw(least[step - 1], most[step - 1]), s->nh = draw(2, 4), s->hd = draw(2, 6);
+    s->changed = s->n > 1 ? draw(1, s->n - 1) : 0;
     for (int h = 0; h < s->nh; h++) {
-        double e[8], length = 0;
-        for (int d = 0; d < s->hd; d++) e[d] = draw_real(.5, 2) * (draw(0, 1) ? 1 : -1), length += e[d] * e[d];
-        for (int t = 0; t < n; t++) {
-            double other[8], along = 0;
+        const int place = draw(0, s->hd - 1);
+        for (int t = 0; t < s->n; t++) {
+            if (!h) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
             s->a[t][h] = draw(1, 9);
-            for (int d = 0; d < s->hd; d++) other[d] = draw_real(-2, 2), along += other[d] * e[d] / length;
             for (int d = 0; d < s->hd; d++) {
                 const int at = (t * s->nh + h) * s->hd + d;
-                s->q[at] = s->c[t] * e[d];
-                s->k[at] = (sqrt(s->hd) * log(s->a[t][h]) / length - along) * e[d] + other[d];
+                s->q[at] = d == place ? s->c[t] : 0;
+                s->k[at] = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
+                s->v[at] = draw_real(-4, 4);
             }
         }
     }
     return true;
 }
 
-static void attend(void *answer, const void *about) {
-    Attended *to = answer;
+static void attend(void *c) {
+    Attention *s = c;
+    const int h1 = s->nh * s->hd;
+    const OptConfig config = {.h1 = h1, .nh = s->nh};
     for (int other = 0; other < 2; other++) {
-        Attention s = *(const Attention *)about;
-        const int h1 = s.nh * s.hd;
-        const OptConfig config = {.h1 = h1, .nh = s.nh};
-        for (int d = s.changed * h1; d < (s.changed + other) * h1; d++)
-            s.q[d] = 1 - s.q[d], s.k[d] = 2 - s.k[d], s.v[d] = 9 - s.v[d];
-        const Attention before = s;
-        for (int j = 0; j < ATT_N * ATT_H1 + GUARD; j++) to->o[other][j] = UNTOUCHED;
-        plain_attention(to->o[other], s.q, s.k, s.v, s.n, &config);
-        to->inputs_changed |= memcmp(&s, &before, sizeof s) != 0;
+        for (int d = s->changed * h1; d < (s->changed + other) * h1; d++)
+            s->q[d] = 1 - s->q[d], s->k[d] = 2 - s->k[d], s->v[d] = 9 - s->v[d];
+        for (int j = 0; j < ATT_N * ATT_H1 + GUARD; j++) s->o[other][j] = UNTOUCHED;
+        const Attention before = *s;
+        plain_attention(s->o[other], s->q, s->k, s->v, s->n, &config);
+        s->inputs_changed |= memcmp(s, &before, offsetof(Attention, o)) != 0;
     }
 }
 
-static void check_seen(const Attention *s, const Attended *found, int t) {
+static void check_seen(const Attention *s, const Attention *found, int t) {
     const int h1 = s->nh * s->hd;
     const float *a = found->o[0] + t * h1, *b = found->o[1] + t * h1;
     const bool same = !memcmp(a, b, h1 * sizeof *a);
@@ -82,10 +76,9 @@ static void check_seen(const Attention *s, const Attended *found, int t) {
         wrong("token %d of %d does not see token %d", t, s->n, s->changed);
 }
 
-/* A token alone has its own v. In float the sum that a score is is of terms of up to 1000, and so right to 4e-4. */
+/* A token alone has its own v. */
 static void check_attention(const void *c, const void *answer) {
-    const Attention *s = c;
-    const Attended *found = answer;
+    const Attention *s = c, *found = answer;
     const int h1 = s->nh * s->hd;
     if (found->inputs_changed) wrong("q, k or v were written to");
     for (int g = 0; g < GUARD; g++)
@@ -128,16 +121,6 @@ static void check_golden(void) {
     }
 }
 
-static const Exercise attention_exercise = {{"a token alone attends to itself", "no token sees the ones behind it",
-                                             "all weights are right, and the logits Hugging Face's"},
-                                            12,
-                                            sizeof(Attention),
-                                            sizeof(Attended),
-                                            draw_attention,
-                                            attend,
-                                            check_attention,
-                                            check_golden};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 2 and 3: who may be seated
 // ---------------------------------------------------------------------------------------------------------------
@@ -147,18 +130,15 @@ enum { LINE = 64, SWEEPS = 40 };
 typedef struct {
     Prompt prompts[LINE];
     Policy policy;
-    int count, sweeps, first; /* the first sweep that is looked at */
-    int stops;                /* the seat whose sequence stops before it; -1: none */
-    int limit[NTIERS];        /* of pages; -1: none */
-} Line;
-typedef struct {
+    int count, sweeps, first;         /* the first sweep that is looked at */
+    int stops;                        /* the seat whose sequence stops before it; -1: none */
+    int limit[NTIERS];                /* of pages; -1: none */
     int may[SWEEPS], entered[SWEEPS]; /* before each sweep: what seats_for said, who entered */
-} Entered;
+} Line;
 
-static void enter(void *answer, const void *about) {
-    const Line *line = about;
-    Entered *to = answer;
-    const Task task = {.prompts = (Prompt *)line->prompts, .count = line->count};
+static void enter(void *c) {
+    Line *line = c;
+    const Task task = {.prompts = line->prompts, .count = line->count};
     Admission a;
     int next = 0, seats[LINE], topups;
     admission_open(&a, &line->policy, &task, &next, line->limit[0] < 0 ? NULL : line->limit);
@@ -170,18 +150,17 @@ static void enter(void *answer, const void *about) {
                 admission_leave(&a, e, had);
         }
         a.sweep = i;
-        to->may[i] = i ? imax(0, seats_for[SCHEDULE_DIAGONAL](&a)) : 0;
-        to->entered[i] = admission_next(&a, i, seats, &topups);
+        line->may[i] = i ? imax(0, seats_for[SCHEDULE_DIAGONAL](&a)) : 0;
+        line->entered[i] = admission_next(&a, i, seats, &topups);
     }
     admission_close(&a);
 }
 
 /* Equal prompts; there may be fewer than seats in the block. In the last step one stops when all seats are taken and nobody
  * else is about to leave or to enter. */
-static bool draw_seats(void *to, int number) {
+static bool draw_seats(void *to) {
     Line *line = to;
     int n, K, gbs = draw(step == 3 ? 2 : 1, 4);
-    (void)number;
     do K = draw(1, 5), n = draw(K, 3 * K);
     while (step == 3 && (K < 3 || n < 2 * K));
     *line = (Line){.policy = all_gpu(gbs, K), .stops = -1, .limit = {-1}};
@@ -196,8 +175,7 @@ static bool draw_seats(void *to, int number) {
 /* By Figure 6: batch b enters with the first sweep that is not before b n/K, and every n sweeps after that the next one
  * takes its seats. The last of a small task's batches may not be full. */
 static void check_seats(const void *c, const void *answer) {
-    const Line *line = c;
-    const Entered *found = answer;
+    const Line *line = c, *found = answer;
     int expected[SWEEPS] = {0}, waiting = line->count;
     const int gbs = line->policy.gbs, seats = imin(gbs * line->policy.num_gpu_batches, line->count),
               K = (seats + gbs - 1) / gbs, n = line->prompts[0].n;
@@ -215,16 +193,6 @@ static void check_seats(const void *c, const void *answer) {
     }
 }
 
-static const Exercise seats_exercise = {
-    {"the first sweep has one GPU batch", "a GPU batch enters every n/K sweeps", "whoever stops early is replaced at once"},
-    40,
-    sizeof(Line),
-    sizeof(Entered),
-    draw_seats,
-    enter,
-    check_seats,
-    NULL};
-
 /* Pages that the first m hold in any sweep, if all of them entered sweep 0. */
 static int most_held(const Line *line, int m) {
     int most = 0;
@@ -238,7 +206,7 @@ static int most_held(const Line *line, int m) {
 }
 
 /* A batch of prompts, equal ones but in the last step, of which at least one could enter alone. */
-static bool draw_pages(void *to, int number) {
+static bool draw_pages(void *to) {
     Line *line = to;
     *line = (Line){.count = draw(2, 8), .sweeps = 1, .stops = -1};
     line->policy = all_gpu(line->count, 1), line->policy.page_tokens = draw(2, 5);
@@ -253,7 +221,7 @@ static bool draw_pages(void *to, int number) {
 /* As many enter sweep 0 as always have their pages, and no more. */
 static void check_pages(const void *c, const void *answer) {
     const Line *line = c;
-    const int found = ((const Entered *)answer)->entered[0];
+    const int found = ((const Line *)answer)->entered[0];
     const Prompt *p = line->prompts;
     int m = 0;
     while (m < line->count && (line->limit[0] < 0 || most_held(line, m + 1) <= line->limit[0])) m++;
@@ -266,17 +234,6 @@ static void check_pages(const void *c, const void *answer) {
             most_held(line, imin(found, line->count)));
 }
 
-static const Exercise pages_exercise = {
-    {"without a limit, and up to it, all enter", "a prompt waits for the pages of its prefill",
-     "a prompt enters when its pages fit in every sweep"},
-    40,
-    sizeof(Line),
-    sizeof(Entered),
-    draw_pages,
-    enter,
-    check_pages,
-    NULL};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 4: error diffusion
 // ---------------------------------------------------------------------------------------------------------------
@@ -285,18 +242,15 @@ enum { DEALT = 60, MOST_DEALT = 48 * NROLES }; /* items; the weights of OPT-30B 
 typedef struct {
     double share[NTIERS], size[MOST_DEALT], within;
     int items, every; /* so many items have their shares to within so many bytes */
-} Deal;
-typedef struct {
     Tier tier[MOST_DEALT];
-} Dealt;
+} Deal;
 
-static void deal(void *answer, const void *about) {
-    Dealt *to = answer;
-    const Deal *from = about;
+static void deal(void *c) {
+    Deal *d = c;
     const OptConfig opt = opt_named("opt-30b");
-    Diffusion d = {.share = {from->share[0], from->share[1], from->share[2]}};
-    if (step == 3) place_weights((Tier(*)[NROLES])to->tier, &opt, from->share[0], from->share[1]);
-    for (int j = 0; j < from->items && step != 3; j++) to->tier[j] = diffuse(&d, from->size[j]);
+    Diffusion diffusion = {.share = {d->share[0], d->share[1], d->share[2]}};
+    if (step == 3) place_weights((Tier(*)[NROLES])d->tier, &opt, d->share[0], d->share[1]);
+    for (int j = 0; j < d->items && step != 3; j++) d->tier[j] = diffuse(&diffusion, d->size[j]);
 }
 
 /* Shares of q parts.
@@ -306,7 +260,7 @@ static void deal(void *answer, const void *about) {
  *   3  the weights of OPT-30B, layer by layer
  *   4  equal items of which each q are dealt exactly, but for what rounding leaves, which may be less than nothing for both
  *      tiers with a share; then small ones, which are less than that */
-static bool draw_deal(void *to, int number) {
+static bool draw_deal(void *to) {
     Deal *d = to;
     const OptConfig opt = opt_named("opt-30b");
     const int q[] = {draw(2, 8), 1000, 100, draw(3, 7)}, all = q[step - 1], least = step == 4;
@@ -333,7 +287,7 @@ static void check_deal(const void *c, const void *answer) {
     double holds[NTIERS] = {0}, all = 0;
     in_case("shares %.4g %.4g %.4g", deal->share[0], deal->share[1], deal->share[2]);
     for (int j = 0; j < deal->items; j++) {
-        const Tier tier = ((const Dealt *)answer)->tier[j];
+        const Tier tier = ((const Deal *)answer)->tier[j];
         if ((unsigned)tier >= NTIERS) return wrong("item %d went to tier %d", j, tier);
         all += deal->size[j], holds[tier] += deal->size[j];
         if (deal->share[tier] == 0 && step != 3)
@@ -345,17 +299,6 @@ static void check_deal(const void *c, const void *answer) {
     }
 }
 
-static const Exercise diffusion_exercise = {
-    {"equal items meet the shares exactly", "items of any size meet the shares to within one",
-     "the weights of OPT-30B meet every placement", "a tier without a share gets nothing"},
-    60,
-    sizeof(Deal),
-    sizeof(Dealt),
-    draw_deal,
-    deal,
-    check_deal,
-    NULL};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 5 and 6: the engine, against the plain forward
 // ---------------------------------------------------------------------------------------------------------------
@@ -366,12 +309,10 @@ typedef struct {
     Prompt prompts[PROMPTS];
     uint64_t weights; /* the seed of the model's */
     Policy policy;
-} Run;
-typedef struct {
     int32_t ids[PROMPTS][TOKENS]; /* what was generated */
     float logits[PROMPTS][TOKENS][VOCAB];
     int ended;
-} Generated;
+} Run;
 static const OptConfig small = SMALL_CONFIG(-1);
 static const char *run_dir;
 static const int blocks[BLOCKS][2] = {{5, 1}, {2, 1}, {2, 2}, {2, 3}, {3, 2}}; /* gbs, num_gpu_batches */
@@ -399,7 +340,7 @@ static const struct {
     {6, {100, 0, 20, 40, 100, 0}},
 };
 
-static bool draw_run(void *to, int number) {
+static bool draw_run(void *to) {
     Run *run = to;
     const int *block = blocks[number % BLOCKS], *percent = placements[number / BLOCKS].percent;
     Policy *p = &run->policy;
@@ -418,22 +359,22 @@ static bool draw_run(void *to, int number) {
 }
 
 static void on_logits(void *ctx, int prompt, int n, const float *logits) {
-    memcpy(((Generated *)ctx)->logits[prompt][n - 1], logits, VOCAB * sizeof *logits);
+    memcpy(((Run *)ctx)->logits[prompt][n - 1], logits, VOCAB * sizeof *logits);
 }
 
 static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *why) {
-    Generated *to = ctx;
+    Run *to = ctx;
     (void)reason, (void)why;
     memcpy(to->ids[prompt], tokens, n * sizeof *tokens);
     to->ended += n == TOKENS;
     return 0;
 }
 
-static void generate(void *answer, const void *about) {
-    const Run *run = about;
+static void generate(void *c) {
+    Run *run = c;
     Checkpoint *model = checkpoint_dummy(&small, run->weights);
-    Task task = {.prompts = (Prompt *)run->prompts, .count = PROMPTS, .keep_logits = true};
-    const Listener listener = {.ctx = answer, .done = on_done, .logits = on_logits};
+    Task task = {.prompts = run->prompts, .count = PROMPTS, .keep_logits = true};
+    const Listener listener = {.ctx = run, .done = on_done, .logits = on_logits};
     RunStats stats;
     Plan *plan = plan_make(model, &run->policy, &task, F32, &err);
     MUST(plan);
@@ -445,7 +386,7 @@ static void generate(void *answer, const void *about) {
 
 /* Each step's logits are those of the plain forward of what has been said so far. As in test_schedule.c: a difference in
  * the last bit can flip a rounding of K and V to F16. */
-static void check_prompt(const Checkpoint *model, const Run *run, const Generated *found, int i) {
+static void check_prompt(const Checkpoint *model, const Run *run, const Run *found, int i) {
     const int s = run->prompts[i].s;
     int32_t ids[LONGEST + TOKENS];
     float logits[LONGEST + TOKENS][VOCAB];
@@ -465,22 +406,10 @@ static void check_run(const void *c, const void *answer) {
     Checkpoint *model = checkpoint_dummy(&small, run->weights);
     in_case("weights %.0f %.0f, cache %.0f %.0f, activations %.0f %.0f percent on GPU and CPU, %d batches of %d",
             100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, p->num_gpu_batches, p->gbs);
-    near_to(((const Generated *)answer)->ended, PROMPTS, 0, "prompts that got their tokens");
+    near_to(((const Run *)answer)->ended, PROMPTS, 0, "prompts that got their tokens");
     for (int i = 0; i < PROMPTS; i++) check_prompt(model, run, answer, i);
     checkpoint_close(model);
 }
-
-static const Exercise engine_exercise = {
-    {"with everything on the GPU the logits are right", "the weights may stream", "cache and activations may rest anywhere",
-     "the CPU attends to a cache on the CPU", "GPU and CPU attend to their parts of a batch",
-     "the CPU attends to a cache on disk"},
-    BLOCKS *(sizeof placements / sizeof *placements),
-    sizeof(Run),
-    sizeof(Generated),
-    draw_run,
-    generate,
-    check_run,
-    NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 7: Appendix A.3 in generation, by hand
@@ -524,14 +453,12 @@ typedef struct {
     Hardware machine;
     OptConfig config;
     Block paper;
-} RowsCase;
-typedef struct {
     LpRow row[NROWS_G];
     bool there[NROWS_G];
 } Rows;
 
-static bool draw_rows(void *to, int number) {
-    RowsCase *c = to;
+static bool draw_rows(void *to) {
+    Rows *c = to;
     double *rates[NRATES] = {c->machine.ctog_bdw, c->machine.gtoc_bdw,  c->machine.dtoc_bdw, c->machine.ctod_bdw,
                              c->machine.mm_flops, c->machine.bmm_flops, c->machine.cpu_flops};
     const int size = draw(1, 5), length = draw(1, 6), block = draw(1, 6);
@@ -547,28 +474,27 @@ static bool draw_rows(void *to, int number) {
     return true;
 }
 
-static void make_rows(void *answer, const void *about) {
-    const RowsCase *c = about;
-    Rows *to = answer;
+static void make_rows(void *about) {
+    Rows *c = about;
     Lp lp;
     paper_lp(&lp, &c->machine, &c->config, &c->paper);
     for (int r = 0; r < lp.m; r++)
         for (int w = 0; w < NROWS_G; w++)
-            if (!strcmp(lp.row[r].name, row_name[w])) to->row[w] = lp.row[r], to->there[w] = true;
+            if (!strcmp(lp.row[r].name, row_name[w])) c->row[w] = lp.row[r], c->there[w] = true;
 }
 
 /* The row is a x - T_gen <= b. */
 static void check_rows(const void *c, const void *answer) {
-    const RowsCase *from = c;
+    const Rows *from = c, *found = answer;
     double expected[NROWS_G][NFRACTIONS + 1] = {{0}};
     in_case("h1 %d, h2 %d, s %d, n %d, bls %d", from->config.h1, from->config.h2, from->paper.s, from->paper.n,
             from->paper.gbs * from->paper.num_gpu_batches);
     for (size_t t = 0; t < sizeof terms / sizeof *terms; t++)
         expected[terms[t].row][terms[t].letter] = terms[t].number * from->grows[terms[t].grows] / from->rate[terms[t].rate];
     for (int r = 0; r < NROWS_G; r++) {
-        const LpRow *row = &((const Rows *)answer)->row[r];
+        const LpRow *row = &found->row[r];
         if (row_step[r] != step) continue;
-        if (!((const Rows *)answer)->there[r]) return wrong("there is no row %s", row_name[r]);
+        if (!found->there[r]) return wrong("there is no row %s", row_name[r]);
         for (int f = 0; f < NFRACTIONS; f++)
             near_to(row->a[f], expected[r][f], 1e-9 * expected[r][f], "row %s, letter %s", row_name[r], fraction_name[f]);
         near_to(row->b, expected[r][NFRACTIONS], -1e-9 * expected[r][NFRACTIONS], "row %s, right-hand side", row_name[r]);
@@ -577,16 +503,6 @@ static void check_rows(const void *c, const void *answer) {
                   row->a[T_PRE]);
     }
 }
-
-static const Exercise rows_exercise = {
-    {"the rows of the link between CPU and GPU", "the rows of the disk", "the row of the processors"},
-    10,
-    sizeof(RowsCase),
-    sizeof(Rows),
-    draw_rows,
-    make_rows,
-    check_rows,
-    NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 8 and 13: the simplex method
@@ -598,10 +514,6 @@ typedef struct {
     double value;
     const char *what;
 } Program;
-typedef struct {
-    int verdict;
-    double value;
-} Solved;
 
 /* x = 2, 6; 2, 0, 1; 1, 1.5; and one where phase 1 leaves an artificial in the basis, at 0. */
 static const LpTable textbook[] = {
@@ -673,7 +585,8 @@ static void draw_paper(Program *to) {
 }
 
 /* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. */
-static bool draw_program(void *to, int i) {
+static bool draw_program(void *to) {
+    const int i = number;
     const bool cycles = step == 3 || step == 5, mini = step > 3;
     if (cycles && i < 2 * CYCLES)
         draw_cycle(to, &lp_cycles[i / 2], i % 2);
@@ -693,14 +606,14 @@ static bool draw_program(void *to, int i) {
 }
 
 /* mini.c's takes rows that the slacks satisfy. */
-static void solve(void *answer, const void *about) {
-    const Lp *lp = &((const Program *)about)->lp;
-    Solved *to = answer;
+static void solve(void *c) {
+    Program *to = c;
+    const Lp *lp = &to->lp;
     LpAnswer found;
     double a[LP_MAX_VARS * TABLE_ROWS], b[TABLE_ROWS];
     if (step <= 3) {
         lp_solve(&found, lp);
-        *to = (Solved){found.verdict, found.value};
+        to->verdict = found.verdict, to->value = found.value;
         return;
     }
     for (int r = 0; r < lp->m; r++) b[r] = lp->row[r].b, memcpy(a + r * lp->n, lp->row[r].a, lp->n * sizeof *a);
@@ -709,33 +622,19 @@ static void solve(void *answer, const void *about) {
 
 static void check_program(const void *c, const void *answer) {
     static const char *const verdict[] = {"optimal", "infeasible", "unbounded", "lost"};
-    const Program *p = c;
-    const Solved *found = answer;
+    const Program *p = c, *found = answer;
     in_case("%s (%d rows, %d variables)", p->what, p->lp.m, p->lp.n);
-    if (found->verdict != (int)p->verdict)
+    if (found->verdict != p->verdict)
         wrong("expected %s, found %s", verdict[p->verdict],
-              found->verdict >= 0 && found->verdict < 4 ? verdict[found->verdict] : "nothing of these");
+              found->verdict <= LP_LOST ? verdict[found->verdict] : "nothing of these");
     else if (p->verdict == LP_OPTIMAL)
         near_to(found->value, p->value, 1e-8 * (1 + fabs(p->value)), "the least cost");
 }
 
-static void check_mini_paper(void);
-static const Exercise simplex_exercise = {
-    {"a textbook's programs are solved", "both phases end with the right verdict", "the known cycles end",
-     "mini.c: a textbook's programs are minimized", "mini.c: the known cycles end, and A.3 has its optimum"},
-    30,
-    sizeof(Program),
-    sizeof(Solved),
-    draw_program,
-    solve,
-    check_program,
-    check_mini_paper};
-
 /* Costs of which some are below 0, the first of them not the lowest; rows of which two tie. */
-static bool draw_tableau(void *to, int number) {
+static bool draw_tableau(void *to) {
     LpTableau *t = to;
     int order[LP_PART_M];
-    (void)number;
     t->column = draw(0, LP_PART_N - 1);
     for (int j = 0; j < LP_PART_N; j++) t->cost[j] = draw(0, 1) ? draw(0, 5) : -draw(1, 9);
     draw_order(order, LP_PART_M);
@@ -746,11 +645,8 @@ static bool draw_tableau(void *to, int number) {
     return true;
 }
 
-static void decide(void *answer, const void *about) { *(LpDecided *)answer = lp_part_decide(about); }
-
 static void check_decided(const void *c, const void *answer) {
-    const LpTableau *t = c;
-    const LpDecided *found = answer;
+    const LpTableau *t = c, *found = answer;
     const double *cost = t->cost, *entry = t->entry, *right = t->right;
     int first = 0, row = 0;
     while (first < LP_PART_N && cost[first] >= 0) first++;
@@ -766,9 +662,6 @@ static void check_decided(const void *c, const void *answer) {
     if (found->fresh) wrong("after a pivot the tableau is still said to be fresh");
 }
 
-static const Exercise rules_exercise = {
-    {"the rules are Bland's"}, 30, sizeof(LpTableau), sizeof(LpDecided), draw_tableau, decide, check_decided, NULL};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 9: groups of a few bits
 // ---------------------------------------------------------------------------------------------------------------
@@ -779,26 +672,23 @@ typedef struct {
     int n, stride;
     Quant quant;
     double within; /* steps between two codes */
-} Pack;
-typedef struct {
     float back[PACKED];
     bool finite;
-} Unpacked;
+} Pack;
 
-static void pack(void *answer, const void *about) {
-    const Pack *from = about;
-    Unpacked *to = answer;
+static void pack(void *c) {
+    Pack *p = c;
     f16 half[PACKED * MOST_STRIDE] = {0};
-    for (int i = 0; i < from->n; i++) half[i * from->stride] = f32_to_f16(from->x[i]);
-    to->finite = quant_round(half, from->stride, from->n, from->quant);
-    for (int i = 0; i < from->n; i++) to->back[i] = f16_to_f32(half[i * from->stride]);
+    for (int i = 0; i < p->n; i++) half[i * p->stride] = f32_to_f16(p->x[i]);
+    p->finite = quant_round(half, p->stride, p->n, p->quant);
+    for (int i = 0; i < p->n; i++) p->back[i] = f16_to_f32(half[i * p->stride]);
 }
 
 /*   1  a group of one number over and over, and one of the 16 numbers of a grid whose step is a power of two
  *   2  any numbers, in groups that are not full
  *   3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers that are not finite. 131008 / 15
  * is rounded to a multiple of 8, and 15 times that is off by 15 x 8, or .0137 steps */
-static bool draw_pack(void *to, int number) {
+static bool draw_pack(void *to) {
     enum { NOT_FINITE = 8, SMALLEST = 12, LARGEST = 16 };
     static const int cases[] = {20, 48, LARGEST};
     Pack *p = to;
@@ -844,26 +734,13 @@ static bool check_group(const float *back, const float *x, int n, const Pack *p)
 }
 
 static void check_pack(const void *c, const void *answer) {
-    const Pack *from = c;
-    const Unpacked *found = answer;
+    const Pack *from = c, *found = answer;
     bool finite = true;
     for (int g = 0; g < from->n; g += GROUP)
         finite &= check_group(found->back + g, from->x + g, imin(GROUP, from->n - g), from);
-    if (found->finite != finite)
-        wrong("%d numbers: the result was expected to be %s, found %s", from->n, finite ? "true" : "false",
-              found->finite ? "true" : "false");
+    in_case("%d numbers", from->n);
+    near_to(found->finite, finite, 0, "the result (1: all are finite)");
 }
-
-static const Exercise quant_exercise = {
-    {"numbers on the grid come back exactly", "all numbers come back within half a step",
-     "the ends of F16 and numbers that are not finite"},
-    48,
-    sizeof(Pack),
-    sizeof(Unpacked),
-    draw_pack,
-    pack,
-    check_pack,
-    NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 10: the tokens with the largest scores
@@ -874,18 +751,15 @@ typedef struct {
     float score[SEQS][NH][LEN]; /* halves, which q and k give exactly */
     int32_t len[SEQS], pages[SEQS][PAGES];
     double sparsity;
-} Select;
-typedef struct {
     int32_t tokens[SEQS][NH][MOST];
     float weights[SEQS][NH][MOST];
-} Selected;
+} Select;
 
 /* q is (2, 0, 0, 0), over sqrt(HEAD) 1, and k (score, 9, -9, 9). Rows of q lie apart. */
-static void select_tokens(void *answer, const void *about) {
-    const Select *s = about;
-    Selected *to = answer;
+static void select_tokens(void *c) {
+    Select *s = c;
     f16 q[SEQS][3 * H1] = {0}, k[SEQS * PAGES * PAGE][NH][HEAD];
-    memset(k, 0, sizeof k), memset(to, 0xff, sizeof *to);
+    memset(k, 0, sizeof k), memset(s->tokens, 0xff, sizeof s->tokens);
     for (int r = 0; r < SEQS; r++)
         for (int h = 0; h < NH; h++) {
             q[r][h * HEAD] = f32_to_f16(2);
@@ -895,12 +769,12 @@ static void select_tokens(void *answer, const void *about) {
             }
         }
     const PageTable table = paged(k, k, s->pages[0], s->len, SEQS, PAGES, PAGE, H1, NH, false);
-    run(selection(to->tokens[0][0], to->weights[0][0], MOST, q[0], 3 * H1, H1, table, s->sparsity));
+    run(selection(s->tokens[0][0], s->weights[0][0], MOST, q[0], 3 * H1, H1, table, s->sparsity));
 }
 
 /* In the first step pages lie in order, one sequence's behind the other's; then mixed. Scores differ, but for the second
  * step's. In the last there are cases with one far above the others: what is far below it must not overflow. */
-static bool draw_select(void *to, int number) {
+static bool draw_select(void *to) {
     Select *s = to;
     int order[SEQS * PAGES], at[LEN];
     s->sparsity = draw_real(.1, .7);
@@ -951,8 +825,7 @@ static void check_weights(const float *score, int len, const int32_t *tokens, co
 }
 
 static void check_select(const void *c, const void *answer) {
-    const Select *s = c;
-    const Selected *found = answer;
+    const Select *s = c, *found = answer;
     for (int r = 0; r < SEQS; r++)
         for (int h = 0; h < NH; h++) {
             in_case("sequence %d of %d tokens, head %d", r, s->len[r], h);
@@ -964,16 +837,6 @@ static void check_select(const void *c, const void *answer) {
         }
 }
 
-static const Exercise select_exercise = {{"the largest scores are chosen, and the token itself",
-                                          "of equal scores the earlier are chosen", "weights are shares of all tokens"},
-                                         16,
-                                         sizeof(Select),
-                                         sizeof(Selected),
-                                         draw_select,
-                                         select_tokens,
-                                         check_select,
-                                         NULL};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 11: a pipeline, by the formulas of the first comment of cost/search.c
 //
@@ -984,24 +847,24 @@ static const Exercise select_exercise = {{"the largest scores are chosen, and th
 typedef struct {
     int M, G, K, l, blocks, n;
     double t[2], x[2], d;
+    Pace pace;
 } PaceCase;
 
-static void pace(void *answer, const void *about) {
+static void pace(void *about) {
     enum { ROWS = 5, WIDTH = 8 }; /* rows in a batch of generation; in prefill twice as many. A row is 16 bytes */
-    const PaceCase *c = about;
+    PaceCase *c = about;
     const double pre = c->G * c->blocks, gen = (c->n - 1) * pre;
     const Cluster cluster = {c->M, ROWS * WIDTH * 2 / c->x[0], c->d};
     Plan plan = {.config = {.l = c->l, .h1 = WIDTH}, .act_type = F16, .policy = {.flights = c->G}};
     plan.work[1] = (Workload){.sweeps = pre, .prefills = c->K * pre, .prompt_rows = 2 * ROWS * c->K * pre};
     plan.work[0] = (Workload){.sweeps = gen, .decodes = c->K * gen, .steps = ROWS * c->K * gen};
-    *(Pace *)answer = cluster_pace(&cluster, &plan, c->t);
+    c->pace = cluster_pace(&cluster, &plan, c->t);
 }
 
 /* One machine in the first and the last step, blocks in the last; the wire takes nearly nothing, or up to 4 squares. */
-static bool draw_pace(void *to, int number) {
+static bool draw_pace(void *to) {
     PaceCase *c = to;
     const bool one = step == 1 || step == 4;
-    (void)number;
     *c = (PaceCase){.M = one ? 1 : draw(2, 6),
                     .G = draw(1, 8),
                     .K = draw(1, 4),
@@ -1025,7 +888,7 @@ static double round_of(const PaceCase *c, int stage) {
 
 static void check_pace(const void *about, const void *answer) {
     PaceCase c = *(const PaceCase *)about;
-    const Pace *found = answer;
+    const Pace *found = &((const PaceCase *)answer)->pace;
     in_case("M = %d, G = %d, K = %d, l = %d, %d blocks, n = %d, t %.3g and %.3g s, x %.3g and %.3g s, d %.3g s", c.M, c.G,
             c.K, c.l, c.blocks, c.n, c.t[1], c.t[0], c.x[1], c.x[0], c.d);
     if (c.M == 1) c.x[0] = c.x[1] = c.d = 0; /* there is no network */
@@ -1035,16 +898,6 @@ static void check_pace(const void *about, const void *answer) {
     near_to(found->token_s, token, 1e-6 * token, "token_s");
     near_to(found->T, all, 1e-6 * all, "T");
 }
-
-static const Exercise pipeline_exercise = {{"one machine takes its sweeps", "machines fill and run",
-                                            "a slow wire holds them up", "later blocks take their rounds"},
-                                           20,
-                                           sizeof(PaceCase),
-                                           sizeof(Pace),
-                                           draw_pace,
-                                           pace,
-                                           check_pace,
-                                           NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 12 and 18: kernels, on the GPU or in its emulation; without either, their twins on the host
@@ -1056,7 +909,7 @@ typedef struct {
     size_t size;
     bool act;
 } View;
-enum { MARK = 1, MOST_VIEWS = 8 };
+enum { MARK = 1, MOST_VIEWS = 3 };
 typedef Op MakeOp(void *const at[], Type act, const void *c);
 
 /* What the emulation counts: the largest number of roundings of one thread of a kernel since it was last asked. */
@@ -1081,15 +934,14 @@ static void run_on_gpu(Gpu *gpu, MakeOp *make, const void *c, const View *views,
 static void run_on_host(MakeOp *make, const void *c, const View *views, int n) {
     void *at[MOST_VIEWS];
     for (int v = 0; v < n; v++) {
-        float *floats = at[v] = views[v].act ? xcalloc(views[v].size, 2) : views[v].bytes;
-        for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++) floats[i] = f16_to_f32(((f16 *)views[v].bytes)[i]);
+        at[v] = views[v].act ? xcalloc(views[v].size, 2) : views[v].bytes;
+        for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++)
+            ((float *)at[v])[i] = f16_to_f32(((f16 *)views[v].bytes)[i]);
     }
     run(make(at, F32, c));
-    for (int v = 0; v < n; v++) {
-        if (!views[v].act) continue;
-        for (size_t i = 0; i < views[v].size / 2; i++) ((f16 *)views[v].bytes)[i] = f32_to_f16(((float *)at[v])[i]);
-        free(at[v]);
-    }
+    for (int v = 0; v < n; v++)
+        for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++)
+            ((f16 *)views[v].bytes)[i] = f32_to_f16(((float *)at[v])[i]);
 }
 
 /* Runs an op over the views; returns what the emulation counts, or 0. */
@@ -1109,28 +961,26 @@ typedef struct {
     int rows, cols;
     bool in_place;
     double mean;
-    f16 x[MOST_NUMBERS], y[MOST_NUMBERS], w[MOST_NUMBERS], b[MOST_NUMBERS]; /* w, b: (cols) */
-    long most_work;                                                         /* numbers that one thread has rounded */
+    _Alignas(64) f16 x[MOST_NUMBERS], y[MOST_NUMBERS], w[MOST_NUMBERS], b[MOST_NUMBERS]; /* w, b: (cols) */
+    long most_work; /* numbers that one thread has rounded */
 } Norm;
 
 static Op norm_op(void *const at[], Type act, const void *c) {
-    const Norm *s = c;
-    return norm(act, at[s->in_place ? 0 : 1], at[0], at[2], at[3], s->rows, s->cols);
+    const Norm *s = c, *there = at[0];
+    return norm(act, at[s->in_place ? 1 : 2], at[1], there->w, there->b, s->rows, s->cols);
 }
 
-static void normalize(void *answer, const void *about) {
-    Norm *s = answer;
-    *s = *(const Norm *)about;
-    const size_t row = s->cols * sizeof(f16), all = s->rows * row;
-    s->most_work = carry_out(
-        norm_op, s, (const View[]){{s->x, all, true}, {s->y, all, true}, {s->w, row, false}, {s->b, row, false}}, 4);
+static void normalize(void *c) {
+    Norm *s = c;
+    const size_t bytes = s->rows * s->cols * sizeof *s->x;
+    s->most_work = carry_out(norm_op, s, (View[]){{s, sizeof *s, false}, {s->x, bytes, true}, {s->y, bytes, true}}, 3);
 }
 
 /* Rows around `mean`, of numbers that lie up to 2 `spread` apart, and two that do.
  *   1  a few widths
  *   2  widths that no block covers at once, that end within eight numbers; in place
  *   3  at 1000 a square has no digits left for a variance of 1/4 */
-static bool draw_norm(void *to, int number) {
+static bool draw_norm(void *to) {
     const int cols[][6] = {{64, 256, 8 * draw(3, 60)},
                            {2, 28 + draw(0, 9), 60 + draw(0, 9), 1022 + draw(0, 9), 5120, 12288},
                            {768, 60, 8 * draw(10, 99)}},
@@ -1167,48 +1017,32 @@ static void check_norm(const void *c, const void *answer) {
         wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, found->most_work);
 }
 
-static const Exercise norm_exercise = {
-    {"a row is normalized", "rows of all widths, in place too", "a large mean does not blur the variance"},
-    6,
-    sizeof(Norm),
-    sizeof(Norm),
-    draw_norm,
-    normalize,
-    check_norm,
-    NULL};
-
 /* Rows of a table, in the last step of (k, v) into pages. */
 enum { TABLE = 20, GATHERED = 5, WIDEST = 700, POOL = 12, PER_PAGE = 3, SEQUENCES = 2 };
 typedef struct {
     int cols, idx[GATHERED];
-    f16 table[TABLE * WIDEST], y[GATHERED * WIDEST]; /* y: what is there before */
     int seq[GATHERED], pos[GATHERED], pages[SEQUENCES][POOL / SEQUENCES];
-    f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
+    _Alignas(64) f16 table[TABLE * WIDEST];
+    _Alignas(64) f16 y[GATHERED * WIDEST]; /* what is there before */
+    _Alignas(64) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
     long most_work;
 } Gather;
 
 static Op gather_op(void *const at[], Type act, const void *c) {
-    const Gather *g = c;
-    const PageTable into = paged(at[3], at[4], at[5], NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE, g->cols / 2, 1, false);
-    return step == 3 ? appending(into, at[0], g->cols, false, g->cols, at[6], at[7], GATHERED)
-                     : embedding(at[0], act, at[1], F16, g->cols, at[2], GATHERED, g->cols, step == 2);
+    const Gather *g = c, *there = at[0];
+    const PageTable into = paged(there->kv[0], there->kv[1], there->pages[0], NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
+                                 g->cols / 2, 1, false);
+    return step == 3 ? appending(into, at[1], g->cols, false, g->cols, there->seq, there->pos, GATHERED)
+                     : embedding(at[1], act, there->table, F16, g->cols, there->idx, GATHERED, g->cols, step == 2);
 }
 
-static void gather(void *answer, const void *about) {
-    Gather *g = answer;
-    *g = *(const Gather *)about;
-    const View views[] = {{g->y, GATHERED * g->cols * sizeof(f16), step < 3},
-                          {g->table, sizeof g->table, false},
-                          {g->idx, sizeof g->idx, false},
-                          {g->kv[0], sizeof g->kv[0], false},
-                          {g->kv[1], sizeof g->kv[1], false},
-                          {g->pages, sizeof g->pages, false},
-                          {g->seq, sizeof g->seq, false},
-                          {g->pos, sizeof g->pos, false}};
-    g->most_work = carry_out(gather_op, g, views, MOST_VIEWS);
+static void gather(void *c) {
+    Gather *g = c;
+    const View views[] = {{g, sizeof *g, false}, {g->y, GATHERED * g->cols * sizeof *g->y, step < 3}};
+    g->most_work = carry_out(gather_op, g, views, 2);
 }
 
-static bool draw_gather(void *to, int number) {
+static bool draw_gather(void *to) {
     Gather *g = to;
     int order[POOL];
     g->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
@@ -1254,15 +1088,6 @@ static void check_gather(const void *c, const void *answer) {
     (step == 3 ? check_appended : check_gathered)(c, answer);
 }
 
-static const Exercise gather_exercise = {{"rows are gathered", "rows are added", "rows are put into pages"},
-                                         8,
-                                         sizeof(Gather),
-                                         sizeof(Gather),
-                                         draw_gather,
-                                         gather,
-                                         check_gather,
-                                         NULL};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 13 and 14: in mini.c
 // ---------------------------------------------------------------------------------------------------------------
@@ -1271,12 +1096,10 @@ static const Exercise gather_exercise = {{"rows are gathered", "rows are added",
 typedef struct {
     double at[4][3];
     int basic[2], other[2], r, c;
+    double back[4][3]; /* after another one at the same place */
 } Pivot;
-typedef struct {
-    Pivot after, back; /* after the pivot, and another one at the same place */
-} Pivoted;
 
-static bool draw_pivot(void *to, int number) {
+static bool draw_pivot(void *to) {
     Pivot *p = to;
     int order[4];
     *p = (Pivot){.r = number / 2 % 2, .c = number % 2};
@@ -1287,11 +1110,10 @@ static bool draw_pivot(void *to, int number) {
     return true;
 }
 
-static void pivot(void *answer, const void *about) {
-    Pivoted *to = answer;
-    Pivot p = *(const Pivot *)about;
-    mini_pivot(p.at, p.basic, p.other, p.r, p.c), to->after = p;
-    mini_pivot(p.at, p.basic, p.other, p.r, p.c), to->back = p;
+static void pivot(void *c) {
+    Pivot *to = c, p;
+    mini_pivot(to->at, to->basic, to->other, to->r, to->c), p = *to;
+    mini_pivot(p.at, p.basic, p.other, p.r, p.c), memcpy(to->back, p.at, sizeof p.at);
 }
 
 /* A point: of variables 0 to 3 and the two costs 4 and 5, by what those that are not basic have. */
@@ -1305,7 +1127,7 @@ static void set_point(double value[6], const Pivot *p) {
 
 /* Any point of the first tableau is one of the second. */
 static void check_pivot(const void *c, const void *answer) {
-    const Pivot *p = c, *after = &((const Pivoted *)answer)->after, *back = &((const Pivoted *)answer)->back;
+    const Pivot *p = c, *after = answer;
     double value[6] = {0}, again[6];
     bool exchanged = true;
     in_case("pivot at row %d, column %d", p->r, p->c);
@@ -1320,12 +1142,9 @@ static void check_pivot(const void *c, const void *answer) {
     for (int v = 0; v < 6; v++)
         near_to(again[v], value[v], 1e-9 * (1 + fabs(value[v])), "%s %d of a point", v < 4 ? "variable" : "cost", v % 4);
     for (int i = 0; i < 12; i++)
-        near_to(back->at[i / 3][i % 3], p->at[i / 3][i % 3], 1e-9 * (1 + fabs(p->at[i / 3][i % 3])),
+        near_to(after->back[i / 3][i % 3], p->at[i / 3][i % 3], 1e-9 * (1 + fabs(p->at[i / 3][i % 3])),
                 "a second one leads back: row %d, column %d", i / 3, i % 3);
 }
-
-static const Exercise pivot_exercise = {
-    {"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), sizeof(Pivoted), draw_pivot, pivot, check_pivot, NULL};
 
 /* What `mini WORDS` prints, with | between words; NULL if it fails. */
 enum { MOST_TEXT = 1 << 14 };
@@ -1444,11 +1263,6 @@ static void check_mini_blocks(void) {
     tokenizer_close(tokenizer), checkpoint_close(model);
 }
 
-static const Exercise mini_exercise = {
-    {"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
-     "mini.c: the weights may stream"},
-    .also = check_mini_blocks};
-
 // ---------------------------------------------------------------------------------------------------------------
 // 15: what must come after what
 // ---------------------------------------------------------------------------------------------------------------
@@ -1456,35 +1270,31 @@ static const Exercise mini_exercise = {
 enum { OPS = 24, CELLS = 5, LANES = 4 };
 typedef struct {
     int lane, write, nwrite, read, nread; /* cells: first, number */
-} Posted;
-typedef struct {
     Event after[NLANES];
-    int n;
-} After;
+    int nafter;
+} Posted;
 
-static void post_ops(void *answer, const void *about) {
+static void post_ops(void *c) {
     Depend *depend = depend_open(CELLS + 1);
     uint64_t seq[NLANES] = {0};
     for (int i = 0; i < OPS; i++) {
-        const Posted *from = (const Posted *)about + i;
-        After *to = (After *)answer + i;
-        Op op = {.code = OP_UNPACK, .lane = (Lane)from->lane};
-        op.unpack.w = (Tensor){.rows = 1, .cols = 1, .cell = from->write, .ncells = from->nwrite};
-        op.unpack.packed = (Tensor){.rows = 1, .cols = 1, .cell = from->read, .ncells = from->nread};
+        Posted *to = (Posted *)c + i;
+        Op op = {.code = OP_UNPACK, .lane = (Lane)to->lane};
+        op.unpack.w = (Tensor){.rows = 1, .cols = 1, .cell = to->write, .ncells = to->nwrite};
+        op.unpack.packed = (Tensor){.rows = 1, .cols = 1, .cell = to->read, .ncells = to->nread};
         depend_before(depend, &op);
-        to->n = op.nafter, memcpy(to->after, op.after, sizeof to->after);
-        depend_posted(depend, &op, (Event){from->lane, ++seq[from->lane]});
+        to->nafter = op.nafter, memcpy(to->after, op.after, sizeof to->after);
+        depend_posted(depend, &op, (Event){to->lane, ++seq[to->lane]});
     }
     depend_close(depend);
 }
 
 /* Ops that read, write, or both. */
-static bool draw_posted(void *to, int number) {
-    (void)number;
+static bool draw_posted(void *to) {
     for (int i = 0; i < OPS; i++) {
         const int kind = draw(0, 3);
-        ((Posted *)to)[i] =
-            (Posted){draw(0, LANES - 1), draw(0, CELLS - 2), kind == 0 ? 0 : draw(1, 2), draw(0, CELLS - 2), kind != 1};
+        ((Posted *)to)[i] = (Posted){
+            draw(0, LANES - 1), draw(0, CELLS - 2), kind == 0 ? 0 : draw(1, 2), draw(0, CELLS - 2), kind != 1, {{0}}, 0};
     }
     return true;
 }
@@ -1513,14 +1323,14 @@ static int op_of(const Posted *op, Event e, int j) {
 
 /* before[j][i]: i is over when j begins, by lanes and events; of op `last` without one event. False: an event is of no op.
  */
-static bool order_of(bool before[OPS][OPS], const Posted *op, const After *after, int last, int without) {
+static bool order_of(bool before[OPS][OPS], const Posted *op, const Posted *found, int last, int without) {
     memset(before, 0, sizeof(bool) * OPS * OPS);
     for (int j = 0; j <= last; j++) {
         for (int i = 0; i < j; i++)
             if (op[i].lane == op[j].lane) add_before(before, j, i);
-        if (after[j].n < 0 || after[j].n > NLANES) return false;
-        for (int e = 0; e < after[j].n; e++) {
-            const int i = op_of(op, after[j].after[e], j);
+        if (found[j].nafter < 0 || found[j].nafter > NLANES) return false;
+        for (int e = 0; e < found[j].nafter; e++) {
+            const int i = op_of(op, found[j].after[e], j);
             if (i < 0) return false;
             if (j < last || e != without) add_before(before, j, i);
         }
@@ -1532,8 +1342,7 @@ static bool order_of(bool before[OPS][OPS], const Posted *op, const After *after
  * that others imply. */
 static void check_order(const void *c, const void *answer) {
     static const char *const use[] = {"", "reads what it writes", "writes what it uses"};
-    const Posted *op = c;
-    const After *found = answer;
+    const Posted *op = c, *found = answer;
     bool is[OPS][OPS], must[OPS][OPS] = {{false}}, less[OPS][OPS];
     if (!order_of(is, op, found, OPS - 1, -1)) return wrong("an event is of no op that was posted");
     for (int j = 0; j < OPS; j++) {
@@ -1546,23 +1355,13 @@ static void check_order(const void *c, const void *answer) {
         }
         for (int i = 0; i < j && step == OVERLAP; i++)
             if (is[j][i] && !must[j][i]) return wrong("op %d waits for op %d, and need not: they could overlap", j, i);
-        for (int e = 0; e < found[j].n && step == OVERLAP; e++) {
+        for (int e = 0; e < found[j].nafter && step == OVERLAP; e++) {
             const int i = op_of(op, found[j].after[e], j);
             order_of(less, op, found, j, e);
             if (less[j][i]) return wrong("op %d waits for op %d by an event that others imply", j, i);
         }
     }
 }
-
-static const Exercise order_exercise = {
-    {"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
-    24,
-    sizeof(Posted[OPS]),
-    sizeof(After[OPS]),
-    draw_posted,
-    post_ops,
-    check_order,
-    NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 16: the search over blocks, and the frontier of Figure 1
@@ -1577,15 +1376,13 @@ typedef struct {
     Prompt prompts[ASKED];
     Hardware machine;
     Checkpoint *model;
-} Question;
-typedef struct {
     Found best, frontier[MOST_FOUND];
     int nbest, n;
-} Frontier;
+} Question;
 
 /* OPT-125M or 350M on a machine that does not hold it, and more prompts than the best block has. In the second step the
  * number of batches is given, or their size. */
-static bool draw_question(void *to, int number) {
+static bool draw_question(void *to) {
     Question *q = to;
     const OptConfig config = opt_named(draw(0, 1) ? "opt-125m" : "opt-350m");
     const Prompt prompt = {.s = draw(64, 256), .n = draw(8, 32)};
@@ -1605,18 +1402,17 @@ static bool draw_question(void *to, int number) {
     return step == 2 || !number;
 }
 
-static void find(void *answer, const void *about) {
-    const Question *q = about;
-    Frontier *to = answer;
-    to->nbest = policy_search(&to->best, 1, &q->search, &err);
-    if (step == 3) to->n = policy_frontier(to->frontier, MOST_FOUND, &q->search, &err);
+static void find(void *c) {
+    Question *q = c;
+    q->nbest = policy_search(&q->best, 1, &q->search, &err);
+    if (step == 3) q->n = policy_frontier(q->frontier, MOST_FOUND, &q->search, &err);
 }
 
 /* A complete policy; false: it does not fit. */
-static bool try_policy(Found *found, const Search *search, int number) {
+static bool try_policy(Found *found, const Search *search, int trial) {
     Search one = *search;
     const Policy *given = &search->given;
-    const double wg = number % 4 * .2, cg = number / 4 % 3 * .5, hg = number % 2;
+    const double wg = trial % 4 * .2, cg = trial / 4 % 3 * .5, hg = trial % 2;
     one.given = (Policy){.wg = wg,
                          .wc = 1 - wg,
                          .cg = cg,
@@ -1634,7 +1430,7 @@ static bool try_policy(Found *found, const Search *search, int number) {
 }
 
 /* From each policy of the frontier to the next latency and throughput rise, up to the best. */
-static void check_frontier(const Frontier *at) {
+static void check_frontier(const Question *at) {
     if (at->n < 2 || at->n > MOST_FOUND) return wrong("the frontier has %d policies", at->n);
     for (int i = 1; i < at->n; i++) {
         const Found *a = &at->frontier[i - 1], *b = &at->frontier[i];
@@ -1650,9 +1446,8 @@ static void check_frontier(const Frontier *at) {
 /* A larger block pays one percent for each doubling: see score() in cost/search.c. Of all that are as quick, the frontier
  * has one that is about as good. */
 static void check_found(const void *c, const void *answer) {
-    const Question *q = c;
+    const Question *q = c, *at = answer;
     const Search *s = &q->search;
-    const Frontier *at = answer;
     const Policy *best = &at->best.policy;
     if (at->nbest != 1) return wrong("nothing was found");
     if (s->fixed_gbs) near_to(best->gbs, s->given.gbs, 0, "gbs, which was given");
@@ -1663,29 +1458,19 @@ static void check_found(const void *c, const void *answer) {
         Found other;
         double most = step == 3 ? 0 : at->best.cost.throughput;
         if (!try_policy(&other, s, i)) continue;
-        const double within = step == 3 ? 1.25 * other.latency : INFINITY;
         for (int j = 0; j < at->n && j < MOST_FOUND; j++)
-            if (at->frontier[j].latency <= within) most = fmax(most, at->frontier[j].cost.throughput);
+            if (at->frontier[j].latency <= 1.25 * other.latency) most = fmax(most, at->frontier[j].cost.throughput);
+        if (step == 3) in_case("within %.4g s", 1.25 * other.latency);
         if (most < (step == 3 ? .75 : .93) * other.cost.throughput)
             return wrong(
-                "within %.4g s what was found makes %.4g token/s (the best: gbs %d, %d batches), but gbs %d, %d batches, "
-                "weights %.0f %.0f, cache %.0f %.0f makes %.4g",
-                within, most, best->gbs, best->num_gpu_batches, other.policy.gbs, other.policy.num_gpu_batches,
+                "what was found makes %.4g token/s (the best: gbs %d, %d batches), but gbs %d, %d batches, weights %.0f "
+                "%.0f, cache %.0f %.0f makes %.4g",
+                most, best->gbs, best->num_gpu_batches, other.policy.gbs, other.policy.num_gpu_batches,
                 100 * other.policy.wg, 100 * other.policy.wc, 100 * other.policy.cg, 100 * other.policy.cc,
                 other.cost.throughput);
     }
     checkpoint_close(q->model);
 }
-
-static const Exercise search_exercise = {
-    {"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
-    2,
-    sizeof(Question),
-    sizeof(Frontier),
-    draw_question,
-    find,
-    check_found,
-    NULL};
 
 // ---------------------------------------------------------------------------------------------------------------
 // 17 and 19: on the sim, which counts bytes and seconds
@@ -1695,10 +1480,11 @@ typedef struct {
     OptConfig config;
     Schedule schedule;
     IoCase io;
+    IoCount found;
 } Counting;
 
 /* Row and zig-zag; in the last step the diagonal. */
-static bool draw_counting(void *to, int number) {
+static bool draw_counting(void *to) {
     Counting *c = to;
     const int gbs = draw(1, 3), K = draw(1, 4);
     const OptConfig config = c->config = opt_of_layers("opt-125m", draw(1, 3));
@@ -1715,15 +1501,15 @@ static bool draw_counting(void *to, int number) {
     return true;
 }
 
-static void count(void *answer, const void *about) {
-    const Counting *c = about;
-    *(IoCount *)answer = io_count(&c->io, c->schedule);
+static void count(void *about) {
+    Counting *c = about;
+    c->found = io_count(&c->io, c->schedule);
 }
 
 static void check_count(const void *about, const void *answer) {
     const Counting *c = about;
     const IoCase *io = &c->io;
-    const IoCount *found = answer;
+    const IoCount *found = &((const Counting *)answer)->found;
     const Policy policy = streaming(c->schedule, io->gbs, io->K, TIER_CPU);
     Task task = equal_task(io->count, io->s, io->n);
     Simulated real;
@@ -1742,44 +1528,31 @@ static void check_count(const void *about, const void *answer) {
     free_task(&task);
 }
 
-static const Exercise count_exercise = {
-    {"row and zig-zag load so many weights", "cache and activations are counted", "the diagonal loads fewer"},
-    12,
-    sizeof(Counting),
-    sizeof(IoCount),
-    draw_counting,
-    count,
-    check_count,
-    NULL};
-
 /* A fourth schedule in the place of the diagonal, and another: zig-zag in the second step, else the diagonal. */
 enum { RACES = 8, RACING = 80 };
 typedef struct {
     Prompt prompts[RACING];
     int gbs, K;
-} Race;
-typedef struct {
     Simulated own, other;
-} Raced;
+} Race;
 static int32_t race_ids[64];
 
-static void race(void *answer, const void *about) {
-    const Race *r = about;
+static void race(void *c) {
+    Race *r = c;
     const OptConfig config = opt_of_layers("opt-125m", 2);
-    const Task task = {.prompts = (Prompt *)r->prompts, .count = RACING};
+    const Task task = {.prompts = r->prompts, .count = RACING};
     const Policy other = streaming(step == 2 ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL, r->gbs, r->K, TIER_CPU),
                  own = streaming(SCHEDULE_DIAGONAL, r->gbs, r->K, TIER_CPU);
     int (*const diagonal)(const Admission *) = seats_for[SCHEDULE_DIAGONAL];
-    MUST(simulate(&((Raced *)answer)->other, &config, &other, &task, &err));
+    MUST(simulate(&r->other, &config, &other, &task, &err));
     seats_for[SCHEDULE_DIAGONAL] = fourth_seats;
-    MUST(simulate(&((Raced *)answer)->own, &config, &own, &task, &err));
+    MUST(simulate(&r->own, &config, &own, &task, &err));
     seats_for[SCHEDULE_DIAGONAL] = diagonal;
 }
 
 /* Prompts of all lengths; but for the first step equal ones. */
-static bool draw_race(void *to, int number) {
+static bool draw_race(void *to) {
     Race *r = to;
-    (void)number;
     r->gbs = draw(1, 2), r->K = draw(3, 6);
     const int s = draw(4, 30), n = r->K * draw(3, 5);
     for (int p = 0; p < RACING; p++)
@@ -1809,35 +1582,160 @@ static void check_staggered(const Race *r, const Simulated *own, const Simulated
         wrong("%g pages were expected at most, found %d; zig-zag has %d", staggered, own->pages, zigzag->pages);
 }
 
-static double log_ratios;
+static double log_ratios, least_ratio = INFINITY;
 static double paged_speed(const Simulated *s) { return s->stats.generated / s->seconds / s->pages; }
 
 static void check_race(const void *c, const void *answer) {
-    const Simulated *own = &((const Raced *)answer)->own, *other = &((const Raced *)answer)->other;
+    const Simulated *own = &((const Race *)answer)->own, *other = &((const Race *)answer)->other;
     if (step == 1) check_served(c, own);
     if (step == 2) check_staggered(c, own, other);
-    log_ratios += log(paged_speed(own) / paged_speed(other));
+    const double ratio = paged_speed(own) / paged_speed(other);
+    log_ratios += log(ratio), least_ratio = fmin(least_ratio, ratio);
 }
 
 /* For each page as many tokens a second as the diagonal has, to within 5 percent. */
 static void check_races(void) {
     const double ratio = exp(log_ratios / RACES);
-    if (step == 3 && !(ratio >= .95)) wrong("token/s a page: expected .95 of the diagonal's, found %.3g", ratio);
+    if (step == 3 && !(ratio >= .95))
+        wrong("token/s a page: expected .95 of the diagonal's, found %.3g (at the least %.3g)", ratio, least_ratio);
     log_ratios = 0;
 }
 
-static const Exercise fourth_exercise = {{"a fourth schedule serves everyone", "a fourth schedule staggers its sequences",
-                                          "a fourth schedule is as good as the diagonal"},
-                                         RACES,
-                                         sizeof(Race),
-                                         sizeof(Raced),
-                                         draw_race,
-                                         race,
-                                         check_race,
-                                         check_races};
+// ---------------------------------------------------------------------------------------------------------------
 
-const Exercise *const exercises[] = {&attention_exercise, &seats_exercise,  &pages_exercise,    &diffusion_exercise,
-                                     &engine_exercise,    &rows_exercise,   &simplex_exercise,  &rules_exercise,
-                                     &quant_exercise,     &select_exercise, &pipeline_exercise, &norm_exercise,
-                                     &pivot_exercise,     &mini_exercise,   &order_exercise,    &search_exercise,
-                                     &count_exercise,     &gather_exercise, &fourth_exercise,   NULL};
+const Exercise exercises[] = {
+    {{"a token alone attends to itself", "no token sees the ones behind it",
+      "all weights are right, and the logits Hugging Face's"},
+     12,
+     sizeof(Attention),
+     draw_attention,
+     attend,
+     check_attention,
+     check_golden},
+    {{"the first sweep has one GPU batch", "a GPU batch enters every n/K sweeps",
+      "whoever stops early is replaced at once"},
+     40,
+     sizeof(Line),
+     draw_seats,
+     enter,
+     check_seats,
+     NULL},
+    {{"without a limit, and up to it, all enter", "a prompt waits for the pages of its prefill",
+      "a prompt enters when its pages fit in every sweep"},
+     40,
+     sizeof(Line),
+     draw_pages,
+     enter,
+     check_pages,
+     NULL},
+    {{"equal items meet the shares exactly", "items of any size meet the shares to within one",
+      "the weights of OPT-30B meet every placement", "a tier without a share gets nothing"},
+     60,
+     sizeof(Deal),
+     draw_deal,
+     deal,
+     check_deal,
+     NULL},
+    {{"with everything on the GPU the logits are right", "the weights may stream",
+      "cache and activations may rest anywhere", "the CPU attends to a cache on the CPU",
+      "GPU and CPU attend to their parts of a batch", "the CPU attends to a cache on disk"},
+     BLOCKS *(sizeof placements / sizeof *placements),
+     sizeof(Run),
+     draw_run,
+     generate,
+     check_run,
+     NULL},
+    {{"the rows of the link between CPU and GPU", "the rows of the disk", "the row of the processors"},
+     10,
+     sizeof(Rows),
+     draw_rows,
+     make_rows,
+     check_rows,
+     NULL},
+    {{"a textbook's programs are solved", "both phases end with the right verdict", "the known cycles end",
+      "mini.c: a textbook's programs are minimized", "mini.c: the known cycles end, and A.3 has its optimum"},
+     30,
+     sizeof(Program),
+     draw_program,
+     solve,
+     check_program,
+     check_mini_paper},
+    {{"the rules are Bland's"}, 30, sizeof(LpTableau), draw_tableau, lp_part_decide, check_decided, NULL},
+    {{"numbers on the grid come back exactly", "all numbers come back within half a step",
+      "the ends of F16 and numbers that are not finite"},
+     48,
+     sizeof(Pack),
+     draw_pack,
+     pack,
+     check_pack,
+     NULL},
+    {{"the largest scores are chosen, and the token itself", "of equal scores the earlier are chosen",
+      "weights are shares of all tokens"},
+     16,
+     sizeof(Select),
+     draw_select,
+     select_tokens,
+     check_select,
+     NULL},
+    {{"one machine takes its sweeps", "machines fill and run", "a slow wire holds them up",
+      "later blocks take their rounds"},
+     20,
+     sizeof(PaceCase),
+     draw_pace,
+     pace,
+     check_pace,
+     NULL},
+    {{"a row is normalized", "rows of all widths, in place too", "a large mean does not blur the variance"},
+     6,
+     sizeof(Norm),
+     draw_norm,
+     normalize,
+     check_norm,
+     NULL},
+    {{"rows are gathered", "rows are added", "rows are put into pages"},
+     8,
+     sizeof(Gather),
+     draw_gather,
+     gather,
+     check_gather,
+     NULL},
+    {{"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), draw_pivot, pivot, check_pivot, NULL},
+    {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
+      "mini.c: the weights may stream"},
+     0,
+     0,
+     NULL,
+     NULL,
+     NULL,
+     check_mini_blocks},
+    {{"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
+     24,
+     OPS * sizeof(Posted),
+     draw_posted,
+     post_ops,
+     check_order,
+     NULL},
+    {{"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
+     2,
+     sizeof(Question),
+     draw_question,
+     find,
+     check_found,
+     NULL},
+    {{"row and zig-zag load so many weights", "cache and activations are counted", "the diagonal loads fewer"},
+     12,
+     sizeof(Counting),
+     draw_counting,
+     count,
+     check_count,
+     NULL},
+    {{"a fourth schedule serves everyone", "a fourth schedule staggers its sequences",
+      "a fourth schedule is as good as the diagonal"},
+     RACES,
+     sizeof(Race),
+     draw_race,
+     race,
+     check_race,
+     check_races},
+    {{NULL}, 0, 0, NULL, NULL, NULL, NULL},
+};

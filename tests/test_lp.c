@@ -1,7 +1,8 @@
-/* test_lp.c: the simplex against trying every vertex, against the literature's traps, and every proof against the LP. */
-#include "tests.h"
-
+/* test_lp.c: the simplex. What an answer claims must follow from its proof, of small LPs at random, degenerate, nearly
+ * parallel and large ones; and the literature's traps, and LPs that were solved by hand, have the answers that are known.
+ */
 #include "lp_tables.h"
+#include "tests.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // Proofs
@@ -75,69 +76,10 @@ static LpAnswer solved_table(const LpTable *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Trying every vertex
+// Whatever the numbers
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { FEW_VARS = 4, FEW_ROWS = 7 };
-
-/* Solves the n equations whose numbers are set in `chosen`: first the rows, then x_j = 0. False: they do not determine x.
- */
-static bool vertex(double *x, const Lp *lp, unsigned chosen) {
-    double e[FEW_VARS][FEW_VARS + 1] = {{0}};
-    int n = lp->n;
-    for (int i = 0, k = 0; i < lp->m + n; i++) {
-        if (!(chosen >> i & 1)) continue;
-        for (int j = 0; j < n; j++) e[k][j] = i < lp->m ? lp->row[i].a[j] : j == i - lp->m;
-        e[k++][n] = i < lp->m ? lp->row[i].b : 0;
-    }
-    for (int c = 0; c < n; c++) {
-        int p = c;
-        for (int r = c; r < n; r++)
-            if (fabs(e[r][c]) > fabs(e[p][c])) p = r;
-        if (fabs(e[p][c]) < 1e-9) return false;
-        for (int k = 0; k <= n; k++) {
-            double swap = e[p][k];
-            e[p][k] = e[c][k], e[c][k] = swap;
-        }
-        for (int r = 0; r < n; r++) {
-            double factor = r == c ? 0 : e[r][c] / e[c][c];
-            for (int k = c; k <= n; k++) e[r][k] -= factor * e[c][k];
-        }
-    }
-    for (int c = 0; c < n; c++) x[c] = e[c][n] / e[c][c];
-    return true;
-}
-
-static bool satisfies(const Lp *lp, const double *x) {
-    for (int i = 0; i < lp->m; i++) {
-        double excess = lp_excess(&lp->row[i], x, lp->n);
-        if (excess > 1e-9 || (lp->row[i].equal && excess < -1e-9)) return false;
-    }
-    for (int j = 0; j < lp->n; j++)
-        if (x[j] < -1e-9) return false;
-    return true;
-}
-
-/* The least c x of all vertices; infinite if there is none. With whole numbers of one digit 1e-9 is far below any gap. */
-static double best_vertex(const Lp *lp) {
-    double best = INFINITY, x[FEW_VARS];
-    for (unsigned chosen = 0; chosen < 1u << (lp->m + lp->n); chosen++) {
-        if (__builtin_popcount(chosen) != lp->n || !vertex(x, lp, chosen) || !satisfies(lp, x)) continue;
-        double value = 0;
-        for (int j = 0; j < lp->n; j++) value += lp->c[j] * x[j];
-        best = fmin(best, value);
-    }
-    return best;
-}
-
-/* Whether some direction leads down for ever: the rows with b = 0, and a length of 1. */
-static bool leads_down(const Lp *lp) {
-    Lp cone = *lp;
-    for (int i = 0; i < cone.m; i++) cone.row[i].b = 0;
-    LpRow *length = lp_row(&cone, "length", true, 1);
-    for (int j = 0; j < lp->n; j++) length->a[j] = 1;
-    return lp->n && best_vertex(&cone) < -1e-9;
-}
 
 /* A whole number from low to high. */
 static int pick(uint64_t *seed, int low, int high) { return low + test_below(seed, high - low + 1); }
@@ -159,28 +101,33 @@ static Lp random_lp(uint64_t *seed) {
     return lp;
 }
 
-/* As they are; and with rows times 1e-6 to 1e8, and variables over 1e-6 to 1e7, so that coefficients are 1e-12 to 1e15. The
- * least value stays. */
-static void every_answer_is_that_of_trying_all_vertices(void) {
+/* A proof leaves no doubt of an optimum, or that there is no x; of a cost that falls for ever it leaves out that there is
+ * an x, which the same rows without a cost show. With rows times 1e-6 to 1e8, and variables over 1e-6 to 1e7, so that
+ * coefficients are 1e-12 to 1e15, verdict and value stay. */
+static void every_answer_is_proved_whatever_the_unit(void) {
     uint64_t seed = 1;
     int count[4] = {0};
     for (int trial = 0; trial < 6000; trial++) {
         const Lp lp = random_lp(&seed);
-        const double value = best_vertex(&lp);
-        const LpVerdict expected = value == INFINITY ? LP_INFEASIBLE : leads_down(&lp) ? LP_UNBOUNDED : LP_OPTIMAL;
+        LpAnswer plain, scaled;
         double row_factor, column_factor[FEW_VARS];
-        Lp far = lp;
+        Lp far = lp, rows = lp;
         for (int j = 0; j < lp.n; j++) far.c[j] *= column_factor[j] = test_spread(&seed, 1e-6, 1e7);
         for (int i = 0; i < lp.m; i++) {
             row_factor = test_spread(&seed, 1e-6, 1e8);
             for (int j = 0; j < lp.n; j++) far.row[i].a[j] *= row_factor * column_factor[j];
             far.row[i].b *= row_factor;
         }
-        const LpAnswer answer[] = {solved(&lp, expected), solved(&far, expected)};
-        for (int i = 0; i < 2 && expected == LP_OPTIMAL; i++) assert_value(&answer[i], value);
-        count[expected]++;
+        lp_solve(&plain, &lp);
+        assert_proved(&lp, &plain);
+        scaled = solved(&far, plain.verdict);
+        count[plain.verdict]++;
+        memset(rows.c, 0, sizeof rows.c);
+        solved(&rows, plain.verdict == LP_INFEASIBLE ? LP_INFEASIBLE : LP_OPTIMAL);
+        if (plain.verdict == LP_OPTIMAL) assert_value(&scaled, plain.value);
     }
-    for (int verdict = LP_OPTIMAL; verdict <= LP_UNBOUNDED; verdict++) CU_ASSERT(count[verdict] > 500);
+    CU_ASSERT(count[LP_OPTIMAL] > 500 && count[LP_INFEASIBLE] > 500 && count[LP_UNBOUNDED] > 500);
+    CU_ASSERT_EQUAL(count[LP_LOST], 0);
 }
 
 /* Rows that are parallel but for 1e-6 to 1e-15: whether they meet, and where, may be lost, but no false proof is given. */
@@ -333,6 +280,7 @@ static void y_says_what_more_of_b_is_worth(void) {
     const double expected[] = {1.6, 1.2, .4, .2}, found[] = {answer.x[0], answer.x[1], answer.y[0], answer.y[1]};
     for (int i = 0; i < 4; i++) CU_ASSERT_DOUBLE_EQUAL(found[i], expected[i], 1e-12);
     CU_ASSERT(answer.y[2] == 0);
+    CU_ASSERT_DOUBLE_EQUAL(lp_excess(&lp.row[2], answer.x, 2), 2.8 - 100, 1e-12);
     for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(lp_binds(&lp.row[i], answer.x, 2), i < 2);
     t.at[0][2] -= .4, t.at[1][2] += 1;
     CU_ASSERT_DOUBLE_EQUAL(answer.value - solved_table(&t).value, .4, 1e-12);
@@ -371,7 +319,7 @@ static void very_large_and_very_small_numbers_do_no_harm(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"every answer is that of trying all vertices", every_answer_is_that_of_trying_all_vertices},
+    {"every answer is proved, whatever the unit", every_answer_is_proved_whatever_the_unit},
     {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},
     {"a corner where many rows meet is left again", a_corner_where_many_rows_meet_is_left_again},
     {"large ones end too", large_ones_end_too},
