@@ -70,9 +70,9 @@ static void attend(void *c) {
 static void check_seen(const Attention *s, const Attention *found, int t) {
     const int h1 = s->nh * s->hd;
     const float *a = found->o[0] + t * h1, *b = found->o[1] + t * h1;
-    const bool same = !memcmp(a, b, h1 * sizeof *a);
-    if (t < s->changed && !same) wrong("token %d of %d sees token %d, which is behind it", t, s->n, s->changed);
-    if (t >= s->changed && (same || !(max_norm_error(a, b, h1) > 1e-4)))
+    if (t < s->changed && memcmp(a, b, h1 * sizeof *a))
+        wrong("token %d of %d sees token %d, which is behind it", t, s->n, s->changed);
+    if (t >= s->changed && !(max_norm_error(a, b, h1) > 1e-4))
         wrong("token %d of %d does not see token %d", t, s->n, s->changed);
 }
 
@@ -309,6 +309,7 @@ typedef struct {
     Prompt prompts[PROMPTS];
     uint64_t weights; /* the seed of the model's */
     Policy policy;
+    const char *percent;
     int32_t ids[PROMPTS][TOKENS]; /* what was generated */
     float logits[PROMPTS][TOKENS][VOCAB];
     int ended;
@@ -317,40 +318,43 @@ static const OptConfig small = SMALL_CONFIG(-1);
 static const char *run_dir;
 static const int blocks[BLOCKS][2] = {{5, 1}, {2, 1}, {2, 2}, {2, 3}, {3, 2}}; /* gbs, num_gpu_batches */
 
-/* Percentages on the GPU and on the CPU: of weights, cache and activations. Some stands for one that is drawn. */
-enum { SOME = -1 };
+/* Percentages on the GPU and on the CPU, as for --percent: of weights, cache and activations. */
 static const struct {
-    int step, percent[6];
+    int step, mini; /* of mini.c's exercise; 0: none */
+    const char *percent;
 } placements[] = {
-    {1, {100, 0, 100, 0, 100, 0}},
-    {2, {0, 100, 100, 0, 100, 0}},
-    {2, {SOME, SOME, 100, 0, 100, 0}},
-    {2, {0, 0, 100, 0, 100, 0}},
+    {1, 1, "100|0|100|0|100|0"},
+    {2, 3, "0|100|100|0|100|0"},
+    {2, 3, "30|30|100|0|100|0"},
+    {2, 0, "0|0|100|0|100|0"},
+    {0, 3, "0|0|0|0|0|0"},
     /* the weights stay, so that this does not hang on the step before */
-    {3, {100, 0, 100, 0, 0, 50}},
-    {3, {100, 0, 0, 50, 100, 0}},
-    {3, {100, 0, SOME, 30, 30, SOME}},
-    {3, {100, 0, 0, 100, 0, 0}},
-    {3, {100, 0, 0, 0, 0, 100}},
+    {3, 0, "100|0|100|0|0|50"},
+    {3, 0, "100|0|0|50|100|0"},
+    {3, 2, "100|0|20|30|40|20"},
+    {3, 2, "100|0|0|100|0|0"},
+    {3, 2, "100|0|0|0|0|100"},
     /* delegated */
-    {4, {100, 0, 0, 100, 100, 0}},
-    {5, {100, 0, 40, 60, 100, 0}},
-    {5, {100, 0, 50, 50, 100, 0}},
-    {6, {100, 0, 0, 0, 100, 0}},
-    {6, {100, 0, 20, 40, 100, 0}},
+    {4, 0, "100|0|0|100|100|0"},
+    {5, 0, "100|0|40|60|100|0"},
+    {5, 0, "100|0|50|50|100|0"},
+    {6, 0, "100|0|0|0|100|0"},
+    {6, 0, "100|0|20|40|100|0"},
 };
+enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 static bool draw_run(void *to) {
     Run *run = to;
-    const int *block = blocks[number % BLOCKS], *percent = placements[number / BLOCKS].percent;
-    Policy *p = &run->policy;
-    double *shares[] = {&p->wg, &p->wc, &p->cg, &p->cc, &p->hg, &p->hc};
+    const int *block = blocks[number % BLOCKS];
+    double p[6];
+    Policy policy = all_gpu(block[0], block[1]);
     if (placements[number / BLOCKS].step != step) return false;
+    CHECK(sscanf(placements[number / BLOCKS].percent, "%lf|%lf|%lf|%lf|%lf|%lf", p, p + 1, p + 2, p + 3, p + 4, p + 5) ==
+          6);
+    policy.wg = p[0] / 100, policy.wc = p[1] / 100, policy.cg = p[2] / 100, policy.cc = p[3] / 100;
+    policy.hg = p[4] / 100, policy.hc = p[5] / 100, policy.page_tokens = draw(2, 5), policy.delegated = step > 3;
+    run->policy = policy, run->percent = placements[number / BLOCKS].percent, run->weights = draw(1, 1 << 20);
     run_dir = temp_dir();
-    *p = all_gpu(block[0], block[1]);
-    for (int i = 0; i < 6; i++) *shares[i] = percent[i] == SOME ? draw_real(.2, .4) : percent[i] / 100.;
-    p->page_tokens = draw(2, 5), p->delegated = step > 3;
-    run->weights = draw(1, 1 << 20);
     for (int i = 0; i < PROMPTS; i++) {
         run->prompts[i] = (Prompt){.ids = run->given[i], .s = draw(3, LONGEST), .n = TOKENS, .place = i};
         for (int t = 0; t < run->prompts[i].s; t++) run->given[i][t] = draw(3, VOCAB - 1);
@@ -404,8 +408,7 @@ static void check_run(const void *c, const void *answer) {
     const Run *run = c;
     const Policy *p = &run->policy;
     Checkpoint *model = checkpoint_dummy(&small, run->weights);
-    in_case("weights %.0f %.0f, cache %.0f %.0f, activations %.0f %.0f percent on GPU and CPU, %d batches of %d",
-            100 * p->wg, 100 * p->wc, 100 * p->cg, 100 * p->cc, 100 * p->hg, 100 * p->hc, p->num_gpu_batches, p->gbs);
+    in_case("--percent %s, %d batches of %d", run->percent, p->num_gpu_batches, p->gbs);
     near_to(((const Run *)answer)->ended, PROMPTS, 0, "prompts that got their tokens");
     for (int i = 0; i < PROMPTS; i++) check_prompt(model, run, answer, i);
     checkpoint_close(model);
@@ -428,25 +431,15 @@ enum { WEIGHTS, TOKEN, LOADED, PRODUCTS, NGROWING }; /* by what a term grows */
 enum { BMM = 5, ATT_ON_CPU, NRATES };                /* behind the rows' own rates, of which the last is of products */
 static const double base_rate[NRATES] = {2, 4, 3, 6, 9, 8, 13};
 static const struct {
-    int row, letter; /* NFRACTIONS: the right-hand side */
+    int row, letter; /* NVARS: the right-hand side */
     double number;   /* over the base rate */
     int grows, rate;
 } terms[] = {
-    {CTOG_G, WC, 768, WEIGHTS, CTOG_G},
-    {CTOG_G, WD, 768, WEIGHTS, CTOG_G},
-    {CTOG_G, HC, 48, TOKEN, CTOG_G},
-    {CTOG_G, HD, 48, TOKEN, CTOG_G},
-    {GTOC_G, HC, 24, TOKEN, GTOC_G},
-    {GTOC_G, HD, 24, TOKEN, GTOC_G},
-    {DTOC_G, WD, 512, WEIGHTS, DTOC_G},
-    {DTOC_G, CD, 832, LOADED, DTOC_G},
-    {DTOC_G, HD, 32, TOKEN, DTOC_G},
-    {CTOD_G, CD, 32, TOKEN, CTOD_G},
-    {CTOD_G, HD, 16, TOKEN, CTOD_G},
-    {COMP_G, CG, 312, LOADED, BMM},
-    {COMP_G, CC, 192, LOADED, ATT_ON_CPU},
-    {COMP_G, CD, 192, LOADED, ATT_ON_CPU},
-    {COMP_G, NFRACTIONS, -1024, PRODUCTS, COMP_G},
+    {CTOG_G, WC, 768, WEIGHTS, CTOG_G},    {CTOG_G, WD, 768, WEIGHTS, CTOG_G},    {CTOG_G, HC, 48, TOKEN, CTOG_G},
+    {CTOG_G, HD, 48, TOKEN, CTOG_G},       {GTOC_G, HC, 24, TOKEN, GTOC_G},       {GTOC_G, HD, 24, TOKEN, GTOC_G},
+    {DTOC_G, WD, 512, WEIGHTS, DTOC_G},    {DTOC_G, CD, 832, LOADED, DTOC_G},     {DTOC_G, HD, 32, TOKEN, DTOC_G},
+    {CTOD_G, CD, 32, TOKEN, CTOD_G},       {CTOD_G, HD, 16, TOKEN, CTOD_G},       {COMP_G, CG, 312, LOADED, BMM},
+    {COMP_G, CC, 192, LOADED, ATT_ON_CPU}, {COMP_G, CD, 192, LOADED, ATT_ON_CPU}, {COMP_G, NVARS, -1024, PRODUCTS, COMP_G},
 };
 typedef struct {
     double rate[NRATES], grows[NGROWING]; /* factors */
@@ -485,8 +478,9 @@ static void make_rows(void *about) {
 
 /* The row is a x - T_gen <= b. */
 static void check_rows(const void *c, const void *answer) {
+    static const char *const others[] = {"T_pre", "T_gen", "right-hand side"};
     const Rows *from = c, *found = answer;
-    double expected[NROWS_G][NFRACTIONS + 1] = {{0}};
+    double expected[NROWS_G][NVARS + 1] = {{0}};
     in_case("h1 %d, h2 %d, s %d, n %d, bls %d", from->config.h1, from->config.h2, from->paper.s, from->paper.n,
             from->paper.gbs * from->paper.num_gpu_batches);
     for (size_t t = 0; t < sizeof terms / sizeof *terms; t++)
@@ -494,13 +488,11 @@ static void check_rows(const void *c, const void *answer) {
     for (int r = 0; r < NROWS_G; r++) {
         const LpRow *row = &found->row[r];
         if (row_step[r] != step) continue;
-        if (!found->there[r]) return wrong("there is no row %s", row_name[r]);
-        for (int f = 0; f < NFRACTIONS; f++)
-            near_to(row->a[f], expected[r][f], 1e-9 * expected[r][f], "row %s, letter %s", row_name[r], fraction_name[f]);
-        near_to(row->b, expected[r][NFRACTIONS], -1e-9 * expected[r][NFRACTIONS], "row %s, right-hand side", row_name[r]);
-        if (row->a[T_PRE] != 0 || row->a[T_GEN] != -1 || row->equal)
-            wrong("row %s: expected -1 of T_gen and 0 of T_pre, found %g and %g", row_name[r], row->a[T_GEN],
-                  row->a[T_PRE]);
+        if (!found->there[r] || row->equal) return wrong("there is no row %s that is an inequality", row_name[r]);
+        expected[r][T_GEN] = -1;
+        for (int f = 0; f <= NVARS; f++)
+            near_to(f < NVARS ? row->a[f] : row->b, expected[r][f], 1e-9 * fabs(expected[r][f]), "row %s, %s", row_name[r],
+                    f < NFRACTIONS ? fraction_name[f] : others[f - NFRACTIONS]);
     }
 }
 
@@ -648,15 +640,18 @@ static bool draw_tableau(void *to) {
 static void check_decided(const void *c, const void *answer) {
     const LpTableau *t = c, *found = answer;
     const double *cost = t->cost, *entry = t->entry, *right = t->right;
+    char said[400] = "";
     int first = 0, row = 0;
     while (first < LP_PART_N && cost[first] >= 0) first++;
     for (int r = 1; r < LP_PART_M; r++) {
         const double reach = entry[r] > 0 ? right[r] / entry[r] : INFINITY, best = right[row] / entry[row];
         if (reach < best || (reach == best && t->basis[r] < t->basis[row])) row = r;
     }
-    in_case("costs %g %g %g %g %g, entries %g %g %g %g, right-hand sides %g %g %g %g, basic variables %d %d %d %d", cost[0],
-            cost[1], cost[2], cost[3], cost[4], entry[0], entry[1], entry[2], entry[3], right[0], right[1], right[2],
-            right[3], t->basis[0], t->basis[1], t->basis[2], t->basis[3]);
+    for (int j = 0; j < LP_PART_N; j++) sprintf(strchr(said, 0), " %g", cost[j]);
+    for (int r = 0; r < LP_PART_M; r++)
+        sprintf(strchr(said, 0), "; row %d: entry %g, right-hand side %g, basic variable %d", r, entry[r], right[r],
+                t->basis[r]);
+    in_case("costs%s", said);
     near_to(found->entering, first < LP_PART_N ? first : -1, 0, "the column that enters");
     near_to(found->leaving, row, 0, "the row that leaves");
     if (found->fresh) wrong("after a pivot the tableau is still said to be fresh");
@@ -693,13 +688,11 @@ static bool draw_pack(void *to) {
     static const int cases[] = {20, 48, LARGEST};
     Pack *p = to;
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
-    int order[16];
-    draw_order(order, 16);
     *p = (Pack){.n = 128, .stride = draw(1, MOST_STRIDE), .quant = {4, GROUP}};
     if (step == 2) p->n = draw(1, 128), p->quant.bits = 2 + number % 7, p->within = .5 + 1. / 1024;
     if (step == 3) p->n = number < NOT_FINITE ? PACKED : GROUP, p->within = number < SMALLEST ? 0 : .0137;
     for (int i = 0; i < p->n; i++)
-        p->x[i] = step == 1             ? i < GROUP ? constant : low + grid * order[i % 16]
+        p->x[i] = step == 1             ? i < GROUP ? constant : low + grid * (i * 7 % 16)
                               : step == 2 ? f16_to_f32(f32_to_f16(draw_real(-1, 7)))
                   : number < NOT_FINITE ? i % 16
                   : number < SMALLEST   ? draw(0, 7) * 0x1p-24f
@@ -1003,14 +996,13 @@ static void check_norm(const void *c, const void *answer) {
               share = (cols + threads - 1) / threads + EACH;
     in_case("%d rows of %d columns%s, mean %.4g", s->rows, cols, s->in_place ? ", in place" : "", s->mean);
     for (int r = 0; r < s->rows; r++) {
-        const f16 *x = s->x + r * cols, *y = (s->in_place ? found->x : found->y) + r * cols;
-        double mean = 0, square = 0;
-        for (int i = 0; i < cols; i++) mean += f16_to_f32(x[i]) / cols;
-        for (int i = 0; i < cols; i++) square += pow(f16_to_f32(x[i]) - mean, 2) / cols;
+        double x[MOST_NUMBERS / 2], mean = 0, square = 0;
+        for (int i = 0; i < cols; i++) x[i] = f16_to_f32(s->x[r * cols + i]), mean += x[i] / cols;
+        for (int i = 0; i < cols; i++) square += (x[i] - mean) * (x[i] - mean) / cols;
         for (int i = 0; i < cols; i++) {
-            const double normal = (f16_to_f32(x[i]) - mean) / sqrt(square + 1e-5),
-                         expected = normal * f16_to_f32(s->w[i]) + f16_to_f32(s->b[i]);
-            near_to(f16_to_f32(y[i]), expected, 2e-3 * fmax(fabs(expected), 4), "row %d, column %d", r, i);
+            const double expected = (x[i] - mean) / sqrt(square + 1e-5) * f16_to_f32(s->w[i]) + f16_to_f32(s->b[i]);
+            near_to(f16_to_f32((s->in_place ? found->x : found->y)[r * cols + i]), expected, 2e-3 * fmax(fabs(expected), 4),
+                    "row %d, column %d", r, i);
         }
     }
     if (found->most_work > 2 * share)
@@ -1085,7 +1077,10 @@ static void check_appended(const Gather *g, const Gather *found) {
 
 static void check_gather(const void *c, const void *answer) {
     in_case("%d columns", ((const Gather *)c)->cols);
-    (step == 3 ? check_appended : check_gathered)(c, answer);
+    if (step == 3)
+        check_appended(c, answer);
+    else
+        check_gathered(c, answer);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1096,7 +1091,6 @@ static void check_gather(const void *c, const void *answer) {
 typedef struct {
     double at[4][3];
     int basic[2], other[2], r, c;
-    double back[4][3]; /* after another one at the same place */
 } Pivot;
 
 static bool draw_pivot(void *to) {
@@ -1111,9 +1105,8 @@ static bool draw_pivot(void *to) {
 }
 
 static void pivot(void *c) {
-    Pivot *to = c, p;
-    mini_pivot(to->at, to->basic, to->other, to->r, to->c), p = *to;
-    mini_pivot(p.at, p.basic, p.other, p.r, p.c), memcpy(to->back, p.at, sizeof p.at);
+    Pivot *p = c;
+    mini_pivot(p->at, p->basic, p->other, p->r, p->c);
 }
 
 /* A point: of variables 0 to 3 and the two costs 4 and 5, by what those that are not basic have. */
@@ -1125,25 +1118,24 @@ static void set_point(double value[6], const Pivot *p) {
     }
 }
 
-/* Any point of the first tableau is one of the second. */
+/* Any point of the first tableau is one of the second; three determine its rows. */
 static void check_pivot(const void *c, const void *answer) {
     const Pivot *p = c, *after = answer;
-    double value[6] = {0}, again[6];
     bool exchanged = true;
     in_case("pivot at row %d, column %d", p->r, p->c);
     for (int v = 0; v < 2; v++) {
         exchanged &=
             near_to(after->basic[v], v == p->r ? p->other[p->c] : p->basic[v], 0, "the basic variable of row %d", v);
         exchanged &= near_to(after->other[v], v == p->c ? p->basic[p->r] : p->other[v], 0, "the variable of column %d", v);
-        value[p->other[v]] = draw_real(-3, 3);
     }
-    if (!exchanged) return;
-    set_point(value, p), memcpy(again, value, sizeof again), set_point(again, after);
-    for (int v = 0; v < 6; v++)
-        near_to(again[v], value[v], 1e-9 * (1 + fabs(value[v])), "%s %d of a point", v < 4 ? "variable" : "cost", v % 4);
-    for (int i = 0; i < 12; i++)
-        near_to(after->back[i / 3][i % 3], p->at[i / 3][i % 3], 1e-9 * (1 + fabs(p->at[i / 3][i % 3])),
-                "a second one leads back: row %d, column %d", i / 3, i % 3);
+    for (int i = 0; i < 3 && exchanged; i++) {
+        double value[6] = {0}, again[6];
+        for (int v = 0; v < 2; v++) value[p->other[v]] = draw_real(-3, 3);
+        set_point(value, p), memcpy(again, value, sizeof again), set_point(again, after);
+        for (int v = 0; v < 6; v++)
+            near_to(again[v], value[v], 1e-9 * (1 + fabs(value[v])), "%s %d of a point", v < 4 ? "variable" : "cost",
+                    v % 4);
+    }
 }
 
 /* What `mini WORDS` prints, with | between words; NULL if it fails. */
@@ -1230,34 +1222,24 @@ static void check_mini(const Checkpoint *model, const Tokenizer *tokenizer, cons
     }
 }
 
-/* Whatever rests anywhere, in several blocks, with overlapping and without; in the first step one batch after the other. */
+/* Whatever rests where the engine's does, in several blocks, with overlapping or without; in the first step one batch after
+ * the other. */
 static void check_mini_blocks(void) {
     static const char *const words[] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
                                         "Ben liked",        "A little girl and", "One day", "The cat was",
                                         "She saw a",        "Mom said"};
-    static const struct {
-        int step, percent[6];
-    } rests[] = {{1, {100, 0, 100, 0, 100, 0}},
-                 {2, {100, 0, 0, 100, 0, 100}},
-                 {2, {100, 0, SOME, SOME, SOME, SOME}},
-                 {3, {SOME, SOME, 100, 0, 100, 0}},
-                 {3, {0, 0, 0, 0, 0, 0}}};
     const char *texts[PROMPTS];
     Checkpoint *model = checkpoint_open("models/opt-tiny", &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(model);
     Tokenizer *tokenizer = tokenizer_open("models/opt-tiny", model->config.vocab, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
     for (int i = 0; i < PROMPTS; i++) texts[i] = words[draw(0, 9)];
-    for (int i = 0; i < 2 * BLOCKS * 5; i++) {
-        const int *block = blocks[i / 2 % BLOCKS];
-        char flags[200] = "--percent";
-        if (rests[i / 2 / BLOCKS].step != step || (step == 1 && block[1] > 1)) continue;
-        for (int p = 0; p < 6; p++) {
-            const int percent = rests[i / 2 / BLOCKS].percent[p];
-            sprintf(strchr(flags, 0), "|%d", percent == SOME ? draw(20, 40) : percent);
-        }
-        sprintf(strchr(flags, 0), "|--gpu-batch-size|%d|--num-gpu-batches|%d%s", block[0], block[1],
-                i % 2 ? "|--no-overlap" : "");
+    for (int i = 0; i < BLOCKS * PLACEMENTS; i++) {
+        const int *block = blocks[i % BLOCKS];
+        char flags[200];
+        if (placements[i / BLOCKS].mini != step || (step == 1 && block[1] > 1)) continue;
+        snprintf(flags, sizeof flags, "--percent|%s|--gpu-batch-size|%d|--num-gpu-batches|%d%s",
+                 placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? "|--no-overlap" : "");
         check_mini(model, tokenizer, texts, flags);
     }
     tokenizer_close(tokenizer), checkpoint_close(model);
@@ -1384,6 +1366,7 @@ typedef struct {
  * number of batches is given, or their size. */
 static bool draw_question(void *to) {
     Question *q = to;
+    if (number && step != 2) return false;
     const OptConfig config = opt_named(draw(0, 1) ? "opt-125m" : "opt-350m");
     const Prompt prompt = {.s = draw(64, 256), .n = draw(8, 32)};
     ASSERT_OK(hardware_read(&q->machine, "hardware/t4.json", &err));
@@ -1399,7 +1382,7 @@ static bool draw_question(void *to) {
                          .fixed_gbs = step == 2 && !number,
                          .capacity = {draw_real(.3, .9) * 1e9, draw_real(2, 4) * 1e9, 1e12},
                          .given = {.overlap = true, .page_tokens = 16, .num_gpu_batches = draw(1, 5), .gbs = draw(1, 9)}};
-    return step == 2 || !number;
+    return true;
 }
 
 static void find(void *c) {
@@ -1639,7 +1622,7 @@ const Exercise exercises[] = {
     {{"with everything on the GPU the logits are right", "the weights may stream",
       "cache and activations may rest anywhere", "the CPU attends to a cache on the CPU",
       "GPU and CPU attend to their parts of a batch", "the CPU attends to a cache on disk"},
-     BLOCKS *(sizeof placements / sizeof *placements),
+     BLOCKS *PLACEMENTS,
      sizeof(Run),
      draw_run,
      generate,
