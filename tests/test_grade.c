@@ -954,7 +954,7 @@ typedef struct {
     int rows, cols;
     bool in_place;
     double mean;
-    _Alignas(64) f16 x[MOST_NUMBERS], y[MOST_NUMBERS], w[MOST_NUMBERS], b[MOST_NUMBERS]; /* w, b: (cols) */
+    _Alignas(16) f16 x[MOST_NUMBERS], y[MOST_NUMBERS], w[MOST_NUMBERS], b[MOST_NUMBERS]; /* w, b: (cols) */
     long most_work; /* numbers that one thread has rounded */
 } Norm;
 
@@ -1014,9 +1014,9 @@ enum { TABLE = 20, GATHERED = 5, WIDEST = 700, POOL = 12, PER_PAGE = 3, SEQUENCE
 typedef struct {
     int cols, idx[GATHERED];
     int seq[GATHERED], pos[GATHERED], pages[SEQUENCES][POOL / SEQUENCES];
-    _Alignas(64) f16 table[TABLE * WIDEST];
-    _Alignas(64) f16 y[GATHERED * WIDEST]; /* what is there before */
-    _Alignas(64) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
+    _Alignas(16) f16 table[TABLE * WIDEST];
+    _Alignas(16) f16 y[GATHERED * WIDEST]; /* what is there before */
+    _Alignas(16) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
     long most_work;
 } Gather;
 
@@ -1138,28 +1138,17 @@ static void check_pivot(const void *c, const void *answer) {
     }
 }
 
-/* What `mini WORDS` prints, with | between words; NULL if it fails. */
+/* What `mini WORDS` prints, with | between words. */
 enum { MOST_TEXT = 1 << 14 };
-static char mini_out[400];
-
-static void run_mini(void *answer, const void *about) {
+static void run_mini(void *answer, const void *words) {
     char text[1000], *argv[40] = {"mini"};
     int argc = 1;
-    size_t len;
-    snprintf(text, sizeof text, "%s", (const char *)about);
+    snprintf(text, sizeof text, "%s", (const char *)words);
     for (char *word = strtok(text, "|"); word && argc < 39; word = strtok(NULL, "|")) argv[argc++] = word;
-    CHECK(freopen(mini_out, "w", stdout));
+    stdout = fmemopen(answer, MOST_TEXT, "w");
     const int status = mini_main(argc, argv);
     fflush(stdout);
     if (status) _exit(status);
-    char *said = file_read(mini_out, MOST_TEXT - 1, &len, &err);
-    MUST(said);
-    memcpy(answer, said, len);
-}
-
-static const char *mini_says(const char *words) {
-    snprintf(mini_out, sizeof mini_out, "%s/said", temp_dir());
-    return ask(MOST_TEXT, run_mini, words);
 }
 
 static void check_mini_paper(void) {
@@ -1173,7 +1162,7 @@ static void check_mini_paper(void) {
     write_file(dir, "config.json", config, strlen(config));
     snprintf(words, sizeof words,
              "%s|--policy|512|--hardware|hardware/t4.json|--max-tokens|32|--gpu-batch-size|48|--num-gpu-batches|3", dir);
-    const char *said = mini_says(words), *T = said ? strstr(said, "\nT ") : NULL;
+    const char *said = ask(MOST_TEXT, run_mini, words), *T = said ? strstr(said, "\nT ") : NULL;
     if (said) near_to(T ? atof(T + 3) : NAN, 144 * OPT_30B_SECONDS, 1e-4, "T of A.3 for OPT-30B, in seconds");
 }
 
@@ -1205,7 +1194,7 @@ static void check_mini(const Checkpoint *model, const Tokenizer *tokenizer, cons
     int used = snprintf(words, sizeof words, "models/opt-tiny");
     for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, "|%s", texts[i]);
     snprintf(words + used, sizeof words - used, "|--json|--max-tokens|%d|%s", TOKENS, flags);
-    const char *at = mini_says(words);
+    const char *at = ask(MOST_TEXT, run_mini, words);
     for (int i = 0; at && i < PROMPTS; i++) {
         int32_t *text, ids[LONGEST + TOKENS] = {model->config.eos};
         const int n = tokenizer_encode(tokenizer, texts[i], strlen(texts[i]), &text, &err);
@@ -1289,12 +1278,6 @@ static int conflict(const Posted *a, const Posted *b) {
     return meet(a->read, a->nread, b->write, b->nwrite) || meet(a->write, a->nwrite, b->write, b->nwrite) ? AFTER_USE : 0;
 }
 
-/* Adds to before[j] all that is before i, and i. */
-static void add_before(bool before[OPS][OPS], int j, int i) {
-    before[j][i] = true;
-    for (int x = 0; x < i; x++) before[j][x] |= before[i][x];
-}
-
 /* The op that an event is the end of; -1: none that was posted before j. */
 static int op_of(const Posted *op, Event e, int j) {
     uint64_t seq = 0;
@@ -1303,18 +1286,18 @@ static int op_of(const Posted *op, Event e, int j) {
     return -1;
 }
 
-/* before[j][i]: i is over when j begins, by lanes and events; of op `last` without one event. False: an event is of no op.
- */
-static bool order_of(bool before[OPS][OPS], const Posted *op, const Posted *found, int last, int without) {
-    memset(before, 0, sizeof(bool) * OPS * OPS);
+/* Bit i of before[j]: i is over when j begins, by lanes and events; of op `last` without one event. False: an event is of
+ * no op. */
+static bool order_of(uint32_t before[OPS], const Posted *op, const Posted *found, int last, int without) {
     for (int j = 0; j <= last; j++) {
+        before[j] = 0;
         for (int i = 0; i < j; i++)
-            if (op[i].lane == op[j].lane) add_before(before, j, i);
+            if (op[i].lane == op[j].lane) before[j] |= before[i] | 1u << i;
         if (found[j].nafter < 0 || found[j].nafter > NLANES) return false;
         for (int e = 0; e < found[j].nafter; e++) {
             const int i = op_of(op, found[j].after[e], j);
             if (i < 0) return false;
-            if (j < last || e != without) add_before(before, j, i);
+            if (j < last || e != without) before[j] |= before[i] | 1u << i;
         }
     }
     return true;
@@ -1325,22 +1308,22 @@ static bool order_of(bool before[OPS][OPS], const Posted *op, const Posted *foun
 static void check_order(const void *c, const void *answer) {
     static const char *const use[] = {"", "reads what it writes", "writes what it uses"};
     const Posted *op = c, *found = answer;
-    bool is[OPS][OPS], must[OPS][OPS] = {{false}}, less[OPS][OPS];
+    uint32_t is[OPS], must[OPS] = {0}, less[OPS];
     if (!order_of(is, op, found, OPS - 1, -1)) return wrong("an event is of no op that was posted");
     for (int j = 0; j < OPS; j++) {
         for (int i = 0; i < j; i++) {
             const int how = conflict(&op[i], &op[j]);
-            if (how || op[i].lane == op[j].lane) add_before(must, j, i);
-            if (how && (how == step || step == OVERLAP) && !is[j][i])
+            if (how || op[i].lane == op[j].lane) must[j] |= must[i] | 1u << i;
+            if (how && (how == step || step == OVERLAP) && !(is[j] >> i & 1))
                 return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, op[j].lane, i, op[i].lane,
                              use[how]);
         }
         for (int i = 0; i < j && step == OVERLAP; i++)
-            if (is[j][i] && !must[j][i]) return wrong("op %d waits for op %d, and need not: they could overlap", j, i);
+            if ((is[j] & ~must[j]) >> i & 1) return wrong("op %d waits for op %d, and need not: they could overlap", j, i);
         for (int e = 0; e < found[j].nafter && step == OVERLAP; e++) {
             const int i = op_of(op, found[j].after[e], j);
             order_of(less, op, found, j, e);
-            if (less[j][i]) return wrong("op %d waits for op %d by an event that others imply", j, i);
+            if (less[j] >> i & 1) return wrong("op %d waits for op %d by an event that others imply", j, i);
         }
     }
 }
@@ -1581,144 +1564,54 @@ static void check_races(void) {
     const double ratio = exp(log_ratios / RACES);
     if (step == 3 && !(ratio >= .95))
         wrong("token/s a page: expected .95 of the diagonal's, found %.3g (at the least %.3g)", ratio, least_ratio);
-    log_ratios = 0;
+    log_ratios = 0, least_ratio = INFINITY;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 
+// clang-format off
 const Exercise exercises[] = {
     {{"a token alone attends to itself", "no token sees the ones behind it",
       "all weights are right, and the logits Hugging Face's"},
-     12,
-     sizeof(Attention),
-     draw_attention,
-     attend,
-     check_attention,
-     check_golden},
+     12, sizeof(Attention), draw_attention, attend, check_attention, check_golden},
     {{"the first sweep has one GPU batch", "a GPU batch enters every n/K sweeps",
-      "whoever stops early is replaced at once"},
-     40,
-     sizeof(Line),
-     draw_seats,
-     enter,
-     check_seats,
-     NULL},
+      "whoever stops early is replaced at once"}, 40, sizeof(Line), draw_seats, enter, check_seats, NULL},
     {{"without a limit, and up to it, all enter", "a prompt waits for the pages of its prefill",
-      "a prompt enters when its pages fit in every sweep"},
-     40,
-     sizeof(Line),
-     draw_pages,
-     enter,
-     check_pages,
-     NULL},
+      "a prompt enters when its pages fit in every sweep"}, 40, sizeof(Line), draw_pages, enter, check_pages, NULL},
     {{"equal items meet the shares exactly", "items of any size meet the shares to within one",
       "the weights of OPT-30B meet every placement", "a tier without a share gets nothing"},
-     60,
-     sizeof(Deal),
-     draw_deal,
-     deal,
-     check_deal,
-     NULL},
+     60, sizeof(Deal), draw_deal, deal, check_deal, NULL},
     {{"with everything on the GPU the logits are right", "the weights may stream",
       "cache and activations may rest anywhere", "the CPU attends to a cache on the CPU",
       "GPU and CPU attend to their parts of a batch", "the CPU attends to a cache on disk"},
-     BLOCKS *PLACEMENTS,
-     sizeof(Run),
-     draw_run,
-     generate,
-     check_run,
-     NULL},
+     BLOCKS * PLACEMENTS, sizeof(Run), draw_run, generate, check_run, NULL},
     {{"the rows of the link between CPU and GPU", "the rows of the disk", "the row of the processors"},
-     10,
-     sizeof(Rows),
-     draw_rows,
-     make_rows,
-     check_rows,
-     NULL},
+     10, sizeof(Rows), draw_rows, make_rows, check_rows, NULL},
     {{"a textbook's programs are solved", "both phases end with the right verdict", "the known cycles end",
       "mini.c: a textbook's programs are minimized", "mini.c: the known cycles end, and A.3 has its optimum"},
-     30,
-     sizeof(Program),
-     draw_program,
-     solve,
-     check_program,
-     check_mini_paper},
+     30, sizeof(Program), draw_program, solve, check_program, check_mini_paper},
     {{"the rules are Bland's"}, 30, sizeof(LpTableau), draw_tableau, lp_part_decide, check_decided, NULL},
     {{"numbers on the grid come back exactly", "all numbers come back within half a step",
-      "the ends of F16 and numbers that are not finite"},
-     48,
-     sizeof(Pack),
-     draw_pack,
-     pack,
-     check_pack,
-     NULL},
+      "the ends of F16 and numbers that are not finite"}, 48, sizeof(Pack), draw_pack, pack, check_pack, NULL},
     {{"the largest scores are chosen, and the token itself", "of equal scores the earlier are chosen",
-      "weights are shares of all tokens"},
-     16,
-     sizeof(Select),
-     draw_select,
-     select_tokens,
-     check_select,
-     NULL},
+      "weights are shares of all tokens"}, 16, sizeof(Select), draw_select, select_tokens, check_select, NULL},
     {{"one machine takes its sweeps", "machines fill and run", "a slow wire holds them up",
-      "later blocks take their rounds"},
-     20,
-     sizeof(PaceCase),
-     draw_pace,
-     pace,
-     check_pace,
-     NULL},
+      "later blocks take their rounds"}, 20, sizeof(PaceCase), draw_pace, pace, check_pace, NULL},
     {{"a row is normalized", "rows of all widths, in place too", "a large mean does not blur the variance"},
-     6,
-     sizeof(Norm),
-     draw_norm,
-     normalize,
-     check_norm,
-     NULL},
+     6, sizeof(Norm), draw_norm, normalize, check_norm, NULL},
     {{"rows are gathered", "rows are added", "rows are put into pages"},
-     8,
-     sizeof(Gather),
-     draw_gather,
-     gather,
-     check_gather,
-     NULL},
+     8, sizeof(Gather), draw_gather, gather, check_gather, NULL},
     {{"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), draw_pivot, pivot, check_pivot, NULL},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
-      "mini.c: the weights may stream"},
-     0,
-     0,
-     NULL,
-     NULL,
-     NULL,
-     check_mini_blocks},
+      "mini.c: the weights may stream"}, 0, 0, NULL, NULL, NULL, check_mini_blocks},
     {{"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
-     24,
-     OPS * sizeof(Posted),
-     draw_posted,
-     post_ops,
-     check_order,
-     NULL},
+     24, OPS * sizeof(Posted), draw_posted, post_ops, check_order, NULL},
     {{"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
-     2,
-     sizeof(Question),
-     draw_question,
-     find,
-     check_found,
-     NULL},
+     2, sizeof(Question), draw_question, find, check_found, NULL},
     {{"row and zig-zag load so many weights", "cache and activations are counted", "the diagonal loads fewer"},
-     12,
-     sizeof(Counting),
-     draw_counting,
-     count,
-     check_count,
-     NULL},
+     12, sizeof(Counting), draw_counting, count, check_count, NULL},
     {{"a fourth schedule serves everyone", "a fourth schedule staggers its sequences",
-      "a fourth schedule is as good as the diagonal"},
-     RACES,
-     sizeof(Race),
-     draw_race,
-     race,
-     check_race,
-     check_races},
+      "a fourth schedule is as good as the diagonal"}, RACES, sizeof(Race), draw_race, race, check_race, check_races},
     {{NULL}, 0, 0, NULL, NULL, NULL, NULL},
 };
+// clang-format on
