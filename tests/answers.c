@@ -34,7 +34,6 @@ static uint64_t run_seed(void) {
     return seed;
 }
 
-uint64_t draw_seed(void) { return (uint64_t)draw(1, 1 << 20); }
 double draw_real(double low, double high) { return low + (high - low) * (test_random(&state) + 1) / 2; }
 int draw(int low, int high) { return low + (int)((test_random(&state) + 1) / 2 * (high - low + 1)); }
 
@@ -178,7 +177,7 @@ static void answer_each(void *answers, const void *about) {
 
 static void take_step_of(const Exercise *e, const char *name) {
     Asked asked = {e, xcalloc(e->cases + 1, e->bytes + 1), 0};
-    state = run_seed(), said = 0, died = false;
+    state = run_seed(), said = 0, died = false, *context = 0;
     for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
     for (number = 0; number < e->cases; number++) asked.n += e->draw(asked.cases + asked.n * e->bytes);
     const char *answers = asked.n ? ask(asked.n * e->bytes, answer_each, &asked) : NULL;

@@ -18,7 +18,7 @@ typedef struct {
     const char *steps[MOST_STEPS];                    /* sentences, the names of the tests */
     int cases;                                        /* that are drawn, at most */
     size_t bytes;                                     /* of one, with the place of its answer; 0 at first */
-    bool (*draw)(void *c);                            /* false: the step has no such case */
+    bool (*draw)(void *c);                            /* false: the step has no such case, and nothing is written */
     void (*answer)(void *c);                          /* in a child: the code that is graded answers */
     void (*check)(const void *c, const void *answer); /* says what is wrong with a case that has been answered */
     void (*also)(void);                               /* what else is asked in its steps; may be NULL */
@@ -29,7 +29,6 @@ extern const Exercise exercises[]; /* up to one without steps; answers.c makes t
  * did not return, which has been said, and the test has failed. */
 typedef void Work(void *answer, const void *about);
 const void *ask(size_t bytes, Work *work, const void *about);
-#define ASK(type, work, about) ((const type *)ask(sizeof(type), work, about))
 
 /* Within work: what should not happen whatever the code that is graded does. */
 #define MUST(call)                                                  \
@@ -50,6 +49,5 @@ bool near_row(const float *found, const float *expected, int n, double tolerance
 /* What is drawn in a step is the same for the same seed, whatever was drawn in others. */
 int draw(int low, int high); /* low to high, both of them */
 double draw_real(double low, double high);
-uint64_t draw_seed(void);
 void draw_order(int *order, int n); /* 0 to n - 1, shuffled */
 #endif

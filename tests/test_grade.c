@@ -687,6 +687,7 @@ static bool draw_pack(void *to) {
     enum { NOT_FINITE = 8, SMALLEST = 12, LARGEST = 16 };
     static const int cases[] = {20, 48, LARGEST};
     Pack *p = to;
+    if (number >= cases[step - 1]) return false;
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
     *p = (Pack){.n = 128, .stride = draw(1, MOST_STRIDE), .quant = {4, GROUP}};
     if (step == 2) p->n = draw(1, 128), p->quant.bits = 2 + number % 7, p->within = .5 + 1. / 1024;
@@ -702,7 +703,7 @@ static bool draw_pack(void *to) {
         p->x[draw(64, 127)] = draw(0, 1) ? INFINITY : -INFINITY, p->x[draw(128, 191)] = NAN;
     else if (step == 3 && number < SMALLEST)
         p->x[number] = 0, p->x[GROUP - 1 - number] = 7 * 0x1p-24f;
-    return number < cases[step - 1];
+    return true;
 }
 
 /* A group comes back as no more numbers than it has codes, and each number of it to within so many of its steps, and what
@@ -980,6 +981,7 @@ static bool draw_norm(void *to) {
               rows[][3] = {{1, 3, draw(1, 3)}, {2, 2, 2}, {2, 2, 2}};
     const double spread = step == 1 && number ? 2 : step == 3 ? .5 : 1;
     Norm *s = to;
+    if (!cols[step - 1][number]) return false;
     s->cols = cols[step - 1][number], s->rows = rows[step - 1][number % 3], s->in_place = step > 1 && number % 2;
     s->mean = step < 3 ? draw_real(-2, 2) : number % 2 ? -1000 : draw(800, 1000);
     for (int i = 0; i < s->rows * s->cols; i++) {
@@ -987,7 +989,7 @@ static bool draw_norm(void *to) {
         s->x[i] = f32_to_f16(s->mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
         s->w[c] = f32_to_f16(draw_real(1, 3)), s->b[c] = f32_to_f16(draw_real(-2, 2));
     }
-    return s->cols > 0;
+    return true;
 }
 
 static void check_norm(const void *c, const void *answer) {
