@@ -11,54 +11,45 @@ typedef struct {
     int seat[MOST_PROMPTS], peak[NTIERS], most_in_flight, most_topups;
 } Walk;
 
-/* Counts one by one the batches in flight, and by tier the pages that the seated hold in this sweep. Returns whether they
- * keep the limits. */
-static bool count_pages(Walk *w, const Admission *a, long sweep) {
+/* Counts one by one the batches in flight, and by tier the pages that the seated hold in this sweep. */
+static void count_pages(Walk *w, const Admission *a) {
     int pages[NTIERS] = {0}, batches = 0, in[MOST_PROMPTS] = {0};
-    bool kept = true;
     for (int e = 0; e < a->nseats; e++) {
         const Seat *seat = &a->seat[e];
         if (seat->prompt < 0) continue;
         const Prompt *q = &a->task->prompts[seat->prompt];
-        const int x = (int)(sweep - seat->since);
+        const int x = (int)(w->sweeps - seat->since);
         pages[seat->kv] += pages_for(q->s + x, a->policy->page_tokens);
         batches += !in[seat->k]++;
-        kept = kept && in[seat->k] <= a->policy->gbs && x < q->n;
+        CU_ASSERT(in[seat->k] <= a->policy->gbs && x < q->n);
     }
     w->most_in_flight = imax(w->most_in_flight, batches);
     for (int t = 0; t < NTIERS; t++) {
         w->peak[t] = imax(w->peak[t], pages[t]);
-        kept = kept && (!a->limit || pages[t] <= a->limit[t]);
+        CU_ASSERT(!a->limit || pages[t] <= a->limit[t]);
     }
-    return kept;
 }
 
-/* Returns whether those that enter do so in the order of the input, and batch by batch. */
-static bool note_entered(Walk *w, const Admission *a, const int *entered, int n, int topups, int seen) {
-    bool ordered = topups <= a->policy->gbs;
-    w->most_topups = imax(w->most_topups, topups);
-    for (int e = 0; e < n; e++) {
-        const Seat *seat = &a->seat[entered[e]];
-        ordered = ordered && seat->prompt == seen + e && seat->since == w->sweeps;
-        ordered = ordered && (e <= topups || seat->k >= a->seat[entered[e - 1]].k);
-        w->first[seen + e] = w->sweeps, w->seat[seen + e] = entered[e];
-    }
-    return ordered;
-}
-
-/* limit: pages by tier; stop: tokens after which each prompt stops. NULL: none. */
+/* limit: pages by tier; stop: tokens after which each prompt stops. NULL: none. Prompts enter in the order of the input,
+ * and batch by batch. */
 static Walk walked(const Task *task, const Policy *policy, const int *limit, const int *stop) {
     Walk w = {.sweeps = 0};
     Admission a;
-    bool rules = true;
     int topups, entered[MOST_PROMPTS], line = 0;
     admission_open(&a, policy, task, &line, limit);
     for (;; w.sweeps++) {
         const bool empty = !a.seated;
         const int seen = line, n = admission_next(&a, w.sweeps, entered, &topups);
         if (!a.seated) break;
-        rules =
-            rules && (!empty || n > 0) && note_entered(&w, &a, entered, n, topups, seen) && count_pages(&w, &a, w.sweeps);
+        CU_ASSERT((!empty || n > 0) && topups <= policy->gbs);
+        w.most_topups = imax(w.most_topups, topups);
+        for (int e = 0; e < n; e++) {
+            const Seat *seat = &a.seat[entered[e]];
+            CU_ASSERT(seat->prompt == seen + e && seat->since == w.sweeps);
+            CU_ASSERT(e <= topups || seat->k >= a.seat[entered[e - 1]].k);
+            w.first[seen + e] = w.sweeps, w.seat[seen + e] = entered[e];
+        }
+        count_pages(&w, &a);
         for (int e = 0; e < a.nseats; e++) {
             const int prompt = a.seat[e].prompt, x = (int)(w.sweeps - a.seat[e].since) + 1;
             if (prompt < 0 || (x < task->prompts[prompt].n && (!stop || x < stop[prompt]))) continue;
@@ -66,7 +57,6 @@ static Walk walked(const Task *task, const Policy *policy, const int *limit, con
             admission_leave(&a, e, x);
         }
     }
-    CU_ASSERT(rules);
     CU_ASSERT_EQUAL(line, task->count);
     for (int t = 0; t < NTIERS; t++) CU_ASSERT(stop || a.peak[t] == w.peak[t]); /* the ledger is what was held */
     admission_close(&a);
