@@ -910,7 +910,7 @@ typedef Op MakeOp(void *const at[], Type act, const void *c);
 long cuda_cpu_most_roundings(void) __attribute__((weak));
 
 static void run_on_gpu(Gpu *gpu, MakeOp *make, const void *c, const View *views, int n) {
-    void *at[MOST_VIEWS];
+    void *at[MOST_VIEWS] = {NULL};
     for (int v = 0; v < n; v++) {
         MUST(at[v] = gpu->call->alloc(gpu, whole_lines(views[v].size), &err));
         MUST(!gpu->call->transfer(gpu, at[v], views[v].bytes, views[v].size, &err));
@@ -926,7 +926,7 @@ static void run_on_gpu(Gpu *gpu, MakeOp *make, const void *c, const View *views,
 }
 
 static void run_on_host(MakeOp *make, const void *c, const View *views, int n) {
-    void *at[MOST_VIEWS];
+    void *at[MOST_VIEWS] = {NULL};
     for (int v = 0; v < n; v++) {
         at[v] = views[v].act ? xcalloc(views[v].size, 2) : views[v].bytes;
         for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++)
