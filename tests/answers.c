@@ -12,8 +12,10 @@
 enum { MOST_SECONDS = 20, MOST_SAID = 3, SECRET = 32 };
 
 static char secret[SECRET + 1]; /* of a run: whoever does not know it cannot say that a test has passed */
-static int said;                /* in this test */
-static bool died;               /* in this test it has not returned; it is not asked again */
+int step, number;
+static int said;          /* in this step */
+static bool died;         /* in this step it has not returned; it is not asked again */
+static char context[400]; /* what in_case said of this case */
 
 // ---------------------------------------------------------------------------------------------------------------
 // What is drawn
@@ -32,12 +34,6 @@ static uint64_t run_seed(void) {
     return seed;
 }
 
-void draw_for(const char *step) {
-    state = run_seed(), said = 0, died = false;
-    for (; *step; step++) state = state * 1099511628211u + (unsigned char)*step;
-}
-
-uint64_t draw_seed(void) { return (uint64_t)draw(1, 1 << 20); }
 double draw_real(double low, double high) { return low + (high - low) * (test_random(&state) + 1) / 2; }
 int draw(int low, int high) { return low + (int)((test_random(&state) + 1) / 2 * (high - low + 1)); }
 
@@ -52,21 +48,26 @@ void draw_order(int *order, int n) {
 // What is said
 // ---------------------------------------------------------------------------------------------------------------
 
-static void say(const char *format, va_list list) {
-    if (said < MOST_SAID) printf("%s    Found: ", said ? "" : "\n"), vprintf(format, list), printf("\n");
-    said++;
-    CU_FAIL("a wrong value");
-}
-
-void wrong(const char *format, ...) {
+void in_case(const char *format, ...) {
     va_list list;
     va_start(list, format);
-    say(format, list);
+    vsnprintf(context, sizeof context, format, list);
     va_end(list);
 }
 
+void wrong(const char *format, ...) {
+    char text[600];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (said++ >= MOST_SAID) return;
+    printf("%s    Found: %s%s%s\n", said > 1 ? "" : "\n", context, *context ? ": " : "", text);
+    CU_FAIL("a wrong value");
+}
+
 bool near_to(double found, double expected, double tolerance, const char *where, ...) {
-    char place[300];
+    char place[400];
     va_list list;
     if (fabs(found - expected) <= tolerance) return true;
     va_start(list, where);
@@ -74,6 +75,20 @@ bool near_to(double found, double expected, double tolerance, const char *where,
     va_end(list);
     wrong("%s: expected %.9g, found %.9g", place, expected, found);
     return false;
+}
+
+bool near_row(const float *found, const float *expected, int n, double tolerance, const char *where, ...) {
+    char place[200];
+    double largest = 0;
+    bool good = true;
+    va_list list;
+    va_start(list, where);
+    vsnprintf(place, sizeof place, where, list);
+    va_end(list);
+    for (int i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i]));
+    for (int i = 0; i < n && good; i++)
+        good = near_to(found[i], expected[i], tolerance * largest, "%s, number %d", place, i);
+    return good;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -142,6 +157,48 @@ const void *ask(size_t bytes, Work *work, const void *about) {
     if (!answered) died = true, say_end(status, errors);
     close(errors);
     return answered ? shared : NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A step
+// ---------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const Exercise *of;
+    char *cases;
+    int n;
+} Asked;
+
+static void answer_each(void *answers, const void *about) {
+    const Asked *a = about;
+    memcpy(answers, a->cases, a->n * a->of->bytes);
+    for (int i = 0; i < a->n; i++) a->of->answer((char *)answers + i * a->of->bytes);
+}
+
+static void take_step_of(const Exercise *e, const char *name) {
+    Asked asked = {e, xcalloc(e->cases + 1, e->bytes + 1), 0};
+    state = run_seed(), said = 0, died = false, *context = 0;
+    for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
+    for (number = 0; number < e->cases; number++) asked.n += e->draw(asked.cases + asked.n * e->bytes);
+    const char *answers = asked.n ? ask(asked.n * e->bytes, answer_each, &asked) : NULL;
+    for (int i = 0; answers && i < asked.n; i++) e->check(asked.cases + i * e->bytes, answers + i * e->bytes), *context = 0;
+    if (e->also && !died) e->also();
+    free(asked.cases);
+}
+
+/* The step by whose name the test is called. */
+static void take_step(void) {
+    const char *name = CU_get_current_test()->pName;
+    for (const Exercise *e = exercises; e->steps[0]; e++)
+        for (step = 1; step <= MOST_STEPS && e->steps[step - 1]; step++)
+            if (!strcmp(e->steps[step - 1], name)) return take_step_of(e, name);
+}
+
+CU_TestInfo tests[100];
+__attribute__((constructor)) static void list_steps(void) {
+    CU_TestInfo *test = tests;
+    for (const Exercise *e = exercises; e->steps[0]; e++)
+        for (int i = 0; i < MOST_STEPS && e->steps[i]; i++) *test++ = (CU_TestInfo){e->steps[i], take_step};
 }
 
 // ---------------------------------------------------------------------------------------------------------------

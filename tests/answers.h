@@ -1,4 +1,5 @@
-/* answers.h: what a student's code answers, for the grades (test_grade.c).
+/* answers.h: the driver of the grades (test_grade.c): it draws the cases of a step, has a student's code answer them, and
+ * has the answers checked.
  *
  * The code that is graded runs in a process of its own, which has no output and gives back values alone; what is expected,
  * and the verdict, are of the process that asked. So whatever the code prints, and however it ends, earns nothing. Cases
@@ -9,11 +10,25 @@
 
 #include "tests.h"
 
+/* The steps of an exercise that have their cases in common. `step` is the one that is taken, from 1; `number` that of the
+ * case that is drawn, from 0. */
+enum { MOST_STEPS = 6 };
+extern int step, number;
+typedef struct {
+    const char *steps[MOST_STEPS];                    /* sentences, the names of the tests */
+    int cases;                                        /* that are drawn, at most */
+    size_t bytes;                                     /* of one, with the place of its answer; 0 at first */
+    bool (*draw)(void *c);                            /* false: the step has no such case, and nothing is written */
+    void (*answer)(void *c);                          /* in a child: the code that is graded answers */
+    void (*check)(const void *c, const void *answer); /* says what is wrong with a case that has been answered */
+    void (*also)(void);                               /* what else is asked in its steps; may be NULL */
+} Exercise;
+extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests[] of their steps */
+
 /* In a child: work(answer, about), answer being `bytes` that are 0 at first. Returns them, until the next call. NULL: it
  * did not return, which has been said, and the test has failed. */
 typedef void Work(void *answer, const void *about);
 const void *ask(size_t bytes, Work *work, const void *about);
-#define ASK(type, work, about) ((const type *)ask(sizeof(type), work, about))
 
 /* Within work: what should not happen whatever the code that is graded does. */
 #define MUST(call)                                                  \
@@ -21,15 +36,18 @@ const void *ask(size_t bytes, Work *work, const void *about);
         if (!(call)) fprintf(stderr, "%s\n", err.text), _exit(127); \
     } while (0)
 
+/* Says what the case is, before what is wrong with it. */
+void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Says what was found, where, and what was expected, of the first few in a test; it fails. */
 void wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Whether found is within tolerance of expected; if not, `where` is said with both. */
 bool near_to(double found, double expected, double tolerance, const char *where, ...) __attribute__((format(printf, 4, 5)));
+/* Whether n numbers are within tolerance times the largest that is expected; if not, of the first that is not. */
+bool near_row(const float *found, const float *expected, int n, double tolerance, const char *where, ...)
+    __attribute__((format(printf, 5, 6)));
 
-/* The cases of a step: the same for the same seed and name, whatever was drawn before. */
-void draw_for(const char *step);
+/* What is drawn in a step is the same for the same seed, whatever was drawn in others. */
 int draw(int low, int high); /* low to high, both of them */
 double draw_real(double low, double high);
-uint64_t draw_seed(void);
 void draw_order(int *order, int n); /* 0 to n - 1, shuffled */
 #endif

@@ -3,17 +3,16 @@
 #define LP_PARTS_H
 #include <stdbool.h>
 
-/* What the rules look at: costs of the phase, and of one column the entries and right-hand sides. */
+/* What the rules look at: costs of the phase, and of one column the entries and right-hand sides. What they say: the column
+ * that enters and the row that leaves in phase 2, and `fresh` after a pivot in the column's first row. */
 enum { LP_PART_M = 4, LP_PART_N = 5 };
 typedef struct {
     double cost[LP_PART_N];
     int column, basis[LP_PART_M];
     double entry[LP_PART_M], right[LP_PART_M];
+    int entering, leaving;
+    bool fresh;
 } LpTableau;
-
-/* entering and leaving in phase 2, and `fresh` after a pivot in the column's first row. */
-int lp_part_entering(const LpTableau *tableau);
-int lp_part_leaving(const LpTableau *tableau, int column);
-bool lp_part_pivot_leaves_fresh(const LpTableau *tableau);
+void lp_part_decide(void *tableau);
 
 #endif

@@ -15,28 +15,6 @@ static void starters_have_no_points_and_mistakes_lose_theirs(void) {
     CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $SAMPLE"), 0);
 }
 
-/* What `grade` prints at its end for exercise `number` and a program, and in *good whether its exit status is 0. */
-static void last_line(char line[200], bool *good, int number, const char *program) {
-    char command[800];
-    snprintf(command, sizeof command, "python3 -B scripts/exercise.py grade %d %s", number, program);
-    FILE *out = popen(command, "r");
-    CHECK(out);
-    strcpy(line, "");
-    while (fgets(line, 200, out)) {
-    }
-    *good = !pclose(out);
-}
-
-/* A script in place of the suite `grade`. It reads the secret of a step first, and is called with "--only" and a name. */
-static char *fake_grader(const char *name, const char *text) {
-    char *path;
-    const char *dir = temp_dir();
-    write_file(dir, name, text, strlen(text));
-    path = in_dir(dir, name);
-    CHECK(!chmod(path, 0755));
-    return path;
-}
-
 /* Each exercise has ten points, of which a program gets none that ends well but does not know the secret. */
 static void a_program_that_does_not_say_the_secret_has_no_points(void) {
     const char *end = "0 of 10 points; next: step 1, ";
@@ -56,7 +34,8 @@ static void a_program_that_does_not_say_the_secret_has_no_points(void) {
     CU_ASSERT_EQUAL(none, count);
 }
 
-/* The points of exercise 1 are 3, 3 and 4. */
+/* The points of exercise 1 are 3, 3 and 4. Scripts are in place of the suite `grade`: one reads the secret of a step first,
+ * and is called with "--only" and a name. */
 static void the_points_are_those_of_the_steps_that_passed(void) {
     static const struct {
         const char *script, *line;
@@ -69,12 +48,17 @@ static void the_points_are_those_of_the_steps_that_passed(void) {
          "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
         {"#!/bin/sh\nread secret\necho passed\n", "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
     };
+    const char *dir = temp_dir();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        char line[200];
-        bool good;
-        last_line(line, &good, 1, fake_grader("grader.sh", cases[c].script));
+        char line[200] = "", command[800];
+        write_file(dir, "grader.sh", cases[c].script, strlen(cases[c].script));
+        CHECK(!chmod(in_dir(dir, "grader.sh"), 0755));
+        snprintf(command, sizeof command, "python3 -B scripts/exercise.py grade 1 %s/grader.sh", dir);
+        FILE *out = popen(command, "r");
+        CHECK(out);
+        while (fgets(line, sizeof line, out)) continue;
+        CU_ASSERT_EQUAL(!pclose(out), cases[c].good);
         CU_ASSERT_STRING_EQUAL(line, cases[c].line);
-        CU_ASSERT_EQUAL(good, cases[c].good);
     }
 }
 
