@@ -142,7 +142,7 @@ Hardware test_fast_machine(void) {
     return h;
 }
 
-Hardware slow_machine(const char *changes) {
+Hardware machine_with(const char *changes) {
     Hardware h = test_fast_machine();
     char change[80];
     int used;
@@ -211,7 +211,7 @@ Policy placed(const double share[6], int gbs, int num_gpu_batches) {
 
 Policy all_gpu(int gbs, int num_gpu_batches) { return on_tiers(1, 0, 1, 0, 1, 0, gbs, num_gpu_batches); }
 
-void random_shares(double *gpu, double *cpu, uint64_t *state) {
+void draw_shares(double *gpu, double *cpu, uint64_t *state) {
     static const double round[][2] = {{1, 0}, {0, 1}, {0, 0}, {.5, .5}, {.2, .8}, {0, .5}, {.3333, .6666}, {.25, 0}};
     const int i = test_below(state, 11);
     const double g = (test_random(state) + 1) / 2, c = (test_random(state) + 1) / 2;

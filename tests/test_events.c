@@ -528,7 +528,7 @@ static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
     *p = all_gpu(roll(1, 4), roll(1, 5));
-    for (int what = 0; what < 6; what += 2) random_shares(&p->share[what], &p->share[what + 1], &dice);
+    for (int what = 0; what < 6; what += 2) draw_shares(&p->share[what], &p->share[what + 1], &dice);
     p->flights = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : roll(0, 1); /* the diagonal has most to get wrong */
     p->delegated = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);

@@ -146,7 +146,7 @@ static Hardware lp_machine(const char *changes) {
              "ctog_bdw=1e18 gtoc_bdw=1e18 dtoc_bdw=1e18 ctod_bdw=1e18 mm_flops=1e18 bmm_flops=1e18 "
              "cpu_flops=1e18 %s",
              changes);
-    return slow_machine(all);
+    return machine_with(all);
 }
 
 /* By hand: nothing costs time but a slow disk, so that T_gen is W wd / 1e6. The GPU has room for its working memory only,
@@ -242,7 +242,7 @@ static void the_best_placement_is_one_and_no_other_is_faster(void) {
         }
         for (int i = 0; i < 200; i++) {
             for (int f = 0; f < NFRACTIONS; f += 3) {
-                random_shares(&other[f], &other[f + 1], &seed);
+                draw_shares(&other[f], &other[f + 1], &seed);
                 other[f + 2] = 1 - other[f] - other[f + 1];
             }
             const double T = rows_T(of_layer, &lp, &c, other);
@@ -394,7 +394,7 @@ static const double MATRICES = 4. * H1 * H1 + 2. * H1 * H2, HEAD = 2. * VOCAB * 
 /* Opens the case; close_plan ends it. */
 static Cost cost_of(Policy p, const char *slow) {
     const OptConfig config = opt_named("opt-125m");
-    open_plan(&config, &p, slow_machine(slow), COUNT, S, N);
+    open_plan(&config, &p, machine_with(slow), COUNT, S, N);
     return expected();
 }
 
@@ -465,7 +465,7 @@ static void what_streams_is_what_is_not_on_the_gpu(void) {
     static const char slow[] = "ctog_bdw_g=1e9 ctog_bdw_p=2e9";
     const OptConfig config = opt_named("opt-1.3b");
     const Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3);
-    open_plan(&config, &p, slow_machine(slow), COUNT, S, N);
+    open_plan(&config, &p, machine_with(slow), COUNT, S, N);
     CU_ASSERT_DOUBLE_EQUAL(expected().T / (12 * layer_bytes(&config) * (2 / 2e9 + (SWEEPS - 2) / 1e9)), 1, .02);
     close_plan();
     assert_takes("the table", table_away(TIER_CPU), slow,
@@ -490,7 +490,7 @@ static void where_arithmetic_counts_time_is_its_flops(void) {
     assert_takes("both", on_cpu, side_by_side, fmax(gpu, cpu));
     assert_takes("both, without overlap", alone, side_by_side, gpu + cpu);
     const OptConfig config = opt_named("opt-125m");
-    Hardware h = slow_machine(side_by_side);
+    Hardware h = machine_with(side_by_side);
     h.shared_cores = true;
     open_plan(&config, &on_cpu, h, COUNT, S, N);
     expect_T("both, on shared cores", expected().T, gpu + cpu);
@@ -649,7 +649,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     const OptConfig config = opt_named("opt-125m");
     Policy p = on_tiers(1, 0, 0, 1, 1, 0, 2, 6);
     p.schedule = SCHEDULE_DIAGONAL;
-    open_plan(&config, &p, slow_machine("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
+    open_plan(&config, &p, machine_with("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
     const Workload *w = &plan->work[1];
     const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
     const double products = 2 * w->prompt_rows / w->sweeps * MATRICES / 1e12;
@@ -671,7 +671,7 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
     const Policy p = on_tiers(.45, .55, 1, 0, 1, 0, 4, 1);
     const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
     double loads = 0;
-    open_plan(&config, &p, slow_machine("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
+    open_plan(&config, &p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
     for (int j = 1; j < L; j++) {
         const double load = (double)plan->slab[TIER_CPU][j] / 1e9;
         CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
@@ -767,7 +767,7 @@ static void open_random(uint64_t *seed) {
     Policy p = all_gpu(1 << test_below(seed, 6), 1 + test_below(seed, test_below(seed, 2) ? 3 : 8));
     p.schedule = test_below(seed, 4) ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL, p.delegated = test_below(seed, 2);
     p.overlap = test_below(seed, 8), p.table_home = test_below(seed, 3) ? TIER_GPU : TIER_CPU;
-    for (int what = 0; what < 6; what += 2) random_shares(&p.share[what], &p.share[what + 1], seed);
+    for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], seed);
     p.weight_packed = test_below(seed, 3) == 0;
     p.cache_packed = test_below(seed, 3) == 0;
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;

@@ -101,7 +101,7 @@ static Policy drawn(int i) {
     const int *shape = shapes[i % 11];
     uint64_t seed = i;
     Policy p = all_gpu(shape[0], shape[1]);
-    for (int what = 0; what < 6; what += 2) random_shares(&p.share[what], &p.share[what + 1], &seed);
+    for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], &seed);
     p.flights = 1 + test_below(&seed, 3), p.schedule = test_below(&seed, 3), p.delegated = test_below(&seed, 2);
     p.overlap = test_below(&seed, 4), p.table_home = test_below(&seed, 3),
     p.page_tokens = page_tokens[test_below(&seed, 7)];
@@ -568,7 +568,7 @@ static void activations_cross_as_the_formula_says(void) {
 /* On the suite's device and on sims of other rates, which move the same bytes. */
 static void the_plan_is_what_is_used_to_the_byte(void) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.3, .3}};
-    Hardware machine[2] = {test_fast_machine(), slow_machine("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
+    Hardware machine[2] = {test_fast_machine(), machine_with("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
     Task even = equal_task(SEQS, S, N);
     machine[1].shared_cores = true;
     model = checkpoint_dummy(&small, 3);

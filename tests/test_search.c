@@ -68,7 +68,7 @@ static void vary_machine(uint64_t *seed) {
 static void vary_given(uint64_t *seed) {
     Policy *p = &q.given;
     for (int what = 0; what < 6; what += 2) {
-        random_shares(&p->share[what], &p->share[what + 1], seed);
+        draw_shares(&p->share[what], &p->share[what + 1], seed);
         const int which = test_below(seed, 8); /* of the pair; mostly none */
         for (int i = 0; i < 2; i++) {
             q.fixed[what + i] = which < 4 && (which >> i & 1);

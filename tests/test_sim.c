@@ -394,7 +394,7 @@ static double all_busy(void) {
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
  * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 static void products_alone_take_the_flops_of_the_model(void) {
-    const Hardware h = slow_machine("mm_flops_g=1e6 mm_flops_p=3e6");
+    const Hardware h = machine_with("mm_flops_g=1e6 mm_flops_p=3e6");
     const double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     const double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
     for (int way = 0; way < 4; way++) {
@@ -417,7 +417,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
-        const Hardware h = slow_machine(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
+        const Hardware h = machine_with(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
         Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
         simulate(&p, &h);
@@ -436,7 +436,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
 static void streaming_alone_takes_the_bytes_of_the_weights(void) {
     for (int row = 0; row < 2; row++) {
-        const Hardware h = slow_machine("ctog_bdw=1e6");
+        const Hardware h = machine_with("ctog_bdw=1e6");
         Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
         const double total = simulate(&p, &h);

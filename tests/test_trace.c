@@ -364,7 +364,7 @@ static void random_intervals_agree_with_a_count_of_every_tick(void) {
 static RunStats stats;
 static LaneCount count[NLANES];
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
-    const Hardware slow = slow_machine("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6");
+    const Hardware slow = machine_with("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6");
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(8, 5, 40);
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;

@@ -50,15 +50,15 @@ Task equal_task(int count, int s, int n);
 void free_task(Task *task);
 /* A machine so fast that nothing takes any time; a test then slows what it looks at. */
 Hardware test_fast_machine(void);
-/* One slowed by "KEY=NUMBER ..." with the keys of a hardware file. */
-Hardware slow_machine(const char *changes);
+/* The same with "KEY=NUMBER ...", the keys of a hardware file, changed. */
+Hardware machine_with(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
  * as the shares say. */
 Policy all_gpu(int gbs, int num_gpu_batches);
 Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches);
 Policy placed(const double share[6], int gbs, int num_gpu_batches);
 /* Draws the shares of GPU and CPU: all on one tier, round ones, whole percent, or any. */
-void random_shares(double *gpu, double *cpu, uint64_t *state);
+void draw_shares(double *gpu, double *cpu, uint64_t *state);
 /* The question to the search if nothing is given. */
 Search open_question(const Hardware *hardware, const Checkpoint *model, const Task *task);
 /* Prints it to standard error, for a test that has failed. */
