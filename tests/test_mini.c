@@ -434,7 +434,7 @@ static const char *random_policy(int m, int number, Variant v) {
     static char text[500];
     uint64_t seed = 1000 * (uint64_t)m + (uint64_t)number + 7919 * v;
     const double rate = m ? 2e8 : 6e9;
-    const char *weights = random_percent(&seed), *cache = random_shares(&seed), *activations = random_shares(&seed);
+    const char *weights = random_percent(&seed), *cache = random_percent(&seed), *activations = random_percent(&seed);
     const char *links = "";
     const int K = 1 + number % 4, gbs = between(&seed, K < 3 ? 2 : 1, 12 / K), threads = between(&seed, 1, 3);
     int used = snprintf(text, sizeof text, "--percent %s %s %s", weights, cache, activations);
@@ -894,7 +894,7 @@ static void a_trace_shows_what_each_thread_and_link_did(void) {
             "--ctog 1e8 --dtoc 5e7 --trace %s %s",
             small(), path, no_overlap ? "--no-overlap" : "");
         char *text = contents(path, &len);
-        cJSON *trace = json_parse(text, len, path, &err);
+        cJSON *trace = json_parse(text, len, &err);
         CU_ASSERT_PTR_NOT_NULL(trace);
         const int n = read_slices(slice, SLICES, text);
         for (const Shown *s = slice; s < slice + n; s++) {
