@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "tests/tests.h"
+#include "tests/written.h"
 
 enum { MOST = 1 << 14, POOL = 64, TIMEOUT = 60 /* seconds, for an input */ };
 
@@ -27,6 +28,7 @@ static const char *target_name = "";
 static long number;
 static const Input *current;
 static Error err;
+Gpu *test_gpu; /* of main.c, which is not here: fixture.c looks at it */
 
 static uint64_t draw(void) { return splitmix64(seed, ++drawn); }
 static size_t below(size_t n) { return n ? draw() % n : 0; }
@@ -49,40 +51,9 @@ static const char *path_of(const char *name) { return in_dir(root, name); }
 #define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024 };
 
-static const char config_text[] =
-    "{\"model_type\": \"opt\", \"num_hidden_layers\": 1, \"hidden_size\": 4, \"ffn_dim\": 8, \"num_attention_heads\": 2, "
-    "\"vocab_size\": 6, \"max_position_embeddings\": 3, \"word_embed_proj_dim\": 4, \"eos_token_id\": [2], "
-    "\"do_layer_norm_before\": true, \"activation_function\": \"relu\", \"enable_bias\": true, "
-    "\"tie_word_embeddings\": null}";
-static const OptConfig small = {
-    .l = 1, .h1 = 4, .h2 = 8, .nh = 2, .vocab = 6, .max_pos = 3, .embed = 4, .pre_norm = true, .final_norm = true};
 static OptConfig config; /* of texts: the tokens of the vocabulary */
 static Tokenizer *tokenizer;
 static uint8_t data[2000]; /* of the small model's tensors, and more */
-
-/* The header of the small model: all of it, or what one of two shards has (0, 1). Names have no "model." in front. */
-static Input header_of(int shard) {
-    Input h = {0};
-    size_t end = 0;
-    char text[100];
-    Checkpoint *c = checkpoint_dummy(&small, 1);
-    for (int t = 0; t < part_count(&small); t++) {
-        const Part p = checkpoint_part(c, t);
-        const size_t bytes = tensor_bytes(*p.tensor);
-        if (!bytes || (shard >= 0 && (p.layer >= 0) != shard)) continue;
-        const char *name = checkpoint_name(text, c, p.tensor) + strlen("model.");
-        h.len += (size_t)snprintf(h.bytes + h.len, sizeof h.bytes - h.len, "%s\"%s\": {\"dtype\": \"F16\", \"shape\": [",
-                                  h.len ? ", " : "{", name);
-        h.len +=
-            (size_t)snprintf(h.bytes + h.len, sizeof h.bytes - h.len,
-                             p.vector ? "%.0d%d], \"data_offsets\": [%zu, %zu]}" : "%d, %d], \"data_offsets\": [%zu, %zu]}",
-                             p.vector ? 0 : p.tensor->rows, p.tensor->cols, end, end + bytes);
-        end += bytes;
-    }
-    h.bytes[h.len++] = '}';
-    checkpoint_close(c);
-    return h;
-}
 
 /* A safetensors file of that header. */
 static Input framed(const char *header, size_t len) {
@@ -281,7 +252,7 @@ static const char index_text[] =
     "\"a.safetensors\", \"x\": \"b.safetensors\"}}";
 
 /* The table. words: what changes put in besides numbers. */
-static Input small_header, small_journal; /* of the small model; of three tokens */
+static Input small_header, small_config, small_journal; /* of the small model; of three tokens */
 typedef struct {
     const char *name;
     bool (*read)(const char *, size_t);
@@ -295,8 +266,12 @@ typedef struct {
 #define JSON_WORDS "{\n}\n[\n]\n,\n:\n\"\n\\u0041\n\\ud83d\\ude00\n\\udc00\n\\u0000\ntrue\nfalse\nnull\n"
 static Target targets[] = {
     {"utf8", read_utf8, {"ab\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z"}, .words = "\xED\xA0\x80\n\xC0\x80\n\xF4\x90\x80\x80\n"},
-    {"json", read_json, {config_text, "@hardware/t4.json", index_text}, .words = JSON_WORDS},
-    {"config.json", read_config, {config_text, "@models/opt-tiny/config.json"}, .words = JSON_WORDS "eos_token_id\nopt\n"},
+    {"json", read_json, {"@hardware/t4.json", index_text}, .made = &small_config, .words = JSON_WORDS},
+    {"config.json",
+     read_config,
+     {"@models/opt-tiny/config.json"},
+     .made = &small_config,
+     .words = JSON_WORDS "eos_token_id\nopt\n"},
     {"header", read_header, .made = &small_header,
      .words = JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n"},
     {"safetensors", read_safetensors, .made = &small_header, .words = JSON_WORDS},
@@ -475,18 +450,28 @@ static void make_journal(void) {
     cJSON_Delete(head), free(text);
 }
 
+/* Writes the small model, in one file and in two shards. Names have no "model." in front. */
+static void write_small(void) {
+    Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    write_model(path_of("model"), &small);
+    small.shards = 2;
+    write_model(path_of("shards"), &small);
+    spoil(root, "model/config.json", "_id\": 2", "_id\": [2]");
+    spoil(root, "model/config.json", "embeddings\": true", "embeddings\": null");
+    char *text = contents(path_of("model/config.json"), &small_config.len);
+    char *file = contents(path_of("model/model.safetensors"), NULL);
+    memcpy(small_config.bytes, text, small_config.len);
+    memcpy(&small_header.len, file, sizeof(uint64_t));
+    memcpy(small_header.bytes, file + sizeof(uint64_t), small_header.len);
+    free(text), free(file);
+}
+
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
     for (size_t d = 0; d < sizeof dirs / sizeof *dirs; d++) HOLDS(!mkdir(path_of(dirs[d]), 0700));
-    small_header = header_of(-1);
+    write_small();
     make_journal();
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
-    write_file(root, "model/config.json", config_text, strlen(config_text));
-    write_file(root, "shards/config.json", config_text, strlen(config_text));
-    for (int s = 0; s < 2; s++) {
-        const Input header = header_of(s), file = framed(header.bytes, header.len);
-        write_file(root, s ? "shards/b.safetensors" : "shards/a.safetensors", file.bytes, file.len);
-    }
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
     copy_file(PIECES, path_of("merges"), "vocab.json");

@@ -192,7 +192,7 @@ sanitize-fuzz:
 	@$(MAKE) fuzz N=500000
 
 # Damaged inputs for everything that is read: N of them, which SEED decides.
-$(BUILD)/fuzz: $(BUILD)/tests/fuzz.o $(BUILD)/tests/fixture.o $(LIB)
+$(BUILD)/fuzz: $(patsubst %,$(BUILD)/tests/%.o,fuzz fixture written) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
 fuzz:
 	@$(MAKE) $(ASAN) build/asan/fuzz

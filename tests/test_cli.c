@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "tests/started.h"
+#include "tests/written.h"
 
 #define TINY " --model models/opt-tiny"
 /* What is left open is searched for on a machine of numbers: measuring this one takes its time. */
@@ -163,86 +164,15 @@ static cJSON *figures_of(Result r) { return parsed(r.out, r.out_len); }
 // A small checkpoint to spoil
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    char header[1 << 14]; /* JSON */
-    size_t len, data;     /* its length; bytes of all tensors */
-} Safetensors;
-
-/* rows 0: a vector */
-static void add_tensor(Safetensors *s, const char *name, int rows, int cols) {
-    const size_t begin = s->data;
-    char shape[40];
-    s->data += (size_t)imax(rows, 1) * (size_t)cols * 2;
-    snprintf(shape, sizeof shape, rows ? "%d, %d" : "%.0d%d", rows, cols);
-    s->len +=
-        (size_t)sprintf(s->header + s->len, "%c\"%s\": {\"dtype\": \"F16\", \"shape\": [%s], \"data_offsets\": [%zu, %zu]}",
-                        s->len ? ',' : '{', name, shape, begin, s->data);
-}
-
-/* The tensors of layer j, or with j == 2 those beside the layers, of a model that is so many numbers wide. */
-static void add_part(Safetensors *s, int j, int width) {
-    const struct {
-        const char *name;
-        int rows, cols;
-    } layer[] = {{"self_attn.q_proj", width, width},
-                 {"self_attn.k_proj", width, width},
-                 {"self_attn.v_proj", width, width},
-                 {"self_attn.out_proj", width, width},
-                 {"fc1", 64, width},
-                 {"fc2", width, 64},
-                 {"self_attn_layer_norm", 0, width},
-                 {"final_layer_norm", 0, width}};
-    for (int t = j < 2 ? 0 : 7; t < 8; t++)
-        for (int bias = 0; bias < 2; bias++) {
-            char name[100], of[20];
-            snprintf(of, sizeof of, j < 2 ? "layers.%d." : "%.0d", j % 2);
-            snprintf(name, sizeof name, "model.decoder.%s%s.%s", of, layer[t].name, bias ? "bias" : "weight");
-            add_tensor(s, name, bias ? 0 : layer[t].rows, bias && layer[t].rows ? layer[t].rows : layer[t].cols);
-        }
-}
-
-/* Makes the directory @small with a model of two layers, whose weights are random; a head behind them is of its own, though
- * config.json, by default, ties it to the token table. */
+/* Makes the directory @small with a model of two layers, which is so many numbers wide. A head is of its own, though
+ * config.json ties it to the token table. */
 static void give_model(int width, bool with_head) {
-    static Safetensors s;
-    char config[500];
-    uint64_t state = 1;
-    s.len = s.data = 0;
-    add_tensor(&s, "model.decoder.embed_tokens.weight", 1024, width);
-    add_tensor(&s, "model.decoder.embed_positions.weight", 66, width);
-    for (int j = 0; j < 3; j++) add_part(&s, j, width);
-    if (with_head) add_tensor(&s, "lm_head.weight", 1024, width);
-    strcpy(s.header + s.len++, "}");
+    const Model model = {
+        {"", 2, width, 64, 4, 1024, 64, width, true, true, 2, 0, 1}, F16, "model.", .head = with_head, F16, NULL};
     if (!is_there("small")) make_dir("small");
-    FILE *f = fopen(in_dir(capture, "small/model.safetensors"), "wb");
-    CHECK(f && fwrite(&s.len, 8, 1, f) == 1 && fwrite(s.header, s.len, 1, f) == 1);
-    for (size_t e = 0; e < s.data / 2; e++) {
-        const f16 value = f32_to_f16(.1f * test_random(&state));
-        CHECK(fwrite(&value, 2, 1, f) == 1);
-    }
-    CHECK(!fclose(f));
-    snprintf(config, sizeof config,
-             "{\"model_type\": \"opt\", \"num_hidden_layers\": 2, \"hidden_size\": %d, \"ffn_dim\": 64, "
-             "\"num_attention_heads\": 4, \"vocab_size\": 1024, \"max_position_embeddings\": 64, \"eos_token_id\": 2, "
-             "\"activation_function\": \"relu\"}",
-             width);
-    give("small/config.json", config);
+    write_model(in_dir(capture, "small"), &model);
     copy_file("tests/golden/tokenizer", in_dir(capture, "small"), "vocab.json");
     copy_file("tests/golden/tokenizer", in_dir(capture, "small"), "merges.txt");
-}
-
-/* Replaces a text in the file @name, of a model.safetensors in its header. */
-static void edit(const char *name, const char *find, const char *put) {
-    size_t len, header;
-    char *text = keep(contents(in_dir(capture, name), &len)), *at = memmem(text, len, find, strlen(find));
-    CU_ASSERT_PTR_NOT_NULL_FATAL(at);
-    memcpy(&header, text, 8);
-    header += strlen(put) - strlen(find);
-    if (strstr(name, "tensors")) memcpy(text, &header, 8);
-    FILE *f = fopen(in_dir(capture, name), "wb");
-    CHECK(f && fwrite(text, 1, (size_t)(at - text), f) == (size_t)(at - text) && fputs(put, f) >= 0);
-    at += strlen(find);
-    CHECK(fwrite(at, 1, (size_t)(text + len - at), f) == (size_t)(text + len - at) && !fclose(f));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -356,7 +286,7 @@ static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_fi
         {"small/config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 5",
          "eos_token_id 5 of config.json is an ordinary piece"},
         {"small/config.json", "\"opt\"", "\"opt\\u0000\"", "config.json: byte ... u0000"},
-        {"small/model.safetensors", "[1024, 32]", "[512, 64]",
+        {"small/model.safetensors", "[1024,32]", "[512,64]",
          "model.safetensors ... embed_tokens ... shape is [512,64] ... [1024,32]"},
         {"small/model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
         {"small/vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
@@ -364,7 +294,7 @@ static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_fi
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         give_model(32, false);
-        edit(cases[i].file, cases[i].find, cases[i].put);
+        spoil(capture, cases[i].file, cases[i].find, cases[i].put);
         assert_ends(flexgen(SMALL), EXIT_FAILED, cases[i].said);
     }
     give_model(32, false);
@@ -588,7 +518,7 @@ static void a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said(v
     const char *output = text_of("killed"), *journal = text_of("killed.journal");
     for (int i = 0; i < 5; i++) {
         give("edited", output), give("edited.journal", journal);
-        edit("edited.journal", edits[i].find, edits[i].put);
+        spoil(capture, "edited.journal", edits[i].find, edits[i].put);
         const Result r = flexgen(TEN_PROMPTS " --resume --output @edited %s", edits[i].flag);
         assert_ends(r, edits[i].status, edits[i].said);
         CU_ASSERT(edits[i].said[0] || !strstr(r.err, "going on with another version"));
