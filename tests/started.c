@@ -166,7 +166,7 @@ Result went_well(Result r) {
     return r;
 }
 
-bool says(const char *text, const char *pattern) {
+bool shows(const char *text, const char *pattern) {
     char parts[1000], *part = parts;
     const char *at = text;
     CHECK((size_t)snprintf(parts, sizeof parts, "%s", pattern) < sizeof parts);
@@ -180,7 +180,7 @@ bool says(const char *text, const char *pattern) {
     return true;
 }
 
-void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && says(r.err, said)); }
+void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && shows(r.err, said)); }
 
 void assert_cases(const Case *rows, size_t n) {
     for (size_t i = 0; i < n; i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);

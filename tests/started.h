@@ -45,7 +45,7 @@ Result went_well(Result r); /* returns r, if the run has done what it was to do;
 #define flexgen_done(...) went_well(flexgen(__VA_ARGS__))
 
 /* Returns true if a text has the parts of a pattern, which " ... " parts, in their order; otherwise prints why not. */
-bool says(const char *text, const char *pattern);
+bool shows(const char *text, const char *pattern);
 /* Asserts that the run ended with that status and says this on standard error. A run that failed must have said it in one
  * line, and must have written no result. */
 void assert_ends(Result r, int status, const char *said);

@@ -263,12 +263,12 @@ static void help_goes_to_standard_output_and_names_every_flag(void) {
     static const char *const asked[] = {"help", "--help", "generate --help", "bench --help"};
     for (int i = 0; i < 4; i++) {
         const Result r = flexgen_done("%s", asked[i]);
-        CU_ASSERT(says(
+        CU_ASSERT(shows(
             r.out, "flexgen generate ... flexgen bench ... flexgen quantize ... --percent ... --offload-dir ... --stop"));
         CU_ASSERT_EQUAL(r.err_len, 0);
     }
     const Result r = flexgen(" ");
-    CU_ASSERT(r.status == EXIT_USAGE && r.out_len == 0 && says(r.err, "flexgen generate"));
+    CU_ASSERT(r.status == EXIT_USAGE && r.out_len == 0 && shows(r.err, "flexgen generate"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ static void a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit(voi
     const Result plain = flexgen_done(EIGHT), killed = stop_at(HUNDRED_SWEEPS, SIGKILL, "eight", EIGHT),
                  rest = flexgen_done(EIGHT " --output @eight --resume");
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
-    CU_ASSERT(says(rest.err, "do not fit: going on with --gpu-batch-size 4 ... 8 prompts, "));
+    CU_ASSERT(shows(rest.err, "do not fit: going on with --gpu-batch-size 4 ... 8 prompts, "));
     CU_ASSERT_STRING_EQUAL(text_of("eight"), plain.out);
 }
 
@@ -546,7 +546,7 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
     for (int i = 0; i < 3; i++) {
         give("prompts", prompts[i]);
         const Result r = flexgen(GENERATE " --prompts @prompts --max-tokens 3");
-        CU_ASSERT(r.status == EXIT_FAILED && says(r.err, "flexgen: 1 of 3 prompts could not be completed"));
+        CU_ASSERT(r.status == EXIT_FAILED && shows(r.err, "flexgen: 1 of 3 prompts could not be completed"));
         CU_ASSERT_EQUAL_FATAL(count_lines(r.out), 3);
         completion(r.out, 0), completion(r.out, 2);
         const cJSON *error = json_line(r.out, 1, 2);
@@ -555,7 +555,7 @@ static void a_job_goes_on_beside_prompts_that_are_impossible(void) {
         give("ended", r.out);
         const Result again = flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
-        CU_ASSERT(says(again.err, "nothing is left to do ... flexgen: 1 of 3 prompts"));
+        CU_ASSERT(shows(again.err, "nothing is left to do ... flexgen: 1 of 3 prompts"));
     }
 }
 
@@ -643,7 +643,7 @@ static void every_policy_writes_the_same_completions(void) {
                  given = flexgen_done("generate" TINY ALL_CPU
                                       " --prompts @ten --max-tokens 12 --gpu-batch-size 3 --num-gpu-batches 2");
     const char *expected = sorted(plain.out);
-    CU_ASSERT(says(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
+    CU_ASSERT(shows(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
     CU_ASSERT_PTR_NULL(strstr(given.err, "predicted"));
     CU_ASSERT_STRING_EQUAL(sorted(given.out), expected);
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
@@ -690,12 +690,12 @@ static void one_is_not_counted_as_many(void) {
                                              {"--window 4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, "}};
     for (int i = 0; i < 3; i++) {
         const Result r = flexgen_done(EVAL " --perplexity models/opt-tiny/stories.txt --threads 1 %s", windows[i][0]);
-        CU_ASSERT(says(r.out, windows[i][1]));
+        CU_ASSERT(shows(r.out, windows[i][1]));
     }
     give("words", "{\"text\": \"Once upon a time\"}\n");
-    CU_ASSERT(says(flexgen_done(EVAL " --last-word @words").out, ": 1 line\n"));
+    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words").out, ": 1 line\n"));
     const Result r = flexgen_done(GENERATE " --prompt a --max-tokens 1 --verbose");
-    CU_ASSERT(says(r.err, "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "));
+    CU_ASSERT(shows(r.err, "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "));
 }
 
 /* It is told from one that ends by itself. */
@@ -705,7 +705,7 @@ static void a_completion_that_the_positions_cut_short_is_counted(void) {
          "{\"prompt\": \"a\", \"max_tokens\": 1000}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"max_tokens\": 65}\n");
     const Result cut = flexgen_done("generate --model @small --prompts @prompts --max-tokens 63" LAPTOP),
                  whole = flexgen_done("generate --model @small --prompt b --max-tokens 63" LAPTOP);
-    CU_ASSERT(says(cut.err, "2 of 3 completions cut short: the model has 64 positions"));
+    CU_ASSERT(shows(cut.err, "2 of 3 completions cut short: the model has 64 positions"));
     CU_ASSERT_PTR_NULL(strstr(whole.err, "cut short"));
 }
 
@@ -714,8 +714,8 @@ static void a_head_that_differs_from_the_table_is_used_and_said(void) {
     const Result tied = flexgen_done(SMALL);
     give_model(64, true);
     const Result r = flexgen_done(SMALL), packed = flexgen_done("quantize --model @small --output @headed");
-    CU_ASSERT(says(r.err, "small: lm_head.weight differs from the token table ... tie_word_embeddings"));
-    CU_ASSERT(says(packed.err, "lm_head.weight differs from the token table"));
+    CU_ASSERT(shows(r.err, "small: lm_head.weight differs from the token table ... tie_word_embeddings"));
+    CU_ASSERT(shows(packed.err, "lm_head.weight differs from the token table"));
     CU_ASSERT_PTR_NULL(strstr(tied.err, "lm_head"));
     CU_ASSERT_STRING_NOT_EQUAL(r.out, tied.out);
 }
@@ -752,7 +752,7 @@ static void bench_reports_one_json_object_with_the_names_of_the_paper(void) {
     const Result halves = flexgen_done("bench" TINY
                                        " --prompt-len 8 --gen-len 4 --percent 0 50 0 50 0 50 --gpu-batch-size 4 "
                                        "--num-gpu-batches 1 --json @bench.json");
-    CU_ASSERT(says(halves.out, "prefill ... decode ... token/s"));
+    CU_ASSERT(shows(halves.out, "prefill ... decode ... token/s"));
     json = json_of("bench.json");
     assert_bench(json, 0.5, 4, 1, 8, 4);
     assert_figures(json, "channels.dtoc.moved_bytes>0 channels.ctod.moved_bytes>0 tiers.disk.peak_bytes>0");
@@ -763,7 +763,7 @@ static void the_sim_runs_opt_175b_on_a_t4(void) {
     const Result r = flexgen_done("bench --model opt-175b --device sim" ON_T4
                                   " --gpu-batch-size 32 --num-gpu-batches 8 "
                                   "--percent 0 50 0 0 0 100 --cpu-cache-compute --json @sim.json");
-    CU_ASSERT(says(r.out, "breakdown ... weight (R) ... cache (W)"));
+    CU_ASSERT(shows(r.out, "breakdown ... weight (R) ... cache (W)"));
     const cJSON *json = json_of("sim.json"), *tier;
     assert_figures(json, "device=sim 'breakdown.decode.weight (R).busy_s>0'");
     assert_bench(json, .5, 32, 8, 512, 32);
@@ -780,7 +780,7 @@ static void the_sim_runs_a_pipeline_of_machines(void) {
     const Result r = flexgen_done("bench --model opt-6.7b --device sim" ON_T4
                                   " --nodes 4 --stages 8,8,10,6 --flights 5 "
                                   "--net 1.25G,0.1ms --json @stages.json");
-    CU_ASSERT(says(r.out, "stage 0: layers 0 to 7; ... GPU waits ... stage 3: layers 26 to 31; ... stage 3 waits"));
+    CU_ASSERT(shows(r.out, "stage 0: layers 0 to 7; ... GPU waits ... stage 3: layers 26 to 31; ... stage 3 waits"));
     const cJSON *json = json_of("stages.json");
     CU_ASSERT(cJSON_GetArraySize(item(json, "stages")) == 4 && number(json, "flights") == 5);
     for (int s = 0; s < 4; s++) {
@@ -853,7 +853,7 @@ static void bench_says_what_was_expected(void) {
                  number(tier, "peak_bytes") / 0x1p20);
         CU_ASSERT_PTR_NOT_NULL(strstr(r.err, line));
     }
-    CU_ASSERT(says(r.err, "predicted ... measured ... throughput (token/s) ... GPU  peak (MiB)"));
+    CU_ASSERT(shows(r.err, "predicted ... measured ... throughput (token/s) ... GPU  peak (MiB)"));
 }
 
 /* Returns the digest that bench prints of what it generates. */
@@ -928,7 +928,7 @@ static void the_papers_cost_model_places_opt_30b(void) {
     assert_figures(json,
                    "wg~0.203194 wc wd cg cc cd hg hc hd T~309.121 T_pre T_gen throughput gbs=48 num_gpu_batches=3 bls=144 "
                    "s=512 n=32");
-    CU_ASSERT(says(flexgen_done(ON_PAPER).out, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p"));
+    CU_ASSERT(shows(flexgen_done(ON_PAPER).out, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p"));
 }
 
 #define ON_LAPTOP "policy --model opt-1.3b" LAPTOP " --prompt-len 128 --gen-len 16 --gpu-mem 1G"
@@ -950,7 +950,7 @@ static void policy_lists_the_ten_best_under_the_papers_names(void) {
     double before = INFINITY;
     assert_policy(json);
     assert_figures(json, "s=128 n=16 model=opt-1.3b");
-    CU_ASSERT(says(string(json, "hardware"), "RTX 4060"));
+    CU_ASSERT(shows(string(json, "hardware"), "RTX 4060"));
     CU_ASSERT_EQUAL(cJSON_GetArraySize(best), 10);
     cJSON_ArrayForEach(one, best) {
         assert_policy(one);
@@ -961,7 +961,7 @@ static void policy_lists_the_ten_best_under_the_papers_names(void) {
     }
     CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
     CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
-    CU_ASSERT(says(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
+    CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
 }
 
 static void the_frontier_is_a_list_that_rises(void) {
@@ -1040,7 +1040,8 @@ static void a_number_of_the_machine_is_changed_wherever_it_is_read(void) {
     const double small = rate_of(paper, "--with gmem=1e9");
     CU_ASSERT(small < rate_of(paper, "") && rate_of(paper, "--with gmem=1e9 --with ctog_bdw=1e8") < .5 * small);
     CU_ASSERT(rate_of(sim, "--with ctog_bdw=1e8") < .1 * rate_of(sim, ""));
-    CU_ASSERT(says(string(FIGURES(ON_LAPTOP " --json - --with gmem=2e9 --with op_s=0"), "hardware"), ", gmem=2e9, op_s=0"));
+    CU_ASSERT(
+        shows(string(FIGURES(ON_LAPTOP " --json - --with gmem=2e9 --with op_s=0"), "hardware"), ", gmem=2e9, op_s=0"));
 }
 
 /* Without --hardware it is this machine: the one that was measured before, if there is one. */
@@ -1058,7 +1059,7 @@ static void the_machine_that_was_measured_before_is_used(void) {
     checkpoint_close(checkpoint);
     const cJSON *json = FIGURES("policy" TINY " --prompt-len 8 --gen-len 4 --json -");
     assert_figures(json, "'hardware=measured before'");
-    CU_ASSERT(says(flexgen_done("generate" TINY " --prompt Once --max-tokens 3").err, "predicted ... measured"));
+    CU_ASSERT(shows(flexgen_done("generate" TINY " --prompt Once --max-tokens 3").err, "predicted ... measured"));
 }
 
 /* Of a longer block it is said what it would bring, where that is anything: with zigzag it is not. */
@@ -1095,7 +1096,7 @@ static void eval_knows_which_last_words_are_right(void) {
     const cJSON *json = FIGURES(EVAL " --last-word @words --limit 2 --json -");
     assert_figures(json, "lines=2 last_word_accuracy=0.5");
     CU_ASSERT(number(json, "perplexity") > 10 && !item(json, "windows"));
-    CU_ASSERT(says(flexgen_done(EVAL " --last-word @words --limit 1").out, "last word: accuracy 1.0000"));
+    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words --limit 1").out, "last word: accuracy 1.0000"));
 }
 
 /* Numbers that are rounded stay F16: on disk they take as much, and elsewhere. Rounding to 8 bits costs less than to 2, and
@@ -1124,7 +1125,7 @@ static void a_study_rounds_and_says_so(void) {
 static void without_a_gpu_the_default_is_the_host_device_and_says_so(void) {
     assert_ends(flexgen(DOG "--device cuda"), EXIT_USAGE, "CUDA");
     const Result r = flexgen_done(DOG), quiet = flexgen_done(DOG "--device host");
-    CU_ASSERT(says(r.err, "running on the host device ... CUDA"));
+    CU_ASSERT(shows(r.err, "running on the host device ... CUDA"));
     CU_ASSERT_PTR_NULL(strstr(quiet.err, "running on the host device"));
     CU_ASSERT_STRING_EQUAL(r.out, quiet.out);
 }
@@ -1153,7 +1154,7 @@ static void the_gpu_writes_what_the_host_writes(void) {
     for (int i = 0; i < 3; i++) {
         emulate();
         const Result gpu = flexgen_done(DOG "%s", flags[i]);
-        CU_ASSERT(says(gpu.err, "emulated GPU"));
+        CU_ASSERT(shows(gpu.err, "emulated GPU"));
         CU_ASSERT_STRING_EQUAL(gpu.out, host.out);
         CU_ASSERT_EQUAL(threads_of(&gpu), threads[i]);
     }
@@ -1268,7 +1269,7 @@ static void quantize_makes_a_copy_and_says_how_large_it_is(void) {
     make_dir("copies");
     const Result r = flexgen_done("quantize" TINY " --output @copies/one --threads 1");
     CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
-    CU_ASSERT(says(r.err, "11.85 MB packed to ... 1 file in ... copies/one ... 4.50 in the matrices"));
+    CU_ASSERT(shows(r.err, "11.85 MB packed to ... 1 file in ... copies/one ... 4.50 in the matrices"));
     Checkpoint *copy = checkpoint_open(in_dir(capture, "copies/one"), &err);
     CU_ASSERT(copy && copy->packed && is_there("copies/one/merges.txt"));
     checkpoint_close(copy);
@@ -1296,7 +1297,7 @@ static void what_groups_do_not_divide_is_refused(void) {
     const Result r =
         flexgen_done("eval --model @small --perplexity README.md" LAPTOP
                      " --limit 1 --compress-weight --compress-cache --group 96"); /* a study needs no whole groups */
-    CU_ASSERT(says(r.out, "a study: weights and cache rounded to 4 bits in groups of 96"));
+    CU_ASSERT(shows(r.out, "a study: weights and cache rounded to 4 bits in groups of 96"));
 }
 
 /* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
@@ -1308,7 +1309,7 @@ static void a_packed_copy_writes_what_compress_weight_does(void) {
                  from = flexgen_done("generate --model @packed" LAPTOP FORTY_TOKENS);
     CU_ASSERT_STRING_EQUAL(from.out, same.out);
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
-    CU_ASSERT(says(from.err, "packed"));
+    CU_ASSERT(shows(from.err, "packed"));
 }
 
 /* The counters of what is packed, and of what sparse attention reads. */

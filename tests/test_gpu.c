@@ -48,7 +48,7 @@ static void the_library_beside_the_program_runs_the_model(void) {
     snprintf(library, sizeof library, "%s_cuda.so", setting("FLEXGEN_EMULATED", ""));
     if (library[0] == '_') return;
     const Result r = run_copy(library, true);
-    CU_ASSERT(r.status == 0 && says(r.err, "emulated GPU"));
+    CU_ASSERT(r.status == 0 && shows(r.err, "emulated GPU"));
 }
 
 // ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
