@@ -27,7 +27,7 @@
 correctness="
 card 10 : what this machine is
 build 110 : builds the program and the suites for this GPU
-cuda 50 gpu/test_cuda : every kernel beside its twin on the host
+cuda 50 gpu/test_cuda : every kernel beside its plain form
 tokens 35 flexgen : completions of the shipped model on host and GPU, greedy and sampled, and on the GPU twice
 eval 20 flexgen : perplexity of the shipped model on host and GPU
 lanes 20 gpu/test_lanes : queues, marks and traces of the GPU

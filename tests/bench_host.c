@@ -1,6 +1,7 @@
 /* bench_host.c: the host kernels beside their bounds, from one run: linear beside OpenBLAS's sgemm if that library is
  * there, decode attention beside a plain read of memory, prefill attention beside linear. Medians. */
 #include <dlfcn.h>
+#include <math.h>
 #include <stdatomic.h>
 
 #include "cost/cost.h"
@@ -8,10 +9,15 @@
 
 static int threads;
 
-/* Zeros that begin at a page, as the tiers do. */
+/* Zeros that begin at a page, as the tiers do, until free_rooms is called. */
+static void *rooms[16];
+static int nrooms;
 static void *room(size_t n, size_t size) {
     const size_t page = 4096;
-    return memset(aligned_alloc(page, (n * size + page - 1) / page * page), 0, n * size);
+    return rooms[nrooms++] = memset(aligned_alloc(page, (n * size + page - 1) / page * page), 0, n * size);
+}
+static void free_rooms(void) {
+    while (nrooms) free(rooms[--nrooms]);
 }
 
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
@@ -42,9 +48,8 @@ typedef void Sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, 
                    int ldb, float beta, float *c, int ldc);
 
 static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
-    float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4),
-          *wide = (float *)room((size_t)n * k, 4);
-    f16 *w = (f16 *)room((size_t)n * k, 2);
+    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4), *wide = room((size_t)n * k, 4);
+    f16 *w = room((size_t)n * k, 2);
     double t, blas = 0, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
@@ -53,26 +58,24 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
     if (sgemm) printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
     printf("   weights %.1f GB/s\n", 2e-9 * n * k / t);
-    free(x), free(y), free(w), free(wide);
+    free_rooms();
     return flops / t;
 }
 
 /* w (n, k), n a multiple of a group. */
 static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
-        quant_pack_rows(packed, w + (size_t)r * k, k);
+    for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
 }
 static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    for (int r = 0; r < n; r += GROUP, packed += quant_matrix_bytes(GROUP, k))
-        quant_unpack_rows(w + (size_t)r * k, packed, k);
+    for (int r = 0; r < n; r += GROUP) quant_unpack_rows(w + (size_t)r * k, packed + quant_matrix_bytes(r, k), k);
 }
 
 /* The same product of weights in 4 bits, beside F16's. */
 static void packed_rate(int m, int n, int k) {
     size_t bytes = quant_matrix_bytes(n, k);
-    float *x = (float *)room((size_t)m * k, 4), *y = (float *)room((size_t)m * n, 4);
-    f16 *w = (f16 *)room((size_t)n * k, 2);
-    uint8_t *packed = (uint8_t *)room(bytes, 1);
+    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4);
+    f16 *w = room((size_t)n * k, 2);
+    uint8_t *packed = room(bytes, 1);
     double plain, t, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(NULL, w, (size_t)n * k);
@@ -81,14 +84,14 @@ static void packed_rate(int m, int n, int k) {
     SECONDS(t, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
     printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
            n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
-    free(x), free(y), free(w), free(packed);
+    free_rooms();
 }
 
 /* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
 static void quant_rates(void) {
     enum { N = 2048, K = 4096, DIM = 128 };
-    f16 *w = (f16 *)room((size_t)N * K, 2);
-    uint8_t *packed = (uint8_t *)room(quant_matrix_bytes(N, K), 1);
+    f16 *w = room((size_t)N * K, 2);
+    uint8_t *packed = room(quant_matrix_bytes(N, K), 1);
     double pack, unpack, heads;
     fill(NULL, w, (size_t)N * K);
     SECONDS(pack, pack_all(packed, w, N, K));
@@ -96,72 +99,28 @@ static void quant_rates(void) {
     SECONDS(heads, quant_pack_heads(packed, w, N * K / DIM, DIM));
     printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
            2e-9 * N * K / unpack, 2e-9 * N * K / heads);
-    free(w), free(packed);
+    free_rooms();
 }
 
+/* Bytes that all threads read or copy in pieces. */
 typedef struct {
-    const uint64_t *a;
-    atomic_ullong *sum;
-} Slices;
+    uint8_t *dst; /* NULL: they are read */
+    const uint8_t *src;
+    size_t bytes; /* of a piece */
+    int pieces;
+} Plain;
 
-enum { SLICE = 1 << 17 };
-
-static void sum_slices(const void *what, int first, int n) {
-    const Slices *s = what;
+static void read_pieces(const void *what, int first, int n) {
+    static atomic_ullong all;
+    const Plain *p = what;
+    const uint64_t *a = (const uint64_t *)p->src;
     uint64_t sum = 0;
-    for (size_t i = (size_t)first * SLICE; i < (size_t)(first + n) * SLICE; i++) sum += s->a[i];
-    atomic_fetch_add(s->sum, sum);
+    for (size_t i = first * p->bytes / 8; i < (first + n) * p->bytes / 8; i++) sum += a[i];
+    atomic_fetch_add(&all, sum);
 }
-
-/* Of whole slices. */
-static uint64_t sum_all(const uint64_t *a, size_t n) {
-    atomic_ullong sum = 0;
-    host_share((double)n, (int)(n / SLICE), sum_slices, &(Slices){a, &sum});
-    return sum;
-}
-
-/* Attention of nseq sequences of `context` tokens, their pages dealt in turns, as F16 and packed. */
-static void attention_new(Op a[2], int nseq, int context, int page_tokens, int h1, int nh) {
-    const int max_pages = (context + page_tokens - 1) / page_tokens;
-    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
-    float *o = (float *)xcalloc((size_t)nseq * h1, 4);
-    f16 *q = (f16 *)room((size_t)nseq * h1, 2);
-    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4), *len = (int32_t *)xcalloc(nseq, 4);
-    void *kv[2][2]; /* [packed][k, v] */
-    fill(NULL, q, (size_t)nseq * h1);
-    for (int r = 0; r < nseq; r++) len[r] = context;
-    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % nseq * max_pages + i / nseq;
-    for (int part = 0; part < 2; part++) {
-        f16 *x = (f16 *)(kv[0][part] = room(rows * h1, 2));
-        uint8_t *bytes = (uint8_t *)(kv[1][part] = room(rows, packed));
-        fill(NULL, x, rows * h1);
-        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh);
-    }
-    for (int i = 0; i < 2; i++)
-        a[i] = attention(o, F32, q, h1, h1, paged(kv[i][0], kv[i][1], pages, len, nseq, max_pages, page_tokens, h1, nh, i));
-}
-
-static void attention_free(Op a[2]) {
-    for (int i = 0; i < 2; i++) free(a[i].attend.k.at), free(a[i].attend.v.at);
-    free(a->attend.q.at), free(a->attend.o.at), free(a->attend.pages.at), free(a->attend.len.at);
-}
-
-/* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
-static void sparse_rate(const Op *dense, double dense_s) {
-    const double sparsity = 0.1;
-    const Tensor q = dense->attend.q, k = dense->attend.k;
-    const PageTable table = {k, dense->attend.v, dense->attend.pages, dense->attend.len, dense->page_tokens, dense->nh};
-    const int most = sparse_tokens(sparsity, *(int32_t *)dense->attend.len.at);
-    int32_t *tokens = (int32_t *)xcalloc((size_t)q.rows * dense->nh * most, 4);
-    float *weights = (float *)room((size_t)q.rows * dense->nh * most, 4);
-    double scores, select, weigh;
-    SECONDS(scores, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, 0)));
-    SECONDS(select, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, sparsity)));
-    SECONDS(weigh, run(weighing(dense->attend.o.at, F32, tokens, weights, most, q.cols, table, sparsity)));
-    printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           k.type == U8 ? "4-bit" : "F16  ", (select + weigh) / dense_s, scores / dense_s, (select - scores) / dense_s,
-           weigh / dense_s);
-    free(tokens), free(weights);
+static void copy_pieces(const void *what, int first, int n) {
+    const Plain *p = what;
+    memcpy(p->dst + first * p->bytes, p->src + first * p->bytes, n * p->bytes);
 }
 
 static double median(double *x, int n) {
@@ -169,40 +128,82 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
-/* Packed or not, bytes are counted as of F16. The plain read of 256 MB takes turns with it, since a shared machine's
- * bandwidth changes: medians of both, and of the ratios of each turn. */
-static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
-    enum { TURNS = 15, WORDS = 32 << 20 };
-    Op a[2];
-    attention_new(a, nseq, context, page_tokens, h1, nh);
-    uint64_t *words = (uint64_t *)room(WORDS, 8), sum = 0;
-    memset(words, 1, (size_t)WORDS * 8);
-    for (int i = 0; i < 2; i++) {
-        double rate[TURNS], read[TURNS], ratio[TURNS];
-        for (int turn = 0; turn < TURNS; turn++) {
-            double begin = seconds_now(), middle;
-            sum += sum_all(words, WORDS);
-            middle = seconds_now();
-            run(a[i]);
-            rate[turn] = 4e-9 * nseq * context * h1 / (seconds_now() - middle);
-            read[turn] = 8e-9 * WORDS / (middle - begin), ratio[turn] = rate[turn] / read[turn];
-        }
-        double gbs = median(rate, TURNS);
-        printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d   %5.1f GB/s   plain read %5.1f (%.0f%%)\n", nseq,
-               context, i ? "4-bit" : "F16  ", page_tokens, h1, h1 / nh, gbs, median(read, TURNS),
-               100 * median(ratio, TURNS));
-        if (sparse) sparse_rate(&a[i], 4e-9 * nseq * context * h1 / gbs);
+/* Prints how many bytes a second an op uses, which uses so many, beside the plain loop, and returns the seconds that it
+ * takes. They take turns, since a shared machine's bandwidth changes: medians of both, and of the ratios of each turn. */
+static double print_beside(Op op, double bytes, Plain plain) {
+    enum { TURNS = 15 };
+    double rate[TURNS], beside[TURNS], ratio[TURNS];
+    for (int turn = 0; turn < TURNS; turn++) {
+        double begin = seconds_now(), middle;
+        host_share(INFINITY, plain.pieces, plain.dst ? copy_pieces : read_pieces, &plain);
+        middle = seconds_now();
+        run(op);
+        rate[turn] = bytes / (seconds_now() - middle);
+        beside[turn] = (double)plain.bytes * plain.pieces / (middle - begin), ratio[turn] = rate[turn] / beside[turn];
     }
-    if (sum == 1) printf(" "); /* keeps the reads */
-    free(words);
-    attention_free(a);
+    const double gbs = median(rate, TURNS) / 1e9;
+    printf("   %5.1f GB/s   plain %s %5.1f (%.0f%%)\n", gbs, plain.dst ? "copy" : "read", median(beside, TURNS) / 1e9,
+           100 * median(ratio, TURNS));
+    return bytes / gbs / 1e9;
+}
+
+/* Tables of pages dealt in turns. */
+static int32_t *dealt_pages(int nseq, int max_pages) {
+    int32_t *pages = room((size_t)nseq * max_pages, 4);
+    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % max_pages * nseq + i / max_pages;
+    return pages;
+}
+
+/* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
+static void sparse_rate(const Op *dense, PageTable table, double dense_s) {
+    const double sparsity = 0.1;
+    const Tensor q = dense->attend.q;
+    const int most = sparse_tokens(sparsity, *(int32_t *)table.len.at);
+    int32_t *tokens = room((size_t)q.rows * table.nh * most, 4);
+    float *weights = room((size_t)q.rows * table.nh * most, 4);
+    double scores, select, weigh;
+    SECONDS(scores, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, 0)));
+    SECONDS(select, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, sparsity)));
+    SECONDS(weigh, run(weighing(dense->attend.o.at, F32, tokens, weights, most, q.cols, table, sparsity)));
+    printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
+           table.k.type == U8 ? "4-bit" : "F16  ", (select + weigh) / dense_s, scores / dense_s,
+           (select - scores) / dense_s, weigh / dense_s);
+}
+
+/* Attention of nseq sequences of `context` tokens, of F16 and packed. Bytes are counted as of F16. */
+static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
+    enum { SLICE = 1 << 20, SLICES = 256 };
+    const int max_pages = (context + page_tokens - 1) / page_tokens;
+    const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
+    float *o = room((size_t)nseq * h1, 4);
+    f16 *q = room((size_t)nseq * h1, 2);
+    int32_t *pages = dealt_pages(nseq, max_pages), *len = room(nseq, 4);
+    const Plain read = {NULL, memset(room(SLICES, SLICE), 1, (size_t)SLICES * SLICE), SLICE, SLICES};
+    void *kv[2][2]; /* [packed][k, v] */
+    fill(NULL, q, (size_t)nseq * h1);
+    for (int r = 0; r < nseq; r++) len[r] = context;
+    for (int part = 0; part < 2; part++) {
+        f16 *x = (f16 *)(kv[0][part] = room(rows * h1, 2));
+        uint8_t *bytes = (uint8_t *)(kv[1][part] = room(rows, packed));
+        fill(NULL, x, rows * h1);
+        for (size_t r = 0; r < rows; r++) quant_pack_heads(bytes + r * packed, x + r * h1, nh, h1 / nh);
+    }
+    for (int i = 0; i < 2; i++) {
+        const PageTable table = paged(kv[i][0], kv[i][1], pages, len, nseq, max_pages, page_tokens, h1, nh, i);
+        const Op op = attention(o, F32, q, h1, h1, table);
+        printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d", nseq, context, i ? "4-bit" : "F16  ", page_tokens,
+               h1, h1 / nh);
+        const double seconds = print_beside(op, 4.0 * nseq * context * h1, read);
+        if (sparse) sparse_rate(&op, table, seconds);
+    }
+    free_rooms();
 }
 
 static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     size_t n = (size_t)nseq * s * h1;
-    f16 *qkv = (f16 *)room(3 * n, 2);
-    float *o = (float *)room(n, 4);
-    int32_t *start = (int32_t *)xcalloc(nseq + 1, 4);
+    f16 *qkv = room(3 * n, 2);
+    float *o = room(n, 4);
+    int32_t *start = room(nseq + 1, 4);
     double t;
     fill(NULL, qkv, 3 * n);
     for (int r = 0; r <= nseq; r++) start[r] = r * s;
@@ -210,56 +211,28 @@ static void prefill_rate(int nseq, int s, int h1, int nh, double linear) {
     double rate = 2.0 * nseq * s * (s + 1.0) * h1 / t; /* q k^T and p v, the causal half */
     printf("prefill attention %2d x %4d tokens, h1 %4d hd %3d   %6.1f GFLOP/s (%.0f%% of linear)\n", nseq, s, h1, h1 / nh,
            rate / 1e9, 100 * rate / linear);
-    free(qkv), free(o), free(start);
+    free_rooms();
 }
 
-typedef struct {
-    uint8_t *dst;
-    const uint8_t *src;
-    size_t bytes; /* of a piece */
-} Copies;
-
-static void copy_pieces(const void *what, int first, int n) {
-    const Copies *b = what;
-    memcpy(b->dst + first * b->bytes, b->src + first * b->bytes, n * b->bytes);
-}
-
-/* dst = src on all threads, of `pieces` pieces. */
-static void copy_all(uint8_t *dst, const uint8_t *src, size_t bytes, int pieces) {
-    host_share((double)bytes, pieces, copy_pieces, &(Copies){dst, src, bytes / pieces});
-}
-
-/* The KV of a prefill, nseq prompts of s tokens, into pages dealt in turns, beside as many bytes in one piece; in turns. */
+/* The KV of a prefill, nseq prompts of s tokens, into pages, beside as many bytes in one piece. */
 static void append_rate(int nseq, int s, int page_tokens, int h1) {
-    enum { TURNS = 15 };
     const int rows = nseq * s, max_pages = (s + page_tokens - 1) / page_tokens;
-    const size_t bytes = (size_t)rows * h1 * sizeof(f16), pages_bytes = (size_t)nseq * max_pages * page_tokens * h1 * 2;
-    uint8_t *kv = (uint8_t *)room(2 * bytes, 1), *k = (uint8_t *)room(pages_bytes, 1), *v = (uint8_t *)room(pages_bytes, 1);
-    uint8_t *copy = (uint8_t *)room(2 * bytes, 1);
-    int32_t *seq = (int32_t *)xcalloc(rows, 4), *pos = (int32_t *)xcalloc(rows, 4);
-    int32_t *pages = (int32_t *)xcalloc((size_t)nseq * max_pages, 4);
+    const size_t row = 2 * h1 * sizeof(f16), pages_bytes = (size_t)nseq * max_pages * page_tokens * row / 2;
+    uint8_t *kv = room(rows, row);
+    int32_t *seq = room(rows, 4), *pos = room(rows, 4);
     for (int r = 0; r < rows; r++) seq[r] = r / s, pos[r] = r % s;
-    for (int i = 0; i < nseq * max_pages; i++) pages[i] = i % max_pages * nseq + i / max_pages;
-    const PageTable table = paged(k, v, pages, NULL, nseq, max_pages, page_tokens, h1, 1, false);
-    const Op op = appending(table, kv, 2 * h1, false, 2 * h1, seq, pos, rows);
-    double rate[TURNS], plain[TURNS], ratio[TURNS];
-    for (int turn = 0; turn < TURNS; turn++) {
-        double begin = seconds_now(), middle;
-        copy_all(copy, kv, 2 * bytes, rows);
-        middle = seconds_now();
-        run(op);
-        rate[turn] = 2e-9 * bytes / (seconds_now() - middle);
-        plain[turn] = 2e-9 * bytes / (middle - begin), ratio[turn] = rate[turn] / plain[turn];
-    }
-    printf("append %2d x %4d tokens, pages of %2d, h1 %4d   %5.1f GB/s   memcpy %5.1f (%.0f%%)\n", nseq, s, page_tokens, h1,
-           median(rate, TURNS), median(plain, TURNS), 100 * median(ratio, TURNS));
-    free(kv), free(k), free(v), free(copy), free(seq), free(pos), free(pages);
+    const PageTable table = paged(room(pages_bytes, 1), room(pages_bytes, 1), dealt_pages(nseq, max_pages), NULL, nseq,
+                                  max_pages, page_tokens, h1, 1, false);
+    printf("append %2d x %4d tokens, pages of %2d, h1 %4d", nseq, s, page_tokens, h1);
+    print_beside(appending(table, kv, 2 * h1, false, 2 * h1, seq, pos, rows), (double)rows * row,
+                 (Plain){room(rows, row), kv, row, rows});
+    free_rooms();
 }
 
 static void row_rates(void) {
     enum { ROWS = 64, VOCAB = 50272, H1 = 4096 };
-    float *x = (float *)room((size_t)ROWS * VOCAB, 4);
-    f16 *w = (f16 *)room(H1, 2);
+    float *x = room((size_t)ROWS * VOCAB, 4);
+    f16 *w = room(H1, 2);
     int32_t ids[ROWS], zero[ROWS] = {0};
     Sampling s[] = {{0, 1, 0, 1}, {1, 1, 0, 1}, {1, 1, 50, 1}, {1, 0.9f, 0, 1}};
     const char *names[] = {"greedy", "softmax", "top-k 50", "top-p 0.9 (flat)"};
@@ -271,7 +244,7 @@ static void row_rates(void) {
     }
     SECONDS(t, run(norm(F32, x, x, w, w, 512, H1)));
     printf("layernorm of %d       %7.1f us a row\n", H1, 1e6 * t / 512);
-    free(x), free(w);
+    free_rooms();
 }
 
 int main(int argc, char **argv) {

@@ -32,13 +32,13 @@ static inline Golden golden_read(const char *dir) {
     CHECK(f && fread(&golden, 4, 3, f) == 3 && golden.count <= GOLDEN_MAX);
     for (int i = 0; i < golden.count; i++) {
         GoldenSequence *s = &golden.sequence[i];
-        int32_t *sizes = (int32_t *)golden_take(f, 2);
+        int32_t *sizes = golden_take(f, 2);
         s->n = sizes[0];
         s->rows = sizes[1];
         free(sizes);
-        s->ids = (int32_t *)golden_take(f, s->n);
-        s->tokens = (int32_t *)golden_take(f, golden.greedy);
-        s->logits = (float *)golden_take(f, (size_t)s->rows * golden.vocab);
+        s->ids = golden_take(f, s->n);
+        s->tokens = golden_take(f, golden.greedy);
+        s->logits = golden_take(f, (size_t)s->rows * golden.vocab);
     }
     CHECK(fgetc(f) == EOF && fclose(f) == 0);
     return golden;

@@ -14,29 +14,29 @@ static inline Tensor tensor_at(const void *p, Type type, int rows, int cols, siz
 }
 static inline Tensor row_at(const void *p, Type type, int n) { return tensor_at(p, type, 1, n, n); }
 
-static inline Call on_project(void) {
+static inline Call on_lane(Lane lane) {
     Call call;
     memset(&call, 0, sizeof call);
-    call.lane = PROJECT;
+    call.lane = lane;
     return call;
 }
 
 static inline Op embedding(const void *y, Type y_type, const void *table, Type type, size_t table_ld, const int32_t *idx,
                            int rows, int cols, bool add) {
     const Tensor to = tensor_at(y, y_type, rows, cols, cols), from = tensor_at(table, type, 1, cols, table_ld);
-    return op_embed(on_project(), to, from, row_at(idx, I32, rows), add);
+    return op_embed(on_lane(PROJECT), to, from, row_at(idx, I32, rows), add);
 }
 
 static inline Op norm(Type act, const void *y, const void *x, const void *w, const void *b, int rows, int cols) {
     const Tensor to = tensor_at(y, act, rows, cols, cols), from = tensor_at(x, act, rows, cols, cols);
-    return op_layernorm(on_project(), to, from, row_at(w, F16, cols), row_at(b, F16, cols));
+    return op_layernorm(on_lane(PROJECT), to, from, row_at(w, F16, cols), row_at(b, F16, cols));
 }
 
 /* w (n, k) F16, or packed. residual: as y lies. */
 static inline Op product(Type act, const void *y, Type y_type, size_t y_ld, const void *x, const void *w, const void *b,
                          const void *residual, bool packed, bool relu, int m, int n, int k) {
     const Tensor weights = packed ? row_at(w, U8, (int)quant_matrix_bytes(n, k)) : tensor_at(w, F16, n, k, k);
-    Op op = op_linear(on_project(), tensor_at(y, y_type, m, n, y_ld), tensor_at(x, act, m, k, k), weights,
+    Op op = op_linear(on_lane(PROJECT), tensor_at(y, y_type, m, n, y_ld), tensor_at(x, act, m, k, k), weights,
                       row_at(b, F16, n), tensor_at(residual, y_type, m, n, y_ld));
     op.relu = relu;
     return op;
@@ -44,19 +44,14 @@ static inline Op product(Type act, const void *y, Type y_type, size_t y_ld, cons
 
 /* All of w (n, k), whose rows of groups lie one after the other. */
 static inline Op unpacking(const void *w, const void *packed, int n, int k) {
-    return op_unpack(on_project(), tensor_at(w, F16, n, k, k),
+    return op_unpack(on_lane(PROJECT), tensor_at(w, F16, n, k, k),
                      tensor_at(packed, U8, n / GROUP, k * GROUP_BYTES, k * GROUP_BYTES));
-}
-
-static inline Op packing(const void *packed, const f16 *kv, int ld, int rows, int nh, int hd) {
-    const int bytes = 2 * nh * (int)quant_bytes(hd);
-    return op_pack(on_project(), tensor_at(packed, U8, rows, bytes, bytes), tensor_at(kv, F16, rows, 2 * nh * hd, ld), nh);
 }
 
 /* start (nseq + 1) ends at row `rows`; q and kv have rows ld apart. */
 static inline Op prefilling(Type act, const void *o, const f16 *q, const f16 *kv, const int32_t *start, int nseq, int rows,
                             int h1, int nh, int ld) {
-    return op_attend_prefill(on_project(), tensor_at(o, act, rows, h1, h1), tensor_at(q, F16, rows, h1, ld),
+    return op_attend_prefill(on_lane(PROJECT), tensor_at(o, act, rows, h1, h1), tensor_at(q, F16, rows, h1, ld),
                              tensor_at(kv, F16, rows, 2 * h1, ld), row_at(start, I32, nseq + 1), nh);
 }
 
@@ -74,40 +69,34 @@ static inline PageTable paged(const void *k, const void *v, const int32_t *pages
 /* q (nseq, h1), rows ld apart. */
 static inline Op attention(const void *o, Type o_type, const f16 *q, int ld, int h1, PageTable table) {
     const int nseq = table.len.cols;
-    return op_attend(on_project(), tensor_at(o, o_type, nseq, h1, h1), tensor_at(q, F16, nseq, h1, ld), &table);
+    return op_attend(on_lane(PROJECT), tensor_at(o, o_type, nseq, h1, h1), tensor_at(q, F16, nseq, h1, ld), &table);
 }
 
 /* tokens, weights (nseq, nh, most). */
 static inline Op selection(const int32_t *tokens, const float *weights, int most, const f16 *q, int ld, int h1,
                            PageTable table, double sparsity) {
     const int nseq = table.len.cols, cols = table.nh * most;
-    return op_select(on_project(), tensor_at(tokens, I32, nseq, cols, cols), tensor_at(weights, F32, nseq, cols, cols),
+    return op_select(on_lane(PROJECT), tensor_at(tokens, I32, nseq, cols, cols), tensor_at(weights, F32, nseq, cols, cols),
                      tensor_at(q, F16, nseq, h1, ld), &table, sparsity);
 }
 static inline Op weighing(const void *o, Type o_type, const int32_t *tokens, const float *weights, int most, int h1,
                           PageTable table, double sparsity) {
     const int nseq = table.len.cols, cols = table.nh * most;
-    return op_weigh(on_project(), tensor_at(o, o_type, nseq, h1, h1), tensor_at(tokens, I32, nseq, cols, cols),
+    return op_weigh(on_lane(PROJECT), tensor_at(o, o_type, nseq, h1, h1), tensor_at(tokens, I32, nseq, cols, cols),
                     tensor_at(weights, F32, nseq, cols, cols), &table, sparsity);
 }
 
 /* kv (rows, cols) F16, or with packed pages of the same type as these if `packed`; its rows are ld elements apart. */
 static inline Op appending(PageTable table, const void *kv, int cols, bool packed, int ld, const int32_t *seq,
                            const int32_t *pos, int rows) {
-    return op_append(on_project(), &table, tensor_at(kv, packed ? U8 : F16, rows, cols, ld), row_at(seq, I32, rows),
+    return op_append(on_lane(PROJECT), &table, tensor_at(kv, packed ? U8 : F16, rows, cols, ld), row_at(seq, I32, rows),
                      row_at(pos, I32, rows));
 }
 
 static inline Op picking(const int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
                          const Sampling *sampling, int rows, int vocab) {
-    return op_pick(on_project(), row_at(ids, I32, rows), tensor_at(logits, F32, rows, vocab, vocab),
+    return op_pick(on_lane(PROJECT), row_at(ids, I32, rows), tensor_at(logits, F32, rows, vocab, vocab),
                    row_at(prompt, I32, rows), row_at(pos, I32, rows), sampling);
-}
-
-static inline Op scoring(const float *logp, const int32_t *best, const float *logits, const int32_t *target, int rows,
-                         int vocab) {
-    return op_score(on_project(), row_at(logp, F32, rows), row_at(best, I32, rows),
-                    tensor_at(logits, F32, rows, vocab, vocab), row_at(target, I32, rows));
 }
 
 /* On the host. */

@@ -22,9 +22,9 @@ LOGS := $(patsubst %,$(BUILD)/%.log,$(filter-out $(if $(EMULATION),cuda),$(filte
 PLAIN := $(BUILD)
 HARNESS = $(patsubst %,$(PLAIN)/tests/%.o,main fixture written local_net $(if $(MAC),,started))
 
-# The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` computes what it compares with.
+# The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` and `cuda` compute what they compare with.
 $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main fixture local_net started): CFLAGS += -O0
-$(BUILD)/tests/test_host.o: CFLAGS += -O1
+$(BUILD)/tests/test_host.o $(BUILD)/tests/test_cuda.o: CFLAGS += -O2
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
 $(BUILD)/test_grade $(BUILD)/emulated/test_grade: $(patsubst %,$(BUILD)/tests/%.o,answers lessons mini_parts lp_parts)
@@ -146,7 +146,7 @@ $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is an odd number, or the lists' inner loops would never turn.
 # What is about numbers or queues, not about threads, runs whole in one or two of the ways, and in all of them in `make sanitize`:
-# see hurried and a model deeper than the queues in test_schedule.c, every_third in test_cuda.c.
+# see hurried and a model deeper than the queues in test_schedule.c, every_third in op_cases.h.
 #   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks
 #   random   the same in another order; copies that arrive later than what needs them; what a GPU of sm_75 has no room for
 #   asan     reads and writes outside of what was allocated, shared memory and regions of a tier included; undefined behaviour

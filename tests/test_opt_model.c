@@ -1,4 +1,5 @@
-/* test_opt_model.c: sizes, shapes, and the plain forward against Hugging Face. */
+/* test_opt_model.c: the published sizes and shapes, and the plain forward pass against Hugging Face's logits and tokens.
+ * The engine's own forward pass is in test_schedule.c. */
 #include "golden.h"
 #include "ops.h"
 
@@ -16,32 +17,24 @@ static size_t parameters(const OptConfig *config) {
     return total;
 }
 
-static void the_sizes_have_their_published_parameters(void) {
+static void the_sizes_have_their_published_parameters_and_heads(void) {
     static const struct {
         const char *name;
-        size_t parameters;
-    } known[] = {{"opt-125m", 125239296},          {"opt-350m", 331196416},  {"opt-1.3b", 1315758080},
-                 {"opt-2.7b", 2651596800},         {"opt-6.7b", 6658473984}, {"facebook/opt-13b", 12853473280},
-                 {"facebook/opt-30b", 29974540288}};
-    OptConfig config;
+        double parameters, about;
+        int head;
+    } known[] = {{"opt-125m", 125239296, 0, 64},
+                 {"opt-350m", 331196416, 0, 64},
+                 {"opt-1.3b", 1315758080, 0, 64},
+                 {"opt-2.7b", 2651596800, 0, 80},
+                 {"opt-6.7b", 6658473984, 0, 128},
+                 {"facebook/opt-13b", 12853473280, 0, 128},
+                 {"facebook/opt-30b", 29974540288, 0, 128},
+                 {"opt-66b", 66e9, 1e9, 128},
+                 {"opt-175b", 175e9, 1e9, 128}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, known[i].name), 0);
-        CU_ASSERT_EQUAL(parameters(&config), known[i].parameters);
-    }
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-66b"), 0);
-    CU_ASSERT_DOUBLE_EQUAL(parameters(&config) / 1e9, 66, 1);
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-175b"), 0);
-    CU_ASSERT_DOUBLE_EQUAL(parameters(&config) / 1e9, 175, 1);
-}
-
-static void heads_are_of_the_published_size(void) {
-    static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
-                                        "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
-    static const int head_dim[] = {64, 64, 64, 80, 128, 128, 128, 128, 128};
-    OptConfig config;
-    for (int i = 0; i < 9; i++) {
-        CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, names[i]), 0);
-        CU_ASSERT(config.h1 % config.nh == 0 && config.h1 / config.nh == head_dim[i] && config.h2 == 4 * config.h1);
+        const OptConfig config = opt_named(known[i].name);
+        CU_ASSERT_DOUBLE_EQUAL(parameters(&config), known[i].parameters, known[i].about);
+        CU_ASSERT(config.h1 == config.nh * known[i].head && config.h2 == 4 * config.h1);
         CU_ASSERT(config.vocab == 50272 && config.max_pos == 2048 && config.eos == 2);
     }
 }
@@ -60,77 +53,58 @@ static void only_published_names_are_known(void) {
 }
 
 static void opt_350m_is_the_odd_one(void) {
-    OptConfig config;
-    int rows, cols;
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-350m"), 0);
-    CU_ASSERT(!config.pre_norm && !config.final_norm && config.embed == 512);
-    opt_global_shape(&config, PROJECT_IN, &rows, &cols);
-    CU_ASSERT(rows == 1024 && cols == 512);
-    opt_global_shape(&config, PROJECT_OUT, &rows, &cols);
-    CU_ASSERT(rows == 512 && cols == 1024);
-    opt_global_shape(&config, FINAL_LN_W, &rows, &cols);
-    CU_ASSERT_EQUAL(rows, 0);
-    CU_ASSERT_EQUAL_FATAL(opt_config_by_name(&config, "opt-125m"), 0);
-    opt_global_shape(&config, PROJECT_IN, &rows, &cols);
-    CU_ASSERT_EQUAL(rows, 0);
-    opt_global_shape(&config, FINAL_LN_W, &rows, &cols);
-    CU_ASSERT(rows == 1 && cols == 768);
-    opt_role_shape(&config, FC2_W, &rows, &cols);
-    CU_ASSERT(rows == 768 && cols == 3072);
-    opt_role_shape(&config, FC1_B, &rows, &cols);
-    CU_ASSERT(rows == 1 && cols == 3072);
+    static const struct {
+        const char *name;
+        int global, role; /* -1: the other */
+        int rows, cols;
+    } shapes[] = {{"opt-350m", PROJECT_IN, -1, 1024, 512}, {"opt-350m", PROJECT_OUT, -1, 512, 1024},
+                  {"opt-350m", FINAL_LN_W, -1, 0, 0},      {"opt-125m", PROJECT_IN, -1, 0, 0},
+                  {"opt-125m", FINAL_LN_W, -1, 1, 768},    {"opt-125m", -1, FC2_W, 768, 3072},
+                  {"opt-125m", -1, FC1_B, 1, 3072}};
+    const OptConfig odd = opt_named("opt-350m");
+    CU_ASSERT(!odd.pre_norm && !odd.final_norm && odd.embed == 512);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const OptConfig config = opt_named(shapes[i].name);
+        int rows, cols;
+        if (shapes[i].role < 0) opt_global_shape(&config, (Global)shapes[i].global, &rows, &cols);
+        if (shapes[i].role >= 0) opt_role_shape(&config, (Role)shapes[i].role, &rows, &cols);
+        CU_ASSERT(rows == shapes[i].rows && (!rows || cols == shapes[i].cols));
+    }
 }
 
+/* The logits of all positions; and how the first sequences go on, which are short, since the plain forward computes
+ * everything again for each token. */
 static void meets_hugging_face(const char *dir) {
+    const Sampling greedy = {0, 1, 0, 0};
     Error err = {0, ""};
     Golden golden = golden_read(dir);
     Checkpoint *checkpoint = checkpoint_open(dir, &err);
     if (!checkpoint) fprintf(stderr, "\n    %s\n", err.text);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(checkpoint);
-    CU_ASSERT_EQUAL_FATAL(checkpoint->config.vocab, golden.vocab);
+    CU_ASSERT_FATAL(checkpoint && checkpoint->config.vocab == golden.vocab);
     for (int i = 0; i < golden.count; i++) {
         const GoldenSequence *s = &golden.sequence[i];
-        float *logits = (float *)xcalloc((size_t)s->n * golden.vocab, sizeof *logits);
-        ASSERT_OK(reference_forward(logits, checkpoint, s->ids, s->n, &err));
-        double e =
-            max_norm_error(logits + (size_t)(s->n - s->rows) * golden.vocab, s->logits, (size_t)s->rows * golden.vocab);
-        if (getenv("VERBOSE")) fprintf(stderr, "\n    %s, %d tokens: error %.2e", dir, s->n, e);
+        const size_t vocab = golden.vocab;
+        const int known = s->n - s->rows, more = i < 2 ? golden.greedy : 0;
+        float *logits = xcalloc((s->n + more) * vocab, sizeof *logits);
+        int32_t *ids = xcalloc(s->n + more, sizeof *ids);
+        memcpy(ids, s->ids, s->n * sizeof *ids);
+        ASSERT_OK(reference_forward(logits, checkpoint, ids, s->n, &err));
         /* K and V rounded to F16 cost 3e-4 to 8e-4; a wrong order, scale or missing bias costs over 1e-2 */
-        CU_ASSERT(e <= 2e-3);
-        free(logits);
+        CU_ASSERT(max_norm_error(logits + known * vocab, s->logits, s->rows * vocab) <= 2e-3);
+        for (int n = s->n; n < s->n + more; n++) {
+            const int32_t prompt = 0;
+            run(picking(&ids[n], logits + (n - 1) * vocab, &prompt, &n, &greedy, 1, golden.vocab));
+            CU_ASSERT_EQUAL_FATAL(ids[n], s->tokens[n - s->n]);
+            ASSERT_OK(reference_forward(logits, checkpoint, ids, n + 1, &err));
+        }
+        free(logits), free(ids);
     }
     golden_free(&golden);
     checkpoint_close(checkpoint);
 }
 
-static void the_plain_forward_meets_hugging_face(void) { meets_hugging_face("tests/golden/opt-pre"); }
-static void the_post_norm_forward_meets_hugging_face(void) { meets_hugging_face("tests/golden/opt-post"); }
-
-static void greedy_decoding_finds_hugging_face_s_tokens(void) {
-    static const char *const dirs[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};
-    Sampling sampling = {0, 1, 0, 0};
-    for (int d = 0; d < 2; d++) {
-        Error err = {0, ""};
-        Golden golden = golden_read(dirs[d]);
-        Checkpoint *checkpoint = checkpoint_open(dirs[d], &err);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(checkpoint);
-        for (int i = 0; i < 2; i++) { /* the short prompts: the plain forward computes everything again for each token */
-            const GoldenSequence *s = &golden.sequence[i];
-            int32_t ids[128];
-            float *logits = (float *)xcalloc(128 * (size_t)golden.vocab, sizeof *logits);
-            memcpy(ids, s->ids, s->n * sizeof *ids);
-            for (int t = 0; t < golden.greedy; t++) {
-                int n = s->n + t, prompt = 0;
-                ASSERT_OK(reference_forward(logits, checkpoint, ids, n, &err));
-                run(picking(&ids[n], logits + (size_t)(n - 1) * golden.vocab, &prompt, &n, &sampling, 1, golden.vocab));
-                CU_ASSERT_EQUAL_FATAL(ids[n], s->tokens[t]);
-            }
-            free(logits);
-        }
-        golden_free(&golden);
-        checkpoint_close(checkpoint);
-    }
-}
+static void the_plain_forward_meets_hugging_face_s_logits_and_tokens(void) { meets_hugging_face("tests/golden/opt-pre"); }
+static void so_does_the_post_norm_forward(void) { meets_hugging_face("tests/golden/opt-post"); }
 
 static void later_tokens_change_nothing_before_them(void) {
     enum { N = 20, PREFIX = 7 };
@@ -166,13 +140,11 @@ static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"the sizes have their published parameters", the_sizes_have_their_published_parameters},
-    {"heads are of the published size", heads_are_of_the_published_size},
+    {"the sizes have their published parameters and heads", the_sizes_have_their_published_parameters_and_heads},
     {"only published names are known", only_published_names_are_known},
     {"opt-350m is the odd one", opt_350m_is_the_odd_one},
-    {"the plain forward meets Hugging Face", the_plain_forward_meets_hugging_face},
-    {"the post-norm forward meets Hugging Face", the_post_norm_forward_meets_hugging_face},
-    {"greedy decoding finds Hugging Face's tokens", greedy_decoding_finds_hugging_face_s_tokens},
+    {"the plain forward meets Hugging Face's logits and tokens", the_plain_forward_meets_hugging_face_s_logits_and_tokens},
+    {"so does the post-norm forward", so_does_the_post_norm_forward},
     {"later tokens change nothing before them", later_tokens_change_nothing_before_them},
     {"a dummy tells tokens apart in the deepest models", a_dummy_tells_tokens_apart_in_the_deepest_models},
     CU_TEST_INFO_NULL,

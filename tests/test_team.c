@@ -1,4 +1,5 @@
-/* test_team.c: loops that are shared by threads. */
+/* test_team.c: loops that threads share. Every number of a loop is done once, by any team, whoever else calls, also in a
+ * child. That results do not depend on the number of threads is in test_host.c. */
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -64,21 +65,30 @@ static void little_is_done_by_the_caller_alone(void) {
     host_set_threads(0);
 }
 
-/* A part that ends only when all of the team are in the loop. */
+/* Parts of a loop that end only when so many threads are in it. */
+typedef struct {
+    atomic_int here;
+    int all;
+} Meeting;
+
 static void meet(const void *what, int first, int n) {
-    atomic_int *here = *(atomic_int *const *)what;
+    Meeting *meeting = *(Meeting *const *)what;
     (void)first;
-    *here += n;
-    while (*here < 4) sched_yield();
+    meeting->here += n;
+    while (meeting->here < meeting->all) sched_yield();
+}
+
+static void hold_meeting(int all) {
+    Meeting meeting = {0, all}, *what = &meeting;
+    host_share(INFINITY, all, meet, &what);
+    CU_ASSERT_EQUAL(meeting.here, all);
 }
 
 static void all_of_the_team_take_part_asleep_or_not(void) {
     host_set_threads(4);
     for (int turn = 0; turn < 5; turn++) {
-        atomic_int here = 0, *what = &here;
         if (turn % 2) usleep(20000); /* by now they sleep */
-        host_share(INFINITY, 4, meet, &what);
-        CU_ASSERT_EQUAL(here, 4);
+        hold_meeting(4);
     }
     host_set_threads(0);
 }
@@ -132,21 +142,12 @@ static void be_slow(const void *what, int first, int n) {
     }
 }
 
-/* With the team's other helper, who then leaves. */
-static void meet_one(const void *what, int first, int n) {
-    atomic_int *here = *(atomic_int *const *)what;
-    (void)first;
-    *here += n;
-    while (*here < 2) sched_yield();
-}
-
 static void *call_others(void *what) {
     Slow *a = what;
     while (!a->slow) usleep(100);
     for (int turn = 0; turn < 5; turn++) {
-        atomic_int here = 0, *both = &here;
-        usleep(2000); /* by now the caller sleeps */
-        host_share(INFINITY, 2, meet_one, &both);
+        usleep(2000);    /* by now the caller sleeps */
+        hold_meeting(2); /* with the team's other helper, who then leaves */
     }
     usleep(2000); /* for one who has gone on too soon to be found out */
     a->others_gone = true;

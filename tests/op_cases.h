@@ -1,0 +1,1044 @@
+/* op_cases.h: the arithmetic that every device has to get right. It has
+ *     the plain form of each op, in double precision, one number after the other;
+ *     the memory in which an op is carried out, which shows what else it writes;
+ *     the cases: sizes beside the edges of vectors, tiles and pages, numbers that are not finite, strides, packed pages.
+ * test_host.c and test_cuda.c run the cases on their device. A suite defines what differs:
+ *     ACT                         the type of the device's activations;
+ *     device_memory, on_device    where its memory is, and how it carries ops out there (declared below);
+ *     EPSILON                     how exact the result of each op is, in units of what is added up to it.
+ * What is about one device alone (threads, instruction sets, streams, shared memory) is in its suite. */
+#ifndef OP_CASES_H
+#define OP_CASES_H
+#include "ops.h"
+#include "tests.h"
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* A half is within 2^-11 of what it was rounded from, or below the normal halves within 2^-25. */
+static const double HALF = 1.0 / 2048, TINY = 1.0 / (1 << 25);
+
+static uint64_t state = 1;
+
+/* Where ThreadSanitizer watches, every eleventh of many combinations: 11 is prime to the lengths of their lists. */
+static int every_eleventh(void) { return test_every > 100 ? 11 : 1; }
+/* The same, and every third where another way is in a hurry. */
+static int every_third(void) { return test_every > 40 && test_every <= 100 ? 3 : every_eleventh(); }
+
+// ---- numbers in memory -----------------------------------------------------------------------------------------------
+
+static void **temps;
+static int ntemps;
+
+/* Memory until `forget` is called, of that byte. */
+static void *temp_of(size_t bytes, int byte) {
+    temps = (void **)xrealloc(temps, ntemps + 1, sizeof *temps);
+    return memset(temps[ntemps++] = aligned_alloc(64, bytes / 64 * 64 + 64), byte, bytes);
+}
+static void *temp(size_t bytes) { return temp_of(bytes, 0); }
+
+static void forget(void) {
+    while (ntemps) free(temps[--ntemps]);
+    free(temps);
+    temps = NULL;
+}
+
+/* A byte of what nobody has written: as halves and floats NaN, but none that arithmetic gives; as indices far below 0. */
+enum { NOBODYS = 0xfd };
+
+static Tensor blank(Type type, int rows, int cols) {
+    return tensor_at(temp_of((size_t)rows * cols * type_bytes(type), NOBODYS), type, rows, cols, cols);
+}
+
+static const Tensor absent;
+
+static void *element(Tensor t, int row, int col) { return (uint8_t *)t.at + (row * t.ld + col) * type_bytes(t.type); }
+
+static double number(Tensor t, int row, int col) {
+    const void *at = element(t, row, col);
+    if (t.type == F32) return *(const float *)at;
+    const uint32_t bits = (uint32_t) * (const f16 *)at << 16;
+    float upper;
+    memcpy(&upper, &bits, sizeof upper);
+    return t.type == BF16 ? upper : f16_to_f32(*(const f16 *)at);
+}
+
+static void set_number(Tensor t, int row, int col, double x) {
+    const float f = (float)x;
+    if (t.type == F16)
+        *(f16 *)element(t, row, col) = f32_to_f16(f);
+    else /* the upper half of a float is a BF16 */
+        memcpy(element(t, row, col), (const uint8_t *)&f + (t.type == BF16 ? 2 : 0), type_bytes(t.type));
+}
+
+static Tensor numbers(Type type, int rows, int cols, double scale) {
+    const Tensor t = blank(type, rows, cols);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) set_number(t, r, c, scale * test_random(&state));
+    return t;
+}
+
+static Tensor indices(const int32_t *from, int n) {
+    return row_at(memcpy(temp(n * sizeof *from), from, n * sizeof *from), I32, n);
+}
+
+static Tensor copy_of(Tensor t) {
+    const Tensor copy = blank(t.type, t.rows, t.cols);
+    for (int r = 0; r < t.rows; r++) memcpy(element(copy, r, 0), element(t, r, 0), t.cols * type_bytes(t.type));
+    return copy;
+}
+
+static bool same(Tensor a, Tensor b) {
+    bool equal = a.rows == b.rows && a.cols == b.cols;
+    for (int r = 0; r < a.rows && equal; r++)
+        equal = memcmp(element(a, r, 0), element(b, r, 0), a.cols * type_bytes(a.type)) == 0;
+    return equal;
+}
+
+/* The numbers of a view as a dense matrix, NULL if it is absent. Packed ones are in heads of hd numbers, or, of a matrix,
+ * in columns of a row of groups. */
+static double *dense(Tensor t, int hd) {
+    if (!t.rows) return NULL;
+    const int cols = t.type == U8 ? t.cols / (int)quant_bytes(hd) * hd : t.cols;
+    double *x = temp((size_t)t.rows * cols * sizeof *x);
+    float head[3 * GROUP];
+    for (int r = 0; r < t.rows; r++)
+        for (int c = 0; c < cols; c++) {
+            if (t.type == U8 && c % hd == 0)
+                plain_numbers(head, (const uint8_t *)element(t, r, 0) + c / hd * quant_bytes(hd), hd);
+            x[(size_t)r * cols + c] = t.type == U8 ? head[c % hd] : number(t, r, c);
+        }
+    return x;
+}
+
+/* Packs w (n, k). */
+static Tensor packed_weights(Tensor w) {
+    const Tensor packed = blank(U8, w.rows / GROUP, w.cols * GROUP_BYTES);
+    for (int g = 0; g < packed.rows; g++)
+        for (int c = 0; c < w.cols; c++)
+            plain_pack((uint8_t *)element(packed, g, c * GROUP_BYTES), (const f16 *)element(w, g * GROUP, c), w.ld, GROUP);
+    return packed;
+}
+
+/* Weights (n, k) as products see them: packed ones as the halves that they unpack to. */
+static double *dense_weights(Tensor w, int n, int k) {
+    if (w.type != U8) return dense(w, 0);
+    const double *packed = dense(w, GROUP);
+    double *x = temp((size_t)n * k * sizeof *x);
+    for (int o = 0; o < n; o++)
+        for (int c = 0; c < k; c++)
+            x[(size_t)o * k + c] = f16_to_f32(f32_to_f16((float)packed[((size_t)(o / GROUP) * k + c) * GROUP + o % GROUP]));
+    return x;
+}
+
+// ---- ops, carried out where everything that they may not write shows ---------------------------------------------------
+
+enum { GUARD = 192, MOST_PIECES = 64 };
+
+/* A piece of memory that views of some ops share, and where it lies when they are carried out. */
+typedef struct {
+    uint8_t *from;
+    size_t bytes, at;
+} Piece;
+
+/* The memory of some ops: its bytes before and after. Views that overlap where the test has them lie as they do there;
+ * others are GUARD bytes apart. All are aligned to 64 bytes as the test has them, and no more. */
+static struct {
+    Piece piece[MOST_PIECES];
+    int pieces;
+    size_t used;
+    uint8_t *before, *after;
+} memory;
+
+/* What a suite defines. The device's memory, of so many bytes; and a function that carries ops out, in order on each lane,
+ * whose views are at addresses there. That memory begins as memory.before, and what it becomes goes to memory.after. */
+static uint8_t *device_memory(size_t bytes);
+static void on_device(const Op *ops, int n);
+
+static void add_piece(uint8_t *from, size_t bytes) {
+    for (int i = 0; i < memory.pieces; i++) {
+        const Piece other = memory.piece[i];
+        uint8_t *end = from + bytes, *other_end = other.from + other.bytes;
+        if (from >= other_end || other.from >= end) continue;
+        from = from < other.from ? from : other.from;
+        bytes = (size_t)((end > other_end ? end : other_end) - from);
+        memory.piece[i] = memory.piece[--memory.pieces];
+        i = -1; /* it has grown, and may meet those before */
+    }
+    CHECK(memory.pieces < MOST_PIECES);
+    memory.piece[memory.pieces++] = (Piece){from, bytes, 0};
+}
+
+/* Where an address of the test lies in the memory. */
+static size_t place_of(const void *at) {
+    for (const Piece *p = memory.piece; p < memory.piece + memory.pieces; p++)
+        if ((const uint8_t *)at >= p->from && (const uint8_t *)at < p->from + p->bytes)
+            return p->at + (size_t)((const uint8_t *)at - p->from);
+    return GUARD; /* a view that is not used, or has no rows */
+}
+
+static void carry_out_all(const Op *ops, int n) {
+    static int times;
+    const int views = n * MAX_VIEWS;
+    Op *moved = memcpy(temp(n * sizeof *ops), ops, n * sizeof *ops);
+    Use use;
+    memory.pieces = 0, memory.used = GUARD + times++ % 2 * 128; /* one time after the other at other addresses */
+    for (int v = 0; v < views; v++) {
+        const Tensor *view = op_view(&ops[v / MAX_VIEWS], v % MAX_VIEWS, &use);
+        if (use && view->rows) add_piece((uint8_t *)view->at, tensor_span(*view));
+    }
+    for (Piece *p = memory.piece; p < memory.piece + memory.pieces; p++) {
+        p->at = memory.used + (uintptr_t)p->from % 64;
+        memory.used = (p->at + p->bytes + GUARD) / 128 * 128 + 64;
+    }
+    memory.used += GUARD;
+    memory.before = temp_of(memory.used, NOBODYS), memory.after = temp(memory.used);
+    for (const Piece *p = memory.piece; p < memory.piece + memory.pieces; p++)
+        memcpy(memory.before + p->at, p->from, p->bytes);
+    uint8_t *base = device_memory(memory.used);
+    for (int v = 0; v < views; v++) {
+        Tensor *view = &moved[v / MAX_VIEWS].view[v % MAX_VIEWS];
+        if (view->at) view->at = base + place_of(view->at);
+    }
+    on_device(moved, n);
+    for (int v = 0; v < views; v++) { /* what may have changed */
+        const Tensor *view = op_view(&ops[v / MAX_VIEWS], v % MAX_VIEWS, &use);
+        for (int r = 0; r < view->rows && use == WRITES; r++) {
+            uint8_t *row = element(*view, r, 0);
+            memcpy(row, memory.after + place_of(row), view->cols * type_bytes(view->type));
+            memcpy(memory.before + place_of(row), row, view->cols * type_bytes(view->type));
+        }
+    }
+    CU_ASSERT(memcmp(memory.before, memory.after, memory.used) == 0);
+}
+
+static void carry_out(Op op) { carry_out_all(&op, 1); }
+
+static const Lane lanes[] = {PROJECT, FINISH};
+
+// ---- the plain forms ---------------------------------------------------------------------------------------------------
+
+/* What the first view of an op should be when it has been carried out, as a dense matrix; and for each number the sum of
+ * the sizes of what is added up to it. */
+typedef struct {
+    double *value, *size;
+} Expected;
+
+static void plain_embed(Expected *e, const Op *op) {
+    const Tensor y = op->embed.y;
+    const int32_t *idx = op->embed.idx.at;
+    for (int r = 0; r < y.rows; r++)
+        for (int c = 0; c < y.cols; c++)
+            e->value[r * y.cols + c] = number(op->embed.table, idx[r], c) + (op->add ? number(y, r, c) : 0);
+}
+
+static void plain_layernorm(Expected *e, const Op *op) {
+    const Tensor x = op->layernorm.x;
+    for (int r = 0; r < x.rows; r++) {
+        double mean = 0, var = 0;
+        for (int c = 0; c < x.cols; c++) mean += number(x, r, c) / x.cols;
+        for (int c = 0; c < x.cols; c++) var += (number(x, r, c) - mean) * (number(x, r, c) - mean) / x.cols;
+        const double deviation = sqrt(var + 1e-5);
+        for (int c = 0; c < x.cols; c++) {
+            const double w = number(op->layernorm.w, 0, c), b = number(op->layernorm.b, 0, c);
+            e->value[r * x.cols + c] = (number(x, r, c) - mean) / deviation * w + b;
+            e->size[r * x.cols + c] =
+                (fabs(mean) / deviation + 8) * fabs(w) + fabs(b); /* few numbers are 4 deviations off */
+        }
+    }
+}
+
+static void plain_linear(Expected *e, const Op *op) {
+    const Tensor y = op->linear.y;
+    const int n = y.cols, k = op->linear.x.cols;
+    const double *x = dense(op->linear.x, 0), *w = dense_weights(op->linear.w, n, k), *b = dense(op->linear.b, 0),
+                 *residual = dense(op->linear.residual, 0);
+    for (int r = 0; r < y.rows; r++)
+        for (int o = 0; o < n; o++) {
+            double sum = 0, size = 0, add = residual ? residual[r * n + o] : 0;
+            for (int c = 0; c < k; c++) {
+                const double term = x[r * k + c] * w[o * k + c];
+                sum += term, size += fabs(term);
+            }
+            /* a GPU may cut a sum to a half before the bias is added */
+            if (b && ACT == F16) size += (fabs(sum) + fabs(add)) * HALF / EPSILON[OP_LINEAR];
+            if (b) sum += b[o], size += fabs(b[o]);
+            e->value[r * n + o] = (op->relu && sum < 0 ? 0 : sum) + add;
+            e->size[r * n + o] = size + fabs(add);
+        }
+}
+
+/* The scores of n tokens for a query of hd numbers; row[t]: the row of k (any, ld) that token t has. */
+static double *plain_scores(const double *q, const double *k, int ld, int hd, const int *row, int n) {
+    double *score = temp(n * sizeof *score);
+    for (int t = 0; t < n; t++) {
+        for (int d = 0; d < hd; d++) score[t] += q[d] * k[(size_t)row[t] * ld + d];
+        score[t] /= sqrt(hd);
+    }
+    return score;
+}
+
+static void softmax(double *score, int n) {
+    double largest = -INFINITY, sum = 0;
+    for (int t = 0; t < n; t++) largest = fmax(largest, score[t]);
+    for (int t = 0; t < n; t++) sum += score[t] = exp(score[t] - largest);
+    for (int t = 0; t < n; t++) score[t] /= sum;
+}
+
+/* Section 3's attention of one query, in all heads. */
+static void attend_plainly(double *o, const double *q, const double *k, const double *v, int ld, const Op *op,
+                           const int *row, int n) {
+    for (int h = 0; h < op->nh; h++) {
+        const int at = h * op->hd;
+        double *weight = plain_scores(q + at, k + at, ld, op->hd, row, n);
+        softmax(weight, n);
+        for (int d = at; d < at + op->hd; d++)
+            for (int t = 0; t < n; t++) o[d] += weight[t] * v[(size_t)row[t] * ld + d];
+    }
+}
+
+static void plain_prefill(Expected *e, const Op *op) {
+    const int h1 = op->prefilled.o.cols, rows = op->prefilled.o.rows;
+    const int32_t *start = op->prefilled.start.at;
+    const double *q = dense(op->prefilled.q, 0), *kv = dense(op->prefilled.kv, 0);
+    int *all = temp(rows * sizeof *all);
+    for (int r = 0; r < rows; r++) {
+        all[r] = r;
+        while (start[1] <= r) start++;
+        attend_plainly(e->value + r * h1, q + r * h1, kv, kv + h1, 2 * h1, op, all + *start, r + 1 - *start);
+    }
+}
+
+/* The rows of K and V that the tokens of sequence r have. */
+static int *page_rows(const Op *op, int r, int *len) {
+    *len = ((const int32_t *)op->attend.len.at)[r];
+    int *row = temp(*len * sizeof *row);
+    for (int t = 0; t < *len; t++)
+        row[t] = *(int32_t *)element(op->attend.pages, r, t / op->page_tokens) * op->page_tokens + t % op->page_tokens;
+    return row;
+}
+
+static void plain_attend(Expected *e, const Op *op) {
+    const int h1 = op->nh * op->hd;
+    const double *q = dense(op->attend.q, 0), *k = dense(op->attend.k, op->hd), *v = dense(op->attend.v, op->hd);
+    for (int r = 0, len; r < op->attend.len.cols; r++) {
+        const int *row = page_rows(op, r, &len);
+        attend_plainly(e->value + r * h1, q + r * h1, k, v, h1, op, row, len);
+    }
+}
+
+/* Where the choice of head h of sequence r begins in tokens or probs. */
+static void *chosen_at(const Op *op, Tensor t, int r, int h) { return element(t, r, h * (t.cols / op->nh)); }
+
+static void plain_weigh(Expected *e, const Op *op) {
+    const int h1 = op->nh * op->hd;
+    const double *v = dense(op->attend.v, op->hd);
+    for (int r = 0, len; r < op->attend.len.cols; r++) {
+        const int *row = page_rows(op, r, &len);
+        for (int d = 0; d < h1; d++) {
+            const int32_t *token = chosen_at(op, op->attend.tokens, r, d / op->hd);
+            const float *prob = chosen_at(op, op->attend.probs, r, d / op->hd);
+            for (int i = 0; i < sparse_tokens(op->sparsity, len); i++)
+                e->value[r * h1 + d] += (double)prob[i] * v[(size_t)row[token[i]] * h1 + d];
+        }
+    }
+}
+
+static void (*const plain_form[NCODES])(Expected *, const Op *) = {
+    [OP_EMBED] = plain_embed,   [OP_LAYERNORM] = plain_layernorm,
+    [OP_LINEAR] = plain_linear, [OP_ATTEND_PREFILL] = plain_prefill,
+    [OP_ATTEND] = plain_attend, [OP_WEIGH] = plain_weigh};
+
+/* Carries the op out and compares its first view with the plain form. The difference may be epsilon times the size of what
+ * was added up, and what rounding to its type costs; with epsilon 0 there is none but that rounding. */
+static void expect_within(Op op, double epsilon) {
+    const Tensor y = op.view[0];
+    const int n = y.rows * y.cols;
+    const double round = y.type == F16 ? HALF : HALF * HALF, least = y.type == F16 ? TINY : 0;
+    Expected e = {temp(n * sizeof(double)), temp(n * sizeof(double))};
+    int far = 0;
+    for (int i = 0; i < n; i++) e.size[i] = 1;
+    plain_form[op.code](&e, &op);
+    carry_out(op);
+    for (int i = 0; i < n; i++) {
+        const double is = number(y, i / y.cols, i % y.cols), want = e.value[i], off = fabs(is - want);
+        const double exact = y.type == F16 ? f16_to_f32(f32_to_f16((float)want)) : (float)want;
+        if (is == exact || (isnan(is) && isnan(want))) continue;
+        far += !(epsilon && off <= epsilon * e.size[i] + round * fabs(want) + least);
+    }
+    CU_ASSERT_EQUAL(far, 0);
+}
+
+static void expect(Op op) { expect_within(op, EPSILON[op.code]); }
+
+/* Whether a copy of the op that writes to another place gives the same bits as `whole`. */
+static void expect_same(Op op, Tensor whole) {
+    op.view[0] = blank(whole.type, whole.rows, whole.cols);
+    carry_out(op);
+    CU_ASSERT(same(op.view[0], whole));
+}
+
+// ---- rows ------------------------------------------------------------------------------------------------------------
+
+static const int some_rows[] = {1, 31, 33, 65};
+
+static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
+    static const int all_cols[] = {1, 16, 31, 60, 64, 100, 768};
+    static const Type host_types[] = {F16, F32, BF16};
+    enum { TABLE = 9 };
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
+        const int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
+        const Type type = ACT == F32 ? host_types[i % 3] : F16;
+        const Tensor table = tensor_cols(numbers(type, TABLE, cols + i % 2 * 8, 1), 0, cols);
+        const Tensor y = blank(ACT, rows, cols), sum = numbers(ACT, rows, cols, 1), idx = blank(I32, 1, rows);
+        for (int r = 0; r < rows; r++) ((int32_t *)idx.at)[r] = test_below(&state, TABLE);
+        expect(op_embed(on_lane(lanes[i % 2]), y, table, idx, false));
+        expect(op_embed(on_lane(lanes[i % 2]), sum, table, idx, true));
+        forget();
+    }
+}
+
+static void layernorm_matches_its_formula_in_place_and_row_by_row(void) {
+    /* The host adds up floats as they are, which loses digits of a mean of 1000, and in rows as long as OPT-175B's. Where
+     * ThreadSanitizer watches, it meets none of these: their blocks have 1024 threads. */
+    enum { ON_GPU = ACT == F16 };
+    static const int all_cols[] = {1, ON_GPU ? 12288 : 16, ON_GPU ? 5120 : 100, 2, 15, 28, 33, 60, 64, 96, 768, 2049};
+    /* of every four rows: where the mean is far from 0, one-pass formulas lose the variance; one that is below what is
+     * added to it */
+    static const double mean[] = {ON_GPU ? 1000 : 40, 0, 40, 0}, spread[] = {1, 1. / 1024, 1, 1};
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
+        const int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
+        const Tensor x = numbers(ACT, rows, cols, 3), w = numbers(F16, 1, cols, 2), b = numbers(F16, 1, cols, 1);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++) set_number(x, r, c, number(x, r, c) * spread[r % 4] + mean[r % 4]);
+        const Op op = op_layernorm(on_lane(PROJECT), blank(ACT, rows, cols), x, w, b);
+        const Tensor y = op.layernorm.y, last = tensor_rows(x, rows - 1, 1), in_place = copy_of(x);
+        expect(op);
+        expect_same(op_layernorm(on_lane(FINISH), last, last, w, b), tensor_rows(y, rows - 1, 1));
+        carry_out(op_layernorm(on_lane(FINISH), in_place, in_place, w, b));
+        CU_ASSERT(same(in_place, y));
+        forget();
+    }
+}
+
+// ---- products --------------------------------------------------------------------------------------------------------
+
+/* y = x w^T and what else there is. y has rows of parts * n elements and is the last n of them. */
+typedef struct {
+    bool floats, bias, relu, residual; /* y is F32 on a GPU too, as logits are */
+    int parts;
+} Epilogue;
+static const Epilogue epilogues[] = {{0, 0, 0, 0, 1}, {0, 1, 0, 0, 1}, {0, 1, 0, 0, 2}, {0, 1, 1, 0, 1},
+                                     {0, 1, 0, 1, 1}, {1, 0, 0, 0, 1}, {0, 1, 1, 0, 3}};
+
+static Op linear_new(const Epilogue *e, bool packs, int m, int n, int k, Lane lane) {
+    const Type type = e->floats ? F32 : ACT;
+    const Tensor all = e->residual ? numbers(type, m, e->parts * n, 1) : blank(type, m, e->parts * n),
+                 y = tensor_cols(all, all.cols - n, n), w = numbers(F16, n, k, 2 / sqrt(k));
+    Op op = op_linear(on_lane(lane), y, numbers(ACT, m, k, 1), packs ? packed_weights(w) : w,
+                      e->bias ? numbers(F16, 1, n, 1) : absent, e->residual ? y : absent);
+    op.relu = e->relu;
+    return op;
+}
+
+/* The last row first. */
+static Tensor turned(Tensor t) {
+    const Tensor turn = copy_of(t);
+    for (int r = 0; r < t.rows; r++)
+        memcpy(element(turn, r, 0), element(t, t.rows - 1 - r, 0), t.cols * type_bytes(t.type));
+    return turn;
+}
+
+/* The place of a row among others changes no bit of it. */
+static void expect_linear(const Epilogue *e, bool packs, int m, int n, int k, Lane lane) {
+    Op op = linear_new(e, packs, m, n, k, lane), other = op;
+    other.linear.y = turned(op.linear.y), other.linear.x = turned(op.linear.x);
+    if (e->residual) other.linear.residual = other.linear.y;
+    expect(op);
+    carry_out(other);
+    CU_ASSERT(same(turned(other.linear.y), op.linear.y));
+    forget();
+}
+
+static void linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit(void) {
+    static const int shapes[][2] = {{60, 100}, {131, 28}, {28, 131}, {64, 256}, {256, 60}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i += every_eleventh())
+            expect_linear(&epilogues[i % COUNT(epilogues)], false, some_rows[i / COUNT(epilogues)], shapes[s][0],
+                          shapes[s][1], lanes[s % 2]); /* what differs in one thing alone meets on one lane */
+}
+
+/* Shapes: one row of groups, an odd number of them and more than a block has; few columns and so many that several blocks
+ * share them. */
+static const int packed_shapes[][2] = {{64, 64}, {128, 192}, {192, 128}, {320, 64}, {320, 576}, {64, 1024}};
+
+static void a_few_rows_times_packed_weights_match_their_formula(void) {
+    static const int rows[] = {1, 8, 9, 16, 17, 33, 64};
+    for (int i = 0; i < COUNT(packed_shapes) * COUNT(epilogues) * COUNT(rows); i += every_third()) {
+        const Epilogue *e = &epilogues[i / COUNT(rows) % COUNT(epilogues)];
+        const int *shape = packed_shapes[i / COUNT(rows) / COUNT(epilogues)];
+        if (!e->floats) expect_linear(e, true, rows[i % COUNT(rows)], shape[0], shape[1], lanes[i % 2]);
+    }
+}
+
+/* Bytes of any kind, but that no group's min or scale is an infinity or NaN; or usual numbers, packed. */
+static Tensor random_groups(int n, int k, bool usual) {
+    if (usual) return packed_weights(numbers(F16, n, k, 1));
+    const Tensor t = blank(U8, n / GROUP, k * GROUP_BYTES);
+    uint8_t *x = t.at;
+    for (size_t i = 0; i < tensor_bytes(t); i++) {
+        x[i] = (uint8_t)test_below(&state, 256);
+        if (i % GROUP_BYTES == 1 || i % GROUP_BYTES == 3) x[i] &= 0xbf;
+    }
+    return t;
+}
+
+static void an_unpacked_matrix_is_what_its_codes_stand_for(void) {
+    static const int shapes[][2] = {{64, 64}, {64, 128}, {192, 64}, {128, 320}, {64, 2048}};
+    for (int i = 0; i < 2 * COUNT(shapes); i++) {
+        const int n = shapes[i / 2][0], k = shapes[i / 2][1];
+        const Tensor packed = random_groups(n, k, i % 2), w = blank(F16, n, k);
+        const double *ref = dense_weights(packed, n, k);
+        int wrong = 0;
+        carry_out(op_unpack(on_lane(lanes[i % 2]), w, packed));
+        for (int e = 0; e < n * k; e++) wrong += ((f16 *)w.at)[e] != f32_to_f16((float)ref[e]);
+        CU_ASSERT_EQUAL(wrong, 0);
+        forget();
+    }
+}
+
+// ---- attention -------------------------------------------------------------------------------------------------------
+
+/* Heads: their size and number. The first of them are those for which devices have code of their own. Then those of packed
+ * pages, of one group or two, and two that are never packed. */
+static const int heads[][2] = {{64, 2}, {80, 1}, {96, 1}, {128, 1}, {112, 1}, {7, 3},
+                               {20, 3}, {12, 2}, {99, 1}, {1, 2},   {8, 19}},
+                 cache_heads[][2] = {{64, 2}, {16, 5}, {80, 1}, {128, 1}, {112, 1}, {48, 2}, {96, 2}, {20, 3}, {7, 3}};
+enum { USUAL_HEADS = 6, PACKABLE = COUNT(cache_heads) - 2, LONGEST = 700 };
+
+/* Lengths of sequences: beside the edges of tiles of 16, 32 and 64 tokens, and of the parts that a sequence is cut into. */
+static const int prompts[][6] = {{1, 31, 33, 65, 130}, {1, 63, 15, 17, 16}, {65, 128, 64, 129, 201}},
+                 contexts[] = {1, 31, 33, 65, 127, 128, 129, 300, LONGEST, 0};
+
+/* Whole sequences one after another. */
+typedef struct {
+    int nseq, hd, nh, h1;
+    int32_t start[16]; /* row of each, and of the end */
+    Tensor q, kv;      /* q (rows, h1) and kv (rows, 2 h1) side by side */
+} Sequences;
+
+static Sequences sequences_new(const int *len, const int head[2], double q_scale, double k_scale) {
+    Sequences s = {.hd = head[0], .nh = head[1], .h1 = head[0] * head[1]};
+    const double scale[] = {q_scale, k_scale, 2};
+    for (; len[s.nseq]; s.nseq++) s.start[s.nseq + 1] = s.start[s.nseq] + len[s.nseq];
+    const Tensor all = numbers(F16, s.start[s.nseq], 3 * s.h1, 1);
+    for (int r = 0; r < all.rows; r++)
+        for (int c = 0; c < all.cols; c++) set_number(all, r, c, number(all, r, c) * scale[c / s.h1]);
+    s.q = tensor_cols(all, 0, s.h1), s.kv = tensor_cols(all, s.h1, 2 * s.h1);
+    return s;
+}
+
+/* Prefill of n sequences from `first` on, or, of one, of some of its tokens. */
+static Op prefill_of(const Sequences *s, int first, int n, int tokens) {
+    int32_t start[16];
+    const int row = s->start[first];
+    for (int r = 0; r <= n; r++) start[r] = s->start[first + r] - row;
+    if (tokens) start[1] = tokens;
+    return op_attend_prefill(on_lane(FINISH), blank(ACT, start[n], s->h1), tensor_rows(s->q, row, start[n]),
+                             tensor_rows(s->kv, row, start[n]), indices(start, n + 1), s->nh);
+}
+
+static void prefill_matches_its_formula_and_company_changes_no_bit(void) {
+    for (int i = 0; i < COUNT(heads) + (COUNT(prompts) - 1) * USUAL_HEADS; i++) {
+        const int list = i < COUNT(heads) ? 0 : 1 + (i - COUNT(heads)) / USUAL_HEADS;
+        const Sequences s = sequences_new(prompts[list], heads[list ? (i - COUNT(heads)) % USUAL_HEADS : i], 3, 2);
+        const Op op = prefill_of(&s, 0, s.nseq, 0);
+        expect(op);
+        for (int r = 0; r < s.nseq && list == 0; r++) { /* alone, whole, and without its second half */
+            const int row = s.start[r], n = prompts[list][r];
+            expect_same(prefill_of(&s, r, 1, n), tensor_rows(op.prefilled.o, row, n));
+            expect_same(prefill_of(&s, r, 1, (n + 1) / 2), tensor_rows(op.prefilled.o, row, (n + 1) / 2));
+        }
+        forget();
+    }
+}
+
+/* Queries are about 1 and keys about first + t * step, so that token t's score is about sqrt(hd) times that. */
+static void the_largest_score_may_come_late_or_early_or_be_far_below_zero(void) {
+    static const double first[] = {0, 16, -40}, step[] = {1. / 8, -1. / 8, 0};
+    static const int length[] = {130, 0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
+    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i += imin(4, every_eleventh())) {
+        const Sequences s = sequences_new(length, some_heads[i / COUNT(first)], .125, .125);
+        for (int t = 0; t < s.q.rows; t++)
+            for (int c = 0; c < s.h1; c++) {
+                set_number(s.q, t, c, 1 + number(s.q, t, c));
+                set_number(s.kv, t, c, first[i % COUNT(first)] + t * step[i % COUNT(first)] + number(s.kv, t, c));
+            }
+        expect_within(prefill_of(&s, 0, 1, 0),
+                      fmax(EPSILON[OP_ATTEND_PREFILL], 2e-4)); /* scores of -450 are good to 1e-4 */
+        forget();
+    }
+}
+
+/* Where in memory the row of a token is. */
+static int row_in(const PageTable *t, int seq, int pos) {
+    return *(int32_t *)element(t->pages, seq, pos / t->page_tokens) * t->page_tokens + pos % t->page_tokens;
+}
+
+/* Empty pages, shuffled, for sequences that are so long, and three that are nobody's. A sequence has room for max_pages at
+ * least, and for one more than it has; the table sends who looks there far away. */
+static PageTable pages_new(const int32_t *len, int nseq, int page_tokens, int max_pages, int hd, int nh, bool packed) {
+    int npages = 3, next = 0;
+    for (int r = 0; r < nseq; r++) {
+        const int pages = pages_for(len[r], page_tokens);
+        npages += pages, max_pages = imax(max_pages, pages + 1);
+    }
+    const int rows = npages * page_tokens, cols = packed ? nh * (int)quant_bytes(hd) : nh * hd;
+    const Type type = packed ? U8 : F16;
+    const PageTable t = {
+        blank(type, rows, cols), blank(type, rows, cols), blank(I32, nseq, max_pages), indices(len, nseq), page_tokens, nh};
+    int32_t *page = temp(npages * sizeof *page);
+    for (int i = 0; i < npages; i++) {
+        const int other = test_below(&state, i + 1);
+        page[i] = page[other], page[other] = i;
+    }
+    for (int r = 0; r < nseq; r++)
+        for (int i = 0; i < pages_for(len[r], page_tokens); i++) *(int32_t *)element(t.pages, r, i) = page[next++];
+    return t;
+}
+
+/* Writes a row of k and v, (2 h1) halves, to row `row` of pages. */
+static void write_row(const PageTable *t, int row, Tensor kv) {
+    const int hd = kv.cols / 2 / t->nh, bytes = t->k.cols * (int)type_bytes(t->k.type) / t->nh;
+    for (int h = 0; h < 2 * t->nh; h++) {
+        uint8_t *to = (uint8_t *)element(h < t->nh ? t->k : t->v, row, 0) + h % t->nh * bytes;
+        const f16 *from = element(kv, 0, h * hd);
+        if (t->k.type == U8)
+            plain_pack(to, from, 1, hd);
+        else
+            memcpy(to, from, bytes);
+    }
+}
+
+/* The sequences in pages. What no token has is NaN. max_pages: that the table has at least. */
+static PageTable pages_of(const Sequences *s, int page_tokens, bool packed, int max_pages) {
+    int32_t len[16];
+    for (int r = 0; r < s->nseq; r++) len[r] = s->start[r + 1] - s->start[r];
+    const PageTable t = pages_new(len, s->nseq, page_tokens, max_pages, s->hd, s->nh, packed);
+    for (int r = 0; r < s->nseq; r++)
+        for (int i = 0; i < len[r]; i++) write_row(&t, row_in(&t, r, i), tensor_rows(s->kv, s->start[r] + i, 1));
+    return t;
+}
+
+/* One of the sequences of a table, which then has only so many pages as it needs. */
+static PageTable only(PageTable t, int r) {
+    const int len = ((int32_t *)t.len.at)[r];
+    t.pages = tensor_cols(tensor_rows(t.pages, r, 1), 0, pages_for(len, t.page_tokens) + 1),
+    t.len = tensor_cols(t.len, r, 1);
+    return t;
+}
+
+/* The queries of the last tokens (nseq, h1), whose rows are 3 h1 apart. */
+static Tensor last_queries(const Sequences *s) {
+    const Tensor q = tensor_cols(numbers(F16, s->nseq, 3 * s->h1, 1), 0, s->h1);
+    for (int r = 0; r < s->nseq; r++) memcpy(element(q, r, 0), element(s->q, s->start[r + 1] - 1, 0), s->h1 * sizeof(f16));
+    return q;
+}
+
+static Op attend_of(Tensor q, PageTable t) { return op_attend(on_lane(FINISH), blank(ACT, q.rows, q.cols), q, &t); }
+
+static void expect_decode(const int head[2], bool packed) {
+    static const int page_sizes[] = {16, 1, 3, 200};
+    const Sequences s = sequences_new(contexts, head, 3, 2);
+    const Tensor q = last_queries(&s);
+    PageTable t = pages_of(&s, page_sizes[0], packed, 1);
+    const Op op = attend_of(q, t);
+    expect(op);
+    for (int i = 1; i < COUNT(page_sizes); i++)
+        expect_same(attend_of(q, pages_of(&s, page_sizes[i], packed, 1)), op.attend.o);
+    for (int r = 0; r < s.nseq; r += every_eleventh())
+        expect_same(attend_of(tensor_rows(q, r, 1), only(t, r)), tensor_rows(op.attend.o, r, 1));
+    forget();
+}
+
+static void decode_matches_its_formula_and_pages_and_company_change_no_bit(void) {
+    for (int i = 0; i < COUNT(heads); i++) expect_decode(heads[i], false);
+}
+
+/* No packed number is rounded to a half: it counts as min + scale * code. */
+static void attention_to_packed_pages_is_that_to_what_they_hold(void) {
+    for (int i = 0; i < PACKABLE; i++) expect_decode(cache_heads[i], true);
+}
+
+static void large_scores_neither_overflow_nor_blur(void) {
+    static const double scales[] = {30, 60000}; /* scores of some hundreds; of 1e9, as large as halves can make them */
+    for (int i = 0; i < 2; i++) {
+        const Sequences s = sequences_new(prompts[0], heads[3 * i], scales[i], scales[i]);
+        /* scores of 1e3 are good to 1e-4, to 5e-4 on tensor cores, where weights are halves besides */
+        expect_within(prefill_of(&s, 0, s.nseq, 0), 4 * HALF);
+        expect_within(attend_of(last_queries(&s), pages_of(&s, 16, false, 1)), 1e-3);
+        forget();
+    }
+}
+
+// ---- pages -----------------------------------------------------------------------------------------------------------
+
+/* Numbers in rows of n that try a packer: usual ones, equal ones, both zeros, the ends of the range, tiny ones, and ones
+ * that are no finite numbers. */
+static Tensor trying_halves(int rows, int n) {
+    static const f16 special[][4] = {{0x7bff, 0xfbff, 0x3c00, 0x0000}, {0x8000, 0x0000, 0x0000, 0x8000},
+                                     {0x0000, 0x8000, 0x3c00, 0x8000}, {0x0001, 0x0003, 0x0002, 0x8001},
+                                     {0x7bff, 0x7bfe, 0x7bf0, 0x7bff}, {0x3c00, 0x7e00, 0x4000, 0xbc00},
+                                     {0x7c00, 0x3c00, 0xc000, 0x0000}, {0xb800, 0xb800, 0xb800, 0xb800},
+                                     {0x7bff, 0x0000, 0x3c00, 0x7bff}}; /* of the last, the largest would be 65520 */
+    const Tensor t = numbers(F16, rows, n, 2);
+    f16 *x = t.at;
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < n && r % 12 < COUNT(special); i++)
+            if (r % 12 < 5 || r % 12 >= 7 || i == n / 2) x[(size_t)r * n + i] = special[r % 12][(i + r / 12) % 4];
+    return t;
+}
+
+/* New k and v of some sequences go to pages as they are, or are packed on the way; or they have been packed before. */
+typedef enum { AS_HALVES, PACKED_ON_THE_WAY, PACKED_BEFORE } How;
+
+/* Every other row of kv goes to an odd place of an odd sequence. */
+static void expect_append(const int head[2], int page_tokens, How how, Quant study) {
+    enum { NSEQ = 8, TOKENS = 40, ROWS = 65 };
+    const int hd = head[0], nh = head[1], h1 = hd * nh, bytes = nh * (int)quant_bytes(hd);
+    int32_t len[NSEQ], seq[ROWS], pos[ROWS];
+    for (int r = 0; r < NSEQ; r++) len[r] = TOKENS;
+    for (int r = 0; r < ROWS; r++) seq[r] = r % 4 * 2 + 1, pos[r] = TOKENS - 1 - r / 4 * 2;
+    const Tensor kv = tensor_at(trying_halves(2 * ROWS * 2 * nh, hd).at, F16, ROWS, 2 * h1, 4 * h1),
+                 rows = how == PACKED_BEFORE ? blank(U8, ROWS, 2 * bytes) : kv;
+    PageTable t = pages_new(len, NSEQ, page_tokens, 1, hd, nh, how != AS_HALVES), ref = t;
+    ref.k = copy_of(t.k), ref.v = copy_of(t.v);
+    for (int r = 0; r < ROWS; r++) {
+        const Tensor row = copy_of(tensor_rows(kv, r, 1));
+        for (int h = 0; h < 2 * nh && study.bits; h++) quant_round((f16 *)row.at + h * hd, 1, hd, study);
+        write_row(&ref, row_in(&t, seq[r], pos[r]), row);
+    }
+    if (how == PACKED_BEFORE) carry_out(op_pack(on_lane(PROJECT), rows, kv, nh));
+    Op op = op_append(on_lane(FINISH), &t, rows, indices(seq, ROWS), indices(pos, ROWS));
+    op.study = study;
+    carry_out(op);
+    CU_ASSERT(same(t.k, ref.k) && same(t.v, ref.v));
+    forget();
+}
+
+static void append_fills_its_slots_with_the_plain_bytes_and_nothing_else(void) {
+    static const int page_sizes[] = {1, 3, 16};
+    for (int i = 0; i < COUNT(heads) * 3; i += every_third())
+        expect_append(heads[i / 3], page_sizes[i % 3], AS_HALVES, (Quant){0, 0});
+    for (int i = 0; i < PACKABLE * 2; i++)
+        expect_append(cache_heads[i / 2], page_sizes[i % 3], i % 2 ? PACKED_ON_THE_WAY : PACKED_BEFORE, (Quant){0, 0});
+}
+
+// ---- sparse attention ------------------------------------------------------------------------------------------------
+
+/* Whether score a of token i goes before score b of token j. */
+static bool goes_before(double a, int i, double b, int j) {
+    if (isnan(a) || isnan(b)) return isnan(a) == isnan(b) ? i < j : isnan(b);
+    return a > b || (a == b && i < j);
+}
+
+/* How much of what a head has chosen is not as section 5 says. score: of all tokens. Where two scores differ by less than
+ * `slack`, either may be the larger. */
+static int wrongly_chosen(const int32_t *token, const float *prob, const double *score, int len, int chosen, double slack) {
+    double *weight = memcpy(temp(len * sizeof *weight), score, len * sizeof *weight);
+    bool *is_chosen = temp(len);
+    int last = -1, wrong = 0; /* of those that are chosen, the one that goes last */
+    softmax(weight, len);     /* over all tokens; a NaN makes all of them NaN, as in dense attention */
+    for (int i = 0; i < chosen; i++) {
+        const int t = token[i];
+        if (t < 0 || t >= len || (i && t <= token[i - 1])) return 1;
+        is_chosen[t] = true;
+        if (t < len - 1 && (last < 0 || goes_before(score[last], last, score[t], t))) last = t;
+        const double most = fmin(EPSILON[OP_SELECT] * weight[t] + 1e-30, ACT == F32 ? 1e-6 : 1);
+        wrong += isnan(weight[t]) ? !isnan(prob[i]) : !(fabs(prob[i] - weight[t]) <= most);
+    }
+    for (int t = 0; t < len - 1 && last >= 0; t++)
+        wrong += !is_chosen[t] && goes_before(score[t] - slack, t, score[last], last);
+    return wrong + !is_chosen[len - 1];
+}
+
+/* The two halves of sparse attention. */
+typedef struct {
+    Op select, weigh;
+} Sparse;
+
+static Sparse sparse_of(Tensor q, PageTable t, double sparsity) {
+    const int cols = t.nh * imax(3, sparse_tokens(sparsity, LONGEST));
+    const Tensor tokens = blank(I32, q.rows, cols), probs = blank(F32, q.rows, cols);
+    return (Sparse){op_select(on_lane(FINISH), tokens, probs, q, &t, sparsity),
+                    op_weigh(on_lane(FINISH), blank(ACT, q.rows, q.cols), tokens, probs, &t, sparsity)};
+}
+
+static int select_faults(const Op *op, double slack) {
+    const int h1 = op->nh * op->hd, most = op->attend.tokens.cols / op->nh;
+    const double *q = dense(op->attend.q, 0), *k = dense(op->attend.k, op->hd);
+    const Tensor nobodys = blank(I32, 1, most);
+    int wrong = 0;
+    for (int r = 0, len; r < op->attend.len.cols; r++) {
+        const int *row = page_rows(op, r, &len), chosen = sparse_tokens(op->sparsity, len);
+        for (int h = 0; h < op->nh; h++) {
+            const double *score = plain_scores(q + r * h1 + h * op->hd, k + h * op->hd, h1, op->hd, row, len);
+            const int32_t *token = chosen_at(op, op->attend.tokens, r, h);
+            const float *prob = chosen_at(op, op->attend.probs, r, h);
+            wrong += wrongly_chosen(token, prob, score, len, chosen, slack);
+            wrong += memcmp(token + chosen, nobodys.at, (most - chosen) * sizeof *token) != 0;
+            wrong += memcmp(prob + chosen, nobodys.at, (most - chosen) * sizeof *prob) != 0;
+        }
+    }
+    return wrong;
+}
+
+static void expect_sparse(Sparse s, double slack) {
+    carry_out(s.select);
+    CU_ASSERT_EQUAL(select_faults(&s.select, slack), 0);
+    expect(s.weigh);
+}
+
+/* Makes V of what no head has chosen NaN. */
+static void lose_the_others(const Op *weigh) {
+    const Tensor v = weigh->attend.v, kept = copy_of(v);
+    memset(v.at, NOBODYS, tensor_bytes(v));
+    for (int r = 0, len; r < weigh->attend.len.cols; r++) {
+        const int *row = page_rows(weigh, r, &len);
+        for (int h = 0; h < weigh->nh; h++)
+            for (int i = 0; i < sparse_tokens(weigh->sparsity, len); i++) {
+                const int at = row[((int32_t *)chosen_at(weigh, weigh->attend.tokens, r, h))[i]];
+                memcpy(element(v, at, 0), element(kept, at, 0), v.cols * type_bytes(v.type));
+            }
+    }
+}
+
+/* Small whole numbers, whose products are summed exactly in any order: equal scores are common, and stay equal. */
+static void make_whole(Tensor t) {
+    for (int r = 0; r < t.rows; r++)
+        for (int c = 0; c < t.cols; c++) set_number(t, r, c, round(1.4 * number(t, r, c)));
+}
+
+static const double sparsities[] = {0.1, 1e-4, 0.5, 1}; /* the second: one token of the past; the last: all */
+
+static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
+    static const int page_sizes[] = {16, 1, 200};
+    for (int i = 0; i < COUNT(cache_heads) * COUNT(sparsities); i += every_eleventh()) {
+        const double sparsity = sparsities[i % COUNT(sparsities)];
+        const Sequences s = sequences_new(contexts, cache_heads[i / COUNT(sparsities)], 1, 1);
+        make_whole(s.q), make_whole(s.kv);
+        const Tensor q = last_queries(&s);
+        const PageTable t = pages_of(&s, page_sizes[i / COUNT(sparsities) % 3], false, 1);
+        for (int r = 0; r < s.nseq; r++) {
+            if (s.nh > 1) memset(element(q, r, s.hd), 0, s.hd * sizeof(f16)); /* all scores of one head are equal */
+            for (int p = 5; p < contexts[r] - 1 && sparsity < 1; p += 11)     /* what is no number is chosen last */
+                *(f16 *)element(t.k, row_in(&t, r, p), p % s.h1) = 0x7e00;
+        }
+        /* the host scales q first: scores stay equal where the root of a head's size is a power of two */
+        expect_sparse(sparse_of(q, t, sparsity), ACT == F16 || s.hd == 16 || s.hd == 64 ? 0 : 1e-5);
+        forget();
+    }
+}
+
+static void weighing_takes_the_values_of_the_chosen_tokens_alone(void) {
+    static const int page_sizes[] = {3, 16, 200};
+    for (int i = 0; i < COUNT(cache_heads) * COUNT(sparsities); i += every_eleventh()) {
+        const int head = i / COUNT(sparsities);
+        const bool packs = head < PACKABLE && (head + i) % 2;
+        const Sequences s = sequences_new(contexts, cache_heads[head], 3, 2);
+        const Sparse sparse = sparse_of(last_queries(&s), pages_of(&s, page_sizes[i / COUNT(sparsities) % 3], packs, 1),
+                                        sparsities[i % COUNT(sparsities)]);
+        expect_sparse(sparse, 1e-5); /* scores of up to 30 */
+        lose_the_others(&sparse.weigh);
+        expect(sparse.weigh);
+        forget();
+    }
+}
+
+/* Carries sparse attention out, which must give rows of another one's choice and result. */
+static void expect_same_choice(Sparse s, Sparse all, int first) {
+    const int n = s.weigh.attend.o.rows;
+    carry_out(s.select);
+    CU_ASSERT(same(s.select.attend.tokens, tensor_rows(all.select.attend.tokens, first, n)));
+    CU_ASSERT(same(s.select.attend.probs, tensor_rows(all.select.attend.probs, first, n)));
+    expect_same(s.weigh, tensor_rows(all.weigh.attend.o, first, n));
+}
+
+/* A choice is the same alone, and in other pages, whose size and number these are. */
+static void expect_choice_stays(const int head[2], bool packs, int page_tokens, int max_pages) {
+    const Sequences s = sequences_new(contexts, head, 3, 2);
+    const Tensor q = last_queries(&s);
+    const PageTable others = pages_of(&s, page_tokens, packs, max_pages);
+    const Sparse all = sparse_of(q, pages_of(&s, 16, packs, 1), .3);
+    carry_out(all.select), carry_out(all.weigh);
+    expect_same_choice(sparse_of(q, others, .3), all, 0);
+    for (int r = 0; r < s.nseq; r += every_eleventh())
+        expect_same_choice(sparse_of(tensor_rows(q, r, 1), only(others, r), .3), all, r);
+    forget();
+}
+
+static void page_size_and_company_change_no_choice(void) {
+    static const int head[] = {80, 7};
+    for (int packs = 0; packs < 2; packs++) expect_choice_stays(head, packs, 3, 1);
+}
+
+/* A head of one number: the scores are what is in k. Any number of them is chosen. */
+static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(void) {
+    enum { MOST = 13 };
+    static const float scores[][MOST] = {
+        {-1, 2, -3, 0, 4, -0.0f, 0, -5, 6, -0.0f, 1e-7f, -1e-7f, 0},
+        {1, NAN, -2, -NAN, 3, NAN, -4, .5f, NAN, -6, -INFINITY, NAN, 7},
+        {-2, -INFINITY, 3, -INFINITY, 1, -INFINITY, 2, -INFINITY, 0, -1, -INFINITY, 4, 2},
+        {NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN},
+        {-60000, -59968, -59936, -59904, -59872, -60032, -60064, -60096, -59840, -59808, -60128, -60160, -59776}};
+    static const int one[] = {1, 1}, len[] = {MOST, 0};
+    for (int i = 0; i < COUNT(scores) * MOST; i++) {
+        const Sequences s = sequences_new(len, one, 1, 1);
+        for (int t = 0; t < MOST; t++) set_number(s.kv, t, 0, scores[i / MOST][t]);
+        set_number(s.q, MOST - 1, 0, 1);
+        expect_sparse(sparse_of(last_queries(&s), pages_of(&s, 5, false, 1), i % MOST / (MOST - 1.)), 0);
+        forget();
+    }
+}
+
+// ---- logits ----------------------------------------------------------------------------------------------------------
+
+/* Logits in steps of 1/64, so that equal ones are common and unequal ones have clearly different probabilities. */
+static Tensor stepped_logits(int rows, int vocab, double scale) {
+    const Tensor t = blank(F32, rows, vocab);
+    for (int i = 0; i < rows * vocab; i++) ((float *)t.at)[i] = floorf(64 * scale * test_random(&state)) / 64;
+    return t;
+}
+
+/* The lowest id among the largest logits; NaN is never one. */
+static int plain_pick(Tensor logits, int r) {
+    int best = -1;
+    for (int i = 0; i < logits.cols; i++) {
+        const double x = number(logits, r, i);
+        if (!isnan(x) && (best < 0 || x > number(logits, r, best))) best = i;
+    }
+    return imax(best, 0);
+}
+
+static Op pick_of(Tensor logits, const Sampling *sampling) {
+    return op_pick(on_lane(FINISH), blank(I32, 1, logits.rows), logits, blank(I32, 1, logits.rows),
+                   blank(I32, 1, logits.rows), sampling);
+}
+
+static void expect_greedy(Tensor logits) {
+    const Sampling greedy = {0, 1, 0, 7};
+    const Op op = pick_of(logits, &greedy);
+    carry_out(op);
+    int wrong = 0;
+    for (int r = 0; r < logits.rows; r++) wrong += ((int32_t *)op.pick.ids.at)[r] != plain_pick(logits, r);
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+/* Rows of NaN and a few numbers; of minus infinities and a few numbers; of these and NaN; with an infinity that wins; of
+ * NaN alone. */
+static Tensor logits_that_are_no_numbers(void) {
+    enum { VOCAB = 300 };
+    const Tensor t = blank(F32, 5, VOCAB);
+    for (int c = 0; c < VOCAB; c++) {
+        set_number(t, 0, c, c % 3 ? NAN : test_random(&state) - 5);
+        set_number(t, 1, c, c % 7 ? -INFINITY : test_random(&state) - 5);
+        set_number(t, 2, c, c % 3 ? NAN : c ? -INFINITY : NAN);
+        set_number(t, 3, c, c % 3 ? NAN : c == 201 ? INFINITY : -INFINITY);
+        set_number(t, 4, c, NAN);
+    }
+    return t;
+}
+
+static const int logit_sizes[][2] = {{3, 1}, {33, 131}, {5, 1025}, {2, 50272}};
+
+static void greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan(void) {
+    for (int i = 0; i < COUNT(logit_sizes); i++) {
+        const int rows = logit_sizes[i][0], vocab = logit_sizes[i][1];
+        const Tensor logits = stepped_logits(rows, vocab, .5); /* many are equally large */
+        for (int tops = 0; tops < 3; tops++) {                 /* then one is, near the end, then another before it */
+            for (int r = 0; r < rows && tops; r++) set_number(logits, r, vocab - 1 - r * 53 % vocab / tops, 9);
+            expect_greedy(logits);
+        }
+        forget();
+    }
+    enum { EVERY = 100 }; /* a row for each place, whose last logit is as large, with NaN in between */
+    const Tensor logits = blank(F32, EVERY, EVERY);
+    for (int r = 0; r < EVERY; r++)
+        for (int c = 0; c < EVERY; c++) set_number(logits, r, c, c == r || c == EVERY - 1 ? -9 : c % 7 == 3 ? NAN : -10);
+    expect_greedy(logits), expect_greedy(logits_that_are_no_numbers());
+    forget();
+}
+
+static Op score_of(Tensor logits, Tensor target) {
+    return op_score(on_lane(PROJECT), blank(F32, 1, logits.rows), blank(I32, 1, logits.rows), logits, target);
+}
+
+/* Log-probabilities of down to -30 and more, in float; what is no number, or minus infinity, is that. */
+static void expect_scores(Tensor logits) {
+    const Tensor target = blank(I32, 1, logits.rows);
+    const Op op = score_of(logits, target);
+    int wrong = 0;
+    for (int r = 0; r < logits.rows; r++)
+        ((int32_t *)target.at)[r] = r % 2 ? r % logits.cols : logits.cols - 1 - r % logits.cols;
+    carry_out(op);
+    for (int r = 0; r < logits.rows; r++) {
+        const int best = plain_pick(logits, r);
+        const double top = number(logits, r, best), is = number(op.score.logp, 0, r);
+        double sum = 0;
+        for (int c = 0; c < logits.cols; c++) sum += exp(number(logits, r, c) - top);
+        const double want = number(logits, r, ((int32_t *)target.at)[r]) - top - log(sum);
+        wrong += isnan(want) ? !isnan(is) : is != want && !(fabs(is - want) <= EPSILON[OP_SCORE]);
+        wrong += ((int32_t *)op.score.best.at)[r] != best;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    forget();
+}
+
+static void scores_are_log_probabilities_of_the_targets(void) {
+    for (int i = 0; i < COUNT(logit_sizes); i++) {
+        const Tensor logits = stepped_logits(logit_sizes[i][0], logit_sizes[i][1], 8);
+        for (int c = 0; c < logits.cols; c++)
+            set_number(logits, 0, c, -8 + 1e-3 * (c % 7)); /* flat: all of a long sum counts */
+        expect_scores(logits);
+    }
+    /* a row for each place of an infinity that weighs nothing, of a NaN, of an infinity that is too large */
+    static const float odd[] = {-INFINITY, NAN, INFINITY};
+    for (int i = 0; i < 3; i++) {
+        const Tensor logits = stepped_logits(100, 100, 8);
+        for (int r = 0; r < 100; r++) set_number(logits, r, r, odd[i]);
+        expect_scores(logits);
+    }
+}
+
+/* The cases, for a suite's list. Blocks of the last ones have 1024 threads on a GPU: ThreadSanitizer remembers them all,
+ * and every later barrier costs as much. */
+#define OP_CASES                                                                                                           \
+    {"embed copies rows exactly and adds with one rounding", embed_copies_rows_exactly_and_adds_with_one_rounding},        \
+        {"layernorm matches its formula, in place and row by row", layernorm_matches_its_formula_in_place_and_row_by_row}, \
+        {"linear matches its formula, and the place of a row changes no bit",                                              \
+         linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit},                                                \
+        {"a few rows times packed weights match their formula", a_few_rows_times_packed_weights_match_their_formula},      \
+        {"an unpacked matrix is what its codes stand for", an_unpacked_matrix_is_what_its_codes_stand_for},                \
+        {"prefill matches its formula, and company changes no bit",                                                        \
+         prefill_matches_its_formula_and_company_changes_no_bit},                                                          \
+        {"the largest score may come late or early, or be far below zero",                                                 \
+         the_largest_score_may_come_late_or_early_or_be_far_below_zero},                                                   \
+        {"decode matches its formula; pages and company change no bit",                                                    \
+         decode_matches_its_formula_and_pages_and_company_change_no_bit},                                                  \
+        {"attention to packed pages is that to what they hold", attention_to_packed_pages_is_that_to_what_they_hold},      \
+        {"large scores neither overflow nor blur", large_scores_neither_overflow_nor_blur},                                \
+        {"append fills its slots with the plain bytes, and nothing else",                                                  \
+         append_fills_its_slots_with_the_plain_bytes_and_nothing_else},                                                    \
+        {"the largest scores are chosen, and of equals the earlier",                                                       \
+         the_largest_scores_are_chosen_and_of_equals_the_earlier},                                                         \
+        {"weighing takes the values of the chosen tokens alone", weighing_takes_the_values_of_the_chosen_tokens_alone},    \
+        {"page size and company change no choice", page_size_and_company_change_no_choice}, {                              \
+        "signs, zeros, infinities and NaN have their place among the scores",                                              \
+            signs_zeros_infinities_and_nan_have_their_place_among_the_scores                                               \
+    }
+#define LOGIT_CASES                                                                                \
+    {"greedy takes the largest, and the lowest id among equals, and never NaN",                    \
+     greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan},                       \
+    {                                                                                              \
+        "scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets \
+    }
+#endif
