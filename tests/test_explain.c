@@ -88,7 +88,8 @@ static void a_tier_with_a_little_more_memory_brings_what_its_price_says(void) {
         check_price(ENOUGH, paper, TIER_GPU), check_price(SHORT, paper, TIER_GPU), check_price(SHORT, paper, TIER_CPU);
 }
 
-/* No price without a limit: a row that has room to spare is worth nothing. */
+/* No price without a limit: a row that has room to spare is worth nothing. What the paper's rows of seconds may take is
+ * T_pre or T_gen, of which A.3 makes T. */
 static void every_row_binds_or_has_no_price(void) {
     Case c;
     case_open(&c, 219);
@@ -96,6 +97,7 @@ static void every_row_binds_or_has_no_price(void) {
         Said said = explain(&c, paper);
         const cJSON *row, *rows = cJSON_GetObjectItem(cJSON_GetObjectItem(said.json, "lp"), "rows");
         int n = 0, binding = 0;
+        double of_stage[2] = {NAN, NAN}; /* seconds of a layer: in generation, in prefill */
         cJSON_ArrayForEach(row, rows) {
             const double left = cJSON_GetObjectItem(row, "left")->valuedouble,
                          right = cJSON_GetObjectItem(row, "right")->valuedouble;
@@ -103,9 +105,14 @@ static void every_row_binds_or_has_no_price(void) {
             CU_ASSERT(left <= right + 1e-9 * fabs(right)); /* of rounded sums */
             CU_ASSERT(binds || cJSON_GetObjectItem(row, "price")->valuedouble == 0);
             CU_ASSERT(!binds || fabs(left - right) <= 1e-9 * fabs(right));
+            for (int stage = 0; stage < 2; stage++)
+                if (!strcmp(cJSON_GetObjectItem(row, "row")->valuestring, stage ? "ctog^p" : "ctog^g"))
+                    of_stage[stage] = right;
             n++, binding += binds;
         }
         CU_ASSERT(n >= NROWS && binding > 3 && (!paper || n == NROWS));
+        const double T = c.checkpoint->config.l * (of_stage[1] + (block.n - 1) * of_stage[0]);
+        CU_ASSERT(!paper || fabs(T / figure(&said, "lp", NULL, "seconds") - 1) < 1e-9);
         said_free(&said);
     }
     case_close(&c);

@@ -480,6 +480,7 @@ static void compare_with_hugging_face(const char *dir) {
             worst = fmax(worst, max_norm_error(a->logits, of[i]->logits + (size_t)row * golden.vocab, golden.vocab));
     }
     CU_ASSERT(0 < worst && worst <= (test_gpu ? 1e-2 : 2e-3));
+    CU_ASSERT_EQUAL(r.peak[TIER_DISK], r.planned[TIER_DISK]); /* with what rests in the checkpoint */
     rig_close(&r);
     golden_free(&golden);
     checkpoint_close(c);
