@@ -597,6 +597,13 @@ static void what_to_read_next_leads_through_every_source_file(void) {
         "");
 }
 
+static void the_map_of_the_tests_names_every_suite(void) {
+    prints(
+        "sed -n 's/^|.*| \\(`.*\\) |$/\\1/p' tests/README.md | grep -o '[a-z_]*' | grep . | sort -u >/tmp/mapped\n"
+        "ls tests/test_*.c | sed 's,.*test_,,; s,[.]c$,,' | sort | diff /tmp/mapped - || true",
+        "");
+}
+
 CU_TestInfo tests[] = {
     {"every listing of the tour is what the engine says", every_listing_of_the_tour_is_what_the_engine_says},
     {"the pictures of the tour are drawn from its trace and listings",
@@ -614,5 +621,6 @@ CU_TestInfo tests[] = {
      the_page_of_the_search_offers_every_model_that_the_program_knows},
     {"every link of the documents leads to a file", every_link_of_the_documents_leads_to_a_file},
     {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
+    {"the map of the tests names every suite", the_map_of_the_tests_names_every_suite},
     CU_TEST_INFO_NULL,
 };
