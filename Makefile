@@ -37,19 +37,20 @@ LIBS := $(BREW:%=-L%/lib) -lcjson -lm -lpthread -ldl
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 CUDA_ROOT := $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_INCLUDE := $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h $(CUDA_ROOT)/include/cublasLt.h /usr/local/cuda/include/cublasLt.h)))
-CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(CUDA_ROOT)/lib64/libcublasLt.so $(CUDA_ROOT)/lib/*-linux-gnu/libcublasLt.so)))
+CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(foreach l,lib64 lib/*-linux-gnu lib targets/*/lib,$(CUDA_ROOT)/$l/libcublasLt.so))))
 HAVE_CXX := $(shell command -v $(CXX) 2>/dev/null)
 CUDA := $(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB),$(HAVE_CXX))
 # the GPU that is here; else the oldest that serves, whose PTX the driver compiles for any later one when it is first run
-HERE = $(or $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)),75)
+HERE = $(or $(subst .,,$(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9]*[.][0-9]*' | sort -u)),75)
 GPU ?= $(HERE)
 ifneq ($(CUDA),)
 WANTED := $(if $(filter 1,$(GPU)),$(HERE),$(GPU))
-SERVED := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))
+SERVED := $(filter-out 72 87,$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))) # those two are boards' own
 # a GPU that is newer than nvcc is served by the PTX of the newest that nvcc knows
 ARCHS := $(filter $(WANTED) $(if $(filter-out $(SERVED),$(WANTED)),$(lastword $(SERVED))),$(SERVED))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
-NVWARN := -Xcompiler -Wall,-Wextra,-Wshadow $(if $(WERROR),-Xcompiler -Werror -Werror all-warnings)
+# nvcc gives the toolkit's headers to the compiler as the user's own, so a warning of theirs is an error only where it is asked for
+NVWARN := -Xcompiler -Wall,-Wextra,-Wshadow $(if $(NVWERROR),-Xcompiler -Werror -Werror all-warnings)
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
 CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt

@@ -23,8 +23,6 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "device/parts.h"
 #include "device/tensor_core.h"
 
@@ -146,9 +144,9 @@ struct Known {
 
 enum { KNOWN = 128, WORKSPACE = 32 << 20 };
 
-/* The most bytes that are pinned in one call. To pin a gigabyte takes some tenths of a second, and
- * no limit is documented, so a call for hundreds of gigabytes may be refused. */
-static const size_t PINNED_AT_ONCE = (size_t)64 << 30;
+/* The bytes that are pinned in one call. Where the system limits what may be pinned, as under WSL,
+ * so much more or less of the CPU tier is pinned. */
+static const size_t PINNED_AT_ONCE = (size_t)1 << 30;
 
 /* A mark of a lane: events on its stream. */
 struct Mark {
@@ -194,7 +192,7 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     if (!e)
         return 0;
     const char *remedy = "run again under compute-sanitizer, which names the place";
-    if (e == cudaErrorMemoryAllocation)
+    if (e == cudaErrorMemoryAllocation || e == cudaErrorNotReady) /* the latter under WSL */
         remedy = "lower --gpu-mem, or end other programs that use the GPU";
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
@@ -216,7 +214,7 @@ static int blocks_for(long n, int size) { return (int)((n + size - 1) / size); }
 /* Returns the threads of a block that has a row: one for eight columns, in whole warps, and `most`
  * for longer rows, whose threads have more than eight. */
 static int row_threads(int cols, int most = THREADS) {
-    return std::min(blocks_for(cols, 8 * WARP) * WARP, most);
+    return imin(blocks_for(cols, 8 * WARP) * WARP, most);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1863,8 +1861,8 @@ static int gpu_run(Gpu *gpu, const Op *op, Error *err) {
     return checked(cudaGetLastError(), op_info[op->code].name, err);
 }
 
-/* Returns how many bytes from p on lie before the next border between two pinned ranges; SIZE_MAX
- * if p is not pinned. */
+/* Returns how many bytes from p on lie before the end of its pinned range; SIZE_MAX if p is not
+ * pinned. */
 static size_t before_border(const CudaGpu *g, const void *p) {
     size_t at = (size_t)((const char *)p - g->pinned); /* wraps around if p lies before it */
     return at < g->pinned_bytes ? g->pin_part - at % g->pin_part : SIZE_MAX;
@@ -1891,7 +1889,8 @@ static int gpu_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *err) {
         for (size_t at = 0, n; at < c.row_bytes && !e; at += n) {
             char *to = (char *)c.dst + r * c.dst_pitch + at;
             const char *from = (const char *)c.src + r * c.src_pitch + at;
-            n = std::min({c.row_bytes - at, PART, before_border(g, to), before_border(g, from)});
+            n = size_min(size_min(c.row_bytes - at, PART),
+                         size_min(before_border(g, to), before_border(g, from)));
             e = cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, stream);
         }
     return checked(e, "copy", err);
@@ -1936,7 +1935,7 @@ static double elapsed(cudaEvent_t from, cudaEvent_t to) {
 }
 
 static double gpu_took(Gpu *gpu, Lane lane, uint64_t first, uint64_t last) {
-    return std::max(elapsed(mark_of(gpu, lane, first)->begin, mark_of(gpu, lane, last)->end), 0.0);
+    return fmax(elapsed(mark_of(gpu, lane, first)->begin, mark_of(gpu, lane, last)->end), 0);
 }
 
 /* Adds the time since the begin that it was asked for before: CUDA tells times as floats of
@@ -1947,7 +1946,9 @@ static double gpu_began(Gpu *gpu, Lane lane, uint64_t mark) {
     cudaEvent_t *next = &mark_of(gpu, lane, mark)->begin;
     double s = elapsed(g->known[lane], *next);
     if (s >= 0) {
-        std::swap(g->known[lane], *next);
+        cudaEvent_t kept = g->known[lane];
+        g->known[lane] = *next;
+        *next = kept;
         g->known_s[lane] += s;
     }
     return g->known_s[lane];
@@ -1993,26 +1994,25 @@ static void gpu_unpin(Gpu *gpu, void *host) {
     g->pinned_bytes = 0;
 }
 
-/* Pins memory in ranges of pin_part bytes. If one fails, those before it are unpinned. */
+/* Pins memory in ranges of pin_part bytes. If one fails, those before it stay pinned. */
 static int gpu_pin(Gpu *gpu, void *host, size_t bytes, Error *err) {
     CudaGpu *g = cuda(gpu);
     cudaError_t e = cudaSuccess;
     CHECK(!g->pinned_bytes);
     for (g->pinned = (char *)host; g->pinned_bytes < bytes && !e;) {
-        size_t n = std::min(bytes - g->pinned_bytes, g->pin_part);
+        size_t n = size_min(bytes - g->pinned_bytes, g->pin_part);
         e = cudaHostRegister(g->pinned + g->pinned_bytes, n, cudaHostRegisterDefault);
         if (!e)
             g->pinned_bytes += n;
     }
     if (!e)
         return 0;
-    gpu_unpin(gpu, host);
     cudaGetLastError();
-    return fail(err, EXIT_FAILED,
-                "cannot pin the CPU tier's %.1f MiB (%s), so copies will be slower and overlap "
-                "less; raise the limit of "
-                "locked memory (ulimit -l), or lower --cpu-mem",
-                bytes / 1048576.0, cudaGetErrorString(e));
+    return fail(
+        err, EXIT_FAILED,
+        "cannot pin more than %.1f of the CPU tier's %.1f MiB (%s), so copies will be slower and "
+        "overlap less; raise the limit of locked memory (ulimit -l), or lower --cpu-mem",
+        g->pinned_bytes / 1048576.0, bytes / 1048576.0, cudaGetErrorString(e));
 }
 
 static int gpu_transfer(Gpu *, void *dst, const void *src, size_t bytes, Error *err) {
@@ -2144,6 +2144,33 @@ static int open_clock(CudaGpu *g, Error *err) {
     return 0;
 }
 
+/* Computes a product of few rows and one of many. cuBLAS takes memory when it first runs, which
+ * then counts as overhead. */
+static int run_products(CudaGpu *g, Error *err) {
+    enum { SIDE = 256 };
+    auto view = [&](char *at, int rows) {
+        Tensor t = {};
+        t.type = F16;
+        t.rows = rows;
+        t.cols = SIDE;
+        t.ld = SIDE;
+        t.at = at;
+        return t;
+    };
+    for (int rows = 1; rows <= SIDE; rows *= SIDE) {
+        Op op = {};
+        op.code = OP_LINEAR;
+        op.lane = PROJECT;
+        op.linear.y = view(g->workspace[1], rows);
+        op.linear.x = view(g->scratch, rows);
+        op.linear.w = view(g->scratch, SIDE);
+        op.linear.b = view(g->scratch, 1);
+        if (gpu_linear(g, &op, g->stream[PROJECT], err))
+            return -1;
+    }
+    return checked(cudaStreamSynchronize(g->stream[PROJECT]), "a first product", err);
+}
+
 static int open_memory(CudaGpu *g, Error *err) {
     size_t most = 1u << 30;
     if (cublasLtCreate(&g->blas))
@@ -2161,13 +2188,14 @@ static int open_memory(CudaGpu *g, Error *err) {
     }
     g->max_head = TILES_MAX * TILE;
     g->pin_part = PINNED_AT_ONCE;
+    if (run_products(g, err))
+        return -1;
     /* CUDA does not tell the size of the context; it is what is in use now, or, where others use
      * the GPU too, at most `most` of that. */
-    g->overhead = std::min(gpu_in_use(g), most);
-    /* Kernels take memory when they are loaded and first run, stacks and the memory of cuBLAS
-     * included; a card with more multiprocessors keeps more. These are guesses until a card has
-     * been asked: bench prints what it was. */
-    g->spare = (g->total > (size_t)40 << 30 ? 512 : 128) << 20;
+    g->overhead = size_min(gpu_in_use(g), most);
+    /* Kernels take memory when they first run, stacks included: the more, the more multiprocessors
+     * there are. This is a guess until a card has been asked: bench prints what it was. */
+    g->spare = size_min((size_t)(64 + 3 * g->places / 2) << 20, g->total / 16);
     return 0;
 }
 
@@ -2176,6 +2204,7 @@ static Gpu *open_gpu(Error *err) {
                                    gpu_sync, gpu_took,  gpu_began,   gpu_alloc, gpu_release,
                                    gpu_pin,  gpu_unpin, gpu_transfer};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
+    setenv("CUDA_MODULE_LOADING", "LAZY", 0); /* before CUDA 12.2 all code is loaded at once */
     g->call = &calls;
     g->in_use = gpu_in_use;
     g->close = gpu_close;

@@ -33,8 +33,9 @@ enum { RING = MARKS };
 static const double CATCH_UP = 4e-3;
 /* Each copy multiplies the weight of those before it by this. */
 static const double MEMORY = 0.875;
-/* Seconds: about as long as a thread takes to wake up. */
-static const double POLL = 50e-6;
+/* Seconds for which a thread asks before it sleeps: as long as a sweep of a small model; or, where
+ * the CPU has other work, as long as a thread takes to wake up. */
+static const double POLL = 2e-3, SHORT_POLL = 50e-6;
 
 typedef struct LaneDevice LaneDevice;
 
@@ -608,7 +609,7 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
     if (gpu) {
         d->call = gpu->call;
         /* with one batch no other work is done while a thread wakes up */
-        gpu->poll_s = plan->batches == 1 ? POLL : 0;
+        gpu->poll_s = plan->batches > 1 ? 0 : plan->policy.delegated ? SHORT_POLL : POLL;
     }
     reach_open(&d->reach, d->base.peak, plan);
     d->move_capacity =

@@ -128,7 +128,8 @@ typedef struct GpuCalls {
     void *(*alloc)(Gpu *, size_t bytes, Error *);
     /* Waits for the streams, then frees the tier. */
     void (*release)(Gpu *, void *);
-    /* Page-locks memory of the host, so that copies overlap; there is one range at a time. */
+    /* Page-locks memory of the host, so that copies overlap; there is one range at a time. If it
+     * fails, the beginning may be locked. */
     int (*pin)(Gpu *, void *host, size_t bytes, Error *);
     void (*unpin)(Gpu *, void *host);
     /* Copies to or from the GPU and waits; any thread may call it. */
@@ -190,7 +191,6 @@ void disk_close(Disk *disk);
 typedef struct {
     Gpu *gpu; /* NULL: the GPU tier is memory of ours */
     Disk *disk;
-    bool pinned;
     uint8_t *arena[NTIERS]; /* TIER_DISK: the mapping of the offload file; TIER_GPU with a GPU: an
                                address there */
     size_t bytes[NTIERS];

@@ -486,13 +486,12 @@ static int open_memory(Arenas *a, Tier tier, Error *err) {
     return 0;
 }
 
-/* Opens the upper tiers of the cuda device. Memory that cannot be pinned works as well, but is
- * slower. */
+/* Opens the upper tiers of the cuda device. What cannot be pinned works as well, but is slower. */
 static int open_gpu_memory(Arenas *a, Error *notice, Error *err) {
     a->arena[TIER_GPU] = a->gpu->call->alloc(a->gpu, a->bytes[TIER_GPU], err);
     if (!a->arena[TIER_GPU] || open_memory(a, TIER_CPU, err))
         return -1;
-    a->pinned = !a->gpu->call->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
+    a->gpu->call->pin(a->gpu, a->arena[TIER_CPU], a->bytes[TIER_CPU], notice);
     return 0;
 }
 
@@ -545,7 +544,7 @@ void arenas_close(Arenas *a) {
     disk_close(a->disk);
     if (a->gpu && a->arena[TIER_GPU])
         a->gpu->call->release(a->gpu, a->arena[TIER_GPU]); /* it waits for the streams */
-    if (a->pinned)
+    if (a->gpu)
         a->gpu->call->unpin(a->gpu, a->arena[TIER_CPU]);
     if (!a->gpu)
         close_memory(a, TIER_GPU);

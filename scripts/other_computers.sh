@@ -123,7 +123,7 @@ cuda_host() {
     local nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc include
     [ -x "$nvcc" ] || { echo "  skipped: flexgen.cu needs nvcc"; return; }
     include=$(dirname "$nvcc")/../targets/$(uname -m)-linux/include
-    step "flexgen.cu compiles with -Werror" make NVCC="$nvcc -ccbin aarch64-linux-gnu-g++ -I$include" GPU=90 BUILD="$1/build" \
+    step "flexgen.cu compiles with -Werror" make NVCC="$nvcc -ccbin aarch64-linux-gnu-g++ -I$include" GPU=90 NVWERROR=1 BUILD="$1/build" \
         "$1/build/flexgen.cu.o"
 }
 

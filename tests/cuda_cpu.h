@@ -823,6 +823,13 @@ inline bool allocated(const void *p, size_t n) {
     return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) &&
            n <= it->second.size - ((uintptr_t)p - it->first);
 }
+/* Returns true if a kernel may use p, memory of the host: cudaHostAlloc's, and none that was registered, since under WSL 2
+ * a GPU sees that elsewhere. */
+inline bool reachable(const void *p) {
+    std::shared_lock<std::shared_mutex> guard(host);
+    auto it = allocations.upper_bound((uintptr_t)p);
+    return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) && it->second.kind == HOST;
+}
 /* Returns true if p lies within memory of the host that is pinned. */
 inline bool begins_pinned(const void *p) { return !is_device(p) && allocated(p, 1); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
@@ -936,7 +943,8 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
 
 template <class T>
 T *argument(const char *name, T *p) {
-    if (p && !is_device(p) && !allocated(p, 0)) complain(false, "kernel %s gets a pointer to pageable host memory", name);
+    if (p && !is_device(p) && !reachable(p))
+        complain(false, "kernel %s gets a pointer to host memory that is not CUDA's", name);
     return untag(p);
 }
 /* Untags the pointers of an op, which are the addresses of its views. Other structs have none. */

@@ -406,7 +406,7 @@ static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
     forget();
 }
 
-static void what_is_pinned_of_a_range_that_fails_is_given_back(void) {
+static void what_is_pinned_of_a_range_that_fails_stays_pinned(void) {
     enum { PIECE = 4096, PIECES = 3 };
     if (!&cuda_cpu_hold) return; /* a real driver has its own limit */
     gpu_open();
@@ -415,7 +415,12 @@ static void what_is_pinned_of_a_range_that_fails_is_given_back(void) {
     gpu->pin_part = PIECE;
     char *was = set_variable("CUDA_CPU_PIN_FAILS", "3");
     CU_ASSERT_EQUAL(gpu->call->pin(gpu, host, PIECE * PIECES, &err), -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "cannot pin more than"));
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ulimit -l"));
+    /* a copy that begins in the pinned part is cut where that ends */
+    uint8_t *device = device_memory(PIECE * PIECES);
+    ASSERT_OK(gpu->call->copy(gpu, W_LOAD, (StridedCopy){device, 2 * PIECE, host + PIECE, 2 * PIECE, 2 * PIECE, 1}, &err));
+    gpu->call->unpin(gpu, host);
     reset_variable("CUDA_CPU_PIN_FAILS", was);
     ASSERT_OK(gpu->call->pin(gpu, host, PIECE * PIECES, &err));
     gpu->call->unpin(gpu, host);
@@ -446,7 +451,8 @@ static void a_large_card_sets_more_aside(void) {
     for (int i = 0; i < COUNT(mib); i++) {
         char *was = set_variable("CUDA_CPU_MEM_MB", mib[i]);
         gpu_open();
-        CU_ASSERT_EQUAL(gpu->spare, (size_t)(i < 2 ? 128 : 512) * MIB);
+        CU_ASSERT_EQUAL(gpu->spare,
+                        (size_t)(i ? 64 + 3 * 132 : 128) * MIB); /* of its 132 multiprocessors, or a sixteenth */
         gpu_close();
         reset_variable("CUDA_CPU_MEM_MB", was);
     }
@@ -470,7 +476,7 @@ CU_TestInfo tests[] = {
     {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
     {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
     {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
-    {"what is pinned of a range that fails is given back", what_is_pinned_of_a_range_that_fails_is_given_back},
+    {"what is pinned of a range that fails stays pinned", what_is_pinned_of_a_range_that_fails_stays_pinned},
     {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
     {"a large card sets more aside", a_large_card_sets_more_aside},
     CU_TEST_INFO_NULL,
