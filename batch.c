@@ -28,7 +28,7 @@ int pool_take(PagePool *pool) {
     CHECK(page);
     *page = true;
     pool->used++;
-    pool->hint = (int)(page - pool->taken) + 1;
+    pool->hint = page - pool->taken + 1;
     pool->peak = imax(pool->peak, pool->hint);
     return pool->first + pool->hint - 1;
 }
@@ -107,7 +107,7 @@ static void grow_pages(Flight *f, Batch *b) {
     }
     for (int t = 0; t < NTIERS; t++)
         if (took[t])
-            order_new_owner(f, (Tier)t, b->plan_place, free_pages_owner(f));
+            order_new_owner(f, t, b->plan_place, free_pages_owner(f));
 }
 
 static int by_page(const void *a, const void *b) {
@@ -190,7 +190,7 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     order_new_owner(f, q->kv, free_pages_owner(f), b->plan_place);
-    admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
+    admission_leave(&f->admission, q - f->seqs, q->generated);
     if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
                              stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
@@ -379,7 +379,7 @@ static void count_rows(Flight *f, Batch *b) {
 /* Takes a table of n integers from the beginning of *left, where it has this much room. */
 static Tensor take_table(Tensor *left, int n, size_t room) {
     Tensor t = tensor_cols(*left, 0, n);
-    t.ld = (size_t)n;
+    t.ld = n;
     *left = tensor_moved(*left, room * sizeof(int32_t));
     return t;
 }
@@ -423,7 +423,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
  * piece, and the end. */
 static void fill_starts(const Flight *f, const Batch *b) {
     int32_t *start = cpu_address(f, b->cpu.start);
-    for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
+    for (Piece p = {0}; b->prefill && batch_piece(f, b, &p);) {
         *start++ = 0;
         for (int r = p.first; r < p.first + p.nseq; r++, start++)
             *start = start[-1] + b->seq[r]->s;
@@ -535,7 +535,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     q->generated = q->npages = 0;
     if (!b->nseq) {
         b->prefill = f->prefill = true;
-        b->admitted_as = (int)f->shared->admitted++;
+        b->admitted_as = f->shared->admitted++;
         if (topup)
             memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
         f->in_sweep[topup ? 0 : f->K] = b;

@@ -23,7 +23,7 @@
 // -------------------------------------------------------------------------------------------------
 
 /* An absent tensor. */
-static const Tensor none = {.rows = 0};
+static const Tensor none = {0};
 
 /* In this chapter `at` of a weight's Tensor is the address of its numbers as floats. */
 
@@ -299,7 +299,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         for (int r = 0; r < NROLES; r++) {
             w[r] = plan_weight(plan, &plan->weight[0][r], slot);
             if (w[r].type == U8 && sizes[i] > plan->packed_rows)
-                w[r] = plan_f16(plan, (Role)r);
+                w[r] = plan_f16(plan, r);
         }
         const Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
         const Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);

@@ -89,7 +89,7 @@ static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes off
                     .offset = offset,
                     .rows = packs ? t.rows / GROUP : t.rows,
                     .cols = cols,
-                    .ld = (size_t)cols,
+                    .ld = cols,
                     .region = id};
 }
 
@@ -111,9 +111,9 @@ static bool comes_before(const Tensor *t, Role a, Role b) {
  * tensors in the checkpoint. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
-        for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
+        for (at = r; at > 0 && comes_before(t, r, order[at - 1]); at--)
             order[at] = order[at - 1];
-        order[at] = (Role)r;
+        order[at] = r;
     }
 }
 
@@ -178,7 +178,7 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
  * ones always rest on the GPU, and tables at policy.table_home. */
 static void plan_globals(Plan *p, const Checkpoint *c) {
     Bytes bytes[NTIERS] = {0};
-    for (int g = 0; g < NGLOBALS; g++) {
+    for (Global g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
@@ -190,7 +190,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
             tier == TIER_DISK && !c->dummy
                 ? t
                 : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
-        if ((Global)g == p->head && is_last(&p->config))
+        if (g == p->head && is_last(&p->config))
             p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
@@ -227,8 +227,8 @@ static void plan_slots(Plan *p) {
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", F16, 1,
-                                   (int)(most[slot][t] / 2), 1});
+            add_region(
+                p, (Wanted){WEIGHT_SLOT + slot, t, "weight staging", F16, 1, most[slot][t] / 2, 1});
 }
 
 /* Returns true if a GPU computes, real or simulated: its activations are F16. Those of the host
@@ -243,14 +243,13 @@ static void plan_unpacked(Plan *p) {
         return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
-        opt_role_shape(&p->config, (Role)r, &rows, &cols);
-        if (!role_is_matrix((Role)r))
+        opt_role_shape(&p->config, r, &rows, &cols);
+        if (!role_is_matrix(r))
             continue;
         p->unpacked_at[r] = bytes;
-        bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
+        bytes = role_end(r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    add_region(
-        p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, (int)(bytes / 2), 1});
+    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, bytes / 2, 1});
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -261,7 +260,7 @@ static void plan_unpacked(Plan *p) {
 
 /* Return the type of the numbers in a page, and how many of them are a token's K (or V). */
 static Type kv_type(const Plan *p) { return p->policy.cache_packed ? U8 : F16; }
-static int kv_cols(const Plan *p) { return (int)(p->kv_row / type_bytes(kv_type(p))); }
+static int kv_cols(const Plan *p) { return p->kv_row / type_bytes(kv_type(p)); }
 
 static void plan_cache(Plan *p) {
     const OptConfig *c = &p->config;
@@ -370,7 +369,7 @@ static void plan_tables(Plan *p, const Task *task) {
     const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;
     const Bytes integers =
         4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
-    const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
+    const int ints = whole_lines(4 * integers) / 4, batches = p->batches;
     const int chosen = scored || !last ? 0 : p->max_seqs,
               scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
@@ -512,9 +511,9 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
                     .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
                     .rows = rows,
                     .cols = r->cols,
-                    .ld = (size_t)r->cols,
+                    .ld = r->cols,
                     .region = id,
-                    .cell = r->cell + (int)slot * r->cells,
+                    .cell = r->cell + slot * r->cells,
                     .ncells = r->cells};
 }
 
@@ -523,7 +522,7 @@ Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, in
     t.type = type;
     t.offset += at;
     t.cols = n;
-    t.ld = (size_t)n;
+    t.ld = n;
     return t;
 }
 
@@ -532,8 +531,7 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     if (home.tier == TIER_GPU || !home.rows)
         return home;
     const Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
-    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
-                          home.cols);
+    Tensor t = plan_bytes(p, WEIGHT_SLOT + slot, TIER_GPU, place->slab_offset, type, home.cols);
     t.rows = home.rows;
     return t;
 }
@@ -636,8 +634,8 @@ int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, T
     const int most = policy->workspaces;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
-        for (int home = TIER_GPU; home < NTIERS; home++) {
-            policy->table_home = (Tier)home;
+        for (Tier home = TIER_GPU; home < NTIERS; home++) {
+            policy->table_home = home;
             Plan *p = plan_make(checkpoint, policy, task, act_type, err);
             const Bytes missing = p ? plan_missing(p, capacity) : least;
             if (missing < least) {

@@ -80,7 +80,7 @@ static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
 /* Records what each batch of a block needs, when the whole block has just been seated. */
 static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
     for (int first = 0; first < count; first += p->policy.gbs) {
-        BatchNeed b = {.rows = 0};
+        BatchNeed b = {0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
             add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
@@ -146,7 +146,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         note_batch(p, seats[first].k, &b);
         entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
     }
-    note_batch(p, (count + gbs - 1) / gbs, &entrance);
+    note_batch(p, ceil_div(count, gbs), &entrance);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
         const Prompt *q = prompt_in(a, e);
         if (!q)
             continue;
-        const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
+        const double s = q->s, age = a->sweep - a->seat[e].since;
         if (age > 0) {
             decodes = true;
             now->decoded++;
@@ -200,7 +200,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
  * batch in prefill, however many batches have topups. */
 static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
     Workload *now = &p->work[prefill], *later = &p->work[false];
-    const double more = (double)(until - a->sweep - 1);
+    const double more = until - a->sweep - 1;
     bool topups = false;
     for (int first = 0; first < a->nseats; first += a->policy->gbs)
         topups |= count_batch(now, later, a, first, more);

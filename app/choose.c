@@ -151,18 +151,17 @@ static Gpu *find_gpu(Error *err) {
     if (access(path, F_OK)) {
         fail(err, EXIT_USAGE,
              "this flexgen was built without CUDA: no %s; build it where nvcc is installed", path);
-        return NULL;
+    } else if (driver_may_have_gpu(err)) {
+        /* it stays loaded, since CUDA's runtime has things to do when the program ends */
+        void *library = dlopen(path, RTLD_NOW);
+        Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
+        if (open)
+            return (*open)(err);
+        fail(err, EXIT_FAILED,
+             "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in "
+             "LD_LIBRARY_PATH",
+             dlerror());
     }
-    if (!driver_may_have_gpu(err))
-        return NULL;
-    /* it stays loaded, since CUDA's runtime has things to do when the program ends */
-    void *library = dlopen(path, RTLD_NOW);
-    Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
-    if (open)
-        return (*open)(err);
-    fail(err, EXIT_FAILED,
-         "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in LD_LIBRARY_PATH",
-         dlerror());
     return NULL;
 }
 
@@ -497,9 +496,7 @@ int plan_task(TaskRun *run, Task *task, Error *err) {
         share_memory(run, run->capacity);
     if (!status)
         status = settle_compression(run, err);
-    if (stage_agree(net, status, err))
-        return -1;
-    if (choose_plan(run, task, err))
+    if (stage_agree(net, status, err) || choose_plan(run, task, err))
         return -1;
     if ((net || run->stages.n) && predict_pipeline(run, task, err))
         return -1;

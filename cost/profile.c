@@ -331,13 +331,12 @@ static void add_sample(Samples *s, const Profile *p, double seconds) {
 static void sample(Samples *s, Profile *p, const Work *w, int i) {
     double seconds = p->size.seconds, first = sample_seconds(p, w, i, 1);
     double total = 0;
-    int taken = 0, rounds = 1;
+    int taken = 0;
+    int rounds = fmax(fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS), 1);
     if (first > seconds) {
         add_sample(s, p, first);
         total = first;
     }
-    if (first < seconds / BRIEF)
-        rounds = fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
     for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
         double t = sample_seconds(p, w, i, rounds);
         add_sample(s, p, t);
@@ -346,7 +345,7 @@ static void sample(Samples *s, Profile *p, const Work *w, int i) {
 }
 
 static double measure_rate(Profile *p, const Work *w) {
-    Samples s = {.n = 0};
+    Samples s = {0};
     sample(&s, p, w, 0);
     return median(s.rate, s.n);
 }
@@ -412,7 +411,7 @@ static void measure_curve(Curve *c, Profile *p, const Work *w) {
     bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes;
     int largest = by_rows ? p->size.rows : p->size.tokens;
-    Samples all[MAX_POINTS] = {{.n = 0}};
+    Samples all[MAX_POINTS] = {{0}};
     if (by_rows && p->packed && p->plan.act_type == F16)
         largest = imin(largest, PACKED_ROWS); /* with more, a GPU unpacks the weights */
     for (int i = 0; sizes[i] <= largest; i++) {

@@ -55,39 +55,34 @@ static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
         file_advise(fd, offset, bytes, false);
 }
 
-/* Bytes of the offload file (file 0) or of a file of the checkpoint (counted from 1). */
-typedef struct {
-    int file;
-    size_t offset, bytes;
-} Extent;
-
-/* Fails with the message for an error of a file. what: "reading" or "writing". */
-static int disk_fault(const Disk *d, Extent at, const char *what, const char *why, Error *err) {
+/* Fails with the message for an error at a view on disk. what: "reading" or "writing". */
+static int disk_fault(const Disk *d, Tensor t, const char *what, const char *why, Error *err) {
+    size_t at = t.offset, bytes = tensor_bytes(t);
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
-                at.file ? d->checkpoint->files[at.file - 1].path : "the offload file", what,
-                at.bytes, plural(at.bytes), at.offset, why, at.file ? "" : " under --offload-dir");
+                t.file ? d->checkpoint->files[t.file - 1].path : "the offload file", what, bytes,
+                plural(bytes), at, why, t.file ? "" : " under --offload-dir");
 }
 
 /* Reads whole blocks into the bounce buffer, and copies the wanted bytes from there. */
-static int read_direct(Disk *d, int buffer, uint8_t *memory, Extent from, Error *err) {
+static int read_direct(Disk *d, int buffer, uint8_t *memory, Tensor from, Error *err) {
     uint8_t *bounce = d->bounce + buffer * BOUNCE;
-    size_t begin = from.offset;
-    while (from.bytes) {
-        size_t skip = from.offset % BLOCK, end = skip + from.bytes;
+    size_t at = from.offset, left = tensor_bytes(from);
+    while (left) {
+        size_t skip = at % BLOCK, end = skip + left;
         size_t want = end < BOUNCE ? (end + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
-        ssize_t n = pread(d->direct[from.file], bounce, want, (from.offset - skip));
+        ssize_t n = pread(d->direct[from.file], bounce, want, at - skip);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 || (size_t)n <= skip)
             return disk_fault(d, from, "reading", n < 0 ? strerror(errno) : "unexpected end", err);
-        size_t got = (size_t)n < end ? (size_t)n - skip : from.bytes;
+        size_t got = size_min(n - skip, left);
         memcpy(memory, bounce + skip, got);
         memory += got;
-        from.offset += got;
-        from.bytes -= got;
+        at += got;
+        left -= got;
     }
     if (!from.file) /* small writes since the last read are on disk now */
-        drop_cache(d->file, begin, from.offset - begin, 0);
+        drop_cache(d->file, from.offset, tensor_bytes(from), 0);
     return 0;
 }
 
@@ -98,17 +93,18 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
         checkpoint_unchanged(d->checkpoint, err))
         return -1;
     if (from.type == type && bytes >= DIRECT_MIN && d->direct[from.file] >= 0)
-        return read_direct(d, buffer, memory, (Extent){from.file, from.offset, bytes}, err);
+        return read_direct(d, buffer, memory, from, err);
+    int fd = d->file;
     if (from.file) { /* weights become F16 on the way */
+        fd = d->checkpoint->files[from.file - 1].fd;
         if (checkpoint_fill(d->checkpoint, memory, &from, 0, count, err))
             return -1;
-        drop_cache(d->checkpoint->files[from.file - 1].fd, from.offset, bytes, 0);
-        return 0;
+    } else {
+        const char *why = file_read_at(fd, memory, bytes, from.offset);
+        if (why)
+            return disk_fault(d, from, "reading", why, err);
     }
-    const char *why = file_read_at(d->file, memory, bytes, from.offset);
-    if (why)
-        return disk_fault(d, (Extent){0, from.offset, bytes}, "reading", why, err);
-    drop_cache(d->file, from.offset, bytes, 0);
+    drop_cache(fd, from.offset, bytes, 0);
     return 0;
 }
 
@@ -117,7 +113,7 @@ int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     size_t bytes = tensor_bytes(to);
     const char *why = file_write_at(d->file, memory, bytes, to.offset);
     if (why)
-        return disk_fault(d, (Extent){0, to.offset, bytes}, "writing", why, err);
+        return disk_fault(d, to, "writing", why, err);
     drop_cache(d->file, to.offset, bytes, bytes);
     return 0;
 }

@@ -53,8 +53,7 @@ static void drop(Trace *trace, double until) {
 void trace_add(Trace *trace, const Slice *slice, double settled) {
     Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
     if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
-        if (slice->end > newest->end)
-            newest->end = slice->end;
+        newest->end = fmax(newest->end, slice->end);
         newest->bytes += slice->bytes;
         return;
     }
@@ -117,15 +116,11 @@ static void write_rows(const Trace *trace, int pid, FILE *out) {
     for (int lane = 0; lane < NLANES; lane++) {
         if (!trace->last[lane])
             continue;
-        fprintf(
-            out,
-            ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":",
-            pid, lane);
-        json_write_string(out, lane_name[lane], strlen(lane_name[lane]));
         fprintf(out,
-                "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{"
-                "\"sort_index\":%d}}",
-                pid, lane, lane);
+                ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{"
+                "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,"
+                "\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                pid, lane, lane_name[lane], pid, lane, lane);
     }
 }
 
@@ -145,13 +140,11 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
 /* Writes two counters; a viewer shows each value until the next one. */
 static void write_held(const Held *h, int pid, double first, FILE *out) {
     double at = round(fmax(h->at - first, 0) * 1e9) / 1e3;
-    fprintf(out,
-            ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"args\":{",
-            pid, at);
-    for (int t = 0; t < NTIERS; t++)
-        fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
-    fprintf(out, "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,", pid,
+    fprintf(out, ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,", pid,
             at);
+    fprintf(out, "\"args\":{\"GPU\":%d,\"CPU\":%d,\"disk\":%d}},\n", h->pages[TIER_GPU],
+            h->pages[TIER_CPU], h->pages[TIER_DISK]);
+    fprintf(out, "{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,", pid, at);
     fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
 }
 
