@@ -64,7 +64,7 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
-    Diffusion d = {{0}, {0}};
+    Diffusion d = {0};
     apportion(whole, share, count);
     for (int t = 0; t < NTIERS; t++)
         d.share[t] = (double)whole[t] / count;

@@ -48,8 +48,8 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 // -------------------------------------------------------------------------------------------------
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
-    const int first = f->plan->act_first[tier][b->plan_place];
-    Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]);
+    Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, f->plan->act_first[tier][b->plan_place],
+                         b->act_rows[tier]);
     return tensor_cells(t, b->plan_place * t.ncells, t.ncells);
 }
 
@@ -277,7 +277,7 @@ static void collect(Flight *f, Batch *b) {
             b->seq[going++] = q;
     }
     b->nseq = going;
-    if (--f->uncollected == 0)
+    if (!--f->uncollected)
         end_sweep(f);
 }
 

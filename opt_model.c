@@ -198,22 +198,22 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
     Tensor g[NGLOBALS] = {none}, w[NROLES] = {none};
     float *x = xcalloc((size_t)n * c->h1, sizeof *x); /* (n, h1) passes from layer to layer */
-    int rc = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
-    if (rc == 0)
+    int status = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
+    if (!status)
         plain_embed(x, g, c, ids, n);
-    for (int j = 0; j < c->l && rc == 0; j++) {
-        rc = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
-        if (rc == 0) {
+    for (int j = 0; j < c->l && !status; j++) {
+        status = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
+        if (!status) {
             plain_attention_block(x, w, c, n);
             plain_ffn_block(x, w, c, n);
         }
         free_floats(w, NROLES);
     }
-    if (rc == 0)
+    if (!status)
         plain_head(logits, x, g, n);
     free_floats(g, NGLOBALS);
     free(x);
-    return rc;
+    return status;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -248,12 +248,11 @@ static Tensor joined(const Tensor *q) {
 
 void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
-    const Tensor matrix = joined(&w[Q_W]), bias = tensor_flat(joined(&w[Q_B]));
     const bool pre_norm = plan->config.pre_norm;
     const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
         post(to, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(call, qkv, in, matrix, bias, none));
+    post(to, op_linear(call, qkv, in, joined(&w[Q_W]), tensor_flat(joined(&w[Q_B])), none));
 }
 
 void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,

@@ -137,8 +137,8 @@ Bytes plan_layer_bytes(const Plan *p) {
 static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
     const Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
-    const bool packed = p->policy.weight_packed && role_is_matrix(r);
-    w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
+    w->home =
+        as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *bytes);
     const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
     /* Tensors have padding in the slot, so slab[] counts it. On the CPU they have it at home too,
@@ -167,9 +167,11 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
         const bool file = t == TIER_DISK && !copied_to_disk(p, c);
-        const char *name = file ? "weights (checkpoint)" : "weights";
         p->achieved[OF_WEIGHTS][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
-        lay_out(p, RESTING_WEIGHTS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
+        lay_out(
+            p, RESTING_WEIGHTS, t,
+            (Region){file ? "weights (checkpoint)" : "weights", U8, .slots = 1, .bytes = bytes[t]},
+            file);
     }
     free(home);
 }
@@ -196,8 +198,10 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
         const bool file = t == TIER_DISK && !c->dummy;
-        const char *name = file ? "embeddings (checkpoint)" : "embeddings";
-        lay_out(p, EMBEDDINGS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
+        lay_out(p, EMBEDDINGS, t,
+                (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
+                         .bytes = bytes[t]},
+                file);
     }
 }
 
@@ -207,8 +211,6 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
 // Counted here: the largest slab that each of the two slots must hold, and the F16 matrices of a
 // packed layer.
 // -------------------------------------------------------------------------------------------------
-
-static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
 
 /* Adds the weight slots. The layers that stream take the two slots in turn, sweep after sweep. If
  * their number is odd, each layer changes its slot from one sweep to the next, and changes back in
@@ -222,8 +224,8 @@ static void plan_slots(Plan *p) {
         if (!all)
             continue;
         Bytes *slot = most[turn++ % 2];
-        slot[TIER_GPU] = larger(slot[TIER_GPU], all);
-        slot[TIER_CPU] = larger(slot[TIER_CPU], from_disk);
+        slot[TIER_GPU] = size_max(slot[TIER_GPU], all);
+        slot[TIER_CPU] = size_max(slot[TIER_CPU], from_disk);
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
@@ -262,24 +264,22 @@ static void plan_unpacked(Plan *p) {
 static Type kv_type(const Plan *p) { return p->policy.cache_packed ? U8 : F16; }
 static int kv_cols(const Plan *p) { return p->kv_row / type_bytes(kv_type(p)); }
 
-static void plan_cache(Plan *p) {
+/* Adds, tier by tier, the pages of the cache, their staging, and the activations at rest. */
+static void plan_cache_and_activations(Plan *p) {
     const OptConfig *c = &p->config;
     const int page = p->policy.page_tokens;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    /* The slots are K and V of each layer in turn. */
-    for (Tier t = TIER_GPU; t < NTIERS; t++)
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        /* the slots are K and V of each layer in turn */
         add_region(p, (Wanted){KV_CACHE, t, "KV cache", kv_type(p),
                                p->policy.flights * p->npages[t] * page, kv_cols(p), 2 * c->l});
-    for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, t, "KV staging", kv_type(p), p->staged_pages[t] * page,
-                               kv_cols(p), 4});
-}
-
-static void plan_activations(Plan *p) {
-    for (Tier t = TIER_GPU; t < NTIERS; t++)
+        if (t < TIER_DISK)
+            add_region(p, (Wanted){KV_STAGING, t, "KV staging", kv_type(p),
+                                   p->staged_pages[t] * page, kv_cols(p), 4});
         add_region(p, (Wanted){ACTIVATIONS, t, "activations", p->act_type,
-                               p->act_first[t][p->batches], p->config.h1, 1});
+                               p->act_first[t][p->batches], c->h1, 1});
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -288,6 +288,11 @@ static void plan_activations(Plan *p) {
 // Counted here: the rows of what one batch (batch_slots of them at once) or one piece (piece_slots)
 // computes. The tables have a line for each workspace; one of 0 rows is not needed.
 // -------------------------------------------------------------------------------------------------
+
+static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
+    for (int i = 0; i < n; i++)
+        add_region(p, workspace[i]);
+}
 
 /* Adds the workspaces of the layers. */
 static void plan_layer_workspaces(Plan *p) {
@@ -316,8 +321,7 @@ static void plan_layer_workspaces(Plan *p) {
         {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
     };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
-        add_region(p, workspace[i]);
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
 /* Adds the workspaces before the first layer and behind the last one of this stage: those of the
@@ -343,8 +347,7 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
         {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
         {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
     };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
-        add_region(p, workspace[i]);
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
 /* Adds the lists of sparse attention: for each query and head, the chosen tokens and their weights.
@@ -471,8 +474,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_slots(p);
     plan_unpacked(p);
     plan_batches(p, task); /* walk.c counts what the regions below need */
-    plan_cache(p);
-    plan_activations(p);
+    plan_cache_and_activations(p);
     plan_layer_workspaces(p);
     plan_end_workspaces(p, task);
     plan_choices(p);
@@ -606,7 +608,6 @@ static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
 
 int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
-    const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
         int worst = 0;
@@ -619,7 +620,8 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
         const bool block_only =
             !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst], block);
+        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst],
+                 smaller_block(&p->policy));
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
                     "MiB: %s, or raise %s",

@@ -333,8 +333,8 @@ static double a21_cache(const Plan *p, const Task *task) {
     }
     s /= task->count;
     n /= task->count;
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    const double tokens =
+        p->policy.schedule == SCHEDULE_DIAGONAL ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
     return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }
 

@@ -29,8 +29,8 @@
  *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
-    size_t group = run->options->quant.group * sizeof(f16),
-           packed = run->checkpoint ? group * run->checkpoint->config.h2 : 0;
+    size_t packed =
+        run->checkpoint ? run->options->quant.group * sizeof(f16) * run->checkpoint->config.h2 : 0;
     return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
@@ -252,7 +252,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     int hd = c->config.h1 / c->config.nh;
-    Quant none = {0, 0}, asked = is_stored(o->quant) ? none : o->quant;
+    Quant none = {0}, asked = is_stored(o->quant) ? none : o->quant;
     const cJSON *before = completions_head(run->completions);
     bool kept = before && o->allow_compression;
     bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),

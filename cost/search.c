@@ -195,7 +195,7 @@ static bool is_better(const Candidate *a, const Candidate *b) {
 /* Adds a candidate if it is new. Its token table is on the highest tier that leaves room for the
  * rest, and it has the best number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
-    Candidate c = {.bound = 0};
+    Candidate c = {0};
     for (int i = 0; i < all->n; i++) {
         const Candidate *old = &all->list[i];
         if (same_block(&old->policy, &policy) && old->policy.delegated == policy.delegated)
@@ -559,7 +559,7 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
             n = insert(found, n, most, search, &one);
     }
     free(c.list);
-    if (!n && last_resort(found, search, err) == 0)
+    if (!n && !last_resort(found, search, err))
         n = 1;
     return n ? n : -1;
 }
@@ -686,7 +686,7 @@ int cluster_least(const Search *search) {
     for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
         Checkpoint *part = part_of(search->checkpoint, nodes);
         one.checkpoint = part;
-        bool fits = policy_predict(&ignored, &one, &err) == 0;
+        bool fits = !policy_predict(&ignored, &one, &err);
         checkpoint_close(part);
         if (fits)
             return nodes;

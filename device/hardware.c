@@ -201,7 +201,7 @@ static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Ke
         return fail(r->err, EXIT_USAGE, "%s has %d points; expected 1 to %d", k->key, n,
                     MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
-        if (read_point(curve, i, r, point, k) != 0)
+        if (read_point(curve, i, r, point, k))
             return -1;
     curve->n = n;
     return 0;
@@ -287,7 +287,7 @@ static int read_object(const Reader *r) {
 }
 
 int hardware_read(Hardware *hardware, const char *path, Error *err) {
-    Hardware read = {.name = ""};
+    Hardware read = {0};
     cJSON *json = json_read(path, MAX_HARDWARE_FILE, err);
     int status = json ? read_object(&(Reader){json, &read, err}) : -1;
     if (!status)

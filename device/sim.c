@@ -362,7 +362,6 @@ static Event sim_post(Device *base, const Op *op) {
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
     reach_op(&d->reach, op);
     Bytes moved = op_count(&base->count[op->lane], op, len);
-    double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
     if (lane->posted - lane->done == lane->capacity)
         grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
@@ -370,7 +369,7 @@ static Event sim_post(Device *base, const Op *op) {
     job->slice = slice_of(op, moved, 0, 0);
     memcpy(job->after, op->after, op->nafter * sizeof *op->after);
     job->order = d->nposted++;
-    job->work = job->left = work;
+    job->work = job->left = op_seconds(d, op, moved, len) + d->hardware.op_s;
     return (Event){op->lane, ++lane->posted};
 }
 
@@ -526,7 +525,7 @@ static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     Sim *d = sim_of(net);
     CHECK(kind == NET_TOKENS && from == net->stages - 1);
     memset(bytes, 0xff, size);
-    return wait_in_world(d, (Event){0, 0}, &d->stage.inbox[kind], size, err);
+    return wait_in_world(d, (Event){0}, &d->stage.inbox[kind], size, err);
 }
 
 static void world_fail(Net *net, const Error *err) {

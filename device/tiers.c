@@ -88,7 +88,7 @@ static int read_direct(Disk *d, int buffer, uint8_t *memory, Tensor from, Error 
 
 int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *err) {
     CHECK(from.ld == (size_t)from.cols || from.rows == 1);
-    size_t count = (size_t)from.rows * from.cols, bytes = tensor_bytes(from);
+    size_t bytes = tensor_bytes(from);
     if (from.file && __atomic_add_fetch(&d->weights_read, 1, __ATOMIC_RELAXED) % LOOK_EVERY == 0 &&
         checkpoint_unchanged(d->checkpoint, err))
         return -1;
@@ -97,7 +97,7 @@ int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *
     int fd = d->file;
     if (from.file) { /* weights become F16 on the way */
         fd = d->checkpoint->files[from.file - 1].fd;
-        if (checkpoint_fill(d->checkpoint, memory, &from, 0, count, err))
+        if (checkpoint_fill(d->checkpoint, memory, &from, 0, (size_t)from.rows * from.cols, err))
             return -1;
     } else {
         const char *why = file_read_at(fd, memory, bytes, from.offset);
@@ -602,8 +602,7 @@ static void load_tensors(const void *loading, int first, int n) {
                                      : plan->weight[part.layer][part.role].home;
         if (!part.tensor->rows || home.file)
             continue;
-        bool rounded = part.matrix && home.type != U8;
-        Quant study = rounded ? plan->policy.weight_study : (Quant){0};
+        Quant study = part.matrix && home.type != U8 ? plan->policy.weight_study : (Quant){0};
         int status = load_tensor(a, home, part.tensor, study, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;

@@ -252,7 +252,7 @@ static void add_span(Breakdown *sum, const Running *running, double seconds) {
 /* Adds up the slices until then. */
 static void add_slices(Breakdown *sum, const Trace *trace, double until) {
     Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
-    Running running = {{{0}}, 0};
+    Running running = {0};
     for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
         bool net = lane_channel[s->lane] == NET;
         if (s->begin >= until)
