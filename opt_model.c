@@ -63,12 +63,6 @@ static void plain_add(float *x, const float *y, size_t n) {
         x[i] += y[i];
 }
 
-/* Rounds x as the engine does when it stores q, k and v. */
-static void plain_round_to_f16(float *x, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        x[i] = f16_to_f32(f32_to_f16(x[i]));
-}
-
 void plain_attention(float *o, const float *q, const float *k, const float *v, int n,
                      const OptConfig *c) {
     const size_t h1 = c->h1, hd = h1 / c->nh;
@@ -110,7 +104,8 @@ static void plain_attention_block(float *x, const Tensor w[NROLES], const OptCon
     plain_linear(q, in, w[Q_W], w[Q_B], n);
     plain_linear(k, in, w[K_W], w[K_B], n);
     plain_linear(v, in, w[V_W], w[V_B], n);
-    plain_round_to_f16(q, 3 * size); /* and k and v, which follow */
+    for (float *e = q; e < a; e++) /* q, k and v are rounded, as the engine does to store them */
+        *e = f16_to_f32(f32_to_f16(*e));
     plain_attention(a, q, k, v, n, c);
     plain_linear(y, a, w[O_W], w[O_B], n);
     plain_add(x, y, size);

@@ -348,20 +348,18 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
 
 /* Finds the policy: the flags' or the best one, on a machine with less memory by the fraction
  * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
-static int choose_policy(TaskRun *run, const Task *task, double less, Error *err) {
-    Search search = search_for(run, task);
-    bool searches = !all_given(&search),
-         waits = run->completions && searches && search.max_latency <= 0;
+static int choose_policy(TaskRun *run, Search *s, double less, Error *err) {
+    bool searches = !all_given(s);
     run->predicted = searches || run->sim || run->options->hardware;
     if (!run->predicted)
-        search.hardware = NULL;
+        s->hardware = NULL;
     else if (know_machine(run, err))
         return -1;
     for (int t = 0; t < NTIERS && less > 0; t++)
-        search.capacity[t] *= 1 - less;
-    if (waits)
-        return find_sooner(&run->found, &search, err);
-    return find_policies(&run->found, 1, &search, err) < 0 ? -1 : 0;
+        s->capacity[t] *= 1 - less;
+    if (run->completions && searches && s->max_latency <= 0)
+        return find_sooner(&run->found, s, err);
+    return find_policies(&run->found, 1, s, err) < 0 ? -1 : 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -397,20 +395,19 @@ static void add_limit(const TaskRun *run, Error *err) {
  * first simulated machine is the run's. Fails on all stages if one has too little room. */
 static int place_task(TaskRun *run, const Task *task, Error *err) {
     Policy *p = &run->found.policy;
-    Net *net = run->net;
     int status = 0;
     if (run->stages.n) {
         status = stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
         run->plan = run->stages.stage[0].plan;
         return status;
     }
-    if (net)
+    if (run->net)
         status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
     if (!status)
         status = make_plan(run, task, err);
     if (status)
         add_limit(run, err);
-    return stage_agree(net, status, err);
+    return stage_agree(run->net, status, err);
 }
 
 /* Halves the given batches of a job that goes on, because its prompts are longer by what had been
@@ -446,11 +443,11 @@ static int choose_plan(TaskRun *run, Task *task, Error *err) {
     Error why = {0};
     Policy *p = &run->found.policy;
     Net *net = run->net;
-    Search asked = search_for(run, task);
-    bool leads = !follows(run), searches = !all_given(&asked);
+    bool leads = !follows(run);
     for (;;) {
-        int status = leads ? choose_policy(run, task, less, err) : 0;
-        bool thrifty = searches && !status;
+        Search search = search_for(run, task);
+        int status = leads ? choose_policy(run, &search, less, err) : 0;
+        bool thrifty = !all_given(&search) && !status;
         Task block = *task;
         if (status)
             add_limit(run, err);

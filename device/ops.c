@@ -138,14 +138,12 @@ Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
 
 Op op_select(Call call, Tensor tokens, Tensor probs, Tensor q, const PageTable *table,
              double sparsity) {
-    Tensor view[] = {{0}, q, tokens, probs};
-    return attend(call, OP_SELECT, view, table, sparsity);
+    return attend(call, OP_SELECT, (Tensor[]){{0}, q, tokens, probs}, table, sparsity);
 }
 
 Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor probs, const PageTable *table,
             double sparsity) {
-    Tensor view[] = {o, {0}, tokens, probs};
-    return attend(call, OP_WEIGH, view, table, sparsity);
+    return attend(call, OP_WEIGH, (Tensor[]){o, {0}, tokens, probs}, table, sparsity);
 }
 
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,

@@ -339,12 +339,11 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
         case OP_SELECT: /* reads K alone, and the next V alone */
         case OP_WEIGH:
             return decode_seconds(d, op, len) / 2;
-        case OP_APPEND:
-            return move_seconds(d, op, tensor_bytes(op->append.kv));
         case OP_PICK: /* reads the logits */
             return move_seconds(d, op, tensor_bytes(x));
-        case OP_SCORE:
-            return move_seconds(d, op, tensor_bytes(op->score.logits));
+        case OP_APPEND: /* reads the new k and v */
+        case OP_SCORE:  /* reads the logits */
+            return move_seconds(d, op, tensor_bytes(op->view[2]));
         case OP_RECEIVE: /* the wire belongs to the sender */
             return 0;
         case OP_SEND:
