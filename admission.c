@@ -84,7 +84,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
     Diffusion kv = dealer(policy->cg, policy->cc, count);
     Diffusion act = dealer(policy->hg, policy->hc, count);
     for (int first = 0; first < count; first += policy->gbs) {
-        const int end = imin(first + policy->gbs, count);
+        int end = imin(first + policy->gbs, count);
         int kvs[NTIERS] = {0}, acts[NTIERS] = {0};
         for (int i = first; i < end; i++) {
             kvs[diffuse(&kv, 1)]++;
@@ -215,7 +215,7 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
         return 0;
     if (!a->seated)
         deal_seats(a);
-    const int most = seats_for[a->policy->schedule](a);
+    int most = seats_for[a->policy->schedule](a);
     *topups = fill_seats(a, entered, imin(most, a->policy->gbs), true);
     return *topups + fill_seats(a, entered + *topups, most - *topups, false);
 }

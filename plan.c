@@ -68,7 +68,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
-            const int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
+            int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
             opt_role_shape(config, r, &rows, &cols);
             /* a matrix has a bias number for each row, a layernorm one for each weight */
             Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * joined);
@@ -81,9 +81,9 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 /* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
  * packed checkpoint a packed tensor has the shape of its groups already. */
 static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes offset) {
-    const bool packs = packed && t.type != U8;
+    bool packs = packed && t.type != U8;
     CHECK(!packs || t.rows % GROUP == 0); /* see checkpoint_packs */
-    const int cols = packs ? t.cols * GROUP_BYTES : t.cols;
+    int cols = packs ? t.cols * GROUP_BYTES : t.cols;
     return (Tensor){.tier = tier,
                     .type = packed ? U8 : F16,
                     .offset = offset,
@@ -135,11 +135,11 @@ Bytes plan_layer_bytes(const Plan *p) {
 /* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
 static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
-    const Tensor t = c->layer[j][r];
+    Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
     w->home =
         as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *bytes);
-    const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
+    Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
     /* Tensors have padding in the slot, so slab[] counts it. On the CPU they have it at home too,
      * and with it its share moves as one copy. A file has no padding behind a tensor. */
@@ -152,7 +152,7 @@ static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, By
 
 /* Gives every tensor of the decoder layers its home, and adds their regions. */
 static void plan_layers(Plan *p, const Checkpoint *c) {
-    const int l = p->config.l;
+    int l = p->config.l;
     Bytes bytes[NTIERS] = {0};
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
@@ -160,13 +160,13 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
         slab_order(p->slab_order[j], c->layer[j]);
         for (Tier tier = TIER_GPU; tier < NTIERS; tier++)
             for (int i = 0; i < NROLES; i++) {
-                const Role r = p->slab_order[j][i];
+                Role r = p->slab_order[j][i];
                 if (home[j][r] == tier)
                     give_home(p, c, j, r, tier, &bytes[tier]);
             }
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
+        bool file = t == TIER_DISK && !copied_to_disk(p, c);
         p->achieved[OF_WEIGHTS][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
         lay_out(
             p, RESTING_WEIGHTS, t,
@@ -186,7 +186,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows)
             continue;
-        const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
+        Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
         p->global[g].home =
             tier == TIER_DISK && !c->dummy
@@ -197,7 +197,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !c->dummy;
+        bool file = t == TIER_DISK && !c->dummy;
         lay_out(p, EMBEDDINGS, t,
                 (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
                          .bytes = bytes[t]},
@@ -217,10 +217,10 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
  * the sweep after it; so two sweeps over all layers show everything that a slot ever holds. */
 static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [slot][tier]: on the CPU, only what comes from disk */
-    const int layers = p->config.l + 1;
+    int layers = p->config.l + 1;
     for (int j = 0, turn = 0; j < 2 * layers; j++) {
-        const Bytes from_disk = p->slab[TIER_DISK][j % layers],
-                    all = p->slab[TIER_CPU][j % layers] + from_disk;
+        Bytes from_disk = p->slab[TIER_DISK][j % layers],
+              all = p->slab[TIER_CPU][j % layers] + from_disk;
         if (!all)
             continue;
         Bytes *slot = most[turn++ % 2];
@@ -267,7 +267,7 @@ static int kv_cols(const Plan *p) { return p->kv_row / type_bytes(kv_type(p)); }
 /* Adds, tier by tier, the pages of the cache, their staging, and the activations at rest. */
 static void plan_cache_and_activations(Plan *p) {
     const OptConfig *c = &p->config;
-    const int page = p->policy.page_tokens;
+    int page = p->policy.page_tokens;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
@@ -297,15 +297,15 @@ static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
 /* Adds the workspaces of the layers. */
 static void plan_layer_workspaces(Plan *p) {
     const OptConfig *c = &p->config;
-    const Type act = p->act_type, kv = kv_type(p);
-    const int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
-    const int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
+    Type act = p->act_type, kv = kv_type(p);
+    int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
+    int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
     /* of a piece, the rows whose new k and v leave the GPU */
-    const int leaving = imin(p->off_rows, piece);
+    int leaving = imin(p->off_rows, piece);
     /* the sequences for which the CPU attends: one row each, since it only decodes */
-    const int delegated = p->policy.delegated ? p->off_seqs : 0;
+    int delegated = p->policy.delegated ? p->off_seqs : 0;
     /* the rows of x that rest below the GPU; if there are none, x is computed where it rests */
-    const int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
+    int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
     const Wanted workspace[] = {
         {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
         {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
@@ -328,12 +328,12 @@ static void plan_layer_workspaces(Plan *p) {
  * embedding, of the head, and of the pipeline's hidden states. */
 static void plan_end_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
-    const Type act = p->act_type;
-    const int rows = p->max_rows, slots = p->batch_slots;
-    const bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
+    Type act = p->act_type;
+    int rows = p->max_rows, slots = p->batch_slots;
+    bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
     /* the CPU gathers the rows of a token table that is not on the GPU */
-    const bool gathered = p->policy.table_home != TIER_GPU;
-    const bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
+    bool gathered = p->policy.table_home != TIER_GPU;
+    bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
     const Wanted workspace[] = {
         {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          slots},
@@ -354,10 +354,10 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
  */
 static void plan_choices(Plan *p) {
     /* the most that a query and head choose */
-    const int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
-    const int cols = p->config.nh * most;
+    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
+    int cols = p->config.nh * most;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        const int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
+        int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
         add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
         add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
     }
@@ -368,13 +368,12 @@ static void plan_choices(Plan *p) {
  * for five, with which the plans of results/paper were made), two page tables, the number of each
  * row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
-    const bool last = is_last(&p->config), scored = task->scored;
-    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;
-    const Bytes integers =
-        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
-    const int ints = whole_lines(4 * integers) / 4, batches = p->batches;
-    const int chosen = scored || !last ? 0 : p->max_seqs,
-              scores = scored && last ? p->head_rows : 0;
+    bool last = is_last(&p->config), scored = task->scored;
+    Bytes rows = p->max_rows, seqs = p->max_seqs;
+    Bytes integers =
+        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
+    int ints = whole_lines(4 * integers) / 4, batches = p->batches;
+    int chosen = scored || !last ? 0 : p->max_seqs, scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
@@ -411,7 +410,7 @@ static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
-            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
+            int slots = id == ACTIVATIONS ? p->batches : r->slots;
             r->cell = p->ncells;
             p->ncells +=
                 id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
@@ -529,10 +528,10 @@ Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, in
 }
 
 Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
-    const Tensor home = place->home;
+    Tensor home = place->home;
     if (home.tier == TIER_GPU || !home.rows)
         return home;
-    const Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
+    Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
     Tensor t = plan_bytes(p, WEIGHT_SLOT + slot, TIER_GPU, place->slab_offset, type, home.cols);
     t.rows = home.rows;
     return t;
@@ -551,7 +550,7 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
 }
 
 PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages) {
-    const int page = p->policy.page_tokens;
+    int page = p->policy.page_tokens;
     return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
                        .page_tokens = page,
@@ -617,8 +616,7 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
             if (p->region[id][t].bytes > p->region[worst][t].bytes)
                 worst = id;
         const Region *part = &p->region[worst][t];
-        const bool block_only =
-            !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
+        bool block_only = !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
         snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst],
                  smaller_block(&p->policy));
@@ -633,13 +631,13 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
     policy_defaults(policy);
-    const int most = policy->workspaces;
+    int most = policy->workspaces;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
         for (Tier home = TIER_GPU; home < NTIERS; home++) {
             policy->table_home = home;
             Plan *p = plan_make(checkpoint, policy, task, act_type, err);
-            const Bytes missing = p ? plan_missing(p, capacity) : least;
+            Bytes missing = p ? plan_missing(p, capacity) : least;
             if (missing < least) {
                 least = missing;
                 check_fits(p, capacity, true, err);
@@ -658,7 +656,7 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
     for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
          policy->piece_rows /= 2) {
         Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
-        const bool fits = p && !plan_missing(p, capacity);
+        bool fits = p && !plan_missing(p, capacity);
         plan_free(p);
         if (fits)
             return;
