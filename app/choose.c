@@ -90,10 +90,11 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const Bytes *asked = run->options->capacity;
     Bytes *c = run->capacity;
     Gpu *gpu = run->gpu;
-    for (int t = 0; t < NTIERS && run->sim; t++)
-        c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
-    if (run->sim)
+    if (run->sim) {
+        for (int t = 0; t < NTIERS; t++)
+            c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
         return 0;
+    }
     /* stages on one machine share it equally */
     int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
     size_t share = process_allowance("", NLANES).memory / neighbours,

@@ -140,8 +140,8 @@ static size_t next_cold(Profile *p, size_t span, size_t bytes) {
 
 /* Returns the first n integers of one of point i's index tables. */
 static Tensor table(const Profile *p, Tier tier, int i, int which, int n) {
-    size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
-    return plan_bytes(&p->plan, INDEX_TABLES, tier, before * sizeof(int32_t), I32, n);
+    return plan_bytes(&p->plan, INDEX_TABLES, tier,
+                      sizeof(int32_t) * (i * NTABLES + which) * table_length(&p->size), I32, n);
 }
 
 /* Returns the bytes of a copy. */
@@ -262,8 +262,7 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     (void)w;
     for (i = 0; i < TINY; i++) {
         Op op = op_layernorm(measure_on(i % 2 ? FINISH : PROJECT), row, row, one, one);
-        op.nafter = 1;
-        op.after[0] = last;
+        op.after[op.nafter++] = last;
         last = post_op(p, &op, 1);
     }
     return last;

@@ -29,12 +29,13 @@
 
 enum { RING = MARKS };
 
-/* Seconds that a lane on a slowed link may be late and still catch up. */
-static const double CATCH_UP = 4e-3;
-/* Each copy multiplies the weight of those before it by this. */
-static const double MEMORY = 0.875;
-/* Seconds: about as long as a thread takes to wake up. */
-static const double POLL = 50e-6;
+static const double
+    /* Seconds that a lane on a slowed link may be late and still catch up. */
+    CATCH_UP = 4e-3,
+    /* Each copy multiplies the weight of those before it by this. */
+    MEMORY = 0.875,
+    /* Seconds: about as long as a thread takes to wake up. */
+    POLL = 50e-6;
 
 typedef struct LaneDevice LaneDevice;
 
@@ -248,9 +249,9 @@ static void end_span(LaneDevice *d, LaneState *lane) {
         pthread_cond_wait(&lane->progress_cond, &d->lock); /* the sleepers are about to wake */
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
-    bool timed = lane->span[(lane->waitable + 1) % RING].timed;
     if (!d->failed)
-        d->failed = d->call->end(d->gpu, lane->index, last, timed, &d->error);
+        d->failed = d->call->end(d->gpu, lane->index, last,
+                                 lane->span[(lane->waitable + 1) % RING].timed, &d->error);
     lane->waitable = last;
     wake_waiting(d, lane);
 }

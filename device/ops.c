@@ -271,7 +271,6 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
 
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
     *reach = (Reach){.plan = plan, .peak = peak};
-    memset(peak, 0, NTIERS * sizeof *peak);
     for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
             if (plan->region[id][t].offset == SIZE_MAX)

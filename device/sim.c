@@ -109,14 +109,15 @@ struct Sim {
     Sim *itself; /* alone.sim points here: the sims of that world */
 };
 
-/* Clocks of several machines that differ by less than this share show the same time. Each is a sum
- * of its own ops' seconds, and rounds differently. */
-static const double ROUNDING_OF_CLOCKS = 1e-12;
-/* An op is done when no more than this share of its work is left: rounding must not separate ops
- * that end together. */
-static const double ROUNDING = 1e-9;
-/* The share of shared cores that arithmetic keeps beside any copies. */
-static const double LEAST_CORES = .1;
+static const double
+    /* Clocks of several machines that differ by less than this share show the same time. Each is a
+     * sum of its own ops' seconds, and rounds differently. */
+    ROUNDING_OF_CLOCKS = 1e-12,
+    /* An op is done when no more than this share of its work is left: rounding must not separate
+     * ops that end together. */
+    ROUNDING = 1e-9,
+    /* The share of shared cores that arithmetic keeps beside any copies. */
+    LEAST_CORES = .1;
 
 // -------------------------------------------------------------------------------------------------
 // Messages

@@ -188,21 +188,22 @@ static void advise(const Disk *d, const Blocks *b, bool wanted) {
  * them; without, it copies it from its page at home to the same place of the staged page. */
 static void for_selected(const Disk *d, const Op *op, const Blocks *blocks) {
     Tensor v = op->fetch.v, selected = op->fetch.tokens;
-    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
+    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh,
+           page_bytes = op->page_tokens * row_bytes;
     const int32_t *to_page = op->fetch.pages.at, *from_page = op->fetch.home_pages.at;
     const int32_t *token = selected.at, *len = op->fetch.len.at;
     for (int r = 0; r < selected.rows; r++) {
         int n = sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
         for (int h = 0; h < op->nh; h++) {
             for (int i = 0; i < n; i++) {
-                int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
-                size_t to = ((size_t)to_page[page] * op->page_tokens + row) * row_bytes + h * head;
-                size_t from = ((size_t)from_page[page] * op->page_tokens + row) * row_bytes +
-                              h * head + op->fetch.home_v.offset;
+                int page = token[i] / op->page_tokens;
+                size_t within = token[i] % op->page_tokens * row_bytes + h * head;
+                size_t from = op->fetch.home_v.offset + from_page[page] * page_bytes + within;
                 if (blocks)
                     want(blocks, from, head);
                 else
-                    memcpy((uint8_t *)v.at + to, d->map + from, head);
+                    memcpy((uint8_t *)v.at + to_page[page] * page_bytes + within, d->map + from,
+                           head);
             }
             token += selected.cols / op->nh;
         }
