@@ -30,7 +30,7 @@ Tier diffuse(Diffusion *d, double size) {
     for (int t = 0; t < NTIERS; t++) {
         d->due[t] += size * d->share[t];
         if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size))
-            best = (Tier)t;
+            best = t;
     }
     d->due[best] -= size;
     return best;
@@ -45,7 +45,7 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
     int left = total;
     for (int t = 0; t < NTIERS; t++) {
         double exact = share[t] * total;
-        count[t] = (int)floor(exact + 1e-9);
+        count[t] = floor(exact + 1e-9);
         remainder[t] = exact - count[t];
         left -= count[t];
     }
@@ -64,7 +64,7 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];
-    Diffusion d = {{0}, {0}};
+    Diffusion d = {0};
     apportion(whole, share, count);
     for (int t = 0; t < NTIERS; t++)
         d.share[t] = (double)whole[t] / count;
@@ -77,14 +77,14 @@ static Tier take_uppermost(int dealt[NTIERS]) {
     while (!dealt[t])
         t++;
     dealt[t]--;
-    return (Tier)t;
+    return t;
 }
 
 void deal_block(Seat *seats, const Policy *policy, int count) {
     Diffusion kv = dealer(policy->cg, policy->cc, count);
     Diffusion act = dealer(policy->hg, policy->hc, count);
     for (int first = 0; first < count; first += policy->gbs) {
-        const int end = imin(first + policy->gbs, count);
+        int end = imin(first + policy->gbs, count);
         int kvs[NTIERS] = {0}, acts[NTIERS] = {0};
         for (int i = first; i < end; i++) {
             kvs[diffuse(&kv, 1)]++;
@@ -112,7 +112,7 @@ static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
  * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
  * batch.c, at `entrance`, has the order in which the squares of these batches are computed. */
 static int diagonal_seats(const Admission *a) {
-    long K = (a->nseats + a->policy->gbs - 1) / a->policy->gbs, open = 1 + a->sweep * K / a->n;
+    long K = ceil_div(a->nseats, a->policy->gbs), open = 1 + a->sweep * K / a->n;
     return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
 }
 
@@ -142,7 +142,7 @@ static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
  * sweep of its token `first` to that of its last one (sign 1), or takes them back (sign -1). */
 static void reserve(Admission *a, const Seat *seat, int first, int sign) {
     const Prompt *q = &a->task->prompts[seat->prompt];
-    int *need = a->need[seat->kv], at = (int)((seat->since + first) % a->horizon);
+    int *need = a->need[seat->kv], at = (seat->since + first) % a->horizon;
     for (int x = first; x < q->n; x++) {
         need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
         if (need[at] > a->peak[seat->kv])
@@ -209,13 +209,13 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
     /* the places of sweeps that are over are free for later ones: `need` is a ring */
     for (; a->sweep < sweep; a->sweep++)
         for (int t = 0; t < NTIERS; t++)
-            *need_in(a, (Tier)t, a->sweep) = 0;
+            *need_in(a, t, a->sweep) = 0;
     *topups = 0;
     if (*a->next_prompt == a->task->count)
         return 0;
     if (!a->seated)
         deal_seats(a);
-    const int most = seats_for[a->policy->schedule](a);
+    int most = seats_for[a->policy->schedule](a);
     *topups = fill_seats(a, entered, imin(most, a->policy->gbs), true);
     return *topups + fill_seats(a, entered + *topups, most - *topups, false);
 }

@@ -28,7 +28,7 @@ int pool_take(PagePool *pool) {
     CHECK(page);
     *page = true;
     pool->used++;
-    pool->hint = (int)(page - pool->taken) + 1;
+    pool->hint = page - pool->taken + 1;
     pool->peak = imax(pool->peak, pool->hint);
     return pool->first + pool->hint - 1;
 }
@@ -48,8 +48,8 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 // -------------------------------------------------------------------------------------------------
 
 Tensor batch_activations(const Flight *f, const Batch *b, Tier tier) {
-    const int first = f->plan->act_first[tier][b->plan_place];
-    Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, first, b->act_rows[tier]);
+    Tensor t = plan_view(f->plan, ACTIVATIONS, tier, 0, f->plan->act_first[tier][b->plan_place],
+                         b->act_rows[tier]);
     return tensor_cells(t, b->plan_place * t.ncells, t.ncells);
 }
 
@@ -99,7 +99,7 @@ static void grow_pages(Flight *f, Batch *b) {
     bool took[NTIERS] = {false};
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
-        const int npages = pages_for(q->s + q->generated, f->plan->policy.page_tokens);
+        int npages = pages_for(q->s + q->generated, f->plan->policy.page_tokens);
         for (; q->npages < npages; q->npages++) {
             q->pages[q->npages] = pool_take(&f->pool[q->kv]);
             took[q->kv] = true;
@@ -107,7 +107,7 @@ static void grow_pages(Flight *f, Batch *b) {
     }
     for (int t = 0; t < NTIERS; t++)
         if (took[t])
-            order_new_owner(f, (Tier)t, b->plan_place, free_pages_owner(f));
+            order_new_owner(f, t, b->plan_place, free_pages_owner(f));
 }
 
 static int by_page(const void *a, const void *b) {
@@ -122,7 +122,7 @@ static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
     int n = 0;
     for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
-        const int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
+        int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
         for (int e = 0; q->kv == tier && e < q->npages; e++)
             list[n++] = (Staged){.page = q->pages[e],
                                  .together = e * f->plan->policy.page_tokens < past ? 1 : 0,
@@ -140,7 +140,7 @@ static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
 int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
     const Staged *list = b->staged[from.tier];
     for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].together)) {
-        const int rows = list[i].together * page_tokens;
+        int rows = list[i].together * page_tokens;
         if (rows)
             n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
                          tensor_rows(from, list[i].page * page_tokens, rows));
@@ -173,7 +173,7 @@ static void end_sweep(Flight *f) {
 static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     RunStats *stats = f->stats;
-    const bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
+    bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
     if (f->task->scored)
         id = q->prompt->ids[q->s + q->generated];
     q->tokens[q->generated++] = id;
@@ -183,14 +183,13 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     stats->generated++;
     stats->decoded += decoded;
     stats->beside += decoded && f->collected_prefill;
-    const bool stop =
-        (to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated)) || eos;
+    bool stop = (to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     order_new_owner(f, q->kv, free_pages_owner(f), b->plan_place);
-    admission_leave(&f->admission, (int)(q - f->seqs), q->generated);
+    admission_leave(&f->admission, q - f->seqs, q->generated);
     if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
                              stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
         f->to->failed = true;
@@ -217,8 +216,8 @@ static void tell_scores(Flight *f, const Batch *b) {
  * so that each knows which sequences have ended. Returns false if that fails. */
 static bool share_newest(Flight *f, const Batch *b) {
     Net *net = f->to->device->net;
-    const int last = net->stages - 1;
-    const size_t size = b->head_rows * sizeof(int32_t);
+    int last = net->stages - 1;
+    size_t size = b->head_rows * sizeof(int32_t);
     int status = 0;
     void *const what[] = {f->ids, f->logp};
     for (int w = 0; w < 1 + f->task->scored && !status; w++) {
@@ -235,7 +234,7 @@ static bool share_newest(Flight *f, const Batch *b) {
  * points f->ids and f->logp to them (to NULL on the sim, which has no memory; or to f->came).
  * Returns false if the run has failed. */
 static bool await_newest(Flight *f, const Batch *b) {
-    const bool scored = f->task->scored;
+    bool scored = f->task->scored;
     f->logp = NULL;
     if (is_last(&f->plan->config)) {
         Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
@@ -266,7 +265,7 @@ static void collect(Flight *f, Batch *b) {
     if (!await_newest(f, b))
         return;
     tell_scores(f, b);
-    const bool logits = f->task->keep_logits && f->listener->logits && is_last(&f->plan->config);
+    bool logits = f->task->keep_logits && f->listener->logits && is_last(&f->plan->config);
     int going = 0;
     for (int r = 0; r < b->nseq && !f->to->failed; r++) {
         Sequence *q = b->seq[r];
@@ -277,7 +276,7 @@ static void collect(Flight *f, Batch *b) {
             b->seq[going++] = q;
     }
     b->nseq = going;
-    if (--f->uncollected == 0)
+    if (!--f->uncollected)
         end_sweep(f);
 }
 
@@ -366,7 +365,7 @@ static void count_rows(Flight *f, Batch *b) {
         b->kv_seqs[t] = b->act_rows[t] = b->act_head_rows[t] = 0;
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
-        const int rows = batch_rows(b, q);
+        int rows = batch_rows(b, q);
         q->head_rows = b->prefill ? head_rows(f->task, q->prompt) : 1;
         b->rows += rows;
         b->head_rows += q->head_rows;
@@ -379,7 +378,7 @@ static void count_rows(Flight *f, Batch *b) {
 /* Takes a table of n integers from the beginning of *left, where it has this much room. */
 static Tensor take_table(Tensor *left, int n, size_t room) {
     Tensor t = tensor_cols(*left, 0, n);
-    t.ld = (size_t)n;
+    t.ld = n;
     *left = tensor_moved(*left, room * sizeof(int32_t));
     return t;
 }
@@ -387,7 +386,7 @@ static Tensor take_table(Tensor *left, int n, size_t room) {
 /* Makes the views of the batch's block of tables on one side, CPU or GPU. */
 static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side) {
     const Plan *p = f->plan;
-    const size_t rows = p->max_rows, seqs = p->max_seqs;
+    size_t rows = p->max_rows, seqs = p->max_seqs;
     Tensor left = plan_view(p, INDEX_TABLES, side, 2 * b->plan_place + b->sweeps % 2, 0, 1);
     t->all = left;
     t->ids = take_table(&left, b->rows, rows);
@@ -409,7 +408,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
     *p = (Piece){
         .number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
     for (int r = p->first; r < b->nseq; r++) {
-        const int rows = batch_rows(b, b->seq[r]);
+        int rows = batch_rows(b, b->seq[r]);
         if (p->rows + rows > f->plan->piece_rows)
             break;
         p->nseq++;
@@ -423,7 +422,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
  * piece, and the end. */
 static void fill_starts(const Flight *f, const Batch *b) {
     int32_t *start = cpu_address(f, b->cpu.start);
-    for (Piece p = {.number = 0}; b->prefill && batch_piece(f, b, &p);) {
+    for (Piece p = {0}; b->prefill && batch_piece(f, b, &p);) {
         *start++ = 0;
         for (int r = p.first; r < p.first + p.nseq; r++, start++)
             *start = start[-1] + b->seq[r]->s;
@@ -441,7 +440,7 @@ static void fill_tables(Flight *f, Batch *b) {
     int row = 0, head_row = 0;
     for (int r = 0; r < b->nseq; r++, pages += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
-        const int tokens = q->s + q->generated;
+        int tokens = q->s + q->generated;
         for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
             ids[row] = token < q->s ? q->prompt->ids[token] : q->tokens[token - q->s];
             positions[row] = token + 2;
@@ -505,7 +504,7 @@ static void end_sequences(Flight *f) {
         Batch *b = f->in_sweep[k];
         bool ends = b == in || (f->to->device->net && !f->to->overlap);
         for (int r = 0; r < b->nseq; r++)
-            ends = ends || is_last_token(b, b->seq[r]);
+            ends |= is_last_token(b, b->seq[r]);
         if (ends)
             collect(f, b);
     }
@@ -535,7 +534,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     q->generated = q->npages = 0;
     if (!b->nseq) {
         b->prefill = f->prefill = true;
-        b->admitted_as = (int)f->shared->admitted++;
+        b->admitted_as = f->shared->admitted++;
         if (topup)
             memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
         f->in_sweep[topup ? 0 : f->K] = b;
@@ -550,7 +549,7 @@ bool flight_admit(Flight *f) {
     f->prefill = false;
     if (f->to->failed)
         return false;
-    const int n = admission_next(&f->admission, f->i, f->entered, &topups);
+    int n = admission_next(&f->admission, f->i, f->entered, &topups);
     for (int e = 0; e < n; e++)
         begin_sequence(f, f->entered[e], e < topups);
     if (topups)

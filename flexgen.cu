@@ -1152,7 +1152,7 @@ enum Pages { HALFS, FOURS };
 const int SPLIT = 128; /* tokens of a warp */
 enum {
     HEADS = 4, /* warps of a block, each with a head of its own */
-    UNROLL = 4
+    UNROLL = 8
 };
 
 __device__ int whole_tiles(int tokens) { return (tokens + TILE - 1) / TILE * TILE; }
@@ -1516,7 +1516,7 @@ __device__ void join_partial(const Op &op, const float *partial, int n) {
 
 /* Does dense attention; or, if SCORES, writes the scores. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-__global__ void __launch_bounds__(HEADS *WARP, 8) attend_kernel(Op op, bool wide, float *scratch) {
+__global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, bool wide, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT),

@@ -23,7 +23,7 @@
 // -------------------------------------------------------------------------------------------------
 
 /* An absent tensor. */
-static const Tensor none = {.rows = 0};
+static const Tensor none = {0};
 
 /* In this chapter `at` of a weight's Tensor is the address of its numbers as floats. */
 
@@ -63,15 +63,9 @@ static void plain_add(float *x, const float *y, size_t n) {
         x[i] += y[i];
 }
 
-/* Rounds x as the engine does when it stores q, k and v. */
-static void plain_round_to_f16(float *x, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        x[i] = f16_to_f32(f32_to_f16(x[i]));
-}
-
 void plain_attention(float *o, const float *q, const float *k, const float *v, int n,
                      const OptConfig *c) {
-    const size_t h1 = c->h1, hd = h1 / c->nh;
+    size_t h1 = c->h1, hd = h1 / c->nh;
     float *score = xcalloc(n, sizeof *score); /* of one query */
     for (int head = 0; head < c->nh; head++)
         for (int t = 0; t < n; t++) {
@@ -101,7 +95,7 @@ void plain_attention(float *o, const float *q, const float *k, const float *v, i
 
 /* Computes multi-head attention with its residual; w holds the layer's tensors, x is (n, h1). */
 static void plain_attention_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
-    const size_t size = (size_t)n * c->h1;
+    size_t size = (size_t)n * c->h1;
     float *y = xcalloc(5 * size, sizeof *y), *q = y + size, *k = q + size, *v = k + size,
           *a = v + size;
     const float *in = c->pre_norm ? y : x;
@@ -110,7 +104,8 @@ static void plain_attention_block(float *x, const Tensor w[NROLES], const OptCon
     plain_linear(q, in, w[Q_W], w[Q_B], n);
     plain_linear(k, in, w[K_W], w[K_B], n);
     plain_linear(v, in, w[V_W], w[V_B], n);
-    plain_round_to_f16(q, 3 * size); /* and k and v, which follow */
+    for (float *e = q; e < a; e++) /* q, k and v are rounded, as the engine does to store them */
+        *e = f16_to_f32(f32_to_f16(*e));
     plain_attention(a, q, k, v, n, c);
     plain_linear(y, a, w[O_W], w[O_B], n);
     plain_add(x, y, size);
@@ -122,7 +117,7 @@ static void plain_attention_block(float *x, const Tensor w[NROLES], const OptCon
 /* Computes the feed-forward network with its residual; x, w as above. ReLU replaces negative
  * numbers between its two products by 0. */
 static void plain_ffn_block(float *x, const Tensor w[NROLES], const OptConfig *c, int n) {
-    const size_t size = (size_t)n * c->h1, inner_size = (size_t)n * c->h2;
+    size_t size = (size_t)n * c->h1, inner_size = (size_t)n * c->h2;
     float *y = xcalloc(size + inner_size, sizeof *y), *inner = y + size;
     if (c->pre_norm)
         plain_layernorm(y, x, w[LN2_W], w[LN2_B], n);
@@ -141,7 +136,7 @@ static void plain_ffn_block(float *x, const Tensor w[NROLES], const OptConfig *c
  * token table are used as they are. */
 static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, const int32_t *ids,
                         int n) {
-    const size_t embed = c->embed, h1 = c->h1;
+    size_t embed = c->embed, h1 = c->h1;
     const float *table = g[TOK_EMBED].at, *positions = g[POS_EMBED].at;
     float *rows = xcalloc(n * embed, sizeof *rows);
     for (int t = 0; t < n; t++)
@@ -156,7 +151,7 @@ static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, 
 
 /* Computes logits (n, vocab) from x: final norm, project_out, then the head. */
 static void plain_head(float *logits, float *x, const Tensor g[NGLOBALS], int n) {
-    const Tensor project = g[PROJECT_OUT], head = g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED];
+    Tensor project = g[PROJECT_OUT], head = g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED];
     float *y = xcalloc((size_t)n * project.rows, sizeof *y);
     if (g[FINAL_LN_W].rows)
         plain_layernorm(x, x, g[FINAL_LN_W], g[FINAL_LN_B], n);
@@ -198,22 +193,22 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
         CHECK(ids[t] >= 0 && ids[t] < c->vocab);
     Tensor g[NGLOBALS] = {none}, w[NROLES] = {none};
     float *x = xcalloc((size_t)n * c->h1, sizeof *x); /* (n, h1) passes from layer to layer */
-    int rc = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
-    if (rc == 0)
+    int status = read_floats(g, checkpoint, checkpoint->global, NGLOBALS, err);
+    if (!status)
         plain_embed(x, g, c, ids, n);
-    for (int j = 0; j < c->l && rc == 0; j++) {
-        rc = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
-        if (rc == 0) {
+    for (int j = 0; j < c->l && !status; j++) {
+        status = read_floats(w, checkpoint, checkpoint->layer[j], NROLES, err);
+        if (!status) {
             plain_attention_block(x, w, c, n);
             plain_ffn_block(x, w, c, n);
         }
         free_floats(w, NROLES);
     }
-    if (rc == 0)
+    if (!status)
         plain_head(logits, x, g, n);
     free_floats(g, NGLOBALS);
     free(x);
-    return rc;
+    return status;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -229,7 +224,7 @@ static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
 }
 
 void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
-    const bool projected = plan->config.embed != plan->config.h1;
+    bool projected = plan->config.embed != plan->config.h1;
     /* With project_in x begins as the rows of the position table, and the product is added to it.
      * Without it x is `tokens` itself, and the rows of the position table are added to it. */
     post(to, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
@@ -239,7 +234,7 @@ void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens,
 
 /* Returns the tensors of q, k and v as one tensor; they must lie directly behind each other. */
 static Tensor joined(const Tensor *q) {
-    const Tensor k = q[K_W - Q_W], v = q[V_W - Q_W];
+    Tensor k = q[K_W - Q_W], v = q[V_W - Q_W];
     Tensor all = *q;
     CHECK(all.offset + tensor_span(all) == k.offset && k.offset + tensor_span(k) == v.offset);
     all.rows += k.rows + v.rows;
@@ -248,20 +243,19 @@ static Tensor joined(const Tensor *q) {
 
 void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
-    const Tensor matrix = joined(&w[Q_W]), bias = tensor_flat(joined(&w[Q_B]));
-    const bool pre_norm = plan->config.pre_norm;
-    const Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
+    bool pre_norm = plan->config.pre_norm;
+    Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
         post(to, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(call, qkv, in, matrix, bias, none));
+    post(to, op_linear(call, qkv, in, joined(&w[Q_W]), tensor_flat(joined(&w[Q_B])), none));
 }
 
 void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o) {
-    const bool pre_norm = plan->config.pre_norm;
-    const Role norm = pre_norm ? LN2_W : LN1_W; /* opt-350m: the first norm comes after attention */
-    const Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
-    const Tensor inner = scratch_rows(plan, MLP, x);
+    bool pre_norm = plan->config.pre_norm;
+    Role norm = pre_norm ? LN2_W : LN1_W; /* opt-350m: the first norm comes after attention */
+    Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
+    Tensor inner = scratch_rows(plan, MLP, x);
     post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
     post(to, op_layernorm(call, in, x, w[norm], w[norm + 1]));
     post(to, op_linear_relu(call, inner, in, w[FC1_W], w[FC1_B]));
@@ -271,8 +265,8 @@ void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES],
 }
 
 void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
-    const bool projected = plan->config.embed != plan->config.h1;
-    const Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
+    bool projected = plan->config.embed != plan->config.h1;
+    Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
     if (plan->config.final_norm)
         post(to, op_layernorm(call, x, x, plan->global[FINAL_LN_W].home,
                               plan->global[FINAL_LN_B].home));
@@ -288,21 +282,21 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
 // -------------------------------------------------------------------------------------------------
 
 int opt_warm_up(Device *device, const Plan *plan, Error *err) {
-    const int sizes[] = {plan->piece_rows, plan->max_seqs}; /* of a prefill, of a decoding step */
+    int sizes[] = {plan->piece_rows, plan->max_seqs}; /* of a prefill, of a decoding step */
     /* the larger of the two staging slots: layer 0 need not fit the other */
-    const int slot =
+    int slot =
         plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
-    const Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
+    Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     Poster to = {.device = device, .overlap = false, .err = err};
     for (int i = 0; i < 2; i++) {
         Tensor w[NROLES];
         for (int r = 0; r < NROLES; r++) {
             w[r] = plan_weight(plan, &plan->weight[0][r], slot);
             if (w[r].type == U8 && sizes[i] > plan->packed_rows)
-                w[r] = plan_f16(plan, (Role)r);
+                w[r] = plan_f16(plan, r);
         }
-        const Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
-        const Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
+        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
+        Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
         /* Contents do not matter: o stands in for x as opt_project's input, and x overwrites q, k
          * and v, which nothing reads. */
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);

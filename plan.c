@@ -68,7 +68,7 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
         for (size_t u = 0; u < sizeof order / sizeof order[0]; u++) {
             int rows, cols;
             Role r = order[u];
-            const int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
+            int joined = r == Q_W ? 3 : 1; /* q, k and v move together */
             opt_role_shape(config, r, &rows, &cols);
             /* a matrix has a bias number for each row, a layernorm one for each weight */
             Tier t = diffuse(&d, ((double)rows * cols + (rows == 1 ? cols : rows)) * joined);
@@ -81,15 +81,15 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 /* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
  * packed checkpoint a packed tensor has the shape of its groups already. */
 static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes offset) {
-    const bool packs = packed && t.type != U8;
+    bool packs = packed && t.type != U8;
     CHECK(!packs || t.rows % GROUP == 0); /* see checkpoint_packs */
-    const int cols = packs ? t.cols * GROUP_BYTES : t.cols;
+    int cols = packs ? t.cols * GROUP_BYTES : t.cols;
     return (Tensor){.tier = tier,
                     .type = packed ? U8 : F16,
                     .offset = offset,
                     .rows = packs ? t.rows / GROUP : t.rows,
                     .cols = cols,
-                    .ld = (size_t)cols,
+                    .ld = cols,
                     .region = id};
 }
 
@@ -111,9 +111,9 @@ static bool comes_before(const Tensor *t, Role a, Role b) {
  * tensors in the checkpoint. */
 static void slab_order(Role order[NROLES], const Tensor *t) {
     for (int r = 0, at; r < NROLES; r++) {
-        for (at = r; at > 0 && comes_before(t, (Role)r, order[at - 1]); at--)
+        for (at = r; at > 0 && comes_before(t, r, order[at - 1]); at--)
             order[at] = order[at - 1];
-        order[at] = (Role)r;
+        order[at] = r;
     }
 }
 
@@ -135,11 +135,11 @@ Bytes plan_layer_bytes(const Plan *p) {
 /* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
 static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
-    const Tensor t = c->layer[j][r];
+    Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
-    const bool packed = p->policy.weight_packed && role_is_matrix(r);
-    w->home = as_stored(t, packed, RESTING_WEIGHTS, tier, *bytes);
-    const Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
+    w->home =
+        as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *bytes);
+    Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
     /* Tensors have padding in the slot, so slab[] counts it. On the CPU they have it at home too,
      * and with it its share moves as one copy. A file has no padding behind a tensor. */
@@ -152,7 +152,7 @@ static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, By
 
 /* Gives every tensor of the decoder layers its home, and adds their regions. */
 static void plan_layers(Plan *p, const Checkpoint *c) {
-    const int l = p->config.l;
+    int l = p->config.l;
     Bytes bytes[NTIERS] = {0};
     Tier(*home)[NROLES] = xcalloc(l, sizeof *home);
     place_weights(home, &p->config, p->policy.wg, p->policy.wc);
@@ -160,16 +160,18 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
         slab_order(p->slab_order[j], c->layer[j]);
         for (Tier tier = TIER_GPU; tier < NTIERS; tier++)
             for (int i = 0; i < NROLES; i++) {
-                const Role r = p->slab_order[j][i];
+                Role r = p->slab_order[j][i];
                 if (home[j][r] == tier)
                     give_home(p, c, j, r, tier, &bytes[tier]);
             }
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !copied_to_disk(p, c);
-        const char *name = file ? "weights (checkpoint)" : "weights";
+        bool file = t == TIER_DISK && !copied_to_disk(p, c);
         p->achieved[OF_WEIGHTS][t] = (double)bytes[t] / (bytes[0] + bytes[1] + bytes[2]);
-        lay_out(p, RESTING_WEIGHTS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
+        lay_out(
+            p, RESTING_WEIGHTS, t,
+            (Region){file ? "weights (checkpoint)" : "weights", U8, .slots = 1, .bytes = bytes[t]},
+            file);
     }
     free(home);
 }
@@ -178,26 +180,28 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
  * ones always rest on the GPU, and tables at policy.table_home. */
 static void plan_globals(Plan *p, const Checkpoint *c) {
     Bytes bytes[NTIERS] = {0};
-    for (int g = 0; g < NGLOBALS; g++) {
+    for (Global g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows)
             continue;
-        const Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
+        Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
         p->global[g].home =
             tier == TIER_DISK && !c->dummy
                 ? t
                 : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
-        if ((Global)g == p->head && is_last(&p->config))
+        if (g == p->head && is_last(&p->config))
             p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        const bool file = t == TIER_DISK && !c->dummy;
-        const char *name = file ? "embeddings (checkpoint)" : "embeddings";
-        lay_out(p, EMBEDDINGS, t, (Region){name, U8, .slots = 1, .bytes = bytes[t]}, file);
+        bool file = t == TIER_DISK && !c->dummy;
+        lay_out(p, EMBEDDINGS, t,
+                (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
+                         .bytes = bytes[t]},
+                file);
     }
 }
 
@@ -208,27 +212,25 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
 // packed layer.
 // -------------------------------------------------------------------------------------------------
 
-static Bytes larger(Bytes a, Bytes b) { return a > b ? a : b; }
-
 /* Adds the weight slots. The layers that stream take the two slots in turn, sweep after sweep. If
  * their number is odd, each layer changes its slot from one sweep to the next, and changes back in
  * the sweep after it; so two sweeps over all layers show everything that a slot ever holds. */
 static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [slot][tier]: on the CPU, only what comes from disk */
-    const int layers = p->config.l + 1;
+    int layers = p->config.l + 1;
     for (int j = 0, turn = 0; j < 2 * layers; j++) {
-        const Bytes from_disk = p->slab[TIER_DISK][j % layers],
-                    all = p->slab[TIER_CPU][j % layers] + from_disk;
+        Bytes from_disk = p->slab[TIER_DISK][j % layers],
+              all = p->slab[TIER_CPU][j % layers] + from_disk;
         if (!all)
             continue;
         Bytes *slot = most[turn++ % 2];
-        slot[TIER_GPU] = larger(slot[TIER_GPU], all);
-        slot[TIER_CPU] = larger(slot[TIER_CPU], from_disk);
+        slot[TIER_GPU] = size_max(slot[TIER_GPU], all);
+        slot[TIER_CPU] = size_max(slot[TIER_CPU], from_disk);
     }
     for (int slot = 0; slot < 2; slot++)
         for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-            add_region(p, (Wanted){(RegionId)(WEIGHT_SLOT + slot), t, "weight staging", F16, 1,
-                                   (int)(most[slot][t] / 2), 1});
+            add_region(
+                p, (Wanted){WEIGHT_SLOT + slot, t, "weight staging", F16, 1, most[slot][t] / 2, 1});
 }
 
 /* Returns true if a GPU computes, real or simulated: its activations are F16. Those of the host
@@ -243,14 +245,13 @@ static void plan_unpacked(Plan *p) {
         return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
-        opt_role_shape(&p->config, (Role)r, &rows, &cols);
-        if (!role_is_matrix((Role)r))
+        opt_role_shape(&p->config, r, &rows, &cols);
+        if (!role_is_matrix(r))
             continue;
         p->unpacked_at[r] = bytes;
-        bytes = role_end((Role)r, bytes, (Bytes)rows * cols * sizeof(f16));
+        bytes = role_end(r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
-    add_region(
-        p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, (int)(bytes / 2), 1});
+    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, bytes / 2, 1});
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -261,26 +262,24 @@ static void plan_unpacked(Plan *p) {
 
 /* Return the type of the numbers in a page, and how many of them are a token's K (or V). */
 static Type kv_type(const Plan *p) { return p->policy.cache_packed ? U8 : F16; }
-static int kv_cols(const Plan *p) { return (int)(p->kv_row / type_bytes(kv_type(p))); }
+static int kv_cols(const Plan *p) { return p->kv_row / type_bytes(kv_type(p)); }
 
-static void plan_cache(Plan *p) {
+/* Adds, tier by tier, the pages of the cache, their staging, and the activations at rest. */
+static void plan_cache_and_activations(Plan *p) {
     const OptConfig *c = &p->config;
-    const int page = p->policy.page_tokens;
+    int page = p->policy.page_tokens;
     p->kv_row =
         p->policy.cache_packed ? c->nh * quant_bytes(c->h1 / c->nh) : (Bytes)c->h1 * sizeof(f16);
-    /* The slots are K and V of each layer in turn. */
-    for (Tier t = TIER_GPU; t < NTIERS; t++)
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        /* the slots are K and V of each layer in turn */
         add_region(p, (Wanted){KV_CACHE, t, "KV cache", kv_type(p),
                                p->policy.flights * p->npages[t] * page, kv_cols(p), 2 * c->l});
-    for (Tier t = TIER_GPU; t <= TIER_CPU; t++)
-        add_region(p, (Wanted){KV_STAGING, t, "KV staging", kv_type(p), p->staged_pages[t] * page,
-                               kv_cols(p), 4});
-}
-
-static void plan_activations(Plan *p) {
-    for (Tier t = TIER_GPU; t < NTIERS; t++)
+        if (t < TIER_DISK)
+            add_region(p, (Wanted){KV_STAGING, t, "KV staging", kv_type(p),
+                                   p->staged_pages[t] * page, kv_cols(p), 4});
         add_region(p, (Wanted){ACTIVATIONS, t, "activations", p->act_type,
-                               p->act_first[t][p->batches], p->config.h1, 1});
+                               p->act_first[t][p->batches], c->h1, 1});
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -290,18 +289,23 @@ static void plan_activations(Plan *p) {
 // computes. The tables have a line for each workspace; one of 0 rows is not needed.
 // -------------------------------------------------------------------------------------------------
 
+static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
+    for (int i = 0; i < n; i++)
+        add_region(p, workspace[i]);
+}
+
 /* Adds the workspaces of the layers. */
 static void plan_layer_workspaces(Plan *p) {
     const OptConfig *c = &p->config;
-    const Type act = p->act_type, kv = kv_type(p);
-    const int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
-    const int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
+    Type act = p->act_type, kv = kv_type(p);
+    int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
+    int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
     /* of a piece, the rows whose new k and v leave the GPU */
-    const int leaving = imin(p->off_rows, piece);
+    int leaving = imin(p->off_rows, piece);
     /* the sequences for which the CPU attends: one row each, since it only decodes */
-    const int delegated = p->policy.delegated ? p->off_seqs : 0;
+    int delegated = p->policy.delegated ? p->off_seqs : 0;
     /* the rows of x that rest below the GPU; if there are none, x is computed where it rests */
-    const int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
+    int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
     const Wanted workspace[] = {
         {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
         {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
@@ -317,20 +321,19 @@ static void plan_layer_workspaces(Plan *p) {
         {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
         {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
     };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
-        add_region(p, workspace[i]);
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
 /* Adds the workspaces before the first layer and behind the last one of this stage: those of the
  * embedding, of the head, and of the pipeline's hidden states. */
 static void plan_end_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
-    const Type act = p->act_type;
-    const int rows = p->max_rows, slots = p->batch_slots;
-    const bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
+    Type act = p->act_type;
+    int rows = p->max_rows, slots = p->batch_slots;
+    bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
     /* the CPU gathers the rows of a token table that is not on the GPU */
-    const bool gathered = p->policy.table_home != TIER_GPU;
-    const bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
+    bool gathered = p->policy.table_home != TIER_GPU;
+    bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
     const Wanted workspace[] = {
         {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
          slots},
@@ -344,18 +347,17 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
         {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
         {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
     };
-    for (size_t i = 0; i < sizeof workspace / sizeof *workspace; i++)
-        add_region(p, workspace[i]);
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
 /* Adds the lists of sparse attention: for each query and head, the chosen tokens and their weights.
  */
 static void plan_choices(Plan *p) {
     /* the most that a query and head choose */
-    const int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
-    const int cols = p->config.nh * most;
+    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
+    int cols = p->config.nh * most;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        const int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
+        int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
         add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
         add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
     }
@@ -366,13 +368,12 @@ static void plan_choices(Plan *p) {
  * for five, with which the plans of results/paper were made), two page tables, the number of each
  * row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
-    const bool last = is_last(&p->config), scored = task->scored;
-    const Bytes rows = p->max_rows, seqs = p->max_seqs, for_head = p->head_rows;
-    const Bytes integers =
-        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + for_head * (scored ? 2 : 1);
-    const int ints = (int)(whole_lines(4 * integers) / 4), batches = p->batches;
-    const int chosen = scored || !last ? 0 : p->max_seqs,
-              scores = scored && last ? p->head_rows : 0;
+    bool last = is_last(&p->config), scored = task->scored;
+    Bytes rows = p->max_rows, seqs = p->max_seqs;
+    Bytes integers =
+        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
+    int ints = whole_lines(4 * integers) / 4, batches = p->batches;
+    int chosen = scored || !last ? 0 : p->max_seqs, scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
         add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
@@ -409,7 +410,7 @@ static void number_cells(Plan *p) {
     for (int t = 0; t < NTIERS; t++)
         for (int id = 0; id < NREGIONS; id++) {
             Region *r = &p->region[id][t];
-            const int slots = id == ACTIVATIONS ? p->batches : r->slots;
+            int slots = id == ACTIVATIONS ? p->batches : r->slots;
             r->cell = p->ncells;
             p->ncells +=
                 id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
@@ -472,8 +473,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_slots(p);
     plan_unpacked(p);
     plan_batches(p, task); /* walk.c counts what the regions below need */
-    plan_cache(p);
-    plan_activations(p);
+    plan_cache_and_activations(p);
     plan_layer_workspaces(p);
     plan_end_workspaces(p, task);
     plan_choices(p);
@@ -512,9 +512,9 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
                     .offset = r->offset + ((Bytes)slot * r->rows + first) * row,
                     .rows = rows,
                     .cols = r->cols,
-                    .ld = (size_t)r->cols,
+                    .ld = r->cols,
                     .region = id,
-                    .cell = r->cell + (int)slot * r->cells,
+                    .cell = r->cell + slot * r->cells,
                     .ncells = r->cells};
 }
 
@@ -523,17 +523,16 @@ Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, in
     t.type = type;
     t.offset += at;
     t.cols = n;
-    t.ld = (size_t)n;
+    t.ld = n;
     return t;
 }
 
 Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
-    const Tensor home = place->home;
+    Tensor home = place->home;
     if (home.tier == TIER_GPU || !home.rows)
         return home;
-    const Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
-    Tensor t = plan_bytes(p, (RegionId)(WEIGHT_SLOT + slot), TIER_GPU, place->slab_offset, type,
-                          home.cols);
+    Type type = home.type == U8 ? U8 : F16; /* on its way F32 and BF16 become F16 */
+    Tensor t = plan_bytes(p, WEIGHT_SLOT + slot, TIER_GPU, place->slab_offset, type, home.cols);
     t.rows = home.rows;
     return t;
 }
@@ -551,7 +550,7 @@ int cache_cell(const Plan *p, Tier tier, int batch, int j) {
 }
 
 PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npages) {
-    const int page = p->policy.page_tokens;
+    int page = p->policy.page_tokens;
     return (PageTable){.k = plan_view(p, id, tier, slot, 0, npages * page),
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
                        .page_tokens = page,
@@ -608,7 +607,6 @@ static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
 
 int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
-    const char *block = smaller_block(&p->policy);
     char needs[32], has[32], remedy[200];
     for (int t = 0; t < NTIERS; t++) {
         int worst = 0;
@@ -618,10 +616,10 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
             if (p->region[id][t].bytes > p->region[worst][t].bytes)
                 worst = id;
         const Region *part = &p->region[worst][t];
-        const bool block_only =
-            !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
+        bool block_only = !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst], block);
+        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst],
+                 smaller_block(&p->policy));
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
                     "MiB: %s, or raise %s",
@@ -633,13 +631,13 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
 int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
                const Bytes capacity[NTIERS], Error *err) {
     policy_defaults(policy);
-    const int most = policy->workspaces;
+    int most = policy->workspaces;
     Bytes least = UINT64_MAX;
     for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
-        for (int home = TIER_GPU; home < NTIERS; home++) {
-            policy->table_home = (Tier)home;
+        for (Tier home = TIER_GPU; home < NTIERS; home++) {
+            policy->table_home = home;
             Plan *p = plan_make(checkpoint, policy, task, act_type, err);
-            const Bytes missing = p ? plan_missing(p, capacity) : least;
+            Bytes missing = p ? plan_missing(p, capacity) : least;
             if (missing < least) {
                 least = missing;
                 check_fits(p, capacity, true, err);
@@ -658,7 +656,7 @@ void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, 
     for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
          policy->piece_rows /= 2) {
         Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
-        const bool fits = p && !plan_missing(p, capacity);
+        bool fits = p && !plan_missing(p, capacity);
         plan_free(p);
         if (fits)
             return;

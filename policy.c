@@ -58,12 +58,12 @@ void peak_row(Lp *lp, const char *name, Sum sum, double capacity) {
 static void time_rows(Lp *lp, const Letters *a, bool prefill) {
     static const char *const name[2][5] = {{"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"},
                                            {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "comp^p"}};
-    const double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights,
-                 q = prefill ? s : 1;
-    const double hidden = 2 * q * h1 * bls, stored = 4 * (prefill ? s + 1 : 1) * h1 * bls;
-    const double to_cpu = prefill ? stored : 0, loaded = prefill ? 0 : 4 * bls * (s + n / 2) * h1;
-    const double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
-    const double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1;
+    double s = a->s, n = a->n, h1 = a->h1, h2 = a->h2, bls = a->bls, weights = a->weights,
+           q = prefill ? s : 1;
+    double hidden = 2 * q * h1 * bls, stored = 4 * (prefill ? s + 1 : 1) * h1 * bls;
+    double to_cpu = prefill ? stored : 0, loaded = prefill ? 0 : 4 * bls * (s + n / 2) * h1;
+    double linear_layer = bls * (8 * q * h1 * h1 + 4 * q * h1 * h2);
+    double att = 4 * bls * (prefill ? s * s : s + n / 2) * h1;
     Sum comp = {.one = linear_layer / a->hw->mm_flops[prefill]};
     if (prefill) {
         comp.one += att / a->hw->bmm_flops[1];
@@ -71,11 +71,10 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
         comp.cg = att / a->hw->bmm_flops[0];
         comp.cc = comp.cd = att / a->hw->cpu_flops[0];
     }
-    const Sum ctog = {.wc = weights, .wd = weights, .hc = hidden, .hd = hidden};
-    const Sum gtoc = {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden};
-    const Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden},
-              ctod = {.cd = stored, .hd = hidden};
-    const Sum sum[] = {ctog, gtoc, dtoc, ctod, comp}; /* in the order of Channel, to GPU */
+    Sum ctog = {.wc = weights, .wd = weights, .hc = hidden, .hd = hidden};
+    Sum gtoc = {.cc = to_cpu, .cd = to_cpu, .hc = hidden, .hd = hidden};
+    Sum dtoc = {.wd = weights, .cd = loaded, .hd = hidden}, ctod = {.cd = stored, .hd = hidden};
+    Sum sum[] = {ctog, gtoc, dtoc, ctod, comp}; /* in the order of Channel, to GPU */
     for (Channel c = CTOG; c <= GPU; c++)
         latency_row(lp, name[prefill][c], prefill ? T_PRE : T_GEN, sum[c],
                     c < GPU ? a->hw->bdw[c][prefill] : 1); /* comp is in seconds already */
@@ -85,25 +84,24 @@ static void time_rows(Lp *lp, const Letters *a, bool prefill) {
  * attend to past = s tokens; or the same with ^g, where q = 1 and past = s + n. gpu_w has the
  * activations of a whole prompt in both, as printed. */
 static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
-    const double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs,
-                 bls = a->bls;
-    const double q = prefill ? s : 1, past = prefill ? s : s + n, weights = a->weights,
-                 hidden = 2 * s * h1 * gbs;
-    const Sum gpu_home = {
-        .wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
-    const Sum gpu_w = {
+    double s = a->s, n = a->n, l = a->l, h1 = a->h1, h2 = a->h2, nh = a->nh, gbs = a->gbs,
+           bls = a->bls;
+    double q = prefill ? s : 1, past = prefill ? s : s + n, weights = a->weights,
+           hidden = 2 * s * h1 * gbs;
+    Sum gpu_home = {.wg = weights * l, .hg = 2 * q * h1 * bls, .cg = 4 * (s + n) * h1 * bls * l};
+    Sum gpu_w = {
         .one = 2 * weights + hidden, .wg = -2 * weights, .hg = -hidden}; /* 2 (1 - wg), 1 - hg */
     static const char *const name[2][6] = {
         {"gpu_peak^g with kv^g", "gpu_peak^g with att_1^g", "gpu_peak^g with att_2^g",
          "gpu_peak^g with embed^g", "gpu_peak^g with mlp_1^g", "gpu_peak^g with mlp_2^g"},
         {"gpu_peak^p with qkv^p", "gpu_peak^p with att_1^p", "gpu_peak^p with att_2^p",
          "gpu_peak^p with embed^p", "gpu_peak^p with mlp_1^p", "gpu_peak^p with mlp_2^p"}};
-    const Sum work[6] = {{.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))},
-                         {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)},
-                         {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)},
-                         {.one = gbs * (2 * q * h1 + 2 * q * h1)},
-                         {.one = gbs * 2 * (q * h1 + q * h2)},
-                         {.one = gbs * 2 * (q * h2 + q * h1)}};
+    Sum work[6] = {{.one = gbs * (2 * q * h1 + 3 * (2 * q * h1))},
+                   {.cg = gbs * (2 * q * h1 + 2 * past * h1 + 2 * nh * q * past)},
+                   {.cg = gbs * (2 * nh * q * past + 2 * past * h1 + 2 * q * h1)},
+                   {.one = gbs * (2 * q * h1 + 2 * q * h1)},
+                   {.one = gbs * 2 * (q * h1 + q * h2)},
+                   {.one = gbs * 2 * (q * h2 + q * h1)}};
     for (int i = 0; i < 6; i++) {
         Sum sum = gpu_home;
         sum_add(&sum, 1, gpu_w);
@@ -114,10 +112,10 @@ static void gpu_rows(Lp *lp, const Letters *a, bool prefill) {
 
 /* Adds cpu_peak^p = cpu_home^p + cpu_w^p < cmem, the same with ^g, and nvme_peak < nmem. */
 static void cpu_and_disk_rows(Lp *lp, const Letters *a) {
-    const double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls,
-                 weights = a->weights;
-    const double all_weights = weights * a->l, cache = 4 * (s + n) * h1 * bls * a->l,
-                 hidden_w = 2 * s * h1 * gbs;
+    double s = a->s, n = a->n, h1 = a->h1, nh = a->nh, gbs = a->gbs, bls = a->bls,
+           weights = a->weights;
+    double all_weights = weights * a->l, cache = 4 * (s + n) * h1 * bls * a->l,
+           hidden_w = 2 * s * h1 * gbs;
     Sum cpu_p = {.wc = all_weights, .hc = 2 * s * h1 * bls, .cc = cache};
     Sum cpu_g = {.wc = all_weights, .hc = 2 * h1 * bls, .cc = cache};
     /* cpu_w^p, where weights and activations are multiplied by 1 - wg and 1 - hg */
@@ -179,7 +177,7 @@ static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, in
     double largest_excess = -INFINITY;
     text[0] = 0;
     for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
-        const size_t used = strlen(text);
+        size_t used = strlen(text);
         largest_excess = fmax(largest_excess, lp_excess(row, x, lp->n));
         if (lp_binds(row, x, lp->n))
             snprintf(text + used, NAMES - used, "%s%s", used ? ", " : "", row->name);

@@ -80,7 +80,7 @@ static void add_seat(BatchNeed *b, const Seat *seat, int s, int pages) {
 /* Records what each batch of a block needs, when the whole block has just been seated. */
 static void measure_block(Plan *p, const Task *task, const Seat *seats, int count) {
     for (int first = 0; first < count; first += p->policy.gbs) {
-        BatchNeed b = {.rows = 0};
+        BatchNeed b = {0};
         for (int r = first; r < imin(first + p->policy.gbs, count); r++) {
             const Prompt *q = &task->prompts[seats[r].prompt];
             add_seat(&b, &seats[r], q->s, loaded_pages(p, q));
@@ -96,9 +96,13 @@ static BatchNeed widest_window(const Task *task, int gbs) {
     BatchNeed most = {.seqs = gbs};
     int rows = 0, last = 0;
     for (int i = 0; i < task->count; i++) {
-        const Prompt *in = &task->prompts[i], *out = i >= gbs ? in - gbs : NULL;
-        rows += in->s - (out ? out->s : 0);
-        last += head_rows(task, in) - (out ? head_rows(task, out) : 0);
+        const Prompt *q = &task->prompts[i];
+        rows += q->s;
+        last += head_rows(task, q);
+        if (i >= gbs) { /* a prompt leaves the window */
+            rows -= q[-gbs].s;
+            last -= head_rows(task, q - gbs);
+        }
         raise_to(&most.rows, rows);
         raise_to(&most.head_rows, last);
     }
@@ -125,9 +129,8 @@ static void cap_rows(BatchNeed *b, int most) {
  *   act_rows    the policy's fractions of every possible number of topups
  *   pages       none: a prefill loads no pages, nor does the CPU attend for it (off_seqs) */
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    const int gbs = imin(p->policy.gbs, count), s = p->max_prompt;
-    const double share[NTIERS] = {p->policy.hg, p->policy.hc,
-                                  fmax(0, 1 - p->policy.hg - p->policy.hc)};
+    int gbs = imin(p->policy.gbs, count), s = p->max_prompt;
+    double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
     BatchNeed entrance = widest_window(task, gbs);
     int pages = 0, seqs[NTIERS];
     for (int i = 0; i < task->count; i++)
@@ -146,7 +149,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
         note_batch(p, seats[first].k, &b);
         entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
     }
-    note_batch(p, (count + gbs - 1) / gbs, &entrance);
+    note_batch(p, ceil_div(count, gbs), &entrance);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
 
 /* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
 static const Prompt *prompt_in(const Admission *a, int seat) {
-    const int prompt = a->seat[seat].prompt;
+    int prompt = a->seat[seat].prompt;
     return prompt < 0 ? NULL : &a->task->prompts[prompt];
 }
 
@@ -172,7 +175,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
         const Prompt *q = prompt_in(a, e);
         if (!q)
             continue;
-        const double s = q->s, age = (double)(a->sweep - a->seat[e].since);
+        double s = q->s, age = a->sweep - a->seat[e].since;
         if (age > 0) {
             decodes = true;
             now->decoded++;
@@ -200,7 +203,7 @@ static bool count_batch(Workload *now, Workload *later, const Admission *a, int 
  * batch in prefill, however many batches have topups. */
 static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
     Workload *now = &p->work[prefill], *later = &p->work[false];
-    const double more = (double)(until - a->sweep - 1);
+    double more = until - a->sweep - 1;
     bool topups = false;
     for (int first = 0; first < a->nseats; first += a->policy->gbs)
         topups |= count_batch(now, later, a, first, more);
@@ -232,7 +235,7 @@ static long next_end(const Admission *a) {
  * and of their activations. Returns the first sweep of the next stretch, or -1 when the flight has
  * ended. entered is scratch. */
 static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
+    bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
     if (!diagonal)
@@ -242,8 +245,8 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     if (!a->seated)
         return -1;
     /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
-    const bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
-    const long next = diagonal && opening ? sweep + 1 : next_end(a);
+    bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
+    long next = diagonal && opening ? sweep + 1 : next_end(a);
     note_work(p, a, n > 0, next);
     p->sweeps += next - sweep;
     for (int e = 0; e < a->nseats; e++) {
@@ -269,7 +272,7 @@ static void note_pages(Plan *p, const Admission *a) {
 /* Walks the whole task through admission. Flights sweep in turn, so the next stretch belongs to the
  * flight with the fewest sweeps so far, or to the first of several such flights. */
 static void walk_task(Plan *p, const Task *task) {
-    const int flights = p->policy.flights;
+    int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
     /* the sweep at which each flight's next stretch begins */
     long *next = xcalloc(flights, sizeof *next);
@@ -306,7 +309,7 @@ static void walk_task(Plan *p, const Task *task) {
  * even when it is alone. */
 static void size_pieces(Plan *p) {
     enum { LEAST_CHUNK = 64 }; /* the head's rows at a time, unless max_seqs is more */
-    const int in_flight = imin(WORKSPACES, imax(p->batches, 1));
+    int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
     raise_to(&p->piece_rows, p->max_seqs);
     p->batch_slots = imin(p->policy.workspaces, in_flight);
@@ -326,20 +329,20 @@ static void size_pieces(Plan *p) {
  *     pages, 2 batches     (5 + 7) / 2 = 6, in every second sweep; in the others (4 + 6) / 2 = 5 */
 static double a21_cache(const Plan *p, const Task *task) {
     double s = 0, n = 0;
-    const int bls = imin(block_size(&p->policy), task->count);
+    int bls = imin(block_size(&p->policy), task->count);
     for (int i = 0; i < task->count; i++) {
         s += task->prompts[i].s;
         n += task->prompts[i].n;
     }
     s /= task->count;
     n /= task->count;
-    const bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
-    const double tokens = diagonal ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    double tokens =
+        p->policy.schedule == SCHEDULE_DIAGONAL ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
     return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }
 
 void plan_batches(Plan *p, const Task *task) {
-    const int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
+    int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
     for (int t = 0; t < NTIERS; t++) {
         p->act_rows[t] = xcalloc(most, sizeof(int));
         p->act_first[t] = xcalloc(most + 1, sizeof(int));
@@ -351,7 +354,7 @@ void plan_batches(Plan *p, const Task *task) {
     }
     p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
     walk_task(p, task);
-    const int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
+    int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;
     for (int t = 0; t < NTIERS; t++) {
         for (int k = 0; k < p->batches; k++) {

@@ -29,8 +29,8 @@
  *   slices    those of a trace, with their two edges each when bench adds them up */
 static size_t process_room(const TaskRun *run, size_t slices) {
     enum { THREAD = 256 << 10, BUFFER = 1 << 20, QUEUES = 12 << 20, EDGES = 2 * 24 };
-    size_t group = run->options->quant.group * sizeof(f16),
-           packed = run->checkpoint ? group * run->checkpoint->config.h2 : 0;
+    size_t packed =
+        run->checkpoint ? run->options->quant.group * sizeof(f16) * run->checkpoint->config.h2 : 0;
     return QUEUES + (size_t)(NLANES + run->threads) * THREAD +
            run->threads * (packed > BUFFER ? packed : BUFFER) + slices * (sizeof(Slice) + EDGES);
 }
@@ -90,10 +90,11 @@ static int fill_capacities(TaskRun *run, bool on_paper, Error *err) {
     const Bytes *asked = run->options->capacity;
     Bytes *c = run->capacity;
     Gpu *gpu = run->gpu;
-    for (int t = 0; t < NTIERS && run->sim; t++)
-        c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
-    if (run->sim)
+    if (run->sim) {
+        for (int t = 0; t < NTIERS; t++)
+            c[t] = asked[t] == FROM_MACHINE ? (Bytes)run->hardware->mem[t] : asked[t];
         return 0;
+    }
     /* stages on one machine share it equally */
     int neighbours = run->net ? imax(run->net->neighbours, 1) : 1;
     size_t share = process_allowance("", NLANES).memory / neighbours,
@@ -151,18 +152,17 @@ static Gpu *find_gpu(Error *err) {
     if (access(path, F_OK)) {
         fail(err, EXIT_USAGE,
              "this flexgen was built without CUDA: no %s; build it where nvcc is installed", path);
-        return NULL;
+    } else if (driver_may_have_gpu(err)) {
+        /* it stays loaded, since CUDA's runtime has things to do when the program ends */
+        void *library = dlopen(path, RTLD_NOW);
+        Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
+        if (open)
+            return (*open)(err);
+        fail(err, EXIT_FAILED,
+             "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in "
+             "LD_LIBRARY_PATH",
+             dlerror());
     }
-    if (!driver_may_have_gpu(err))
-        return NULL;
-    /* it stays loaded, since CUDA's runtime has things to do when the program ends */
-    void *library = dlopen(path, RTLD_NOW);
-    Gpu *(**open)(Error *) = library ? dlsym(library, "cuda_open_gpu") : NULL;
-    if (open)
-        return (*open)(err);
-    fail(err, EXIT_FAILED,
-         "no GPU: %s; install the CUDA toolkit with cuBLAS, or name its folder in LD_LIBRARY_PATH",
-         dlerror());
     return NULL;
 }
 
@@ -253,7 +253,7 @@ int settle_compression(TaskRun *run, Error *err) {
     const Options *o = run->options;
     const Checkpoint *c = run->checkpoint;
     int hd = c->config.h1 / c->config.nh;
-    Quant none = {0, 0}, asked = is_stored(o->quant) ? none : o->quant;
+    Quant none = {0}, asked = is_stored(o->quant) ? none : o->quant;
     const cJSON *before = completions_head(run->completions);
     bool kept = before && o->allow_compression;
     bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
@@ -349,20 +349,18 @@ static int find_sooner(Found *found, const Search *s, Error *err) {
 
 /* Finds the policy: the flags' or the best one, on a machine with less memory by the fraction
  * `less`. It comes with a prediction if there was a search, or if the machine is known anyway. */
-static int choose_policy(TaskRun *run, const Task *task, double less, Error *err) {
-    Search search = search_for(run, task);
-    bool searches = !all_given(&search),
-         waits = run->completions && searches && search.max_latency <= 0;
+static int choose_policy(TaskRun *run, Search *s, double less, Error *err) {
+    bool searches = !all_given(s);
     run->predicted = searches || run->sim || run->options->hardware;
     if (!run->predicted)
-        search.hardware = NULL;
+        s->hardware = NULL;
     else if (know_machine(run, err))
         return -1;
     for (int t = 0; t < NTIERS && less > 0; t++)
-        search.capacity[t] *= 1 - less;
-    if (waits)
-        return find_sooner(&run->found, &search, err);
-    return find_policies(&run->found, 1, &search, err) < 0 ? -1 : 0;
+        s->capacity[t] *= 1 - less;
+    if (run->completions && searches && s->max_latency <= 0)
+        return find_sooner(&run->found, s, err);
+    return find_policies(&run->found, 1, s, err) < 0 ? -1 : 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -398,20 +396,19 @@ static void add_limit(const TaskRun *run, Error *err) {
  * first simulated machine is the run's. Fails on all stages if one has too little room. */
 static int place_task(TaskRun *run, const Task *task, Error *err) {
     Policy *p = &run->found.policy;
-    Net *net = run->net;
     int status = 0;
     if (run->stages.n) {
         status = stages_plan(&run->stages, p, task, act_type(run), run->capacity, err);
         run->plan = run->stages.stage[0].plan;
         return status;
     }
-    if (net)
+    if (run->net)
         status = fit_policy(p, run->checkpoint, task, act_type(run), run->capacity, err);
     if (!status)
         status = make_plan(run, task, err);
     if (status)
         add_limit(run, err);
-    return stage_agree(net, status, err);
+    return stage_agree(run->net, status, err);
 }
 
 /* Halves the given batches of a job that goes on, because its prompts are longer by what had been
@@ -447,11 +444,11 @@ static int choose_plan(TaskRun *run, Task *task, Error *err) {
     Error why = {0};
     Policy *p = &run->found.policy;
     Net *net = run->net;
-    Search asked = search_for(run, task);
-    bool leads = !follows(run), searches = !all_given(&asked);
+    bool leads = !follows(run);
     for (;;) {
-        int status = leads ? choose_policy(run, task, less, err) : 0;
-        bool thrifty = searches && !status;
+        Search search = search_for(run, task);
+        int status = leads ? choose_policy(run, &search, less, err) : 0;
+        bool thrifty = !all_given(&search) && !status;
         Task block = *task;
         if (status)
             add_limit(run, err);
@@ -497,9 +494,7 @@ int plan_task(TaskRun *run, Task *task, Error *err) {
         share_memory(run, run->capacity);
     if (!status)
         status = settle_compression(run, err);
-    if (stage_agree(net, status, err))
-        return -1;
-    if (choose_plan(run, task, err))
+    if (stage_agree(net, status, err) || choose_plan(run, task, err))
         return -1;
     if ((net || run->stages.n) && predict_pipeline(run, task, err))
         return -1;

@@ -17,7 +17,7 @@ const char *plan_purpose(Bytes bytes[NTIERS], const Plan *p, int i) {
     const Region *all = &p->region[0][0];
     memset(bytes, 0, NTIERS * sizeof *bytes);
     for (int e = 0; e < NREGIONS * NTIERS; e++) {
-        if (!all[i].bytes || !all[e].bytes || strcmp(all[e].name, all[i].name) != 0)
+        if (!all[i].bytes || !all[e].bytes || strcmp(all[e].name, all[i].name))
             continue;
         if (e < i)
             return NULL;
@@ -195,7 +195,6 @@ void report_found(const TaskRun *run, const char *key, const Found *found, int n
 
 void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
     FILE *out = run->text;
-    const double *capacity = run->hardware->mem;
     for (int f = 0; f < NFRACTIONS; f++)
         cJSON_AddNumberToObject(run->json, fraction_name[f], cost->fraction[f]);
     ADD(run->json, {"gbs", block->gbs}, {"num_gpu_batches", block->num_gpu_batches},
@@ -217,7 +216,7 @@ void report_paper(const TaskRun *run, const Cost *cost, const Block *block) {
             cost->throughput);
     for (int t = 0; t < NTIERS; t++)
         fprintf(out, "  %-12s %12.2f of %.2f GiB%s%s\n", tier_name[t], cost->peak[t] / GIB,
-                capacity[t] / GIB, cost->full[t][0] ? ", full: " : "", cost->full[t]);
+                run->hardware->mem[t] / GIB, cost->full[t][0] ? ", full: " : "", cost->full[t]);
 }
 
 /* Returns the tokens/s of a pipeline without the prefills. */

@@ -281,8 +281,8 @@ int stages_split(Stages *all, const Checkpoint *whole, int m, const char *given,
     *all = (Stages){.n = m, .stage = xcalloc(m, sizeof *all->stage)};
     for (int s = 0; s < m; s++) {
         Stage *stage = &all->stage[s];
-        Net net = {.stage = s, .stages = m};
-        if (stage_part(&stage->part, &stage->first, whole, &net, given, err))
+        if (stage_part(&stage->part, &stage->first, whole, &(Net){.stage = s, .stages = m}, given,
+                       err))
             return -1;
     }
     return 0;

@@ -138,6 +138,7 @@ HOST_AND_GPU static inline int imin(int a, int b) { return a < b ? a : b; }
 HOST_AND_GPU static inline int imax(int a, int b) { return a > b ? a : b; }
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline Bytes size_min(Bytes a, Bytes b) { return a < b ? a : b; }
+static inline Bytes size_max(Bytes a, Bytes b) { return a > b ? a : b; }
 static inline Bytes size_less(Bytes a, Bytes b) { return a > b ? a - b : 0; }
 
 /* Returns the ending of a noun behind a count: "1 token", "2 tokens". */

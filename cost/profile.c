@@ -140,8 +140,8 @@ static size_t next_cold(Profile *p, size_t span, size_t bytes) {
 
 /* Returns the first n integers of one of point i's index tables. */
 static Tensor table(const Profile *p, Tier tier, int i, int which, int n) {
-    size_t before = (size_t)(i * NTABLES + which) * table_length(&p->size);
-    return plan_bytes(&p->plan, INDEX_TABLES, tier, before * sizeof(int32_t), I32, n);
+    return plan_bytes(&p->plan, INDEX_TABLES, tier,
+                      sizeof(int32_t) * (i * NTABLES + which) * table_length(&p->size), I32, n);
 }
 
 /* Returns the bytes of a copy. */
@@ -234,7 +234,7 @@ static Event post_copy(Profile *p, const Work *w, int i) {
 
 /* Posts copies of all of one half. */
 static Event post_copies(Profile *p, const Work *w, int i) {
-    Event last = {0, 0};
+    Event last = {0};
     for (i = 0; i < (int)(p->size.cold / 2 / chunk(p)); i++)
         last = post_copy(p, w, i);
     return last;
@@ -262,8 +262,7 @@ static Event post_tiny(Profile *p, const Work *w, int i) {
     (void)w;
     for (i = 0; i < TINY; i++) {
         Op op = op_layernorm(measure_on(i % 2 ? FINISH : PROJECT), row, row, one, one);
-        op.nafter = 1;
-        op.after[0] = last;
+        op.after[op.nafter++] = last;
         last = post_op(p, &op, 1);
     }
     return last;
@@ -302,7 +301,7 @@ static int wait_for(const Profile *p, Event event) {
 
 /* Posts rounds and waits for the last. Returns the seconds of all of them. */
 static double sample_seconds(Profile *p, const Work *w, int i, int rounds) {
-    Event last = {0, 0};
+    Event last = {0};
     p->work = 0;
     p->ops = 0;
     double begin = now(p);
@@ -331,13 +330,12 @@ static void add_sample(Samples *s, const Profile *p, double seconds) {
 static void sample(Samples *s, Profile *p, const Work *w, int i) {
     double seconds = p->size.seconds, first = sample_seconds(p, w, i, 1);
     double total = 0;
-    int taken = 0, rounds = 1;
+    int taken = 0;
+    int rounds = fmax(fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS), 1);
     if (first > seconds) {
         add_sample(s, p, first);
         total = first;
     }
-    if (first < seconds / BRIEF)
-        rounds = fmin(seconds / BRIEF / fmax(first, 1e-6), MOST_ROUNDS);
     for (; total < (taken < LEAST_SAMPLES ? 3 * seconds : seconds); taken++) {
         double t = sample_seconds(p, w, i, rounds);
         add_sample(s, p, t);
@@ -346,7 +344,7 @@ static void sample(Samples *s, Profile *p, const Work *w, int i) {
 }
 
 static double measure_rate(Profile *p, const Work *w) {
-    Samples s = {.n = 0};
+    Samples s = {0};
     sample(&s, p, w, 0);
     return median(s.rate, s.n);
 }
@@ -385,7 +383,7 @@ static double measure_pass(Profile *p, const Work *w, int *chunks) {
     double took = 0;
     int n = 0;
     while (n < *chunks && took < DISK_TIMES * p->size.seconds) {
-        Event last = {0, 0};
+        Event last = {0};
         for (int g = 0; g < AT_ONCE && n < *chunks; g++)
             last = post_copy(p, w, n++);
         wait_for(p, last);
@@ -412,7 +410,7 @@ static void measure_curve(Curve *c, Profile *p, const Work *w) {
     bool by_rows = w == &linear;
     const int *sizes = by_rows ? row_sizes : token_sizes;
     int largest = by_rows ? p->size.rows : p->size.tokens;
-    Samples all[MAX_POINTS] = {{.n = 0}};
+    Samples all[MAX_POINTS] = {{0}};
     if (by_rows && p->packed && p->plan.act_type == F16)
         largest = imin(largest, PACKED_ROWS); /* with more, a GPU unpacks the weights */
     for (int i = 0; sizes[i] <= largest; i++) {
@@ -471,7 +469,7 @@ static void measure_packed(Hardware *h, Profile *p) {
  * layer, the copies are of the weights for the next products: `each` rounds of products wait for
  * the copy that was made beside the rounds before. */
 static double sample_lost(Profile *p, const Work *beside, int i, int copies, int each) {
-    Event last = {0, 0}, next = {0, 0};
+    Event last = {0}, next = {0};
     double alone = sample_seconds(p, &linear, i, copies * each), begin = now(p);
     for (int c = 0; c < copies; c++) {
         p->copied = next;
@@ -479,7 +477,7 @@ static double sample_lost(Profile *p, const Work *beside, int i, int copies, int
         for (int r = 0; r < each; r++)
             last = post_linear(p, &linear, i);
     }
-    p->copied = (Event){0, 0};
+    p->copied = (Event){0};
     wait_for(p, last);
     double lost = now(p) - begin - alone;
     wait_for(p, next);
@@ -523,7 +521,7 @@ static int measure_all(Hardware *h, Profile *p) {
                  {"packed weights and cache", measure_packed},
                  {"products beside copies", measure_shared_cores}}; /* on the host device only */
     int n = sizeof parts / sizeof *parts - (p->plan.act_type != F32);
-    Event none = {0, 0};
+    Event none = {0};
     for (int i = 0; i < n; i++) {
         tell(p, "measuring this machine: %s", parts[i].what);
         parts[i].measure(h, p);
@@ -568,18 +566,11 @@ static int fit_memory(ProfileSize *s, int tiers, size_t room, Error *err) {
     }
 }
 
-/* Returns the bytes of cold memory: at least `least`, and enough that half of it does not fit into
- * the last cache, so that a round through it finds nothing there. */
-static size_t cold_bytes(size_t least) {
-    size_t most = (size_t)1 << 30;
-    size_t wanted = 4 * processor_cache() / 4096 * 4096;
-    return wanted > least ? size_min(wanted, most) : least;
-}
-
 /* Chooses the largest layer that can be measured within a minute, or the model's own if that is
  * smaller. On the host device both upper tiers are memory of this process. */
 int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, size_t memory,
                  Error *err) {
+    enum { MOST_COLD = 1 << 30 };
     int larger = gpu ? 2 : 1;
     ProfileSize s = {.h1 = 2048 * larger,
                      .h2 = 8192 * larger,
@@ -594,7 +585,10 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
         s.h2 = config->h2;
         s.nh = config->nh;
     }
-    s.cold = cold_bytes(gpu ? 4 * s.disk : s.disk);
+    /* half of it does not fit into the last cache, so that a round through it finds nothing there
+     */
+    s.cold = size_max(size_min(4 * processor_cache() / 4096 * 4096, MOST_COLD),
+                      gpu ? 4 * s.disk : s.disk);
     *size = s;
     return fit_memory(size, gpu ? 1 : 2, memory, err);
 }
@@ -604,12 +598,10 @@ int profile_size(ProfileSize *size, const Gpu *gpu, const OptConfig *config, siz
 static void plan_profile(Profile *p, Type act, const ThisMachine *here) {
     size_t asked = p->size.disk,
            least = memory_holds(here->offload_dir) ? 0 : size_min(asked, LEAST_DISK);
-    size_t bytes = size_min(here->capacity[TIER_DISK] / 2, asked);
-    if (bytes < least)
-        bytes = least;
+    size_t bytes = size_max(size_min(here->capacity[TIER_DISK] / 2, asked), least);
     plan_memory(&p->plan, &p->size, act);
-    int chunks = bytes / chunk(p), cols = chunk(p) / sizeof(f16);
-    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", F16, chunks, cols, 1});
+    add_region(&p->plan, (Wanted){RESTING_WEIGHTS, TIER_DISK, "file", F16, bytes / chunk(p),
+                                  chunk(p) / sizeof(f16), 1});
     p->span = p->size.cold;
 }
 
@@ -692,7 +684,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, const Th
     if (gpu && fit_memory(&p.size, 1, gpu_left(gpu), err))
         return -1;
     plan_profile(&p, gpu ? F16 : F32, here);
-    *hardware = (Hardware){.name = ""};
+    *hardware = (Hardware){0};
     name_machine(hardware->name, gpu, host_set_threads(here->threads));
     set_capacities(hardware, here->capacity);
     if (!p.plan.offload_bytes)

@@ -335,7 +335,7 @@ static const double HELD_UP = 1.06;
 /* Fills in the bounds that are made of others: cores = gpu + cpu + copies, and for two lanes
  * HELD_UP (one + other) / 2. Without overlap everything adds up. */
 static void joint_rows(Sum *of, const Sweep *a) {
-    Sum all = {.one = 0};
+    Sum all = {0};
     for (int c = CTOG; c <= CPU; c++)
         sum_add(&all, 1, of[c]);
     for (int c = CPU; c >= CTOG && a->hw->shared_cores; c--)
@@ -367,7 +367,7 @@ static const double PRICE_OF_IDLE = .02;
 
 /* Adds the rows of one kind of sweep to the LP, and the price of its lanes' seconds. */
 static void sweep_rows(Lp *lp, const Sweep *a) {
-    Seconds t = {.layer = {{.one = 0}}};
+    Seconds t = {0};
     int layer = LAYER_S + a->phase, last = LAST_S + a->phase;
     link_rows(&t, a);
     processor_rows(&t, a);
@@ -514,7 +514,7 @@ static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *pla
 
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
     double x[LP_MAX_VARS] = {0}, seconds[2] = {0};
-    *cost = (Cost){.T = 0};
+    *cost = (Cost){0};
     for (int f = 0; f < NFRACTIONS; f++)
         cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
     for (int phase = 0; phase < 2; phase++) {

@@ -33,17 +33,18 @@ enum {
     AROUND = 3,            /* ... from so many candidates */
     ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
 };
-/* Twice the batches must bring half a percent for more to be tried. */
-static const double HELPS = 1.005;
-/* Fewer workspaces must bring one percent: batches wait for each other in more ways than the cost
- * model knows. */
-static const double WAITS_MORE = 1.01;
-/* This share of the best throughput is good enough for a shorter block. */
-static const double COSTS_LITTLE = .95;
-/* The LP's latency may be a little more than that of the best plan. */
-static const double LATENCY_SLACK = 1.05;
-/* See score(). */
-static const double PRICE_OF_CORES = .02, PRICE_OF_BLOCKS = .01;
+static const double
+    /* Twice the batches must bring half a percent for more to be tried. */
+    HELPS = 1.005,
+    /* Fewer workspaces must bring one percent: batches wait for each other in more ways than the
+     * cost model knows. */
+    WAITS_MORE = 1.01,
+    /* This share of the best throughput is good enough for a shorter block. */
+    COSTS_LITTLE = .95,
+    /* The LP's latency may be a little more than that of the best plan. */
+    LATENCY_SLACK = 1.05,
+    /* See score(). */
+    PRICE_OF_CORES = .02, PRICE_OF_BLOCKS = .01;
 
 // -------------------------------------------------------------------------------------------------
 // The linear program of one candidate
@@ -195,7 +196,7 @@ static bool is_better(const Candidate *a, const Candidate *b) {
 /* Adds a candidate if it is new. Its token table is on the highest tier that leaves room for the
  * rest, and it has the best number of workspaces there. Returns its bound. */
 static double consider(Candidates *all, Policy policy) {
-    Candidate c = {.bound = 0};
+    Candidate c = {0};
     for (int i = 0; i < all->n; i++) {
         const Candidate *old = &all->list[i];
         if (same_block(&old->policy, &policy) && old->policy.delegated == policy.delegated)
@@ -505,7 +506,7 @@ static int last_resort(Found *found, const Search *s, Error *err) {
     p->weight_packed |= s->may_pack;
     p->cache_packed |= s->may_pack;
     for (int where = 0; where < (s->fixed_attention ? 1 : 2) * CORNERS; where++) {
-        const int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
+        int tier[3] = {where % 3, where / 3 % 3, where / 9 % 3};
         for (int i = 0; i < 6; i++)
             if (!s->fixed[i])
                 share[i] = tier[i / 2] == i % 2 ? 1 - (s->fixed[i ^ 1] ? share[i ^ 1] : 0) : 0;
@@ -559,7 +560,7 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
             n = insert(found, n, most, search, &one);
     }
     free(c.list);
-    if (!n && last_resort(found, search, err) == 0)
+    if (!n && !last_resort(found, search, err))
         n = 1;
     return n ? n : -1;
 }
@@ -631,17 +632,16 @@ int policy_frontier(Found *found, int most, const Search *search, Error *err) {
 
 Pace cluster_pace(const Cluster *cluster, const Plan *plan, const double sweep_s[2]) {
     const Workload *work = plan->work;
-    const double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
+    double M = imax(cluster->nodes, 1), l = plan->config.l, d = M > 1 ? cluster->delay_s : 0;
     /* With fewer blocks than flights only the flights that have a block count. */
-    const double G = fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps));
+    double G = fmax(1, fmin(flight_count(&plan->policy), work[1].sweeps));
     double hop[2], pace[2], round_s[2];
     for (int pre = 0; pre < 2; pre++) {
         const Workload *w = &work[pre];
-        const double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
-                     K = batches / fmax(1, w->sweeps);
-        const double state = type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
-        const double x =
-            M > 1 ? state * (w->prompt_rows + w->decoded) / batches / cluster->net_bdw : 0;
+        double t = sweep_s[pre], batches = fmax(1, w->prefills + w->decodes),
+               K = batches / fmax(1, w->sweeps);
+        double state = type_bytes(plan->act_type) * plan->config.h1, square = t / (l * K);
+        double x = M > 1 ? state * (w->prompt_rows + w->decoded) / batches / cluster->net_bdw : 0;
         hop[pre] = (1 - 1 / l) * t + square + d + x + (K - 1) * fmax(0, x - square);
         pace[pre] = G * fmax(t, K * x);
         round_s[pre] = fmax(pace[pre], (M - 1) * hop[pre] + t + d);
@@ -686,7 +686,7 @@ int cluster_least(const Search *search) {
     for (int nodes = 1; nodes <= search->checkpoint->config.l; nodes++) {
         Checkpoint *part = part_of(search->checkpoint, nodes);
         one.checkpoint = part;
-        bool fits = policy_predict(&ignored, &one, &err) == 0;
+        bool fits = !policy_predict(&ignored, &one, &err);
         checkpoint_close(part);
         if (fits)
             return nodes;

@@ -201,7 +201,7 @@ static int read_curve(Curve *curve, const Reader *r, const cJSON *list, const Ke
         return fail(r->err, EXIT_USAGE, "%s has %d points; expected 1 to %d", k->key, n,
                     MAX_POINTS);
     for (int i = 1; i <= n; i++, point = point->next)
-        if (read_point(curve, i, r, point, k) != 0)
+        if (read_point(curve, i, r, point, k))
             return -1;
     curve->n = n;
     return 0;
@@ -253,10 +253,11 @@ static int read_name(const Reader *r) {
 
 /* Checks that every source is for a key of this file. */
 static int check_sources(const Reader *r, const cJSON *sources) {
+    const cJSON *source;
     char name[80];
     if (sources && !cJSON_IsObject(sources))
         return json_refuse(r->err, "sources", sources, "an object of texts, one a key");
-    for (const cJSON *source = sources ? sources->child : NULL; source; source = source->next) {
+    cJSON_ArrayForEach(source, sources) {
         snprintf(name, sizeof name, "sources: %.60s", source->string);
         if (!cJSON_IsString(source))
             return json_refuse(r->err, name, source, "a text that says where the value is from");
@@ -270,14 +271,15 @@ static int check_sources(const Reader *r, const cJSON *sources) {
 }
 
 static int read_object(const Reader *r) {
-    const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources");
+    const cJSON *name = json_get(r->json, "name"), *sources = json_get(r->json, "sources"), *child;
     int phase;
-    for (const cJSON *child = r->json->child; child; child = child->next)
+    cJSON_ArrayForEach(child, r->json) {
         if (child != name && child != sources &&
             !find_key(&phase, child->string, strlen(child->string)))
             return fail(r->err, EXIT_USAGE,
                         "has an unknown key \"%.60s\"; expected only the keys of a hardware file",
                         child->string);
+    }
     if (read_name(r) || check_sources(r, sources))
         return -1;
     for (int i = 0; i < NKEYS; i++)
@@ -287,7 +289,7 @@ static int read_object(const Reader *r) {
 }
 
 int hardware_read(Hardware *hardware, const char *path, Error *err) {
-    Hardware read = {.name = ""};
+    Hardware read = {0};
     cJSON *json = json_read(path, MAX_HARDWARE_FILE, err);
     int status = json ? read_object(&(Reader){json, &read, err}) : -1;
     if (!status)

@@ -249,9 +249,9 @@ static void end_span(LaneDevice *d, LaneState *lane) {
         pthread_cond_wait(&lane->progress_cond, &d->lock); /* the sleepers are about to wake */
     for (uint64_t seq = lane->waitable + 1; seq <= last; seq++)
         lane->mark[seq % RING] = last;
-    bool timed = lane->span[(lane->waitable + 1) % RING].timed;
     if (!d->failed)
-        d->failed = d->call->end(d->gpu, lane->index, last, timed, &d->error);
+        d->failed = d->call->end(d->gpu, lane->index, last,
+                                 lane->span[(lane->waitable + 1) % RING].timed, &d->error);
     lane->waitable = last;
     wake_waiting(d, lane);
 }

@@ -138,14 +138,12 @@ Op op_attend(Call call, Tensor o, Tensor q, const PageTable *table) {
 
 Op op_select(Call call, Tensor tokens, Tensor probs, Tensor q, const PageTable *table,
              double sparsity) {
-    Tensor view[] = {{0}, q, tokens, probs};
-    return attend(call, OP_SELECT, view, table, sparsity);
+    return attend(call, OP_SELECT, (Tensor[]){{0}, q, tokens, probs}, table, sparsity);
 }
 
 Op op_weigh(Call call, Tensor o, Tensor tokens, Tensor probs, const PageTable *table,
             double sparsity) {
-    Tensor view[] = {o, {0}, tokens, probs};
-    return attend(call, OP_WEIGH, view, table, sparsity);
+    return attend(call, OP_WEIGH, (Tensor[]){o, {0}, tokens, probs}, table, sparsity);
 }
 
 Op op_fetch(Call call, const PageTable *staged, const PageTable *home, Tensor tokens,
@@ -273,7 +271,6 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
 
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan) {
     *reach = (Reach){.plan = plan, .peak = peak};
-    memset(peak, 0, NTIERS * sizeof *peak);
     for (int id = 0; id < NREGIONS; id++) /* the part in the checkpoint is in use from the start */
         for (int t = 0; t < NTIERS; t++)
             if (plan->region[id][t].offset == SIZE_MAX)

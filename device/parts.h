@@ -61,7 +61,8 @@ typedef struct {
     Bytes *peak;                  /* [NTIERS] */
     Bytes high[NREGIONS][NTIERS]; /* bytes of each region touched so far, from its beginning */
 } Reach;
-/* Begins with nothing touched except what rests in the checkpoint, which the peak begins with. */
+/* Begins with nothing touched except what rests in the checkpoint, which is added to the peak of
+ * zeros. */
 void reach_open(Reach *reach, Bytes peak[NTIERS], const Plan *plan);
 /* Raises the peak by the bytes that a view reaches further than those before it. Aborts when it
  * lies outside its region. Views of the checkpoint do not count. */

@@ -109,14 +109,15 @@ struct Sim {
     Sim *itself; /* alone.sim points here: the sims of that world */
 };
 
-/* Clocks of several machines that differ by less than this share show the same time. Each is a sum
- * of its own ops' seconds, and rounds differently. */
-static const double ROUNDING_OF_CLOCKS = 1e-12;
-/* An op is done when no more than this share of its work is left: rounding must not separate ops
- * that end together. */
-static const double ROUNDING = 1e-9;
-/* The share of shared cores that arithmetic keeps beside any copies. */
-static const double LEAST_CORES = .1;
+static const double
+    /* Clocks of several machines that differ by less than this share show the same time. Each is a
+     * sum of its own ops' seconds, and rounds differently. */
+    ROUNDING_OF_CLOCKS = 1e-12,
+    /* An op is done when no more than this share of its work is left: rounding must not separate
+     * ops that end together. */
+    ROUNDING = 1e-9,
+    /* The share of shared cores that arithmetic keeps beside any copies. */
+    LEAST_CORES = .1;
 
 // -------------------------------------------------------------------------------------------------
 // Messages
@@ -339,12 +340,11 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
         case OP_SELECT: /* reads K alone, and the next V alone */
         case OP_WEIGH:
             return decode_seconds(d, op, len) / 2;
-        case OP_APPEND:
-            return move_seconds(d, op, tensor_bytes(op->append.kv));
         case OP_PICK: /* reads the logits */
             return move_seconds(d, op, tensor_bytes(x));
-        case OP_SCORE:
-            return move_seconds(d, op, tensor_bytes(op->score.logits));
+        case OP_APPEND: /* reads the new k and v */
+        case OP_SCORE:  /* reads the logits */
+            return move_seconds(d, op, tensor_bytes(op->view[2]));
         case OP_RECEIVE: /* the wire belongs to the sender */
             return 0;
         case OP_SEND:
@@ -362,7 +362,6 @@ static Event sim_post(Device *base, const Op *op) {
     const int32_t *len = lengths ? indices(d, *lengths) : NULL;
     reach_op(&d->reach, op);
     Bytes moved = op_count(&base->count[op->lane], op, len);
-    double work = op_seconds(d, op, moved, len) + d->hardware.op_s;
     if (lane->posted - lane->done == lane->capacity)
         grow_ring(lane);
     SimOp *job = &lane->ring[lane->posted % lane->capacity];
@@ -370,7 +369,7 @@ static Event sim_post(Device *base, const Op *op) {
     job->slice = slice_of(op, moved, 0, 0);
     memcpy(job->after, op->after, op->nafter * sizeof *op->after);
     job->order = d->nposted++;
-    job->work = job->left = work;
+    job->work = job->left = op_seconds(d, op, moved, len) + d->hardware.op_s;
     return (Event){op->lane, ++lane->posted};
 }
 
@@ -526,7 +525,7 @@ static int world_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     Sim *d = sim_of(net);
     CHECK(kind == NET_TOKENS && from == net->stages - 1);
     memset(bytes, 0xff, size);
-    return wait_in_world(d, (Event){0, 0}, &d->stage.inbox[kind], size, err);
+    return wait_in_world(d, (Event){0}, &d->stage.inbox[kind], size, err);
 }
 
 static void world_fail(Net *net, const Error *err) {

@@ -55,60 +55,56 @@ static void drop_cache(int fd, size_t offset, size_t bytes, size_t written) {
         file_advise(fd, offset, bytes, false);
 }
 
-/* Bytes of the offload file (file 0) or of a file of the checkpoint (counted from 1). */
-typedef struct {
-    int file;
-    size_t offset, bytes;
-} Extent;
-
-/* Fails with the message for an error of a file. what: "reading" or "writing". */
-static int disk_fault(const Disk *d, Extent at, const char *what, const char *why, Error *err) {
+/* Fails with the message for an error at a view on disk. what: "reading" or "writing". */
+static int disk_fault(const Disk *d, Tensor t, const char *what, const char *why, Error *err) {
+    size_t at = t.offset, bytes = tensor_bytes(t);
     return fail(err, EXIT_FAILED, "%s: %s %zu byte%s at %zu: %s; check the disk%s",
-                at.file ? d->checkpoint->files[at.file - 1].path : "the offload file", what,
-                at.bytes, plural(at.bytes), at.offset, why, at.file ? "" : " under --offload-dir");
+                t.file ? d->checkpoint->files[t.file - 1].path : "the offload file", what, bytes,
+                plural(bytes), at, why, t.file ? "" : " under --offload-dir");
 }
 
 /* Reads whole blocks into the bounce buffer, and copies the wanted bytes from there. */
-static int read_direct(Disk *d, int buffer, uint8_t *memory, Extent from, Error *err) {
+static int read_direct(Disk *d, int buffer, uint8_t *memory, Tensor from, Error *err) {
     uint8_t *bounce = d->bounce + buffer * BOUNCE;
-    size_t begin = from.offset;
-    while (from.bytes) {
-        size_t skip = from.offset % BLOCK, end = skip + from.bytes;
+    size_t at = from.offset, left = tensor_bytes(from);
+    while (left) {
+        size_t skip = at % BLOCK, end = skip + left;
         size_t want = end < BOUNCE ? (end + BLOCK - 1) / BLOCK * BLOCK : BOUNCE;
-        ssize_t n = pread(d->direct[from.file], bounce, want, (from.offset - skip));
+        ssize_t n = pread(d->direct[from.file], bounce, want, at - skip);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 || (size_t)n <= skip)
             return disk_fault(d, from, "reading", n < 0 ? strerror(errno) : "unexpected end", err);
-        size_t got = (size_t)n < end ? (size_t)n - skip : from.bytes;
+        size_t got = size_min(n - skip, left);
         memcpy(memory, bounce + skip, got);
         memory += got;
-        from.offset += got;
-        from.bytes -= got;
+        at += got;
+        left -= got;
     }
     if (!from.file) /* small writes since the last read are on disk now */
-        drop_cache(d->file, begin, from.offset - begin, 0);
+        drop_cache(d->file, from.offset, tensor_bytes(from), 0);
     return 0;
 }
 
 int disk_read(Disk *d, void *memory, Tensor from, Type type, int buffer, Error *err) {
     CHECK(from.ld == (size_t)from.cols || from.rows == 1);
-    size_t count = (size_t)from.rows * from.cols, bytes = tensor_bytes(from);
+    size_t bytes = tensor_bytes(from);
     if (from.file && __atomic_add_fetch(&d->weights_read, 1, __ATOMIC_RELAXED) % LOOK_EVERY == 0 &&
         checkpoint_unchanged(d->checkpoint, err))
         return -1;
     if (from.type == type && bytes >= DIRECT_MIN && d->direct[from.file] >= 0)
-        return read_direct(d, buffer, memory, (Extent){from.file, from.offset, bytes}, err);
+        return read_direct(d, buffer, memory, from, err);
+    int fd = d->file;
     if (from.file) { /* weights become F16 on the way */
-        if (checkpoint_fill(d->checkpoint, memory, &from, 0, count, err))
+        fd = d->checkpoint->files[from.file - 1].fd;
+        if (checkpoint_fill(d->checkpoint, memory, &from, 0, (size_t)from.rows * from.cols, err))
             return -1;
-        drop_cache(d->checkpoint->files[from.file - 1].fd, from.offset, bytes, 0);
-        return 0;
+    } else {
+        const char *why = file_read_at(fd, memory, bytes, from.offset);
+        if (why)
+            return disk_fault(d, from, "reading", why, err);
     }
-    const char *why = file_read_at(d->file, memory, bytes, from.offset);
-    if (why)
-        return disk_fault(d, (Extent){0, from.offset, bytes}, "reading", why, err);
-    drop_cache(d->file, from.offset, bytes, 0);
+    drop_cache(fd, from.offset, bytes, 0);
     return 0;
 }
 
@@ -117,7 +113,7 @@ int disk_write(Disk *d, Tensor to, const void *memory, Error *err) {
     size_t bytes = tensor_bytes(to);
     const char *why = file_write_at(d->file, memory, bytes, to.offset);
     if (why)
-        return disk_fault(d, (Extent){0, to.offset, bytes}, "writing", why, err);
+        return disk_fault(d, to, "writing", why, err);
     drop_cache(d->file, to.offset, bytes, bytes);
     return 0;
 }
@@ -192,21 +188,22 @@ static void advise(const Disk *d, const Blocks *b, bool wanted) {
  * them; without, it copies it from its page at home to the same place of the staged page. */
 static void for_selected(const Disk *d, const Op *op, const Blocks *blocks) {
     Tensor v = op->fetch.v, selected = op->fetch.tokens;
-    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh;
+    size_t row_bytes = v.cols * type_bytes(v.type), head = row_bytes / op->nh,
+           page_bytes = op->page_tokens * row_bytes;
     const int32_t *to_page = op->fetch.pages.at, *from_page = op->fetch.home_pages.at;
     const int32_t *token = selected.at, *len = op->fetch.len.at;
     for (int r = 0; r < selected.rows; r++) {
         int n = sparse_tokens(op->sparsity, len[r]) - 1; /* the last is the current one: here */
         for (int h = 0; h < op->nh; h++) {
             for (int i = 0; i < n; i++) {
-                int page = token[i] / op->page_tokens, row = token[i] % op->page_tokens;
-                size_t to = ((size_t)to_page[page] * op->page_tokens + row) * row_bytes + h * head;
-                size_t from = ((size_t)from_page[page] * op->page_tokens + row) * row_bytes +
-                              h * head + op->fetch.home_v.offset;
+                int page = token[i] / op->page_tokens;
+                size_t within = token[i] % op->page_tokens * row_bytes + h * head;
+                size_t from = op->fetch.home_v.offset + from_page[page] * page_bytes + within;
                 if (blocks)
                     want(blocks, from, head);
                 else
-                    memcpy((uint8_t *)v.at + to, d->map + from, head);
+                    memcpy((uint8_t *)v.at + to_page[page] * page_bytes + within, d->map + from,
+                           head);
             }
             token += selected.cols / op->nh;
         }
@@ -313,8 +310,8 @@ void disk_close(Disk *d) {
 enum { APART = 4096 };
 #else
 enum { APART = 0 };
-#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
-#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)0)
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)0)
 #endif
 
 /* Returns how much further from the beginning of its tier a region lies than in the plan, or the
@@ -358,15 +355,10 @@ int logits_not_finite(Error *err) {
 static int check_logits(Tensor t, Error *err) {
     const float *logits = t.at;
     size_t n = (size_t)t.rows * t.cols;
-    uint32_t infinite = 0x7f800000;
-    uint32_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof bits);
-        bits &= INT32_MAX; /* without the sign, numbers are ordered as their bits are, NaN last */
-        most = bits > most ? bits : most;
-    }
-    return most < infinite ? 0 : logits_not_finite(err);
+    int bad = 0;
+    for (size_t i = 0; i < n; i++) /* to the end, so that several are tested at once */
+        bad |= !isfinite(logits[i]);
+    return bad ? logits_not_finite(err) : 0;
 }
 
 /* Runs a copy's moves; gpu NULL: in memory, or from or to disk. */
@@ -605,8 +597,7 @@ static void load_tensors(const void *loading, int first, int n) {
                                      : plan->weight[part.layer][part.role].home;
         if (!part.tensor->rows || home.file)
             continue;
-        bool rounded = part.matrix && home.type != U8;
-        Quant study = rounded ? plan->policy.weight_study : (Quant){0};
+        Quant study = part.matrix && home.type != U8 ? plan->policy.weight_study : (Quant){0};
         int status = load_tensor(a, home, part.tensor, study, &err);
         if (status && !atomic_fetch_add(a->failures, 1))
             *a->err = err;

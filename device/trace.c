@@ -21,61 +21,12 @@
 #include "io/io.h"
 
 // -------------------------------------------------------------------------------------------------
-// Slices
+// Calls
 // -------------------------------------------------------------------------------------------------
 
 bool same_call(const Slice *a, const Slice *b) {
     return a->kind == b->kind && a->prefill == b->prefill && a->i == b->i && a->j == b->j &&
            a->k == b->k && a->batch == b->batch;
-}
-
-/* Seconds between two ops of one call that do not count as a pause. */
-static const double PAUSE = 1e-4;
-
-static void add_slices(Breakdown *sum, const Trace *trace, double until);
-
-/* Adds up the slices until then, and keeps of them what comes later. */
-static void drop(Trace *trace, double until) {
-    size_t kept = 0;
-    add_slices(&trace->dropped, trace, until);
-    memset(trace->last, 0, sizeof trace->last);
-    for (size_t n = 0; n < trace->n; n++) {
-        Slice s = trace->slice[n];
-        if (s.end <= until)
-            continue;
-        s.begin = fmax(s.begin, until);
-        trace->slice[kept++] = s;
-        trace->last[s.lane] = kept;
-    }
-    trace->n = trace->kept = kept;
-}
-
-void trace_add(Trace *trace, const Slice *slice, double settled) {
-    Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
-    if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
-        if (slice->end > newest->end)
-            newest->end = slice->end;
-        newest->bytes += slice->bytes;
-        return;
-    }
-    if (trace->limit && trace->n == trace->kept + trace->limit)
-        drop(trace, settled - PAUSE); /* a slice that may still grow ends later */
-    trace->slice = with_room(trace->slice, trace->n, sizeof *trace->slice);
-    trace->slice[trace->n++] = *slice;
-    trace->last[slice->lane] = trace->n;
-}
-
-void trace_hold(Trace *trace, const Held *held) {
-    if (trace->limit)
-        return; /* only the file shows it */
-    trace->held = with_room(trace->held, trace->sweeps, sizeof *trace->held);
-    trace->held[trace->sweeps++] = *held;
-}
-
-void trace_free(Trace *trace) {
-    free(trace->slice);
-    free(trace->held);
-    *trace = (Trace){0};
 }
 
 /* compute(j, k) appears under the names of its parts. Three names are not in Figure 4:
@@ -117,15 +68,11 @@ static void write_rows(const Trace *trace, int pid, FILE *out) {
     for (int lane = 0; lane < NLANES; lane++) {
         if (!trace->last[lane])
             continue;
-        fprintf(
-            out,
-            ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":",
-            pid, lane);
-        json_write_string(out, lane_name[lane], strlen(lane_name[lane]));
         fprintf(out,
-                "}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{"
-                "\"sort_index\":%d}}",
-                pid, lane, lane);
+                ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{"
+                "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,"
+                "\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                pid, lane, lane_name[lane], pid, lane, lane);
     }
 }
 
@@ -133,12 +80,15 @@ static void write_rows(const Trace *trace, int pid, FILE *out) {
  * touch still do and none overlap. entered: the sweep in which its batch entered. */
 static void write_slice(const Slice *s, int pid, double first, int entered, FILE *out) {
     double begin = round((s->begin - first) * 1e9), took = round((s->end - first) * 1e9) - begin;
-    fprintf(out, ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,",
-            trace_call(s), channel_name[lane_channel[s->lane]], pid, s->lane);
-    fprintf(out, "\"ts\":%.3f,\"dur\":%.3f,", begin / 1e3, took / 1e3);
-    fprintf(out, "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,", s->i, s->j,
-            s->k, s->batch, s->i - entered);
-    fprintf(out, "\"bytes\":%" PRIu64 ",\"phase\":\"%s\"}}", s->bytes,
+    fprintf(out,
+            ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,"
+            "\"ts\":%.3f,\"dur\":%.3f,",
+            trace_call(s), channel_name[lane_channel[s->lane]], pid, s->lane, begin / 1e3,
+            took / 1e3);
+    fprintf(out,
+            "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"batch\":%d,\"token\":%d,\"bytes\":%" PRIu64
+            ",\"phase\":\"%s\"}}",
+            s->i, s->j, s->k, s->batch, s->i - entered, s->bytes,
             s->prefill ? "prefill" : "decode");
 }
 
@@ -146,13 +96,13 @@ static void write_slice(const Slice *s, int pid, double first, int entered, FILE
 static void write_held(const Held *h, int pid, double first, FILE *out) {
     double at = round(fmax(h->at - first, 0) * 1e9) / 1e3;
     fprintf(out,
-            ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"args\":{",
-            pid, at);
-    for (int t = 0; t < NTIERS; t++)
-        fprintf(out, "%s\"%s\":%d", t ? "," : "", tier_name[t], h->pages[t]);
-    fprintf(out, "}},\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,", pid,
-            at);
-    fprintf(out, "\"args\":{\"in flight\":%d}}", h->sequences);
+            ",\n{\"ph\":\"C\",\"name\":\"KV pages\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,"
+            "\"args\":{\"GPU\":%d,\"CPU\":%d,\"disk\":%d}}",
+            pid, at, h->pages[TIER_GPU], h->pages[TIER_CPU], h->pages[TIER_DISK]);
+    fprintf(out,
+            ",\n{\"ph\":\"C\",\"name\":\"sequences\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,"
+            "\"args\":{\"in flight\":%d}}",
+            pid, at, h->sequences);
 }
 
 /* Returns [number of batches] the sweep in which each batch entered. */
@@ -259,7 +209,7 @@ static void add_span(Breakdown *sum, const Running *running, double seconds) {
 /* Adds up the slices until then. */
 static void add_slices(Breakdown *sum, const Trace *trace, double until) {
     Edge *edge = xcalloc(2 * trace->n, sizeof *edge), *to = edge;
-    Running running = {{{0}}, 0};
+    Running running = {0};
     for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
         bool net = lane_channel[s->lane] == NET;
         if (s->begin >= until)
@@ -281,4 +231,54 @@ Breakdown trace_breakdown(const Trace *trace) {
     Breakdown sum = trace->dropped;
     add_slices(&sum, trace, INFINITY);
     return sum;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Noting slices
+// -------------------------------------------------------------------------------------------------
+
+/* Seconds between two ops of one call that do not count as a pause. */
+static const double PAUSE = 1e-4;
+
+/* Adds up the slices until then, and keeps of them what comes later. */
+static void drop(Trace *trace, double until) {
+    size_t kept = 0;
+    add_slices(&trace->dropped, trace, until);
+    memset(trace->last, 0, sizeof trace->last);
+    for (size_t n = 0; n < trace->n; n++) {
+        Slice s = trace->slice[n];
+        if (s.end <= until)
+            continue;
+        s.begin = fmax(s.begin, until);
+        trace->slice[kept++] = s;
+        trace->last[s.lane] = kept;
+    }
+    trace->n = trace->kept = kept;
+}
+
+void trace_add(Trace *trace, const Slice *slice, double settled) {
+    Slice *newest = trace->last[slice->lane] ? &trace->slice[trace->last[slice->lane] - 1] : NULL;
+    if (newest && same_call(newest, slice) && slice->begin - newest->end <= PAUSE) {
+        newest->end = fmax(newest->end, slice->end);
+        newest->bytes += slice->bytes;
+        return;
+    }
+    if (trace->limit && trace->n == trace->kept + trace->limit)
+        drop(trace, settled - PAUSE); /* a slice that may still grow ends later */
+    trace->slice = with_room(trace->slice, trace->n, sizeof *trace->slice);
+    trace->slice[trace->n++] = *slice;
+    trace->last[slice->lane] = trace->n;
+}
+
+void trace_hold(Trace *trace, const Held *held) {
+    if (trace->limit)
+        return; /* only the file shows it */
+    trace->held = with_room(trace->held, trace->sweeps, sizeof *trace->held);
+    trace->held[trace->sweeps++] = *held;
+}
+
+void trace_free(Trace *trace) {
+    free(trace->slice);
+    free(trace->held);
+    *trace = (Trace){0};
 }
