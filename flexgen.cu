@@ -1327,8 +1327,7 @@ __device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q
 template <int PER_TOKEN>
 __device__ void score_fours(float *score, const half *q, const Head &k, const int *rows, int n,
                             float scale) {
-    const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4,
-              in_quad = threadIdx.x % 4;
+    const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4, in_quad = threadIdx.x % 4;
     unsigned low[HALVES][2] = {}, high[HALVES][2] = {};
     float sum = load_query<HALVES>(low, high, q, k.hd);
     for (int t0 = 0; t0 < n; t0 += TILE) {
@@ -1392,7 +1391,7 @@ __device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, con
 template <int PER_TOKEN>
 __device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows, int n) {
     const int GROUPS = (PER_TOKEN * 8 + GROUP - 1) / GROUP, in_warp = threadIdx.x % WARP,
-              quad = in_warp / 4, in_quad = in_warp % 4;
+        quad = in_warp / 4, in_quad = in_warp % 4;
     __shared__ __align__(16) half all_shares[HEADS][2 * GROUPS][SHARES_LD];
     half(*shares)[SHARES_LD] = all_shares[threadIdx.x / WARP];
     float min_part = load_shares<GROUPS>(shares, weight, v, rows, n);
@@ -2148,23 +2147,18 @@ static int open_clock(CudaGpu *g, Error *err) {
  * then counts as overhead. */
 static int run_products(CudaGpu *g, Error *err) {
     enum { SIDE = 256 };
-    auto view = [&](char *at, int rows) {
-        Tensor t = {};
-        t.type = F16;
-        t.rows = rows;
-        t.cols = SIDE;
-        t.ld = SIDE;
-        t.at = at;
-        return t;
-    };
+    Tensor w = {};
+    w.type = F16;
+    w.rows = w.cols = SIDE;
+    w.ld = SIDE;
+    w.at = g->scratch;
     for (int rows = 1; rows <= SIDE; rows *= SIDE) {
         Op op = {};
-        op.code = OP_LINEAR;
         op.lane = PROJECT;
-        op.linear.y = view(g->workspace[1], rows);
-        op.linear.x = view(g->scratch, rows);
-        op.linear.w = view(g->scratch, SIDE);
-        op.linear.b = view(g->scratch, 1);
+        op.linear.w = w;
+        op.linear.b = tensor_rows(w, 0, 1);
+        op.linear.x = op.linear.y = tensor_rows(w, 0, rows);
+        op.linear.y.at = g->workspace[1];
         if (gpu_linear(g, &op, g->stream[PROJECT], err))
             return -1;
     }

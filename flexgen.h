@@ -241,7 +241,7 @@ enum { LARGE_PIECE_ROWS = 4096 };
 enum { PACKED_ROWS = 64 };
 /* Returns the number of KV pages that `tokens` tokens need. */
 static inline int pages_for(int tokens, int page_tokens) {
-    return (tokens + page_tokens - 1) / page_tokens;
+    return ceil_div(tokens, page_tokens);
 }
 /* Returns the number of flights, also of a policy whose flights are not chosen yet. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }

@@ -209,7 +209,7 @@ static bool scale(Tableau *t) {
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {
-            const double number = given(t, i, j);
+            double number = given(t, i, j);
             if (!isfinite(number))
                 return false;
             exponent[i][j] = ilogb(number);
@@ -217,11 +217,11 @@ static bool scale(Tableau *t) {
     memset(t->row_exp, 0, sizeof t->row_exp);
     memset(t->col_exp, 0, sizeof t->col_exp);
     for (int pass = 0; pass < PASSES; pass++) {
-        const bool columns = pass % 2; /* rows and columns in turn */
+        bool columns = pass % 2; /* rows and columns in turn */
         for (int index = 0; index <= (columns ? t->n : t->m); index++) {
             int low = INT_MAX, high = INT_MIN;
             for (int k = 0; k <= (columns ? t->m : t->n); k++) {
-                const int i = columns ? k : index, j = columns ? index : k;
+                int i = columns ? k : index, j = columns ? index : k;
                 if (exponent[i][j] == FP_ILOGB0)
                     continue;
                 low = imin(low, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
@@ -348,7 +348,7 @@ static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
  *
  * So has_x is also the weight of c, and has_y that of b. */
 static bool is_proved(const Tableau *t, const LpAnswer *p) {
-    const bool has_x = p->verdict != LP_INFEASIBLE, has_y = p->verdict != LP_UNBOUNDED;
+    bool has_x = p->verdict != LP_INFEASIBLE, has_y = p->verdict != LP_UNBOUNDED;
     Tally gap = NOTHING; /* c x + y b, as far as there are an x and a y */
     if (p->verdict == LP_LOST || (has_x && !rows_hold(t, p->x, has_y)) ||
         (has_y && !columns_hold(t, p->y, has_x)))

@@ -26,7 +26,7 @@ enum { LEVELS = 15 }; /* the largest code of 4 bits */
 /* Returns (max - min) / levels as F16. It is rounded up, so that the largest code reaches max
  * however coarse F16 is there, or rounded down if the largest code would exceed F16's range. */
 static f16 group_scale(float min, float max, int levels) {
-    const float exact = (max - min) / levels;
+    float exact = (max - min) / levels;
     f16 scale = f32_to_f16(exact);
     /* The F16 after a number has the next bit pattern. */
     if (f16_to_f32(scale) < exact)
@@ -58,7 +58,7 @@ static bool round_group(f16 *x, size_t stride, int n, int levels) {
         max = value > max ? value : max;
         zero += value - value; /* NaN if the value is not finite */
     }
-    const float inverse = put_header(header, min, max, zero == 0, levels);
+    float inverse = put_header(header, min, max, zero == 0, levels);
     for (int i = 0; i < n; i++) {
         float code = zero == 0 ? rintf((f16_to_f32(x[i * stride]) - min) * inverse) : 0;
         x[i * stride] = f32_to_f16(f16_to_f32(header[0]) + f16_to_f32(header[1]) * code);
@@ -177,8 +177,8 @@ static bool pack_run(uint8_t *to, const f16 *x, int n) {
         high = v_max(high, some);
         zero += some - some;
     }
-    const float min = -v_largest(-low);
-    const bool finite = v_sum(zero) == 0;
+    float min = -v_largest(-low);
+    bool finite = v_sum(zero) == 0;
     float inverse = put_header(to, min, v_largest(high), finite, LEVELS);
     for (int i = 0; i < n; i += 32)
         pack_block(to + GROUP_HEADER + i / 2, x + i, imin(32, n - i), min, inverse);

@@ -116,7 +116,7 @@ static void sweep(Run *run) {
         load_part(run, 0, 0, 1);
     }
     run->next_is_layer0 = false;
-    const long streamed = run->streamed;
+    long streamed = run->streamed;
     for (int j = 0; j <= run->l; j++) { /* l: the head */
         /* what has been loaded is now the layer that computes */
         run->now = run->next;
@@ -125,7 +125,7 @@ static void sweep(Run *run) {
             /* With K = 1 square k + 1 is the batch's own in layer j + 1, and its hidden state does
              * not exist yet: what is loaded is that of this square, which layer j - 1 has stored.
              * The cache of layer j + 1 is other data and can be loaded ahead. */
-            const int arriving = run->K > 1 ? k + 1 : k;
+            int arriving = run->K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
             store_cache(run, j, k - 1);
@@ -200,7 +200,7 @@ static Call call_on(const Run *run, Lane lane, Kind kind, Square square) {
 
 /* Posts a copy of one view. */
 static void copy(Run *run, Call call, Tensor dst, Tensor src) {
-    const Move move = {dst, src};
+    Move move = {dst, src};
     post(run->to, op_copy(call, &move, 1));
 }
 
@@ -253,7 +253,7 @@ static Tensor new_kv_on_cpu(const Run *run, const Batch *b, int rows) {
 /* Returns the result of attention for the sequences whose cache is not on the GPU. It has a cell of
  * its own, because other lanes write it. */
 static Tensor attended_off_gpu(const Run *run, const Batch *b) {
-    const int gpu = b->kv_seqs[TIER_GPU];
+    int gpu = b->kv_seqs[TIER_GPU];
     return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu),
                         1, 1);
 }
@@ -261,7 +261,7 @@ static Tensor attended_off_gpu(const Run *run, const Batch *b) {
 /* Returns the staged pages of a square, on the tier of the processor that attends to them. */
 static PageTable staged_pages(const Run *run, Square square) {
     const Batch *b = square.batch;
-    const Tier side = is_delegated(run, b) ? TIER_CPU : TIER_GPU;
+    Tier side = is_delegated(run, b) ? TIER_CPU : TIER_GPU;
     PageTable t = plan_pages(run->plan, KV_STAGING, side, 2 * square.number,
                              b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
     t.pages = batch_tables(b, side)->staged;
@@ -297,8 +297,8 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
     for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
         const WeightPlace *place =
             is_head(run, j) ? &p->global[p->head] : &p->weight[j][p->slab_order[j][i]];
-        const Bytes begin = place->slab_offset, from = first > begin ? first : begin;
-        const Bytes to = size_min(end, begin + place->slab_bytes);
+        Bytes begin = place->slab_offset, from = first > begin ? first : begin;
+        Bytes to = size_min(end, begin + place->slab_bytes);
         Tensor src = place->home;
         if (src.tier == TIER_GPU || from >= to)
             continue;
@@ -309,7 +309,7 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
         src.rows = 1;
         src.cols = (int)((to - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
-        const Tensor dst =
+        Tensor dst =
             plan_bytes(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, from, F16, src.cols);
         n = add_move(run->moves, n, dst, src);
     }
@@ -320,22 +320,21 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
  * depend.c, with a picture. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    const Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
+    Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
     if (!cpu && !disk)
         return;
     if (!k)
         run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
-    const RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
-    const Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
+    RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
+    Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
      * other borders, so each new part comes after all of its parts. */
     if (!k && disk)
         depend_fold(run->to->depend, &via);
     int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
-    const Stopover stop = {
-        .here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
-        .via = tensor_cells(via, k, 1)};
+    Stopover stop = {.here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
+                     .via = tensor_cells(via, k, 1)};
     carry(run->to, call_on(run, W_LOAD, WEIGHT, square_in_sweep(run, j, k)), run->moves, n, &stop,
           1);
 }
@@ -394,25 +393,25 @@ static void move_activation(Run *run, Square square, Tier tier, bool store) {
     const Batch *b = square.batch;
     if (!b->act_rows[tier] || x_rests_on_gpu(b))
         return;
-    const Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, square);
+    Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, square);
     /* The layer that needs the rows: a store before the head leaves out what the head does not
      * need. All rows at home on the GPU move, because compute_head chooses among them. */
-    const int reader = square.j + (store && tier != TIER_GPU);
+    int reader = square.j + (store && tier != TIER_GPU);
     Stopover stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU,
                                       square.number, 0, b->act_rows[TIER_DISK])};
     int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         /* rows: those of the sequence in x now; moved: those that travel, its last ones */
-        const int rows = rows_for(run, b, q, square.j), moved = rows_for(run, b, q, reader);
+        int rows = rows_for(run, b, q, square.j), moved = rows_for(run, b, q, reader);
         x_end += rows;
         if (q->act != tier)
             continue;
         if (!home_end) /* the tier's first sequence */
             stop.here = tensor_rows(x, x_end - rows, 0);
         home_end += batch_rows(b, q);
-        const Tensor at_home = tensor_rows(home, home_end - moved, moved);
-        const Tensor in_x = tensor_rows(x, x_end - moved, moved);
+        Tensor at_home = tensor_rows(home, home_end - moved, moved);
+        Tensor in_x = tensor_rows(x, x_end - moved, moved);
         n = add_move(run->moves, n, store ? at_home : in_x, store ? in_x : at_home);
     }
     carry(run->to, call_on(run, lane[store][tier], ACTIVATION, square), run->moves, n, &stop, 1);
@@ -420,7 +419,7 @@ static void move_activation(Run *run, Square square, Tier tier, bool store) {
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    const Square square = find_square(run, j, k);
+    Square square = find_square(run, j, k);
     if (!square.batch || !rests_before(run, square.j + 1))
         return;
     for (int t = 0; t < NTIERS; t++)
@@ -456,17 +455,17 @@ static void append(Run *run, Square square, Lane lane, PageTable table, Tensor k
  * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
  * CPU's pages. */
 static void store_piece(Run *run, Square square, const Piece *piece) {
-    const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    const bool came_down = is_delegated(run, square.batch);
+    int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
+    bool came_down = is_delegated(run, square.batch);
     if (!off)
         return;
-    const Tensor kv = new_kv_on_cpu(run, square.batch, off);
+    Tensor kv = new_kv_on_cpu(run, square.batch, off);
     if (!came_down)
         copy(run, call_on(run, STORE, CACHE, square), kv,
              new_kv_to_leave(run, square.batch, gpu, off));
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        const int n = piece->kv_rows[t];
+        int n = piece->kv_rows[t];
         if (n && !(came_down && t == TIER_CPU))
             append(run, square, t == TIER_CPU ? ATTEND : D_WRITE,
                    batch_pages(run->flight, square.batch, (Tier)t, square.j),
@@ -478,7 +477,7 @@ static void store_piece(Run *run, Square square, const Piece *piece) {
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    const Square square = find_square(run, j, k);
+    Square square = find_square(run, j, k);
     Piece all = {.number = 0};
     if (square.batch && !is_head(run, square.j) && !square.batch->prefill &&
         batch_piece(run->flight, square.batch, &all))
@@ -494,17 +493,16 @@ static void store_cache(Run *run, int j, int k) {
  * sparse attention only K moves; attend_rows fetches the V that it reads. */
 static void bring_cache(Run *run, Square square) {
     const Batch *b = square.batch;
-    const PageTable to = staged_pages(run, square);
-    const PageTable via =
+    PageTable to = staged_pages(run, square);
+    PageTable via =
         plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * square.number, b->nstaged[TIER_DISK]);
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
-        const PageTable home = batch_pages(run->flight, b, (Tier)t, square.j);
+        PageTable home = batch_pages(run->flight, b, (Tier)t, square.j);
         /* of K, of V: where these pages begin in staging, and their way there */
-        const Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k},
-                                  {tensor_rows(to.v, row, 0), via.v}};
+        Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k}, {tensor_rows(to.v, row, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
         if (!is_sparse(&run->plan->policy))
             n = batch_moves(run->moves, n, b, to.page_tokens, stops[1].here, home.v);
@@ -518,7 +516,7 @@ static void bring_cache(Run *run, Square square) {
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    const Square square = find_square(run, j, k);
+    Square square = find_square(run, j, k);
     if (square.batch && square.j && !is_head(run, square.j))
         bring_cache(run, square);
 }
@@ -529,7 +527,7 @@ static void load_cache(Run *run, int j, int k) {
 
 /* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    const Square square = find_square(run, j, k);
+    Square square = find_square(run, j, k);
     if (!square.batch || !rests_before(run, square.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
@@ -548,10 +546,10 @@ static void load_activation(Run *run, int j, int k) {
  * because each of these lanes has then finished the layer before. */
 static void ready_weights(Run *run, Square square, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    const bool many_rows = square.batch->rows > p->packed_rows;
+    bool many_rows = square.batch->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        const Tensor streamed = plan_weight(p, &p->weight[square.j][r], run->now.slot);
-        const bool unpack = streamed.type == U8 && many_rows;
+        Tensor streamed = plan_weight(p, &p->weight[square.j][r], run->now.slot);
+        bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
             post(run->to, op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, square), w[r],
@@ -565,15 +563,15 @@ static void ready_weights(Run *run, Square square, Tensor w[NROLES]) {
 static void embed(Run *run, Square square) {
     const Plan *p = run->plan;
     const Batch *b = square.batch;
-    const Tensor x = hidden(run, square), table = p->global[TOK_EMBED].home;
-    const Tensor tokens =
+    Tensor x = hidden(run, square), table = p->global[TOK_EMBED].home;
+    Tensor tokens =
         p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, square.number, b->rows);
-    const Call call = call_on(run, PROJECT, OTHER, square);
+    Call call = call_on(run, PROJECT, OTHER, square);
     if (table.tier == TIER_GPU) {
         post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
-        const Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        const Tensor gathered = plan_view(p, EMBEDDED, TIER_CPU, square.number, 0, b->rows);
+        Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
+        Tensor gathered = plan_view(p, EMBEDDED, TIER_CPU, square.number, 0, b->rows);
         post(run->to,
              op_embed(call_on(run, lane, OTHER, square), gathered, table, b->cpu.ids, false));
         copy(run, call_on(run, C_LOAD, OTHER, square), tokens, gathered);
@@ -585,7 +583,7 @@ static void embed(Run *run, Square square) {
  * layer of that stage has ended (section 4.4). device/pipeline.c says why stages cannot wait for
  * each other in a circle. */
 static void receive(Run *run, Square square) {
-    const Tensor came =
+    Tensor came =
         plan_view(run->plan, RECEIVED, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
     post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, square), came));
     copy(run, call_on(run, C_LOAD, ACTIVATION, square), hidden(run, square), came);
@@ -593,7 +591,7 @@ static void receive(Run *run, Square square) {
 
 /* Sends the hidden state to the next stage. */
 static void send(Run *run, Square square) {
-    const Tensor sent =
+    Tensor sent =
         plan_view(run->plan, SENDING, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
     copy(run, call_on(run, STORE, ACTIVATION, square), sent, hidden(run, square));
     post(run->to, op_send(call_on(run, SEND, ACTIVATION, square), sent));
@@ -603,7 +601,7 @@ static void send(Run *run, Square square) {
  * pages, if pages are packed. */
 static void project(Run *run, Square square, const Tensor w[NROLES], const Piece *piece) {
     const Batch *b = square.batch;
-    const int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
+    int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
     opt_project(run->to, call_on(run, PROJECT, OTHER, square), run->plan, w,
                 workspace(run, QKV, b->turn, piece->rows), hidden_piece(run, square, piece));
     if (off && run->plan->policy.cache_packed)
@@ -628,19 +626,19 @@ static PageTable table_rows(PageTable table, int first, int n) {
  * pages rest on disk. */
 static void attend_rows(Run *run, Square square, PageTable table, int first, Tensor o, Tensor q) {
     const Plan *p = run->plan;
-    const double sparsity = p->policy.sparsity;
-    const Tier side = table.k.tier;
-    const Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, square);
+    double sparsity = p->policy.sparsity;
+    Tier side = table.k.tier;
+    Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, square);
     table = table_rows(table, first, q.rows);
     if (!is_sparse(&p->policy)) {
         post(run->to, op_attend(call, o, q, &table));
         return;
     }
-    const Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
-    const Tensor probs = plan_view(p, CHOSEN_PROBS, side, 0, 0, q.rows);
+    Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
+    Tensor probs = plan_view(p, CHOSEN_PROBS, side, 0, 0, q.rows);
     post(run->to, op_select(call, tokens, probs, q, &table, sparsity));
     if (square.batch->seq[first]->kv == TIER_DISK) {
-        const PageTable home =
+        PageTable home =
             table_rows(batch_pages(run->flight, square.batch, TIER_DISK, square.j), first, q.rows);
         post(run->to,
              op_fetch(call_on(run, C_READ, CACHE, square), &table, &home, tokens, sparsity));
@@ -652,20 +650,19 @@ static void attend_rows(Run *run, Square square, PageTable table, int first, Ten
  * attends where the pages are, or are staged from disk, and the results come up. */
 static void attend_on_cpu(Run *run, Square square, Tensor q) {
     const Batch *b = square.batch;
-    const int gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    const Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, off);
-    const Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, off);
-    const Tensor kv = new_kv_on_cpu(run, b, off);
-    const Move down[] = {{query, tensor_rows(q, gpu, off)},
-                         {kv, new_kv_to_leave(run, b, gpu, off)}};
+    int gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
+    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, off);
+    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, off);
+    Tensor kv = new_kv_on_cpu(run, b, off);
+    Move down[] = {{query, tensor_rows(q, gpu, off)}, {kv, new_kv_to_leave(run, b, gpu, off)}};
     post(run->to, op_copy(call_on(run, A_DOWN, CACHE, square), down, 2));
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        const int n = b->kv_seqs[t];
+        int n = b->kv_seqs[t];
         if (!n)
             continue;
-        const PageTable table = t == TIER_DISK ? staged_pages(run, square)
-                                               : batch_pages(run->flight, b, TIER_CPU, square.j);
+        PageTable table = t == TIER_DISK ? staged_pages(run, square)
+                                         : batch_pages(run->flight, b, TIER_CPU, square.j);
         append(run, square, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
         attend_rows(run, square, table, gpu + row, tensor_rows(result, row, n),
                     tensor_rows(query, row, n));
@@ -678,8 +675,8 @@ static void attend_on_cpu(Run *run, Square square, Tensor q) {
  * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
 static void attend(Run *run, Square square, const Piece *piece) {
     const Batch *b = square.batch;
-    const int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    const Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
+    int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
+    Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
     if (b->prefill) {
         /* each earlier piece has one entry more than sequences: its end */
         Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
@@ -695,7 +692,7 @@ static void attend(Run *run, Square square, const Piece *piece) {
                     tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
                     tensor_rows(q, 0, gpu));
     if (off && !is_delegated(run, b)) {
-        const PageTable staged = staged_pages(run, square);
+        PageTable staged = staged_pages(run, square);
         append(run, square, FINISH, staged, new_kv_to_leave(run, b, gpu, off), gpu);
         attend_rows(run, square, staged, gpu, attended_off_gpu(run, b), tensor_rows(q, gpu, off));
     }
@@ -712,9 +709,9 @@ static void finish(Run *run, Square square, const Tensor w[NROLES], const Piece 
  * scored task it computes, for the head's rows from `first` on, the probability of the given token
  * and the greedy choice. */
 static void choose_tokens(Run *run, Square square, Tensor logits, int first) {
-    const Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, square);
+    Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, square);
     const Tables *t = batch_tables(square.batch, logits.tier);
-    const int n = logits.rows;
+    int n = logits.rows;
     Tensor ids =
         tensor_cols(batch_newest(run->flight, square.batch, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored) {
@@ -732,7 +729,7 @@ static void choose_tokens(Run *run, Square square, Tensor logits, int first) {
 static void bring_down(Run *run, Square square, Tensor logits) {
     const Batch *b = square.batch;
     const Flight *f = run->flight;
-    const Tier chooser = run->plan->chooser;
+    Tier chooser = run->plan->chooser;
     Move moves[2];
     int n = 0;
     if (chooser == TIER_GPU)
@@ -751,9 +748,9 @@ static void bring_down(Run *run, Square square, Tensor logits) {
 static void compute_head(Run *run, Square square) {
     const Plan *p = run->plan;
     const Batch *b = square.batch;
-    const int resting = b->act_head_rows[TIER_GPU];
-    const Call call = call_on(run, PROJECT, OTHER, square);
-    const Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, square);
+    int resting = b->act_head_rows[TIER_GPU];
+    Call call = call_on(run, PROJECT, OTHER, square);
+    Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, square);
     Tensor logits = {.rows = 0};
     /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
      */
@@ -762,7 +759,7 @@ static void compute_head(Run *run, Square square) {
              op_embed(call, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
                       tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->head_rows; first += p->head_chunk) {
-        const int n = imin(p->head_chunk, b->head_rows - first);
+        int n = imin(p->head_chunk, b->head_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
@@ -775,7 +772,7 @@ static void compute_head(Run *run, Square square) {
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    const Square square = find_square(run, j, k);
+    Square square = find_square(run, j, k);
     const OptConfig *config = &run->plan->config;
     Batch *b = square.batch;
     if (!b)
@@ -817,7 +814,7 @@ static bool synchronize(Run *run) {
 /* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
  * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
-    const Square first = square_in_sweep(run, 0, k);
+    Square first = square_in_sweep(run, 0, k);
     if (!batch_begin(run->flight, first.batch))
         return !run->to->failed;
     copy(run, call_on(run, C_LOAD, OTHER, first), first.batch->gpu.all, first.batch->cpu.all);
@@ -844,7 +841,7 @@ static void note_held(const Run *run) {
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
  * are empty. */
 static void sweep_all(Run *run) {
-    const int flights = run->plan->policy.flights;
+    int flights = run->plan->policy.flights;
     for (int g = 0, idle = 0; idle < flights && !run->to->failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
         idle++;
@@ -867,21 +864,21 @@ static void divide_seconds(RunStats *s, const Device *device) {
         prefill += count->prefill_s;
         decode += count->busy_s - count->prefill_s;
     }
-    const double beside = s->decoded ? decode * s->beside / s->decoded : 0;
+    double beside = s->decoded ? decode * s->beside / s->decoded : 0;
     s->prefill_s = s->prefill_sweeps_s * (beside > 0 ? prefill / (prefill + beside) : 1);
     s->decode_s = s->total_s - s->prefill_s;
 }
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {
-    const int flights = plan->policy.flights;
+    int flights = plan->policy.flights;
     Poster to = {.device = device,
                  .depend = depend_open(plan->ncells),
                  .overlap = plan->policy.overlap,
                  .err = err};
     /* The most moves of a copy: K and V of all pages of a batch, the rows of its sequences, or the
      * tensors of a layer. carry takes room for as many again. */
-    const size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
+    size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
     Run run = {.plan = plan,
                .task = task,
                .to = &to,

@@ -237,7 +237,7 @@ static bool continues(Tensor before, Tensor t) {
 }
 
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
-    const Move move = {tensor_flat(dst), tensor_flat(src)};
+    Move move = {tensor_flat(dst), tensor_flat(src)};
     Move *last = n ? &moves[n - 1] : NULL;
     if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {
         moves[n] = move;
@@ -278,7 +278,7 @@ static Tensor stop_on_cpu(Tensor gpu, const Stopover *stops, int nstops) {
 // clang-format on
 void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops) {
     static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
-    const bool has_disk_lane = call.lane == W_LOAD || call.lane == C_LOAD || call.lane == STORE;
+    bool has_disk_lane = call.lane == W_LOAD || call.lane == C_LOAD || call.lane == STORE;
     Call far_call = call;
     Move *far = moves + n; /* the near ones overwrite moves[] */
     int nfar = 0, nnear = 0;

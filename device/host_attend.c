@@ -60,10 +60,9 @@ typedef struct {
 
 /* Sums mr rows over nv vectors of columns from d on. Only `last` columns of the last vector exist
  * in v. */
-INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv,
-                       const int mr) {
+INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv, int mr) {
     int ld = round_up(hd, VL);
-    const bool pairs = VL == 4 && mr == 1 && nv == 4; /* the loads that NEON shares */
+    bool pairs = VL == 4 && mr == 1 && nv == 4; /* the loads that NEON shares */
     V acc[MR][4], a[MR], b[4];
     UNROLL
     for (int i = 0; i < mr; i++) {
@@ -439,7 +438,7 @@ INLINE void dot_codes(V acc[NR], const float *q, const void *const k[NR], int d,
 
 /* Adds q . k[j] to acc[j], element by element, for NR heads of K. */
 INLINE void dot_head(V acc[NR], const float *q, const void *const k[NR], const int hd,
-                     const bool packed) {
+                     bool packed) {
     if (!packed)
         add_dots(acc, q, k, hd, 1);
     for (int d = 0; packed && d < hd; d += GROUP)

@@ -114,7 +114,7 @@ INLINE void add_wide(V *sum, const float *x, const float *w, int vectors, const 
  * again for each product wants more loads than a cycle has. Meanwhile the weights of an output of
  * the next tile are prefetched. */
 INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, const int mr) {
-    const int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
+    int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
     const f16 *next = w[0] + (nr + p) * b->k;
     int c = vectors * p / nr * VL;
@@ -264,7 +264,7 @@ INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int
 /* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c. */
 INLINE void packed_tile(const void *what, const int mr) {
     const PackedTile *t = what;
-    const int outputs = mr == 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
+    int outputs = mr == 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
     for (int j = 0; j < PART; j += outputs) {
         V acc[FEW * PART / VL] = {{0}}, a[FEW];
         for (int c = 0; c < PANEL_K; c++) {
@@ -292,8 +292,8 @@ INLINE void packed_tile(const void *what, const int mr) {
  * after another; with more rows, `each` of these are held. */
 INLINE void panel_tile(const void *what, const int mr) {
     const PackedTile *t = what;
-    const int nv = mr == 1 ? imin(8, PART / VL) : tile_outputs(mr); /* vectors of outputs */
-    const int each = tile_outputs(mr) == 4 ? 1 : 2;
+    int nv = mr == 1 ? imin(8, PART / VL) : tile_outputs(mr); /* vectors of outputs */
+    int each = tile_outputs(mr) == 4 ? 1 : 2;
     for (int j = 0; j < PART; j += nv * VL) {
         V acc[FEW * NR] = {{0}}, b[2];
         for (int c = 0; c < PANEL_K; c += NX) {
@@ -306,7 +306,7 @@ INLINE void panel_tile(const void *what, const int mr) {
                         b[u] = v_hold(n_load(t->w->w[c + e] + j + (v + u) * VL));
                     UNROLL
                     for (int i = 0; i < mr; i++) {
-                        const V a = x_load(t->x + i * PANEL_K + c);
+                        V a = x_load(t->x + i * PANEL_K + c);
                         UNROLL
                         for (int u = 0; u < each; u++)
                             acc[i * nv + v + u] = v_fma_at(a, e, b[u], acc[i * nv + v + u]);
