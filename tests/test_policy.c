@@ -555,7 +555,7 @@ static void where_ops_count_time_is_their_number(void) {
  *     with packed weights    48 (3981312 + 122880)                                     =   197001216
  *     unpacking, prefill     2 (4001280 (all of a layer) + 14155776)                   =    36314112
  *     attention              24 x 836 tokens x 3072                                    =    61636608, packed 17335296
- *     new k and v, to pages  2592 x 3072, in generation alone 192 x 3072               =     7962624, 589824 or packed 165888
+ *     new k and v, to pages  2592 x 3072; from the CPU 192 x 3072                      =     7962624; 589824, packed 165888
  *     packing them           2592 (3072 + 864)                                         =    10202112
  * Of the head: a norm, a choice and a product for each batch; embedding reads and writes a row of the table and a state:
  *     18 (2 x 1536 x 12 + 4 x 50272 x 12 + 3 (2 x 50272 x 768 + 8 (50272 + 768))) + 4 x 1536 x 2592 = 4251833856 */
