@@ -145,8 +145,8 @@ static bool has_shares(const Policy *p) {
     bool ok = true;
     for (int i = 0; i < 6; i += 2) {
         const double *two = p->share + i, share[] = {two[0], two[1], 1 - two[0] - two[1]};
-        const double step = q.fixed[i] || q.fixed[i + 1] ? 0 : .5 / (i ? imin(sequences, 1000) : 1000);
-        for (int t = 0; t < NTIERS; t++) ok = ok && (fabs(share[t]) < 1e-9 || share[t] > step);
+        const double least = q.fixed[i] || q.fixed[i + 1] ? -1e-9 : .5 / (i ? imin(sequences, 1000) : 1000);
+        for (int t = 0; t < NTIERS; t++) ok = ok && (share[t] == 0 || share[t] > least);
     }
     return ok;
 }
