@@ -355,16 +355,15 @@ static void a_million_slices_take_a_moment(void) {
 enum { SWEEPS = 3, LAYERS = 2, BATCHES = 2, SWEEP_SQUARES = LAYERS * BATCHES };
 
 /* A trace of three sweeps of two layers and two batches; a square takes a second, and none runs beside another. */
-static void write_sweeps(const char *path) {
+static void write_sweeps(const char *dir) {
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SWEEP_SQUARES; e++)
         add_of_batch(
             &trace, e % BATCHES,
             (Timed){PROJECT, OTHER, e < SWEEP_SQUARES, e / SWEEP_SQUARES, e / BATCHES % LAYERS, e % BATCHES, e, e + 1, 1});
-    FILE *out = fopen(path, "w");
-    CHECK(out);
-    trace_write(&trace, 1, out);
-    fclose(out), trace_free(&trace);
+    char *text = written(&trace, 1);
+    write_file(dir, "sweeps.json", text, strlen(text));
+    free(text), trace_free(&trace);
 }
 
 /* The drawing, or with a range that is wrong what the script says. */
@@ -405,10 +404,9 @@ static void a_drawing_has_all_of_the_sweeps_that_it_is_asked_for(void) {
         const char *option;
         int first, last;
     } cases[] = {{"", 0, 2}, {"--sweeps 0:1", 0, 1}, {"--sweeps 1:", 1, 2}, {"--sweeps :0", 0, 0}, {"--sweeps 1", 1, 1}};
-    char path[400];
     if (!has_python()) return;
-    snprintf(path, sizeof path, "%s/sweeps.json", temp_dir());
-    write_sweeps(path);
+    const char *dir = temp_dir(), *path = in_dir(dir, "sweeps.json");
+    write_sweeps(dir);
     for (int i = 0; i < 5; i++) expect_sweeps(path, cases[i].option, cases[i].first, cases[i].last);
     char *said = drawing_of(path, "--lanes", "--sweeps 3:");
     CU_ASSERT_STRING_EQUAL(said, "plot_trace.py: --sweeps: nothing was computed in 3:; the trace has sweeps 0 to 2\n");
