@@ -14,36 +14,37 @@
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 enum { KIB = 1 << 10, MIB = 1 << 20, MAX_STAGES = 5, MAX_THREADS = MAX_STAGES * 2 * NKINDS_OF_MESSAGES };
 
-/* A thread that does something with a stage's Net; the struct of each begins with one. */
+typedef int StagePart(Net *net);
+
+/* A thread that does something with a stage's Net: a part, or messages of a kind between this stage and another, one way.
+ */
 typedef struct {
-    pthread_t thread;
     Net *net;
+    StagePart *part;
+    int peer;
+    bool sends;
+    NetKind kind;
     int wrong;
+    pthread_t thread;
 } Thread;
 
-static void start_thread(void *thread, void *(*run)(void *)) {
-    Thread *t = thread;
-    CHECK(!pthread_create(&t->thread, NULL, run, t));
+static void start_threads(Thread *t, int n, void *(*run)(void *)) {
+    for (int i = 0; i < n; i++) CHECK(!pthread_create(&t[i].thread, NULL, run, &t[i]));
 }
 
-/* Returns what was wrong in it. */
-static int end_thread(void *thread) {
-    Thread *t = thread;
-    pthread_join(t->thread, NULL);
-    return t->wrong;
+/* Returns what was wrong in them. */
+static int end_threads(Thread *t, int n) {
+    int wrong = 0;
+    for (int i = 0; i < n; i++) {
+        pthread_join(t[i].thread, NULL);
+        wrong += t[i].wrong;
+    }
+    return wrong;
 }
 
 // ---- messages among all pairs, of all kinds, at once ---------------------------------------------------------------
 
 enum { MESSAGES = 8, LARGEST = 40 * MIB }; /* from one stage to another, of a kind */
-
-/* The messages of a kind between this stage and another, one way. */
-typedef struct {
-    Thread base;
-    int peer;
-    bool sends;
-    NetKind kind;
-} Stream;
 
 /* Both sides know what each message is. Most are small; some lie at the edges of the pieces that large ones cross in. */
 static size_t message_size(uint64_t *state) {
@@ -68,8 +69,8 @@ static bool is_filled(const uint8_t *bytes, size_t size, uint64_t x) {
 }
 
 static void *stream_main(void *arg) {
-    Stream *s = arg;
-    Net *net = s->base.net;
+    Thread *s = arg;
+    Net *net = s->net;
     const int from = s->sends ? net->stage : s->peer, to = s->sends ? s->peer : net->stage;
     uint64_t state = 100 * from + 10 * to + s->kind;
     Error err;
@@ -78,10 +79,10 @@ static void *stream_main(void *arg) {
         uint8_t *bytes = xcalloc(size, 1);
         if (s->sends) {
             fill(bytes, size, state);
-            s->base.wrong += (i % 3 ? net->send : net->post)(net, s->peer, s->kind, bytes, size, &err) != 0;
+            s->wrong += (i % 3 ? net->send : net->post)(net, s->peer, s->kind, bytes, size, &err) != 0;
             memset(bytes, 0xff, size); /* from now on it may change */
         } else {
-            s->base.wrong += net->receive(net, s->peer, s->kind, bytes, size, &err) || !is_filled(bytes, size, state);
+            s->wrong += net->receive(net, s->peer, s->kind, bytes, size, &err) || !is_filled(bytes, size, state);
         }
         free(bytes);
     }
@@ -89,24 +90,20 @@ static void *stream_main(void *arg) {
 }
 
 static int messages(Net *net) {
-    Stream stream[MAX_THREADS];
-    int n = 0, wrong = 0;
+    Thread stream[MAX_THREADS];
+    int n = 0;
     for (int i = 0; i < net->stages * 2 * NKINDS_OF_MESSAGES; i++) {
-        stream[n] = (Stream){{.net = net}, i / 2 / NKINDS_OF_MESSAGES, i % 2, i / 2 % NKINDS_OF_MESSAGES};
+        stream[n] =
+            (Thread){.net = net, .peer = i / 2 / NKINDS_OF_MESSAGES, .sends = i % 2, .kind = i / 2 % NKINDS_OF_MESSAGES};
         n += stream[n].peer != net->stage;
     }
-    for (int i = 0; i < n; i++) start_thread(&stream[i], stream_main);
-    for (int i = 0; i < n; i++) wrong += end_thread(&stream[i]);
-    return wrong;
+    start_threads(stream, n, stream_main);
+    return end_threads(stream, n);
 }
 
 // ---- sharing and agreeing ------------------------------------------------------------------------------------------
 
-static bool is_said(const Error *err, const char *text) {
-    if (!strcmp(err->text, text)) return true;
-    fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", text, err->text);
-    return false;
-}
+static bool is_said(const Error *err, const char *text) { return !strcmp(err->text, text); }
 
 static int agreement(Net *net) {
     enum { BYTES = 3 * MIB };
@@ -133,22 +130,14 @@ static int agreement(Net *net) {
 static const char DISK_FULL[] = "stage 1: disk full";
 
 /* A call that nothing but a failure ends; or, where a message is copied, one that ends. */
-typedef struct {
-    Thread base;
-    bool sends;
-    int peer;
-    NetKind kind;
-} Waiting;
-
 static void *wait_for_nothing(void *arg) {
     enum { BYTES = 40 * MIB };
-    Waiting *w = arg;
+    Thread *w = arg;
     void *bytes = xcalloc(BYTES, 1);
     Error err;
-    Net *net = w->base.net;
-    int status = w->sends ? net->send(net, w->peer, w->kind, bytes, BYTES, &err)
-                          : net->receive(net, w->peer, w->kind, bytes, BYTES, &err);
-    w->base.wrong = status ? !is_said(&err, DISK_FULL) : !w->sends;
+    int status = w->sends ? w->net->send(w->net, w->peer, w->kind, bytes, BYTES, &err)
+                          : w->net->receive(w->net, w->peer, w->kind, bytes, BYTES, &err);
+    w->wrong = status ? !is_said(&err, DISK_FULL) : !w->sends;
     free(bytes);
     return NULL;
 }
@@ -164,14 +153,14 @@ static int failure(Net *net) {
         fail(&err, EXIT_FAILED, "disk full");
         net->fail(net, &err);
     } else {
-        Waiting waiting[] = {{{.net = net}, true, other, NET_STATES},
-                             {{.net = net}, false, other, NET_SETUP},
-                             {{.net = net}, false, 1, NET_STATES}};
-        for (int i = 0; i < COUNT(waiting); i++) start_thread(&waiting[i], wait_for_nothing);
+        Thread waiting[] = {{.net = net, .peer = other, .sends = true, .kind = NET_STATES},
+                            {.net = net, .peer = other, .kind = NET_SETUP},
+                            {.net = net, .peer = 1, .kind = NET_STATES}};
+        start_threads(waiting, COUNT(waiting), wait_for_nothing);
         /* the third may be received by a stage that then fails before this one learns of it */
         while (!net->stage && !net->send(net, 1, NET_TOKENS, bytes, BYTES, &err)) sent++;
         wrong += !net->stage && (sent < 2 || !is_said(&err, DISK_FULL));
-        for (int i = 0; i < COUNT(waiting); i++) wrong += end_thread(&waiting[i]);
+        wrong += end_threads(waiting, COUNT(waiting));
     }
     wrong += net->post(net, (net->stage + 1) % 3, NET_TOKENS, bytes, 1, &err) != -1 || !is_said(&err, DISK_FULL);
     wrong += stage_agree(net, 0, &err) != -1 || !is_said(&err, DISK_FULL);
@@ -191,7 +180,9 @@ static const struct {
     {"much-shorter", 5 * MIB, 9 * MIB, "a message of 5242880 bytes instead of 9437184"},
 };
 
-static int other_size(Net *net, int way) {
+static int way; /* of the parts that have several */
+
+static int other_size(Net *net) {
     const size_t sent = sizes[way].sent, expected = sizes[way].expected;
     const char *says = sizes[way].says;
     char *bytes = xcalloc(sent + expected, 1);
@@ -200,26 +191,18 @@ static int other_size(Net *net, int way) {
     if (net->stage == 0) net->send(net, 1, NET_STATES, bytes, sent, &err);
     if (net->stage == 1) wrong += net->receive(net, 0, NET_STATES, bytes, expected, &err) != -1 || !strstr(err.text, says);
     wrong += net->receive(net, !net->stage, NET_TOKENS, bytes, 1, &err) != -1 || !strstr(err.text, says);
-    if (wrong) fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", says, err.text);
     free(bytes);
     return wrong;
 }
-static int shorter(Net *net) { return other_size(net, 0); }
-static int longer(Net *net) { return other_size(net, 1); }
-static int much_longer(Net *net) { return other_size(net, 2); }
-static int much_shorter(Net *net) { return other_size(net, 3); }
 
 /* Stage 1 is killed, or kills mpirun, while the others wait. */
-static int is_killed(Net *net, pid_t victim) {
+static int is_killed(Net *net) {
     char bytes[64] = "";
     Error err;
     int wrong = stage_share(net, bytes, sizeof bytes, &err) + stage_agree(net, 0, &err);
-    if (net->stage == 1) kill(victim, SIGKILL);
+    if (net->stage == 1) kill(way ? getppid() : getpid(), SIGKILL);
     return wrong + net->receive(net, (net->stage + 1) % net->stages, NET_STATES, bytes, sizeof bytes, &err) + 1;
 }
-
-static int killed(Net *net) { return is_killed(net, getpid()); }
-static int orphaned(Net *net) { return is_killed(net, getppid()); }
 
 // ---- the slowed wire -----------------------------------------------------------------------------------------------
 
@@ -246,32 +229,20 @@ static int wire(Net *net) {
 
 // ---- between threads -----------------------------------------------------------------------------------------------
 
-typedef int StagePart(Net *net);
-
-typedef struct {
-    Thread base;
-    StagePart *part;
-} LocalStage;
-
 static void *local_main(void *arg) {
-    LocalStage *s = arg;
-    Net *net = s->base.net;
-    s->base.wrong = s->part(net);
-    net->close(net);
+    Thread *s = arg;
+    s->wrong = s->part(s->net);
+    s->net->close(s->net);
     return NULL;
 }
 
 static int local(StagePart *part, int stages, bool rendezvous, int delay_us) {
-    LocalStage stage[MAX_STAGES];
+    Thread stage[MAX_STAGES];
     Net *net[MAX_STAGES];
-    int wrong = 0;
     local_net_open(net, stages, rendezvous, delay_us);
-    for (int i = 0; i < stages; i++) {
-        stage[i] = (LocalStage){{.net = net[i]}, part};
-        start_thread(&stage[i], local_main);
-    }
-    for (int i = 0; i < stages; i++) wrong += end_thread(&stage[i]);
-    return wrong;
+    for (int i = 0; i < stages; i++) stage[i] = (Thread){.net = net[i], .part = part};
+    start_threads(stage, stages, local_main);
+    return end_threads(stage, stages);
 }
 
 /* Copied and not, at once and later. */
@@ -292,8 +263,7 @@ static void between_threads_stages_share_and_agree(void) {
 
 static void between_threads_a_failure_ends_all_calls(void) {
     CU_ASSERT_EQUAL(local_all_ways(failure, 3), 0);
-    CU_ASSERT_EQUAL(local_all_ways(shorter, 2), 0);
-    CU_ASSERT_EQUAL(local_all_ways(longer, 2), 0);
+    for (way = 0; way < 2; way++) CU_ASSERT_EQUAL(local_all_ways(other_size, 2), 0); /* which it does not cut in pieces */
 }
 
 /* Each is a bug of whoever uses the network, and aborts; in a process of its own. */
@@ -334,16 +304,12 @@ static void between_threads_a_message_too_many_or_too_few_is_found(void) {
 static const struct {
     const char *name;
     StagePart *part;
-} parts[] = {{"messages", messages},
-             {"agreement", agreement},
-             {"failure", failure},
-             {"shorter", shorter},
-             {"longer", longer},
-             {"much-longer", much_longer},
-             {"much-shorter", much_shorter},
-             {"killed", killed},
-             {"orphaned", orphaned},
-             {"wire", wire}};
+    int way;
+} parts[] = {{"messages", messages, 0},       {"agreement", agreement, 0},
+             {"failure", failure, 0},         {"shorter", other_size, 0},
+             {"longer", other_size, 1},       {"much-longer", other_size, 2},
+             {"much-shorter", other_size, 3}, {"killed", is_killed, 0},
+             {"orphaned", is_killed, 1},      {"wire", wire, 0}};
 
 /* This process is one stage of several. It leaves a file with its number, so that the test can look whether it is gone. */
 int test_stage(const char *what) {
@@ -356,7 +322,7 @@ int test_stage(const char *what) {
     if (!net) return printf("no network: %s\n", err.text), EXIT_FAILED;
     int stage = net->stage, wrong = 1;
     for (int i = 0; i < COUNT(parts); i++)
-        if (!strcmp(parts[i].name, what)) wrong = parts[i].part(net);
+        if (!strcmp(parts[i].name, what)) way = parts[i].way, wrong = parts[i].part(net);
     net->close(net);
     printf("stage %d: %d wrong\n", stage, wrong);
     return wrong ? EXIT_FAILED : 0;
@@ -403,18 +369,18 @@ static const char MPIRUN[] =
     "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0";
 
-/* Where the processes of the newest mpirun leave their numbers. */
-static char pids[300];
+/* Where the processes of the newest mpirun leave their numbers, and whatever else. */
+static char pids[300], left_behind[300];
 
 /* Starts mpirun with settings of MPI's. */
 static FILE *start(const char *settings, const char *arguments) {
-    char command[2 * MAX_PATH + 2000], dir[300];
+    char command[2 * MAX_PATH + 2000];
     snprintf(pids, sizeof pids, "%s", temp_dir());
-    snprintf(dir, sizeof dir, "%s", temp_dir()); /* what killed processes leave behind is removed with it */
+    snprintf(left_behind, sizeof left_behind, "%s", temp_dir());
     snprintf(
         command, sizeof command,
         "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun %s 2>&1",
-        MPIRUN, settings, pids, dir, dir, arguments);
+        MPIRUN, settings, pids, left_behind, left_behind, arguments);
     FILE *f = popen(command, "r");
     CHECK(f);
     return f;
@@ -447,11 +413,6 @@ static void mpi(const char *part, int stages, const char *settings) {
     if (status || well != stages) fprintf(stderr, "\n    %s %s\n%s\n", settings, part, said);
 }
 
-static void expect_said(const char *said, const char *text) {
-    CU_ASSERT_PTR_NOT_NULL(strstr(said, text));
-    if (!strstr(said, text)) fprintf(stderr, "\n    expected: %s\n    but it is: %s\n", text, said);
-}
-
 /* Through memory and through sockets; copied as far as MPI copies (32 KiB, more than most messages), and nothing copied. */
 static void over_mpi_messages_arrive_as_they_were_sent(void) {
     mpi("messages", 2, "OMPI_MCA_btl_vader_eager_limit=32768 OMPI_MCA_btl=vader,self");
@@ -469,7 +430,7 @@ static void expect_aborted(const char *part, int stages, const char *text) {
     char said[8192];
     const int status = mpi_says(part, stages, "", said);
     CU_ASSERT(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
-    expect_said(said, text);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, text));
     CU_ASSERT_PTR_NULL(strstr(said, " wrong")); /* nobody has gone on */
 }
 
@@ -490,9 +451,12 @@ static void over_mpi_nothing_arrives_before_the_slowed_wire_allows_it(void) { mp
 
 // ---- the program ---------------------------------------------------------------------------------------------------
 
-/* Starts the program as two stages, each with its model; the second begins with a command of the shell. */
+/* Starts the program as two stages, each with its model; the second begins with a command of the shell. A file of each
+ * stage's name has the number of its process. */
 static FILE *start_program(const char *flags, const char *model, const char *second, const char *begins) {
-    static const char stage[] = "-n 1 sh -c ': >\"$PIDS/$$\"; %s; exec \"$0\" \"$@\"' %s %s --model '%s'";
+    static const char stage[] =
+        "-n 1 sh -c ': >\"$PIDS/$$\"; echo $$ >\"$TMPDIR/$OMPI_COMM_WORLD_RANK\"; %s; exec \"$0\" \"$@\"' %s %s --model "
+        "'%s'";
     char one[700], two[700], arguments[sizeof one + sizeof two + 3];
     const char *bin = getenv("FLEXGEN_BIN");
     if (!bin) bin = "./flexgen";
@@ -532,26 +496,9 @@ static void over_mpi_a_job_has_ended_when_all_stages_have(void) {
     CU_ASSERT(grown(journal, 0) > 0);
     write_file(dir, "model.safetensors", "", 0);
     CU_ASSERT_NOT_EQUAL(hear(f, 2, said), 0);
-    expect_said(said, "flexgen: stage 1: ");
-    expect_said(said, "was changed while it was in use");
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "flexgen: stage 1: "));
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "was changed while it was in use"));
     CU_ASSERT(!access(journal, F_OK));
-}
-
-/* The process that MPI counts as the first; 0: it is not there. */
-static pid_t first_stage(void) {
-    char path[320], env[1 << 16];
-    pid_t found = 0;
-    DIR *d = opendir(pids);
-    CHECK(d);
-    for (struct dirent *entry; (entry = readdir(d)) && !found;) {
-        snprintf(path, sizeof path, "/proc/%.12s/environ", entry->d_name);
-        FILE *f = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
-        const size_t n = f ? fread(env, 1, sizeof env, f) : 0;
-        if (memmem(env, n, "OMPI_COMM_WORLD_RANK=0", 23)) found = atoi(entry->d_name); /* with its 0 */
-        if (f) fclose(f);
-    }
-    closedir(d);
-    return found;
 }
 
 /* A signal to the first stage alone: its lanes stop while it waits for tokens, which nobody can make any more. */
@@ -561,9 +508,11 @@ static void over_mpi_a_stopped_stage_ends_all(void) {
     FILE *f = start_job(journal, dir, "models/opt-tiny", 500, "200K");
     const off_t begun = grown(journal, 0);
     CU_ASSERT(grown(journal, begun) > begun); /* it sweeps */
-    CU_ASSERT_EQUAL(kill(first_stage(), SIGTERM), 0);
+    char *first = contents(in_dir(left_behind, "0"), NULL);
+    CU_ASSERT_EQUAL(kill(atoi(first), SIGTERM), 0);
+    free(first);
     CU_ASSERT_NOT_EQUAL(hear(f, 2, said), 0);
-    expect_said(said, "flexgen: stage 0: stopped by SIGTERM; go on with --resume");
+    CU_ASSERT_PTR_NOT_NULL(strstr(said, "flexgen: stage 0: stopped by SIGTERM; go on with --resume"));
     CU_ASSERT(!access(journal, F_OK));
 }
 
@@ -588,7 +537,7 @@ static void over_mpi_a_stage_without_room_names_itself(void) {
                  "--gpu-mem 1G --cpu-mem 1G --disk-mem 1G --offload-dir %s",
                  cases[i].percent, dir);
         CU_ASSERT_NOT_EQUAL(hear(start_program(flags, "opt-125m", "opt-125m", cases[i].begins), 2, said), 0);
-        expect_said(said, cases[i].says);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said, cases[i].says));
         CU_ASSERT_EQUAL(count_files(dir), 0);
     }
 }

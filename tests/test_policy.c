@@ -139,25 +139,15 @@ static void a_gpu_with_room_for_all_gets_all(void) {
     CU_ASSERT(cost.peak[TIER_GPU] > C_ALL && cost.peak[TIER_GPU] < 1e12);
 }
 
-/* With numbers that an LP can bear. */
-static Hardware lp_machine(const char *changes) {
-    char all[200];
-    snprintf(all, sizeof all,
-             "ctog_bdw=1e18 gtoc_bdw=1e18 dtoc_bdw=1e18 ctod_bdw=1e18 mm_flops=1e18 bmm_flops=1e18 "
-             "cpu_flops=1e18 %s",
-             changes);
-    return machine_with(all);
-}
-
-/* By hand: nothing costs time but a slow disk, so that T_gen is W wd / 1e6. The GPU has room for its working memory only,
+/* By hand: nothing takes as long as a slow disk, so that T_gen is W wd / 1e6. The GPU has room for its working memory only,
  * the CPU for 40e9 bytes, of which prefill takes W_ALL wc + W (1 - wg) with wg = 0, more than generation. The cache and the
  * activations are those of one token or two. */
 static void what_fits_nowhere_else_is_read_from_the_disk(void) {
     Cost cost;
-    Hardware h = lp_machine("dtoc_bdw=1e6");
+    Hardware h = round_machine;
     const OptConfig config = opt_named("opt-30b");
     const Block one = {.s = 1, .n = 2, .gbs = 1, .num_gpu_batches = 1};
-    h.gmem = 2 * W + 1e6, h.cmem = 40e9, h.nmem = 1500e9;
+    h.gmem = 2 * W + 1e6, h.cmem = 40e9, h.dtoc_bdw[0] = h.dtoc_bdw[1] = 1e6;
     ASSERT_OK(paper_cost(&cost, &h, &config, &one, &err));
     double wd = 1 - (40e9 - W) / W_ALL;
     CU_ASSERT(fabs(cost.fraction[WD] - wd) < 1e-4);
@@ -205,53 +195,34 @@ static Case random_case(uint64_t *seed) {
     return c;
 }
 
-/* T of a placement by the rows, infinite where some tier is too small; of_layer: the seconds of a layer. */
-static double rows_T(double of_layer[2], const Lp *lp, const Case *c, const double *fraction) {
-    double x[NVARS] = {0};
-    memcpy(x, fraction, NFRACTIONS * sizeof *x);
-    of_layer[0] = of_layer[1] = 0;
-    for (int i = 0; i < FRACTION_ROWS; i++) {
-        const double excess = lp_excess(&lp->row[i], x, NVARS);
-        if (i < GPU_ROWS)
-            of_layer[i < T_GEN_ROWS] = fmax(of_layer[i < T_GEN_ROWS], excess);
-        else if (excess > 1e-9 * fabs(lp->row[i].b))
-            return INFINITY;
-    }
-    return (of_layer[1] + of_layer[0] * (c->block.n - 1)) * c->config.l;
-}
-
-/* With n = 1 the LP does not pay for T_gen, and yet it is the largest of its terms. */
-static void the_best_placement_is_one_and_no_other_is_faster(void) {
+/* Its seconds are those of the rows; none of the tiers holds more than it can. With n = 1 the LP does not pay for T_gen,
+ * and yet it is the largest of its terms. That no other placement is faster, lp.c sees to (test_lp.c). */
+static void the_best_placement_is_one_and_takes_what_the_rows_say(void) {
     static Lp lp;
     uint64_t seed = 1;
-    int fits = 0, tried = 0;
+    int fits = 0;
     for (int trial = 0; trial < 400; trial++) {
         Case c = random_case(&seed);
-        Cost cost = {.T = INFINITY};
-        double other[NFRACTIONS], of_layer[2];
+        Cost cost;
+        double x[NVARS] = {0}, of_layer[2] = {0}; /* [prefill] */
         if (trial % 4 == 0) c.block.n = 1;
-        const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
+        if (paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
         paper_lp(&lp, &c.hardware, &c.config, &c.block);
-        if (ok) {
-            for (int f = 0; f < NFRACTIONS; f += 3)
-                CU_ASSERT(fabs(cost.fraction[f] + cost.fraction[f + 1] + cost.fraction[f + 2] - 1) < 1e-9);
-            for (int f = 0; f < NFRACTIONS; f++) CU_ASSERT(cost.fraction[f] >= 0);
-            CU_ASSERT(fabs(rows_T(of_layer, &lp, &c, cost.fraction) / cost.T - 1) < 1e-9);
-            CU_ASSERT(fabs(of_layer[0] / cost.T_gen - 1) < 1e-9 && fabs(of_layer[1] / cost.T_pre - 1) < 1e-9);
-            CU_ASSERT(cost.slowest[0][0] && cost.slowest[1][0]);
+        memcpy(x, cost.fraction, sizeof cost.fraction);
+        for (int i = 0; i < NROWS; i++) {
+            const double excess = lp_excess(&lp.row[i], x, NVARS);
+            if (i < GPU_ROWS)
+                of_layer[i < T_GEN_ROWS] = fmax(of_layer[i < T_GEN_ROWS], excess);
+            else
+                CU_ASSERT(excess <= 1e-9 * fabs(lp.row[i].b) && (i < FRACTION_ROWS || excess >= -1e-9));
         }
-        for (int i = 0; i < 200; i++) {
-            for (int f = 0; f < NFRACTIONS; f += 3) {
-                draw_shares(&other[f], &other[f + 1], &seed);
-                other[f + 2] = 1 - other[f] - other[f + 1];
-            }
-            const double T = rows_T(of_layer, &lp, &c, other);
-            CU_ASSERT(T == INFINITY || (ok && T >= cost.T * (1 - 1e-9)));
-            tried += T < INFINITY;
-        }
-        fits += ok;
+        for (int f = 0; f < NFRACTIONS; f++) CU_ASSERT(x[f] >= 0);
+        CU_ASSERT(fabs(of_layer[0] / cost.T_gen - 1) < 1e-9 && fabs(of_layer[1] / cost.T_pre - 1) < 1e-9);
+        CU_ASSERT(fabs((of_layer[1] + of_layer[0] * (c.block.n - 1)) * c.config.l / cost.T - 1) < 1e-9);
+        CU_ASSERT(cost.slowest[0][0] && cost.slowest[1][0]);
+        fits++;
     }
-    CU_ASSERT(fits > 100 && fits < 390 && tried > 1000);
+    CU_ASSERT(fits > 100 && fits < 390);
 }
 
 /* The bytes that the message says a tier lacks. */
@@ -264,23 +235,13 @@ static double lacks(const char *text, const char *tier) {
 }
 
 /* Where nothing fits, there is a placement with as much more as the message says. */
-static void more_memory_or_bandwidth_is_never_worse(void) {
+static void with_what_the_tiers_lack_there_is_a_placement(void) {
     uint64_t seed = 2;
-    int better = 0, named[NTIERS] = {0};
+    int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
         Case c = random_case(&seed);
-        Cost cost, more;
-        err.text[0] = 0;
-        if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) {
-            for (int i = 0; i < NUMBERS; i++) {
-                Hardware h = c.hardware;
-                *number(&h, i) *= 1.5;
-                ASSERT_OK(paper_cost(&more, &h, &c.config, &c.block, &err));
-                CU_ASSERT(more.T <= cost.T * (1 + 1e-9));
-                better += more.T < cost.T * (1 - 1e-6);
-            }
-            continue;
-        }
+        Cost cost;
+        if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, "--gpu-batch-size"));
         for (int t = 0; t < NTIERS; t++) {
@@ -290,7 +251,7 @@ static void more_memory_or_bandwidth_is_never_worse(void) {
         }
         ASSERT_OK(paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
     }
-    CU_ASSERT(better > 300 && named[TIER_GPU] > 50 && named[TIER_CPU] > 0 && named[TIER_DISK] > 50);
+    CU_ASSERT(named[TIER_GPU] > 50 && named[TIER_CPU] > 0 && named[TIER_DISK] > 50);
 }
 
 /* By hand, OPT-30B: whatever is placed where, the GPU works on 2 W - wg 2 W + wg W_ALL + H_GBS + 1761607680 (mlp) at least,
@@ -306,26 +267,30 @@ static void a_gpu_too_small_for_its_working_memory_is_named(void) {
         strstr(err.text, "opt-30b, 512 + 32 tokens, block of 48 x 3: no placement fits: the GPU lacks 0.27 GiB; "));
 }
 
-/* Rates from low to high. An answer, or one line, and no nonsense; returns the share of those that are lost in rounding. */
-static double lost_share(double low, double high, uint64_t seed) {
-    int lost = 0, trials = 1000;
-    for (int trial = 0; trial < trials; trial++) {
-        Case c = random_case(&seed);
-        Cost cost;
-        for (int i = NTIERS; i < NUMBERS; i++) *number(&c.hardware, i) = test_spread(&seed, low, high);
-        err = (Error){0, ""};
-        const int status = paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
-        CU_ASSERT(status == 0 ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
-                              : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
-        lost += status != 0 && err.code == EXIT_FAILED;
-    }
-    return (double)lost / trials;
-}
-
+/* An answer, or one line, and no nonsense; of rates that there are hardly any is lost in rounding. The last ones are the
+ * bounds of a hardware file. */
 static void impossible_machines_get_an_answer_or_a_line(void) {
-    CU_ASSERT(lost_share(1e8, 1e16, 6) < .005);
-    CU_ASSERT(lost_share(1e6, 1e18, 7) < .03);
-    lost_share(1e-9, 1e30, 8); /* the bounds of a hardware file */
+    enum { TRIALS = 1000 };
+    static const struct {
+        double low, high;
+        int lost;
+    } rates[] = {{1e8, 1e16, TRIALS * 5 / 1000}, {1e6, 1e18, TRIALS * 3 / 100}, {1e-9, 1e30, TRIALS}};
+    for (int r = 0; r < 3; r++) {
+        uint64_t seed = 6 + r;
+        int lost = 0;
+        for (int trial = 0; trial < TRIALS; trial++) {
+            Case c = random_case(&seed);
+            Cost cost;
+            for (int i = NTIERS; i < NUMBERS; i++)
+                *number(&c.hardware, i) = test_spread(&seed, rates[r].low, rates[r].high);
+            err = (Error){0, ""};
+            const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
+            CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
+                         : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
+            lost += !ok && err.code == EXIT_FAILED;
+        }
+        CU_ASSERT(lost <= rates[r].lost);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -390,6 +355,7 @@ static const double NEW = COUNT * (N - 1.), IN_PREFILL = COUNT * (double)S, ROWS
                     SEEN = COUNT * ((N - 1.) * S + N * (N - 1) / 2.), PAIRS = COUNT * S * (S + 1) / 2.;
 static const double KV = 4 * H1, HIDDEN_ROW = 2 * H1; /* bytes of a token's K and V, and of a hidden state */
 static const double MATRICES = 4. * H1 * H1 + 2. * H1 * H2, HEAD = 2. * VOCAB * H1; /* numbers; flops, or bytes */
+static const double LAYER_BYTES = 2 * (4. * H1 * H1 + 2. * H1 * H2 + 9 * H1 + H2);  /* with biases and layernorms */
 
 /* Opens the case; close_plan ends it. */
 static Cost cost_of(Policy p, const char *slow) {
@@ -398,13 +364,8 @@ static Cost cost_of(Policy p, const char *slow) {
     return expected();
 }
 
-static void expect_T(const char *what, double found, double seconds) {
-    if (!close_to(found, seconds)) fprintf(stderr, "\n    %s: %.9g s, by hand %.9g s\n", what, found, seconds);
-    CU_ASSERT(close_to(found, seconds));
-}
-
-static void assert_takes(const char *what, Policy p, const char *slow, double seconds) {
-    expect_T(what, cost_of(p, slow).T, seconds);
+static void expect_takes(Policy p, const char *slow, double seconds) {
+    CU_ASSERT(close_to(cost_of(p, slow).T, seconds));
     close_plan();
 }
 
@@ -425,148 +386,110 @@ static Policy in_turn(Policy p) { /* one square at a time */
     p.synchronize = true;
     return p;
 }
+static Policy alone(Policy p) { /* without overlap */
+    p.overlap = false;
+    return p;
+}
 static Policy packed_weights(Policy p) {
     p.weight_packed = true;
     return p;
 }
 
-static double layer_bytes(const OptConfig *config) {
-    double sum = 0;
-    for (int role = 0; role < NROLES; role++) {
-        int rows, cols;
-        opt_role_shape(config, role, &rows, &cols);
-        sum += 2. * rows * cols;
-    }
-    return sum;
-}
-
-/* The weights cross it once a sweep, however many batches there are; with the row schedule, once for each batch. From the
- * disk they cross both links, side by side, and the slower one counts. */
-static void where_weights_stream_time_is_their_bytes_over_the_link(void) {
-    const OptConfig config = opt_named("opt-125m");
-    for (int way = 0; way < 4; way++) {
-        const bool row = way & 1, disk = way & 2;
-        Policy p = weights_away(disk ? TIER_DISK : TIER_CPU);
-        if (row) p.schedule = SCHEDULE_ROW;
-        const Cost cost = cost_of(p, disk ? "ctog_bdw=1e9 dtoc_bdw=2e8" : "ctog_bdw=1e9");
-        const double sweeps = row ? 6. * N : SWEEPS, seconds = sweeps * L * layer_bytes(&config) / (disk ? 2e8 : 1e9);
-        CU_ASSERT(close_to(cost.T, seconds));
-        CU_ASSERT(close_to(cost.T_gen, seconds / sweeps / L) && close_to(cost.T_pre, cost.T_gen));
-        CU_ASSERT(close_to(cost.throughput, COUNT * N / seconds));
-        CU_ASSERT_STRING_EQUAL(cost.slowest[0], disk ? "dtoc^g" : "ctog^g");
-        CU_ASSERT_STRING_EQUAL(cost.slowest[1], disk ? "dtoc^p" : "ctog^p");
-        close_plan();
-    }
-}
-
-/* Half of the weights, at twice the rate in prefill: whole tensors, so nearly half. Where the table is on the CPU it
- * streams as well, behind the last layer of every sweep, and so do rows of new tokens. */
-static void what_streams_is_what_is_not_on_the_gpu(void) {
-    static const char slow[] = "ctog_bdw_g=1e9 ctog_bdw_p=2e9";
-    const OptConfig config = opt_named("opt-1.3b");
-    const Policy p = on_tiers(.5, .5, 1, 0, 1, 0, 4, 3);
-    open_plan(&config, &p, machine_with(slow), COUNT, S, N);
-    CU_ASSERT_DOUBLE_EQUAL(expected().T / (12 * layer_bytes(&config) * (2 / 2e9 + (SWEEPS - 2) / 1e9)), 1, .02);
-    close_plan();
-    assert_takes("the table", table_away(TIER_CPU), slow,
-                 (2 * HEAD + IN_PREFILL * HIDDEN_ROW) / 2e9 + ((SWEEPS - 2) * HEAD + NEW * HIDDEN_ROW) / 1e9);
-}
-
-/* Products are 2 flops for a weight of a layer and a token, and for the head's and a sequence; attention 4 h1 for a token
- * that another one attends to. GPU and CPU side by side take the longer of the two; on shared cores, and without overlap,
- * their sum. */
-static void where_arithmetic_counts_time_is_its_flops(void) {
+/* Each row takes so long:
+ *     The weights cross the link once a sweep, however many batches there are; with the row schedule, once for each batch.
+ * From the disk they cross both links, side by side, and the slower one counts. A table on the CPU streams as well, behind
+ * the last layer of every sweep, and so do rows of new tokens.
+ *     Products are 2 flops for a weight of a layer and a token, and for the head's and a sequence; attention 4 h1 for a
+ * token that another one attends to. GPU and CPU side by side take the longer of the two; without overlap, their sum.
+ *     Pages move whole, half of the last one empty, and without the new token, which is not there yet. Where the CPU
+ * attends, q comes down and the result goes up in place of the pages. */
+static void the_one_slow_thing_takes_its_bytes_or_flops(void) {
+    static const char side_by_side[] = "mm_flops_g=1e12 cpu_flops_g=2e9", two_rates[] = "ctog_bdw_g=1e9 ctog_bdw_p=2e9";
+    const double pages = L * KV * (SEEN - NEW + NEW * 16 / 2) / 1e9, fresh = L * KV * ROWS / 1e9,
+                 states = L * HIDDEN_ROW * ROWS / 1e9, queries = L * HIDDEN_ROW * NEW / 1e9;
     const double layers = 2. * L * MATRICES, attention = L * 4. * H1, gpu = NEW * (layers + HEAD) / 1e12,
-                 cpu = attention * SEEN / 2e9;
-    const Policy on_cpu = cache_away(TIER_CPU, true);
-    static const char side_by_side[] = "mm_flops_g=1e12 cpu_flops_g=2e9";
-    Policy alone = on_cpu;
-    alone.overlap = false;
-    assert_takes("products", all_gpu(4, K), "mm_flops_g=1e12 mm_flops_p=5e12", COUNT * (S * layers + HEAD) / 5e12 + gpu);
-    assert_takes("attention on the GPU", all_gpu(4, K), "bmm_flops_g=1e10 bmm_flops_p=4e10",
-                 attention * (SEEN / 1e10 + PAIRS / 4e10));
-    assert_takes("attention on the CPU", on_cpu, "cpu_flops_g=1e10 bmm_flops_p=4e10",
-                 attention * (SEEN / 1e10 + PAIRS / 4e10));
-    assert_takes("both", on_cpu, side_by_side, fmax(gpu, cpu));
-    assert_takes("both, without overlap", alone, side_by_side, gpu + cpu);
-    const OptConfig config = opt_named("opt-125m");
-    Hardware h = machine_with(side_by_side);
-    h.shared_cores = true;
-    open_plan(&config, &on_cpu, h, COUNT, S, N);
-    expect_T("both, on shared cores", expected().T, gpu + cpu);
+                 cpu = attention * SEEN / 2e9, attending = attention * (SEEN / 1e10 + PAIRS / 4e10);
+    const Policy on_cpu = cache_away(TIER_CPU, true), staged = cache_away(TIER_CPU, false),
+                 on_disk = cache_away(TIER_DISK, true), from_disk = cache_away(TIER_DISK, false),
+                 x_on_cpu = states_away(TIER_CPU), x_on_disk = states_away(TIER_DISK);
+    Policy sparse = on_disk, row = weights_away(TIER_CPU);
+    sparse.sparsity = .25, row.schedule = SCHEDULE_ROW;
+    const struct {
+        const char *slow;
+        Policy policy;
+        double seconds;
+    } cases[] = {{"ctog_bdw=1e9", weights_away(TIER_CPU), SWEEPS * LAYER_BYTES * L / 1e9},
+                 {"ctog_bdw=1e9", row, 6 * N * LAYER_BYTES * L / 1e9},
+                 {"ctog_bdw=1e9 dtoc_bdw=2e8", weights_away(TIER_DISK), SWEEPS * LAYER_BYTES * L / 2e8},
+                 {two_rates, table_away(TIER_CPU),
+                  (2 * HEAD + IN_PREFILL * HIDDEN_ROW) / 2e9 + ((SWEEPS - 2) * HEAD + NEW * HIDDEN_ROW) / 1e9},
+                 {"mm_flops_g=1e12 mm_flops_p=5e12", all_gpu(4, K), COUNT * (S * layers + HEAD) / 5e12 + gpu},
+                 {"bmm_flops_g=1e10 bmm_flops_p=4e10", all_gpu(4, K), attending},
+                 {"cpu_flops_g=1e10 bmm_flops_p=4e10", on_cpu, attending},
+                 {side_by_side, on_cpu, fmax(gpu, cpu)},
+                 {side_by_side, alone(on_cpu), gpu + cpu},
+                 {"ctog_bdw=1e9", staged, pages},
+                 {"ctog_bdw=1e9", from_disk, pages},
+                 {"ctog_bdw=1e9", on_cpu, queries}, /* the results */
+                 {"ctog_bdw=1e9", x_on_cpu, states},
+                 {"ctog_bdw=1e9", x_on_disk, states},
+                 {"gtoc_bdw=1e9", staged, fresh},
+                 {"gtoc_bdw=1e9", on_disk, fresh + queries},
+                 {"gtoc_bdw=1e9", x_on_cpu, states},
+                 {"dtoc_bdw=1e9", from_disk, pages},
+                 {"dtoc_bdw=1e9", on_disk, pages}, /* to the CPU's attention */
+                 {"dtoc_bdw=1e9", x_on_disk, states},
+                 {"dtoc_bdw_g=1e9", sparse, pages * (1 + .25) / 2}, /* all of K and a quarter of V */
+                 {"ctod_bdw=1e9", from_disk, fresh},
+                 {"ctod_bdw=1e9", x_on_disk, states},
+                 {"cpu_bdw=1e9", staged, fresh}, /* to their pages; and K and V that it attends to */
+                 {"cpu_bdw=1e9", on_cpu, L * KV * (ROWS + SEEN) / 1e9},
+                 {"cpu_bdw=1e9", table_away(TIER_CPU), HIDDEN_ROW * ROWS / 1e9}}; /* rows that it gathers */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_takes(cases[i].policy, cases[i].slow, cases[i].seconds);
+    temperature = 1; /* the logits go down, and the CPU reads them */
+    expect_takes(all_gpu(4, K), "gtoc_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
+    expect_takes(all_gpu(4, K), "cpu_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
+    temperature = 0;
+    cost_of(on_cpu, side_by_side); /* shared cores compute one after the other */
+    machine.shared_cores = true;
+    CU_ASSERT(close_to(expected().T, gpu + cpu));
     close_plan();
 }
 
 static void what_takes_longest_is_named(void) {
-    static const struct {
-        bool cpu;
+    const struct {
+        Policy policy;
         const char *slow, *generation, *prefill;
-    } cases[] = {{false, "mm_flops=1e12", "gpu^g", "gpu^p"}, {true, "cpu_flops_g=1e10 bmm_flops_p=4e10", "cpu^g", "gpu^p"}};
-    for (int i = 0; i < 2; i++) {
-        const Cost cost = cost_of(cases[i].cpu ? cache_away(TIER_CPU, true) : all_gpu(4, K), cases[i].slow);
+    } cases[] = {{weights_away(TIER_CPU), "ctog_bdw=1e9", "ctog^g", "ctog^p"},
+                 {weights_away(TIER_DISK), "ctog_bdw=1e9 dtoc_bdw=2e8", "dtoc^g", "dtoc^p"},
+                 {all_gpu(4, K), "mm_flops=1e12", "gpu^g", "gpu^p"},
+                 {cache_away(TIER_CPU, true), "cpu_flops_g=1e10 bmm_flops_p=4e10", "cpu^g", "gpu^p"}};
+    for (int i = 0; i < 4; i++) {
+        const Cost cost = cost_of(cases[i].policy, cases[i].slow);
         CU_ASSERT_STRING_EQUAL(cost.slowest[0], cases[i].generation);
         CU_ASSERT_STRING_EQUAL(cost.slowest[1], cases[i].prefill);
         close_plan();
     }
 }
 
-/* Pages move whole, half of the last one empty, and without the new token, which is not there yet. Where the CPU attends, q
- * comes down and the result goes up in place of the pages. With a temperature the logits go down, and the CPU reads them.
- */
-static void a_link_carries_the_bytes_of_its_calls(void) {
-    const double pages = KV * (SEEN - NEW + NEW * 16 / 2), fresh = KV * ROWS, states = HIDDEN_ROW * ROWS;
-    Policy sparse = cache_away(TIER_DISK, true);
-    sparse.sparsity = .25;
-    const struct {
-        const char *what, *slow;
-        Policy policy;
-        double bytes; /* of a layer */
-    } cases[] = {{"pages up", "ctog_bdw=1e9", cache_away(TIER_CPU, false), pages},
-                 {"pages from disk go up", "ctog_bdw=1e9", cache_away(TIER_DISK, false), pages},
-                 {"results up", "ctog_bdw=1e9", cache_away(TIER_CPU, true), HIDDEN_ROW * NEW},
-                 {"states up", "ctog_bdw=1e9", states_away(TIER_CPU), states},
-                 {"states from disk go up", "ctog_bdw=1e9", states_away(TIER_DISK), states},
-                 {"new k and v down", "gtoc_bdw=1e9", cache_away(TIER_CPU, false), fresh},
-                 {"q, and new k and v down", "gtoc_bdw=1e9", cache_away(TIER_DISK, true), fresh + HIDDEN_ROW * NEW},
-                 {"states down", "gtoc_bdw=1e9", states_away(TIER_CPU), states},
-                 {"pages from disk", "dtoc_bdw=1e9", cache_away(TIER_DISK, false), pages},
-                 {"pages from disk to the CPU's attention", "dtoc_bdw=1e9", cache_away(TIER_DISK, true), pages},
-                 {"states from disk", "dtoc_bdw=1e9", states_away(TIER_DISK), states},
-                 {"all of K and a quarter of V from disk", "dtoc_bdw_g=1e9", sparse, pages * (1 + .25) / 2},
-                 {"new k and v to disk", "ctod_bdw=1e9", cache_away(TIER_DISK, false), fresh},
-                 {"states to disk", "ctod_bdw=1e9", states_away(TIER_DISK), states},
-                 /* new k and v to their pages, K and V that it attends to */
-                 {"new k and v in the CPU's memory", "cpu_bdw=1e9", cache_away(TIER_CPU, false), fresh},
-                 {"and attention", "cpu_bdw=1e9", cache_away(TIER_CPU, true), KV * (ROWS + SEEN)}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_takes(cases[i].what, cases[i].policy, cases[i].slow, L * cases[i].bytes / 1e9);
-    assert_takes("rows of the table, gathered in the CPU's memory", table_away(TIER_CPU), "cpu_bdw=1e9",
-                 HIDDEN_ROW * ROWS / 1e9);
-    temperature = 1;
-    assert_takes("logits over the link", all_gpu(4, K), "gtoc_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
-    assert_takes("logits in memory", all_gpu(4, K), "cpu_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
-    temperature = 0;
-}
-
 /* From the disk comes what lies there: a copy as it is packed (4.5 bits of 16), the checkpoint's own matrices in their own
  * type. */
 static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
-    const OptConfig config = opt_named("opt-125m");
-    const double layer = layer_bytes(&config);
     cost_of(packed_weights(weights_away(TIER_DISK)), "dtoc_bdw=1e9");
     const double copy = (double)plan_layer_bytes(plan);
-    CU_ASSERT(copy < .3 * layer);
-    expect_T("a packed copy", expected().T, SWEEPS * L * copy / 1e9);
+    CU_ASSERT(copy < .3 * LAYER_BYTES);
+    CU_ASSERT(close_to(expected().T, SWEEPS * L * copy / 1e9));
     close_plan();
     cost_of(weights_away(TIER_DISK), "dtoc_bdw=1e9");
     for (int role = 0; role < NROLES; role++) model->layer[0][role].type = F32;
     model->dummy = false; /* whose weights would be copied */
-    expect_T("the checkpoint's own", expected().T, SWEEPS * L * 2 * layer / 1e9);
+    CU_ASSERT(close_to(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
     model->dummy = true;
     close_plan();
     cost_of(table_away(TIER_DISK), "dtoc_bdw=1e9");
     model->global[TOK_EMBED].type = F32;
-    expect_T("the table", expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9);
+    CU_ASSERT(close_to(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
     close_plan();
 }
 
@@ -584,49 +507,45 @@ static double ops_seconds(double prefill, double generation, double head) {
 static void where_ops_count_time_is_their_number(void) {
     const Policy on_cpu = cache_away(TIER_CPU, true);
     const double last = 7 * K + 6 * K, way = 7 * K + 4 * K;
-    Policy alone = states_away(TIER_CPU);
-    alone.overlap = false;
-    assert_takes("all on the GPU", all_gpu(4, K), "op_s=1e-3", ops_seconds(7 * K, 8 * K, 6 * K));
-    assert_takes("packed weights", packed_weights(all_gpu(4, K)), "op_s=1e-3", ops_seconds(7 * K + 6, 8 * K, 6 * K));
-    assert_takes("two pieces", all_gpu(12, 1), "op_s=1e-3", ops_seconds(2 * 5 + 2, 8, 6));
-    assert_takes("the CPU attends beside the GPU", on_cpu, "op_s=1e-3", ops_seconds(7 * K, 7 * K, 6 * K));
-    assert_takes("one square at a time", in_turn(on_cpu), "op_s=1e-3",
-                 1e-3 * (2 * (11 * 7 * K + last) + (SWEEPS - 2) * (11 * way + last)));
-    assert_takes("without overlap", alone, "op_s=1e-3", ops_seconds(9 * K, 10 * K, 6 * K));
+    expect_takes(all_gpu(4, K), "op_s=1e-3", ops_seconds(7 * K, 8 * K, 6 * K));
+    expect_takes(packed_weights(all_gpu(4, K)), "op_s=1e-3", ops_seconds(7 * K + 6, 8 * K, 6 * K));
+    expect_takes(all_gpu(12, 1), "op_s=1e-3", ops_seconds(2 * 5 + 2, 8, 6));
+    expect_takes(on_cpu, "op_s=1e-3", ops_seconds(7 * K, 7 * K, 6 * K));
+    expect_takes(in_turn(on_cpu), "op_s=1e-3", 1e-3 * (2 * (11 * 7 * K + last) + (SWEEPS - 2) * (11 * way + last)));
+    expect_takes(alone(states_away(TIER_CPU)), "op_s=1e-3", ops_seconds(9 * K, 10 * K, 6 * K));
 }
 
-/* Bytes of a product of m rows that the GPU reads and writes. */
-static double product_bytes(double m, double n, double k, bool packed) {
-    return 2 * n * k * (packed ? 4.5 / 16 : 1) + 2 * m * (n + k);
-}
-
-/* The four products of a layer, and two layernorms, which read and write a hidden state each. */
-static double layer_traffic(double rows, bool packed) {
-    return product_bytes(rows, 3 * H1, H1, packed) + product_bytes(rows, H1, H1, packed) +
-           product_bytes(rows, H2, H1, packed) + product_bytes(rows, H1, H2, packed) + 4 * HIDDEN_ROW * rows;
-}
-
-/* Embedding reads and writes a row of the table and a hidden state; the head normalizes, multiplies and chooses. */
-static double head_traffic(double rows, double heads) {
-    return 2 * (2. * H1 + HIDDEN_ROW) * rows + 2 * HIDDEN_ROW * heads + 4. * VOCAB * heads +
-           K * product_bytes(heads / K, VOCAB, H1, false);
-}
-
-/* By hand, every byte that goes through the GPU's memory: what a layer's batches read and write, new k and v to their
- * pages, attention within prompts (q, o, k and v of each token) and to the pages. */
+// clang-format off
+/* By hand, every byte that goes through the GPU's memory. A product of m rows reads and writes 2 n k bytes of weights, or
+ * 4.5 bits for each 16 where they are packed, and 2 m (n + k) of states; a layer has four products and two layernorms:
+ *     weights                2 x 7077888                                               =    14155776, packed 3981312
+ *     states of a row        2 (4 + 2 + 5 + 5) 768 + 4 x 1536                          =       30720
+ * Of a layer, in all sweeps:
+ *     prefill                6 (14155776 + 400 x 30720) + 4 x 1536 x 2400 (q, o, k, v) =   173408256
+ *     generation             16 x 3 (14155776 + 4 x 30720)                             =   685375488
+ *     with packed weights    48 (3981312 + 122880)                                     =   197001216
+ *     unpacking, prefill     2 (4001280 (all of a layer) + 14155776)                   =    36314112
+ *     attention              24 x 836 tokens x 3072                                    =    61636608, packed 17335296
+ *     new k and v, to pages  2592 x 3072; from the CPU 192 x 3072                      =     7962624; 589824, packed 165888
+ *     packing them           2592 (3072 + 864)                                         =    10202112
+ * Of the head: a norm, a choice and a product for each batch; embedding reads and writes a row of the table and a state:
+ *     18 (2 x 1536 x 12 + 4 x 50272 x 12 + 3 (2 x 50272 x 768 + 8 (50272 + 768))) + 4 x 1536 x 2592 = 4251833856 */
+// clang-format on
 static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
-    const double sweep = 4 * K, heads = SWEEPS * head_traffic(0, sweep) + 2 * (2. * H1 + HIDDEN_ROW) * ROWS;
-    const double prefill = 2 * K * layer_traffic(4 * S, false) + 2 * HIDDEN_ROW * 2 * IN_PREFILL;
-    for (int way = 0; way < 6; way++) {
-        const int is_packed = way % 2, what = way / 2; /* the cache on the GPU, on the CPU, packed on the CPU */
-        Policy p = what ? cache_away(TIER_CPU, false) : all_gpu(4, K);
-        p.weight_packed = is_packed, p.cache_packed = what == 2;
-        const double T = cost_of(p, "gpu_bdw=1e9").T, kv = what == 2 ? KV * 4.5 / 16 : KV;
-        const double generation = (SWEEPS - 2) * K * layer_traffic(4, is_packed);
-        const double unpacking = is_packed ? 2 * ((double)plan_layer_bytes(plan) + 2 * MATRICES) : 0;
-        const double attention = kv * SEEN, put = what ? kv * NEW : KV * ROWS, pack = what == 2 ? (KV + kv) * ROWS : 0;
-        expect_T("the GPU's memory", T, (L * (prefill + generation + unpacking + attention + put + pack) + heads) / 1e9);
-        close_plan();
+    static const double head = 4251833856, prefill = 173408256, generation = 685375488, packed = 197001216 + 36314112;
+    static const struct {
+        bool away, weight_packed, cache_packed;
+        double layer;
+    } cases[] = {{false, false, false, prefill + generation + 61636608 + 7962624},
+                 {false, true, false, prefill + packed + 61636608 + 7962624},
+                 {true, false, false, prefill + generation + 61636608 + 589824},
+                 {true, true, false, prefill + packed + 61636608 + 589824},
+                 {true, false, true, prefill + generation + 17335296 + 165888 + 10202112},
+                 {true, true, true, prefill + packed + 17335296 + 165888 + 10202112}};
+    for (int i = 0; i < 6; i++) {
+        Policy p = cases[i].away ? cache_away(TIER_CPU, false) : all_gpu(4, K);
+        p.weight_packed = cases[i].weight_packed, p.cache_packed = cases[i].cache_packed;
+        expect_takes(p, "gpu_bdw=1e9", (L * cases[i].layer + head) / 1e9);
     }
 }
 
@@ -634,12 +553,12 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
  * products: where they are slow to store, they are behind the rest. */
 static void a_square_alone_takes_its_whole_way(void) {
     char slow[100];
-    assert_takes("states there and back", in_turn(states_away(TIER_DISK)),
-                 "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9", L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9);
+    expect_takes(in_turn(states_away(TIER_DISK)), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
+                 L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) { /* a layer of both prefills takes a second */
         snprintf(slow, sizeof slow, "mm_flops_p=%.17g %s_bdw_p=%.17g", 2 * IN_PREFILL * MATRICES,
                  tier == TIER_CPU ? "gtoc" : "ctod", KV * IN_PREFILL / .9);
-        assert_takes("k and v to their tier", in_turn(cache_away(tier, false)), slow, L * (.25 + .9));
+        expect_takes(in_turn(cache_away(tier, false)), slow, L * (.25 + .9));
     }
 }
 
@@ -660,7 +579,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
     const Cost cost = expected();
     CU_ASSERT(queue > gpu / products * caches); /* the longest by far */
     CU_ASSERT_STRING_EQUAL(cost.slowest[1], "queue^p");
-    expect_T("the queue", cost.T_pre, queue);
+    CU_ASSERT(close_to(cost.T_pre, queue));
     close_plan();
 }
 
@@ -678,7 +597,7 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
         loads += load;
     }
     CU_ASSERT(plan->slab[TIER_CPU][0] != plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
-    expect_T("loads", L * expected().T_gen, loads + products + head);
+    CU_ASSERT(close_to(L * expected().T_gen, loads + products + head));
     close_plan();
 }
 
@@ -696,27 +615,6 @@ static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
         for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
         close_plan();
     }
-}
-
-/* Only ctog takes time, the task is one prompt of one token, and the GPU has room for a part of the weights. By hand: of a
- * capacity the table of tokens takes its bytes, two layers' slots 2 W (1 - wg), and the rest is wg W l. */
-static void the_lp_fills_the_gpu_with_weights(void) {
-    const OptConfig config = opt_named("opt-1.3b");
-    const Policy p = all_gpu(4, 3);
-    const double layer = layer_bytes(&config), table = 2. * config.vocab * config.h1 + 2. * 2050 * config.h1;
-    open_plan(&config, &p, lp_machine("ctog_bdw=1e9"), 1, 1, 2);
-    for (int part = 1; part < 10; part++) {
-        const double capacity[NTIERS] = {table + 2 * layer + part * .1 * 22 * layer, 1e15, 1e15};
-        LpAnswer answer;
-        const Lp *lp = lp_of(capacity);
-        lp_solve(&answer, lp);
-        CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
-        CU_ASSERT(fabs(answer.x[WG] - part * .1) < .002);
-        CU_ASSERT(fabs(all_sweeps(answer.x) / (2 * 24 * layer / 1e9) - (1 - answer.x[WG])) < 1e-3);
-        for (int i = 0; i < lp->m; i++)
-            if (!strcmp(lp->row[i].name, "GPU memory")) CU_ASSERT(lp_binds(&lp->row[i], answer.x, lp->n));
-    }
-    close_plan();
 }
 
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending, in two flights or one
@@ -789,8 +687,6 @@ static void the_sim_takes_what_the_model_expects(void) {
         CU_ASSERT_EQUAL(rig_run(&r), 0);
         const double seconds = r.stats.total_s, off = fabs(cost.T / seconds - 1);
         near_by += (off < .1), far += (off > .25);
-        if (!(off < .35))
-            say_policy(&plan->policy), fprintf(stderr, "on %s: %g s, the sim %g s\n", machine.name, cost.T, seconds);
         CU_ASSERT(off < .35);
         CU_ASSERT(close_to(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
         rig_close(&r), plan = NULL;
@@ -834,14 +730,11 @@ CU_TestInfo tests[] = {
     {"the rows of OPT-30B are those of A.3 by hand", the_rows_of_opt_30b_are_those_of_a_3_by_hand},
     {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
     {"what fits nowhere else is read from the disk", what_fits_nowhere_else_is_read_from_the_disk},
-    {"the best placement is one and no other is faster", the_best_placement_is_one_and_no_other_is_faster},
-    {"more memory or bandwidth is never worse", more_memory_or_bandwidth_is_never_worse},
+    {"the best placement is one, and takes what the rows say", the_best_placement_is_one_and_takes_what_the_rows_say},
+    {"with what the tiers lack there is a placement", with_what_the_tiers_lack_there_is_a_placement},
     {"a GPU too small for its working memory is named", a_gpu_too_small_for_its_working_memory_is_named},
     {"impossible machines get an answer or a line", impossible_machines_get_an_answer_or_a_line},
-    {"where weights stream, time is their bytes over the link", where_weights_stream_time_is_their_bytes_over_the_link},
-    {"what streams is what is not on the GPU", what_streams_is_what_is_not_on_the_gpu},
-    {"where arithmetic counts, time is its flops", where_arithmetic_counts_time_is_its_flops},
-    {"a link carries the bytes of its calls", a_link_carries_the_bytes_of_its_calls},
+    {"the one slow thing takes its bytes, or flops", the_one_slow_thing_takes_its_bytes_or_flops},
     {"what is read from disk are the bytes that lie there", what_is_read_from_disk_are_the_bytes_that_lie_there},
     {"where ops count, time is their number", where_ops_count_time_is_their_number},
     {"where the GPU's memory counts, time is its bytes", where_the_gpus_memory_counts_time_is_its_bytes},
@@ -850,7 +743,6 @@ CU_TestInfo tests[] = {
     {"beside the last layer the first is loaded", beside_the_last_layer_the_first_is_loaded},
     {"the LP minimizes the seconds of all sweeps", the_lp_minimizes_the_seconds_of_all_sweeps},
     {"what takes longest is named", what_takes_longest_is_named},
-    {"the LP fills the GPU with weights", the_lp_fills_the_gpu_with_weights},
     {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
     {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
     {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},
