@@ -341,6 +341,25 @@ static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
     for (size_t cut = 0; cut <= whole.len; cut += 3) assert_goes_on(record.text, record.len, whole.text, cut);
 }
 
+/* From the first to the last of the vocabulary. */
+static void a_job_goes_on_with_any_token(void) {
+    static const int32_t ids[] = {0, VOCAB - 1};
+    Work w;
+    begin(&w, "p\n");
+    give_ids(&w, ids, 2);
+    CU_ASSERT_EQUAL(completions_end(w.c, -1, &err), -1);
+    drop(&w);
+    const Text left = text_of(journal);
+    read_prompts(&w, "p\n");
+    w.o.resume = true;
+    leave("", 0, left.text, left.len);
+    CU_ASSERT_FATAL(start(&w));
+    CU_ASSERT(w.job.request[0].known == 2 && !w.job.request[0].ended);
+    give_ids(&w, &config.eos, 1);
+    end(&w);
+    free(left.text);
+}
+
 /* After a loss of power a file may be as long as it was and end in zeros. */
 static void zeros_at_the_end_of_an_output_never_reached_the_disk(void) {
     make_whole_job();
@@ -715,6 +734,7 @@ CU_TestInfo tests[] = {
     {"a stop text with special tokens inside cuts the completion",
      a_stop_text_with_special_tokens_inside_cuts_the_completion},
     {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
+    {"a job goes on with any token", a_job_goes_on_with_any_token},
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
     {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
