@@ -185,6 +185,8 @@ static void give_model(int width, bool with_head) {
 #define STORIES EVAL " --perplexity models/opt-tiny/stories.txt --window 64 --json -"
 
 static void a_wrong_use_is_refused_in_one_line_with_status_2(void) {
+#define A_DIRECTORY "; expected a Hugging Face directory, with config.json"
+#define OR_A_NAME "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
     static const Case rows[] = {
         {"--model models/opt-tiny", 2, "unknown command --model"},
         {"generate", 2, "--model is missing"},
@@ -192,7 +194,14 @@ static void a_wrong_use_is_refused_in_one_line_with_status_2(void) {
         {GENERATE " --prompt a --output docs/none --trace docs/experiments/../none", 2, "--trace: is the file of --output"},
         /* models */
         {"generate --model opt-125m --prompt a", 2, "--model opt-125m: is a name ... need a model's directory"},
-        {"quantize --model opt-125m --output x", 1, "opt-125m: there is no such directory"},
+        {"quantize --model opt-125m --output x", 1, "opt-125m: there is no such directory" A_DIRECTORY},
+        {"generate --model models/none --prompt a", 1, "models/none: there is no such directory" A_DIRECTORY},
+        {"eval --model models/prompts.txt --perplexity Makefile", 1, "models/prompts.txt: is no directory" A_DIRECTORY},
+        {"generate --model Makefile/none --prompt a", 1, "Makefile/none: Not a directory" A_DIRECTORY},
+        {"bench --model models/none", 2, "models/none: there is no such directory" OR_A_NAME},
+        {"policy --model opt-1t" ON_T4, 2, "opt-1t: there is no such directory" OR_A_NAME},
+        {"profile --model models/prompts.txt --threads 1", 2, "models/prompts.txt: is no directory" OR_A_NAME},
+        {"policy --model Makefile/none" ON_T4, 2, "Makefile/none: Not a directory" OR_A_NAME},
         /* lengths */
         {"bench --model models/opt-tiny --prompt-len 512 --gen-len 2", 2,
          "--gen-len 2: expected at most 513 ... 512 positions"},
@@ -234,27 +243,6 @@ static void a_wrong_use_is_refused_in_one_line_with_status_2(void) {
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},
     };
     ASSERT_CASES(rows);
-}
-
-/* Whatever the command, also where a known name would do. */
-static void a_model_that_is_no_directory_is_refused_with_what_is_expected(void) {
-    static const struct {
-        const char *command, *flags;
-        bool name; /* the command takes one */
-    } cases[] = {{"generate", "--prompt a", false}, {"eval", "--perplexity Makefile", false},
-                 {"quantize", "--output x", false}, {"bench", "--seed 1", true},
-                 {"policy", ON_T4, true},           {"profile", "--threads 1", true}};
-    static const char *const models[] = {"models/none: there is no such directory", "models/prompts.txt: is no directory",
-                                         "Makefile/none: Not a directory", "opt-1t: there is no such directory"};
-    for (int i = 0; i < 6; i++)
-        for (int m = 0; m < 4; m++) {
-            char said[200];
-            snprintf(said, sizeof said, "%s; expected a Hugging Face directory, %s", models[m],
-                     cases[i].name ? "or one of opt-125m, opt-350m" : "with config.json");
-            assert_ends(
-                flexgen("%s --model %.*s %s", cases[i].command, (int)strcspn(models[m], ":"), models[m], cases[i].flags),
-                cases[i].name ? EXIT_USAGE : EXIT_FAILED, said);
-        }
 }
 
 static void help_goes_to_standard_output_and_names_every_flag(void) {
@@ -1303,8 +1291,6 @@ static void a_copy_that_is_stopped_leaves_nothing(void) {
 
 CU_TestInfo tests[] = {
     {"a wrong use is refused in one line with status 2", a_wrong_use_is_refused_in_one_line_with_status_2},
-    {"a model that is no directory is refused with what is expected",
-     a_model_that_is_no_directory_is_refused_with_what_is_expected},
     {"help goes to standard output and names every flag", help_goes_to_standard_output_and_names_every_flag},
     {"a spoilt model is refused in one line that names the file and the field",
      a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field},

@@ -1,11 +1,11 @@
 /* test_completions.c: what becomes of a job. Its lines are read back as strict JSON, and it goes on from every byte of its
- * journal and of its output. test_job.c has how prompts come in, and test_cli.c what the program does when it is stopped.
- * The pieces are those of tests/golden/tokenizer, where a character such as an emoji is several tokens. */
+ * journal and of its output. test_job.c has how prompts come in, test_cli.c what the program does when it is stopped, and
+ * test_faults.c what it does when memory runs out. The pieces are those of tests/golden/tokenizer, where a character such
+ * as an emoji is several tokens. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <malloc.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -538,54 +538,6 @@ static void a_journal_that_cannot_be_removed_is_an_error(void) {
     CU_ASSERT(is_there(journal));
 }
 
-#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* they take terabytes of it */
-/* Bytes that this process can write to. */
-static size_t data_space(void) {
-    char line[200];
-    unsigned long kib = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    CHECK(f);
-    while (!kib && fgets(line, sizeof line, f)) (void)!sscanf(line, "VmData: %lu", &kib);
-    fclose(f);
-    return kib * 1024;
-}
-
-/* Two prompts whose ids have a million letters, and from hardly any memory to enough. */
-static void memory_that_runs_out_loses_no_line(void) {
-    enum { LONG = 1 << 20, ROOM = 3 * LONG };
-    char *prompts = xcalloc(ROOM, 1), *id = xcalloc(LONG, 1);
-    int done = 0, stopped = 0;
-    mallopt(M_MMAP_THRESHOLD, 1 << 17); /* what is freed is given back */
-    memset(id, 'i', LONG - 1);
-    snprintf(prompts, ROOM, "{\"id\": \"a%s\", \"prompt\": \"p\"}\n{\"id\": \"b%s\", \"prompt\": \"q\"}\n", id, id);
-    for (size_t room = 0; room < 8 * LONG && done < 3; room += LONG / 4) {
-        int status;
-        Work w;
-        read_prompts(&w, prompts);
-        fflush(NULL);
-        const pid_t pid = fork();
-        if (!pid) {
-            CHECK(freopen("/dev/null", "w", stderr));
-            start(&w);
-            setrlimit(RLIMIT_DATA, &(struct rlimit){data_space() + room, RLIM_INFINITY});
-            sweep(&w, (const char *const[]){"x", "y"}, N);
-            _exit(completions_end(w.c, 0, &err) ? EXIT_FAILED : EXIT_OK);
-        }
-        CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) <= EXIT_FAILED);
-        const Text left = text_of(output);
-        CU_ASSERT(!left.len || (left.len > LONG && left.text[left.len - 1] == '\n')); /* whole lines */
-        CU_ASSERT(!status == (left.len > 2 * LONG) && !status == !is_there(journal));
-        status ? stopped++ : done++;
-        free(left.text);
-        job_free(&w.job);
-    }
-    CU_ASSERT(done && stopped);
-    free(prompts), free(id);
-}
-#else
-static void memory_that_runs_out_loses_no_line(void) {}
-#endif
-
 /* In this program instead of libc's: notes how much of a file is on the disk, and fails for one where it is told to. */
 static struct {
     off_t journal, output; /* bytes */
@@ -744,7 +696,6 @@ CU_TestInfo tests[] = {
     {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
     {"a line longer than a pipe takes at once is whole", a_line_longer_than_a_pipe_takes_at_once_is_whole},
     {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
-    {"memory that runs out loses no line", memory_that_runs_out_loses_no_line},
     {"a job ends when its journal and then its output are on the disk",
      a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk},
     {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
