@@ -417,31 +417,23 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
     }
 }
 
+/* With its journal a byte of them is another; without it they are all there, and nothing is left to do. */
 static void lines_that_are_not_the_journals_are_refused(void) {
-    Work w;
     make_whole_job();
-    read_four(&w);
-    w.o.resume = true;
-    whole.text[whole.len / 2] ^= 1;
-    leave(whole.text, whole.len, record.text, record.len);
-    CU_ASSERT_FALSE(start(&w));
-    CU_ASSERT(strstr(err.text, "is not what") && !strstr(err.text, "--overwrite")); /* which would lose the journal */
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "move the output away, and --resume writes it anew"));
-    CU_ASSERT(holds(output, whole.text, whole.len));
-    whole.text[whole.len / 2] ^= 1;
+    for (int ended = 0; ended < 2; ended++) {
+        Work w;
+        read_four(&w);
+        w.o.resume = true;
+        whole.text[whole.len / 2] ^= !ended;
+        leave(whole.text, whole.len, ended ? NULL : record.text, record.len);
+        CU_ASSERT(start(&w) == ended && w.finished == ended && holds(output, whole.text, whole.len));
+        if (!ended) CU_ASSERT(strstr(err.text, "is not what") && !strstr(err.text, "--overwrite")); /* or it is lost */
+        if (!ended) CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "move the output away, and --resume writes it anew"));
+        whole.text[whole.len / 2] ^= !ended;
+        drop(&w);
+        CU_ASSERT(is_there(journal) == !ended);
+    }
     assert_goes_on(record.text, record.len, "", 0);
-    job_free(&w.job);
-}
-
-static void a_job_that_has_ended_has_nothing_left_to_do(void) {
-    Work w;
-    make_whole_job();
-    read_four(&w);
-    w.o.resume = true;
-    leave(whole.text, whole.len, NULL, 0);
-    CU_ASSERT(start(&w) && w.finished);
-    drop(&w);
-    CU_ASSERT(!is_there(journal));
 }
 
 /* A job whose output somebody disturbs between two sweeps stops, and its journal stays: nothing is lost. */
@@ -654,27 +646,22 @@ static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
 /* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
 static void the_work_of_a_run_is_known_before_it(void) {
     enum { PROMPTS = 7 };
+    static const int s[PROMPTS] = {5, 7, 9, 11, 13, 15, 17}, n[PROMPTS] = {1, 4, 7, 3, 6, 2, 5};
     OptConfig small = SMALL_CONFIG(-1);
-    const Policy policy = all_gpu(2, 2);
     const Hardware fast = test_fast_machine();
     Checkpoint *model = checkpoint_dummy(&small, 0);
-    Prompt prompts[PROMPTS];
-    int32_t ids[20] = {0};
-    long tokens = 0;
-    for (int i = 0; i < PROMPTS; i++)
-        prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
-    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-    Plan *plan = plan_make(model, &policy, &task, F16, &err);
-    Device *sim = sim_open(plan, &fast);
+    Task task = random_task(PROMPTS, s, n, small.vocab, 0);
     Progress p = {.on = false};
-    RunStats stats = {0};
-    progress_open(&p, plan, &task);
-    CU_ASSERT_EQUAL(p.tokens, tokens);
-    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .sweep = show_sweep}, &stats, &err));
-    CU_ASSERT(stats.sweeps > PROMPTS && p.sweeps == (double)stats.sweeps);
+    Rig r = {
+        .model = model, .policy = all_gpu(2, 2), .task = &task, .sim = &fast, .hears = {.ctx = &p, .sweep = show_sweep}};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+    progress_open(&p, r.plan, &task);
+    CU_ASSERT_EQUAL(p.tokens, 28);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    CU_ASSERT(r.stats.sweeps > PROMPTS && p.sweeps == (double)r.stats.sweeps);
     CU_ASSERT_DOUBLE_EQUAL(p.w, p.work, 1e-9 * p.work);
-    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * stats.total_s);
-    sim->close(sim), plan_free(plan), checkpoint_close(model);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * r.stats.total_s);
+    rig_close(&r), checkpoint_close(model), free_task(&task);
 }
 
 CU_TestInfo tests[] = {
@@ -690,7 +677,6 @@ CU_TestInfo tests[] = {
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
     {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
-    {"a job that has ended has nothing left to do", a_job_that_has_ended_has_nothing_left_to_do},
     {"two jobs never share an output", two_jobs_never_share_an_output},
     {"zeros at the end of an output never reached the disk", zeros_at_the_end_of_an_output_never_reached_the_disk},
     {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
