@@ -350,25 +350,13 @@ static void what_is_written_is_read_back_bit_for_bit(void) {
     }
 }
 
-static const Hardware round_machine = {.name = "round",
-                                       .gmem = 16e9,
-                                       .cmem = 200e9,
-                                       .nmem = 1500e9,
-                                       .ctog_bdw = {12e9, 10e9},
-                                       .gtoc_bdw = {6e9, 6e9},
-                                       .dtoc_bdw = {2e9, 2e9},
-                                       .ctod_bdw = {1e9, 1e9},
-                                       .mm_flops = {4e12, 20e12},
-                                       .bmm_flops = {0.5e12, 8e12},
-                                       .cpu_flops = {0.1e12, 0.04e12}};
-
 /* Each value has its source, under the same key, and nothing else has one. */
 static void sources_follow_their_keys(void) {
     static char text[20000];
     static const char *const keys[] = {"name", "ctog_bdw_p", "ctog_bdw_g", "gtoc_bdw", "gmem", "op_s", "mm_rows"};
     Error err;
-    Hardware h = round_machine, back;
-    h.op_s = 1e-6, h.mm_rows = (Curve){1, {16}, {1e12}};
+    Hardware h = machine_with("ctog_bdw_p=1e10 op_s=1e-6"), back;
+    h.mm_rows = (Curve){1, {16}, {1e12}};
     ASSERT_OK(write_and_read(&back, &h, "today", text, sizeof text, &err));
     cJSON *json = cJSON_Parse(text);
     const cJSON *written = cJSON_GetObjectItem(json, "sources");
@@ -412,7 +400,9 @@ static void takes(const Hardware *h, bool prefill, const Timed *t) {
  * y, twice as many in floats. A prompt of 4 tokens with h1 100: 10 pairs, 4000 flops, 4 x 100 x (2 x 2 + 4) = 3200 bytes. 3
  * new tokens to 20 each: 24000 flops, and as many bytes. */
 static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
-    Hardware h = round_machine;
+    Hardware h = machine_with(
+        "mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=0.5e12 bmm_flops_p=8e12 cpu_flops_g=0.1e12 "
+        "cpu_flops_p=0.04e12");
     takes(&h, true, (Timed[]){{PRODUCT, 10, 2e4 / 20e12}, {0, 20, 24000 / 8e12}, {ON_CPU, 20, 24000 / .04e12}, {0}});
     takes(&h, false, (Timed[]){{PRODUCT, 10, 2e4 / 4e12}, {0, 20, 24000 / .5e12}, {ON_CPU, 20, 24000 / .1e12}, {0}});
     CU_ASSERT(near(attend_prefill_seconds(&h, 1, 4, 100, 2), 4000 / 8e12));
@@ -433,8 +423,7 @@ static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
  * between them; at 16 rows 160 s. Outside in proportion: 80 / 4 = 20 s for one row, 160 / 16 x 80 = 800 s for 80.
  * Attention: 4 x 300 flops a token, 12000 for 10. What is packed has a curve of its own, or the same. */
 static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
-    Hardware h = round_machine;
-    h.gpu_bdw = h.cpu_bdw = 1;
+    Hardware h = machine_with("gpu_bdw=1 cpu_bdw=1");
     h.mm_rows = (Curve){3, {4, 8, 16}, {100, 160, 200}};
     h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
     h.bmm_tokens[0] = (Curve){2, {10, 30}, {1000, 2000}};
