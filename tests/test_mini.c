@@ -1316,8 +1316,8 @@ static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
             if (!right) fprintf(stderr, "\n    FAULT=%s: status %d: %s%s", fault, r.status, r.out, r.err);
             CU_ASSERT(right);
         }
-    with.file = 1000; /* the disk tier needs more, standard output less */
-    assert_refused(MINI, ask, 1);
+    with.file = 65536; /* the disk tier's first write ends there, and the next one is to be no signal */
+    assert_refused(MINI, text_of("%s --prompts %s " PERCENT, small(), prompts_file()), 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
