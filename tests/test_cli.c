@@ -4,7 +4,6 @@
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Of what is refused there is one row for each place of the
  * program that refuses: test_flags.c has all that the command line can be wrong in, test_checkpoint.c, test_tokenizer.c and
  * test_job.c have all that a file can be. */
-#include <ctype.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -62,18 +61,6 @@ static int count_lines(const char *text) {
     int n = 0;
     for (; *text; text++) n += *text == '\n';
     return n;
-}
-
-static int compare_lines(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-/* Sequences may finish in another order: the same text with its lines sorted. */
-static char *sorted(const char *text) {
-    char *copy = keep(xstrdup(text)), *lines[100], *out = keep(xcalloc(strlen(text) + 2, 1));
-    int n = 0;
-    for (char *line = strtok(copy, "\n"); line && n < 100; line = strtok(NULL, "\n")) lines[n++] = line;
-    qsort(lines, (size_t)n, sizeof *lines, compare_lines);
-    for (int i = 0; i < n; i++) strcat(strcat(out, lines[i]), "\n");
-    return out;
 }
 
 static cJSON *parsed(const char *text, size_t len) {
@@ -185,16 +172,22 @@ static void give_model(int width, bool with_head) {
 #define EVAL "eval" TINY LAPTOP
 #define STORIES EVAL " --perplexity models/opt-tiny/stories.txt --window 64 --json -"
 
-static void a_wrong_use_is_refused_in_one_line_with_status_2(void) {
+static void what_cannot_be_done_is_refused_in_one_line(void) {
+#define A_DIRECTORY "; expected a Hugging Face directory, with config.json"
+#define OR_A_NAME "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
     static const Case rows[] = {
         {"--model models/opt-tiny", 2, "unknown command --model"},
         {"generate", 2, "--model is missing"},
-        {GENERATE " --prompt a --max-tokens 0", 2, "--max-tokens 0: expected a whole number from 1"},
-        {GENERATE " --prompt a --output docs/none --trace docs/experiments/../none", 2, "--trace: is the file of --output"},
         /* models */
         {"generate --model opt-125m --prompt a", 2, "--model opt-125m: is a name ... need a model's directory"},
-        {"eval --model opt-125m --perplexity x", 2, "--model opt-125m: is a name ... need a model's directory"},
-        {"quantize --model opt-125m --output x", 1, "opt-125m: there is no such directory"},
+        {"quantize --model opt-125m --output x", 1, "opt-125m: there is no such directory" A_DIRECTORY},
+        {"generate --model models/none --prompt a", 1, "models/none: there is no such directory" A_DIRECTORY},
+        {"eval --model models/prompts.txt --perplexity Makefile", 1, "models/prompts.txt: is no directory" A_DIRECTORY},
+        {"generate --model Makefile/none --prompt a", 1, "Makefile/none: Not a directory" A_DIRECTORY},
+        {"bench --model models/none", 2, "models/none: there is no such directory" OR_A_NAME},
+        {"policy --model opt-1t" ON_T4, 2, "opt-1t: there is no such directory" OR_A_NAME},
+        {"profile --model models/prompts.txt --threads 1", 2, "models/prompts.txt: is no directory" OR_A_NAME},
+        {"policy --model Makefile/none" ON_T4, 2, "Makefile/none: Not a directory" OR_A_NAME},
         /* lengths */
         {"bench --model models/opt-tiny --prompt-len 512 --gen-len 2", 2,
          "--gen-len 2: expected at most 513 ... 512 positions"},
@@ -234,29 +227,14 @@ static void a_wrong_use_is_refused_in_one_line_with_status_2(void) {
         /* outputs */
         {ON_PAPER " --json /nonexistent/x", 1, "--json /nonexistent/x"},
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},
+        {GENERATE " --prompt a --output no/such/file", 1, "--output no/such/file ... No such file"},
+        {GENERATE " --prompt a --output @", 1, "--output ... directory"},
+        {GENERATE " --prompt a --output /dev/full", 1, "/dev/full ... No space left"},
+        {GENERATE ALL_DISK " --prompt a --offload-dir Makefile", 1, "offload ... Makefile ... --offload-dir"},
+        {GENERATE ALL_DISK " --prompt a --offload-dir /proc --disk-mem 1G", 1, "/proc ... --offload-dir"},
+        {GENERATE ALL_DISK " --prompt a --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
     };
     ASSERT_CASES(rows);
-}
-
-/* Whatever the command, also where a known name would do. */
-static void a_model_that_is_no_directory_is_refused_with_what_is_expected(void) {
-    static const struct {
-        const char *command, *flags;
-        bool name; /* the command takes one */
-    } cases[] = {{"generate", "--prompt a", false}, {"eval", "--perplexity Makefile", false},
-                 {"quantize", "--output x", false}, {"bench", "--seed 1", true},
-                 {"policy", ON_T4, true},           {"profile", "--threads 1", true}};
-    static const char *const models[] = {"models/none: there is no such directory", "models/prompts.txt: is no directory",
-                                         "Makefile/none: Not a directory", "opt-1t: there is no such directory"};
-    for (int i = 0; i < 6; i++)
-        for (int m = 0; m < 4; m++) {
-            char said[200];
-            snprintf(said, sizeof said, "%s; expected a Hugging Face directory, %s", models[m],
-                     cases[i].name ? "or one of opt-125m, opt-350m" : "with config.json");
-            assert_ends(
-                flexgen("%s --model %.*s %s", cases[i].command, (int)strcspn(models[m], ":"), models[m], cases[i].flags),
-                cases[i].name ? EXIT_USAGE : EXIT_FAILED, said);
-        }
 }
 
 static void help_goes_to_standard_output_and_names_every_flag(void) {
@@ -279,43 +257,30 @@ static void help_goes_to_standard_output_and_names_every_flag(void) {
 
 static void a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field(void) {
     static const struct {
-        const char *file, *find, *put, *said;
+        const char *file, *find, *put, *said; /* find NULL: the file is not there */
     } cases[] = {
-        {"small/config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
-        {"small/config.json", "embeddings\": 64", "embeddings\": 65", "embed_positions ... config.json asks for"},
-        {"small/config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 5",
-         "eos_token_id 5 of config.json is an ordinary piece"},
-        {"small/config.json", "\"opt\"", "\"opt\\u0000\"", "config.json: byte ... u0000"},
-        {"small/model.safetensors", "[1024,32]", "[512,64]",
-         "model.safetensors ... embed_tokens ... shape is [512,64] ... [1024,32]"},
-        {"small/model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
-        {"small/vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
-        {"small/merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
+        {"config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
+        {"config.json", "embeddings\": 64", "embeddings\": 65", "embed_positions ... config.json asks for"},
+        {"config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 5", "eos_token_id 5 of config.json is an ordinary piece"},
+        {"model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
+        {"vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
+        {"merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
+        {"config.json", NULL, "", "config.json: cannot open"},
+        {"model.safetensors", NULL, "", "neither model.safetensors nor model.safetensors.index.json"},
+        {"vocab.json", NULL, "", "vocab.json: cannot open"},
+        {"merges.txt", NULL, "", "merges.txt: cannot open"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         give_model(32, false);
-        spoil(capture, cases[i].file, cases[i].find, cases[i].put);
+        const char *small = in_dir(capture, "small");
+        if (cases[i].find)
+            spoil(small, cases[i].file, cases[i].find, cases[i].put);
+        else
+            CHECK(!unlink(in_dir(small, cases[i].file)));
         assert_ends(flexgen(SMALL), EXIT_FAILED, cases[i].said);
     }
     give_model(32, false);
     flexgen_done(SMALL); /* what all of them began with is good */
-}
-
-static void a_file_that_is_missing_cut_or_a_directory_is_refused_by_name(void) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "model.safetensors"};
-    for (int f = 0; f < 4; f++) {
-        char path[700];
-        size_t len;
-        give_model(32, false);
-        snprintf(path, sizeof path, "%s/small/%s", capture, names[f]);
-        free(contents(path, &len));
-        const off_t cuts[] = {(off_t)len - 2, (off_t)len / 3, 9, 1, 0};
-        for (int c = 0; c < 7; c++) {
-            CHECK(c < 5 ? !truncate(path, cuts[c]) : c == 5 ? !unlink(path) : !mkdir(path, 0777));
-            assert_ends(flexgen(SMALL), EXIT_FAILED, names[f]);
-        }
-        CHECK(!rmdir(path));
-    }
 }
 
 static void a_wrong_prompt_or_text_is_refused_with_its_line(void) {
@@ -340,13 +305,7 @@ static void a_wrong_prompt_or_text_is_refused_with_its_line(void) {
 // Outputs, and a disk that does not play along
 // ---------------------------------------------------------------------------------------------------------------
 
-static void a_full_or_unwritable_offload_directory_is_refused_by_name(void) {
-    static const Case rows[] = {
-        {GENERATE ALL_DISK " --prompt a --offload-dir Makefile", 1, "offload ... Makefile ... --offload-dir"},
-        {GENERATE ALL_DISK " --prompt a --offload-dir /proc --disk-mem 1G", 1, "/proc ... --offload-dir"},
-        {GENERATE ALL_DISK " --prompt a --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
-    };
-    ASSERT_CASES(rows);
+static void a_full_offload_directory_is_refused_by_name(void) {
     with.file = 4096;
     const Result r = flexgen(GENERATE ALL_DISK " --prompt a");
     CU_ASSERT_PTR_NOT_NULL(strstr(r.err, offload));
@@ -354,13 +313,7 @@ static void a_full_or_unwritable_offload_directory_is_refused_by_name(void) {
 }
 
 static void an_output_that_cannot_be_written_is_an_error(void) {
-    static const Case rows[] = {
-        {GENERATE " --prompt a --output no/such/file", 1, "--output no/such/file ... No such file"},
-        {GENERATE " --prompt a --output @", 1, "--output ... directory"},
-        {GENERATE " --prompt a --output /dev/full", 1, "/dev/full ... No space left"},
-    };
     static const char *const unread[] = {GENERATE " --prompt a", "help", "quantize --help"};
-    ASSERT_CASES(rows);
     for (int i = 0; i < 3; i++) {
         with.output = "/dev/full";
         assert_ends(flexgen("%s", unread[i]), EXIT_FAILED, "standard output ... No space left");
@@ -373,11 +326,9 @@ static void an_output_that_cannot_be_written_is_an_error(void) {
                                           {"no/such/file", "--json no/such/file: ... No such file"}};
     for (int i = 0; i < 3; i++) {
         if (i == 0) with.output = "/dev/full";
-        Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", json[i][0]);
-        r.err = strstr(r.err, "flexgen: "); /* behind the plan, one line */
-        CU_ASSERT_PTR_NOT_NULL_FATAL(r.err);
-        r.err_len = strlen(r.err), r.out_len = 0;
-        assert_ends(r, EXIT_FAILED, json[i][1]);
+        const Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", json[i][0]);
+        const char *said = strstr(r.err, "flexgen: "); /* behind the plan, one line */
+        CU_ASSERT(r.status == EXIT_FAILED && said && count_lines(said) == 1 && shows(said, json[i][1]));
     }
 }
 
@@ -387,7 +338,6 @@ static void an_older_output_is_left_alone(void) {
         {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
         {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
         {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
-        {GENERATE " --prompt a --output @old --resume --overwrite", 2, "--resume: keeps what --overwrite loses"},
         {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
         {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
         {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
@@ -403,11 +353,14 @@ static void an_older_output_is_left_alone(void) {
 /* The file that a link leads to is replaced, and standard output is written where it stands, whatever it is called. */
 static void a_link_stays_a_link_and_standard_output_may_have_any_name(void) {
     struct stat st;
+    const cJSON *e;
     give("file", "old");
     CHECK(symlink("file", in_dir(capture, "link")) == 0);
     const Result plain = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --trace @link");
     CU_ASSERT(lstat(in_dir(capture, "link"), &st) == 0 && S_ISLNK(st.st_mode));
-    CU_ASSERT(!strncmp(text_of("file"), "{\"displayTimeUnit\"", 18));
+    int projects = 0;
+    cJSON_ArrayForEach(e, item(json_of("file"), "traceEvents")) projects += !strcmp(string(e, "name"), "project");
+    CU_ASSERT(projects >= 2 * 7); /* 2 tokens through 6 layers and the head; a pause may part one */
     CHECK(unlink(in_dir(capture, "file")) == 0);
     assert_ends(flexgen(GENERATE " --prompt Once --output @link"), EXIT_FAILED, "--output ... link to nothing");
     static const char *const names[] = {"-", "/dev/stdout"};
@@ -418,19 +371,6 @@ static void a_link_stays_a_link_and_standard_output_may_have_any_name(void) {
     const Result file = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --output @completions");
     CU_ASSERT_STRING_EQUAL(text_of("completions"), plain.out);
     CU_ASSERT_EQUAL(file.out_len, 0);
-}
-
-/* Its sweeps are slow enough for the lines of each to be written before the next. */
-static void a_disk_that_fills_up_keeps_what_was_reported_as_done(void) {
-    give_prompts("A dog and a cat.\n", 40);
-    with.file = 2000;
-    const Result r = flexgen("generate" TINY ALL_CPU
-                             " --prompts @prompts --max-tokens 8 --gpu-batch-size 2 --num-gpu-batches 1 "
-                             "--link ctog=1G --output @partial");
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.err, "cannot write"));
-    assert_ends(r, EXIT_FAILED, "partial ... File too large");
-    const int lines = count_completions(text_of("partial"));
-    CU_ASSERT(lines > 2 && lines < 40);
 }
 
 /* A full disk has stopped a job. It goes on with the flags that its tokens depend on, as they were, and with no others. */
@@ -456,7 +396,7 @@ static void a_job_goes_on_only_as_it_began(void) {
         {"", "--attn-sparsity 0.5", 2, OTHER "--attn-sparsity is 1, and here it is 0.5"},
     };
     give_prompts("A dog and a cat.\n", 40);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         with.file = 2000;
         assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
         assert_ends(flexgen(FORTY "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
@@ -615,14 +555,14 @@ static void prompts_come_from_flags_a_file_or_standard_input(void) {
     CU_ASSERT_EQUAL(count_completions(file.out), 10);
     CU_ASSERT_STRING_EQUAL(file.out, input.out);
     const Result flag = flexgen_done(GENERATE " --prompt 'Once upon a time' --prompt 'The dog' --max-tokens 12");
-    const char *of_file = sorted(file.out), *of_flag = sorted(flag.out);
-    CU_ASSERT(!strncmp(of_flag, of_file, strlen(of_flag))); /* ids 0 and 1 */
-    const cJSON *line = completion(of_file, 2);             /* "0", "1", "10", "3" */
-    CU_ASSERT_EQUAL(number(line, "id"), 10);                /* blank lines count */
+    CU_ASSERT(!strncmp(flag.out, file.out, flag.out_len)); /* ids 0 and 1 */
+    const cJSON *line = completion(file.out, 9);
+    CU_ASSERT_EQUAL(number(line, "id"), 10); /* blank lines count */
     CU_ASSERT_STRING_EQUAL(string(line, "prompt"), "I am caf\xC3\xA9 \xF0\x9F\x98\x80");
 }
 
-/* Found by the search, the policy comes with what is expected; given, it does not. */
+/* Lines are in the order of the prompts, whichever ends first. Found by the search, the policy comes with what is expected;
+ * given, it does not. */
 static void every_policy_writes_the_same_completions(void) {
     static const char *const policies[] = {
         "--gpu-batch-size 2 --num-gpu-batches 2",  /* more prompts than a block */
@@ -642,12 +582,11 @@ static void every_policy_writes_the_same_completions(void) {
     const Result plain = flexgen_done(TEN_PROMPTS),
                  given = flexgen_done("generate" TINY ALL_CPU
                                       " --prompts @ten --max-tokens 12 --gpu-batch-size 3 --num-gpu-batches 2");
-    const char *expected = sorted(plain.out);
     CU_ASSERT(shows(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
     CU_ASSERT_PTR_NULL(strstr(given.err, "predicted"));
-    CU_ASSERT_STRING_EQUAL(sorted(given.out), expected);
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
-        CU_ASSERT_STRING_EQUAL(sorted(flexgen_done(TEN_PROMPTS " %s", policies[i]).out), expected);
+    CU_ASSERT_STRING_EQUAL(given.out, plain.out);
+    for (size_t i = 0; i < COUNT(policies); i++)
+        CU_ASSERT_STRING_EQUAL(flexgen_done(TEN_PROMPTS " %s", policies[i]).out, plain.out);
 }
 
 static void one_seed_gives_one_output_and_another_gives_another(void) {
@@ -659,8 +598,8 @@ static void one_seed_gives_one_output_and_another_gives_another(void) {
                  cold = flexgen_done(TEN_PROMPTS " --temperature 0 --top-k 50 --seed 9");
     CU_ASSERT_STRING_EQUAL(greedy.out, cold.out);   /* whoever says 0 means it */
     CU_ASSERT_STRING_EQUAL(greedy.out, narrow.out); /* the likeliest one of one */
-    CU_ASSERT_STRING_EQUAL(sorted(a.out), sorted(b.out));
-    CU_ASSERT_STRING_NOT_EQUAL(sorted(a.out), sorted(c.out));
+    CU_ASSERT_STRING_EQUAL(a.out, b.out);
+    CU_ASSERT_STRING_NOT_EQUAL(a.out, c.out);
     CU_ASSERT_STRING_NOT_EQUAL(greedy.out, a.out);
 }
 
@@ -676,10 +615,9 @@ static void a_stop_text_ends_a_completion_before_it(void) {
     const Result all = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40"),
                  cut = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40 --stop . --stop zebra");
     const cJSON *whole = completion(all.out, 0), *part = completion(cut.out, 0);
-    const char *text = string(whole, "completion"), *before = string(part, "completion"), *stop = strchr(text, '.');
-    CU_ASSERT_PTR_NOT_NULL_FATAL(stop);
-    CU_ASSERT(strlen(before) == (size_t)(stop - text) && !strncmp(before, text, strlen(before)));
-    CU_ASSERT_STRING_EQUAL(string(part, "finish_reason"), "stop");
+    const char *text = string(whole, "completion"), *before = string(part, "completion");
+    CU_ASSERT(strlen(before) == strcspn(text, ".") && strlen(before) < strlen(text));
+    CU_ASSERT(!strncmp(before, text, strlen(before)) && !strcmp(string(part, "finish_reason"), "stop"));
     CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < cJSON_GetArraySize(item(whole, "tokens")));
 }
 
@@ -774,6 +712,16 @@ static void the_sim_runs_opt_175b_on_a_t4(void) {
     CU_ASSERT(number(part, "busy_s") >= number(part, "hidden_s"));
 }
 
+/* The line under the plan counts the cache wherever it rests, as the table above it does. */
+static void the_plan_tells_the_kv_cache_of_all_tiers(void) {
+    static const char *const places[] = {ALL_GPU, ALL_CPU, ALL_DISK};
+    for (int i = 0; i < 3; i++) {
+        const Result r = flexgen_done(
+            "bench --model opt-125m --device sim" ON_T4 " --gpu-batch-size 2 --num-gpu-batches 2%s", places[i]);
+        CU_ASSERT(shows(r.err, "KV cache ... 76.50 ... KV cache 76.50 MiB, by A.2.1's estimate"));
+    }
+}
+
 /* Four machines: a line for each, and in --json the same figures. */
 static void the_sim_runs_a_pipeline_of_machines(void) {
     static const int layers[] = {8, 8, 10, 6};
@@ -827,14 +775,6 @@ static void a_slowed_link_and_mixed_lengths_show_in_the_figures(void) {
     CU_ASSERT(total >= .9 * loaded / 200e6);
     CU_ASSERT(number(json, "channels.ctog.moved_bytes") >= loaded && loaded > 0);
     CU_ASSERT(tokens >= 9 * 2 && tokens <= 9 * 6 && number(json, "n") == 6);
-}
-
-static void a_trace_is_json_with_a_slice_for_every_call(void) {
-    flexgen_done(GENERATE " --prompt 'The dog' --max-tokens 4 --trace @trace.json");
-    const cJSON *e, *json = json_of("trace.json");
-    int projects = 0;
-    cJSON_ArrayForEach(e, item(json, "traceEvents")) projects += !strcmp(string(e, "name"), "project");
-    CU_ASSERT(projects >= 4 * 7); /* 4 tokens through 6 layers and the head; a pause may part one */
 }
 
 /* Found by the search, for the sim: in --json the expected figures stand beside those of the clock, and are near them. */
@@ -907,7 +847,6 @@ static void the_figures_of_a_run_agree_with_each_other(void) {
                                        "--no-overlap");
     const double T = number(json, "T");
     double loads = 0, all = 0;
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "prefill_s") + number(json, "decode_s"), T, 1e-9 * T);
     for (int s = 0; s < 2; s++) {
         const cJSON *of = item(item(json, "breakdown"), stage[s]);
         double parts = 0;
@@ -944,14 +883,15 @@ static void assert_policy(const cJSON *json) {
     CU_ASSERT(cJSON_IsBool(item(json, "cpu_cache_compute")) && string(json, "bound.T_gen"));
 }
 
-static void policy_lists_the_ten_best_under_the_papers_names(void) {
-    const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"), *best = item(json, "best");
+static void policy_lists_the_ten_best_or_the_frontier_under_the_papers_names(void) {
+    const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"), *best = item(json, "best"),
+                      *frontier = item(FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"), "frontier");
     const Result text = flexgen_done(ON_LAPTOP " --num-prompts 96");
-    double before = INFINITY;
+    double before = INFINITY, latency = 0, throughput = 0;
     assert_policy(json);
     assert_figures(json, "s=128 n=16 model=opt-1.3b");
     CU_ASSERT(shows(string(json, "hardware"), "RTX 4060"));
-    CU_ASSERT_EQUAL(cJSON_GetArraySize(best), 10);
+    CU_ASSERT(cJSON_GetArraySize(best) == 10 && cJSON_GetArraySize(frontier) > 3);
     cJSON_ArrayForEach(one, best) {
         assert_policy(one);
         CU_ASSERT(number(one, "throughput") <= before);
@@ -959,28 +899,14 @@ static void policy_lists_the_ten_best_under_the_papers_names(void) {
         CU_ASSERT_DOUBLE_EQUAL(before * number(one, "T"), 96 * 16, 1e-3);
         CU_ASSERT(number(one, "peak_bytes.GPU") <= 0x1p30);
     }
-    CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
-    CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
-    CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
-}
-
-static void the_frontier_is_a_list_that_rises(void) {
-    const cJSON *one, *list = item(FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"), "frontier");
-    double latency = 0, throughput = 0;
-    CU_ASSERT(cJSON_GetArraySize(list) > 3);
-    cJSON_ArrayForEach(one, list) {
+    cJSON_ArrayForEach(one, frontier) {
         assert_policy(one);
         CU_ASSERT(number(one, "latency") > latency && number(one, "throughput") > throughput);
         latency = number(one, "latency"), throughput = number(one, "throughput");
     }
-}
-
-static void a_latency_bounds_what_is_found(void) {
-    const cJSON *any = FIGURES(ON_LAPTOP " --json -"), *one;
-    const double limit = number(any, "latency") / 4;
-    const cJSON *json = FIGURES(ON_LAPTOP " --json - --max-latency %.17g", limit);
-    cJSON_ArrayForEach(one, item(json, "best")) CU_ASSERT(number(one, "latency") <= limit);
-    CU_ASSERT(number(json, "throughput") < number(any, "throughput"));
+    CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
+    CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
+    CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
 }
 
 /* What is given is an order: shares, the size of a batch, and who attends. */
@@ -1135,28 +1061,18 @@ const char *test_missing(const char *name) {
     return on_gpu && !getenv("FLEXGEN_EMULATED") ? "the emulated GPU, which needs the CUDA toolkit's headers" : NULL;
 }
 
-/* The next run is on the emulated GPU. */
-static void emulate(void) { with.emulated = true; }
-
-/* How many threads computed, as the summary says. */
-static int threads_of(const Result *r) {
-    const char *at = strstr(r->err, " thread"); /* one, or several */
-    while (at && at > r->err && isdigit((unsigned char)at[-1])) at--;
-    return at ? atoi(at) : 0;
-}
-
 /* And two cores are left to its lanes. */
 static void the_gpu_writes_what_the_host_writes(void) {
     static const char *const flags[] = {"", "--threads 2", "--percent 30 40 0 50 20 40 --cpu-cache-compute"};
     const Result host = flexgen_done(DOG);
-    const int all = threads_of(&host), half = (all + 1) / 2, left = imax(all - 2, half), threads[] = {left, 2, left};
-    CU_ASSERT(all > 0);
+    const int all = host_set_threads(0), left = imax(all - 2, (all + 1) / 2), threads[] = {left, 2, left};
     for (int i = 0; i < 3; i++) {
-        emulate();
+        char said[60];
+        with.emulated = true;
         const Result gpu = flexgen_done(DOG "%s", flags[i]);
-        CU_ASSERT(shows(gpu.err, "emulated GPU"));
+        snprintf(said, sizeof said, " %d thread%s", threads[i], threads[i] == 1 ? "" : "s");
+        CU_ASSERT(shows(gpu.err, "emulated GPU") && shows(gpu.err, said));
         CU_ASSERT_STRING_EQUAL(gpu.out, host.out);
-        CU_ASSERT_EQUAL(threads_of(&gpu), threads[i]);
     }
 }
 
@@ -1176,7 +1092,7 @@ static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
         {"CUDA_CPU_ARCH=61", "", 0, "running on the host device ... too old"},
         {"CUDA_CPU_PIN_FAILS=1", ALL_CPU, 0, "cannot pin ... ulimit -l"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         with = (With){.emulated = true, .set = {cases[i].variable}};
         assert_ends(flexgen(DOG "%s", cases[i].flags), cases[i].status, cases[i].said);
     }
@@ -1186,7 +1102,7 @@ static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
 static void the_gpu_keeps_to_its_limit(void) {
     static const int limits[] = {245, 300};
     for (int i = 0; i < 2; i++) {
-        emulate();
+        with.emulated = true;
         const cJSON *json =
             FIGURES("bench" TINY LAPTOP " --prompt-len 8 --gen-len 2 --num-prompts 4 --gpu-mem %dM --json -", limits[i]);
         const cJSON *tier = item(json, "tiers.GPU");
@@ -1206,7 +1122,7 @@ static void the_gpu_keeps_to_its_limit(void) {
 static void bench_on_the_gpu_measures_before_it_traces(void) {
     double moved[2], decoded[2];
     for (int traced = 0; traced < 2; traced++) {
-        emulate();
+        with.emulated = true;
         const Result r = flexgen_done(BENCH_GPU "--json @gpu.json %s", traced ? "--trace @gpu-trace.json" : "");
         const cJSON *json = json_of("gpu.json");
         CU_ASSERT(!strstr(r.out, "breakdown") == !traced && !item(json, "breakdown") == !traced);
@@ -1226,7 +1142,7 @@ static void a_gpu_with_room_takes_prompts_in_larger_pieces(void) {
     static const char *const where[] = {"cuda", "host"};
     static const double mlp[] = {2.34, 4}; /* MiB, F16 and F32 */
     for (int i = 0; i < 2; i++) {
-        emulate();
+        with.emulated = true;
         const Result r = flexgen_done("bench" TINY ALL_GPU
                                       " --prompt-len 100 --gen-len 1 --gpu-batch-size 12 "
                                       "--num-gpu-batches 1 --gpu-mem 1G --device %s",
@@ -1329,18 +1245,17 @@ static void bench_counts_packed_bytes_and_the_v_that_is_read(void) {
     CU_ASSERT(v[0] == k[0] && k[1] == k[0] * 4.5 / 16 && v[1] < .12 * k[1]);
 }
 
-/* Stopped while it is made, wherever that is, or by a disk that is full. */
+/* Stopped while it is made, or by a disk that is full. */
 static void a_copy_that_is_stopped_leaves_nothing(void) {
     make_dir("stopped-copy");
     const char *dir = keep(xstrdup(in_dir(capture, "stopped-copy")));
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 3; i++) {
         const int before = count_files(dir);
-        const pid_t pid = start_flexgen("quantize" TINY " --output @stopped-copy/%d", i);
-        for (int ms = 0; ms < 1000 && count_files(dir) == before; ms++) usleep(1000); /* it has begun */
-        usleep(3000 * i);
-        kill(pid, i % 2 ? SIGINT : SIGTERM);
+        const pid_t pid = start_flexgen("quantize" TINY " --output @stopped-copy/%d --threads 1", i);
+        while (program_runs(pid) && count_files(dir) == before) usleep(1000); /* it has begun */
+        kill(pid, SIGTERM);
         const Result r = finish(pid);
-        if (r.status) assert_ends(r, 128 + (i % 2 ? SIGINT : SIGTERM), "stopped by ... no copy");
+        if (r.status) assert_ends(r, 128 + SIGTERM, "stopped by SIGTERM ... no copy");
         CU_ASSERT_EQUAL(count_files(dir), before + !r.status); /* or it was too late */
     }
     const int before = count_files(dir);
@@ -1351,22 +1266,16 @@ static void a_copy_that_is_stopped_leaves_nothing(void) {
 }
 
 CU_TestInfo tests[] = {
-    {"a wrong use is refused in one line with status 2", a_wrong_use_is_refused_in_one_line_with_status_2},
-    {"a model that is no directory is refused with what is expected",
-     a_model_that_is_no_directory_is_refused_with_what_is_expected},
+    {"what cannot be done is refused in one line", what_cannot_be_done_is_refused_in_one_line},
     {"help goes to standard output and names every flag", help_goes_to_standard_output_and_names_every_flag},
     {"a spoilt model is refused in one line that names the file and the field",
      a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field},
-    {"a file that is missing, cut or a directory is refused by name",
-     a_file_that_is_missing_cut_or_a_directory_is_refused_by_name},
     {"a wrong prompt or text is refused with its line", a_wrong_prompt_or_text_is_refused_with_its_line},
-    {"a full or unwritable offload directory is refused by name",
-     a_full_or_unwritable_offload_directory_is_refused_by_name},
+    {"a full offload directory is refused by name", a_full_offload_directory_is_refused_by_name},
     {"an output that cannot be written is an error", an_output_that_cannot_be_written_is_an_error},
     {"an older output is left alone", an_older_output_is_left_alone},
     {"a link stays a link, and standard output may have any name",
      a_link_stays_a_link_and_standard_output_may_have_any_name},
-    {"a disk that fills up keeps what was reported as done", a_disk_that_fills_up_keeps_what_was_reported_as_done},
     {"a job goes on only as it began", a_job_goes_on_only_as_it_began},
     {"a signal stops a job that then goes on", a_signal_stops_a_job_that_then_goes_on},
     {"a head that was edited is refused, or another order of sums is said",
@@ -1387,18 +1296,17 @@ CU_TestInfo tests[] = {
     {"bench reports one JSON object with the names of the paper",
      bench_reports_one_json_object_with_the_names_of_the_paper},
     {"the sim runs OPT-175B on a T4", the_sim_runs_opt_175b_on_a_t4},
+    {"the plan tells the KV cache of all tiers", the_plan_tells_the_kv_cache_of_all_tiers},
     {"the sim runs a pipeline of machines", the_sim_runs_a_pipeline_of_machines},
     {"the diagonal schedule finds its number of batches", the_diagonal_schedule_finds_its_number_of_batches},
     {"a slowed link and mixed lengths show in the figures", a_slowed_link_and_mixed_lengths_show_in_the_figures},
-    {"a trace is JSON with a slice for every call", a_trace_is_json_with_a_slice_for_every_call},
     {"bench says what was expected", bench_says_what_was_expected},
     {"bench tells the tokens of each prompt by their digest", bench_tells_the_tokens_of_each_prompt_by_their_digest},
     {"T_pre and T_gen make up T", t_pre_and_t_gen_make_up_t},
     {"the figures of a run agree with each other", the_figures_of_a_run_agree_with_each_other},
     {"the paper's cost model places OPT-30B", the_papers_cost_model_places_opt_30b},
-    {"policy lists the ten best under the paper's names", policy_lists_the_ten_best_under_the_papers_names},
-    {"the frontier is a list that rises", the_frontier_is_a_list_that_rises},
-    {"a latency bounds what is found", a_latency_bounds_what_is_found},
+    {"policy lists the ten best or the frontier under the paper's names",
+     policy_lists_the_ten_best_or_the_frontier_under_the_papers_names},
     {"the search keeps to what is given", the_search_keeps_to_what_is_given},
     {"policy compresses where it is allowed to", policy_compresses_where_it_is_allowed_to},
     {"wires and links are as fast as they are given", wires_and_links_are_as_fast_as_they_are_given},

@@ -1,11 +1,11 @@
 /* test_completions.c: what becomes of a job. Its lines are read back as strict JSON, and it goes on from every byte of its
- * journal and of its output. test_job.c has how prompts come in, and test_cli.c what the program does when it is stopped.
- * The pieces are those of tests/golden/tokenizer, where a character such as an emoji is several tokens. */
+ * journal and of its output. test_job.c has how prompts come in, test_cli.c what the program does when it is stopped, and
+ * test_faults.c what it does when memory runs out. The pieces are those of tests/golden/tokenizer, where a character such
+ * as an emoji is several tokens. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <malloc.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -341,6 +341,25 @@ static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
     for (size_t cut = 0; cut <= whole.len; cut += 3) assert_goes_on(record.text, record.len, whole.text, cut);
 }
 
+/* From the first to the last of the vocabulary. */
+static void a_job_goes_on_with_any_token(void) {
+    static const int32_t ids[] = {0, VOCAB - 1};
+    Work w;
+    begin(&w, "p\n");
+    give_ids(&w, ids, 2);
+    CU_ASSERT_EQUAL(completions_end(w.c, -1, &err), -1);
+    drop(&w);
+    const Text left = text_of(journal);
+    read_prompts(&w, "p\n");
+    w.o.resume = true;
+    leave("", 0, left.text, left.len);
+    CU_ASSERT_FATAL(start(&w));
+    CU_ASSERT(w.job.request[0].known == 2 && !w.job.request[0].ended);
+    give_ids(&w, &config.eos, 1);
+    end(&w);
+    free(left.text);
+}
+
 /* After a loss of power a file may be as long as it was and end in zeros. */
 static void zeros_at_the_end_of_an_output_never_reached_the_disk(void) {
     make_whole_job();
@@ -398,31 +417,23 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
     }
 }
 
+/* With its journal a byte of them is another; without it they are all there, and nothing is left to do. */
 static void lines_that_are_not_the_journals_are_refused(void) {
-    Work w;
     make_whole_job();
-    read_four(&w);
-    w.o.resume = true;
-    whole.text[whole.len / 2] ^= 1;
-    leave(whole.text, whole.len, record.text, record.len);
-    CU_ASSERT_FALSE(start(&w));
-    CU_ASSERT(strstr(err.text, "is not what") && !strstr(err.text, "--overwrite")); /* which would lose the journal */
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "move the output away, and --resume writes it anew"));
-    CU_ASSERT(holds(output, whole.text, whole.len));
-    whole.text[whole.len / 2] ^= 1;
+    for (int ended = 0; ended < 2; ended++) {
+        Work w;
+        read_four(&w);
+        w.o.resume = true;
+        whole.text[whole.len / 2] ^= !ended;
+        leave(whole.text, whole.len, ended ? NULL : record.text, record.len);
+        CU_ASSERT(start(&w) == ended && w.finished == ended && holds(output, whole.text, whole.len));
+        if (!ended) CU_ASSERT(strstr(err.text, "is not what") && !strstr(err.text, "--overwrite")); /* or it is lost */
+        if (!ended) CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "move the output away, and --resume writes it anew"));
+        whole.text[whole.len / 2] ^= !ended;
+        drop(&w);
+        CU_ASSERT(is_there(journal) == !ended);
+    }
     assert_goes_on(record.text, record.len, "", 0);
-    job_free(&w.job);
-}
-
-static void a_job_that_has_ended_has_nothing_left_to_do(void) {
-    Work w;
-    make_whole_job();
-    read_four(&w);
-    w.o.resume = true;
-    leave(whole.text, whole.len, NULL, 0);
-    CU_ASSERT(start(&w) && w.finished);
-    drop(&w);
-    CU_ASSERT(!is_there(journal));
 }
 
 /* A job whose output somebody disturbs between two sweeps stops, and its journal stays: nothing is lost. */
@@ -519,54 +530,6 @@ static void a_journal_that_cannot_be_removed_is_an_error(void) {
     CU_ASSERT(is_there(journal));
 }
 
-#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* they take terabytes of it */
-/* Bytes that this process can write to. */
-static size_t data_space(void) {
-    char line[200];
-    unsigned long kib = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    CHECK(f);
-    while (!kib && fgets(line, sizeof line, f)) (void)!sscanf(line, "VmData: %lu", &kib);
-    fclose(f);
-    return kib * 1024;
-}
-
-/* Two prompts whose ids have a million letters, and from hardly any memory to enough. */
-static void memory_that_runs_out_loses_no_line(void) {
-    enum { LONG = 1 << 20, ROOM = 3 * LONG };
-    char *prompts = xcalloc(ROOM, 1), *id = xcalloc(LONG, 1);
-    int done = 0, stopped = 0;
-    mallopt(M_MMAP_THRESHOLD, 1 << 17); /* what is freed is given back */
-    memset(id, 'i', LONG - 1);
-    snprintf(prompts, ROOM, "{\"id\": \"a%s\", \"prompt\": \"p\"}\n{\"id\": \"b%s\", \"prompt\": \"q\"}\n", id, id);
-    for (size_t room = 0; room < 8 * LONG && done < 3; room += LONG / 4) {
-        int status;
-        Work w;
-        read_prompts(&w, prompts);
-        fflush(NULL);
-        const pid_t pid = fork();
-        if (!pid) {
-            CHECK(freopen("/dev/null", "w", stderr));
-            start(&w);
-            setrlimit(RLIMIT_DATA, &(struct rlimit){data_space() + room, RLIM_INFINITY});
-            sweep(&w, (const char *const[]){"x", "y"}, N);
-            _exit(completions_end(w.c, 0, &err) ? EXIT_FAILED : EXIT_OK);
-        }
-        CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) <= EXIT_FAILED);
-        const Text left = text_of(output);
-        CU_ASSERT(!left.len || (left.len > LONG && left.text[left.len - 1] == '\n')); /* whole lines */
-        CU_ASSERT(!status == (left.len > 2 * LONG) && !status == !is_there(journal));
-        status ? stopped++ : done++;
-        free(left.text);
-        job_free(&w.job);
-    }
-    CU_ASSERT(done && stopped);
-    free(prompts), free(id);
-}
-#else
-static void memory_that_runs_out_loses_no_line(void) {}
-#endif
-
 /* In this program instead of libc's: notes how much of a file is on the disk, and fails for one where it is told to. */
 static struct {
     off_t journal, output; /* bytes */
@@ -646,31 +609,26 @@ static void a_full_disk_cuts_no_line(void) {
     }
 }
 
-static void the_remaining_time_is_known_early(void) {
-    Progress p = {.sweeps = 100, .work = 50 * 20 + 99 * 50}; /* a prefill of 50 prompts of 20 tokens, then 99 tokens each */
+/* Returns what is left after n sweeps of so many rows and seconds, of which the first is a prefill. */
+static double left_after(Progress p, const double swept[][2], int n) {
     RunStats stats = {0};
-    const double a = .3, b = .01;
-    for (int i = 0; i < 10; i++) {
-        const double rows = i ? 50 : 1000;
-        stats.sweeps++, stats.total_s += a + b * rows;
-        *(i ? &stats.decoded : &stats.prefill_tokens) += (long)rows;
+    for (int i = 0; i < n; i++) {
+        *(i ? &stats.decoded : &stats.prefill_tokens) += (long)swept[i][0];
+        stats.sweeps++, stats.total_s += swept[i][1];
         progress_show(&p, &stats, 0);
     }
-    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 90 * (a + b * 50), 1e-6);
+    return progress_left(&p);
 }
 
-/* Sweeps of 10 and 20 rows, when two of together 60 are left: their rows take all of the time, or none. */
-static void neither_part_of_a_sweeps_time_is_less_than_nothing(void) {
-    static const double seconds[][2] = {{1, 4}, {4, 1}}, left[] = {60 * 5. / 30, 2 * 5. / 2};
-    for (int i = 0; i < 2; i++) {
-        Progress p = {.sweeps = 4, .work = 90};
-        RunStats stats = {0};
-        for (int s = 0; s < 2; s++) {
-            stats.sweeps++, stats.decoded += 10 * (s + 1), stats.total_s += seconds[i][s];
-            progress_show(&p, &stats, 0);
-        }
-        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), left[i], 1e-9);
-    }
+/* Of a prefill of 50 prompts of 20 tokens and 99 tokens each; a sweep takes .3 s and .01 s a row. Then of two sweeps of
+ * together 60 rows behind others of 10 and 20: rows take all of the time, or none, and not less than nothing. */
+static void the_remaining_time_is_known_early(void) {
+    const Progress whole_run = {.sweeps = 100, .work = 50 * 20 + 99 * 50}, short_run = {.sweeps = 4, .work = 90};
+    const double known[][2] = {{1000, 10.3}, {50, .8}, {50, .8}}, rising[][2] = {{10, 1}, {20, 4}},
+                 falling[][2] = {{10, 4}, {20, 1}};
+    CU_ASSERT_DOUBLE_EQUAL(left_after(whole_run, known, 3), 97 * .8, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(left_after(short_run, rising, 2), 60 * 5. / 30, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(left_after(short_run, falling, 2), 2 * 5. / 2, 1e-9);
 }
 
 static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
@@ -683,27 +641,22 @@ static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
 /* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
 static void the_work_of_a_run_is_known_before_it(void) {
     enum { PROMPTS = 7 };
+    static const int s[PROMPTS] = {5, 7, 9, 11, 13, 15, 17}, n[PROMPTS] = {1, 4, 7, 3, 6, 2, 5};
     OptConfig small = SMALL_CONFIG(-1);
-    const Policy policy = all_gpu(2, 2);
     const Hardware fast = test_fast_machine();
     Checkpoint *model = checkpoint_dummy(&small, 0);
-    Prompt prompts[PROMPTS];
-    int32_t ids[20] = {0};
-    long tokens = 0;
-    for (int i = 0; i < PROMPTS; i++)
-        prompts[i] = (Prompt){.ids = ids, .s = 5 + 2 * i, .n = 1 + i * 3 % 7}, tokens += prompts[i].n;
-    const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-    Plan *plan = plan_make(model, &policy, &task, F16, &err);
-    Device *sim = sim_open(plan, &fast);
+    Task task = random_task(PROMPTS, s, n, small.vocab, 0);
     Progress p = {.on = false};
-    RunStats stats = {0};
-    progress_open(&p, plan, &task);
-    CU_ASSERT_EQUAL(p.tokens, tokens);
-    ASSERT_OK(schedule_run(plan, &task, sim, &(Listener){.ctx = &p, .sweep = show_sweep}, &stats, &err));
-    CU_ASSERT(stats.sweeps > PROMPTS && p.sweeps == (double)stats.sweeps);
+    Rig r = {
+        .model = model, .policy = all_gpu(2, 2), .task = &task, .sim = &fast, .hears = {.ctx = &p, .sweep = show_sweep}};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+    progress_open(&p, r.plan, &task);
+    CU_ASSERT_EQUAL(p.tokens, 28);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    CU_ASSERT(r.stats.sweeps > PROMPTS && p.sweeps == (double)r.stats.sweeps);
     CU_ASSERT_DOUBLE_EQUAL(p.w, p.work, 1e-9 * p.work);
-    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * stats.total_s);
-    sim->close(sim), plan_free(plan), checkpoint_close(model);
+    CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * r.stats.total_s);
+    rig_close(&r), checkpoint_close(model), free_task(&task);
 }
 
 CU_TestInfo tests[] = {
@@ -715,16 +668,15 @@ CU_TestInfo tests[] = {
     {"a stop text with special tokens inside cuts the completion",
      a_stop_text_with_special_tokens_inside_cuts_the_completion},
     {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
+    {"a job goes on with any token", a_job_goes_on_with_any_token},
     {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
     {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
     {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
-    {"a job that has ended has nothing left to do", a_job_that_has_ended_has_nothing_left_to_do},
     {"two jobs never share an output", two_jobs_never_share_an_output},
     {"zeros at the end of an output never reached the disk", zeros_at_the_end_of_an_output_never_reached_the_disk},
     {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
     {"a line longer than a pipe takes at once is whole", a_line_longer_than_a_pipe_takes_at_once_is_whole},
     {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
-    {"memory that runs out loses no line", memory_that_runs_out_loses_no_line},
     {"a job ends when its journal and then its output are on the disk",
      a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk},
     {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
@@ -733,7 +685,6 @@ CU_TestInfo tests[] = {
     {"what replaced a journal is not removed with it", what_replaced_a_journal_is_not_removed_with_it},
     {"a full disk cuts no line", a_full_disk_cuts_no_line},
     {"the remaining time is known early", the_remaining_time_is_known_early},
-    {"neither part of a sweep's time is less than nothing", neither_part_of_a_sweeps_time_is_less_than_nothing},
     {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
     CU_TEST_INFO_NULL,
 };
