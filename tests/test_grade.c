@@ -9,9 +9,18 @@
 #include "lp_tables.h"
 #include "mini_parts.h"
 #include "ops.h"
-#include "simulated.h"
 
 static Error err;
+
+/* In a child: returns how many prompts get all of their tokens. */
+static int run_rig(Rig *r) {
+    int all = 0;
+    const int status = rig_run(r);
+    err = r->err;
+    MUST(!status);
+    for (int i = 0; i < r->prompts; i++) all += r->answer[i].done == 1 && r->answer[i].n == r->task->prompts[i].n;
+    return all;
+}
 
 // ---------------------------------------------------------------------------------------------------------------
 // 1: plain attention, by itself and through the forward pass
@@ -67,33 +76,27 @@ static void attend(void *c) {
     }
 }
 
-static void check_seen(const Attention *s, const Attention *found, int t) {
-    const int h1 = s->nh * s->hd;
-    const float *a = found->o[0] + t * h1, *b = found->o[1] + t * h1;
-    if (t < s->changed && memcmp(a, b, h1 * sizeof *a))
-        wrong("token %d of %d sees token %d, which is behind it", t, s->n, s->changed);
-    if (t >= s->changed && !(max_norm_error(a, b, h1) > 1e-4))
-        wrong("token %d of %d does not see token %d", t, s->n, s->changed);
-}
-
 /* A token alone has its own v. */
 static void check_attention(const void *c, const void *answer) {
     const Attention *s = c, *found = answer;
     const int h1 = s->nh * s->hd;
+    in_case("%d tokens, %d heads of %d", s->n, s->nh, s->hd);
     if (found->inputs_changed) wrong("q, k or v were written to");
     for (int g = 0; g < GUARD; g++)
         if (found->o[0][s->n * h1 + g] != UNTOUCHED) wrong("something behind o was written to");
     for (int t = 0; t < s->n; t++) {
-        if (step == 2) check_seen(s, found, t);
+        const float *o = found->o[0] + t * h1, *other = found->o[1] + t * h1;
+        const bool sees = t < s->changed ? memcmp(o, other, h1 * sizeof *o) != 0 : max_norm_error(o, other, h1) > 1e-4;
+        if (step == 2 && sees != (t >= s->changed))
+            wrong("token %d %s token %d", t, sees ? "sees" : "does not see", s->changed);
         for (int d = 0; d < h1 && step != 2; d++) {
             double all = 0, sum = 0;
             for (int u = 0; u <= t; u++) {
                 const double weight = pow(s->a[u][d / s->hd], s->c[t]);
                 all += weight, sum += weight * s->v[u * h1 + d];
             }
-            near_to(found->o[0][t * h1 + d], sum / all, step == 1 ? 1e-6 : 4e-3,
-                    "o of token %d of %d, head %d of %d, element %d%s", t, s->n, d / s->hd, s->nh, d % s->hd,
-                    step == 1 ? ", which is v" : "");
+            near_to(o[d], sum / all, step == 1 ? 1e-6 : 4e-3, "o of token %d, head %d, element %d", t, d / s->hd,
+                    d % s->hd);
         }
     }
 }
@@ -107,15 +110,13 @@ static void forward(void *answer, const void *about) {
 
 /* As in test_opt_model.c: K and V rounded to F16 cost up to 8e-4, what is wrong costs over 1e-2. */
 static void check_golden(void) {
-    static const char *const dirs[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};
     for (int model = 0; model < 2 && step == 3; model++) {
-        Golden golden = golden_read(golden_dir = dirs[model]);
+        Golden golden = golden_read(golden_dir = model ? "tests/golden/opt-post" : "tests/golden/opt-pre");
         for (int i = 0; i < golden.count; i++) {
             const GoldenSequence *s = &golden.sequence[i];
             const float *found = ask((size_t)s->n * golden.vocab * sizeof *found, forward, s);
-            if (found)
-                near_row(found + (s->n - s->rows) * golden.vocab, s->logits, s->rows * golden.vocab, 2e-3,
-                         "logits of prompt %d (%d tokens) of %s, of its last %d tokens", i, s->n, golden_dir, s->rows);
+            in_case("logits of prompt %d (%d tokens) of %s, of its last %d tokens", i, s->n, golden_dir, s->rows);
+            if (found) near_row(found + (s->n - s->rows) * golden.vocab, s->logits, s->rows * golden.vocab, 2e-3);
         }
         golden_free(&golden);
     }
@@ -305,17 +306,15 @@ static void check_deal(const void *c, const void *answer) {
 
 enum { PROMPTS = 5, TOKENS = 4, VOCAB = 131, LONGEST = 16, BLOCKS = 5 };
 typedef struct {
-    int32_t given[PROMPTS][LONGEST];
-    Prompt prompts[PROMPTS];
-    uint64_t weights; /* the seed of the model's */
-    Policy policy;
+    Task task;
+    Checkpoint *model;
+    Rig rig;
     const char *percent;
     int32_t ids[PROMPTS][TOKENS]; /* what was generated */
     float logits[PROMPTS][TOKENS][VOCAB];
     int ended;
 } Run;
 static const OptConfig small = SMALL_CONFIG(-1);
-static const char *run_dir;
 static const int blocks[BLOCKS][2] = {{5, 1}, {2, 1}, {2, 2}, {2, 3}, {3, 2}}; /* gbs, num_gpu_batches */
 
 /* Percentages on the GPU and on the CPU, as for --percent: of weights, cache and activations. */
@@ -323,42 +322,41 @@ static const struct {
     int step, mini; /* of mini.c's exercise; 0: none */
     const char *percent;
 } placements[] = {
-    {1, 1, "100|0|100|0|100|0"},
-    {2, 3, "0|100|100|0|100|0"},
-    {2, 3, "30|30|100|0|100|0"},
-    {2, 0, "0|0|100|0|100|0"},
-    {0, 3, "0|0|0|0|0|0"},
+    {1, 1, "100 0 100 0 100 0"},
+    {2, 3, "0 100 100 0 100 0"},
+    {2, 3, "30 30 100 0 100 0"},
+    {2, 0, "0 0 100 0 100 0"},
+    {0, 3, "0 0 0 0 0 0"},
     /* the weights stay, so that this does not hang on the step before */
-    {3, 0, "100|0|100|0|0|50"},
-    {3, 0, "100|0|0|50|100|0"},
-    {3, 2, "100|0|20|30|40|20"},
-    {3, 2, "100|0|0|100|0|0"},
-    {3, 2, "100|0|0|0|0|100"},
+    {3, 0, "100 0 100 0 0 50"},
+    {3, 0, "100 0 0 50 100 0"},
+    {3, 2, "100 0 20 30 40 20"},
+    {3, 2, "100 0 0 100 0 0"},
+    {3, 2, "100 0 0 0 0 100"},
     /* delegated */
-    {4, 0, "100|0|0|100|100|0"},
-    {5, 0, "100|0|40|60|100|0"},
-    {5, 0, "100|0|50|50|100|0"},
-    {6, 0, "100|0|0|0|100|0"},
-    {6, 0, "100|0|20|40|100|0"},
+    {4, 0, "100 0 0 100 100 0"},
+    {5, 0, "100 0 40 60 100 0"},
+    {5, 0, "100 0 50 50 100 0"},
+    {6, 0, "100 0 0 0 100 0"},
+    {6, 0, "100 0 20 40 100 0"},
 };
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 static bool draw_run(void *to) {
+    static const int n[PROMPTS] = {TOKENS, TOKENS, TOKENS, TOKENS, TOKENS};
     Run *run = to;
     const int *block = blocks[number % BLOCKS];
     double p[6];
-    Policy policy = all_gpu(block[0], block[1]);
+    int s[PROMPTS];
     if (placements[number / BLOCKS].step != step) return false;
-    CHECK(sscanf(placements[number / BLOCKS].percent, "%lf|%lf|%lf|%lf|%lf|%lf", p, p + 1, p + 2, p + 3, p + 4, p + 5) ==
-          6);
-    policy.wg = p[0] / 100, policy.wc = p[1] / 100, policy.cg = p[2] / 100, policy.cc = p[3] / 100;
-    policy.hg = p[4] / 100, policy.hc = p[5] / 100, policy.page_tokens = draw(2, 5), policy.delegated = step > 3;
-    run->policy = policy, run->percent = placements[number / BLOCKS].percent, run->weights = draw(1, 1 << 20);
-    run_dir = temp_dir();
-    for (int i = 0; i < PROMPTS; i++) {
-        run->prompts[i] = (Prompt){.ids = run->given[i], .s = draw(3, LONGEST), .n = TOKENS, .place = i};
-        for (int t = 0; t < run->prompts[i].s; t++) run->given[i][t] = draw(3, VOCAB - 1);
-    }
+    run->percent = placements[number / BLOCKS].percent;
+    CHECK(sscanf(run->percent, "%lf %lf %lf %lf %lf %lf", p, p + 1, p + 2, p + 3, p + 4, p + 5) == 6);
+    for (int i = 0; i < 6; i++) p[i] /= 100;
+    for (int i = 0; i < PROMPTS; i++) s[i] = draw(3, LONGEST);
+    run->task = random_task(PROMPTS, s, n, VOCAB, draw(1, 1 << 20)), run->task.keep_logits = true;
+    run->model = checkpoint_dummy(&small, draw(1, 1 << 20));
+    run->rig = (Rig){.model = run->model, .policy = placed(p, block[0], block[1]), .task = &run->task, .dir = temp_dir()};
+    run->rig.policy.page_tokens = draw(2, 5), run->rig.policy.delegated = step > 3;
     return true;
 }
 
@@ -366,52 +364,37 @@ static void on_logits(void *ctx, int prompt, int n, const float *logits) {
     memcpy(((Run *)ctx)->logits[prompt][n - 1], logits, VOCAB * sizeof *logits);
 }
 
-static int on_done(void *ctx, int prompt, const int32_t *tokens, int n, FinishReason reason, Error *why) {
-    Run *to = ctx;
-    (void)reason, (void)why;
-    memcpy(to->ids[prompt], tokens, n * sizeof *tokens);
-    to->ended += n == TOKENS;
-    return 0;
-}
-
 static void generate(void *c) {
     Run *run = c;
-    Checkpoint *model = checkpoint_dummy(&small, run->weights);
-    Task task = {.prompts = run->prompts, .count = PROMPTS, .keep_logits = true};
-    const Listener listener = {.ctx = run, .done = on_done, .logits = on_logits};
-    RunStats stats;
-    Plan *plan = plan_make(model, &run->policy, &task, F32, &err);
-    MUST(plan);
-    Device *device = device_open(NULL, plan, model, run_dir, &err);
-    MUST(device && weights_load(plan, model, device, &err) == 0);
-    MUST(schedule_run(plan, &task, device, &listener, &stats, &err) == 0);
-    device->close(device), plan_free(plan);
+    run->rig.hears = (Listener){.ctx = run, .logits = on_logits};
+    run->ended = run_rig(&run->rig);
+    for (int i = 0; i < PROMPTS; i++) memcpy(run->ids[i], run->rig.answer[i].tokens, sizeof run->ids[i]);
 }
 
 /* Each step's logits are those of the plain forward of what has been said so far. As in test_schedule.c: a difference in
  * the last bit can flip a rounding of K and V to F16. */
-static void check_prompt(const Checkpoint *model, const Run *run, const Run *found, int i) {
-    const int s = run->prompts[i].s;
-    int32_t ids[LONGEST + TOKENS];
+static void check_prompt(const Run *run, const Run *found, int i) {
+    const Policy *p = &run->rig.policy;
+    const int s = run->task.prompts[i].s;
+    int32_t *ids = run->task.prompts[i].ids;
     float logits[LONGEST + TOKENS][VOCAB];
-    memcpy(ids, run->given[i], s * sizeof *ids), memcpy(ids + s, found->ids[i], TOKENS * sizeof *ids);
+    memcpy(ids + s, found->ids[i], sizeof found->ids[i]);
     for (int t = 0; t < TOKENS; t++)
         if (ids[s + t] < 0 || ids[s + t] >= VOCAB) return wrong("prompt %d: token %d is %d", i, t, ids[s + t]);
-    ASSERT_OK(reference_forward(logits[0], model, ids, s + TOKENS - 1, &err));
-    for (int t = 0; t < TOKENS; t++)
-        if (!near_row(found->logits[i][t], logits[s - 1 + t], VOCAB, 1e-2, "prompt %d (s = %d), token i = %d, logits", i, s,
-                      t))
-            return;
+    ASSERT_OK(reference_forward(logits[0], run->model, ids, s + TOKENS - 1, &err));
+    for (int t = 0; t < TOKENS; t++) {
+        in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", run->percent,
+                p->num_gpu_batches, p->gbs, i, s, t);
+        if (!near_row(found->logits[i][t], logits[s - 1 + t], VOCAB, 1e-2)) return;
+    }
 }
 
 static void check_run(const void *c, const void *answer) {
-    const Run *run = c;
-    const Policy *p = &run->policy;
-    Checkpoint *model = checkpoint_dummy(&small, run->weights);
-    in_case("--percent %s, %d batches of %d", run->percent, p->num_gpu_batches, p->gbs);
+    Run run = *(const Run *)c;
+    in_case("--percent %s", run.percent);
     near_to(((const Run *)answer)->ended, PROMPTS, 0, "prompts that got their tokens");
-    for (int i = 0; i < PROMPTS; i++) check_prompt(model, run, answer, i);
-    checkpoint_close(model);
+    for (int i = 0; i < PROMPTS; i++) check_prompt(&run, answer, i);
+    free_task(&run.task), checkpoint_close(run.model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -514,28 +497,24 @@ static const LpTable textbook[] = {
     {"x + 2y = 4, x >= 1", 2, 2, 1, LP_OPTIMAL, {{1, 1, 2.5}, {1, 2, 4}, {-1, 0, -1}}},
     {"-x - y = 0, x <= 5", 2, 2, 1, LP_OPTIMAL, {{-1, 0, 0}, {-1, -1, 0}, {1, 0, 5}}}};
 
-static void take_table(Program *to, const LpTable *t) { *to = (Program){lp_of(t), t->verdict, t->at[0][t->n], t->what}; }
-
 /* x <= b, x >= b + 1 or more. */
-static void draw_contradiction(Program *to) {
+static LpTable contradiction(void) {
     const double b = draw(1, 9);
-    take_table(
-        to,
-        &(LpTable){
-            "two rows that contradict each other", 1, 2, 0, LP_INFEASIBLE, {{draw(-2, 2)}, {1, b}, {-1, -b - draw(1, 5)}}});
+    return (LpTable){"two rows that contradict each other",         1, 2, 0, LP_INFEASIBLE,
+                     {{draw(-2, 2)}, {1, b}, {-1, -b - draw(1, 5)}}};
 }
 
 /* x_0 may grow for ever, and that pays. */
-static void draw_unbounded(Program *to) {
+static LpTable unbounded(void) {
     LpTable t = {"a cost that falls without end", 2, draw(1, 3), 0, LP_UNBOUNDED, {{-draw(1, 5), draw(0, 3)}}};
     for (int i = 1; i <= t.m; i++) t.at[i][0] = -draw(0, 4), t.at[i][1] = draw(-4, 4), t.at[i][2] = draw(0, 5);
-    take_table(to, &t);
+    return t;
 }
 
 /* Whose optimum is known, since it was made around one: x with a weight y for every row, such that a row that counts has
  * nothing to spare, and a variable that is not 0 costs nothing more than the rows give. equal: the first row is an
  * equation. signs: entries may be negative, and b. */
-static void draw_made(Program *to, bool equal, bool signs) {
+static LpTable made(bool equal, bool signs) {
     const int n = draw(2, 5), m = draw(2, TABLE_ROWS);
     LpTable t = {equal ? "an LP with an equation" : "an LP that was drawn", n, m, equal, LP_OPTIMAL, {{0}}};
     double x[TABLE_COLUMNS], *c = t.at[0];
@@ -553,47 +532,44 @@ static void draw_made(Program *to, bool equal, bool signs) {
         }
     }
     for (int j = 0; j < n; j++) c[n] += c[j] * x[j];
-    take_table(to, &t);
+    return t;
 }
 
 /* As given, and with its cost, and the last row, by other factors. */
-static void draw_cycle(Program *to, const LpTable *t, bool again) {
+static LpTable cycle(int which, bool again) {
+    LpTable t = lp_cycles[which];
     const double factor = again ? ldexp(1, draw(-2, 3)) : 1;
-    take_table(to, t);
-    to->value *= factor;
-    for (int j = 0; j < t->n; j++) to->lp.c[j] *= factor, to->lp.row[t->m - 1].a[j] *= factor;
-    to->lp.row[t->m - 1].b *= factor;
+    for (int j = 0; j <= t.n; j++) t.at[0][j] *= factor, t.at[t.m][j] *= factor;
+    return t;
 }
 
 /* A.3 for OPT-30B on the paper's machine: seconds for each of 144 sequences; 309.12 s a block. */
 #define OPT_30B_SECONDS 2.14667022904
 
-static void draw_paper(Program *to) {
-    Hardware t4;
-    const OptConfig config = opt_named("opt-30b");
-    ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
-    *to = (Program){{0}, LP_OPTIMAL, OPT_30B_SECONDS, "A.3 for OPT-30B on the paper's machine"};
-    paper_lp(&to->lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
-}
-
 /* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. */
 static bool draw_program(void *to) {
-    const int i = number;
-    const bool cycles = step == 3 || step == 5, mini = step > 3;
-    if (cycles && i < 2 * CYCLES)
-        draw_cycle(to, &lp_cycles[i / 2], i % 2);
-    else if (cycles && i == 2 * CYCLES && !mini)
-        draw_paper(to);
-    else if (cycles)
-        return false;
-    else if (i < 2)
-        take_table(to, &textbook[step == 2 ? 2 + i : i]);
-    else if (i < 10 && step == 2 && i % 2)
-        draw_contradiction(to);
-    else if (i < 10 && step != 1)
-        draw_unbounded(to);
+    const bool cycles = step == 3 || step == 5;
+    LpTable t;
+    if (cycles && number >= 2 * CYCLES + (step == 3)) return false;
+    if (cycles && number < 2 * CYCLES)
+        t = cycle(number / 2, number % 2);
+    else if (cycles) {
+        Hardware t4;
+        const OptConfig config = opt_named("opt-30b");
+        Program *paper = to;
+        ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
+        *paper = (Program){{0}, LP_OPTIMAL, OPT_30B_SECONDS, "A.3 for OPT-30B on the paper's machine"};
+        paper_lp(&paper->lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
+        return true;
+    } else if (number < 2)
+        t = textbook[step == 2 ? 2 + number : number];
+    else if (number < 10 && step == 2 && number % 2)
+        t = contradiction();
+    else if (number < 10 && step != 1)
+        t = unbounded();
     else
-        draw_made(to, step == 2 && i % 2, step == 2);
+        t = made(step == 2 && number % 2, step == 2);
+    *(Program *)to = (Program){lp_of(&t), t.verdict, t.at[0][t.n], t.what};
     return true;
 }
 
@@ -897,56 +873,44 @@ static void check_pace(const void *about, const void *answer) {
 // 12 and 18: kernels, on the GPU or in its emulation; without either, their twins on the host
 // ---------------------------------------------------------------------------------------------------------------
 
-/* What an op reads or writes. `act`: activations, which are halves, but floats on the host. */
-typedef struct {
-    void *bytes;
-    size_t size;
-    bool act;
-} View;
-enum { MARK = 1, MOST_VIEWS = 3 };
-typedef Op MakeOp(void *const at[], Type act, const void *c);
+enum { MARK = 1 };
+
+static float rounded(double x) { return f16_to_f32(f32_to_f16((float)x)); }
 
 /* What the emulation counts: the largest number of roundings of one thread of a kernel since it was last asked. */
 long cuda_cpu_most_roundings(void) __attribute__((weak));
 
-static void run_on_gpu(Gpu *gpu, MakeOp *make, const void *c, const View *views, int n) {
-    void *at[MOST_VIEWS] = {NULL};
-    for (int v = 0; v < n; v++) {
-        MUST(at[v] = gpu->call->alloc(gpu, whole_lines(views[v].size), &err));
-        MUST(!gpu->call->transfer(gpu, at[v], views[v].bytes, views[v].size, &err));
+/* n numbers of x, if there are any, which are floats, become halves at the same place, and floats again. */
+static void to_halves(float *x, int n) {
+    for (int i = 0; i < n && x; i++) {
+        const f16 half = f32_to_f16(x[i]);
+        memcpy((f16 *)x + i, &half, sizeof half);
     }
-    const Op op = make(at, F16, c);
-    MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err) && !gpu->call->run(gpu, &op, &err));
-    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
-    for (int v = 0; v < n; v++) {
-        MUST(!gpu->call->transfer(gpu, views[v].bytes, at[v], views[v].size, &err));
-        gpu->call->release(gpu, at[v]);
-    }
-    gpu->close(gpu);
+}
+static void to_floats(float *x, int n) {
+    for (f16 half; n-- && x; x[n] = f16_to_f32(half)) memcpy(&half, (f16 *)x + n, sizeof half);
 }
 
-static void run_on_host(MakeOp *make, const void *c, const View *views, int n) {
-    void *at[MOST_VIEWS] = {NULL};
-    for (int v = 0; v < n; v++) {
-        at[v] = views[v].act ? xcalloc(views[v].size, 2) : views[v].bytes;
-        for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++)
-            ((float *)at[v])[i] = f16_to_f32(((f16 *)views[v].bytes)[i]);
-    }
-    run(make(at, F32, c));
-    for (int v = 0; v < n; v++)
-        for (size_t i = 0; i < views[v].size / 2 && views[v].act; i++)
-            ((f16 *)views[v].bytes)[i] = f32_to_f16(((float *)at[v])[i]);
-}
+/* Makes an op of a case that lies at `at`, on the GPU or here. */
+typedef Op MakeOp(Type act, void *at, const void *c);
 
-/* Runs an op over the views; returns what the emulation counts, or 0. */
-static long carry_out(MakeOp *make, const void *c, const View *views, int n) {
+/* Runs the op of a case c, where x and y, of n numbers each, are activations: halves, but floats on the host. Returns what
+ * the emulation counts, or 0. */
+static long carry_out(MakeOp *make, void *c, size_t bytes, float *x, float *y, int n) {
     Gpu *gpu = cuda_open_gpu ? cuda_open_gpu(&err) : NULL;
     MUST(gpu || !cuda_open_gpu);
+    if (!gpu) return run(make(F32, c, c)), 0;
     if (cuda_cpu_most_roundings) cuda_cpu_most_roundings();
-    if (gpu)
-        run_on_gpu(gpu, make, c, views, n);
-    else
-        run_on_host(make, c, views, n);
+    void *at = gpu->call->alloc(gpu, whole_lines(bytes), &err);
+    MUST(at);
+    to_halves(x, n), to_halves(y, n);
+    MUST(!gpu->call->transfer(gpu, at, c, bytes, &err));
+    const Op op = make(F16, at, c);
+    MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err) && !gpu->call->run(gpu, &op, &err));
+    MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
+    MUST(!gpu->call->transfer(gpu, c, at, bytes, &err));
+    to_floats(x, n), to_floats(y, n);
+    gpu->call->release(gpu, at), gpu->close(gpu);
     return cuda_cpu_most_roundings ? cuda_cpu_most_roundings() : 0;
 }
 
@@ -955,19 +919,19 @@ typedef struct {
     int rows, cols;
     bool in_place;
     double mean;
-    _Alignas(16) f16 x[MOST_NUMBERS], y[MOST_NUMBERS], w[MOST_NUMBERS], b[MOST_NUMBERS]; /* w, b: (cols) */
-    long most_work; /* numbers that one thread has rounded */
+    _Alignas(16) float x[MOST_NUMBERS], y[MOST_NUMBERS]; /* of F16 */
+    _Alignas(16) f16 w[MOST_NUMBERS], b[MOST_NUMBERS];   /* (cols) */
+    long most_work;                                      /* numbers that one thread has rounded */
 } Norm;
 
-static Op norm_op(void *const at[], Type act, const void *c) {
-    const Norm *s = c, *there = at[0];
-    return norm(act, at[s->in_place ? 1 : 2], at[1], there->w, there->b, s->rows, s->cols);
+static Op norm_op(Type act, void *at, const void *c) {
+    const Norm *s = c, *there = at;
+    return norm(act, s->in_place ? there->x : there->y, there->x, there->w, there->b, s->rows, s->cols);
 }
 
 static void normalize(void *c) {
     Norm *s = c;
-    const size_t bytes = s->rows * s->cols * sizeof *s->x;
-    s->most_work = carry_out(norm_op, s, (View[]){{s, sizeof *s, false}, {s->x, bytes, true}, {s->y, bytes, true}}, 3);
+    s->most_work = carry_out(norm_op, s, sizeof *s, s->x, s->y, s->rows * s->cols);
 }
 
 /* Rows around `mean`, of numbers that lie up to 2 `spread` apart, and two that do.
@@ -986,7 +950,7 @@ static bool draw_norm(void *to) {
     s->mean = step < 3 ? draw_real(-2, 2) : number % 2 ? -1000 : draw(800, 1000);
     for (int i = 0; i < s->rows * s->cols; i++) {
         const int c = i % s->cols;
-        s->x[i] = f32_to_f16(s->mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
+        s->x[i] = rounded(s->mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
         s->w[c] = f32_to_f16(draw_real(1, 3)), s->b[c] = f32_to_f16(draw_real(-2, 2));
     }
     return true;
@@ -999,11 +963,11 @@ static void check_norm(const void *c, const void *answer) {
     in_case("%d rows of %d columns%s, mean %.4g", s->rows, cols, s->in_place ? ", in place" : "", s->mean);
     for (int r = 0; r < s->rows; r++) {
         double x[MOST_NUMBERS / 2], mean = 0, square = 0;
-        for (int i = 0; i < cols; i++) x[i] = f16_to_f32(s->x[r * cols + i]), mean += x[i] / cols;
+        for (int i = 0; i < cols; i++) x[i] = s->x[r * cols + i], mean += x[i] / cols;
         for (int i = 0; i < cols; i++) square += (x[i] - mean) * (x[i] - mean) / cols;
         for (int i = 0; i < cols; i++) {
             const double expected = (x[i] - mean) / sqrt(square + 1e-5) * f16_to_f32(s->w[i]) + f16_to_f32(s->b[i]);
-            near_to(f16_to_f32((s->in_place ? found->x : found->y)[r * cols + i]), expected, 2e-3 * fmax(fabs(expected), 4),
+            near_to((s->in_place ? found->x : found->y)[r * cols + i], expected, 2e-3 * fmax(fabs(expected), 4),
                     "row %d, column %d", r, i);
         }
     }
@@ -1017,23 +981,23 @@ typedef struct {
     int cols, idx[GATHERED];
     int seq[GATHERED], pos[GATHERED], pages[SEQUENCES][POOL / SEQUENCES];
     _Alignas(16) f16 table[TABLE * WIDEST];
-    _Alignas(16) f16 y[GATHERED * WIDEST]; /* what is there before */
+    _Alignas(16) f16 row[GATHERED * WIDEST];
+    _Alignas(16) float y[GATHERED * WIDEST]; /* what is there before; of F16 */
     _Alignas(16) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
     long most_work;
 } Gather;
 
-static Op gather_op(void *const at[], Type act, const void *c) {
-    const Gather *g = c, *there = at[0];
+static Op gather_op(Type act, void *at, const void *c) {
+    const Gather *g = c, *there = at;
     const PageTable into = paged(there->kv[0], there->kv[1], there->pages[0], NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
                                  g->cols / 2, 1, false);
-    return step == 3 ? appending(into, at[1], g->cols, false, g->cols, there->seq, there->pos, GATHERED)
-                     : embedding(at[1], act, there->table, F16, g->cols, there->idx, GATHERED, g->cols, step == 2);
+    return step == 3 ? appending(into, there->row, g->cols, false, g->cols, there->seq, there->pos, GATHERED)
+                     : embedding(there->y, act, there->table, F16, g->cols, there->idx, GATHERED, g->cols, step == 2);
 }
 
 static void gather(void *c) {
     Gather *g = c;
-    const View views[] = {{g, sizeof *g, false}, {g->y, GATHERED * g->cols * sizeof *g->y, step < 3}};
-    g->most_work = carry_out(gather_op, g, views, 2);
+    g->most_work = carry_out(gather_op, g, sizeof *g, g->y, NULL, GATHERED * g->cols);
 }
 
 static bool draw_gather(void *to) {
@@ -1041,7 +1005,8 @@ static bool draw_gather(void *to) {
     int order[POOL];
     g->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
     for (int j = 0; j < TABLE * g->cols; j++) g->table[j] = f32_to_f16(draw_real(-4, 4));
-    for (int j = 0; j < GATHERED * g->cols; j++) g->y[j] = f32_to_f16(draw_real(-4, 4));
+    for (int j = 0; j < GATHERED * g->cols; j++)
+        g->y[j] = rounded(draw_real(-4, 4)), g->row[j] = f32_to_f16(draw_real(-4, 4));
     memset(g->kv, 0x3c, sizeof g->kv);
     draw_order(order, POOL);
     for (int p = 0; p < POOL; p++) g->pages[p % SEQUENCES][p / SEQUENCES] = order[p];
@@ -1054,9 +1019,9 @@ static void check_gathered(const Gather *g, const Gather *found) {
     const int share = (g->cols + MOST_THREADS - 1) / MOST_THREADS + 2 * EACH;
     for (int j = 0; j < GATHERED * g->cols; j++) {
         const int r = j / g->cols, c = j % g->cols;
-        const double row = f16_to_f32(g->table[g->idx[r] * g->cols + c]), before = step == 2 ? f16_to_f32(g->y[j]) : 0;
-        near_to(f16_to_f32(found->y[j]), row + before, step == 2 ? 4e-3 : 0,
-                "row %d, which is row %d of the table, column %d", r, g->idx[r], c);
+        const double row = f16_to_f32(g->table[g->idx[r] * g->cols + c]), before = step == 2 ? g->y[j] : 0;
+        near_to(found->y[j], row + before, step == 2 ? 4e-3 : 0, "row %d, which is row %d of the table, column %d", r,
+                g->idx[r], c);
     }
     if (found->most_work > 2 * share)
         wrong("a thread was expected to add %d numbers at most, found one that added %ld", share, found->most_work);
@@ -1069,7 +1034,7 @@ static void check_appended(const Gather *g, const Gather *found) {
         memcpy(expected, g->kv[i], sizeof expected);
         for (int r = 0; r < GATHERED; r++) {
             const int row = g->pages[g->seq[r]][g->pos[r] / PER_PAGE] * PER_PAGE + g->pos[r] % PER_PAGE;
-            memcpy(expected + row * width, g->y + r * g->cols + i * width, width * sizeof *expected);
+            memcpy(expected + row * width, g->row + r * g->cols + i * width, width * sizeof *expected);
         }
         for (int j = 0; j < POOL * PER_PAGE * width; j++)
             near_to(f16_to_f32(found->kv[i][j]), f16_to_f32(expected[j]), 0, "%s of token %d of page %d, element %d",
@@ -1140,13 +1105,12 @@ static void check_pivot(const void *c, const void *answer) {
     }
 }
 
-/* What `mini WORDS` prints, with | between words. */
+/* What `mini WORDS` prints. */
 enum { MOST_TEXT = 1 << 14 };
 static void run_mini(void *answer, const void *words) {
     char text[1000], *argv[40] = {"mini"};
-    int argc = 1;
     snprintf(text, sizeof text, "%s", (const char *)words);
-    for (char *word = strtok(text, "|"); word && argc < 39; word = strtok(NULL, "|")) argv[argc++] = word;
+    const int argc = 1 + split_words(text, argv + 1, 39);
     stdout = fmemopen(answer, MOST_TEXT, "w");
     const int status = mini_main(argc, argv);
     fflush(stdout);
@@ -1163,7 +1127,7 @@ static void check_mini_paper(void) {
     if (step != 5) return;
     write_file(dir, "config.json", config, strlen(config));
     snprintf(words, sizeof words,
-             "%s|--policy|512|--hardware|hardware/t4.json|--max-tokens|32|--gpu-batch-size|48|--num-gpu-batches|3", dir);
+             "%s --policy 512 --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size 48 --num-gpu-batches 3", dir);
     const char *said = ask(MOST_TEXT, run_mini, words), *T = said ? strstr(said, "\nT ") : NULL;
     if (said) near_to(T ? atof(T + 3) : NAN, 144 * OPT_30B_SECONDS, 1e-4, "T of A.3 for OPT-30B, in seconds");
 }
@@ -1194,8 +1158,8 @@ static void check_best(const Checkpoint *model, const int32_t *ids, int s) {
 static void check_mini(const Checkpoint *model, const Tokenizer *tokenizer, const char *const *texts, const char *flags) {
     char words[900];
     int used = snprintf(words, sizeof words, "models/opt-tiny");
-    for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, "|%s", texts[i]);
-    snprintf(words + used, sizeof words - used, "|--json|--max-tokens|%d|%s", TOKENS, flags);
+    for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, " '%s'", texts[i]);
+    snprintf(words + used, sizeof words - used, " --json --max-tokens %d %s", TOKENS, flags);
     const char *at = ask(MOST_TEXT, run_mini, words);
     for (int i = 0; at && i < PROMPTS; i++) {
         int32_t *text, ids[LONGEST + TOKENS] = {model->config.eos};
@@ -1229,8 +1193,8 @@ static void check_mini_blocks(void) {
         const int *block = blocks[i % BLOCKS];
         char flags[200];
         if (placements[i / BLOCKS].mini != step || (step == 1 && block[1] > 1)) continue;
-        snprintf(flags, sizeof flags, "--percent|%s|--gpu-batch-size|%d|--num-gpu-batches|%d%s",
-                 placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? "|--no-overlap" : "");
+        snprintf(flags, sizeof flags, "--percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
+                 placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? " --no-overlap" : "");
         check_mini(model, tokenizer, texts, flags);
     }
     tokenizer_close(tokenizer), checkpoint_close(model);
@@ -1288,21 +1252,16 @@ static int op_of(const Posted *op, Event e, int j) {
     return -1;
 }
 
-/* Bit i of before[j]: i is over when j begins, by lanes and events; of op `last` without one event. False: an event is of
- * no op. */
-static bool order_of(uint32_t before[OPS], const Posted *op, const Posted *found, int last, int without) {
-    for (int j = 0; j <= last; j++) {
-        before[j] = 0;
-        for (int i = 0; i < j; i++)
-            if (op[i].lane == op[j].lane) before[j] |= before[i] | 1u << i;
-        if (found[j].nafter < 0 || found[j].nafter > NLANES) return false;
-        for (int e = 0; e < found[j].nafter; e++) {
-            const int i = op_of(op, found[j].after[e], j);
-            if (i < 0) return false;
-            if (j < last || e != without) before[j] |= before[i] | 1u << i;
-        }
+/* Bit i: op i is over when op j begins, by its lane and by its events, of which one may not count. */
+static uint32_t over(const uint32_t is[OPS], const Posted *op, const Posted *found, int j, int without) {
+    uint32_t bits = 0;
+    for (int i = 0; i < j; i++)
+        if (op[i].lane == op[j].lane) bits |= is[i] | 1u << i;
+    for (int e = 0; e < found[j].nafter; e++) {
+        const int i = op_of(op, found[j].after[e], j);
+        if (e != without) bits |= is[i] | 1u << i;
     }
-    return true;
+    return bits;
 }
 
 /* Each op that conflicts with one before it must come after it; in the last step after nothing else, and no event is one
@@ -1310,9 +1269,12 @@ static bool order_of(uint32_t before[OPS], const Posted *op, const Posted *found
 static void check_order(const void *c, const void *answer) {
     static const char *const use[] = {"", "reads what it writes", "writes what it uses"};
     const Posted *op = c, *found = answer;
-    uint32_t is[OPS], must[OPS] = {0}, less[OPS];
-    if (!order_of(is, op, found, OPS - 1, -1)) return wrong("an event is of no op that was posted");
+    uint32_t is[OPS], must[OPS] = {0};
     for (int j = 0; j < OPS; j++) {
+        bool good = found[j].nafter >= 0 && found[j].nafter <= NLANES;
+        for (int e = 0; good && e < found[j].nafter; e++) good = op_of(op, found[j].after[e], j) >= 0;
+        if (!good) return wrong("an event is of no op that was posted");
+        is[j] = over(is, op, found, j, -1);
         for (int i = 0; i < j; i++) {
             const int how = conflict(&op[i], &op[j]);
             if (how || op[i].lane == op[j].lane) must[j] |= must[i] | 1u << i;
@@ -1324,8 +1286,8 @@ static void check_order(const void *c, const void *answer) {
             if ((is[j] & ~must[j]) >> i & 1) return wrong("op %d waits for op %d, and need not: they could overlap", j, i);
         for (int e = 0; e < found[j].nafter && step == OVERLAP; e++) {
             const int i = op_of(op, found[j].after[e], j);
-            order_of(less, op, found, j, e);
-            if (less[j] >> i & 1) return wrong("op %d waits for op %d by an event that others imply", j, i);
+            if (over(is, op, found, j, e) >> i & 1)
+                return wrong("op %d waits for op %d by an event that others imply", j, i);
         }
     }
 }
@@ -1340,7 +1302,6 @@ enum { MOST_FOUND = 64, TRIED = 60, ASKED = 64 };
 typedef struct {
     Search search;
     Task task;
-    Prompt prompts[ASKED];
     Hardware machine;
     Checkpoint *model;
     Found best, frontier[MOST_FOUND];
@@ -1353,20 +1314,14 @@ static bool draw_question(void *to) {
     Question *q = to;
     if (number && step != 2) return false;
     const OptConfig config = opt_named(draw(0, 1) ? "opt-125m" : "opt-350m");
-    const Prompt prompt = {.s = draw(64, 256), .n = draw(8, 32)};
     ASSERT_OK(hardware_read(&q->machine, "hardware/t4.json", &err));
     q->model = checkpoint_dummy(&config, 1);
-    q->task = (Task){.prompts = q->prompts, .count = ASKED};
-    for (int i = 0; i < ASKED; i++) q->prompts[i] = prompt;
-    q->search = (Search){.hardware = &q->machine,
-                         .checkpoint = q->model,
-                         .task = &q->task,
-                         .act_type = F16,
-                         .one_block = true,
-                         .fixed_batches = step == 2 && number,
-                         .fixed_gbs = step == 2 && !number,
-                         .capacity = {draw_real(.3, .9) * 1e9, draw_real(2, 4) * 1e9, 1e12},
-                         .given = {.overlap = true, .page_tokens = 16, .num_gpu_batches = draw(1, 5), .gbs = draw(1, 9)}};
+    q->task = equal_task(ASKED, draw(64, 256), draw(8, 32));
+    Search *s = &q->search;
+    *s = open_question(&q->machine, q->model, &q->task);
+    s->one_block = true, s->fixed_batches = step == 2 && number, s->fixed_gbs = step == 2 && !number;
+    s->capacity[TIER_GPU] = draw_real(.3, .9) * 1e9, s->capacity[TIER_CPU] = draw_real(2, 4) * 1e9;
+    s->capacity[TIER_DISK] = 1e12, s->given.num_gpu_batches = draw(1, 5), s->given.gbs = draw(1, 9);
     return true;
 }
 
@@ -1381,19 +1336,9 @@ static bool try_policy(Found *found, const Search *search, int trial) {
     Search one = *search;
     const Policy *given = &search->given;
     const double wg = trial % 4 * .2, cg = trial / 4 % 3 * .5, hg = trial % 2;
-    one.given = (Policy){.wg = wg,
-                         .wc = 1 - wg,
-                         .cg = cg,
-                         .cc = 1 - cg,
-                         .hg = hg,
-                         .hc = 1 - hg,
-                         .gbs = search->fixed_gbs ? given->gbs : 1 << draw(0, 4),
-                         .num_gpu_batches = search->fixed_batches ? given->num_gpu_batches : 1 << draw(0, 3),
-                         .overlap = true,
-                         .page_tokens = 16,
-                         .delegated = draw(0, 1),
-                         .table_home = TIER_CPU,
-                         .workspaces = WORKSPACES};
+    one.given = on_tiers(wg, 1 - wg, cg, 1 - cg, hg, 1 - hg, search->fixed_gbs ? given->gbs : 1 << draw(0, 4),
+                         search->fixed_batches ? given->num_gpu_batches : 1 << draw(0, 3));
+    one.given.delegated = draw(0, 1), one.given.table_home = TIER_CPU, one.given.workspaces = WORKSPACES;
     return block_size(&one.given) <= ASKED && policy_predict(found, &one, &err) == 0;
 }
 
@@ -1437,12 +1382,25 @@ static void check_found(const void *c, const void *answer) {
                 100 * other.policy.wg, 100 * other.policy.wc, 100 * other.policy.cg, 100 * other.policy.cc,
                 other.cost.throughput);
     }
-    checkpoint_close(q->model);
+    free_task(&(Task){.prompts = q->task.prompts, .count = ASKED}), checkpoint_close(q->model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // 17 and 19: on the sim, which counts bytes and seconds
 // ---------------------------------------------------------------------------------------------------------------
+
+/* An OPT-125M with l layers. */
+static OptConfig short_opt(int l) {
+    OptConfig config = opt_named("opt-125m");
+    config.l = l, config.eos = -1;
+    return config;
+}
+
+static Rig on_sim(const Checkpoint *model, const Hardware *machine, const Task *task, Schedule schedule, int gbs, int K) {
+    Rig r = {.model = model, .policy = on_tiers(0, 1, 0, 1, 0, 1, gbs, K), .task = task, .sim = machine};
+    r.policy.schedule = schedule, r.policy.page_tokens = 1, r.policy.table_home = TIER_CPU;
+    return r;
+}
 
 typedef struct {
     OptConfig config;
@@ -1455,12 +1413,13 @@ typedef struct {
 static bool draw_counting(void *to) {
     Counting *c = to;
     const int gbs = draw(1, 3), K = draw(1, 4);
-    const OptConfig config = c->config = opt_of_layers("opt-125m", draw(1, 3));
+    const OptConfig config = c->config = short_opt(draw(1, 3));
+    const double head = 2. * config.vocab * config.h1;
     c->schedule = step == 3 ? SCHEDULE_DIAGONAL : number % 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
     c->io = (IoCase){.l = config.l,
                      .h1 = config.h1,
-                     .layer_bytes = layer_bytes(&config),
-                     .head_bytes = 2. * config.vocab * config.h1,
+                     .layer_bytes = ((double)streamed_bytes(&config, 64) - head) / config.l,
+                     .head_bytes = head,
                      .s = draw(1, 20),
                      .n = draw(K, 3 * K + 1),
                      .gbs = gbs,
@@ -1478,44 +1437,45 @@ static void check_count(const void *about, const void *answer) {
     const Counting *c = about;
     const IoCase *io = &c->io;
     const IoCount *found = &((const Counting *)answer)->found;
-    const Policy policy = streaming(c->schedule, io->gbs, io->K, TIER_CPU);
+    const Hardware machine = test_fast_machine();
+    Checkpoint *model = checkpoint_dummy(&c->config, 1);
     Task task = equal_task(io->count, io->s, io->n);
-    Simulated real;
-    CU_ASSERT_FATAL(simulate(&real, &c->config, &policy, &task, &err));
+    Rig real = on_sim(model, &machine, &task, c->schedule, io->gbs, io->K);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&real), 0);
     CU_ASSERT_EQUAL(real.stats.generated, (long)io->count * io->n);
     in_case("%s, %d prompts, l = %d, s = %d, n = %d, %d batches of %d", schedule_name[c->schedule], io->count, io->l, io->s,
             io->n, io->K, io->gbs);
+    const Bytes *in = real.moved[CTOG], *out = real.moved[GTOC];
     if (step == 2) {
-        near_to(found->cache, real.moved[CTOG][CACHE] + real.moved[GTOC][CACHE], .5, "bytes of cache");
-        near_to(found->activations, real.moved[CTOG][ACTIVATION] + real.moved[GTOC][ACTIVATION], .5,
-                "bytes of activations");
+        near_to(found->cache, in[CACHE] + out[CACHE], .5, "bytes of cache");
+        near_to(found->activations, in[ACTIVATION] + out[ACTIVATION], .5, "bytes of activations");
     } else {
         near_to(found->sweeps, real.stats.sweeps, 0, "sweeps");
-        near_to(found->weights, real.moved[CTOG][WEIGHT], .5, "bytes of weights");
+        near_to(found->weights, in[WEIGHT], .5, "bytes of weights");
     }
-    free_task(&task);
+    rig_close(&real), free_task(&task), checkpoint_close(model);
 }
 
 /* A fourth schedule in the place of the diagonal, and another: zig-zag in the second step, else the diagonal. */
 enum { RACES = 8, RACING = 80 };
 typedef struct {
     Prompt prompts[RACING];
-    int gbs, K;
-    Simulated own, other;
+    int gbs, K, ended; /* prompts, by the fourth */
+    Rig own, other;
 } Race;
 static int32_t race_ids[64];
 
 static void race(void *c) {
     Race *r = c;
-    const OptConfig config = opt_of_layers("opt-125m", 2);
+    const OptConfig config = short_opt(2);
+    const Hardware machine = machine_with("ctog_bdw=1e10 gtoc_bdw=1e10 mm_flops=1e14 bmm_flops=1e14");
     const Task task = {.prompts = r->prompts, .count = RACING};
-    const Policy other = streaming(step == 2 ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL, r->gbs, r->K, TIER_CPU),
-                 own = streaming(SCHEDULE_DIAGONAL, r->gbs, r->K, TIER_CPU);
-    int (*const diagonal)(const Admission *) = seats_for[SCHEDULE_DIAGONAL];
-    MUST(simulate(&r->other, &config, &other, &task, &err));
+    Checkpoint *model = checkpoint_dummy(&config, 1);
+    r->own = on_sim(model, &machine, &task, SCHEDULE_DIAGONAL, r->gbs, r->K);
+    r->other = on_sim(model, &machine, &task, step == 2 ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL, r->gbs, r->K);
+    run_rig(&r->other);
     seats_for[SCHEDULE_DIAGONAL] = fourth_seats;
-    MUST(simulate(&r->own, &config, &own, &task, &err));
-    seats_for[SCHEDULE_DIAGONAL] = diagonal;
+    r->ended = run_rig(&r->own);
 }
 
 /* Prompts of all lengths; but for the first step equal ones. */
@@ -1530,34 +1490,34 @@ static bool draw_race(void *to) {
 
 /* Whatever the lengths, everyone gets his tokens, and no more sweeps are needed than by doing one prompt after the other.
  */
-static void check_served(const Race *r, const Simulated *own) {
+static void check_served(const Race *r, const Race *found) {
+    const RunStats *own = &found->own.stats;
     long tokens = 0;
     for (int p = 0; p < RACING; p++) tokens += r->prompts[p].n;
-    if (own->ended != RACING || own->stats.generated != tokens)
+    if (found->ended != RACING || own->generated != tokens)
         return wrong("%d prompts with %ld tokens to generate: %d ended, %ld tokens were generated", RACING, tokens,
-                     own->ended, own->stats.generated);
-    if (own->stats.sweeps > tokens / r->gbs * 2)
-        wrong("%ld sweeps for %ld tokens in batches of %d", own->stats.sweeps, tokens, r->gbs);
+                     found->ended, own->generated);
+    if (own->sweeps > tokens / r->gbs * 2) wrong("%ld sweeps for %ld tokens in batches of %d", own->sweeps, tokens, r->gbs);
 }
 
 /* Of equal prompts it holds fewer pages than zig-zag in the same block: they are not all long at the same time. */
-static void check_staggered(const Race *r, const Simulated *own, const Simulated *zigzag) {
-    const int s = r->prompts[0].s, n = r->prompts[0].n;
-    const double staggered = ceil((s + n / 2. + n / (2. * r->K)) / (s + n) * zigzag->pages);
+static void check_staggered(const Race *r, const Race *found) {
+    const int s = r->prompts[0].s, n = r->prompts[0].n, pages = found->own.pages, zigzag = found->other.pages;
+    const double staggered = ceil((s + n / 2. + n / (2. * r->K)) / (s + n) * zigzag);
     in_case("s = %d, n = %d, %d batches of %d", s, n, r->K, r->gbs);
-    near_to(own->ended, RACING, 0, "prompts that ended");
-    if (own->pages <= 0 || own->pages > staggered + r->gbs * r->K)
-        wrong("%g pages were expected at most, found %d; zig-zag has %d", staggered, own->pages, zigzag->pages);
+    near_to(found->ended, RACING, 0, "prompts that ended");
+    if (pages <= 0 || pages > staggered + r->gbs * r->K)
+        wrong("%g pages were expected at most, found %d; zig-zag has %d", staggered, pages, zigzag);
 }
 
 static double log_ratios, least_ratio = INFINITY;
-static double paged_speed(const Simulated *s) { return s->stats.generated / s->seconds / s->pages; }
+static double paged_speed(const Rig *r) { return r->stats.generated / r->seconds / r->pages; }
 
 static void check_race(const void *c, const void *answer) {
-    const Simulated *own = &((const Race *)answer)->own, *other = &((const Race *)answer)->other;
-    if (step == 1) check_served(c, own);
-    if (step == 2) check_staggered(c, own, other);
-    const double ratio = paged_speed(own) / paged_speed(other);
+    const Race *found = answer;
+    if (step == 1) check_served(c, found);
+    if (step == 2) check_staggered(c, found);
+    const double ratio = paged_speed(&found->own) / paged_speed(&found->other);
     log_ratios += log(ratio), least_ratio = fmin(least_ratio, ratio);
 }
 
