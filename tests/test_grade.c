@@ -3,6 +3,9 @@
  * exercise has its cases, what the code that is graded makes of them, and what must be true of that. The points of each
  * step, what it expects in words, and the wrong solutions with the points that they get are in scripts/exercises.txt. */
 #include "answers.h"
+
+#include <strings.h>
+
 #include "golden.h"
 #include "lessons.h"
 #include "lp_parts.h"
@@ -30,13 +33,12 @@ static int run_rig(Rig *r) {
 // a_u^c_t.
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { ATT_N = 12, ATT_H1 = 24, GUARD = 7 };
+enum { ATT_N = 12, ATT_H1 = 24, GUARD = 7, ATT_MOST = ATT_N * ATT_H1 };
 typedef struct {
     int n, nh, hd, changed;
-    float q[ATT_N * ATT_H1], k[ATT_N * ATT_H1], v[ATT_N * ATT_H1];
-    double a[ATT_N][ATT_H1], c[ATT_N];  /* a: by token and head */
-    float o[2][ATT_N * ATT_H1 + GUARD]; /* [1]: with another token `changed` */
-    bool inputs_changed;
+    float q[2][ATT_MOST], k[2][ATT_MOST], v[2][ATT_MOST]; /* [1]: with another token `changed` */
+    double a[ATT_N][ATT_H1], c[ATT_N];                    /* a: by token and head */
+    float o[2][ATT_MOST + GUARD];
 } Attention;
 static const float UNTOUCHED = 12345;
 
@@ -46,16 +48,18 @@ static bool draw_attention(void *to) {
     Attention *s = to;
     s->n = draw(least[step - 1], most[step - 1]), s->nh = draw(2, 4), s->hd = draw(2, 6);
     s->changed = s->n > 1 ? draw(1, s->n - 1) : 0;
+    for (int j = 0; j < ATT_MOST + GUARD; j++) s->o[0][j] = UNTOUCHED;
     for (int h = 0; h < s->nh; h++) {
         const int place = draw(0, s->hd - 1);
         for (int t = 0; t < s->n; t++) {
             if (!h) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
             s->a[t][h] = draw(1, 9);
             for (int d = 0; d < s->hd; d++) {
-                const int at = (t * s->nh + h) * s->hd + d;
-                s->q[at] = d == place ? s->c[t] : 0;
-                s->k[at] = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
-                s->v[at] = draw_real(-4, 4);
+                const int at = (t * s->nh + h) * s->hd + d, more = t == s->changed;
+                const float q = d == place ? s->c[t] : 0, v = draw_real(-4, 4),
+                            k = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
+                s->q[0][at] = q, s->k[0][at] = k, s->v[0][at] = v;
+                s->q[1][at] = q + more, s->k[1][at] = k + more, s->v[1][at] = v + 9 * more;
             }
         }
     }
@@ -64,16 +68,8 @@ static bool draw_attention(void *to) {
 
 static void attend(void *c) {
     Attention *s = c;
-    const int h1 = s->nh * s->hd;
-    const OptConfig config = {.h1 = h1, .nh = s->nh};
-    for (int other = 0; other < 2; other++) {
-        for (int d = s->changed * h1; d < (s->changed + other) * h1; d++)
-            s->q[d] = 1 - s->q[d], s->k[d] = 2 - s->k[d], s->v[d] = 9 - s->v[d];
-        for (int j = 0; j < ATT_N * ATT_H1 + GUARD; j++) s->o[other][j] = UNTOUCHED;
-        const Attention before = *s;
-        plain_attention(s->o[other], s->q, s->k, s->v, s->n, &config);
-        s->inputs_changed |= memcmp(s, &before, offsetof(Attention, o)) != 0;
-    }
+    const OptConfig config = {.h1 = s->nh * s->hd, .nh = s->nh};
+    for (int i = 0; i < 2; i++) plain_attention(s->o[i], s->q[i], s->k[i], s->v[i], s->n, &config);
 }
 
 /* A token alone has its own v. */
@@ -81,7 +77,7 @@ static void check_attention(const void *c, const void *answer) {
     const Attention *s = c, *found = answer;
     const int h1 = s->nh * s->hd;
     in_case("%d tokens, %d heads of %d", s->n, s->nh, s->hd);
-    if (found->inputs_changed) wrong("q, k or v were written to");
+    if (memcmp(s, found, offsetof(Attention, o))) wrong("q, k or v were written to");
     for (int g = 0; g < GUARD; g++)
         if (found->o[0][s->n * h1 + g] != UNTOUCHED) wrong("something behind o was written to");
     for (int t = 0; t < s->n; t++) {
@@ -93,7 +89,7 @@ static void check_attention(const void *c, const void *answer) {
             double all = 0, sum = 0;
             for (int u = 0; u <= t; u++) {
                 const double weight = pow(s->a[u][d / s->hd], s->c[t]);
-                all += weight, sum += weight * s->v[u * h1 + d];
+                all += weight, sum += weight * s->v[0][u * h1 + d];
             }
             near_to(o[d], sum / all, step == 1 ? 1e-6 : 4e-3, "o of token %d, head %d, element %d", t, d / s->hd,
                     d % s->hd);
@@ -180,6 +176,8 @@ static void check_seats(const void *c, const void *answer) {
     int expected[SWEEPS] = {0}, waiting = line->count;
     const int gbs = line->policy.gbs, seats = imin(gbs * line->policy.num_gpu_batches, line->count),
               K = (seats + gbs - 1) / gbs, n = line->prompts[0].n;
+    in_case("prompts with n = %d, in a block of %d seats, batches of %d%s", n, seats, gbs,
+            line->stops < 0 ? "" : ", where one has stopped");
     for (int b = 0; b < K; b++)
         for (int i = (b * n + K - 1) / K; i < line->sweeps; i += n) expected[i] += imin(gbs, seats - b * gbs);
     if (line->stops >= 0) expected[line->first]++;
@@ -187,10 +185,8 @@ static void check_seats(const void *c, const void *answer) {
         const int enter = imin(expected[i], waiting);
         waiting -= enter;
         if (i >= line->first && (found->entered[i] != enter || (i && waiting + enter > 0 && found->may[i] != expected[i])))
-            return wrong(
-                "sweep %d of prompts with n = %d, in a block of %d seats, batches of %d%s: %d may be seated, found %d", i,
-                n, seats, gbs, line->stops < 0 ? "" : ", where one has stopped", expected[i],
-                found->entered[i] != enter ? found->entered[i] : found->may[i]);
+            return wrong("sweep %d: %d may be seated and %d enter, found %d and %d", i, expected[i], enter, found->may[i],
+                         found->entered[i]);
     }
 }
 
@@ -226,13 +222,11 @@ static void check_pages(const void *c, const void *answer) {
     const Prompt *p = line->prompts;
     int m = 0;
     while (m < line->count && (line->limit[0] < 0 || most_held(line, m + 1) <= line->limit[0])) m++;
+    in_case("prompts of s = %d, n = %d, then s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", p[0].s,
+            p[0].n, p[1].s, p[1].n, line->policy.page_tokens, line->limit[0]);
     if (found != m)
-        wrong(
-            "prompts of s = %d, n = %d, then s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none): the "
-            "first %d "
-            "may enter, which need at most %d, found %d, which need %d",
-            p[0].s, p[0].n, p[1].s, p[1].n, line->policy.page_tokens, line->limit[0], m, most_held(line, m), found,
-            most_held(line, imin(found, line->count)));
+        wrong("the first %d may enter, which need at most %d, found %d, which need %d", m, most_held(line, m), found,
+              most_held(line, imin(found, line->count)));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -268,22 +262,20 @@ static bool draw_deal(void *to) {
     const int a = draw(least, all - least), b = step < 4 && draw(0, 2) ? draw(0, all - a) : all - a;
     const int parts[NTIERS] = {a, b, all - a - b}, every[] = {all, 1, NROLES, 1};
     const double within[] = {1e-9, 100, 2. * opt.h1 * opt.h2 + 2 * opt.h2, INFINITY};
-    double size = 1;
+    double large = 0;
     for (int t = 0; t < NTIERS; t++) d->share[(t + number) % NTIERS] = (double)parts[t] / all;
     d->items = step == 3 ? opt.l * NROLES : DEALT, d->every = every[step - 1], d->within = within[step - 1];
     for (int j = 0; j < d->items; j++) {
         int rows, cols;
         opt_role_shape(&opt, (Role)(j % NROLES), &rows, &cols);
-        if (step == 2) size = draw(1, 100);
-        if (step == 3) size = 2. * rows * cols;
-        if (step == 4 && j % (all + 2) == 0) size = draw_real(1e14, 1e15);
-        d->size[j] = step == 4 && j % (all + 2) >= all ? draw_real(0, 1e-3) : size;
+        if (j % (all + 2) == 0) large = draw_real(1e14, 1e15);
+        const double sizes[] = {1, draw(1, 100), 2. * rows * cols, j % (all + 2) < all ? large : draw_real(0, 1e-3)};
+        d->size[j] = sizes[step - 1];
     }
     return true;
 }
 
 static void check_deal(const void *c, const void *answer) {
-    static const char *const name[] = {"the GPU", "the CPU", "the disk"};
     const Deal *deal = c;
     double holds[NTIERS] = {0}, all = 0;
     in_case("shares %.4g %.4g %.4g", deal->share[0], deal->share[1], deal->share[2]);
@@ -292,10 +284,10 @@ static void check_deal(const void *c, const void *answer) {
         if ((unsigned)tier >= NTIERS) return wrong("item %d went to tier %d", j, tier);
         all += deal->size[j], holds[tier] += deal->size[j];
         if (deal->share[tier] == 0 && step != 3)
-            return wrong("item %d of %g bytes went to %s, which has none", j, deal->size[j], name[tier]);
+            return wrong("item %d of %g bytes went to %s, which has none", j, deal->size[j], tier_name[tier]);
         for (int t = 0; t < NTIERS && (j + 1) % deal->every == 0; t++)
-            if (!near_to(holds[t], all * deal->share[t], deal->within, "bytes on %s after %d items of %s%g bytes", name[t],
-                         j + 1, step == 3 ? "OPT-30B, " : "", all))
+            if (!near_to(holds[t], all * deal->share[t], deal->within, "bytes on %s after %d items of %s%g bytes",
+                         tier_name[t], j + 1, step == 3 ? "OPT-30B, " : "", all))
                 return;
     }
 }
@@ -343,16 +335,15 @@ static const struct {
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 static bool draw_run(void *to) {
-    static const int n[PROMPTS] = {TOKENS, TOKENS, TOKENS, TOKENS, TOKENS};
     Run *run = to;
     const int *block = blocks[number % BLOCKS];
     double p[6];
-    int s[PROMPTS];
+    int s[PROMPTS], n[PROMPTS];
     if (placements[number / BLOCKS].step != step) return false;
     run->percent = placements[number / BLOCKS].percent;
     CHECK(sscanf(run->percent, "%lf %lf %lf %lf %lf %lf", p, p + 1, p + 2, p + 3, p + 4, p + 5) == 6);
     for (int i = 0; i < 6; i++) p[i] /= 100;
-    for (int i = 0; i < PROMPTS; i++) s[i] = draw(3, LONGEST);
+    for (int i = 0; i < PROMPTS; i++) s[i] = draw(3, LONGEST), n[i] = TOKENS;
     run->task = random_task(PROMPTS, s, n, VOCAB, draw(1, 1 << 20)), run->task.keep_logits = true;
     run->model = checkpoint_dummy(&small, draw(1, 1 << 20));
     run->rig = (Rig){.model = run->model, .policy = placed(p, block[0], block[1]), .task = &run->task, .dir = temp_dir()};
@@ -647,6 +638,8 @@ typedef struct {
     bool finite;
 } Pack;
 
+static float rounded(double x) { return f16_to_f32(f32_to_f16((float)x)); }
+
 static void pack(void *c) {
     Pack *p = c;
     f16 half[PACKED * MOST_STRIDE] = {0};
@@ -660,25 +653,22 @@ static void pack(void *c) {
  *   3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers that are not finite. 131008 / 15
  * is rounded to a multiple of 8, and 15 times that is off by 15 x 8, or .0137 steps */
 static bool draw_pack(void *to) {
-    enum { NOT_FINITE = 8, SMALLEST = 12, LARGEST = 16 };
-    static const int cases[] = {20, 48, LARGEST};
+    enum { ON_GRID, ANY, NOT_FINITE, SMALLEST, LARGEST };
+    static const int cases[] = {20, 48, 18};
+    static const double within[] = {0, .5 + 1. / 1024, 0, 0, .0137};
     Pack *p = to;
     if (number >= cases[step - 1]) return false;
+    const int kind = step < 3 ? step - 1 : NOT_FINITE + number / 6, n[] = {128, draw(1, 128), PACKED, GROUP, GROUP};
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
-    *p = (Pack){.n = 128, .stride = draw(1, MOST_STRIDE), .quant = {4, GROUP}};
-    if (step == 2) p->n = draw(1, 128), p->quant.bits = 2 + number % 7, p->within = .5 + 1. / 1024;
-    if (step == 3) p->n = number < NOT_FINITE ? PACKED : GROUP, p->within = number < SMALLEST ? 0 : .0137;
-    for (int i = 0; i < p->n; i++)
-        p->x[i] = step == 1             ? i < GROUP ? constant : low + grid * (i * 7 % 16)
-                              : step == 2 ? f16_to_f32(f32_to_f16(draw_real(-1, 7)))
-                  : number < NOT_FINITE ? i % 16
-                  : number < SMALLEST   ? draw(0, 7) * 0x1p-24f
-                  : (i + number) % 2    ? 65504
-                                        : -65504;
-    if (step == 3 && number < NOT_FINITE)
-        p->x[draw(64, 127)] = draw(0, 1) ? INFINITY : -INFINITY, p->x[draw(128, 191)] = NAN;
-    else if (step == 3 && number < SMALLEST)
-        p->x[number] = 0, p->x[GROUP - 1 - number] = 7 * 0x1p-24f;
+    *p = (Pack){.n = n[kind], .stride = draw(1, MOST_STRIDE), .quant = {4, GROUP}, .within = within[kind]};
+    if (step == 2) p->quant.bits = 2 + number % 7;
+    for (int i = 0; i < p->n; i++) {
+        const float x[] = {i < GROUP ? constant : low + grid * (i * 7 % 16), rounded(draw_real(-1, 7)), i % 16,
+                           draw(0, 7) * 0x1p-24f, (i + number) % 2 ? 65504 : -65504};
+        p->x[i] = x[kind];
+    }
+    if (kind == NOT_FINITE) p->x[draw(64, 127)] = draw(0, 1) ? INFINITY : -INFINITY, p->x[draw(128, 191)] = NAN;
+    if (kind == SMALLEST) p->x[number] = 0, p->x[GROUP - 1 - number] = 7 * 0x1p-24f;
     return true;
 }
 
@@ -763,18 +753,14 @@ static bool draw_select(void *to) {
     return true;
 }
 
-/* Whether token t is one of the n largest before the last, of equal scores the earlier: fewer than n come before it. */
-static bool is_chosen(const float *score, int last, int t, int n) {
-    int before = 0;
-    for (int u = 0; u < last; u++) before += score[u] > score[t] || (score[u] == score[t] && u < t);
-    return t == last || before < n;
-}
-
+/* The n - 1 largest before the last, of equal scores the earlier: fewer than n - 1 come before it; and the last. */
 static void check_chosen(const Select *s, const float *score, const int32_t *tokens, int r) {
-    const int len = s->len[r], n = sparse_tokens(s->sparsity, len);
+    const int last = s->len[r] - 1, n = sparse_tokens(s->sparsity, last + 1);
     int count = 0;
-    for (int t = 0; t < len; t++) {
-        if (!is_chosen(score, len - 1, t, n - 1)) continue;
+    for (int t = 0; t <= last; t++) {
+        int before = 0;
+        for (int u = 0; u < last; u++) before += score[u] > score[t] || (score[u] == score[t] && u < t);
+        if (t < last && before >= n - 1) continue;
         near_to(tokens[count], t, 0, "number %d of %d tokens that are chosen, which lies in page %d, the cache's page %d",
                 count, n, t / PAGE, s->pages[r][t / PAGE]);
         count++;
@@ -875,8 +861,6 @@ static void check_pace(const void *about, const void *answer) {
 
 enum { MARK = 1 };
 
-static float rounded(double x) { return f16_to_f32(f32_to_f16((float)x)); }
-
 /* What the emulation counts: the largest number of roundings of one thread of a kernel since it was last asked. */
 long cuda_cpu_most_roundings(void) __attribute__((weak));
 
@@ -941,12 +925,12 @@ static void normalize(void *c) {
 static bool draw_norm(void *to) {
     const int cols[][6] = {{64, 256, 8 * draw(3, 60)},
                            {2, 28 + draw(0, 9), 60 + draw(0, 9), 1022 + draw(0, 9), 5120, 12288},
-                           {768, 60, 8 * draw(10, 99)}},
-              rows[][3] = {{1, 3, draw(1, 3)}, {2, 2, 2}, {2, 2, 2}};
+                           {768, 60, 8 * draw(10, 99)}};
     const double spread = step == 1 && number ? 2 : step == 3 ? .5 : 1;
     Norm *s = to;
     if (!cols[step - 1][number]) return false;
-    s->cols = cols[step - 1][number], s->rows = rows[step - 1][number % 3], s->in_place = step > 1 && number % 2;
+    s->cols = cols[step - 1][number], s->in_place = step > 1 && number % 2;
+    s->rows = step > 1 ? 2 : number < 2 ? 1 + 2 * number : draw(1, 3);
     s->mean = step < 3 ? draw_real(-2, 2) : number % 2 ? -1000 : draw(800, 1000);
     for (int i = 0; i < s->rows * s->cols; i++) {
         const int c = i % s->cols;
@@ -956,23 +940,26 @@ static bool draw_norm(void *to) {
     return true;
 }
 
+static void check_work(long most_work, int share) {
+    if (most_work > 2 * share)
+        wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, most_work);
+}
+
 static void check_norm(const void *c, const void *answer) {
     const Norm *s = c, *found = answer;
-    const int cols = s->cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS),
-              share = (cols + threads - 1) / threads + EACH;
+    const int cols = s->cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS);
     in_case("%d rows of %d columns%s, mean %.4g", s->rows, cols, s->in_place ? ", in place" : "", s->mean);
     for (int r = 0; r < s->rows; r++) {
-        double x[MOST_NUMBERS / 2], mean = 0, square = 0;
-        for (int i = 0; i < cols; i++) x[i] = s->x[r * cols + i], mean += x[i] / cols;
+        const float *x = s->x + r * cols, *y = (s->in_place ? found->x : found->y) + r * cols;
+        double mean = 0, square = 0;
+        for (int i = 0; i < cols; i++) mean += x[i] / (double)cols;
         for (int i = 0; i < cols; i++) square += (x[i] - mean) * (x[i] - mean) / cols;
         for (int i = 0; i < cols; i++) {
             const double expected = (x[i] - mean) / sqrt(square + 1e-5) * f16_to_f32(s->w[i]) + f16_to_f32(s->b[i]);
-            near_to((s->in_place ? found->x : found->y)[r * cols + i], expected, 2e-3 * fmax(fabs(expected), 4),
-                    "row %d, column %d", r, i);
+            near_to(y[i], expected, 2e-3 * fmax(fabs(expected), 4), "row %d, column %d", r, i);
         }
     }
-    if (found->most_work > 2 * share)
-        wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, found->most_work);
+    check_work(found->most_work, (cols + threads - 1) / threads + EACH);
 }
 
 /* Rows of a table, in the last step of (k, v) into pages. */
@@ -981,7 +968,6 @@ typedef struct {
     int cols, idx[GATHERED];
     int seq[GATHERED], pos[GATHERED], pages[SEQUENCES][POOL / SEQUENCES];
     _Alignas(16) f16 table[TABLE * WIDEST];
-    _Alignas(16) f16 row[GATHERED * WIDEST];
     _Alignas(16) float y[GATHERED * WIDEST]; /* what is there before; of F16 */
     _Alignas(16) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
     long most_work;
@@ -991,7 +977,7 @@ static Op gather_op(Type act, void *at, const void *c) {
     const Gather *g = c, *there = at;
     const PageTable into = paged(there->kv[0], there->kv[1], there->pages[0], NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
                                  g->cols / 2, 1, false);
-    return step == 3 ? appending(into, there->row, g->cols, false, g->cols, there->seq, there->pos, GATHERED)
+    return step == 3 ? appending(into, there->table, g->cols, false, g->cols, there->seq, there->pos, GATHERED)
                      : embedding(there->y, act, there->table, F16, g->cols, there->idx, GATHERED, g->cols, step == 2);
 }
 
@@ -1005,8 +991,7 @@ static bool draw_gather(void *to) {
     int order[POOL];
     g->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
     for (int j = 0; j < TABLE * g->cols; j++) g->table[j] = f32_to_f16(draw_real(-4, 4));
-    for (int j = 0; j < GATHERED * g->cols; j++)
-        g->y[j] = rounded(draw_real(-4, 4)), g->row[j] = f32_to_f16(draw_real(-4, 4));
+    for (int j = 0; j < GATHERED * g->cols; j++) g->y[j] = rounded(draw_real(-4, 4));
     memset(g->kv, 0x3c, sizeof g->kv);
     draw_order(order, POOL);
     for (int p = 0; p < POOL; p++) g->pages[p % SEQUENCES][p / SEQUENCES] = order[p];
@@ -1016,15 +1001,13 @@ static bool draw_gather(void *to) {
 }
 
 static void check_gathered(const Gather *g, const Gather *found) {
-    const int share = (g->cols + MOST_THREADS - 1) / MOST_THREADS + 2 * EACH;
     for (int j = 0; j < GATHERED * g->cols; j++) {
         const int r = j / g->cols, c = j % g->cols;
         const double row = f16_to_f32(g->table[g->idx[r] * g->cols + c]), before = step == 2 ? g->y[j] : 0;
         near_to(found->y[j], row + before, step == 2 ? 4e-3 : 0, "row %d, which is row %d of the table, column %d", r,
                 g->idx[r], c);
     }
-    if (found->most_work > 2 * share)
-        wrong("a thread was expected to add %d numbers at most, found one that added %ld", share, found->most_work);
+    check_work(found->most_work, (g->cols + MOST_THREADS - 1) / MOST_THREADS + 2 * EACH);
 }
 
 static void check_appended(const Gather *g, const Gather *found) {
@@ -1034,7 +1017,7 @@ static void check_appended(const Gather *g, const Gather *found) {
         memcpy(expected, g->kv[i], sizeof expected);
         for (int r = 0; r < GATHERED; r++) {
             const int row = g->pages[g->seq[r]][g->pos[r] / PER_PAGE] * PER_PAGE + g->pos[r] % PER_PAGE;
-            memcpy(expected + row * width, g->row + r * g->cols + i * width, width * sizeof *expected);
+            memcpy(expected + row * width, g->table + r * g->cols + i * width, width * sizeof *expected);
         }
         for (int j = 0; j < POOL * PER_PAGE * width; j++)
             near_to(f16_to_f32(found->kv[i][j]), f16_to_f32(expected[j]), 0, "%s of token %d of page %d, element %d",
@@ -1088,14 +1071,14 @@ static void set_point(double value[6], const Pivot *p) {
 /* Any point of the first tableau is one of the second; three determine its rows. */
 static void check_pivot(const void *c, const void *answer) {
     const Pivot *p = c, *after = answer;
-    bool exchanged = true;
+    Pivot as = *p;
+    as.basic[p->r] = p->other[p->c], as.other[p->c] = p->basic[p->r];
     in_case("pivot at row %d, column %d", p->r, p->c);
-    for (int v = 0; v < 2; v++) {
-        exchanged &=
-            near_to(after->basic[v], v == p->r ? p->other[p->c] : p->basic[v], 0, "the basic variable of row %d", v);
-        exchanged &= near_to(after->other[v], v == p->c ? p->basic[p->r] : p->other[v], 0, "the variable of column %d", v);
-    }
-    for (int i = 0; i < 3 && exchanged; i++) {
+    if (memcmp(after->basic, as.basic, sizeof as.basic) || memcmp(after->other, as.other, sizeof as.other))
+        return wrong("expected rows of variables %d and %d, columns of %d and %d; found %d and %d, %d and %d", as.basic[0],
+                     as.basic[1], as.other[0], as.other[1], after->basic[0], after->basic[1], after->other[0],
+                     after->other[1]);
+    for (int i = 0; i < 3; i++) {
         double value[6] = {0}, again[6];
         for (int v = 0; v < 2; v++) value[p->other[v]] = draw_real(-3, 3);
         set_point(value, p), memcpy(again, value, sizeof again), set_point(again, after);
@@ -1132,70 +1115,59 @@ static void check_mini_paper(void) {
     if (said) near_to(T ? atof(T + 3) : NAN, 144 * OPT_30B_SECONDS, 1e-4, "T of A.3 for OPT-30B, in seconds");
 }
 
-/* Whether each of the last TOKENS tokens is one that the plain forward pass finds best, of near ones any: mini.c rounds
- * otherwise, by less than TIE of the largest logit. */
-static void check_best(const Checkpoint *model, const int32_t *ids, int s) {
+/* The answers of mini with those flags to prompts of n[i] tokens ids[i]. Each of the last TOKENS tokens is one that the
+ * plain forward pass finds best, of near ones any: mini.c rounds otherwise, by less than TIE of the largest logit. */
+static void check_mini(const Checkpoint *model, const char *words, int32_t ids[PROMPTS][LONGEST + TOKENS], const int n[]) {
     const double TIE = 2e-3;
     const int vocab = model->config.vocab;
-    float *logits = xcalloc((size_t)(s + TOKENS) * vocab, sizeof *logits);
-    ASSERT_OK(reference_forward(logits, model, ids, s + TOKENS - 1, &err));
-    for (int t = s; t < s + TOKENS; t++) {
-        const float *row = logits + (size_t)(t - 1) * vocab;
-        int best = 0;
-        float largest = 0;
-        for (int v = 0; v < vocab; v++) {
-            if (row[v] > row[best]) best = v;
-            largest = fmaxf(largest, fabsf(row[v]));
-        }
-        if (row[ids[t]] >= row[best] - TIE * largest) continue;
-        wrong("token %d was expected to be %d (logit %.5g), found %d (%.5g)", t - s, best, row[best], ids[t], row[ids[t]]);
-        break;
-    }
-    free(logits);
-}
-
-/* The prompts by mini with those flags. */
-static void check_mini(const Checkpoint *model, const Tokenizer *tokenizer, const char *const *texts, const char *flags) {
-    char words[900];
-    int used = snprintf(words, sizeof words, "models/opt-tiny");
-    for (int i = 0; i < PROMPTS; i++) used += snprintf(words + used, sizeof words - used, " '%s'", texts[i]);
-    snprintf(words + used, sizeof words - used, " --json --max-tokens %d %s", TOKENS, flags);
     const char *at = ask(MOST_TEXT, run_mini, words);
+    float *logits = xcalloc((size_t)(LONGEST + TOKENS) * vocab, sizeof *logits);
     for (int i = 0; at && i < PROMPTS; i++) {
-        int32_t *text, ids[LONGEST + TOKENS] = {model->config.eos};
-        const int n = tokenizer_encode(tokenizer, texts[i], strlen(texts[i]), &text, &err);
-        int32_t *to = ids + 1 + n;
-        in_case("%s, prompt %d (\"%s\")", flags, i, texts[i]);
-        CU_ASSERT_FATAL(n > 0 && n < LONGEST);
-        memcpy(ids + 1, text, n * sizeof *ids), free(text);
+        int32_t *to = ids[i] + n[i];
+        in_case("%s, prompt %d", words, i);
         at = strstr(at + 1, "\"tokens\": [");
         if (!at || sscanf(at, "\"tokens\": [%d, %d, %d, %d]", to, to + 1, to + 2, to + 3) != TOKENS)
             return wrong("it has not got %d tokens", TOKENS);
         for (int t = 0; t < TOKENS; t++)
-            if (to[t] <= 0 || to[t] >= model->config.vocab) return wrong("token %d is %d", t, to[t]);
-        check_best(model, ids, 1 + n);
+            if (to[t] <= 0 || to[t] >= vocab) return wrong("token %d is %d", t, to[t]);
+        ASSERT_OK(reference_forward(logits, model, ids[i], n[i] + TOKENS - 1, &err));
+        for (int t = 0; t < TOKENS; t++) {
+            const float *row = logits + (size_t)(n[i] + t - 1) * vocab;
+            float best = row[0], largest = 0;
+            for (int v = 0; v < vocab; v++) best = fmaxf(best, row[v]), largest = fmaxf(largest, fabsf(row[v]));
+            if (row[to[t]] >= best - TIE * largest) continue;
+            wrong("token %d is %d, with a logit of %.5g; the best has %.5g", t, to[t], row[to[t]], best);
+            break;
+        }
     }
+    free(logits);
 }
 
 /* Whatever rests where the engine's does, in several blocks, with overlapping or without; in the first step one batch after
  * the other. */
 static void check_mini_blocks(void) {
-    static const char *const words[] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
-                                        "Ben liked",        "A little girl and", "One day", "The cat was",
-                                        "She saw a",        "Mom said"};
-    const char *texts[PROMPTS];
-    Checkpoint *model = checkpoint_open("models/opt-tiny", &err);
+    static const char *const prompts[] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
+                                          "Ben liked",        "A little girl and", "One day", "The cat was",
+                                          "She saw a",        "Mom said"};
+    char said[500] = "models/opt-tiny", words[700];
+    int32_t ids[PROMPTS][LONGEST + TOKENS], n[PROMPTS], *text;
+    Checkpoint *model = checkpoint_open(said, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(model);
-    Tokenizer *tokenizer = tokenizer_open("models/opt-tiny", model->config.vocab, &err);
+    Tokenizer *tokenizer = tokenizer_open(said, model->config.vocab, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
-    for (int i = 0; i < PROMPTS; i++) texts[i] = words[draw(0, 9)];
+    for (int i = 0; i < PROMPTS; i++) {
+        const char *prompt = prompts[draw(0, 9)];
+        n[i] = 1 + tokenizer_encode(tokenizer, prompt, strlen(prompt), &text, &err), ids[i][0] = model->config.eos;
+        CU_ASSERT_FATAL(n[i] > 1 && n[i] <= LONGEST);
+        memcpy(ids[i] + 1, text, (n[i] - 1) * sizeof *text), free(text);
+        sprintf(strchr(said, 0), " '%s'", prompt);
+    }
     for (int i = 0; i < BLOCKS * PLACEMENTS; i++) {
         const int *block = blocks[i % BLOCKS];
-        char flags[200];
         if (placements[i / BLOCKS].mini != step || (step == 1 && block[1] > 1)) continue;
-        snprintf(flags, sizeof flags, "--percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
-                 placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? " --no-overlap" : "");
-        check_mini(model, tokenizer, texts, flags);
+        snprintf(words, sizeof words, "%s --json --max-tokens %d --percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
+                 said, TOKENS, placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? " --no-overlap" : "");
+        check_mini(model, words, ids, n);
     }
     tokenizer_close(tokenizer), checkpoint_close(model);
 }
@@ -1282,13 +1254,11 @@ static void check_order(const void *c, const void *answer) {
                 return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, op[j].lane, i, op[i].lane,
                              use[how]);
         }
-        for (int i = 0; i < j && step == OVERLAP; i++)
-            if ((is[j] & ~must[j]) >> i & 1) return wrong("op %d waits for op %d, and need not: they could overlap", j, i);
-        for (int e = 0; e < found[j].nafter && step == OVERLAP; e++) {
-            const int i = op_of(op, found[j].after[e], j);
-            if (over(is, op, found, j, e) >> i & 1)
-                return wrong("op %d waits for op %d by an event that others imply", j, i);
-        }
+        if (step == OVERLAP && is[j] & ~must[j])
+            return wrong("op %d waits for op %d, and need not: they could overlap", j, ffs(is[j] & ~must[j]) - 1);
+        for (int e = 0; e < found[j].nafter && step == OVERLAP; e++)
+            if (over(is, op, found, j, e) == is[j])
+                return wrong("op %d waits for op %d by an event that others imply", j, op_of(op, found[j].after[e], j));
     }
 }
 
@@ -1320,7 +1290,7 @@ static bool draw_question(void *to) {
     Search *s = &q->search;
     *s = open_question(&q->machine, q->model, &q->task);
     s->one_block = true, s->fixed_batches = step == 2 && number, s->fixed_gbs = step == 2 && !number;
-    s->capacity[TIER_GPU] = draw_real(.3, .9) * 1e9, s->capacity[TIER_CPU] = draw_real(2, 4) * 1e9;
+    s->capacity[TIER_GPU] = draw_real(3e8, 9e8), s->capacity[TIER_CPU] = draw_real(2e9, 4e9);
     s->capacity[TIER_DISK] = 1e12, s->given.num_gpu_batches = draw(1, 5), s->given.gbs = draw(1, 9);
     return true;
 }
@@ -1376,11 +1346,10 @@ static void check_found(const void *c, const void *answer) {
         if (step == 3) in_case("within %.4g s", 1.25 * other.latency);
         if (most < (step == 3 ? .75 : .93) * other.cost.throughput)
             return wrong(
-                "what was found makes %.4g token/s (the best: gbs %d, %d batches), but gbs %d, %d batches, weights %.0f "
-                "%.0f, cache %.0f %.0f makes %.4g",
+                "what was found makes %.4g token/s (the best: gbs %d, %d batches), but gbs %d, %d batches, %.0f percent of "
+                "the weights and %.0f of the cache on the GPU makes %.4g",
                 most, best->gbs, best->num_gpu_batches, other.policy.gbs, other.policy.num_gpu_batches,
-                100 * other.policy.wg, 100 * other.policy.wc, 100 * other.policy.cg, 100 * other.policy.cc,
-                other.cost.throughput);
+                100 * other.policy.wg, 100 * other.policy.cg, other.cost.throughput);
     }
     free_task(&(Task){.prompts = q->task.prompts, .count = ASKED}), checkpoint_close(q->model);
 }
@@ -1403,7 +1372,6 @@ static Rig on_sim(const Checkpoint *model, const Hardware *machine, const Task *
 }
 
 typedef struct {
-    OptConfig config;
     Schedule schedule;
     IoCase io;
     IoCount found;
@@ -1413,7 +1381,7 @@ typedef struct {
 static bool draw_counting(void *to) {
     Counting *c = to;
     const int gbs = draw(1, 3), K = draw(1, 4);
-    const OptConfig config = c->config = short_opt(draw(1, 3));
+    const OptConfig config = short_opt(draw(1, 3));
     const double head = 2. * config.vocab * config.h1;
     c->schedule = step == 3 ? SCHEDULE_DIAGONAL : number % 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
     c->io = (IoCase){.l = config.l,
@@ -1438,11 +1406,11 @@ static void check_count(const void *about, const void *answer) {
     const IoCase *io = &c->io;
     const IoCount *found = &((const Counting *)answer)->found;
     const Hardware machine = test_fast_machine();
-    Checkpoint *model = checkpoint_dummy(&c->config, 1);
+    const OptConfig config = short_opt(io->l);
+    Checkpoint *model = checkpoint_dummy(&config, 1);
     Task task = equal_task(io->count, io->s, io->n);
     Rig real = on_sim(model, &machine, &task, c->schedule, io->gbs, io->K);
     CU_ASSERT_EQUAL_FATAL(rig_run(&real), 0);
-    CU_ASSERT_EQUAL(real.stats.generated, (long)io->count * io->n);
     in_case("%s, %d prompts, l = %d, s = %d, n = %d, %d batches of %d", schedule_name[c->schedule], io->count, io->l, io->s,
             io->n, io->K, io->gbs);
     const Bytes *in = real.moved[CTOG], *out = real.moved[GTOC];
@@ -1474,8 +1442,10 @@ static void race(void *c) {
     r->own = on_sim(model, &machine, &task, SCHEDULE_DIAGONAL, r->gbs, r->K);
     r->other = on_sim(model, &machine, &task, step == 2 ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL, r->gbs, r->K);
     run_rig(&r->other);
+    int (*const diagonal)(const Admission *) = seats_for[SCHEDULE_DIAGONAL];
     seats_for[SCHEDULE_DIAGONAL] = fourth_seats;
     r->ended = run_rig(&r->own);
+    seats_for[SCHEDULE_DIAGONAL] = diagonal;
 }
 
 /* Prompts of all lengths; but for the first step equal ones. */
@@ -1488,16 +1458,12 @@ static bool draw_race(void *to) {
     return true;
 }
 
-/* Whatever the lengths, everyone gets his tokens, and no more sweeps are needed than by doing one prompt after the other.
- */
+/* Whatever the lengths, no more sweeps are needed than by doing one prompt after the other. */
 static void check_served(const Race *r, const Race *found) {
-    const RunStats *own = &found->own.stats;
+    const long sweeps = found->own.stats.sweeps;
     long tokens = 0;
     for (int p = 0; p < RACING; p++) tokens += r->prompts[p].n;
-    if (found->ended != RACING || own->generated != tokens)
-        return wrong("%d prompts with %ld tokens to generate: %d ended, %ld tokens were generated", RACING, tokens,
-                     found->ended, own->generated);
-    if (own->sweeps > tokens / r->gbs * 2) wrong("%ld sweeps for %ld tokens in batches of %d", own->sweeps, tokens, r->gbs);
+    if (sweeps > tokens / r->gbs * 2) wrong("%ld sweeps for %ld tokens in batches of %d", sweeps, tokens, r->gbs);
 }
 
 /* Of equal prompts it holds fewer pages than zig-zag in the same block: they are not all long at the same time. */
@@ -1505,7 +1471,6 @@ static void check_staggered(const Race *r, const Race *found) {
     const int s = r->prompts[0].s, n = r->prompts[0].n, pages = found->own.pages, zigzag = found->other.pages;
     const double staggered = ceil((s + n / 2. + n / (2. * r->K)) / (s + n) * zigzag);
     in_case("s = %d, n = %d, %d batches of %d", s, n, r->K, r->gbs);
-    near_to(found->ended, RACING, 0, "prompts that ended");
     if (pages <= 0 || pages > staggered + r->gbs * r->K)
         wrong("%g pages were expected at most, found %d; zig-zag has %d", staggered, pages, zigzag);
 }
@@ -1515,6 +1480,7 @@ static double paged_speed(const Rig *r) { return r->stats.generated / r->seconds
 
 static void check_race(const void *c, const void *answer) {
     const Race *found = answer;
+    if (step < 3) near_to(found->ended, RACING, 0, "prompts that got all of their tokens");
     if (step == 1) check_served(c, found);
     if (step == 2) check_staggered(c, found);
     const double ratio = paged_speed(&found->own) / paged_speed(&found->other);

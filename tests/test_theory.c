@@ -103,9 +103,9 @@ static void the_diagonal_moves_the_same_cache(void) {
     CU_ASSERT(d.moved[CTOG][WEIGHT] < z.moved[CTOG][WEIGHT]);
 }
 
-/* K batches of one sequence by the diagonal. */
-static Rig diagonal(int K, int count, int s, int n) {
-    return counted(SCHEDULE_DIAGONAL, TIER_CPU, &(Load){"opt-125m", 1, 1, K, count, s, n}, PLAIN);
+/* K batches of one sequence. */
+static Rig single(Schedule schedule, int K, int count, int s, int n) {
+    return counted(schedule, TIER_CPU, &(Load){"opt-125m", 1, 1, K, count, s, n}, PLAIN);
 }
 
 /* Theorem 4.1: at equal memory zig-zag loads weights at most twice as often for each token as the optimal schedule, which
@@ -116,10 +116,9 @@ static void zigzag_is_within_twice_the_diagonal(void) {
     for (int i = 0; i < 16; i++)
         for (int Z = 1; Z <= 9; Z *= 3) {
             int s = lengths[i / 4], n = outputs[i % 4], K = Z;
-            while (diagonal(K + 1, 2 * K + 2, s, n).pages <= Z * (s + n - 1)) K++;
+            while (single(SCHEDULE_DIAGONAL, K + 1, 2 * K + 2, s, n).pages <= Z * (s + n - 1)) K++;
             const int P = K * Z * ((Z + 3) / Z); /* whole blocks of either, and four rounds of the diagonal or more */
-            const Rig z = counted(SCHEDULE_ZIGZAG, TIER_CPU, &(Load){"opt-125m", 1, 1, Z, P, s, n}, PLAIN),
-                      d = diagonal(K, P, s, n);
+            const Rig z = single(SCHEDULE_ZIGZAG, Z, P, s, n), d = single(SCHEDULE_DIAGONAL, K, P, s, n);
             const double ratio = (double)z.moved[CTOG][WEIGHT] / d.moved[CTOG][WEIGHT], warm_up = (double)P / (P + K);
             CU_ASSERT_EQUAL(z.pages, Z * (s + n - 1));
             CU_ASSERT(d.pages <= z.pages);
