@@ -77,17 +77,11 @@ bool near_to(double found, double expected, double tolerance, const char *where,
     return false;
 }
 
-bool near_row(const float *found, const float *expected, int n, double tolerance, const char *where, ...) {
-    char place[200];
+bool near_row(const float *found, const float *expected, int n, double tolerance) {
     double largest = 0;
     bool good = true;
-    va_list list;
-    va_start(list, where);
-    vsnprintf(place, sizeof place, where, list);
-    va_end(list);
     for (int i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i]));
-    for (int i = 0; i < n && good; i++)
-        good = near_to(found[i], expected[i], tolerance * largest, "%s, number %d", place, i);
+    for (int i = 0; i < n && good; i++) good = near_to(found[i], expected[i], tolerance * largest, "number %d", i);
     return good;
 }
 

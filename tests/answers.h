@@ -42,9 +42,8 @@ void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Whether found is within tolerance of expected; if not, `where` is said with both. */
 bool near_to(double found, double expected, double tolerance, const char *where, ...) __attribute__((format(printf, 4, 5)));
-/* Whether n numbers are within tolerance times the largest that is expected; if not, of the first that is not. */
-bool near_row(const float *found, const float *expected, int n, double tolerance, const char *where, ...)
-    __attribute__((format(printf, 5, 6)));
+/* Says the first of n numbers that is not within tolerance times the largest that is expected; false if there is one. */
+bool near_row(const float *found, const float *expected, int n, double tolerance);
 
 /* What is drawn in a step is the same for the same seed, whatever was drawn in others. */
 int draw(int low, int high); /* low to high, both of them */

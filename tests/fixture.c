@@ -307,6 +307,8 @@ int rig_run(Rig *r) {
     const int status = schedule_run(r->plan, r->task, r->device, &listener, &r->stats, &r->err);
     memcpy(r->planned, r->plan->total, sizeof r->planned);
     memcpy(r->peak, r->device->peak, sizeof r->peak);
+    memcpy(r->read, r->device->count[ATTEND].read, sizeof r->read);
+    r->pages = r->plan->npages[TIER_CPU], r->seconds = r->device->now(r->device);
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) r->moved[lane_channel[lane]][kind] += r->device->count[lane].moved[kind];
     return status;

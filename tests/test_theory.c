@@ -1,6 +1,6 @@
 /* test_theory.c: appendix A.2 and section 5 on counted bytes. Models of any size, since the sim moves none. That the same
  * bytes are moved by a device that has them is of the suites `schedule` and `lanes`. */
-#include "simulated.h"
+#include "tests.h"
 
 /* count prompts of s tokens, n to generate, in batches of gbs. */
 typedef struct {
@@ -10,24 +10,31 @@ typedef struct {
 /* As they are; weights and cache packed; with attention on the CPU, to all of the past and to a tenth of it. */
 typedef enum { PLAIN, PACKED, DENSE, SPARSE } How;
 
-static Simulated counted(Schedule schedule, Tier from, const Load *load, How how) {
-    Error err;
-    Simulated c;
-    const OptConfig config = opt_of_layers(load->model, load->l);
-    Task task = equal_task(load->count, load->s, load->n);
-    Policy p = streaming(schedule, load->gbs, load->K, from);
-    p.weight_packed = p.cache_packed = how == PACKED, p.delegated = how >= DENSE;
-    p.sparsity = how == DENSE ? 1 : how == SPARSE ? .1 : 0;
-    CU_ASSERT_FATAL(simulate(&c, &config, &p, &task, &err));
-    CU_ASSERT_EQUAL(c.stats.generated, (long)load->count * load->n);
-    CU_ASSERT_EQUAL(c.stats.sweeps, c.planned_sweeps);
-    free_task(&task);
-    return c;
+static OptConfig config_of(const Load *load) {
+    OptConfig config = opt_named(load->model);
+    config.l = load->l, config.eos = -1;
+    return config;
 }
 
-/* Bytes between CPU and GPU, or between disk and CPU. */
-static double on_gpu_link(const Simulated *c, int kind) { return c->moved[CTOG][kind] + c->moved[GTOC][kind]; }
-static double on_disk_link(const Simulated *c, int kind) { return c->moved[DTOC][kind] + c->moved[CTOD][kind]; }
+/* Weights, cache and activations all stream from the CPU or from the disk. */
+static Rig counted(Schedule schedule, Tier from, const Load *load, How how) {
+    const double cpu = from == TIER_CPU;
+    const OptConfig config = config_of(load);
+    const Hardware machine = test_fast_machine();
+    Checkpoint *model = checkpoint_dummy(&config, 1);
+    Task task = equal_task(load->count, load->s, load->n);
+    Rig c = {
+        .model = model, .policy = on_tiers(0, cpu, 0, cpu, 0, cpu, load->gbs, load->K), .task = &task, .sim = &machine};
+    Policy *p = &c.policy;
+    p->schedule = schedule, p->page_tokens = 1, p->table_home = from;
+    p->weight_packed = p->cache_packed = how == PACKED, p->delegated = how >= DENSE;
+    p->sparsity = how == DENSE ? 1 : how == SPARSE ? .1 : 0;
+    CU_ASSERT_EQUAL_FATAL(rig_run(&c), 0);
+    CU_ASSERT_EQUAL(c.stats.generated, (long)load->count * load->n);
+    CU_ASSERT_EQUAL(c.stats.sweeps, c.plan->sweeps);
+    rig_close(&c), free_task(&task), checkpoint_close(model);
+    return c;
+}
 
 /* n times the model; 4 h1 bls l (s n + n (n-1) / 2) of cache in and out; 2 (2 h1 s bls l + 2 h1 bls l (n-1)) of
  * activations, less the s - 1 rows of a prompt that nobody wants behind the last layer. */
@@ -39,16 +46,17 @@ static void a_zigzag_block_moves_what_a21_says(void) {
     for (int i = 0; i < 16; i++) {
         const bool disk = i / 4 % 2, row = i / 8; /* row: the weights once for every GPU batch */
         const Load *b = &cases[i % 4];
-        const OptConfig c = opt_of_layers(b->model, b->l);
-        const double model = c.l * layer_bytes(&c) + 2. * c.vocab * c.h1, h1 = c.h1, l = c.l, s = b->s, n = b->n,
-                     bls = b->count, cache = 4 * h1 * bls * l * (s * n + n * (n - 1) / 2),
+        const OptConfig c = config_of(b);
+        const double h1 = c.h1, l = c.l, s = b->s, n = b->n, bls = b->count,
+                     cache = 4 * h1 * bls * l * (s * n + n * (n - 1) / 2),
                      activations = 2 * (2 * h1 * s * bls * l + 2 * h1 * bls * l * (n - 1)) - 2 * 2 * h1 * bls * (s - 1);
-        const Simulated found = counted(row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, disk ? TIER_DISK : TIER_CPU, b, PLAIN);
-        CU_ASSERT_EQUAL(found.moved[CTOG][WEIGHT], (row ? b->K : 1) * n * model);
-        CU_ASSERT_EQUAL(on_gpu_link(&found, CACHE), cache);
-        CU_ASSERT_EQUAL(on_gpu_link(&found, ACTIVATION), activations);
-        CU_ASSERT_EQUAL(on_disk_link(&found, CACHE), disk ? cache : 0);
-        CU_ASSERT_EQUAL(on_disk_link(&found, ACTIVATION), disk ? activations : 0);
+        const Rig found = counted(row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, disk ? TIER_DISK : TIER_CPU, b, PLAIN);
+        const Bytes(*moved)[NKINDS] = found.moved;
+        CU_ASSERT_EQUAL(moved[CTOG][WEIGHT], (row ? b->K : 1) * b->n * streamed_bytes(&c, 64));
+        CU_ASSERT_EQUAL(moved[CTOG][CACHE] + moved[GTOC][CACHE], cache);
+        CU_ASSERT_EQUAL(moved[CTOG][ACTIVATION] + moved[GTOC][ACTIVATION], activations);
+        CU_ASSERT_EQUAL(moved[DTOC][CACHE] + moved[CTOD][CACHE], disk ? cache : 0);
+        CU_ASSERT_EQUAL(moved[DTOC][ACTIVATION] + moved[CTOD][ACTIVATION], disk ? activations : 0);
     }
 }
 
@@ -56,12 +64,10 @@ static void a_zigzag_block_moves_what_a21_says(void) {
 static void packed_it_moves_four_and_a_half_bits_a_number(void) {
     const Load load = {"opt-1.3b", 24, 2, 2, 4, 64, 8};
     const OptConfig c = opt_named("opt-1.3b");
-    const double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), all = c.l * layer_bytes(&c),
-                 table = 2. * c.vocab * c.h1;
+    const double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), table = 2. * c.vocab * c.h1;
     for (Tier from = TIER_CPU; from <= TIER_DISK; from++) {
-        const Simulated plain = counted(SCHEDULE_ZIGZAG, from, &load, PLAIN),
-                        b = counted(SCHEDULE_ZIGZAG, from, &load, PACKED);
-        CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], load.n * (all - matrices * 11.5 / 16 + table));
+        const Rig plain = counted(SCHEDULE_ZIGZAG, from, &load, PLAIN), b = counted(SCHEDULE_ZIGZAG, from, &load, PACKED);
+        CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], load.n * (streamed_bytes(&c, 64) - matrices * 11.5 / 16));
         CU_ASSERT((b.moved[CTOG][WEIGHT] - load.n * table) / (plain.moved[CTOG][WEIGHT] - load.n * table) < .2825);
         for (int link = CTOG; link <= CTOD; link++) {
             CU_ASSERT_EQUAL(b.moved[link][CACHE], plain.moved[link][CACHE] * 4.5 / 16);
@@ -78,8 +84,7 @@ static void sparse_it_reads_a_tenth_of_v(void) {
     double row = 2. * c.h1 * c.l, k = 0, v = 0, past = 0;
     for (int t = S + 1; t < S + N; t++) k += t * row, past += (t - 1) * row, v += (ceil(.1 * (t - 1)) + 1) * row;
     for (Tier from = TIER_CPU; from <= TIER_DISK; from++) {
-        const Simulated b = counted(SCHEDULE_ZIGZAG, from, &load, SPARSE),
-                        dense = counted(SCHEDULE_ZIGZAG, from, &load, DENSE);
+        const Rig b = counted(SCHEDULE_ZIGZAG, from, &load, SPARSE), dense = counted(SCHEDULE_ZIGZAG, from, &load, DENSE);
         CU_ASSERT(dense.read[0] == 2 * k && dense.read[1] == 2 * k);
         CU_ASSERT(b.read[0] == 2 * k && b.read[1] == 2 * v && v < .102 * k);
         CU_ASSERT_EQUAL(dense.moved[DTOC][CACHE], from == TIER_DISK ? 2 * 2 * past : 0);
@@ -89,8 +94,8 @@ static void sparse_it_reads_a_tenth_of_v(void) {
 
 /* The diagonal moves the same cache and, batch for batch, the same activations: only weights differ. */
 static void the_diagonal_moves_the_same_cache(void) {
-    const Simulated z = counted(SCHEDULE_ZIGZAG, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 4, 64, 32, 24}, PLAIN),
-                    d = counted(SCHEDULE_DIAGONAL, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 7, 64, 32, 24}, PLAIN);
+    const Rig z = counted(SCHEDULE_ZIGZAG, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 4, 64, 32, 24}, PLAIN),
+              d = counted(SCHEDULE_DIAGONAL, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 7, 64, 32, 24}, PLAIN);
     for (int kind = CACHE; kind <= ACTIVATION; kind++) {
         CU_ASSERT_EQUAL(d.moved[CTOG][kind], z.moved[CTOG][kind]);
         CU_ASSERT_EQUAL(d.moved[GTOC][kind], z.moved[GTOC][kind]);
@@ -98,9 +103,9 @@ static void the_diagonal_moves_the_same_cache(void) {
     CU_ASSERT(d.moved[CTOG][WEIGHT] < z.moved[CTOG][WEIGHT]);
 }
 
-/* K batches of one sequence by the diagonal. */
-static Simulated diagonal(int K, int count, int s, int n) {
-    return counted(SCHEDULE_DIAGONAL, TIER_CPU, &(Load){"opt-125m", 1, 1, K, count, s, n}, PLAIN);
+/* K batches of one sequence. */
+static Rig single(Schedule schedule, int K, int count, int s, int n) {
+    return counted(schedule, TIER_CPU, &(Load){"opt-125m", 1, 1, K, count, s, n}, PLAIN);
 }
 
 /* Theorem 4.1: at equal memory zig-zag loads weights at most twice as often for each token as the optimal schedule, which
@@ -111,11 +116,10 @@ static void zigzag_is_within_twice_the_diagonal(void) {
     for (int i = 0; i < 16; i++)
         for (int Z = 1; Z <= 9; Z *= 3) {
             int s = lengths[i / 4], n = outputs[i % 4], K = Z;
-            while (diagonal(K + 1, 2 * K + 2, s, n).pages <= Z * (s + n - 1)) K++;
+            while (single(SCHEDULE_DIAGONAL, K + 1, 2 * K + 2, s, n).pages <= Z * (s + n - 1)) K++;
             const int P = K * Z * ((Z + 3) / Z); /* whole blocks of either, and four rounds of the diagonal or more */
-            const Simulated z = counted(SCHEDULE_ZIGZAG, TIER_CPU, &(Load){"opt-125m", 1, 1, Z, P, s, n}, PLAIN),
-                            d = diagonal(K, P, s, n);
-            const double ratio = z.moved[CTOG][WEIGHT] / d.moved[CTOG][WEIGHT], warm_up = (double)P / (P + K);
+            const Rig z = single(SCHEDULE_ZIGZAG, Z, P, s, n), d = single(SCHEDULE_DIAGONAL, K, P, s, n);
+            const double ratio = (double)z.moved[CTOG][WEIGHT] / d.moved[CTOG][WEIGHT], warm_up = (double)P / (P + K);
             CU_ASSERT_EQUAL(z.pages, Z * (s + n - 1));
             CU_ASSERT(d.pages <= z.pages);
             CU_ASSERT(ratio <= 2 && ratio <= (2. * s + 2 * n) / (2. * s + n) + 1e-9);

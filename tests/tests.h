@@ -95,6 +95,9 @@ typedef struct {
     Answer *answer; /* [prompts] */
     RunStats stats;
     Bytes planned[NTIERS], peak[NTIERS], moved[NCHANNELS][NKINDS];
+    Bytes read[2];  /* K and V that attention on the CPU has read */
+    int pages;      /* in the CPU tier's pool */
+    double seconds; /* by the device's clock */
     Error err;
 } Rig;
 
