@@ -1327,7 +1327,8 @@ __device__ float load_query(unsigned low[][2], unsigned high[][2], const half *q
 template <int PER_TOKEN>
 __device__ void score_fours(float *score, const half *q, const Head &k, const int *rows, int n,
                             float scale) {
-    const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4, in_quad = threadIdx.x % 4;
+    const int HALVES = PER_TOKEN * 8 / HALF, quad = threadIdx.x % WARP / 4,
+              in_quad = threadIdx.x % 4;
     unsigned low[HALVES][2] = {}, high[HALVES][2] = {};
     float sum = load_query<HALVES>(low, high, q, k.hd);
     for (int t0 = 0; t0 < n; t0 += TILE) {
@@ -1391,7 +1392,7 @@ __device__ float load_shares(half (*shares)[SHARES_LD], const float *weight, con
 template <int PER_TOKEN>
 __device__ void weigh_fours(float out[8], float *weight, const Head &v, const int *rows, int n) {
     const int GROUPS = (PER_TOKEN * 8 + GROUP - 1) / GROUP, in_warp = threadIdx.x % WARP,
-        quad = in_warp / 4, in_quad = in_warp % 4;
+              quad = in_warp / 4, in_quad = in_warp % 4;
     __shared__ __align__(16) half all_shares[HEADS][2 * GROUPS][SHARES_LD];
     half(*shares)[SHARES_LD] = all_shares[threadIdx.x / WARP];
     float min_part = load_shares<GROUPS>(shares, weight, v, rows, n);

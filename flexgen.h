@@ -240,9 +240,7 @@ enum { LARGE_PIECE_ROWS = 4096 };
 /* With at most this many rows a GPU uses packed weights directly; with more, it unpacks them. */
 enum { PACKED_ROWS = 64 };
 /* Returns the number of KV pages that `tokens` tokens need. */
-static inline int pages_for(int tokens, int page_tokens) {
-    return ceil_div(tokens, page_tokens);
-}
+static inline int pages_for(int tokens, int page_tokens) { return ceil_div(tokens, page_tokens); }
 /* Returns the number of flights, also of a policy whose flights are not chosen yet. */
 static inline int flight_count(const Policy *policy) { return imax(policy->flights, 1); }
 static inline bool is_sparse(const Policy *policy) {
