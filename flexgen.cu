@@ -2155,12 +2155,13 @@ static int run_products(CudaGpu *g, Error *err) {
     w.at = g->scratch;
     for (int rows = 1; rows <= SIDE; rows *= SIDE) {
         Op op = {};
+        op.code = OP_LINEAR;
         op.lane = PROJECT;
         op.linear.w = w;
         op.linear.b = tensor_rows(w, 0, 1);
         op.linear.x = op.linear.y = tensor_rows(w, 0, rows);
         op.linear.y.at = g->workspace[1];
-        if (gpu_linear(g, &op, g->stream[PROJECT], err))
+        if (gpu_run(g, &op, err))
             return -1;
     }
     return checked(cudaStreamSynchronize(g->stream[PROJECT]), "a first product", err);

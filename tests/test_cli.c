@@ -1086,7 +1086,7 @@ static void trouble_with_the_gpu_is_one_line_that_says_what_to_do(void) {
         {"CUDA_CPU_NO_DEVICE=2", "--device cuda", 2, "finds none ... nvidia-smi"},
         {"CUDA_CPU_ARCH=61", "--device cuda", 2, "sm_61 ... too old"},
         {"CUDA_CPU_MEM_MB=64", "--device cuda", 1, "MiB free ... end other programs"},
-        {"CUDA_CPU_MEM_MB=226", "--device cuda", 2, "GPU tier ... --gpu-mem"},
+        {"CUDA_CPU_MEM_MB=100", "--device cuda", 2, "GPU tier ... --gpu-mem"},
         {"CUDA_CPU_LAUNCH_FAILS=1", "--device cuda", 1, "the GPU ... compute-sanitizer"},
         {"CUDA_CPU_LAUNCH_FAILS=30", "--device cuda", 1, "the GPU ... compute-sanitizer"},
         {"CUDA_CPU_ARCH=61", "", 0, "running on the host device ... too old"},
