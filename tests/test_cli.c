@@ -870,6 +870,12 @@ static void the_papers_cost_model_places_opt_30b(void) {
     CU_ASSERT(shows(flexgen_done(ON_PAPER).out, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p"));
 }
 
+static void one_machine_and_pipelines_stand_below_the_question(void) {
+    CU_ASSERT(shows(flexgen_done("policy --model opt-6.7b" ON_T4 " --nodes 2").out,
+                    "opt-6.7b, s 512, n 32, on: T4 16 GB ... flights x block ... 1 machine ... 2 machines, pipeline ... "
+                    "2 machines, without offloading"));
+}
+
 #define ON_LAPTOP "policy --model opt-1.3b" LAPTOP " --prompt-len 128 --gen-len 16 --gpu-mem 1G"
 
 /* A policy and what it promises, under the paper's names; its numbers agree with each other. */
@@ -1305,6 +1311,7 @@ CU_TestInfo tests[] = {
     {"T_pre and T_gen make up T", t_pre_and_t_gen_make_up_t},
     {"the figures of a run agree with each other", the_figures_of_a_run_agree_with_each_other},
     {"the paper's cost model places OPT-30B", the_papers_cost_model_places_opt_30b},
+    {"one machine and pipelines stand below the question", one_machine_and_pipelines_stand_below_the_question},
     {"policy lists the ten best or the frontier under the paper's names",
      policy_lists_the_ten_best_or_the_frontier_under_the_papers_names},
     {"the search keeps to what is given", the_search_keeps_to_what_is_given},
