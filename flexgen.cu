@@ -206,7 +206,7 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     return fail(err, EXIT_FAILED, "the GPU, %s: %s; %s", what, cudaGetErrorString(e), remedy);
 }
 
-static bool eights(int a) { return a % 8 == 0; }
+static __host__ __device__ bool eights(int a) { return a % 8 == 0; }
 
 /* Returns how many blocks (or threads) of `size` things each n things need. */
 static int blocks_for(long n, int size) { return (int)((n + size - 1) / size); }
@@ -1199,10 +1199,10 @@ struct Head {
 };
 
 template <Pages PAGES>
-__device__ Head find_head(const Op &op, const Tensor &kv, int h, int c, bool wide) {
+__device__ Head find_head(const Op &op, const Tensor &kv, int h, int c) {
     size_t head = PAGES == HALFS ? op.hd * sizeof(half) : quant_bytes(op.hd);
     size_t before = PAGES == HALFS ? c * sizeof(half) : 0;
-    return {(uint8_t *)kv.at + h * head + before, op.nh * head, op.hd, op.hd - c, wide};
+    return {(uint8_t *)kv.at + h * head + before, op.nh * head, op.hd, op.hd - c, eights(op.hd)};
 }
 
 /* Calls use(t, x) for a thread's share of a warp's n tokens, with its eight elements x of token t.
@@ -1454,12 +1454,12 @@ static __device__ unsigned joined[JOINED];
 /* Attends with a head of sequence blockIdx.x, by one warp, to n tokens. Writes o or a partial
  * result; or, if SCORES, only the scores (nseq, nh, gridDim.z * SPLIT), for sparse attention. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-__device__ void attend_head(const Op &op, int h, const int *rows, int n, bool wide, float *score,
+__device__ void attend_head(const Op &op, int h, const int *rows, int n, float *score,
                             float *scratch) {
     int r = blockIdx.x, hd = op.hd, in_warp = threadIdx.x % WARP, c = in_warp % PER_TOKEN * 8;
     const half *q = (half *)op.attend.q.at + r * op.attend.q.ld + h * hd;
-    Head k = find_head<PAGES>(op, op.attend.k, h, c, wide);
-    Head v = find_head<PAGES>(op, op.attend.v, h, c, wide);
+    Head k = find_head<PAGES>(op, op.attend.k, h, c);
+    Head v = find_head<PAGES>(op, op.attend.v, h, c);
     if (SCORES)
         score = scratch + (((size_t)r * op.nh + h) * gridDim.z + blockIdx.z) * SPLIT;
     float out[8] = {}, scale = rsqrtf((float)hd), largest;
@@ -1484,7 +1484,7 @@ __device__ void attend_head(const Op &op, int h, const int *rows, int n, bool wi
     if (length_of(op, r) <= SPLIT) {
         for (float &x : out)
             x /= sum;
-        store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
+        store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, v.wide);
         return;
     }
     float *to = scratch + (((size_t)r * gridDim.z + blockIdx.z) * op.nh + h) * partial_floats(hd);
@@ -1516,7 +1516,7 @@ __device__ void join_partial(const Op &op, const float *partial, int n) {
 
 /* Does dense attention; or, if SCORES, writes the scores. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
-__global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, bool wide, float *scratch) {
+__global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, float *scratch) {
     __shared__ int rows[SPLIT];
     __shared__ float scores[SCORES ? 1 : HEADS][SPLIT];
     int r = blockIdx.x, t0 = blockIdx.z * SPLIT, n = min(length_of(op, r) - t0, SPLIT),
@@ -1526,15 +1526,14 @@ __global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, bool wide
         return;
     load_rows(rows, op, r, t0, n);
     if (h < op.nh)
-        attend_head<PER_TOKEN, PAGES, SCORES>(op, h, rows, n, wide, scores[SCORES ? 0 : warp],
-                                              scratch);
+        attend_head<PER_TOKEN, PAGES, SCORES>(op, h, rows, n, scores[SCORES ? 0 : warp], scratch);
     if (!SCORES && blocks > 1 && comes_last(&joined[r * gridDim.y + blockIdx.y], blocks))
         join_partial(op, scratch, blocks);
 }
 
 /* The tables of these have a kernel for 4, 8 and 16 threads that share a token, which are for heads
  * of up to 32, 64 and 128 elements, and each of these for both kinds of pages. */
-typedef void (*DecodeKernel)(Op, bool, float *);
+typedef void (*DecodeKernel)(Op, float *);
 enum { MOST_PER_TOKEN = 16, DECODE_KERNELS = 6 };
 
 static DecodeKernel decode_kernel(const DecodeKernel *kernels, const Op *op) {
@@ -1581,8 +1580,7 @@ static void post_decode(CudaGpu *g, const Op *op, const DecodeKernel *kernels, s
     g->attends = op->lane;
     for (int r = 0; r < op->attend.len.cols; r += at_once) {
         Op some = some_sequences(*op, r, at_once);
-        kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, eights(op->hd),
-                                                                        scratch);
+        kernel<<<decode_grid(&some, splits), HEADS * WARP, 0, stream>>>(some, scratch);
         then(some, scratch);
     }
 }
@@ -1717,7 +1715,7 @@ static void gpu_select(CudaGpu *g, const Op *op, cudaStream_t stream) {
 }
 
 template <int PER_TOKEN, Pages PAGES>
-__global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide, float *) {
+__global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, float *) {
     __shared__ int rows[HEADS][SPLIT];
     __shared__ float part[HEADS][SPLIT];
     int r = blockIdx.x, warp = threadIdx.x / WARP, in_warp = threadIdx.x % WARP,
@@ -1726,7 +1724,7 @@ __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide,
         return;
     int hd = op.hd, c = in_warp % PER_TOKEN * 8;
     int count = sparse_tokens(op.sparsity, length_of(op, r));
-    Head v = find_head<PAGES>(op, op.attend.v, h, c, wide);
+    Head v = find_head<PAGES>(op, op.attend.v, h, c);
     float out[8] = {};
     size_t at = chosen_of(op, r, h);
     const int *pages = pages_of(op, r), *tokens = (int *)op.attend.tokens.at + at;
@@ -1750,7 +1748,7 @@ __global__ void __launch_bounds__(HEADS *WARP, 6) weigh_kernel(Op op, bool wide,
             x = warp_reduce<Add>(x, PER_TOKEN);
     if (in_warp >= PER_TOKEN || c >= hd)
         return;
-    store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, wide);
+    store8(result_of(op, r) + h * hd + c, to_halfs(out), hd - c, v.wide);
 }
 
 static const DecodeKernel weigh_kernels[DECODE_KERNELS] = {
@@ -1759,7 +1757,7 @@ static const DecodeKernel weigh_kernels[DECODE_KERNELS] = {
 
 static void gpu_weigh(CudaGpu *, const Op *op, cudaStream_t stream) {
     DecodeKernel kernel = decode_kernel(weigh_kernels, op);
-    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, stream>>>(*op, eights(op->hd), NULL);
+    kernel<<<decode_grid(op, 1), HEADS * WARP, 0, stream>>>(*op, NULL);
 }
 
 // -------------------------------------------------------------------------------------------------

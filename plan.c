@@ -574,8 +574,8 @@ static const char percent_w[] =
     "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
 static const char percent_h[] =
     "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
-/* What can be done about a region that takes too much; %s stands for the advice of smaller_block,
- * which is all there is for the other regions. */
+/* Says what can be done about a region that takes too much; %s stands for the advice of
+ * smaller_block, which is all there is for the other regions. */
 static const char *const remedies[NREGIONS] = {
     [RESTING_WEIGHTS] = percent_w,
     [WEIGHT_SLOT] = percent_w,

@@ -367,7 +367,7 @@ static int find_rows(const uint8_t **rows, const Heads *c, Tensor pages, int t0)
     return n;
 }
 
-/* What is done for the rows of a block. */
+/* The functions for the rows of a block. */
 typedef struct {
     const Heads *c;
     const uint8_t *const *rows; /* n, and NR more */
@@ -531,7 +531,7 @@ INLINE void weigh_heads(const Block *b, const int hd, const bool packed) {
         }
 }
 
-/* What is done for a head size, of packed heads or F16. */
+/* The functions for a head size, of packed heads or F16. */
 typedef void HeadLoop(const Block *b, int hd, bool packed);
 
 /* Calls run(b, hd, packed) with the usual head sizes as constants, so that its loops are unrolled.

@@ -34,8 +34,8 @@
 // Sizes and shapes
 // -------------------------------------------------------------------------------------------------
 
-/* What differs between the published sizes. Only opt-350m projects its embeddings, and it alone
- * normalizes after the sublayers. */
+/* The sizes of a published model, as far as they differ. Only opt-350m projects its embeddings, and
+ * it alone normalizes after the sublayers. */
 // clang-format off
 static const struct {
     const char *name;

@@ -125,7 +125,7 @@ if [ -n "$cuobjdump" ]; then
     printf 'Of the loops of `attend_kernel<16, 1, 0>` (heads of 128), which take 16 tokens at a time. V: with the weights'"'"' loop.\n\n'
     printf '| | K | V |\n|---|---|---|\n'
     for arch; do
-        loops "$arch" _Z13attend_kernelILi16EL5Pages1ELb0EEv2OpbPf | awk -v arch="$arch" '
+        loops "$arch" _Z13attend_kernelILi16EL5Pages1ELb0EEv2OpPf | awk -v arch="$arch" '
             $3 && !$2 { shares = $1 / $3 } # 2 stores of the 32 threads are 16 tokens of two groups
             $2 { loop[++n] = $1 / 2 }
             END { printf "| sm_%s | %.0f | %.0f |\n", arch, loop[1], loop[2] + shares }'
