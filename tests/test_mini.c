@@ -5,7 +5,7 @@
  * gives its tokens (test_schedule.c), and mini (MINI_BIN) under many policies. Sums come in another order there, so a token
  * may differ where the engine's own choice was close: its lead over the next one is then shown, and bounded. A.3 is held
  * against the engine's linear program (test_policy.c, test_lp.c). What mini alone says is held by formulas here: the bytes
- * of each link, the memory of each tier. MINI_PORTABLE is mini without this machine's instructions, MINI_ASAN and MINI_TSAN
+ * of each link, the memory of each tier. MINI_PORTABLE is mini with sums in another order, MINI_ASAN and MINI_TSAN
  * are mini with sanitizers. What runs long takes a sample of its cases; with MINI_ALL set (make mini-all) all. The figures
  * that docs/TOUR.md derives are test_tour.c's. */
 #include <cjson/cJSON.h>
@@ -304,7 +304,7 @@ static const char *question(int m, Variant v, const char *flags) {
                    imin(subjects[m].n, most_tokens), variant[v].flags, flags);
 }
 
-/* Whether mini gives the engine's tokens up to `at` when it is compiled without this machine's instructions, whose sums are
+/* Whether mini gives the engine's tokens up to `at` when it is compiled so that its sums have another order, and are
  * rounded otherwise. So a tie is known that no lead shows: between two past tokens that sparse attention may choose. */
 static bool rounding_decides(int m, Variant v, int i, int at, const char *flags) {
     const Answers *b = engine_answers(m, v), a = answers_of(PORTABLE, question(m, v, flags));
