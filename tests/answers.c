@@ -188,11 +188,9 @@ static void take_step(void) {
             if (!strcmp(e->steps[step - 1], name)) return take_step_of(e, name);
 }
 
-CU_TestInfo tests[100];
 __attribute__((constructor)) static void list_steps(void) {
-    CU_TestInfo *test = tests;
     for (const Exercise *e = exercises; e->steps[0]; e++)
-        for (int i = 0; i < MOST_STEPS && e->steps[i]; i++) *test++ = (CU_TestInfo){e->steps[i], take_step};
+        for (int i = 0; i < MOST_STEPS && e->steps[i]; i++) test_add(e->steps[i], take_step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

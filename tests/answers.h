@@ -23,7 +23,7 @@ typedef struct {
     void (*check)(const void *c, const void *answer); /* says what is wrong with a case that has been answered */
     void (*also)(void);                               /* what else is asked in its steps; may be NULL */
 } Exercise;
-extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests[] of their steps */
+extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
 
 /* In a child: work(answer, about), answer being `bytes` that are 0 at first. Returns them, until the next call. NULL: it
  * did not return, which has been said, and the test has failed. */

@@ -14,6 +14,18 @@ Gpu *test_gpu;
 int test_every = 1;
 static const char *only; /* the test to run; NULL: all */
 
+enum { MOST_TESTS = 150 };
+static CU_TestInfo tests[MOST_TESTS + 1]; /* NULL is behind the last */
+static int ntests;
+
+void test_add(const char *name, void (*run)(void)) {
+    char *sentence = strdup(name);
+    CHECK(sentence && ntests < MOST_TESTS);
+    for (char *at = sentence; *at; at++)
+        if (*at == '_') *at = ' ';
+    tests[ntests++] = (CU_TestInfo){sentence, run};
+}
+
 static void parse_flags(int argc, char **argv) {
     for (int a = 1; a < argc; a++)
         if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {

@@ -381,7 +381,7 @@ static void expect_same(Op op, Tensor whole) {
 
 static const int some_rows[] = {1, 31, 33, 65};
 
-static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
+TEST(embed_copies_rows_exactly_and_adds_with_one_rounding) {
     static const int all_cols[] = {1, 16, 31, 60, 64, 100, 768};
     static const Type host_types[] = {F16, F32, BF16};
     enum { TABLE = 9 };
@@ -397,7 +397,7 @@ static void embed_copies_rows_exactly_and_adds_with_one_rounding(void) {
     }
 }
 
-static void layernorm_matches_its_formula_in_place_and_row_by_row(void) {
+TEST(layernorm_matches_its_formula_in_place_and_row_by_row) {
     /* The host adds up floats as they are, which loses digits of a mean of 1000, and in rows as long as OPT-175B's. Where
      * ThreadSanitizer watches, it meets none of these: their blocks have 1024 threads. */
     enum { ON_GPU = ACT == F16 };
@@ -459,7 +459,7 @@ static void expect_linear(const Epilogue *e, bool packs, int m, int n, int k, La
     forget();
 }
 
-static void linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit(void) {
+TEST(linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit) {
     static const int shapes[][2] = {{60, 100}, {131, 28}, {28, 131}, {64, 256}, {256, 60}};
     for (int s = 0; s < COUNT(shapes); s++)
         for (int i = 0; i < COUNT(some_rows) * COUNT(epilogues); i += every_eleventh())
@@ -471,7 +471,7 @@ static void linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit(voi
  * share them. */
 static const int packed_shapes[][2] = {{64, 64}, {128, 192}, {192, 128}, {320, 64}, {320, 576}, {64, 1024}};
 
-static void a_few_rows_times_packed_weights_match_their_formula(void) {
+TEST(a_few_rows_times_packed_weights_match_their_formula) {
     static const int rows[] = {1, 8, 9, 16, 17, 33, 64};
     for (int i = 0; i < COUNT(packed_shapes) * COUNT(epilogues) * COUNT(rows); i += every_third()) {
         const Epilogue *e = &epilogues[i / COUNT(rows) % COUNT(epilogues)];
@@ -492,7 +492,7 @@ static Tensor random_groups(int n, int k, bool usual) {
     return t;
 }
 
-static void an_unpacked_matrix_is_what_its_codes_stand_for(void) {
+TEST(an_unpacked_matrix_is_what_its_codes_stand_for) {
     static const int shapes[][2] = {{64, 64}, {64, 128}, {192, 64}, {128, 320}, {64, 2048}};
     for (int i = 0; i < 2 * COUNT(shapes); i++) {
         const int n = shapes[i / 2][0], k = shapes[i / 2][1];
@@ -547,7 +547,7 @@ static Op prefill_of(const Sequences *s, int first, int n, int tokens) {
                              tensor_rows(s->kv, row, start[n]), indices(start, n + 1), s->nh);
 }
 
-static void prefill_matches_its_formula_and_company_changes_no_bit(void) {
+TEST(prefill_matches_its_formula_and_company_changes_no_bit) {
     for (int i = 0; i < COUNT(heads) + (COUNT(prompts) - 1) * USUAL_HEADS; i++) {
         const int list = i < COUNT(heads) ? 0 : 1 + (i - COUNT(heads)) / USUAL_HEADS;
         const Sequences s = sequences_new(prompts[list], heads[list ? (i - COUNT(heads)) % USUAL_HEADS : i], 3, 2);
@@ -563,7 +563,7 @@ static void prefill_matches_its_formula_and_company_changes_no_bit(void) {
 }
 
 /* Queries are about 1 and keys about first + t * step, so that token t's score is about sqrt(hd) times that. */
-static void the_largest_score_may_come_late_or_early_or_be_far_below_zero(void) {
+TEST(the_largest_score_may_come_late_or_early_or_be_far_below_zero) {
     static const double first[] = {0, 16, -40}, step[] = {1. / 8, -1. / 8, 0};
     static const int length[] = {130, 0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
     for (int i = 0; i < COUNT(first) * COUNT(some_heads); i += imin(4, every_eleventh())) {
@@ -660,16 +660,16 @@ static void expect_decode(const int head[2], bool packed) {
     forget();
 }
 
-static void decode_matches_its_formula_and_pages_and_company_change_no_bit(void) {
+TEST(decode_matches_its_formula_and_pages_and_company_change_no_bit) {
     for (int i = 0; i < COUNT(heads); i++) expect_decode(heads[i], false);
 }
 
 /* No packed number is rounded to a half: it counts as min + scale * code. */
-static void attention_to_packed_pages_is_that_to_what_they_hold(void) {
+TEST(attention_to_packed_pages_is_that_to_what_they_hold) {
     for (int i = 0; i < PACKABLE; i++) expect_decode(cache_heads[i], true);
 }
 
-static void large_scores_neither_overflow_nor_blur(void) {
+TEST(large_scores_neither_overflow_nor_blur) {
     static const double scales[] = {30, 60000}; /* scores of some hundreds; of 1e9, as large as halves can make them */
     for (int i = 0; i < 2; i++) {
         const Sequences s = sequences_new(prompts[0], heads[3 * i], scales[i], scales[i]);
@@ -725,7 +725,7 @@ static void expect_append(const int head[2], int page_tokens, How how, Quant stu
     forget();
 }
 
-static void append_fills_its_slots_with_the_plain_bytes_and_nothing_else(void) {
+TEST(append_fills_its_slots_with_the_plain_bytes_and_nothing_else) {
     static const int page_sizes[] = {1, 3, 16};
     for (int i = 0; i < COUNT(heads) * 3; i += every_third())
         expect_append(heads[i / 3], page_sizes[i % 3], AS_HALVES, (Quant){0, 0});
@@ -820,7 +820,7 @@ static void make_whole(Tensor t) {
 
 static const double sparsities[] = {0.1, 1e-4, 0.5, 1}; /* the second: one token of the past; the last: all */
 
-static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
+TEST(the_largest_scores_are_chosen_and_of_equals_the_earlier) {
     static const int page_sizes[] = {16, 1, 200};
     for (int i = 0; i < COUNT(cache_heads) * COUNT(sparsities); i += every_eleventh()) {
         const double sparsity = sparsities[i % COUNT(sparsities)];
@@ -839,7 +839,7 @@ static void the_largest_scores_are_chosen_and_of_equals_the_earlier(void) {
     }
 }
 
-static void weighing_takes_the_values_of_the_chosen_tokens_alone(void) {
+TEST(weighing_takes_the_values_of_the_chosen_tokens_alone) {
     static const int page_sizes[] = {3, 16, 200};
     for (int i = 0; i < COUNT(cache_heads) * COUNT(sparsities); i += every_eleventh()) {
         const int head = i / COUNT(sparsities);
@@ -876,13 +876,13 @@ static void expect_choice_stays(const int head[2], bool packs, int page_tokens, 
     forget();
 }
 
-static void page_size_and_company_change_no_choice(void) {
+TEST(page_size_and_company_change_no_choice) {
     static const int head[] = {80, 7};
     for (int packs = 0; packs < 2; packs++) expect_choice_stays(head, packs, 3, 1);
 }
 
 /* A head of one number: the scores are what is in k. Any number of them is chosen. */
-static void signs_zeros_infinities_and_nan_have_their_place_among_the_scores(void) {
+TEST(signs_zeros_infinities_and_nan_have_their_place_among_the_scores) {
     enum { MOST = 13 };
     static const float scores[][MOST] = {
         {-1, 2, -3, 0, 4, -0.0f, 0, -5, 6, -0.0f, 1e-7f, -1e-7f, 0},
@@ -950,7 +950,8 @@ static Tensor logits_that_are_no_numbers(void) {
 
 static const int logit_sizes[][2] = {{3, 1}, {33, 131}, {5, 1025}, {2, 50272}};
 
-static void greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan(void) {
+/* The greedy choice: the largest, and the lowest id among equals, and never NaN. */
+static void check_greedy(void) {
     for (int i = 0; i < COUNT(logit_sizes); i++) {
         const int rows = logit_sizes[i][0], vocab = logit_sizes[i][1];
         const Tensor logits = stepped_logits(rows, vocab, .5); /* many are equally large */
@@ -993,7 +994,7 @@ static void expect_scores(Tensor logits) {
     forget();
 }
 
-static void scores_are_log_probabilities_of_the_targets(void) {
+static void check_scores(void) {
     for (int i = 0; i < COUNT(logit_sizes); i++) {
         const Tensor logits = stepped_logits(logit_sizes[i][0], logit_sizes[i][1], 8);
         for (int c = 0; c < logits.cols; c++)
@@ -1009,36 +1010,4 @@ static void scores_are_log_probabilities_of_the_targets(void) {
     }
 }
 
-/* The cases, for a suite's list. Blocks of the last ones have 1024 threads on a GPU: ThreadSanitizer remembers them all,
- * and every later barrier costs as much. */
-#define OP_CASES                                                                                                           \
-    {"embed copies rows exactly and adds with one rounding", embed_copies_rows_exactly_and_adds_with_one_rounding},        \
-        {"layernorm matches its formula, in place and row by row", layernorm_matches_its_formula_in_place_and_row_by_row}, \
-        {"linear matches its formula, and the place of a row changes no bit",                                              \
-         linear_matches_its_formula_and_the_place_of_a_row_changes_no_bit},                                                \
-        {"a few rows times packed weights match their formula", a_few_rows_times_packed_weights_match_their_formula},      \
-        {"an unpacked matrix is what its codes stand for", an_unpacked_matrix_is_what_its_codes_stand_for},                \
-        {"prefill matches its formula, and company changes no bit",                                                        \
-         prefill_matches_its_formula_and_company_changes_no_bit},                                                          \
-        {"the largest score may come late or early, or be far below zero",                                                 \
-         the_largest_score_may_come_late_or_early_or_be_far_below_zero},                                                   \
-        {"decode matches its formula; pages and company change no bit",                                                    \
-         decode_matches_its_formula_and_pages_and_company_change_no_bit},                                                  \
-        {"attention to packed pages is that to what they hold", attention_to_packed_pages_is_that_to_what_they_hold},      \
-        {"large scores neither overflow nor blur", large_scores_neither_overflow_nor_blur},                                \
-        {"append fills its slots with the plain bytes, and nothing else",                                                  \
-         append_fills_its_slots_with_the_plain_bytes_and_nothing_else},                                                    \
-        {"the largest scores are chosen, and of equals the earlier",                                                       \
-         the_largest_scores_are_chosen_and_of_equals_the_earlier},                                                         \
-        {"weighing takes the values of the chosen tokens alone", weighing_takes_the_values_of_the_chosen_tokens_alone},    \
-        {"page size and company change no choice", page_size_and_company_change_no_choice}, {                              \
-        "signs, zeros, infinities and NaN have their place among the scores",                                              \
-            signs_zeros_infinities_and_nan_have_their_place_among_the_scores                                               \
-    }
-#define LOGIT_CASES                                                                                \
-    {"greedy takes the largest, and the lowest id among equals, and never NaN",                    \
-     greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan},                       \
-    {                                                                                              \
-        "scores are log-probabilities of the targets", scores_are_log_probabilities_of_the_targets \
-    }
 #endif

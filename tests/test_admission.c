@@ -78,7 +78,7 @@ static Walk walked_evenly(Schedule schedule, int gbs, int K, int count, int s, i
     return w;
 }
 
-static void row_keeps_one_batch_and_zigzag_one_block_in_flight(void) {
+TEST(row_keeps_one_batch_and_zigzag_one_block_in_flight) {
     const Walk row = walked_evenly(SCHEDULE_ROW, 2, 3, 14, 5, 4), zigzag = walked_evenly(SCHEDULE_ZIGZAG, 2, 3, 14, 5, 4);
     CU_ASSERT(row.sweeps == 7 * 4 && row.most_in_flight == 1);
     CU_ASSERT(zigzag.sweeps == 3 * 4 && zigzag.most_in_flight == 3);
@@ -88,7 +88,7 @@ static void row_keeps_one_batch_and_zigzag_one_block_in_flight(void) {
 /* Batch b, the (b % K)-th of its round, enters in the first sweep at or after its time. In Figure 6, with 4 batches and 4
  * tokens, batch b enters in sweep b, and from sweep 3 on each sweep computes 4 squares of each layer, whose tokens are 4
  * different ones. */
-static void a_batch_enters_every_n_over_K_sweeps(void) {
+TEST(a_batch_enters_every_n_over_K_sweeps) {
     for (int K = 1; K <= 12; K++)
         for (int n = 1; n <= 40; n += 3) {
             const Walk w = walked_evenly(SCHEDULE_DIAGONAL, 2, K, 3 * K * 2, 7, n);
@@ -103,7 +103,7 @@ static void a_batch_enters_every_n_over_K_sweeps(void) {
 
 /* A.2.1: the diagonal's peak is 4 h1 bls l (2s + n)(n - 1) / 2n where zig-zag's is 4 h1 bls l (s + n): as batches get
  * finer, bls may grow by (2s + 2n) / (2s + n). In tokens, with K batches in the memory of Z zig-zag batches. */
-static void finer_batches_bring_the_block_to_the_papers_ratio(void) {
+TEST(finer_batches_bring_the_block_to_the_papers_ratio) {
     enum { S = 32, N = 256 };
     double limit = (2. * S + 2 * N) / (2. * S + N), before = 0;
     for (int Z = 2; Z <= 64; Z *= 2) {
@@ -125,7 +125,7 @@ static void finer_batches_bring_the_block_to_the_papers_ratio(void) {
 
 /* Prompts of all lengths, some that stop early, limits as the plan sets them: no page too many, nobody left out, and who
  * waits is next in line. */
-static void no_early_stop_and_no_length_breaks_the_limits(void) {
+TEST(no_early_stop_and_no_length_breaks_the_limits) {
     uint64_t state = 5;
     for (int round = 0; round < 300; round++) {
         int stop[MOST_PROMPTS], longest = 0, limit[NTIERS];
@@ -149,7 +149,7 @@ static void no_early_stop_and_no_length_breaks_the_limits(void) {
 }
 
 /* A vacant seat is taken in the next sweep. */
-static void whoever_stops_early_is_replaced_at_once(void) {
+TEST(whoever_stops_early_is_replaced_at_once) {
     int stop[40];
     Task t = equal_task(40, 4, 10);
     const Policy policy = policy_of(SCHEDULE_DIAGONAL, 4, 2, 1);
@@ -167,7 +167,7 @@ static void whoever_stops_early_is_replaced_at_once(void) {
 /* Pages of 4 tokens, and 4 pages. Prompt 0 has 3 of them in its sweeps 8 to 11, and prompt 1, which is to end in sweep 7,
  * stops in sweep 4. Prompt 2 has its second page only in its fifth and last sweep: in sweep 5 it may not take the vacant
  * seat, though its pages would be there in all sweeps but that one. */
-static void who_enters_has_its_pages_up_to_its_last_sweep(void) {
+TEST(who_enters_has_its_pages_up_to_its_last_sweep) {
     Prompt prompts[] = {{.s = 1, .n = 12}, {.s = 1, .n = 4}, {.s = 1, .n = 5}};
     const Task t = {.prompts = prompts, .count = 3};
     const int limit[NTIERS] = {4}, stop[] = {12, 1, 5};
@@ -178,7 +178,7 @@ static void who_enters_has_its_pages_up_to_its_last_sweep(void) {
 }
 
 /* The diagonal's batches enter by the mean length of the prompts, rounded up. */
-static void the_mean_length_is_rounded_up(void) {
+TEST(the_mean_length_is_rounded_up) {
     const Policy policy = all_gpu(2, 2);
     Task task = equal_task(4, 3, 5);
     for (int longer = 0; longer <= 4; longer++) {
@@ -194,7 +194,7 @@ static void the_mean_length_is_rounded_up(void) {
 
 /* Whole sequences, as near to the shares as they can be: none is off by one or more. One that several tiers have the same
  * claim to goes to the highest of them. */
-static void a_sequence_goes_to_the_tier_with_the_largest_claim(void) {
+TEST(a_sequence_goes_to_the_tier_with_the_largest_claim) {
     static const struct {
         double share[NTIERS];
         int total, count[NTIERS];
@@ -207,15 +207,3 @@ static void a_sequence_goes_to_the_tier_with_the_largest_claim(void) {
         for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(count[t], cases[i].count[t]);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"row keeps one batch and zig-zag one block in flight", row_keeps_one_batch_and_zigzag_one_block_in_flight},
-    {"a batch enters every n/K sweeps", a_batch_enters_every_n_over_K_sweeps},
-    {"finer batches bring the block to the paper's ratio", finer_batches_bring_the_block_to_the_papers_ratio},
-    {"no early stop and no length breaks the limits", no_early_stop_and_no_length_breaks_the_limits},
-    {"whoever stops early is replaced at once", whoever_stops_early_is_replaced_at_once},
-    {"who enters has its pages up to its last sweep", who_enters_has_its_pages_up_to_its_last_sweep},
-    {"the mean length is rounded up", the_mean_length_is_rounded_up},
-    {"a sequence goes to the tier with the largest claim", a_sequence_goes_to_the_tier_with_the_largest_claim},
-    CU_TEST_INFO_NULL,
-};

@@ -68,7 +68,7 @@ static Checkpoint *holds(const char *dir, bool head) {
 // What is opened
 // ---------------------------------------------------------------------------------------------------------------
 
-static void all_float_types_names_and_alignments_are_read(void) {
+TEST(all_float_types_names_and_alignments_are_read) {
     for (int i = 0; i < 24; i++) {
         Model m = small_of((Type)(i % 3), false, F16);
         m.prefix = i / 3 % 2 ? "" : "model.";
@@ -80,7 +80,7 @@ static void all_float_types_names_and_alignments_are_read(void) {
     }
 }
 
-static void shards_of_different_types_make_one_model(void) {
+TEST(shards_of_different_types_make_one_model) {
     Model m = small;
     m.shards = 3;
     const char *dir = model_dir(m);
@@ -93,7 +93,7 @@ static void shards_of_different_types_make_one_model(void) {
 
 /* As numbers of F16, whatever the types: the last one may be a little more, by a bit of F16 or by too little for it. A head
  * that config.json does not tie is separate anyhow. */
-static void a_head_is_separate_when_it_differs(void) {
+TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
     static const float more[] = {0, .0625f, 1e-6f};
     for (int i = 0; i < 27; i++) {
         const bool differs = i / 9 == 1;
@@ -111,7 +111,7 @@ static void a_head_is_separate_when_it_differs(void) {
 }
 
 /* Of tensors so large that they are read in pieces. */
-static void a_tied_head_is_compared_to_its_last_number(void) {
+TEST(a_tied_head_is_compared_to_its_last_number) {
     Model m = small_of(F16, true, F16);
     m.config.vocab = 300000;
     for (int differs = 0; differs < 2; differs++) {
@@ -124,7 +124,7 @@ static void a_tied_head_is_compared_to_its_last_number(void) {
 }
 
 /* Of tensors that are one, writers of safetensors leave out either. */
-static void a_tied_head_stands_for_a_token_table_that_is_left_out(void) {
+TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
     const char *dir = model_dir(small_of(F16, true, F16));
     spoil(dir, TENSORS, "embed_tokens", "embed_tokenz");
     Checkpoint *c = holds(dir, false);
@@ -132,7 +132,7 @@ static void a_tied_head_stands_for_a_token_table_that_is_left_out(void) {
     checkpoint_close(c);
 }
 
-static void a_separate_head_makes_the_logits(void) {
+TEST(a_separate_head_makes_the_logits) {
     const int32_t ids[2] = {2, 4};
     float logits[2][2 * VOCAB];
     for (int separate = 0; separate < 2; separate++) {
@@ -146,7 +146,7 @@ static void a_separate_head_makes_the_logits(void) {
 }
 
 /* One of the tensors is empty, so that it overlaps nothing. */
-static void unknown_tensors_and_keys_do_no_harm(void) {
+TEST(unknown_tensors_and_keys_do_no_harm) {
     const char *dir = model_dir(small_of(F16, true, F16));
     spoil(dir, CONFIG, "{", "{\"_name_or_path\": [1, {}], \"dropout\": 0.1,");
     spoil(dir, TENSORS, "lm_head.weight\":{\"dtype\":\"F16", "decoder.version\":{\"dtype\":\"F4");
@@ -167,7 +167,7 @@ static void config_is(const char *dir, const char *expected) {
     CU_ASSERT_STRING_EQUAL(fields, expected);
 }
 
-static void a_configuration_is_read_alone(void) {
+TEST(a_configuration_is_read_alone) {
     static const Fault good[] = {{", \"word_embed_proj_dim\": 32, \"eos_token_id\": 7, \"do_layer_norm_before\": true, "
                                   "\"activation_function\": \"relu\", \"enable_bias\": true, \"tie_word_embeddings\": true",
                                   "", "3 64 192 4 300 128 64, 1 1, 2, 1"},
@@ -190,7 +190,7 @@ static void a_configuration_is_read_alone(void) {
 
 /* Doubles become floats; floats and halfs stay as they are. The matrices here are of several pieces, as those of a real
  * model are: a piece has 32 bytes. */
-static void what_torch_saved_is_converted_doubles_too(void) {
+TEST(what_torch_saved_is_converted_doubles_too) {
     if (!has_python()) return;
     char command[1200];
     const char *dir = model_dir(small_of(F32, false, F32));
@@ -312,7 +312,7 @@ static const Fault bad_head[] = {
     {"embed_tokens", "embed_tokenz", "embed_tokens.weight is missing"},
 };
 
-static void hostile_texts_are_refused_each_in_its_line(void) {
+TEST(hostile_texts_are_refused_each_in_its_line) {
     Model sharded = small;
     sharded.shards = 2;
     const char *dir = model_dir(small), *shards = model_dir(sharded), *head = model_dir(small_of(F16, true, F16));
@@ -330,7 +330,7 @@ static void hostile_texts_are_refused_each_in_its_line(void) {
     checkpoint_close(good);
 }
 
-static void missing_files_are_named(void) {
+TEST(missing_files_are_named) {
     const char *dir = temp_dir();
     refuses(checkpoint_opens, "/nonexistent/model", "/nonexistent/model: there is no such directory");
     refuses(checkpoint_opens, "tests/main.c", "is no directory");
@@ -341,7 +341,7 @@ static void missing_files_are_named(void) {
 }
 
 /* A file of so many bytes, whose header says that it has the length `claimed`. */
-static void files_that_are_no_safetensors_are_refused(void) {
+TEST(files_that_are_no_safetensors_are_refused) {
     static const struct {
         uint64_t claimed;
         off_t size;
@@ -370,7 +370,7 @@ static void files_that_are_no_safetensors_are_refused(void) {
 }
 
 /* Whatever else is wrong with such a model. */
-static void a_number_of_a_configuration_has_bounds(void) {
+TEST(a_number_of_a_configuration_has_bounds) {
     OptConfig c, read;
     const struct {
         const char *name;
@@ -400,7 +400,7 @@ static void a_number_of_a_configuration_has_bounds(void) {
         }
 }
 
-static void values_beyond_f16_are_refused_by_name(void) {
+TEST(values_beyond_f16_are_refused_by_name) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     for (int i = 0; i < 8; i++) {
         Model m = small_of(i % 2 ? BF16 : F32, false, F16);
@@ -422,7 +422,7 @@ static void values_beyond_f16_are_refused_by_name(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* It ends within the last bias, the last matrix, the token table. */
-static void a_file_that_shrinks_is_an_error_and_not_a_signal(void) {
+TEST(a_file_that_shrinks_is_an_error_and_not_a_signal) {
     static const char *const says[] = {"model.safetensors: tensor model.decoder.layers.1.fc2.bias: read error",
                                        "model.safetensors: tensor model.decoder.layers.1.fc2.weight: read error",
                                        "model.safetensors: tensor model.decoder.embed_tokens.weight: read error"};
@@ -454,7 +454,7 @@ static void a_file_that_shrinks_is_an_error_and_not_a_signal(void) {
 
 /* F16 is read around the page cache, other types are not. Then a tensor lies behind the end of its file, and another is one
  * that it ends within. */
-static void large_matrices_are_read_from_disk_as_f16_while_they_are_there(void) {
+TEST(large_matrices_are_read_from_disk_as_f16_while_they_are_there) {
     enum { COLS = 256, ROWS = 1024 };
     static f16 expected[ROWS * COLS], numbers[2 * ROWS * COLS];
     for (int type = F32; type <= BF16; type++) {
@@ -482,7 +482,7 @@ static void touch(const char *path, int seconds, int nanoseconds) {
 }
 
 /* Each alone, by one more or one less. */
-static void a_change_shows_in_size_seconds_or_nanoseconds(void) {
+TEST(a_change_shows_in_size_seconds_or_nanoseconds) {
     for (int i = 0; i < 7; i++) {
         const char *dir = model_dir(small), *path = in_dir(dir, TENSORS);
         int more[] = {0, 0, 0};
@@ -499,7 +499,7 @@ static void a_change_shows_in_size_seconds_or_nanoseconds(void) {
 
 /* Another file under its name does no harm, since the first stays open. Of what streams from disk, reads look now and
  * then. */
-static void a_file_that_changes_while_it_is_open_is_named(void) {
+TEST(a_file_that_changes_while_it_is_open_is_named) {
     f16 row[H1 * H1];
     const char *dir = model_dir(small), *moved = in_dir(dir, "moved");
     Checkpoint *c = opens(dir);
@@ -532,7 +532,7 @@ static uint64_t digest_of(Checkpoint *c) {
 }
 
 /* A job goes on, and stages go together, only with the same model: sizes, what ends a text, what a dummy is made of. */
-static void a_digest_tells_two_models_apart(void) {
+TEST(a_digest_tells_two_models_apart) {
     enum { MODELS = 12 };
     OptConfig config[MODELS];
     uint64_t digest[MODELS];
@@ -549,7 +549,7 @@ static void a_digest_tells_two_models_apart(void) {
 
 /* The same tensors elsewhere are the same model, also where other bytes lie in front of them; with one bit changed in any
  * number of any of them they are not. */
-static void a_digest_is_of_what_the_tensors_hold(void) {
+TEST(a_digest_is_of_what_the_tensors_hold) {
     const char *dir = model_dir(small);
     const uint64_t first = digest_of(opens(dir));
     uint64_t header;
@@ -567,7 +567,7 @@ static void a_digest_is_of_what_the_tensors_hold(void) {
     free(bytes);
 }
 
-static void a_dummy_depends_on_seed_tensor_and_element_only(void) {
+TEST(a_dummy_depends_on_seed_tensor_and_element_only) {
     enum { COLS = 64, ALL = COLS * 256 };
     static f16 whole[ALL], piece[ALL];
     Checkpoint *c = checkpoint_dummy(&medium, 7), *same = checkpoint_dummy(&medium, 7),
@@ -586,7 +586,7 @@ static void a_dummy_depends_on_seed_tensor_and_element_only(void) {
     checkpoint_close(c), checkpoint_close(same), checkpoint_close(other);
 }
 
-static void a_dummy_s_weights_look_like_weights(void) {
+TEST(weights_of_a_dummy_look_like_weights) {
     Checkpoint *c = checkpoint_dummy(&medium, 7);
     for (int r = 0; r < NROLES; r++) {
         const Tensor *w = &c->layer[1][r];
@@ -601,30 +601,3 @@ static void a_dummy_s_weights_look_like_weights(void) {
     }
     checkpoint_close(c);
 }
-
-CU_TestInfo tests[] = {
-    {"all float types, names and alignments are read", all_float_types_names_and_alignments_are_read},
-    {"shards of different types make one model", shards_of_different_types_make_one_model},
-    {"a head is separate when it differs, as numbers, whatever its type", a_head_is_separate_when_it_differs},
-    {"a tied head is compared to its last number", a_tied_head_is_compared_to_its_last_number},
-    {"a tied head stands for a token table that is left out", a_tied_head_stands_for_a_token_table_that_is_left_out},
-    {"a separate head makes the logits", a_separate_head_makes_the_logits},
-    {"unknown tensors and keys do no harm", unknown_tensors_and_keys_do_no_harm},
-    {"a configuration is read alone", a_configuration_is_read_alone},
-    {"what torch saved is converted, doubles too", what_torch_saved_is_converted_doubles_too},
-    {"hostile texts are refused, each in its line", hostile_texts_are_refused_each_in_its_line},
-    {"missing files are named", missing_files_are_named},
-    {"files that are no safetensors are refused", files_that_are_no_safetensors_are_refused},
-    {"a number of a configuration has bounds", a_number_of_a_configuration_has_bounds},
-    {"values beyond f16 are refused by name", values_beyond_f16_are_refused_by_name},
-    {"a file that shrinks is an error and not a signal", a_file_that_shrinks_is_an_error_and_not_a_signal},
-    {"large matrices are read from disk as F16 while they are there",
-     large_matrices_are_read_from_disk_as_f16_while_they_are_there},
-    {"a change shows in size, seconds or nanoseconds", a_change_shows_in_size_seconds_or_nanoseconds},
-    {"a file that changes while it is open is named", a_file_that_changes_while_it_is_open_is_named},
-    {"a digest tells two models apart", a_digest_tells_two_models_apart},
-    {"a digest is of what the tensors hold", a_digest_is_of_what_the_tensors_hold},
-    {"a dummy depends on seed, tensor and element only", a_dummy_depends_on_seed_tensor_and_element_only},
-    {"a dummy's weights look like weights", a_dummy_s_weights_look_like_weights},
-    CU_TEST_INFO_NULL,
-};

@@ -34,7 +34,7 @@ static Found ask(Search s, int nodes, double net_bdw, double delay_s) {
 static double decoding(const Found *f) { return block_size(&f->policy) * flight_count(&f->policy) / f->pace.token_s; }
 
 /* A cluster of one is the machine itself. */
-static void one_machine_takes_what_the_search_says(void) {
+TEST(one_machine_takes_what_the_search_says) {
     Search s = open_cluster("opt-30b", 32);
     const Found c = ask(s, 1, 1, 1e6); /* its network does not count */
     const Cost *cost = &c.cost;
@@ -47,7 +47,7 @@ static void one_machine_takes_what_the_search_says(void) {
 
 /* Four machines with 12 of OPT-30B's 48 layers each: section 4.4 by hand. Bound by the machines, by the wire, by the delay.
  */
-static void four_machines_fill_run_and_empty(void) {
+TEST(four_machines_fill_run_and_empty) {
     static const double wires[][2] = {{1e12, 0}, {1e6, .5}, {1e12, 100}};
     Search s = open_cluster("opt-30b", 32);
     s.given.flights = 5, s.fixed_flights = true;
@@ -71,7 +71,7 @@ static void four_machines_fill_run_and_empty(void) {
 }
 
 /* Table 3: decoding scales better than linearly, since the machines' memory adds up; generation does not. */
-static void decoding_scales_better_than_linearly(void) {
+TEST(decoding_scales_better_than_linearly) {
     static const char *const models[] = {"opt-30b", "opt-175b"};
     for (int m = 0; m < 2; m++) {
         Search s = open_cluster(models[m], 32);
@@ -84,7 +84,7 @@ static void decoding_scales_better_than_linearly(void) {
 
 /* The number of flights is the search's: as good as the best that could be given. A block that must come sooner is smaller.
  */
-static void the_search_finds_how_many_flights_sweep_in_turn(void) {
+TEST(the_search_finds_how_many_flights_sweep_in_turn) {
     static const int flights[] = {1, 4, 5, 8, 16};
     Search s = open_cluster("opt-30b", 32);
     const Found best = ask(s, 4, 1.25e9, 1e-4);
@@ -103,7 +103,7 @@ static void the_search_finds_how_many_flights_sweep_in_turn(void) {
 }
 
 /* Flights are looked for as long as each has a prompt of its own. */
-static void four_prompts_keep_four_machines_busy(void) {
+TEST(four_prompts_keep_four_machines_busy) {
     Search s = open_cluster("opt-6.7b", 32);
     task.count = 4;
     CU_ASSERT_EQUAL(ask(s, 4, 1.25e9, 1e-4).policy.flights, 4);
@@ -112,7 +112,7 @@ static void four_prompts_keep_four_machines_busy(void) {
     close_cluster();
 }
 
-static void a_worse_network_is_never_better(void) {
+TEST(a_worse_network_is_never_better) {
     Search s = open_cluster("opt-30b", 32);
     double before = INFINITY;
     for (double slow = 1; slow < 1e5; slow *= 10) {
@@ -124,7 +124,7 @@ static void a_worse_network_is_never_better(void) {
 }
 
 /* Section 6.4: without offloading the GPUs hold everything, or it is refused; how many it takes is the least that does. */
-static void without_offloading_the_gpus_hold_everything(void) {
+TEST(without_offloading_the_gpus_hold_everything) {
     Search s = open_cluster("opt-175b", 32);
     int least = cluster_least(&s);
     for (int nodes = least - 1; nodes <= least; nodes++) {
@@ -159,7 +159,7 @@ static void choose(Search *part, Stages *stages) {
  * of what the simulated machines take in all, within a tenth for a token, and of the share of the time that each stage
  * waits within a twentieth. In the last cases weights and cache are on the CPU: a block of few tokens is mostly filling and
  * draining, and with one flight, or with the wire slowed, stages wait in every sweep. */
-static void the_formulas_are_near_what_simulated_machines_take(void) {
+TEST(the_formulas_are_near_what_simulated_machines_take) {
     static const char *const models[] = {"opt-6.7b", "opt-30b", "opt-175b"};
     static const struct {
         int m, flights, n;
@@ -202,15 +202,3 @@ static void the_formulas_are_near_what_simulated_machines_take(void) {
         stages_close(&stages), close_cluster();
     }
 }
-
-CU_TestInfo tests[] = {
-    {"one machine takes what the search says", one_machine_takes_what_the_search_says},
-    {"four machines fill, run and empty", four_machines_fill_run_and_empty},
-    {"decoding scales better than linearly", decoding_scales_better_than_linearly},
-    {"the search finds how many flights sweep in turn", the_search_finds_how_many_flights_sweep_in_turn},
-    {"four prompts keep four machines busy", four_prompts_keep_four_machines_busy},
-    {"a worse network is never better", a_worse_network_is_never_better},
-    {"without offloading the GPUs hold everything", without_offloading_the_gpus_hold_everything},
-    {"the formulas are near what simulated machines take", the_formulas_are_near_what_simulated_machines_take},
-    CU_TEST_INFO_NULL,
-};

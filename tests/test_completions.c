@@ -148,7 +148,7 @@ static Text written(const char *prompt, const char *text, const Texts *stop) {
 }
 
 /* As into a file. */
-static void a_line_longer_than_a_pipe_takes_at_once_is_whole(void) {
+TEST(a_line_longer_than_a_pipe_takes_at_once_is_whole) {
     char text[N], path[40];
     const char *const says[] = {text};
     int ends[2];
@@ -191,7 +191,7 @@ static void assert_completion(const char *text, const char *const stops[2], cons
     cJSON_Delete(json);
 }
 
-static void a_completion_has_exactly_its_five_fields(void) {
+TEST(a_completion_has_exactly_its_five_fields) {
     Text line = written("{\"id\": \"\\\"x\\n\", \"prompt\": \"T\\\"\\\\\\t\\u0001\\u007f\\ud83d\\ude00\"}\n", " two", NULL);
     const char *tokens = strstr(line.text, "\"tokens\": [");
     CU_ASSERT_PTR_NOT_NULL_FATAL(tokens);
@@ -202,7 +202,7 @@ static void a_completion_has_exactly_its_five_fields(void) {
     free(line.text);
 }
 
-static void every_character_of_a_completion_survives(void) {
+TEST(every_character_of_a_completion_survives) {
     char text[300];
     for (int c = 1; c < 128; c++) text[c - 1] = (char)c;
     strcpy(text + 127, "\"\\/ \xC3\xA9 \xE2\x80\xA8 \xF0\x9F\x98\x80 \xF4\x8F\xBF\xBF \xEF\xBF\xBD");
@@ -210,7 +210,7 @@ static void every_character_of_a_completion_survives(void) {
 }
 
 /* \u0000 is JSON, but json_parse refuses it, so the bytes are looked at. */
-static void a_nul_byte_in_a_completion_is_escaped(void) {
+TEST(a_nul_byte_in_a_completion_is_escaped) {
     const char text[] = {'a', 0, 'b'};
     int32_t *ids;
     Work w;
@@ -227,7 +227,7 @@ static void a_nul_byte_in_a_completion_is_escaped(void) {
 #define A "\xF0\x9F\xA6\x95" /* characters of several tokens */
 #define B "\xF0\x9F\xA6\x96"
 
-static void the_first_stop_text_cuts_the_completion(void) {
+TEST(the_first_stop_text_cuts_the_completion) {
     static const struct {
         const char *text, *stops[2], *expected;
     } cases[] = {
@@ -252,7 +252,7 @@ static void the_first_stop_text_cuts_the_completion(void) {
 }
 
 /* A long completion whose stop text is longer than any token: the window of on_token must reach back far enough. */
-static void a_long_stop_text_far_into_a_completion_is_found(void) {
+TEST(a_long_stop_text_far_into_a_completion_is_found) {
     static const char *const stop[2] = {A B A B " qqzzqqzzqqzz"};
     char text[2000] = "";
     for (int i = 0; i < 60; i++) strcat(text, A " x ");
@@ -264,7 +264,7 @@ static void a_long_stop_text_far_into_a_completion_is_found(void) {
 
 /* "xab" with so many special tokens inside the stop text "ab". Behind more of them than a window holds it is not seen while
  * tokens come, and the completion reaches its length; that is then not why it ends where it does. */
-static void a_stop_text_with_special_tokens_inside_cuts_the_completion(void) {
+TEST(a_stop_text_with_special_tokens_inside_cuts_the_completion) {
     enum { MOST = 40, PAD = 1 };
     bool seen_early = false, seen_late = false;
     for (int pads = 0; pads < MOST - 2; pads += 4) {
@@ -333,7 +333,7 @@ static void assert_goes_on(const char *left, size_t left_len, const char *out, s
 }
 
 /* One that was killed while it wrote its journal's first line had done nothing: it begins anew. */
-static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
+TEST(a_job_goes_on_from_any_byte_of_its_journal_and_output) {
     make_whole_job();
     for (size_t cut = 0; cut < head_len; cut++) assert_goes_on(record.text, cut, "", 0);
     for (size_t cut = head_len; cut <= record.len; cut++)
@@ -342,7 +342,7 @@ static void a_job_goes_on_from_any_byte_of_its_journal_and_output(void) {
 }
 
 /* From the first to the last of the vocabulary. */
-static void a_job_goes_on_with_any_token(void) {
+TEST(a_job_goes_on_with_any_token) {
     static const int32_t ids[] = {0, VOCAB - 1};
     Work w;
     begin(&w, "p\n");
@@ -361,7 +361,7 @@ static void a_job_goes_on_with_any_token(void) {
 }
 
 /* After a loss of power a file may be as long as it was and end in zeros. */
-static void zeros_at_the_end_of_an_output_never_reached_the_disk(void) {
+TEST(zeros_at_the_end_of_an_output_never_reached_the_disk) {
     make_whole_job();
     char *part = xcalloc(whole.len + 4096, 1);
     for (size_t there = 0; there <= whole.len; there += 7) {
@@ -373,7 +373,7 @@ static void zeros_at_the_end_of_an_output_never_reached_the_disk(void) {
 }
 
 /* Whatever has become of a token, those behind it are not used. */
-static void a_damaged_journal_never_makes_a_wrong_output(void) {
+TEST(a_damaged_journal_never_makes_a_wrong_output) {
     make_whole_job();
     for (size_t at = head_len; at < record.len; at++) {
         record.text[at] ^= (char)(1 << at % 8);
@@ -382,7 +382,7 @@ static void a_damaged_journal_never_makes_a_wrong_output(void) {
     }
 }
 
-static void an_output_that_is_there_is_never_lost_by_accident(void) {
+TEST(an_output_that_is_there_is_never_lost_by_accident) {
 #define HEAD "{\"" JOURNAL_VERSION "\":true"
     static const struct {
         const char *prompts, *out, *journal; /* NULL: not there */
@@ -418,7 +418,7 @@ static void an_output_that_is_there_is_never_lost_by_accident(void) {
 }
 
 /* With its journal a byte of them is another; without it they are all there, and nothing is left to do. */
-static void lines_that_are_not_the_journals_are_refused(void) {
+TEST(lines_that_are_not_the_journals_are_refused) {
     make_whole_job();
     for (int ended = 0; ended < 2; ended++) {
         Work w;
@@ -437,7 +437,7 @@ static void lines_that_are_not_the_journals_are_refused(void) {
 }
 
 /* A job whose output somebody disturbs between two sweeps stops, and its journal stays: nothing is lost. */
-static void an_output_that_is_disturbed_is_an_error_and_loses_nothing(void) {
+TEST(an_output_that_is_disturbed_is_an_error_and_loses_nothing) {
     make_whole_job();
     for (int way = 0; way < 4; way++) {
         Work w;
@@ -459,7 +459,7 @@ static void an_output_that_is_disturbed_is_an_error_and_loses_nothing(void) {
 }
 
 /* Whatever lies at the journal's name when a job ends is removed only if it is the journal. */
-static void what_replaced_a_journal_is_not_removed_with_it(void) {
+TEST(what_replaced_a_journal_is_not_removed_with_it) {
     Work w;
     begin(&w, "p\n");
     CHECK(unlink(journal) == 0);
@@ -470,7 +470,7 @@ static void what_replaced_a_journal_is_not_removed_with_it(void) {
 }
 
 /* By one name, by a link of either kind, and beside a journal that is not there any more. The lock dies with its owner. */
-static void two_jobs_never_share_an_output(void) {
+TEST(two_jobs_never_share_an_output) {
     char other[420];
     snprintf(other, sizeof other, "%s/name", dir);
     for (int way = 0; way < 4; way++) {
@@ -493,7 +493,7 @@ static void two_jobs_never_share_an_output(void) {
 }
 
 /* Another process has the lock, and ends soon. */
-static void a_job_goes_on_as_soon_as_the_one_before_has_ended(void) {
+TEST(a_job_goes_on_as_soon_as_the_one_before_has_ended) {
     int ready[2], status;
     char byte;
     Work w;
@@ -518,7 +518,7 @@ static void a_job_goes_on_as_soon_as_the_one_before_has_ended(void) {
 static int unlink_error;
 int unlink(const char *path) { return unlink_error ? errno = unlink_error, -1 : unlinkat(AT_FDCWD, path, 0); }
 
-static void a_journal_that_cannot_be_removed_is_an_error(void) {
+TEST(a_journal_that_cannot_be_removed_is_an_error) {
     Work w;
     begin(&w, "p\n");
     sweep(&w, says, N);
@@ -554,7 +554,7 @@ int fdatasync(int fd) {
 }
 
 /* The journal first: what is lost of it would be lost of the output. */
-static void a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk(void) {
+TEST(a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk) {
     Work w;
     memset(&synced, 0, sizeof synced);
     begin(&w, "p\n");
@@ -566,7 +566,7 @@ static void a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk(void
     CU_ASSERT(synced.output > 0 && synced.output == size_of(output));
 }
 
-static void what_cannot_be_synced_is_an_error_of_the_job(void) {
+TEST(what_cannot_be_synced_is_an_error_of_the_job) {
     const char *const files[] = {journal, output};
     for (int f = 0; f < 2; f++) {
         Work w;
@@ -582,7 +582,7 @@ static void what_cannot_be_synced_is_an_error_of_the_job(void) {
 }
 
 /* On a disk that is full anywhere within them, journal and output stay good: no line is cut, and the job can go on. */
-static void a_full_disk_cuts_no_line(void) {
+TEST(a_full_disk_cuts_no_line) {
     make_whole_job();
     host_set_threads(1); /* ThreadSanitizer lets a child start threads only if its parent had none */
     for (rlim_t room = 100; room < record.len || room < whole.len; room += 41) {
@@ -622,7 +622,7 @@ static double left_after(Progress p, const double swept[][2], int n) {
 
 /* Of a prefill of 50 prompts of 20 tokens and 99 tokens each; a sweep takes .3 s and .01 s a row. Then of two sweeps of
  * together 60 rows behind others of 10 and 20: rows take all of the time, or none, and not less than nothing. */
-static void the_remaining_time_is_known_early(void) {
+TEST(the_remaining_time_is_known_early) {
     const Progress whole_run = {.sweeps = 100, .work = 50 * 20 + 99 * 50}, short_run = {.sweeps = 4, .work = 90};
     const double known[][2] = {{1000, 10.3}, {50, .8}, {50, .8}}, rising[][2] = {{10, 1}, {20, 4}},
                  falling[][2] = {{10, 4}, {20, 1}};
@@ -639,7 +639,7 @@ static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
 }
 
 /* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
-static void the_work_of_a_run_is_known_before_it(void) {
+TEST(the_work_of_a_run_is_known_before_it) {
     enum { PROMPTS = 7 };
     static const int s[PROMPTS] = {5, 7, 9, 11, 13, 15, 17}, n[PROMPTS] = {1, 4, 7, 3, 6, 2, 5};
     OptConfig small = SMALL_CONFIG(-1);
@@ -658,33 +658,3 @@ static void the_work_of_a_run_is_known_before_it(void) {
     CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), 0, 1e-9 * r.stats.total_s);
     rig_close(&r), checkpoint_close(model), free_task(&task);
 }
-
-CU_TestInfo tests[] = {
-    {"a completion has exactly its five fields", a_completion_has_exactly_its_five_fields},
-    {"every character of a completion survives", every_character_of_a_completion_survives},
-    {"a NUL byte in a completion is escaped", a_nul_byte_in_a_completion_is_escaped},
-    {"the first stop text cuts the completion", the_first_stop_text_cuts_the_completion},
-    {"a long stop text far into a completion is found", a_long_stop_text_far_into_a_completion_is_found},
-    {"a stop text with special tokens inside cuts the completion",
-     a_stop_text_with_special_tokens_inside_cuts_the_completion},
-    {"a job goes on from any byte of its journal and output", a_job_goes_on_from_any_byte_of_its_journal_and_output},
-    {"a job goes on with any token", a_job_goes_on_with_any_token},
-    {"a damaged journal never makes a wrong output", a_damaged_journal_never_makes_a_wrong_output},
-    {"an output that is there is never lost by accident", an_output_that_is_there_is_never_lost_by_accident},
-    {"lines that are not the journal's are refused", lines_that_are_not_the_journals_are_refused},
-    {"two jobs never share an output", two_jobs_never_share_an_output},
-    {"zeros at the end of an output never reached the disk", zeros_at_the_end_of_an_output_never_reached_the_disk},
-    {"a job goes on as soon as the one before has ended", a_job_goes_on_as_soon_as_the_one_before_has_ended},
-    {"a line longer than a pipe takes at once is whole", a_line_longer_than_a_pipe_takes_at_once_is_whole},
-    {"a journal that cannot be removed is an error", a_journal_that_cannot_be_removed_is_an_error},
-    {"a job ends when its journal and then its output are on the disk",
-     a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk},
-    {"what cannot be synced is an error of the job", what_cannot_be_synced_is_an_error_of_the_job},
-    {"an output that is disturbed is an error and loses nothing",
-     an_output_that_is_disturbed_is_an_error_and_loses_nothing},
-    {"what replaced a journal is not removed with it", what_replaced_a_journal_is_not_removed_with_it},
-    {"a full disk cuts no line", a_full_disk_cuts_no_line},
-    {"the remaining time is known early", the_remaining_time_is_known_early},
-    {"the work of a run is known before it", the_work_of_a_run_is_known_before_it},
-    CU_TEST_INFO_NULL,
-};

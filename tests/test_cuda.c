@@ -101,7 +101,7 @@ static void reset_variable(const char *name, char *was) {
 
 /* The last m of 64 rows, alone. The second half of the columns all but takes back what the first half adds, so that another
  * order of sums would show. */
-static void how_many_rows_there_are_changes_no_bit_of_one(void) {
+TEST(how_many_rows_there_are_changes_no_bit_of_one) {
     enum { N = 128, K = 1088 };
     const Tensor x = numbers(F16, PACKED_ROWS, K, 100), w = numbers(F16, N, K, 2 / sqrt(K));
     for (int c = 0; c < K / 2; c++) {
@@ -120,7 +120,7 @@ static void how_many_rows_there_are_changes_no_bit_of_one(void) {
 
 /* So many outputs that more blocks would fill the GPU for longer, but their sums would not have room. Of zeros, since only
  * a sanitizer could see where they lie. */
-static void partial_sums_stay_in_their_place(void) {
+TEST(partial_sums_stay_in_their_place) {
     enum { M = PACKED_ROWS, N = 14848, K = 2304 };
     if (every_eleventh() > 1) return;
     const Tensor w = blank(U8, N / GROUP, K * GROUP_BYTES), x = tensor_at(w.at, F16, M, K, K),
@@ -132,7 +132,7 @@ static void partial_sums_stay_in_their_place(void) {
 
 /* Few outputs and many columns, so that blocks share outputs and leave partial sums: those of PROJECT and of FINISH, which
  * run side by side, lie apart. Each of the two has another product to do, so that one's sums in the other's place show. */
-static void products_of_both_lanes_at_once_are_those_of_each_alone(void) {
+TEST(products_of_both_lanes_at_once_are_those_of_each_alone) {
     enum { TIMES = 3 };
     Op op[2 * TIMES];
     Tensor alone[2];
@@ -150,7 +150,7 @@ static void products_of_both_lanes_at_once_are_those_of_each_alone(void) {
 /* A row of x that is 1 in one column and 0 elsewhere gets that column of w. It is what quant_unpack_rows gives, or, where
  * 2^13 lies between the min and scale * code, whose sum has then more bits than a float and is rounded twice there, may be
  * its neighbour. */
-static void each_packed_number_is_multiplied_as_what_it_unpacks_to(void) {
+TEST(each_packed_number_is_multiplied_as_what_it_unpacks_to) {
     int others = 0, all = 0, wrong = 0;
     for (int i = 0; i < COUNT(packed_shapes); i++) {
         const int n = packed_shapes[i][0], k = packed_shapes[i][1];
@@ -179,7 +179,7 @@ static void each_packed_number_is_multiplied_as_what_it_unpacks_to(void) {
 }
 
 /* Where shared memory is too small for all rows of x, blocks that read the same weights share these rows. */
-static void a_gpu_with_less_shared_memory_gives_the_same_bits(void) {
+TEST(a_gpu_with_less_shared_memory_gives_the_same_bits) {
     if (!&cuda_cpu_hold) return; /* there is one real GPU */
     const Op op = linear_new(&epilogues[0], true, PACKED_ROWS, 128, 1088, PROJECT);
     for (int small = 0; small < 2; small++) {
@@ -194,7 +194,7 @@ static void a_gpu_with_less_shared_memory_gives_the_same_bits(void) {
 
 /* What cuBLAS makes of a NaN is its own affair; where it has no algorithm with a bias, for rows of 140 bytes, the kernel
  * that adds one keeps it. */
-static void a_bias_and_relu_keep_what_is_not_a_number(void) {
+TEST(a_bias_and_relu_keep_what_is_not_a_number) {
     if (!&cuda_cpu_hold) return;
     const Op op = linear_new(&epilogues[3], false, 3, 70, 64, PROJECT);
     set_number(op.linear.x, 1, 0, NAN);
@@ -207,7 +207,7 @@ static void a_bias_and_relu_keep_what_is_not_a_number(void) {
 /* Partial results have a place of fixed size. Where sequences may become so long that all of them together have none there,
  * the batch is done in pieces: here of eight and of one, whose results would lie across the end of the place. Scores have
  * that place too: those of the last sequence's fourth head would lie across the end of it. */
-static void a_batch_in_pieces_gives_the_same_bits(void) {
+TEST(a_batch_in_pieces_gives_the_same_bits) {
     static const int head[] = {128, 4}, more[] = {128, 5};
     const Sequences s = sequences_new(contexts, head, 3, 2);
     const Tensor q = last_queries(&s);
@@ -221,7 +221,13 @@ static void a_batch_in_pieces_gives_the_same_bits(void) {
 // ---- what is reported ------------------------------------------------------------------------------------------------
 
 /* Whether it is chosen or not. */
-static void a_logit_that_is_no_number_is_reported(void) {
+/* Behind the others: its blocks have 1024 threads on a GPU, ThreadSanitizer remembers them all, and every later barrier
+ * costs as much. */
+TEST(greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan) { check_greedy(); }
+
+TEST(scores_are_log_probabilities_of_the_targets) { check_scores(); }
+
+TEST(a_logit_that_is_no_number_is_reported) {
     const Tensor odd = logits_that_are_no_numbers(), usual = stepped_logits(1, odd.cols, 1);
     const Sampling greedy = {0, 1, 0, 7};
     const int32_t target = 7;
@@ -256,7 +262,7 @@ static void copy_case(int way, uint8_t *host, const int size[4]) {
     forget();
 }
 
-static void copies_go_up_down_and_across_whole_and_by_rows(void) {
+TEST(copies_go_up_down_and_across_whole_and_by_rows) {
     static const int copies[][4] = {{30000, 30000, 30000, 1},
                                     {100, 100, 100, 65} /* dense */,
                                     {128, 90, 62, 33},
@@ -279,7 +285,7 @@ static void copies_go_up_down_and_across_whole_and_by_rows(void) {
 }
 
 /* They go in pieces of 16 MiB, the last one smaller: up, and down again. */
-static void large_copies_bring_every_byte_to_its_place(void) {
+TEST(large_copies_bring_every_byte_to_its_place) {
     const size_t bytes = (size_t)(every_third() > 1 ? 16 : 32) * MIB + 64, words = bytes / sizeof(uint32_t);
     uint32_t *from = aligned_alloc(64, 2 * bytes), *back = from + words;
     uint8_t *there = device_memory(bytes);
@@ -297,7 +303,7 @@ static void large_copies_bring_every_byte_to_its_place(void) {
 }
 
 /* From memory that is not pinned: such a copy may arrive when CUDA's call has long returned, and no stream waits for it. */
-static void what_is_uploaded_is_there_for_every_stream(void) {
+TEST(what_is_uploaded_is_there_for_every_stream) {
     enum { BYTES = 1 << 17 };
     uint8_t *there = device_memory(2 * BYTES), *back = temp(BYTES);
     for (int l = 0; l < COUNT(lanes); l++) {
@@ -311,7 +317,7 @@ static void what_is_uploaded_is_there_for_every_stream(void) {
 }
 
 /* A copy that waited for its stream would come back with its bytes moved, once the emulation tires of holding it. */
-static void a_copy_is_only_posted(void) {
+TEST(a_copy_is_only_posted) {
     enum { BYTES = 4096, ROWS = 16, ROW = BYTES / ROWS };
     if (!&cuda_cpu_hold) return; /* a real GPU's copies cannot be held */
     uint8_t *there = device_memory(2 * BYTES), *host = aligned_alloc(BYTES, BYTES);
@@ -340,7 +346,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
+TEST(a_lane_waits_for_the_mark_of_another_and_times_are_taken) {
     enum { N = 64, ROW = N * sizeof(f16), TIMES = 16 };
     const size_t BULK = (size_t)(20 / every_eleventh()) * MIB;
     const Tensor row = numbers(F16, 1, N, 1), back = blank(F16, 1, N);
@@ -376,7 +382,7 @@ static void a_lane_waits_for_another_s_mark_and_times_are_taken(void) {
     forget();
 }
 
-static void nothing_to_do_is_nothing_done(void) {
+TEST(nothing_to_do_is_nothing_done) {
     static const int none[] = {0}, head[] = {64, 1};
     const Sampling greedy = {0, 1, 0, 1};
     const Tensor i = indices(none, 0), m = numbers(F16, 64, 64, 1), row = tensor_rows(m, 0, 1), x = blank(F16, 0, 64);
@@ -397,7 +403,7 @@ static void nothing_to_do_is_nothing_done(void) {
     forget();
 }
 
-static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
+TEST(memory_that_is_not_there_is_refused_with_its_remedy) {
     gpu_open(), arena_close();
     err.text[0] = 0;
     CU_ASSERT_PTR_NULL_FATAL(gpu->call->alloc(gpu, 2 * gpu->total, &err));
@@ -406,7 +412,7 @@ static void memory_that_is_not_there_is_refused_with_its_remedy(void) {
     forget();
 }
 
-static void what_is_pinned_of_a_range_that_fails_stays_pinned(void) {
+TEST(what_is_pinned_of_a_range_that_fails_stays_pinned) {
     enum { PIECE = 4096, PIECES = 3 };
     if (!&cuda_cpu_hold) return; /* a real driver has its own limit */
     gpu_open();
@@ -428,7 +434,7 @@ static void what_is_pinned_of_a_range_that_fails_stays_pinned(void) {
     free(host);
 }
 
-static void what_is_released_and_closed_is_free_again(void) {
+TEST(what_is_released_and_closed_is_free_again) {
     gpu_open(), arena_close();
     CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
     size_t bytes = gpu->total / 4 < 256 * MIB ? gpu->total / 4 : 256 * MIB, slack = bytes / 8; /* others may be there */
@@ -445,7 +451,7 @@ static void what_is_released_and_closed_is_free_again(void) {
     gpu_close();
 }
 
-static void a_large_card_sets_more_aside(void) {
+TEST(a_large_card_sets_more_aside) {
     static const char *const mib[] = {"2048", "40960", "40961", "143771"};
     if (!&cuda_cpu_hold) return; /* a real GPU has the memory that it has */
     for (int i = 0; i < COUNT(mib); i++) {
@@ -457,27 +463,3 @@ static void a_large_card_sets_more_aside(void) {
         reset_variable("CUDA_CPU_MEM_MB", was);
     }
 }
-
-CU_TestInfo tests[] = {
-    OP_CASES,
-    {"how many rows there are changes no bit of one", how_many_rows_there_are_changes_no_bit_of_one},
-    {"partial sums stay in their place", partial_sums_stay_in_their_place},
-    {"products of both lanes at once are those of each alone", products_of_both_lanes_at_once_are_those_of_each_alone},
-    {"each packed number is multiplied as what it unpacks to", each_packed_number_is_multiplied_as_what_it_unpacks_to},
-    {"a batch in pieces gives the same bits", a_batch_in_pieces_gives_the_same_bits},
-    LOGIT_CASES,
-    {"a logit that is no number is reported", a_logit_that_is_no_number_is_reported},
-    {"copies go up, down and across, whole and by rows", copies_go_up_down_and_across_whole_and_by_rows},
-    {"large copies bring every byte to its place", large_copies_bring_every_byte_to_its_place},
-    {"what is uploaded is there for every stream", what_is_uploaded_is_there_for_every_stream},
-    {"a GPU with less shared memory gives the same bits", a_gpu_with_less_shared_memory_gives_the_same_bits},
-    {"a bias and ReLU keep what is not a number", a_bias_and_relu_keep_what_is_not_a_number},
-    {"a copy is only posted", a_copy_is_only_posted},
-    {"a lane waits for another's mark, and times are taken", a_lane_waits_for_another_s_mark_and_times_are_taken},
-    {"nothing to do is nothing done", nothing_to_do_is_nothing_done},
-    {"memory that is not there is refused with its remedy", memory_that_is_not_there_is_refused_with_its_remedy},
-    {"what is pinned of a range that fails stays pinned", what_is_pinned_of_a_range_that_fails_stays_pinned},
-    {"what is released and closed is free again", what_is_released_and_closed_is_free_again},
-    {"a large card sets more aside", a_large_card_sets_more_aside},
-    CU_TEST_INFO_NULL,
-};

@@ -31,7 +31,7 @@ static bool waits_for(Event e) {
     return false;
 }
 
-static void a_reader_comes_after_the_writer_and_a_writer_after_both(void) {
+TEST(a_reader_comes_after_the_writer_and_a_writer_after_both) {
     open_cells();
     Event w = writes(W_READ, 1);
     CU_ASSERT_EQUAL(op.nafter, 0);
@@ -46,7 +46,7 @@ static void a_reader_comes_after_the_writer_and_a_writer_after_both(void) {
     depend_close(depend);
 }
 
-static void what_is_known_is_not_waited_for_again(void) {
+TEST(what_is_known_is_not_waited_for_again) {
     open_cells();
     Event w = writes(W_READ, 1);
     reads(W_LOAD, 1);
@@ -64,7 +64,7 @@ static void what_is_known_is_not_waited_for_again(void) {
     depend_close(depend);
 }
 
-static void of_two_events_one_that_implies_the_other_is_enough(void) {
+TEST(of_two_events_one_that_implies_the_other_is_enough) {
     open_cells();
     writes(W_READ, 1);
     Event both = use(W_LOAD, cells(2, 1), cells(1, 1));
@@ -73,7 +73,7 @@ static void of_two_events_one_that_implies_the_other_is_enough(void) {
     depend_close(depend);
 }
 
-static void the_posting_thread_is_a_user_like_any_other(void) {
+TEST(the_posting_thread_is_a_user_like_any_other) {
     Event wait[NLANES];
     open_cells();
     Tensor table = cells(1, 1);
@@ -86,7 +86,7 @@ static void the_posting_thread_is_a_user_like_any_other(void) {
     depend_close(depend);
 }
 
-static void joined_cells_and_folded_ones_keep_the_users_of_all(void) {
+TEST(joined_cells_and_folded_ones_keep_the_users_of_all) {
     open_cells();
     Event a = writes(W_READ, 1), b = reads(STORE, 2);
     depend_join(depend, 3, 1);
@@ -102,7 +102,7 @@ static void joined_cells_and_folded_ones_keep_the_users_of_all(void) {
 }
 
 /* Of very old ops it is forgotten what they had waited for, never that they were there. */
-static void nothing_old_is_lost(void) {
+TEST(nothing_old_is_lost) {
     open_cells();
     Event first = writes(W_READ, 1), old = use(W_LOAD, cells(2, 1), cells(1, 1));
     for (int i = 0; i < 1000; i++) writes(W_LOAD, 3);
@@ -110,13 +110,3 @@ static void nothing_old_is_lost(void) {
     CU_ASSERT(waits_for(old) && waits_for(first));
     depend_close(depend);
 }
-
-CU_TestInfo tests[] = {
-    {"a reader comes after the writer, and a writer after both", a_reader_comes_after_the_writer_and_a_writer_after_both},
-    {"what is known is not waited for again", what_is_known_is_not_waited_for_again},
-    {"of two events one that implies the other is enough", of_two_events_one_that_implies_the_other_is_enough},
-    {"the posting thread is a user like any other", the_posting_thread_is_a_user_like_any_other},
-    {"joined cells, and folded ones, keep the users of all", joined_cells_and_folded_ones_keep_the_users_of_all},
-    {"nothing old is lost", nothing_old_is_lost},
-    CU_TEST_INFO_NULL,
-};

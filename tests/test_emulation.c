@@ -32,7 +32,7 @@ static char *said(const char *fault, bool tsan) {
     return text;
 }
 
-static void each_planted_fault_is_found(void) {
+TEST(each_planted_fault_is_found) {
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         const bool found = strstr(said(faults[i].fault, faults[i].tsan), faults[i].says) != NULL;
         if (!found) fprintf(stderr, "\n    not found: %s\n", faults[i].fault);
@@ -40,13 +40,7 @@ static void each_planted_fault_is_found(void) {
     }
 }
 
-static void nothing_is_found_where_there_is_no_fault(void) {
+TEST(nothing_is_found_where_there_is_no_fault) {
     CU_ASSERT_STRING_EQUAL(said("none", false), "sum 0\n");
     CU_ASSERT_STRING_EQUAL(said("none", true), "sum 0\n");
 }
-
-CU_TestInfo tests[] = {
-    {"each planted fault is found", each_planted_fault_is_found},
-    {"nothing is found where there is no fault", nothing_is_found_where_there_is_no_fault},
-    CU_TEST_INFO_NULL,
-};

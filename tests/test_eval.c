@@ -74,7 +74,7 @@ static double log_softmax(const float *logits, int vocab, int target) {
 
 /* Logits of the engine and of the plain forward differ by sums in another order, through F16 roundings of k and v: 2e-3 of
  * the largest. */
-static void every_score_is_what_the_plain_forward_says(void) {
+TEST(every_score_is_what_the_plain_forward_says) {
     for (int which = 0; which < 2; which++) {
         open_task(which);
         cut(3, 40);
@@ -99,7 +99,7 @@ static void every_score_is_what_the_plain_forward_says(void) {
 }
 
 /* Wherever prompts are cut, under every policy. */
-static void a_prefill_scores_what_token_by_token_scores_under_every_policy(void) {
+TEST(a_prefill_scores_what_token_by_token_scores_under_every_policy) {
     static const int cuts[] = {1, 2, 16, 31, 40};
     static const double placements[][6] = {
         {1, 0, 1, 0, 0, 1}, {0, 0, 0, 0, 0, 0}, {0, 1, 0, 1, .5, .5}, {.5, 0, .5, 0, .3, .3}, {.1, .2, .3, .3, .6, .2}};
@@ -124,7 +124,7 @@ static void a_prefill_scores_what_token_by_token_scores_under_every_policy(void)
 }
 
 /* Those on the disk, too, which other weights would reach straight from the checkpoint. */
-static void rounded_weights_give_the_same_scores_on_all_tiers(void) {
+TEST(rounded_weights_give_the_same_scores_on_all_tiers) {
     static const double placements[][6] = {{0, 1, 1, 0, 1, 0}, {0, 0, 1, 0, 1, 0}, {.3, .3, 1, 0, 1, 0}};
     open_task(0);
     Rig exact = score(&whole);
@@ -141,7 +141,7 @@ static void rounded_weights_give_the_same_scores_on_all_tiers(void) {
 }
 
 /* All rows or the last, more rows than become logits at a time. On a sim, which has no data, a row is 2 vocab h1 flops. */
-static void only_the_rows_that_are_wanted_go_through_the_head(void) {
+TEST(only_the_rows_that_are_wanted_go_through_the_head) {
     const Hardware h = machine_with("mm_flops=1e9");
     double seconds[2];
     open_task(0);
@@ -191,7 +191,7 @@ static void expect_text(const int32_t *of, int n, const char *expected) {
 static const char letters[] = "qzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqz";
 enum { LETTERS = sizeof letters - 1 };
 
-static void a_text_is_cut_into_windows_and_the_tail_is_left_out(void) {
+TEST(a_text_is_cut_into_windows_and_the_tail_is_left_out) {
     static const struct {
         int window, limit, windows, of;
     } cases[] = {{10, 0, (LETTERS + 1) / 10, 10},
@@ -222,7 +222,7 @@ static void a_text_is_cut_into_windows_and_the_tail_is_left_out(void) {
     }
 }
 
-static void a_text_shorter_than_a_window_is_one(void) {
+TEST(a_text_shorter_than_a_window_is_one) {
     Eval e = eval_of(false);
     ASSERT_OK(eval_text(&e, written("qzqzq"), &err));
     CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.unscored == 0 && e.bytes == 5);
@@ -239,7 +239,7 @@ static void expect_refused(int (*read)(Eval *, const char *, Error *), int windo
     eval_free(&e);
 }
 
-static void a_text_that_cannot_be_scored_is_refused(void) {
+TEST(a_text_that_cannot_be_scored_is_refused) {
     expect_refused(eval_text, 0, "", "no text", "/text");
     expect_refused(eval_text, 0, "caf\xe9", "UTF-8", "/text");
     expect_refused(eval_text, POSITIONS + 1, letters, "--window 33: expected at most 32", "");
@@ -248,7 +248,7 @@ static void a_text_that_cannot_be_scored_is_refused(void) {
 
 /* Each of four tokens has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 tokens, as if of two bytes each.
  */
-static void bits_per_byte_are_as_by_hand(void) {
+TEST(bits_per_byte_are_as_by_hand) {
     Eval e = eval_of(false);
     ASSERT_OK(eval_text(&e, written("qzqz"), &err));
     Listener listener = eval_listener(&e);
@@ -261,7 +261,7 @@ static void bits_per_byte_are_as_by_hand(void) {
     eval_free(&e);
 }
 
-static void bytes_are_those_of_the_text(void) {
+TEST(bytes_are_those_of_the_text) {
     static const char text[] = "The weights of the next layer; \xC3\xA9\xF0\x9F\x98\x80, twice.\n\n";
     int32_t *of, special[] = {0, 1, 2, 3, -1, VOCAB};
     int n = tokenizer_encode(tokenizer, text, sizeof text - 1, &of, &err);
@@ -275,7 +275,7 @@ static void bytes_are_those_of_the_text(void) {
 
 // ---- last words ----------------------------------------------------------------------------------------------------
 
-static void the_last_word_and_the_white_space_before_it_are_scored(void) {
+TEST(the_last_word_and_the_white_space_before_it_are_scored) {
     static const char *const cases[][3] = {
         {"{\"text\": \"The next layer\"}", "The next", " layer"},
         {"{\"text\": \"The next layer \\n\", \"domain\": 1}", "The next", " layer"},
@@ -299,7 +299,7 @@ static void the_last_word_and_the_white_space_before_it_are_scored(void) {
 }
 
 /* Of 44 letters and a word, the last positions' worth stays, with </s> before it. */
-static void a_line_too_long_loses_its_beginning(void) {
+TEST(a_line_too_long_loses_its_beginning) {
     char line[200], expected[200];
     snprintf(line, sizeof line, "{\"text\": \"%s zq\"}\n\n{\"text\": \"q z\"}", letters);
     Eval e = eval_of(true);
@@ -314,7 +314,7 @@ static void a_line_too_long_loses_its_beginning(void) {
     free(text), eval_free(&e);
 }
 
-static void a_bad_line_is_named(void) {
+TEST(a_bad_line_is_named) {
     static const char *const cases[][3] = {
         {"{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "line 2", "two words"},
         {"{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "line 3", "two words"},
@@ -331,7 +331,7 @@ static void a_bad_line_is_named(void) {
         expect_refused(eval_lines, 0, cases[c][0], cases[c][1], cases[c][2]);
 }
 
-static void a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded(void) {
+TEST(a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded) {
     enum { LONG = 1000000 };
     char *line = xcalloc(LONG + 30, 1);
     memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG);
@@ -342,7 +342,7 @@ static void a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded(voi
 
 /* Three words: right with probability 1/2; of two tokens, the first right with 1/2 and the second wrong with 1/8; wrong
  * with 1/8. On average 8/3 bits. */
-static void a_word_is_right_where_all_its_tokens_are(void) {
+TEST(a_word_is_right_where_all_its_tokens_are) {
     Eval e = eval_of(false);
     e.limit = 3;
     ASSERT_OK(eval_lines(&e, written("{\"text\": \"q z\"}\n{\"text\": \"q zq\"}\n{\"text\": \"z q\"}\nnot read"), &err));
@@ -367,7 +367,7 @@ static void a_word_is_right_where_all_its_tokens_are(void) {
 
 /* scripts/make_golden.py --perplexity (torch 2.15.0, transformers 5.23.0, float32) on the same windows. K and V in F16 are
  * worth 1e-6. */
-static void the_shipped_models_perplexity_is_that_of_hugging_face(void) {
+TEST(the_shipped_models_perplexity_is_that_of_hugging_face) {
     static const struct {
         int window, limit;
         double perplexity;
@@ -388,24 +388,3 @@ static void the_shipped_models_perplexity_is_that_of_hugging_face(void) {
     tokenizer_close(own);
     checkpoint_close(checkpoint);
 }
-
-CU_TestInfo tests[] = {
-    {"every score is what the plain forward says", every_score_is_what_the_plain_forward_says},
-    {"a prefill scores what token by token scores, under every policy",
-     a_prefill_scores_what_token_by_token_scores_under_every_policy},
-    {"rounded weights give the same scores on all tiers", rounded_weights_give_the_same_scores_on_all_tiers},
-    {"only the rows that are wanted go through the head", only_the_rows_that_are_wanted_go_through_the_head},
-    {"a text is cut into windows and the tail is left out", a_text_is_cut_into_windows_and_the_tail_is_left_out},
-    {"a text shorter than a window is one", a_text_shorter_than_a_window_is_one},
-    {"a text that cannot be scored is refused", a_text_that_cannot_be_scored_is_refused},
-    {"bits per byte are as by hand", bits_per_byte_are_as_by_hand},
-    {"bytes are those of the text", bytes_are_those_of_the_text},
-    {"the last word and the white space before it are scored", the_last_word_and_the_white_space_before_it_are_scored},
-    {"a line too long loses its beginning", a_line_too_long_loses_its_beginning},
-    {"a bad line is named", a_bad_line_is_named},
-    {"a last word that is far too long is refused before it is encoded",
-     a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded},
-    {"a word is right where all its tokens are", a_word_is_right_where_all_its_tokens_are},
-    {"the shipped model's perplexity is that of Hugging Face", the_shipped_models_perplexity_is_that_of_hugging_face},
-    CU_TEST_INFO_NULL,
-};

@@ -453,13 +453,15 @@ static void run(void) {
     if (!trial.recording) rig_close(&r);
 }
 
-/* packs: of whole groups, so that weights and cache can be packed. */
+/* packs: of whole groups, so that weights and cache can be packed. What a trial may have besides is at first not there. */
 static void open_model(int l, bool packs) {
     const int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
     OptConfig config = TEST_CONFIG(l, h1, packs ? GROUP * roll(1, 2) : 4 * roll(1, 4), nh, roll(5, VOCAB), -1);
     config.max_pos = MAX_S + MAX_N, config.embed = one_in(4) ? 4 * roll(1, 3) : h1;
     config.pre_norm = !one_in(4), config.final_norm = !one_in(4);
     trial.model = checkpoint_dummy(&config, dice);
+    trial.weights = trial.cache = trial.blind = false;
+    trial.study = (Quant){0}, trial.sparsity = 1, trial.packed_rows = 0;
 }
 
 static void open_task(int count, const int *s, const int *n) {
@@ -467,7 +469,6 @@ static void open_task(int count, const int *s, const int *n) {
     trial.task.sampling = (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice};
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
-    trial.blind = false, trial.packed_rows = 0;
 }
 
 static void close_trial(void) {
@@ -541,7 +542,7 @@ static bool passes(uint64_t seed) {
     return !trial.wrong;
 }
 
-static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) {
+TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
     enum { SEEDS = 60, POLICIES = 6 };
     bool ok = true;
     host_set_threads(1); /* the tensors are tiny */
@@ -564,7 +565,7 @@ static void no_two_ops_touch_the_same_bytes_without_an_event_between_them(void) 
 }
 
 /* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
-static void nor_where_packed_weights_are_unpacked_first(void) {
+TEST(nor_where_packed_weights_are_unpacked_first) {
     bool ok = true;
     for (uint64_t seed = 0; seed < 40 && ok; seed++) {
         dice = (seed << 32) + 7;
@@ -580,7 +581,7 @@ static void nor_where_packed_weights_are_unpacked_first(void) {
 
 /* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
  * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
-static void weights_are_unpacked_once_and_only_for_batches_of_many_rows(void) {
+TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
     enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
     dice = 3;
     open_model(L, true);
@@ -614,7 +615,7 @@ static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_
 }
 
 /* States are written before they are sent, and read before the next ones come to their place. */
-static void nor_in_a_stage_of_a_pipeline(void) {
+TEST(nor_in_a_stage_of_a_pipeline) {
     bool ok = true;
     for (uint64_t seed = 0; seed < 80 && ok; seed++) {
         dice = (seed << 32) + 11;
@@ -636,7 +637,7 @@ static void nor_in_a_stage_of_a_pipeline(void) {
 }
 
 /* All of them have run above. */
-static void the_table_of_ops_says_what_ops_do(void) {
+TEST(the_table_of_ops_says_what_ops_do) {
     for (int code = OP_COPY + 1; code < NCODES; code++) {
         CU_ASSERT(ran[code]);
         for (int v = 0, end = 0; v < MAX_VIEWS; v++) {
@@ -666,7 +667,7 @@ static const struct {
     {2, 2, 8, 8, {4, 4, 0, 3, 0, 1}},
 };
 
-static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) {
+TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
     dice = 2;
     open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
@@ -687,7 +688,7 @@ static void what_a_batch_has_left_open_is_waited_for_when_others_are_gone(void) 
 
 /* If prompt 0 takes its four sweeps, the long one comes to a seat on the CPU; when it stops early, to one on the GPU, where
  * nobody was to have as many pages. */
-static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void) {
+TEST(a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early) {
     dice = 9;
     open_model(1, false);
     open_task(3, (int[]){1, 1, 20}, (int[]){4, 1, 2});
@@ -703,7 +704,7 @@ static void a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early(void
 
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
  * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
-static void there_is_room_for_the_moves_of_pages_that_all_lie_apart(void) {
+TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     enum { N = 40 };
     dice = 5;
     open_model(1, false);
@@ -744,7 +745,7 @@ static int races_of(const Plan *plan, Move first, Move second, int way) {
 }
 
 /* The posting thread is held to it as well. */
-static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
+TEST(ops_without_an_event_are_races_and_with_one_they_are_none) {
     Error err;
     dice = 1;
     open_model(1, false);
@@ -770,21 +771,3 @@ static void ops_without_an_event_are_races_and_with_one_they_are_none(void) {
     plan_free(plan);
     close_trial();
 }
-
-CU_TestInfo tests[] = {
-    {"ops without an event are races, and with one they are none",
-     ops_without_an_event_are_races_and_with_one_they_are_none},
-    {"what a batch has left open is waited for when others are gone",
-     what_a_batch_has_left_open_is_waited_for_when_others_are_gone},
-    {"a seat has pages for whoever comes to it when others stop early",
-     a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early},
-    {"there is room for the moves of pages that all lie apart", there_is_room_for_the_moves_of_pages_that_all_lie_apart},
-    {"no two ops touch the same bytes without an event between them",
-     no_two_ops_touch_the_same_bytes_without_an_event_between_them},
-    {"nor where packed weights are unpacked first", nor_where_packed_weights_are_unpacked_first},
-    {"weights are unpacked once, and only for batches of many rows",
-     weights_are_unpacked_once_and_only_for_batches_of_many_rows},
-    {"nor in a stage of a pipeline", nor_in_a_stage_of_a_pipeline},
-    {"the table of ops says what ops do", the_table_of_ops_says_what_ops_do},
-    CU_TEST_INFO_NULL,
-};

@@ -11,12 +11,12 @@ const char *test_missing(const char *name) {
                : NULL;
 }
 
-static void starters_have_no_points_and_mistakes_lose_theirs(void) {
+TEST(starters_have_no_points_and_mistakes_lose_theirs) {
     CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $SAMPLE"), 0);
 }
 
 /* Each exercise has ten points, of which a program gets none that ends well but does not know the secret. */
-static void a_program_that_does_not_say_the_secret_has_no_points(void) {
+TEST(a_program_that_does_not_say_the_secret_has_no_points) {
     const char *end = "0 of 10 points; next: step 1, ";
     char line[1000];
     int count = 0, none = 0;
@@ -36,7 +36,7 @@ static void a_program_that_does_not_say_the_secret_has_no_points(void) {
 
 /* The points of exercise 1 are 3, 3 and 4. Scripts are in place of the suite `grade`: one reads the secret of a step first,
  * and is called with "--only" and a name. */
-static void the_points_are_those_of_the_steps_that_passed(void) {
+TEST(the_points_are_those_of_the_steps_that_passed) {
     static const struct {
         const char *script, *line;
         bool good;
@@ -63,7 +63,7 @@ static void the_points_are_those_of_the_steps_that_passed(void) {
 }
 
 /* Of two trees one is worked in, and the other has links to its files. */
-static void what_a_student_hands_in_does_not_come_from_elsewhere(void) {
+TEST(what_a_student_hands_in_does_not_come_from_elsewhere) {
     char command[800];
     const char *dir = temp_dir();
     snprintf(command, sizeof command,
@@ -75,11 +75,3 @@ static void what_a_student_hands_in_does_not_come_from_elsewhere(void) {
              dir, dir, dir, dir, dir);
     CU_ASSERT_EQUAL(system(command), 0);
 }
-
-CU_TestInfo tests[] = {
-    {"starters have no points and mistakes lose theirs", starters_have_no_points_and_mistakes_lose_theirs},
-    {"a program that does not say the secret has no points", a_program_that_does_not_say_the_secret_has_no_points},
-    {"the points are those of the steps that passed", the_points_are_those_of_the_steps_that_passed},
-    {"what a student hands in does not come from elsewhere", what_a_student_hands_in_does_not_come_from_elsewhere},
-    CU_TEST_INFO_NULL,
-};

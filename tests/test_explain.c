@@ -82,7 +82,7 @@ static void check_price(double cpu_gb, bool paper, Tier tier) {
     said_free(&before), said_free(&after), case_close(&c);
 }
 
-static void a_tier_with_a_little_more_memory_brings_what_its_price_says(void) {
+TEST(a_tier_with_a_little_more_memory_brings_what_its_price_says) {
     enum { ENOUGH = 219, SHORT = 150 }; /* GB of CPU memory; with the less a part of the cache must go to disk */
     for (int paper = 0; paper < 2; paper++)
         check_price(ENOUGH, paper, TIER_GPU), check_price(SHORT, paper, TIER_GPU), check_price(SHORT, paper, TIER_CPU);
@@ -90,7 +90,7 @@ static void a_tier_with_a_little_more_memory_brings_what_its_price_says(void) {
 
 /* No price without a limit: a row that has room to spare is worth nothing. What the paper's rows of seconds may take is
  * T_pre or T_gen, of which A.3 makes T. */
-static void every_row_binds_or_has_no_price(void) {
+TEST(every_row_binds_or_has_no_price) {
     Case c;
     case_open(&c, 219);
     for (int paper = 0; paper < 2; paper++) {
@@ -119,7 +119,7 @@ static void every_row_binds_or_has_no_price(void) {
 }
 
 /* What one more GB/s of a link brings, by the report, is what the same question on that machine says. */
-static void a_faster_link_is_faster_in_both_stages(void) {
+TEST(a_faster_link_is_faster_in_both_stages) {
     double most = 0;
     for (int paper = 0; paper < 2; paper++)
         for (int link = CTOG; link <= CTOD; link++) {
@@ -136,11 +136,3 @@ static void a_faster_link_is_faster_in_both_stages(void) {
         }
     CU_ASSERT(most > 1); /* or nothing is tested */
 }
-
-CU_TestInfo tests[] = {
-    {"a tier with a little more memory brings what its price says",
-     a_tier_with_a_little_more_memory_brings_what_its_price_says},
-    {"every row binds or has no price", every_row_binds_or_has_no_price},
-    {"a faster link is faster in both stages", a_faster_link_is_faster_in_both_stages},
-    CU_TEST_INFO_NULL,
-};

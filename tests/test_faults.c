@@ -282,7 +282,7 @@ static void *ask_for_too_much(void *unused) {
 /* A process takes its time to end, as long as what it does at its end. */
 static void end_slowly(void) { usleep(50000); }
 
-static void threads_that_find_no_memory_say_so_once(void) {
+TEST(threads_that_find_no_memory_say_so_once) {
     enum { THREADS = 4 };
     int status;
     open_directories();
@@ -304,7 +304,7 @@ static void threads_that_find_no_memory_say_so_once(void) {
 
 /* Whatever read fails, of a directory too: a copy is not refused because of what another run has left, and that is either
  * removed or said. */
-static void what_a_killed_run_has_left_harms_no_other(void) {
+TEST(what_a_killed_run_has_left_harms_no_other) {
     const Errand job = {.args = "quantize" TINY " --output @result"};
     int said = 0;
     open_directories();
@@ -327,19 +327,8 @@ static void what_a_killed_run_has_left_harms_no_other(void) {
     remove_result();
 }
 
-static void whatever_fails_generate_says_so(void) { try_jobs("generate"); }
-static void whatever_fails_bench_and_policy_say_so(void) { try_jobs("bench"), try_jobs("policy"); }
-static void whatever_fails_quantize_says_so(void) { try_jobs("quantize"); }
-static void whatever_fails_eval_says_so(void) { try_jobs("eval"); }
-static void whatever_fails_profile_says_so(void) { try_jobs("profile"); }
-
-CU_TestInfo tests[] = {
-    {"whatever fails, generate says so", whatever_fails_generate_says_so},
-    {"whatever fails, bench and policy say so", whatever_fails_bench_and_policy_say_so},
-    {"whatever fails, quantize says so", whatever_fails_quantize_says_so},
-    {"whatever fails, eval says so", whatever_fails_eval_says_so},
-    {"whatever fails, profile says so", whatever_fails_profile_says_so},
-    {"what a killed run has left harms no other", what_a_killed_run_has_left_harms_no_other},
-    {"threads that find no memory say so once", threads_that_find_no_memory_say_so_once},
-    CU_TEST_INFO_NULL,
-};
+TEST(whatever_fails_generate_says_so) { try_jobs("generate"); }
+TEST(whatever_fails_bench_and_policy_say_so) { try_jobs("bench"), try_jobs("policy"); }
+TEST(whatever_fails_quantize_says_so) { try_jobs("quantize"); }
+TEST(whatever_fails_eval_says_so) { try_jobs("eval"); }
+TEST(whatever_fails_profile_says_so) { try_jobs("profile"); }

@@ -99,7 +99,7 @@ static void assert_sets(const Options *fields) {
     } while (0)
 #define VALUE word[2]
 
-static void texts_and_files_set_their_field(void) {
+TEST(texts_and_files_set_their_field) {
     SETS("generate --model x", o.model = VALUE);
     SETS("generate --prompts x", o.prompts = VALUE);
     SETS("generate --output x", o.output = VALUE);
@@ -114,7 +114,7 @@ static void texts_and_files_set_their_field(void) {
     SETS("generate --format jsonl", o.format = VALUE);
 }
 
-static void switches_set_their_field(void) {
+TEST(switches_set_their_field) {
     SETS("generate --resume", o.resume = true);
     SETS("generate --overwrite", o.overwrite = true);
     SETS("generate --strict", o.strict = true);
@@ -133,7 +133,7 @@ static void switches_set_their_field(void) {
 /* What sampling asks for. */
 static void warm(Options *o) { o->sampling.temperature = 1; }
 
-static void numbers_set_their_field(void) {
+TEST(numbers_set_their_field) {
     SETS("generate --max-tokens 7", o.max_tokens = 7);
     SETS("bench --prompt-len 16-512", (o.prompt_len[0] = 16, o.prompt_len[1] = 512));
     SETS("bench --prompt-len 9", o.prompt_len[0] = o.prompt_len[1] = 9);
@@ -160,7 +160,7 @@ static void numbers_set_their_field(void) {
 }
 
 /* Memory in powers of 1024, rates in powers of 1000, delays in milliseconds, shares in percent. */
-static void units_are_those_of_the_help_text(void) {
+TEST(units_are_those_of_the_help_text) {
     SETS("bench --gpu-mem 16G", o.capacity[TIER_GPU] = (size_t)16 << 30);
     SETS("bench --cpu-mem 1.5m", o.capacity[TIER_CPU] = (size_t)3 << 19);
     SETS("bench --disk-mem 2T", o.capacity[TIER_DISK] = (size_t)2 << 40);
@@ -175,7 +175,7 @@ static void units_are_those_of_the_help_text(void) {
           o.fixed[0] = o.fixed[1] = o.fixed[2] = o.fixed[3] = o.fixed[5] = true));
 }
 
-static void words_set_their_field(void) {
+TEST(words_set_their_field) {
     SETS("bench --schedule row", (o.policy.schedule = SCHEDULE_ROW, o.fixed_schedule = true));
     SETS("bench --schedule zigzag", (o.policy.schedule = SCHEDULE_ZIGZAG, o.fixed_schedule = true));
     SETS("bench --schedule diagonal", (o.policy.schedule = SCHEDULE_DIAGONAL, o.fixed_schedule = true));
@@ -184,7 +184,7 @@ static void words_set_their_field(void) {
 }
 
 /* What may be given several times is kept in its order. */
-static void lists_keep_what_is_given_in_order(void) {
+TEST(lists_keep_what_is_given_in_order) {
     Options o = options_default();
     CU_ASSERT_EQUAL(parse(&o, words("generate --prompt a --stop x --prompt b --stop ''")), 0);
     CU_ASSERT(o.prompt.n == 2 && !strcmp(o.prompt.text[0], "a") && !strcmp(o.prompt.text[1], "b"));
@@ -195,7 +195,7 @@ static void lists_keep_what_is_given_in_order(void) {
 }
 
 /* Behind the tests above. */
-static void every_flag_of_the_help_text_was_tried(void) {
+TEST(every_flag_of_the_help_text_was_tried) {
     static const char lists[] = " --prompt --stop --with "; /* above */
     char letters[10], padded[50];
     const char *name;
@@ -213,7 +213,7 @@ static void every_flag_of_the_help_text_was_tried(void) {
 static const char *const commands[NCOMMANDS] = {"generate", "bench", "policy", "profile", "quantize", "eval"};
 static const char letter[] = "gbpmqe"; /* of each command, in the help text */
 
-static void a_flag_is_known_to_its_commands_only(void) {
+TEST(a_flag_is_known_to_its_commands_only) {
     char letters[10], only[60];
     const char *name;
     for (int i = 0; (name = flag_in_help(i, letters)); i++)
@@ -239,7 +239,7 @@ static bool takes(const char *name, const char *of, const char *format, double v
 }
 
 /* What a refusal says: it takes the first and the last value of these, and none beyond. */
-static void a_number_is_taken_from_the_lowest_to_the_highest_that_it_names(void) {
+TEST(a_number_is_taken_from_the_lowest_to_the_highest_that_it_names) {
     char letters[10];
     const char *name;
     int bounded = 0;
@@ -265,7 +265,7 @@ static void a_number_is_taken_from_the_lowest_to_the_highest_that_it_names(void)
 }
 
 /* Two shares of hundredths of a percent: none is so near to 100 that rounding would refuse it, and one more is too much. */
-static void percentages_add_up_to_100(void) {
+TEST(percentages_add_up_to_100) {
     for (int cents = 0; cents <= 10000; cents++) {
         char line[200];
         const double gpu = cents / 100., cpu = (10000 - cents) / 100., more = (10001 - cents) / 100.;
@@ -282,7 +282,7 @@ static void percentages_add_up_to_100(void) {
 // What is wrong
 // ---------------------------------------------------------------------------------------------------------------
 
-static void a_wrong_value_is_refused_with_what_is_expected(void) {
+TEST(a_wrong_value_is_refused_with_what_is_expected) {
 #define A_SIZE ": expected a size such as 16G, 512M or 4096"
 #define LINKS ": expected links and bytes a second such as ctog=1G,gtoc=1G,dtoc=0.5G"
 #define A_WIRE ": expected bytes a second and a delay such as 1G,0.5ms"
@@ -360,7 +360,7 @@ static void a_wrong_value_is_refused_with_what_is_expected(void) {
 
 /* Each is refused although all of its flags are right; without the last of them it is not. Links are those of the host
  * device, which is also taken where no device is named. */
-static void what_does_not_go_together_is_refused_by_name(void) {
+TEST(what_does_not_go_together_is_refused_by_name) {
 #define PAPER "policy --model m --cost-model paper --hardware h --gpu-batch-size 1 --num-gpu-batches 1 "
     static const char *const cases[][2] = {
         {"generate --model m --prompt p --resume --overwrite", "--resume: keeps what --overwrite loses"},
@@ -419,7 +419,7 @@ static void what_does_not_go_together_is_refused_by_name(void) {
 
 /* One file in two places of a command line, by two names, of which one is written to: the last, with which the refusal
  * begins. */
-static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
+TEST(nothing_is_written_over_what_is_read_or_written_as_well) {
     static const char *const cases[][2] = {
         {"generate --prompts", "--output"}, {"generate --prompts", "--trace"}, {"generate --prompt p --output", "--trace"},
         {"bench --json", "--trace"},        {"bench --hardware", "--json"},    {"bench --hardware", "--trace"},
@@ -439,7 +439,7 @@ static void nothing_is_written_over_what_is_read_or_written_as_well(void) {
 }
 
 /* Files of a model, by any name of its directory. */
-static void nothing_is_written_over_the_model(void) {
+TEST(nothing_is_written_over_the_model) {
     static const char *const files[] = {
         "config.json", "vocab.json", "merges.txt", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
         "notes.txt"};
@@ -465,29 +465,9 @@ static uint64_t digest(const char *line) {
 }
 
 /* assert_sets tries each flag by itself. */
-static void what_is_a_machines_own_is_no_part_of_the_digest(void) {
+TEST(what_is_a_machines_own_is_no_part_of_the_digest) {
     const uint64_t seed = digest("bench --seed 11");
     CU_ASSERT(seed == digest("bench --threads 2 --seed 11 --gpu-mem 1G --with gmem=1e9"));
     CU_ASSERT(seed != digest("bench --seed 12") && seed != digest("generate --seed 11"));
     CU_ASSERT(digest("generate --stop ab --stop c") != digest("generate --stop a --stop bc"));
 }
-
-CU_TestInfo tests[] = {
-    {"texts and files set their field", texts_and_files_set_their_field},
-    {"switches set their field", switches_set_their_field},
-    {"numbers set their field", numbers_set_their_field},
-    {"units are those of the help text", units_are_those_of_the_help_text},
-    {"words set their field", words_set_their_field},
-    {"lists keep what is given in order", lists_keep_what_is_given_in_order},
-    {"every flag of the help text was tried", every_flag_of_the_help_text_was_tried},
-    {"a flag is known to its commands only", a_flag_is_known_to_its_commands_only},
-    {"a number is taken from the lowest to the highest that it names",
-     a_number_is_taken_from_the_lowest_to_the_highest_that_it_names},
-    {"percentages add up to 100", percentages_add_up_to_100},
-    {"a wrong value is refused with what is expected", a_wrong_value_is_refused_with_what_is_expected},
-    {"what does not go together is refused by name", what_does_not_go_together_is_refused_by_name},
-    {"nothing is written over what is read or written as well", nothing_is_written_over_what_is_read_or_written_as_well},
-    {"nothing is written over the model", nothing_is_written_over_the_model},
-    {"what is a machine's own is no part of the digest", what_is_a_machines_own_is_no_part_of_the_digest},
-    CU_TEST_INFO_NULL,
-};

@@ -30,7 +30,7 @@ static Result run_copy(const char *library, bool driver) {
     return r;
 }
 
-static void a_program_finds_its_library_or_says_what_is_missing(void) {
+TEST(a_program_finds_its_library_or_says_what_is_missing) {
     static const struct {
         const char *library;
         bool driver;
@@ -43,7 +43,7 @@ static void a_program_finds_its_library_or_says_what_is_missing(void) {
     for (int i = 0; i < 3; i++) assert_ends(run_copy(cases[i].library, cases[i].driver), cases[i].status, cases[i].said);
 }
 
-static void the_library_beside_the_program_runs_the_model(void) {
+TEST(the_library_beside_the_program_runs_the_model) {
     char library[1000];
     snprintf(library, sizeof library, "%s_cuda.so", setting("FLEXGEN_EMULATED", ""));
     if (library[0] == '_') return;
@@ -83,7 +83,7 @@ static bool holds(const char *command) {
     return system(line) == 0;
 }
 
-static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(void) {
+TEST(every_step_keeps_its_time_and_its_figures_whatever_the_others_do) {
     static const char *const after[] = {
         "tar xzf out.tar.gz && cd performance",
         "grep -q '\"name\": \"bounds_gpu\".*\"exit_status\": 124.*\"note\": \"ended after' performance/summary.json",
@@ -127,7 +127,7 @@ static void every_step_keeps_its_time_and_its_figures_whatever_the_others_do(voi
 }
 
 /* The table of a part adds up, and every step that it names is there and says what it does. */
-static void the_steps_of_gpu_check_fit_their_time(void) {
+TEST(the_steps_of_gpu_check_fit_their_time) {
     static const char *const parts[] = {"correctness", "performance"};
     snprintf(checked, sizeof checked, ".");
     for (int p = 0; p < 2; p++) {
@@ -200,7 +200,7 @@ static void expect_figure(const cJSON *figures, const char *name, double value, 
     CU_ASSERT(right);
 }
 
-static void figures_of_a_gpu_are_those_of_a_hand_calculation(void) {
+TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
     static const char bounds[] = "h2d 25\nd2h 20\nd2d 800\nplain_read 60\ngemm_large 90000\ngemm_prefill 70000\n";
     snprintf(checked, sizeof checked, "%s", temp_dir());
     write_file(checked, "bounds-gpu", bounds, sizeof bounds - 1);
@@ -237,7 +237,7 @@ static char *shell(int *status, const char *line, const char *command) {
 
 /* Its commands, on the emulation and with less to do: the shipped model for the one that is to be fetched, fewer tokens,
  * one small batch, a machine from a file for this one. Profiling is only parsed. */
-static void the_commands_of_the_page_for_readers_with_a_gpu_run(void) {
+TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
     static const char less[] =
         "command=$(printf %s \"$line\" | sed -e \"s|/tmp/|$scratch/|g\" -e \"s|^    ./flexgen|'$program'|\"); case $line "
         "in "
@@ -275,7 +275,7 @@ static void the_commands_of_the_page_for_readers_with_a_gpu_run(void) {
 }
 
 /* The files that it names are there, and the lines that it explains are the program's. */
-static void what_the_page_for_readers_with_a_gpu_names_is_there(void) {
+TEST(what_the_page_for_readers_with_a_gpu_names_is_there) {
     int status;
     const char *missing = shell(&status, "",
                                 "grep -oE '\\b(hardware|scripts|models)/[a-z0-9_.-]+[a-z0-9]' docs/GPU.md | sort -u | "
@@ -289,15 +289,3 @@ static void what_the_page_for_readers_with_a_gpu_names_is_there(void) {
     const char *lines = shell(&status, "", "grep -c '^| `' docs/GPU.md");
     CU_ASSERT(atoi(lines) >= 9);
 }
-
-CU_TestInfo tests[] = {
-    {"a program finds its library, or says what is missing", a_program_finds_its_library_or_says_what_is_missing},
-    {"the library beside the program runs the model", the_library_beside_the_program_runs_the_model},
-    {"every step keeps its time and its figures, whatever the others do",
-     every_step_keeps_its_time_and_its_figures_whatever_the_others_do},
-    {"the steps of gpu_check.sh fit their time", the_steps_of_gpu_check_fit_their_time},
-    {"figures of a GPU are those of a hand calculation", figures_of_a_gpu_are_those_of_a_hand_calculation},
-    {"the commands of the page for readers with a GPU run", the_commands_of_the_page_for_readers_with_a_gpu_run},
-    {"what the page for readers with a GPU names is there", what_the_page_for_readers_with_a_gpu_names_is_there},
-    CU_TEST_INFO_NULL,
-};

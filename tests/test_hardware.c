@@ -53,7 +53,7 @@ static bool same(const Hardware *a, const Hardware *b) {
            !memcmp(&a->copy_core_s, &b->copy_core_s, sizeof *a - offsetof(Hardware, copy_core_s));
 }
 
-static void a_file_becomes_the_numbers_it_holds(void) {
+TEST(a_file_becomes_the_numbers_it_holds) {
     Error err;
     Hardware h, expected = {.gmem = 1,
                             .cmem = 2e9,
@@ -86,7 +86,7 @@ static void a_file_becomes_the_numbers_it_holds(void) {
     CU_ASSERT(same(&h, &expected));
 }
 
-static void what_is_wrong_in_a_file_is_named(void) {
+TEST(what_is_wrong_in_a_file_is_named) {
     static const struct {
         const char *from, *to, *says; /* from NULL: these keys more */
     } cases[] = {
@@ -158,7 +158,7 @@ static void what_is_wrong_in_a_file_is_named(void) {
         refused(cases[c].from ? edited(cases[c].from, cases[c].to) : with(cases[c].to), cases[c].says);
 }
 
-static void values_that_no_machine_has_are_refused(void) {
+TEST(values_that_no_machine_has_are_refused) {
     static const char *const bad[][2] = {{"0", "is 0;"},
                                          {"-1", "is -1;"},
                                          {"-0.0", "is -0;"},
@@ -183,7 +183,7 @@ static void values_that_no_machine_has_are_refused(void) {
 }
 
 /* The longest that is taken, and one more. */
-static void a_name_has_95_bytes_and_a_curve_16_points(void) {
+TEST(a_name_has_95_bytes_and_a_curve_16_points) {
     char text[200] = "\"", keys[2000] = "\"mm_rows\": [[1, 2]";
     Error err;
     Hardware h;
@@ -200,7 +200,7 @@ static void a_name_has_95_bytes_and_a_curve_16_points(void) {
     refused(with(keys), "mm_rows has 17 points; expected 1 to 16");
 }
 
-static void what_is_no_object_or_no_file_is_refused(void) {
+TEST(what_is_no_object_or_no_file_is_refused) {
     Error err = {0, ""};
     Hardware h;
     refused("[]", "holds no JSON object");
@@ -214,7 +214,7 @@ static void what_is_no_object_or_no_file_is_refused(void) {
 }
 
 /* The files that come with the program are read, every value has its source, and none is off by a thousand. */
-static void the_machines_that_come_with_the_program_are_complete(void) {
+TEST(the_machines_that_come_with_the_program_are_complete) {
     glob_t files;
     Error err;
     CU_ASSERT_EQUAL_FATAL(glob("hardware/*.json", 0, NULL, &files), 0);
@@ -244,7 +244,7 @@ static void the_machines_that_come_with_the_program_are_complete(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* A change is the file with another number in it, and nothing else but that the name says so. */
-static void a_change_is_the_file_with_another_number(void) {
+TEST(a_change_is_the_file_with_another_number) {
     static const char *const cases[][3] = {{"gmem=7e9", "\"gmem\": 1", "\"gmem\": 7e9"},
                                            {"ctog_bdw=8e9", "\"ctog_bdw\": 4", "\"ctog_bdw\": 8e9"},
                                            {"ctog_bdw_g=8e9", "\"ctog_bdw\": 4", "\"ctog_bdw_p\": 4, \"ctog_bdw_g\": 8e9"},
@@ -265,7 +265,7 @@ static void a_change_is_the_file_with_another_number(void) {
 }
 
 /* Nine bytes and fifteen changes of ten fill the name to its last byte. The sixteenth change is made, but not named. */
-static void the_name_says_changes_as_far_as_there_is_room(void) {
+TEST(the_name_says_changes_as_far_as_there_is_room) {
     Error err;
     Hardware h;
     ASSERT_OK(read_text(&h, good, &err));
@@ -275,7 +275,7 @@ static void the_name_says_changes_as_far_as_there_is_room(void) {
 }
 
 /* As wrong use, by name; the machine stays as it was. */
-static void a_wrong_change_is_refused(void) {
+TEST(a_wrong_change_is_refused) {
     static const struct {
         const char *says, *changes[9];
     } cases[] = {
@@ -329,7 +329,7 @@ static void random_curve(Curve *c, uint64_t *seed) {
     }
 }
 
-static void what_is_written_is_read_back_bit_for_bit(void) {
+TEST(what_is_written_is_read_back_bit_for_bit) {
     static char text[20000];
     uint64_t seed = 11;
     for (int trial = 0; trial < 300; trial++) {
@@ -351,7 +351,7 @@ static void what_is_written_is_read_back_bit_for_bit(void) {
 }
 
 /* Each value has its source, under the same key, and nothing else has one. */
-static void sources_follow_their_keys(void) {
+TEST(sources_follow_their_keys) {
     static char text[20000];
     static const char *const keys[] = {"name", "ctog_bdw_p", "ctog_bdw_g", "gtoc_bdw", "gmem", "op_s", "mm_rows"};
     Error err;
@@ -399,7 +399,7 @@ static void takes(const Hardware *h, bool prefill, const Timed *t) {
 /* By hand, of a product of 10 rows: 2e4 flops, 2000 bytes of weights (packed 4.5 bits a weight) and 2 x 10 x 110 of x and
  * y, twice as many in floats. A prompt of 4 tokens with h1 100: 10 pairs, 4000 flops, 4 x 100 x (2 x 2 + 4) = 3200 bytes. 3
  * new tokens to 20 each: 24000 flops, and as many bytes. */
-static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
+TEST(without_curves_an_op_takes_the_longer_of_flops_and_bytes) {
     Hardware h = machine_with(
         "mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=0.5e12 bmm_flops_p=8e12 cpu_flops_g=0.1e12 "
         "cpu_flops_p=0.04e12");
@@ -422,7 +422,7 @@ static void without_curves_an_op_takes_the_longer_of_flops_and_bytes(void) {
 /* By hand, 2 n k = 2000 flops a row: at 4 rows 8000 / 100 = 80 s, at 8 rows 16000 / 160 = 100 s, and 5 s more for each row
  * between them; at 16 rows 160 s. Outside in proportion: 80 / 4 = 20 s for one row, 160 / 16 x 80 = 800 s for 80.
  * Attention: 4 x 300 flops a token, 12000 for 10. What is packed has a curve of its own, or the same. */
-static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
+TEST(a_curve_goes_before_rates_and_is_linear_in_seconds) {
     Hardware h = machine_with("gpu_bdw=1 cpu_bdw=1");
     h.mm_rows = (Curve){3, {4, 8, 16}, {100, 160, 200}};
     h.bmm_tokens[1] = (Curve){1, {50}, {1000}};
@@ -457,20 +457,3 @@ static void a_curve_goes_before_rates_and_is_linear_in_seconds(void) {
                     {ON_CPU, 10, 24},
                     {0}});
 }
-
-CU_TestInfo tests[] = {
-    {"a file becomes the numbers it holds", a_file_becomes_the_numbers_it_holds},
-    {"what is wrong in a file is named", what_is_wrong_in_a_file_is_named},
-    {"values that no machine has are refused", values_that_no_machine_has_are_refused},
-    {"a name has 95 bytes and a curve 16 points", a_name_has_95_bytes_and_a_curve_16_points},
-    {"what is no object or no file is refused", what_is_no_object_or_no_file_is_refused},
-    {"the machines that come with the program are complete", the_machines_that_come_with_the_program_are_complete},
-    {"a change is the file with another number", a_change_is_the_file_with_another_number},
-    {"the name says changes as far as there is room", the_name_says_changes_as_far_as_there_is_room},
-    {"a wrong change is refused", a_wrong_change_is_refused},
-    {"what is written is read back bit for bit", what_is_written_is_read_back_bit_for_bit},
-    {"sources follow their keys", sources_follow_their_keys},
-    {"without curves an op takes the longer of flops and bytes", without_curves_an_op_takes_the_longer_of_flops_and_bytes},
-    {"a curve goes before rates and is linear in seconds", a_curve_goes_before_rates_and_is_linear_in_seconds},
-    CU_TEST_INFO_NULL,
-};

@@ -57,7 +57,11 @@ static double half_value(unsigned h) {
     return h & 0x8000 ? -v : v;
 }
 
-static void every_half_converts_exactly_and_back_also_in_vectors(void) {
+TEST(greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan) { check_greedy(); }
+
+TEST(scores_are_log_probabilities_of_the_targets) { check_scores(); }
+
+TEST(every_half_converts_exactly_and_back_also_in_vectors) {
     enum { ALL = 65536 };
     const int32_t first = 0;
     const Tensor all = blank(F16, 1, ALL), y = blank(F32, 1, ALL);
@@ -77,7 +81,7 @@ static void every_half_converts_exactly_and_back_also_in_vectors(void) {
     forget();
 }
 
-static void floats_round_to_the_nearest_even_half(void) {
+TEST(floats_round_to_the_nearest_even_half) {
     int wrong = 0;
     for (unsigned h = 0; h < 0x7c00; h++) { /* between every half and the next, the first past the largest being 65536 */
         double low = half_value(h), high = h == 0x7bff ? 65536 : half_value(h + 1);
@@ -96,7 +100,7 @@ static void floats_round_to_the_nearest_even_half(void) {
 
 // ---- products ----------------------------------------------------------------------------------------------------
 
-static void linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes(void) {
+TEST(linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes) {
     static const int sizes[] = {1, 3, 4, 15, 16, 17, 31, 64, 65, 100};
     static const int large[][3] = {{97, 193, 1025}, {200, 401, 100}, {5, 17, 4100}, {49, 33, 2049}, {193, 16, 31}};
     static const Epilogue ends[] = {{0, 1, 0, 0, 1}, {0, 1, 1, 0, 2}, {0, 0, 1, 0, 1}, {0, 1, 1, 1, 2}, {0, 0, 0, 1, 1}};
@@ -116,7 +120,7 @@ static void linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes(voi
 
 /* An output is the same in a product of one row; in the last m rows, for tiles and tasks of any size; in the first n
  * columns. Each has another number of threads. */
-static void a_row_depends_on_neither_rows_nor_columns_nor_threads(void) {
+TEST(a_row_depends_on_neither_rows_nor_columns_nor_threads) {
     static const struct {
         int n, k;
         bool packed;
@@ -167,7 +171,7 @@ static void expect_rounded_once(Op op) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-static void a_result_in_halves_is_the_float_result_rounded_once(void) {
+TEST(a_result_in_halves_is_the_float_result_rounded_once) {
     static const int cols[] = {1, 16, 31, 64, 100}, some_heads[][2] = {{64, 5}, {80, 5}, {20, 5}, {1, 5}};
     static const int32_t idx[] = {8, 0, 3, 3, 7, 1, 1};
     for (int c = 0; c < COUNT(cols); c++)
@@ -191,7 +195,7 @@ static void a_result_in_halves_is_the_float_result_rounded_once(void) {
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 
-static void decode_of_the_last_token_is_prefill_bit_for_bit(void) {
+TEST(decode_of_the_last_token_is_prefill_bit_for_bit) {
     for (int i = 0; i < COUNT(heads); i++) {
         const Sequences s = sequences_new(contexts, heads[i], 3, 2);
         const Op prefill = prefill_of(&s, 0, s.nseq, 0), decode = attend_of(last_queries(&s), pages_of(&s, 16, false, 1));
@@ -203,7 +207,7 @@ static void decode_of_the_last_token_is_prefill_bit_for_bit(void) {
 }
 
 /* Not even what is no number. */
-static void a_token_never_sees_the_ones_after_it(void) {
+TEST(a_token_never_sees_the_ones_after_it) {
     static const int length[] = {120, 0}, head[] = {64, 2};
     const Sequences s = sequences_new(length, head, 3, 2);
     const Op op = prefill_of(&s, 0, 1, 0);
@@ -219,7 +223,7 @@ static void a_token_never_sees_the_ones_after_it(void) {
 }
 
 /* Two tokens with scores 0 and -x and values 0 and 1: what comes out is e^-x / (1 + e^-x). */
-static void softmax_weights_are_right_to_a_few_roundings(void) {
+TEST(softmax_weights_are_right_to_a_few_roundings) {
     enum { N = 8700 };
     const Tensor zero_and_one = blank(F16, 2, 1), q = blank(F16, N, 1), len = blank(I32, 1, N), pages = blank(I32, N, 1);
     memset(pages.at, 0, tensor_bytes(pages));
@@ -234,13 +238,13 @@ static void softmax_weights_are_right_to_a_few_roundings(void) {
     forget();
 }
 
-static void many_heads_and_heads_of_three_groups_are_attended_to(void) {
+TEST(many_heads_and_heads_of_three_groups_are_attended_to) {
     static const int many[][2] = {{64, 7}, {80, 7}, {128, 7}, {16, 19}, {144, 2}};
     for (int i = 0; i < 2 * COUNT(many); i++) expect_decode(many[i / 2], i % 2);
     expect_append(many[COUNT(many) - 1], 2, PACKED_ON_THE_WAY, (Quant){0, 0});
 }
 
-static void a_study_rounds_every_head(void) {
+TEST(a_study_rounds_every_head) {
     static const int head[] = {20, 3};
     static const Quant studies[] = {{3, 64}, {4, 16}, {8, 7}};
     for (int i = 0; i < COUNT(studies); i++) expect_append(head, 3, AS_HALVES, studies[i]);
@@ -262,7 +266,7 @@ static void *lane(void *arg) {
     return NULL;
 }
 
-static void lanes_may_call_at_the_same_time(void) {
+TEST(lanes_may_call_at_the_same_time) {
     pthread_t threads[3];
     Work work[3];
     host_set_threads(0);
@@ -283,7 +287,7 @@ static void lanes_may_call_at_the_same_time(void) {
 }
 
 /* A token's row of V is a page of memory, and only what was chosen may be read. */
-static void v_of_tokens_that_were_not_chosen_is_never_touched(void) {
+TEST(v_of_tokens_that_were_not_chosen_is_never_touched) {
     enum { LEN = 40, DIM = 64, NH = 32, H1 = DIM * NH };
     static const int length[] = {LEN, 0}, head[] = {DIM, NH};
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), row = H1 * sizeof(f16);
@@ -324,7 +328,7 @@ static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int 
     return id;
 }
 
-static void a_tiny_temperature_takes_the_largest_and_never_nan(void) {
+TEST(a_tiny_temperature_takes_the_largest_and_never_nan) {
     static const float rows[][5] = {
         {2, 3, -1, -2, 1}, {NAN, -4, NAN, -5, NAN}, {NAN, -INFINITY, NAN, NAN, NAN}, {0, INFINITY, 1, 2, NAN}};
     static const float none[] = {NAN, NAN};
@@ -333,7 +337,7 @@ static void a_tiny_temperature_takes_the_largest_and_never_nan(void) {
     CU_ASSERT_EQUAL(pick_one(none, 2, s, 0, 0), 0);
 }
 
-static void sampling_depends_on_seed_prompt_and_position_only(void) {
+TEST(sampling_depends_on_seed_prompt_and_position_only) {
     enum { VOCAB = 50272, ROWS = 9 };
     const Tensor logits = numbers(F32, ROWS, VOCAB, 3), again = blank(I32, 1, ROWS);
     Sampling s = {0.9f, 0.95f, 0, 11};
@@ -355,7 +359,7 @@ static void sampling_depends_on_seed_prompt_and_position_only(void) {
     forget();
 }
 
-static void sampling_follows_the_softmax_cut_by_top_k_and_top_p(void) {
+TEST(sampling_follows_the_softmax_cut_by_top_k_and_top_p) {
     enum { DRAWS = 20000, TOKENS = 6 };
     const double p[] = {0.05, 0.3, 0.05, 0.25, 0.2, 0.15}; /* order: 1 3 4 5 then 0 before 2 */
     static const struct {
@@ -391,7 +395,7 @@ static void sampling_follows_the_softmax_cut_by_top_k_and_top_p(void) {
 }
 
 /* Two equal tokens have half of the mass each, exactly: the first reaches top_p = 0.5, so the second is never drawn. */
-static void what_reaches_top_p_exactly_ends_the_choice(void) {
+TEST(what_reaches_top_p_exactly_ends_the_choice) {
     const float logits[] = {-INFINITY, 3, -INFINITY, 3, -INFINITY};
     for (int top_k = 0; top_k <= 4; top_k += 2) /* cut by top_p alone, by both, by both with room for more */
         for (int pos = 0; pos < 100; pos++) CU_ASSERT_EQUAL(pick_one(logits, 5, (Sampling){1, 0.5f, top_k, 3}, 0, pos), 1);
@@ -399,7 +403,7 @@ static void what_reaches_top_p_exactly_ends_the_choice(void) {
 
 /* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
  * and less as probable, are cut or not. */
-static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
+TEST(equal_tokens_are_drawn_in_the_order_of_their_ids) {
     enum { VOCAB = 131 };
     static const Sampling samplings[] = {{1, 0.999f, 0, 3}, {1, 1, 2, 4}, {1, 0.999f, 9, 5}, {1, 1, 0, 6}};
     for (int pos = 0; pos < 64; pos++) {
@@ -413,7 +417,7 @@ static void equal_tokens_are_drawn_in_the_order_of_their_ids(void) {
     }
 }
 
-static void top_k_among_many_keeps_the_best(void) {
+TEST(top_k_among_many_keeps_the_best) {
     enum { VOCAB = 5000, K = 40 };
     const float *logits = (float *)numbers(F32, 1, VOCAB, 1).at;
     int outside = 0, distinct = 0;
@@ -429,28 +433,3 @@ static void top_k_among_many_keeps_the_best(void) {
     CU_ASSERT_EQUAL(distinct, K); /* nearly equal weights: each is missed with (39/40)^1000 */
     forget();
 }
-
-CU_TestInfo tests[] = {
-    OP_CASES,
-    LOGIT_CASES,
-    {"every half converts exactly and back, also in vectors", every_half_converts_exactly_and_back_also_in_vectors},
-    {"floats round to the nearest even half", floats_round_to_the_nearest_even_half},
-    {"linear matches its formula at every number of rows and odd sizes",
-     linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes},
-    {"a row depends on neither rows nor columns nor threads", a_row_depends_on_neither_rows_nor_columns_nor_threads},
-    {"a result in halves is the float result, rounded once", a_result_in_halves_is_the_float_result_rounded_once},
-    {"decode of the last token is prefill, bit for bit", decode_of_the_last_token_is_prefill_bit_for_bit},
-    {"a token never sees the ones after it", a_token_never_sees_the_ones_after_it},
-    {"softmax weights are right to a few roundings", softmax_weights_are_right_to_a_few_roundings},
-    {"many heads, and heads of three groups, are attended to", many_heads_and_heads_of_three_groups_are_attended_to},
-    {"a study rounds every head", a_study_rounds_every_head},
-    {"lanes may call at the same time", lanes_may_call_at_the_same_time},
-    {"V of tokens that were not chosen is never touched", v_of_tokens_that_were_not_chosen_is_never_touched},
-    {"a tiny temperature takes the largest, and never NaN", a_tiny_temperature_takes_the_largest_and_never_nan},
-    {"sampling depends on seed, prompt and position only", sampling_depends_on_seed_prompt_and_position_only},
-    {"sampling follows the softmax cut by top-k and top-p", sampling_follows_the_softmax_cut_by_top_k_and_top_p},
-    {"what reaches top-p exactly ends the choice", what_reaches_top_p_exactly_ends_the_choice},
-    {"equal tokens are drawn in the order of their ids", equal_tokens_are_drawn_in_the_order_of_their_ids},
-    {"top-k among many keeps the best", top_k_among_many_keeps_the_best},
-    CU_TEST_INFO_NULL,
-};

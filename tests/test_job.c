@@ -53,7 +53,7 @@ static void assert_refused(const char *bytes, size_t len, int code, bool strict,
     job_free(&job);
 }
 
-static void lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines(void) {
+TEST(lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines) {
     static const struct {
         const char *file, *prompts; /* each as ID|TEXT; */
     } cases[] = {
@@ -95,7 +95,7 @@ static void lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines(void)
 
 /* One prompt of each file is impossible: with `strict` the job is refused, without the prompt alone, in the same words but
  * for the file's name: a job may go on with a copy of the file elsewhere. */
-static void a_prompt_that_is_impossible_is_an_error_with_its_line(void) {
+TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
     static const struct {
         const char *file, *part; /* ~ stands for a NUL byte */
     } cases[] = {
@@ -156,7 +156,7 @@ static void a_prompt_that_is_impossible_is_an_error_with_its_line(void) {
 }
 
 /* The word would be one of a million letters. */
-static void a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(void) {
+TEST(a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded) {
     enum { LONG = 1000000 };
     char *text = xcalloc(LONG + 1, 1);
     memset(text, 'q', LONG);
@@ -165,7 +165,7 @@ static void a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(void) 
 }
 
 /* They keep their ids, and the others their places. */
-static void impossible_prompts_keep_their_ids_and_places(void) {
+TEST(impossible_prompts_keep_their_ids_and_places) {
     static const struct {
         const char *id, *error;
     } requests[] = {{"1", NULL},
@@ -192,7 +192,7 @@ static void impossible_prompts_keep_their_ids_and_places(void) {
     job_free(&job);
 }
 
-static void max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end(void) {
+TEST(max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end) {
     Job job = read_text(
         "{\"prompt\": \"ab\"}\n{\"prompt\": \"ab\", \"max_tokens\": 3}\n{\"prompt\": \"ab\", \"max_tokens\": 1000000000}\n"
         "{\"prompt\": \"ab\", \"max_tokens\": null}",
@@ -206,7 +206,7 @@ static void max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end(void) {
     job_free(&job);
 }
 
-static void a_prompt_may_fill_the_positions_but_not_more(void) {
+TEST(a_prompt_may_fill_the_positions_but_not_more) {
     static const char line[] = "There are a few tokens here";
     Job job = empty_job(true, NULL);
     int32_t *ids;
@@ -226,7 +226,7 @@ static void a_prompt_may_fill_the_positions_but_not_more(void) {
 }
 
 /* What an earlier run has chosen of a prompt is behind its tokens now, and so much less is asked for. */
-static void a_job_that_goes_on_asks_for_what_is_left(void) {
+TEST(a_job_that_goes_on_asks_for_what_is_left) {
     Job job = read_text("one\ntwo\nthree\n", true);
     static const int32_t chosen[] = {7, 8, 9};
     for (int i = 0; i < 3; i++) {
@@ -245,7 +245,7 @@ static void a_job_that_goes_on_asks_for_what_is_left(void) {
     job_free(&job);
 }
 
-static void a_file_is_json_lines_or_plain_as_a_whole(void) {
+TEST(a_file_is_json_lines_or_plain_as_a_whole) {
     static const char lines[] = "{\"prompt\": \"a\"}\n";
     static const struct {
         const char *name, *format, *text; /* NULL: by its name it is plain, and then it is not */
@@ -271,7 +271,7 @@ static void a_file_is_json_lines_or_plain_as_a_whole(void) {
 }
 
 /* Two jobs share a digest only if all that was asked for is the same. */
-static void the_digest_changes_with_every_prompt(void) {
+TEST(the_digest_changes_with_every_prompt) {
     static const char *const files[] = {"a\nb\n",
                                         "b\na\n",
                                         "a\nb\nc\n",
@@ -296,7 +296,7 @@ static void *write_slowly(void *path) {
     return NULL;
 }
 
-static void prompts_come_through_a_pipe(void) {
+TEST(prompts_come_through_a_pipe) {
     char path[320];
     pthread_t thread;
     Job job = empty_job(true, NULL);
@@ -308,20 +308,3 @@ static void prompts_come_through_a_pipe(void) {
     CU_ASSERT_STRING_EQUAL(job.request[1].text, "two");
     job_free(&job);
 }
-
-CU_TestInfo tests[] = {
-    {"lines are prompts with their ids, or the numbers of their lines",
-     lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines},
-    {"a prompt that is impossible is an error with its line", a_prompt_that_is_impossible_is_an_error_with_its_line},
-    {"a prompt that is far too long is refused before it is encoded",
-     a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded},
-    {"impossible prompts keep their ids and places", impossible_prompts_keep_their_ids_and_places},
-    {"max_tokens of a prompt is kept, and cut where positions end",
-     max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end},
-    {"a prompt may fill the positions, but not more", a_prompt_may_fill_the_positions_but_not_more},
-    {"a job that goes on asks for what is left", a_job_that_goes_on_asks_for_what_is_left},
-    {"a file is JSON lines or plain as a whole", a_file_is_json_lines_or_plain_as_a_whole},
-    {"the digest changes with every prompt", the_digest_changes_with_every_prompt},
-    {"prompts come through a pipe", prompts_come_through_a_pipe},
-    CU_TEST_INFO_NULL,
-};

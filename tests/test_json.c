@@ -20,7 +20,7 @@ static cJSON *parse(const char *text) { return json_parse(text, strlen(text), &e
 // JSON and UTF-8
 // ---------------------------------------------------------------------------------------------------------------
 
-static void json_values_come_through(void) {
+TEST(json_values_come_through) {
     cJSON *tree = parse(
         " {\"a\": [1, -2.5e3, 0, true, false, null, {}, [], 1E-05, -0.05, 10], "
         "\"\\u00e9\\uD83D\\uDE00\\n\": \"\\\\x\", \"\\\\\": \".01]\\\"}\", \"A\": {\"a\": [{\"a\": 1}, {\"a\": "
@@ -116,11 +116,11 @@ static void refused(const char *text, size_t len, const char *says) {
     free(exact);
 }
 
-static void what_is_not_json_or_would_lose_something_is_refused_with_its_place(void) {
+TEST(what_is_not_json_or_would_lose_something_is_refused_with_its_place) {
     for (size_t i = 0; i < COUNT(bad); i++) refused(bad[i].text, strlen(bad[i].text), bad[i].says);
 }
 
-static void nesting_stops_at_64_levels(void) {
+TEST(nesting_stops_at_64_levels) {
     static char text[200001];
     for (int depth = 64; depth <= 65; depth++) {
         memset(text, '[', depth);
@@ -137,7 +137,7 @@ static void nesting_stops_at_64_levels(void) {
 }
 
 /* Comparing every pair of keys would take minutes; sorting takes 0.05 s, and sanitizers a few times that. */
-static void a_vocabulary_is_read_in_well_under_a_second(void) {
+TEST(a_vocabulary_is_read_in_well_under_a_second) {
     enum { N = 100000 };
     char *text = xcalloc(N, 24), *at = text;
     for (int i = 0; i < N; i++) at += sprintf(at, "%c\"key%d\":%d", i ? ',' : '{', i, i);
@@ -149,7 +149,7 @@ static void a_vocabulary_is_read_in_well_under_a_second(void) {
     free(text);
 }
 
-static void utf8_is_checked_to_the_letter(void) {
+TEST(utf8_is_checked_to_the_letter) {
     static const char *const cases[2][14] = {
         {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
          "\xF4\xBF\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xC2", "\xE1\x80", "\xF1\x80\x80", "a\xC2z"},
@@ -161,7 +161,7 @@ static void utf8_is_checked_to_the_letter(void) {
     CU_ASSERT(utf8_valid("a\0b", 3));
 }
 
-static void a_string_is_written_so_that_it_can_be_read_again(void) {
+TEST(a_string_is_written_so_that_it_can_be_read_again) {
     static const struct {
         const char *text;
         size_t len;
@@ -186,7 +186,7 @@ static void a_string_is_written_so_that_it_can_be_read_again(void) {
 
 /* Digits before the point or behind it, or zeros of an exponent: each filled up to so many characters. Versions of cJSON
  * before 1.7.19 have room for 63. */
-static void a_long_number_is_read_whole_or_refused(void) {
+TEST(a_long_number_is_read_whole_or_refused) {
     static const char *const begins[] = {"1", "-1", "1.0", "-0.0", "1e-0", "12E+0"};
     for (size_t i = 0; i < COUNT(begins); i++)
         for (size_t n = 60; n <= 80; n++) {
@@ -200,7 +200,7 @@ static void a_long_number_is_read_whole_or_refused(void) {
 }
 
 /* From U+10000 to U+10FFFF: the first and the last of every high surrogate. */
-static void every_pair_of_surrogates_is_a_character(void) {
+TEST(every_pair_of_surrogates_is_a_character) {
     for (unsigned high = 0xD800; high <= 0xDBFF; high++)
         for (unsigned low = 0xDC00; low <= 0xDFFF; low += 0x3FF) {
             char text[20];
@@ -214,7 +214,7 @@ static void every_pair_of_surrogates_is_a_character(void) {
         }
 }
 
-static void a_whole_number_is_one_from_0_to_2_to_the_53(void) {
+TEST(a_whole_number_is_one_from_0_to_2_to_the_53) {
     enum { NONE = 7 };
     static const struct {
         const char *text;
@@ -238,7 +238,7 @@ static void a_whole_number_is_one_from_0_to_2_to_the_53(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Each line as "number where|line". */
-static void lines_are_counted_and_come_without_their_ends(void) {
+TEST(lines_are_counted_and_come_without_their_ends) {
     static const struct {
         const char *text, *name, *taken;
     } cases[] = {{"", "f", ""},
@@ -255,7 +255,7 @@ static void lines_are_counted_and_come_without_their_ends(void) {
     }
 }
 
-static void files_are_read_whole_or_refused(void) {
+TEST(files_are_read_whole_or_refused) {
     static const struct {
         const char *name;
         size_t most;
@@ -284,7 +284,7 @@ static void files_are_read_whole_or_refused(void) {
 
 /* Written over an older one, and disturbed: 0, not at all; 1, the disk is full when it comes to writing; 2, the new file is
  * gone when it is to take its place. */
-static void a_result_is_there_as_a_whole_or_not_at_all(void) {
+TEST(a_result_is_there_as_a_whole_or_not_at_all) {
     static const char *const says[] = {"", "No space left on device", "No such file"};
     for (int way = 0; way < 3; way++) {
         const char *dir = temp_dir(), *path = in_dir(dir, "result");
@@ -311,7 +311,7 @@ FILE *fdopen(int fd, const char *mode) { /* instead of the C library's */
     return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
 }
 
-static void a_result_without_memory_to_write_it_leaves_nothing(void) {
+TEST(a_result_without_memory_to_write_it_leaves_nothing) {
     const char *dir = temp_dir(), *path = in_dir(dir, "result");
     const int lowest = dup(0);
     close(lowest);
@@ -324,21 +324,3 @@ static void a_result_without_memory_to_write_it_leaves_nothing(void) {
     CU_ASSERT_EQUAL(dup(0), lowest); /* nothing stays open */
     close(lowest);
 }
-
-CU_TestInfo tests[] = {
-    {"json values come through", json_values_come_through},
-    {"what is not JSON, or would lose something, is refused with its place",
-     what_is_not_json_or_would_lose_something_is_refused_with_its_place},
-    {"nesting stops at 64 levels", nesting_stops_at_64_levels},
-    {"a vocabulary is read in well under a second", a_vocabulary_is_read_in_well_under_a_second},
-    {"utf8 is checked to the letter", utf8_is_checked_to_the_letter},
-    {"a string is written so that it can be read again", a_string_is_written_so_that_it_can_be_read_again},
-    {"a long number is read whole or refused", a_long_number_is_read_whole_or_refused},
-    {"every pair of surrogates is a character", every_pair_of_surrogates_is_a_character},
-    {"a whole number is one from 0 to 2 to the 53", a_whole_number_is_one_from_0_to_2_to_the_53},
-    {"lines are counted and come without their ends", lines_are_counted_and_come_without_their_ends},
-    {"files are read whole or refused", files_are_read_whole_or_refused},
-    {"a result is there as a whole or not at all", a_result_is_there_as_a_whole_or_not_at_all},
-    {"a result without memory to write it leaves nothing", a_result_without_memory_to_write_it_leaves_nothing},
-    CU_TEST_INFO_NULL,
-};

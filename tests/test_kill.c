@@ -1,11 +1,4 @@
 /* test_kill.c: jobs that are killed at random moments; by hand scripts/kill_test.sh takes 200 of them. */
 #include "tests.h"
 
-static void a_job_that_is_killed_and_goes_on_writes_the_same_file(void) {
-    CU_ASSERT_EQUAL(system("scripts/kill_test.sh 10"), 0);
-}
-
-CU_TestInfo tests[] = {
-    {"a job that is killed and goes on writes the same file", a_job_that_is_killed_and_goes_on_writes_the_same_file},
-    CU_TEST_INFO_NULL,
-};
+TEST(a_job_that_is_killed_and_goes_on_writes_the_same_file) { CU_ASSERT_EQUAL(system("scripts/kill_test.sh 10"), 0); }

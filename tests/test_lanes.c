@@ -70,7 +70,7 @@ static void wait_for(Event e) { CU_ASSERT_EQUAL(device->wait(device, e, &rig.err
 static const Lane copying[] = {W_LOAD, A_UP, STORE, W_READ, C_READ, D_WRITE};
 enum { COPYING = sizeof copying / sizeof *copying };
 
-static void an_op_takes_as_long_as_its_bytes(void) {
+TEST(an_op_takes_as_long_as_its_bytes_on_a_slowed_link) {
     for (int w = 0; w < COPYING && !test_gpu; w++) {
         const Lane lane = copying[w];
         open_rows();
@@ -89,7 +89,7 @@ static void an_op_takes_as_long_as_its_bytes(void) {
 }
 
 /* Being late, threads may catch up; but not with what nobody had before. */
-static void many_ops_take_as_long_as_their_bytes(void) {
+TEST(many_ops_take_as_long_as_their_bytes_on_all_lanes_of_a_link) {
     enum { OPS = 100 };
     static const Lane up[] = {W_LOAD, C_LOAD, A_UP};
     for (int lanes = 1; lanes <= 3 && !test_gpu; lanes++) {
@@ -107,7 +107,7 @@ static void many_ops_take_as_long_as_their_bytes(void) {
 }
 
 /* Both begin when a third one has ended. */
-static void a_small_copy_does_not_wait_behind_a_slab(void) {
+TEST(a_small_copy_does_not_wait_behind_a_slab) {
     if (test_gpu) return;
     open_rows();
     device->link[CTOG] = 1e3; /* the slab takes 40 s, and is not waited for */
@@ -121,7 +121,7 @@ static void a_small_copy_does_not_wait_behind_a_slab(void) {
 
 /* What is written to the source while the copy waits for its link arrives: a missing event shows. Where the machine kept us
  * from writing in time nothing is known, and the link is slowed further. */
-static void the_wait_comes_before_the_copy(void) {
+TEST(the_wait_comes_before_the_copy) {
 #ifndef __SANITIZE_THREAD__ /* it is a race, on purpose */
     enum { ELEMENTS = 5000 };
     bool in_time = false;
@@ -160,7 +160,7 @@ static void expect_not_finite(Event e) {
 }
 
 /* Copies that would take days end when an op fails, or the device is closed. */
-static void trouble_ends_every_wait(void) {
+TEST(trouble_ends_every_wait) {
     const int stop = 1;
     for (int fails = 0; fails < 2 && !test_gpu; fails++) {
         Event waiting[COPYING];
@@ -179,7 +179,7 @@ static void trouble_ends_every_wait(void) {
 }
 
 /* Of a row that is not the first, and of a token that is not chosen. */
-static void one_logit_that_is_no_number_ends_the_run(void) {
+TEST(one_logit_that_is_no_number_ends_the_run) {
     enum { ROWS = 3, VOCAB = 131 };
     const float bad[] = {1, NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 4 && !test_gpu; i++) { /* whose kernels: in test_cuda.c */
@@ -191,7 +191,7 @@ static void one_logit_that_is_no_number_ends_the_run(void) {
 }
 
 /* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
-static void moves_stay_until_their_op_is_done(void) {
+TEST(moves_stay_until_their_op_is_done) {
     enum { MOVES = 256, OPS = 20 };
     Move moves[MOVES];
     Event last = no_event;
@@ -214,7 +214,7 @@ static void moves_stay_until_their_op_is_done(void) {
 }
 
 /* Large reads are of whole blocks, 4 MiB at most at a time: what is wanted may begin and end anywhere. */
-static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
+TEST(a_large_read_brings_its_bytes_wherever_they_begin_and_end) {
     enum { MIB = 1 << 20, BLOCK = 4096, FILE_SIZE = 9 * MIB, PIECE = 4 * MIB };
     static const size_t sizes[] = {PIECE - BLOCK, PIECE - 100, PIECE, PIECE + 6}, offsets[] = {0, 2, 300, BLOCK - 2};
     Checkpoint *c = checkpoint_dummy(&config, 3);
@@ -237,7 +237,7 @@ static void a_large_read_brings_its_bytes_wherever_they_begin_and_end(void) {
 }
 
 /* Weights, and the cache with what else rests there, each by reads around the page cache; all to different places. */
-static void lanes_that_read_the_disk_at_once_keep_their_bytes_apart(void) {
+TEST(lanes_that_read_the_disk_at_once_keep_their_bytes_apart) {
     enum { TIMES = 16, SIZE = 1 << 18, CELLS = SIZE / sizeof(f16) };
     static const Lane lane[] = {W_READ, C_READ};
     Event last[2];
@@ -286,7 +286,7 @@ static void run(Policy p, double link) {
     CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
 }
 
-static void slowed_links_change_no_bit(void) {
+TEST(slowed_links_change_no_bit) {
     const double link = 2e7;
     for (int way = 0; way < SPREADS && !test_gpu; way++) {
         double busy[NCHANNELS] = {0};
@@ -366,7 +366,7 @@ static int count_after(Gpu *gpu, Lane lane, Lane other, uint64_t mark, Error *e)
  * attends, append and attention are not among them. Kernels of the batch: the two rows of its embedding, the rows of the
  * head, norm, logits and choice. Its copies: tables, tokens, and logits, since they are kept. Waits are of a stream for
  * another; where one is late enough, there is nothing left to wait for. */
-static void a_layer_of_a_batch_takes_eight_launches_and_no_events(void) {
+TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
     if (!test_gpu || !&cuda_cpu_launches) return; /* a real GPU does not say */
     enum { MORE = 3, OF_BATCH = 6, COPIES_OF_BATCH = 3, WAITS_OF_BATCH = 3 };
     static const struct {
@@ -407,7 +407,7 @@ static void a_layer_of_a_batch_takes_eight_launches_and_no_events(void) {
 }
 
 /* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */
-static void marks_have_times_only_where_somebody_wants_them(void) {
+TEST(marks_have_times_only_where_somebody_wants_them) {
     if (!test_gpu || !&cuda_cpu_timed) return; /* a real GPU does not say */
     for (int way = 0; way < 3; way++) {
         Policy p = few_pages(1, 2);
@@ -425,7 +425,7 @@ static void marks_have_times_only_where_somebody_wants_them(void) {
 }
 
 /* Alone a batch waits for everything that is waited for; beside others the GPU has more to do meanwhile. */
-static void only_one_batch_in_flight_asks_before_it_sleeps(void) {
+TEST(only_one_batch_in_flight_asks_before_it_sleeps) {
     if (!test_gpu || !&cuda_cpu_asked) return;
     for (int K = 1; K <= 2; K++) {
         const long before = cuda_cpu_asked;
@@ -436,7 +436,7 @@ static void only_one_batch_in_flight_asks_before_it_sleeps(void) {
 }
 
 /* The halves of its layers share a queue of a GPU, and are told apart. */
-static void the_trace_of_one_batch_has_every_call(void) {
+TEST(the_trace_of_one_batch_has_every_call) {
     static const char *const calls[] = {"project", "store_cache", "attend", "finish"};
     run(few_pages(PROMPTS, 1), 0);
     for (int c = 0; c < 4; c++) {
@@ -448,7 +448,7 @@ static void the_trace_of_one_batch_has_every_call(void) {
     close_device();
 }
 
-static void the_trace_of_a_run_adds_up_to_its_counters(void) {
+TEST(the_trace_of_a_run_adds_up_to_its_counters) {
     for (int way = test_gpu && test_every > 96 ? 3 : 0; way < SPREADS; way += test_gpu ? 3 : 1) {
         run(spread(way), way < 2 ? 5e7 : 0);
         check_trace();
@@ -458,7 +458,7 @@ static void the_trace_of_a_run_adds_up_to_its_counters(void) {
 
 /* Copies that take long beside many short ops: what has been added up when they end must not have been a part of them. The
  * union of what lanes do is never longer than the clock, and never shorter than what one of them does. */
-static void a_trace_that_drops_slices_counts_nothing_twice(void) {
+TEST(a_trace_that_drops_slices_counts_nothing_twice) {
     for (int way = 0; way < SPREADS; way += test_gpu ? 3 : 1) {
         trace.limit = 1;
         run(spread(way), 5e6);
@@ -471,7 +471,7 @@ static void a_trace_that_drops_slices_counts_nothing_twice(void) {
 
 /* No slice is of two calls, whether ops share marks of a stream or not (a pause may part a call); a stream that runs ahead
  * of its events does not begin before they have happened. */
-static void a_slice_is_of_one_call(void) {
+TEST(a_slice_is_of_one_call) {
     static const struct {
         int k, n;
         bool event;
@@ -502,7 +502,7 @@ static void a_slice_is_of_one_call(void) {
     }
 }
 
-static void a_lane_may_have_more_calls_than_marks(void) {
+TEST(a_lane_may_have_more_calls_than_marks) {
     enum { CALLS = 3 * MARKS };
     Event last = no_event;
     int wrong = 0;
@@ -535,7 +535,7 @@ static int end_while_one_sleeps(Gpu *gpu, Lane lane, uint64_t mark, bool timed, 
     return plain->end(gpu, lane, mark, timed, e);
 }
 
-static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
+TEST(a_mark_is_not_set_anew_while_someone_waits_for_it) {
     if (!test_gpu) return;
     plain = test_gpu->call;
     GpuCalls sleeping = *plain;
@@ -554,7 +554,7 @@ static void a_mark_is_not_set_anew_while_someone_waits_for_it(void) {
 }
 
 /* What is behind the point becomes nanoseconds, and never a whole second of them, which no wait would take. */
-static void a_wait_ends_by_seconds_and_nanoseconds(void) {
+TEST(a_wait_ends_by_seconds_and_nanoseconds) {
     const struct timespec t = timespec_at(12345.75), before = timespec_at(nextafter(12346, 0));
     CU_ASSERT(t.tv_sec == 12345 && t.tv_nsec == 750000000);
     CU_ASSERT(before.tv_sec == 12345 && before.tv_nsec == 999999999);
@@ -566,7 +566,7 @@ static int forbidden;
 static void note_forbidden(const void *p, size_t bytes) { forbidden += p && bytes; }
 
 /* Regions lie further apart there. */
-static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
+TEST(a_sanitizer_sees_what_is_touched_behind_a_region) {
     if (!&__asan_address_is_poisoned) return;
     int seen[2] = {0, 0};
     void (*plain_forbid)(const void *, size_t) = test_gpu ? test_gpu->forbid : NULL;
@@ -587,29 +587,3 @@ static void a_sanitizer_sees_what_is_touched_behind_a_region(void) {
     close_device();
     if (test_gpu) test_gpu->forbid = plain_forbid;
 }
-
-CU_TestInfo tests[] = {
-    {"a wait ends by seconds and nanoseconds", a_wait_ends_by_seconds_and_nanoseconds},
-    {"an op takes as long as its bytes on a slowed link", an_op_takes_as_long_as_its_bytes},
-    {"many ops take as long as their bytes, on all lanes of a link", many_ops_take_as_long_as_their_bytes},
-    {"a small copy does not wait behind a slab", a_small_copy_does_not_wait_behind_a_slab},
-    {"the wait comes before the copy", the_wait_comes_before_the_copy},
-    {"trouble ends every wait", trouble_ends_every_wait},
-    {"moves stay until their op is done", moves_stay_until_their_op_is_done},
-    {"a large read brings its bytes wherever they begin and end",
-     a_large_read_brings_its_bytes_wherever_they_begin_and_end},
-    {"lanes that read the disk at once keep their bytes apart", lanes_that_read_the_disk_at_once_keep_their_bytes_apart},
-    {"one logit that is no number ends the run", one_logit_that_is_no_number_ends_the_run},
-    {"slowed links change no bit", slowed_links_change_no_bit},
-    {"a layer of a batch takes eight launches and no events", a_layer_of_a_batch_takes_eight_launches_and_no_events},
-    {"marks have times only where somebody wants them", marks_have_times_only_where_somebody_wants_them},
-    {"only one batch in flight asks before it sleeps", only_one_batch_in_flight_asks_before_it_sleeps},
-    {"the trace of one batch has every call", the_trace_of_one_batch_has_every_call},
-    {"the trace of a run adds up to its counters", the_trace_of_a_run_adds_up_to_its_counters},
-    {"a trace that drops slices counts nothing twice", a_trace_that_drops_slices_counts_nothing_twice},
-    {"a slice is of one call", a_slice_is_of_one_call},
-    {"a lane may have more calls than marks", a_lane_may_have_more_calls_than_marks},
-    {"a sanitizer sees what is touched behind a region", a_sanitizer_sees_what_is_touched_behind_a_region},
-    {"a mark is not set anew while someone waits for it", a_mark_is_not_set_anew_while_someone_waits_for_it},
-    CU_TEST_INFO_NULL,
-};

@@ -104,7 +104,7 @@ static Lp random_lp(uint64_t *seed) {
 /* A proof leaves no doubt of an optimum, or that there is no x; of a cost that falls for ever it leaves out that there is
  * an x, which the same rows without a cost show. With rows times 1e-6 to 1e8, and variables over 1e-6 to 1e7, so that
  * coefficients are 1e-12 to 1e15, verdict and value stay. */
-static void every_answer_is_proved_whatever_the_unit(void) {
+TEST(every_answer_is_proved_whatever_the_unit) {
     uint64_t seed = 1;
     int count[4] = {0};
     for (int trial = 0; trial < 6000; trial++) {
@@ -131,7 +131,7 @@ static void every_answer_is_proved_whatever_the_unit(void) {
 }
 
 /* Rows that are parallel but for 1e-6 to 1e-15: whether they meet, and where, may be lost, but no false proof is given. */
-static void what_rounding_hides_is_lost_or_right(void) {
+TEST(what_rounding_hides_is_lost_or_right) {
     uint64_t seed = 3;
     int count[4] = {0};
     for (int trial = 0; trial < 6000; trial++) {
@@ -175,7 +175,7 @@ static Lp degenerate_lp(uint64_t seed) {
 
 /* Without what lp.c does about it the search goes round in circles there, or believes what rounding has left: about once in
  * ten thousand, so that the last few were found by trying at random. */
-static void a_corner_where_many_rows_meet_is_left_again(void) {
+TEST(a_corner_where_many_rows_meet_is_left_again) {
     static const uint64_t found[] = {1552, 29171, 31399, 56172, 102812, 256061, 13407, 21346, 24760, 276617};
     for (uint64_t seed = 1; seed <= 1000 + sizeof found / sizeof *found; seed++) {
         const Lp lp = degenerate_lp(seed <= 1000 ? seed : found[seed - 1001]);
@@ -184,7 +184,7 @@ static void a_corner_where_many_rows_meet_is_left_again(void) {
 }
 
 /* As large as an LP may be, and dense. */
-static void large_ones_end_too(void) {
+TEST(large_ones_end_too) {
     uint64_t seed = 4;
     for (int trial = 0; trial < 60; trial++) {
         static Lp lp;
@@ -205,7 +205,7 @@ static void large_ones_end_too(void) {
 // By hand, and from the literature
 // ---------------------------------------------------------------------------------------------------------------
 
-static void the_known_cycles_end(void) {
+TEST(the_known_cycles_end) {
     for (int i = 0; i < CYCLES; i++) CU_ASSERT(solved_table(&lp_cycles[i]).pivots < 30);
     Lp kuhn = lp_of(&lp_cycles[KUHN]);
     kuhn.m--; /* without its last row it goes down for ever */
@@ -213,7 +213,7 @@ static void the_known_cycles_end(void) {
 }
 
 /* Klee and Minty's cube has 2^n corners, and a rule may visit all. */
-static void the_longest_way_round_a_cube_ends(void) {
+TEST(the_longest_way_round_a_cube_ends) {
     enum { N = 10 };
     Lp lp = {.n = N};
     for (int i = 0; i < N; i++) {
@@ -227,7 +227,7 @@ static void the_longest_way_round_a_cube_ends(void) {
     for (int j = 0; j < N - 1; j++) CU_ASSERT_EQUAL(answer.x[j], 0);
 }
 
-static void no_rows_and_no_variables_have_answers(void) {
+TEST(no_rows_and_no_variables_have_answers) {
     Lp none = {.n = 0};
     LpAnswer answer = solved_table(&(LpTable){"", 2, 0, 0, LP_OPTIMAL, {{1, 0, 0}}});
     CU_ASSERT(answer.x[0] == 0 && answer.x[1] == 0);
@@ -241,7 +241,7 @@ static void no_rows_and_no_variables_have_answers(void) {
     CU_ASSERT(solved(&none, LP_INFEASIBLE).y[2] != 0);
 }
 
-static void rows_of_zeros_say_yes_or_no(void) {
+TEST(rows_of_zeros_say_yes_or_no) {
     static const struct {
         bool equal;
         double b;
@@ -257,7 +257,7 @@ static void rows_of_zeros_say_yes_or_no(void) {
     }
 }
 
-static void rows_that_say_the_same_again_change_nothing(void) {
+TEST(rows_that_say_the_same_again_change_nothing) {
     Lp lp = {.n = 3, .c = {1, 2, 3}};
     for (int i = 0; i < 12; i++) {
         const double f = pow(10, i - 3) * (i % 2 ? -1 : 1);
@@ -273,7 +273,7 @@ static void rows_that_say_the_same_again_change_nothing(void) {
 
 /* By hand: minimize -x1 - x2 with x1 + 2 x2 <= 4, 3 x1 + x2 <= 6. x = (1.6, 1.2); one more of the first b gains 2/5, of the
  * second 1/5. */
-static void y_says_what_more_of_b_is_worth(void) {
+TEST(y_says_what_more_of_b_is_worth) {
     LpTable t = {"", 2, 3, 0, LP_OPTIMAL, {{-1, -1, -2.8}, {1, 2, 4}, {3, 1, 6}, {1, 1, 100}}};
     const Lp lp = lp_of(&t);
     const LpAnswer answer = solved_table(&t);
@@ -286,7 +286,7 @@ static void y_says_what_more_of_b_is_worth(void) {
     CU_ASSERT_DOUBLE_EQUAL(answer.value - solved_table(&t).value, .4, 1e-12);
 }
 
-static void y_names_the_rows_that_cannot_hold(void) {
+TEST(y_names_the_rows_that_cannot_hold) {
     LpTable t = {"",
                  3,
                  3,
@@ -302,7 +302,7 @@ static void y_names_the_rows_that_cannot_hold(void) {
     CU_ASSERT(answer.y[1] == 0 && answer.y[2] == 0 && answer.y[3] > 0);
 }
 
-static void what_is_not_finite_is_lost(void) {
+TEST(what_is_not_finite_is_lost) {
     const double bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 9; i++) {
         LpTable t = {"", 1, 1, 0, LP_LOST, {{-1}, {1, 1}}};
@@ -312,25 +312,8 @@ static void what_is_not_finite_is_lost(void) {
 }
 
 /* Numbers whose products are at the ends of what a double can be. */
-static void very_large_and_very_small_numbers_do_no_harm(void) {
+TEST(very_large_and_very_small_numbers_do_no_harm) {
     const LpTable t = {"", 2, 1, 0, LP_OPTIMAL, {{-1e-150, -1e150, -1e-150}, {1e-150, 2e150, 1e-150}}};
     const LpAnswer answer = solved_table(&t); /* x = 1 0 */
     CU_ASSERT(fabs(answer.value / -1e-150 - 1) < 1e-9 && answer.x[0] == 1);
 }
-
-CU_TestInfo tests[] = {
-    {"every answer is proved, whatever the unit", every_answer_is_proved_whatever_the_unit},
-    {"what rounding hides is lost or right", what_rounding_hides_is_lost_or_right},
-    {"a corner where many rows meet is left again", a_corner_where_many_rows_meet_is_left_again},
-    {"large ones end too", large_ones_end_too},
-    {"the known cycles end", the_known_cycles_end},
-    {"the longest way round a cube ends", the_longest_way_round_a_cube_ends},
-    {"no rows and no variables have answers", no_rows_and_no_variables_have_answers},
-    {"rows of zeros say yes or no", rows_of_zeros_say_yes_or_no},
-    {"rows that say the same again change nothing", rows_that_say_the_same_again_change_nothing},
-    {"y says what more of b is worth", y_says_what_more_of_b_is_worth},
-    {"y names the rows that cannot hold", y_names_the_rows_that_cannot_hold},
-    {"what is not finite is lost", what_is_not_finite_is_lost},
-    {"very large and very small numbers do no harm", very_large_and_very_small_numbers_do_no_harm},
-    CU_TEST_INFO_NULL,
-};

@@ -91,7 +91,7 @@ static void assert_is(double found, double expected, const char *what) {
 #define IS_OF(h, field) assert_is((h)->field, machine.field, #field)
 #define IS(field) IS_OF(&h, field)
 
-static void a_measured_machine_has_the_rates_that_it_has(void) {
+TEST(a_measured_machine_has_the_rates_that_it_has) {
     set_machine();
     const Hardware h = measured();
     for (int p = 0; p < 2; p++) {
@@ -108,7 +108,7 @@ static void a_measured_machine_has_the_rates_that_it_has(void) {
     { 16, 64, 256 }
 
 /* Each with rates of its own, which rise more slowly than sizes. */
-static void every_curve_is_measured_where_it_is(void) {
+TEST(every_curve_is_measured_where_it_is) {
     enum { CURVES = 7, OF_ROWS = 2 };
     Hardware h;
     Curve *const is[CURVES] = {&machine.mm_rows,    &machine.mm_packed,  &machine.bmm_tokens[0], &machine.bmm_tokens[1],
@@ -131,7 +131,7 @@ static void every_curve_is_measured_where_it_is(void) {
 }
 
 /* Eight rows seem to take twice as long as sixteen: something else was at work. */
-static void a_smaller_product_never_takes_longer_than_a_larger_one(void) {
+TEST(a_smaller_product_never_takes_longer_than_a_larger_one) {
     set_machine();
     machine.mm_rows = (Curve){7, ROWS, {2e10, 4e10, 7e10, 5e10, 2e11, 3e11, 5e11}};
     const Hardware h = measured();
@@ -140,7 +140,7 @@ static void a_smaller_product_never_takes_longer_than_a_larger_one(void) {
 }
 
 /* A page that nobody has written costs nothing to read. Regions end at whole lines. */
-static void all_memory_is_filled_before_it_is_measured(void) {
+TEST(all_memory_is_filled_before_it_is_measured) {
     set_machine();
     measured();
     CU_ASSERT(filled <= to_fill && to_fill - filled < NREGIONS * 64);
@@ -157,7 +157,7 @@ static void assert_measured_with(const Hardware *h, int threads) {
     IS_OF(h, ctog_bdw[0]);
 }
 
-static void a_search_measures_with_the_threads_and_tiers_of_its_run(void) {
+TEST(a_search_measures_with_the_threads_and_tiers_of_its_run) {
     OptConfig config = opt_named("opt-125m");
     Checkpoint *model = checkpoint_dummy(&config, 0);
     set_machine();
@@ -177,7 +177,7 @@ static void a_search_measures_with_the_threads_and_tiers_of_its_run(void) {
     checkpoint_close(model);
 }
 
-static void the_command_profile_measures_with_the_threads_and_tiers_of_its_flags(void) {
+TEST(the_command_profile_measures_with_the_threads_and_tiers_of_its_flags) {
     char path[400], dir[300], threads[2] = "1";
     snprintf(dir, sizeof dir, "%s", temp_dir());
     snprintf(path, sizeof path, "%s/machine.json", dir);
@@ -199,14 +199,3 @@ static void the_command_profile_measures_with_the_threads_and_tiers_of_its_flags
         assert_measured_with(&h, *threads - '0');
     }
 }
-
-CU_TestInfo tests[] = {
-    {"a measured machine has the rates that it has", a_measured_machine_has_the_rates_that_it_has},
-    {"every curve is measured where it is", every_curve_is_measured_where_it_is},
-    {"all memory is filled before it is measured", all_memory_is_filled_before_it_is_measured},
-    {"a smaller product never takes longer than a larger one", a_smaller_product_never_takes_longer_than_a_larger_one},
-    {"a search measures with the threads and tiers of its run", a_search_measures_with_the_threads_and_tiers_of_its_run},
-    {"the command profile measures with the threads and tiers of its flags",
-     the_command_profile_measures_with_the_threads_and_tiers_of_its_flags},
-    CU_TEST_INFO_NULL,
-};

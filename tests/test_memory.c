@@ -81,7 +81,7 @@ static void check(const Machine *m, size_t n, bool of_processors) {
 }
 
 /* A group that nobody of us is in does not count, nor our group of another controller. Cached files are not in use. */
-static void a_group_of_version_1_has_its_limit_less_its_use(void) {
+TEST(a_group_of_version_1_has_its_limit_less_its_use) {
 #define OTHERS "v1 '' 9223372036854771712 3*G G; v1 other 1 0 0; v1 elsewhere 1 0 0; v1 batch/job "
     static const Machine cases[] = {
         {V1, OTHERS "64*M 10*M 0", 54 * MB}, {V1, OTHERS "700*M 600*M 450*M", 550 * MB},
@@ -93,7 +93,7 @@ static void a_group_of_version_1_has_its_limit_less_its_use(void) {
 }
 
 /* The least counts wherever it is. Only version 2 has a second limit, and none at its top. */
-static void the_groups_above_limit_as_well(void) {
+TEST(the_groups_above_limit_as_well) {
 #define THREE_1 "three() { v1 batch/job $1 100*M 30*M; v1 batch $2 100*M 30*M; v1 '' $3 100*M 30*M; }; three "
 #define THREE_2 "three() { v2 user/a/job $1 $4 100*M 30*M; v2 user/a $2 $5 100*M 30*M; v2 user $3 $6 100*M 30*M; }; three "
     static const Machine cases[] = {
@@ -113,7 +113,7 @@ static void the_groups_above_limit_as_well(void) {
     check(cases, sizeof cases / sizeof *cases, false);
 }
 
-static void a_hybrid_machine_has_both(void) {
+TEST(a_hybrid_machine_has_both) {
 #define HYBRID V1_GROUPS "0::/session\n", V1_MOUNTS "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
     static const Machine cases[] = {{HYBRID, "v1 batch/job 3*G G 0; put unified/session cgroup.procs ''", 2 * GB},
                                     {HYBRID, "v1 batch/job 3*G G 0; v2 unified/session 1073741824 max 0 0", GB}};
@@ -122,7 +122,7 @@ static void a_hybrid_machine_has_both(void) {
 
 /* Ours may be the top, or below it, or cannot be seen; a longer name is another group's. In a name space the container's
  * group is /, and the top may be above it. */
-static void in_a_container_the_tree_may_begin_at_its_group(void) {
+TEST(in_a_container_the_tree_may_begin_at_its_group) {
 #define TREE_OF(top) "30 23 0:26 " top " /mnt/groups rw - cgroup2 cgroup2 rw\n"
 #define LIMITED(group) "v2 ../../../mnt/groups" group " 1073741824 max 0 0"
     static const Machine cases[] = {
@@ -140,7 +140,7 @@ static void in_a_container_the_tree_may_begin_at_its_group(void) {
 }
 
 /* Neither as a limit; of what is no number as the use, the whole limit is left. */
-static void what_is_no_number_sets_no_limit(void) {
+TEST(what_is_no_number_sets_no_limit) {
 #define LIMIT                                                                                        \
     "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" >user/a/job/memory.max; printf -- \"$1\" " \
     ">user/a/job/memory.high; }; "                                                                   \
@@ -158,7 +158,7 @@ static void what_is_no_number_sets_no_limit(void) {
     check(cases, sizeof cases / sizeof *cases, false);
 }
 
-static void what_is_missing_sets_no_limit(void) {
+TEST(what_is_missing_sets_no_limit) {
     static const char *const groups[] = {"", "0::", "4:memory", "nonsense\n", ":::::\n", "4:memory:/a\n0::/not/there\n"};
     static const char *const mounts[] = {"", "30 23\n", " - \n", "30 23 0:26 / /gone rw - cgroup2 cgroup2 rw\n",
                                          "30 23 0:26 / /sys/fs/cgroup rw - cgroup2\n"};
@@ -169,7 +169,7 @@ static void what_is_missing_sets_no_limit(void) {
     CU_ASSERT_EQUAL(nothing, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
 }
 
-static void long_names_do_not_overflow(void) {
+TEST(long_names_do_not_overflow) {
     enum { LONG = 6000 };
     char groups[LONG + 100], mounts[2 * LONG + 300], name[LONG + 1];
     memset(name, 'x', LONG), name[0] = '/', name[LONG] = 0;
@@ -179,7 +179,7 @@ static void long_names_do_not_overflow(void) {
 }
 
 /* So many whole processors, and at least one. */
-static void a_quota_of_cpu_is_so_many_whole_processors(void) {
+TEST(a_quota_of_cpu_is_so_many_whole_processors) {
 #define QUOTA "cpu1 other 1000 1000; cpu1 batch/job 1000 1000; cpu1 elsewhere "
     static const Machine cases[] = {
         {V1, QUOTA "-1 100000", INT_MAX},
@@ -235,7 +235,7 @@ static size_t available_in_child(int resource, size_t more, int threads) {
     return available;
 }
 
-static void the_process_has_what_its_own_limits_leave(void) {
+TEST(the_process_has_what_its_own_limits_leave) {
     static const size_t more[] = {64 * MB, 200 * MB, 500 * MB, 2 * GB, 7 * GB};
     static const int resources[] = {RLIMIT_AS, RLIMIT_DATA};
     for (int r = 0; r < 2; r++) {
@@ -250,7 +250,7 @@ static void the_process_has_what_its_own_limits_leave(void) {
     CU_ASSERT_EQUAL(available_in_child(RLIMIT_AS, GB, 10000), 0);
 }
 
-static void this_process_may_have_something(void) {
+TEST(this_process_may_have_something) {
     CU_ASSERT(process_allowance("", 0).memory > 16 * MB && process_allowance("", 0).memory < (size_t)1 << 50);
 }
 
@@ -264,12 +264,12 @@ static bool is_tmpfs(const char *dir) {
     return is;
 }
 
-static void files_in_memory_are_told_from_others(void) {
+TEST(files_in_memory_are_told_from_others) {
     CU_ASSERT_EQUAL(memory_holds("/dev/shm"), is_tmpfs("/dev/shm"));
     CU_ASSERT(!memory_holds("/proc") && !memory_holds("/not/there"));
 }
 
-static void the_peak_can_be_measured_from_now_on(void) {
+TEST(the_peak_can_be_measured_from_now_on) {
     enum { BYTES = 64 << 20 };
     const size_t before = memory_peak();
     char *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -305,7 +305,7 @@ static char *program_says(int *status, const char *command) {
     return said;
 }
 
-static void a_run_takes_no_more_than_the_plan_and_the_overhead(void) {
+TEST(a_run_takes_no_more_than_the_plan_and_the_overhead) {
     static const char *const runs[] = {
         "--model models/opt-tiny --percent 100 0 100 0 100 0",
         "--model models/opt-tiny --percent 0 30 20 30 0 0 --cpu-cache-compute --threads 8",
@@ -336,7 +336,7 @@ static void a_run_takes_no_more_than_the_plan_and_the_overhead(void) {
 /* In so many KiB of address space a model of 690 MB, of which one batch is all. Each flag for a tier alone and both: one
  * leaves a little to the other, and where both are large, what is planned decides. The offload file is mapped, so that it
  * counts; one of 580 MB in a directory that is memory counts where a process may have 500 MB of data, too. */
-static void the_program_keeps_to_what_it_may_have(void) {
+TEST(the_program_keeps_to_what_it_may_have) {
 #define LARGE "--model opt-350m --device host --prompt-len 8 --gen-len 2 --percent "
 #define GPU_NEEDS \
     { "flexgen: the GPU tier needs", "may have tiers of" }
@@ -380,7 +380,7 @@ static void the_program_keeps_to_what_it_may_have(void) {
 }
 
 /* Without a machine that was measured before, and with it. In 16 MB there is no room even for measuring. */
-static void every_command_ends_well_or_is_refused_in_a_small_group(void) {
+TEST(every_command_ends_well_or_is_refused_in_a_small_group) {
     if (!plain) return;
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 16 max >&2"), 0);
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 'percent|quantize' >&2"), 0);
@@ -388,27 +388,7 @@ static void every_command_ends_well_or_is_refused_in_a_small_group(void) {
 
 static size_t five_in_use(Gpu *gpu) { return (void)gpu, 5; }
 
-static void a_gpu_tier_may_have_what_nobody_uses_or_will_use(void) {
+TEST(a_gpu_tier_may_have_what_nobody_uses_or_will_use) {
     Gpu gpu = {.total = 9, .in_use = five_in_use};
     for (gpu.spare = 3; gpu.spare <= 5; gpu.spare++) CU_ASSERT_EQUAL(gpu_left(&gpu), gpu.spare == 3);
 }
-
-CU_TestInfo tests[] = {
-    {"a GPU tier may have what nobody uses or will use", a_gpu_tier_may_have_what_nobody_uses_or_will_use},
-    {"a group of version 1 has its limit less its use", a_group_of_version_1_has_its_limit_less_its_use},
-    {"the groups above limit as well", the_groups_above_limit_as_well},
-    {"a hybrid machine has both", a_hybrid_machine_has_both},
-    {"in a container the tree may begin at its group", in_a_container_the_tree_may_begin_at_its_group},
-    {"what is no number sets no limit", what_is_no_number_sets_no_limit},
-    {"what is missing sets no limit", what_is_missing_sets_no_limit},
-    {"long names do not overflow", long_names_do_not_overflow},
-    {"a quota of CPU is so many whole processors", a_quota_of_cpu_is_so_many_whole_processors},
-    {"the process has what its own limits leave", the_process_has_what_its_own_limits_leave},
-    {"this process may have something", this_process_may_have_something},
-    {"files in memory are told from others", files_in_memory_are_told_from_others},
-    {"the peak can be measured from now on", the_peak_can_be_measured_from_now_on},
-    {"a run takes no more than the plan and the overhead", a_run_takes_no_more_than_the_plan_and_the_overhead},
-    {"the program keeps to what it may have", the_program_keeps_to_what_it_may_have},
-    {"every command ends well or is refused in a small group", every_command_ends_well_or_is_refused_in_a_small_group},
-    CU_TEST_INFO_NULL,
-};

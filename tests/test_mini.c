@@ -380,18 +380,16 @@ static void try_policies(Variant first, Variant last, int placements) {
 }
 
 /* At first a block with more parts of a layer's weights than a thread that moves them can note. */
-static void every_placement_gives_the_engines_tokens(void) {
+TEST(every_placement_gives_the_engines_tokens) {
     for (int i = 0; i < 2; i++)
         try_policy(MINI, 0, PLAIN, "--percent 0 100 0 100 0 100 --gpu-batch-size 1 --num-gpu-batches 12");
     try_policies(PLAIN, PLAIN, PLACEMENTS);
 }
-static void compressed_weights_and_cache_give_the_engines_tokens(void) {
-    try_policies(PACKED_WEIGHT, BOTH, PLACEMENTS / 4);
-}
-static void sparse_attention_gives_the_engines_tokens(void) { try_policies(SPARSE_1, SPARSE_PACKED, PLACEMENTS / 4); }
+TEST(compressed_weights_and_cache_give_the_engines_tokens) { try_policies(PACKED_WEIGHT, BOTH, PLACEMENTS / 4); }
+TEST(sparse_attention_gives_the_engines_tokens) { try_policies(SPARSE_1, SPARSE_PACKED, PLACEMENTS / 4); }
 
 /* A few sweeps are as good as many: the same threads wait for the same buffers. */
-static void sanitizers_find_nothing_in_any_of_these(void) {
+TEST(sanitizers_find_nothing_in_any_of_these) {
     if (!getenv("MINI_ALL")) most_tokens = 4;
     for (Program p = ASAN; p <= TSAN; p++)
         for (int c = 0; c < (SUBJECTS - 1) * VARIANTS * 10 && path_of(p); c += step(p == ASAN ? 19 : 37)) {
@@ -433,7 +431,7 @@ static bool is_text(const char *bytes, const char *text) {
 
 /* What mini prints without --json is each prompt and, as the engine's tokenizer has them, the tokens that it prints with
  * it. */
-static void texts_are_those_of_the_tokens(void) {
+TEST(texts_are_those_of_the_tokens) {
     for (int m = 0; m < SUBJECTS; m++) {
         const char *ask = text_of("%s --prompts %s --max-tokens %d --percent 100 0 100 0 100 0", dir_of(&subjects[m]),
                                   prompts_file(), subjects[m].n);
@@ -457,7 +455,7 @@ static void texts_are_those_of_the_tokens(void) {
 }
 
 /* Or a comparison would see little. */
-static void texts_of_random_weights_are_of_many_tokens(void) {
+TEST(texts_of_random_weights_are_of_many_tokens) {
     for (int m = 1; m < SUBJECTS; m++) {
         const Answers *a = engine_answers(m, PLAIN);
         int different = 0, whole = 0;
@@ -584,7 +582,7 @@ static void try_bytes(Subject *m, Variant v, const Pure *p) {
 }
 
 /* Blocks of 6 and 6; of 10 and 2, which are one batch; of 4 batches; all in one. */
-static void links_carry_the_bytes_of_a_formula(void) {
+TEST(links_carry_the_bytes_of_a_formula) {
     static const int blocks[][2] = {{2, 3}, {5, 2}, {1, 4}, {12, 1}};
     for (int m = 1; m < SUBJECTS; m++)
         for (int c = m; c < 27 * 2 * VARIANTS; c += step(59)) {
@@ -597,7 +595,7 @@ static void links_carry_the_bytes_of_a_formula(void) {
 }
 
 /* Whole tensors: the GPU and the CPU have their share of the weights but for one, which is streamed instead. */
-static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
+TEST(shares_of_weights_are_streamed_to_within_a_tensor) {
     const OptConfig *c = &subjects[0].c;
     uint64_t seed = 5;
     const double all = c->l * layer_bytes(c, false), largest = matrix_bytes(c->h2, c->h1, false) + 2 * c->h2;
@@ -614,7 +612,7 @@ static void shares_of_weights_are_streamed_to_within_a_tensor(void) {
 }
 
 /* In percents whose fractions are rounded in a float, too: what GPU and CPU have together leaves nothing for the disk. */
-static void shares_of_100_percent_leave_the_disk_empty(void) {
+TEST(shares_of_100_percent_leave_the_disk_empty) {
     static const char *const shares[] = {"41 59", "70 30", "29 71", "57 43"};
     for (int s = 0; s < 4; s++) {
         const Figures f = FIGURES(
@@ -624,7 +622,7 @@ static void shares_of_100_percent_leave_the_disk_empty(void) {
 }
 
 /* The GPU sees such a cache in prefill only, so that its slots hold no more than the prompts. */
-static void a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens(void) {
+TEST(a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens) {
 #define CACHE_BELOW "A --percent 100 0 0 100 100 0 --max-tokens "
     static const char *const runs[] = {CACHE_BELOW "2 --cpu-cache-compute", CACHE_BELOW "40 --cpu-cache-compute",
                                        CACHE_BELOW "2", CACHE_BELOW "40"};
@@ -637,7 +635,7 @@ static void a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens(void) {
 /* A long prompt has more than half of all tokens and comes first, so that the CPU gets it. The three short prompts then fit
  * the GPU's half. So the links carry the bytes of the long prompt alone: those of all four less those of three short ones.
  */
-static void a_share_of_sequences_is_one_of_their_tokens(void) {
+TEST(a_share_of_sequences_is_one_of_their_tokens) {
 #define FOUR_BATCHES "A A A --max-tokens 2 --gpu-batch-size 1 --num-gpu-batches 4 --percent 100 0 "
     static const char *const runs[][3] = {
         {"zzzzzzzzzzzzzzzzzzzz " FOUR_BATCHES "50 50 100 0", "zzzzzzzzzzzzzzzzzzzz " FOUR_BATCHES "0 100 100 0",
@@ -653,7 +651,7 @@ static void a_share_of_sequences_is_one_of_their_tokens(void) {
 }
 
 /* A block begins where the one before it began; so a search for ten blocks finds what it finds for one. */
-static void many_blocks_need_the_memory_of_one(void) {
+TEST(many_blocks_need_the_memory_of_one) {
 #define PLACED " --max-tokens 3 --percent 30 30 30 30 30 30 --gpu-batch-size 1 --num-gpu-batches 2"
 #define SEARCHED " --max-tokens 3 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1 --cpu-mem 1e9 --gpu-mem 7e5"
     static const char *const runs[] = {"A A" PLACED, "A A A A A A A A A A A A A A A A A A A A" PLACED, "A A" SEARCHED,
@@ -677,7 +675,7 @@ static long waits_of(const char *file, int tokens) {
 
 /* In decoding a layer of this model has fewer than 10^6 multiplications in each product, and more in attention, 44 x 64 for
  * each of the 370 tokens. So threads share the head and the attention of three layers, four times for each token. */
-static void threads_share_the_attention_to_a_long_context(void) {
+TEST(threads_share_the_attention_to_a_long_context) {
     char lines[44 * 371];
     memset(lines, '\'', sizeof lines); /* a word, a piece, a token each */
     for (int i = 0; i < 44; i++) lines[i * 371 + 370] = '\n';
@@ -690,7 +688,7 @@ static void threads_share_the_attention_to_a_long_context(void) {
 
 /* In doubles .28 x 25 is above 7. Yet 7 of 25 past tokens are read, as with a share that is a little smaller. Of a share
  * near 1 all are read. */
-static void rounding_adds_no_token_to_a_sparse_share(void) {
+TEST(rounding_adds_no_token_to_a_sparse_share) {
 #define CACHE_ON_DISK "A --max-tokens 30 --percent 100 0 0 0 100 0 "
     static const char *const runs[] = {CACHE_ON_DISK "--attn-sparsity 0.28", CACHE_ON_DISK "--attn-sparsity 0.2799999",
                                        CACHE_ON_DISK "--attn-sparsity 0.9999", CACHE_ON_DISK "--cpu-cache-compute"};
@@ -701,7 +699,7 @@ static void rounding_adds_no_token_to_a_sparse_share(void) {
 
 /* With the weights on the GPU, three prompts in one batch move what they move alone, though one of them ends after its
  * second token and another goes on: its cache, its queries and the results rest from then on. */
-static void a_sequence_that_has_ended_moves_nothing(void) {
+TEST(a_sequence_that_has_ended_moves_nothing) {
     static const char *const words[] = {"Mum", "A", "cat", "Mum A cat"};
     static const char *const places[] = {"0 100 100 0", "0 0 100 0", "0 100 100 0 --cpu-cache-compute",
                                          "0 0 100 0 --cpu-cache-compute"};
@@ -725,7 +723,7 @@ static void a_sequence_that_has_ended_moves_nothing(void) {
 
 /* So many bytes at such a rate take so long at least, for the link and for the run. The last digit of a time is a
  * millisecond, that of a share and of tokens a second a tenth; so each may be half of one off. */
-static void a_slowed_link_takes_the_time_of_its_bytes_and_figures_agree(void) {
+TEST(a_slowed_link_takes_the_time_of_its_bytes_and_figures_agree) {
     for (int overlap = 0; overlap < 2; overlap++) {
         const Figures f =
             FIGURES("%s --prompts %s --max-tokens 4 --percent 0 0 100 0 100 0 --gpu-batch-size 12 --dtoc 5e6 %s", small(),
@@ -777,7 +775,7 @@ static int read_slices(Shown *slice, int most, const char *trace) {
 /* Rows 0 to 2 are the threads that move, 3 computes, 4 to 7 are the links. Slices of a row do not overlap; the links' have
  * the bytes that are reported; each square is computed once; and moves are beside computing, but with --no-overlap are not.
  */
-static void a_trace_shows_what_each_thread_and_link_did(void) {
+TEST(a_trace_shows_what_each_thread_and_link_did) {
     enum { SLICES = 20000, SQUARES = 4 * 4 * 2 }; /* 3 layers and the head, 4 tokens, 2 batches */
     static Shown slice[SLICES];
     const char *path = text_of("%s/trace.json", temp_dir());
@@ -809,7 +807,7 @@ static void a_trace_shows_what_each_thread_and_link_did(void) {
 }
 
 /* Where only percentages are given, a batch has 32 sequences, and a block one batch. */
-static void a_batch_has_32_sequences_unless_it_is_said(void) {
+TEST(a_batch_has_32_sequences_unless_it_is_said) {
     char words[33 * 2 + 1] = "";
     for (int i = 0; i < 33; i++) strcat(words, " A");
     const Figures f = FIGURES("%s %s --max-tokens 1 --percent 100 0 100 0 100 0", small(), words);
@@ -817,7 +815,7 @@ static void a_batch_has_32_sequences_unless_it_is_said(void) {
 }
 
 /* A policy runs in the memory that it reports, is refused in a byte less, and takes no more of this machine than that. */
-static void a_policy_runs_in_its_memory_and_not_in_less(void) {
+TEST(a_policy_runs_in_its_memory_and_not_in_less) {
     static const char *const tier[] = {"gpu", "cpu"};
     for (int i = 0; i < PLACEMENTS; i += step(13)) {
         const int m = i % SUBJECTS;
@@ -836,7 +834,7 @@ static void a_policy_runs_in_its_memory_and_not_in_less(void) {
 }
 
 /* Without --percent: what is found runs within the memory that there is, and gives the same tokens; or nothing is found. */
-static void what_is_searched_for_keeps_to_the_memory(void) {
+TEST(what_is_searched_for_keeps_to_the_memory) {
     uint64_t seed = 3;
     int found = 0;
     for (int i = 0; i < 40; i += step(5)) {
@@ -952,7 +950,7 @@ static bool try_question(const Question *q) {
 }
 
 /* A hundred machines on which some placement fits. */
-static void the_papers_cost_model_is_the_engines(void) {
+TEST(the_papers_cost_model_is_the_engines) {
     uint64_t seed = 11;
     int fit = 0, asked = 0;
     for (; fit < 100; asked++) {
@@ -964,7 +962,7 @@ static void the_papers_cost_model_is_the_engines(void) {
 }
 
 /* Without a given block the one of most tokens a second is taken: no other is better. */
-static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
+TEST(the_search_finds_no_worse_block_than_those_tried_by_hand) {
     static const int blocks[][2] = {{4, 1}, {8, 3}, {16, 5}, {32, 8}, {48, 3}, {64, 6}, {24, 12}, {12, 20}};
     const OptConfig config = opt_named("opt-30b");
     const char *ask = text_of("%s --policy 512 --hardware hardware/t4.json --max-tokens 32", paper_model(&config));
@@ -979,7 +977,7 @@ static void the_search_finds_no_worse_block_than_those_tried_by_hand(void) {
 }
 
 /* A flag says a link's rate in both stages: the answer is that for a machine whose file says so. */
-static void a_link_of_the_command_line_is_one_of_the_file(void) {
+TEST(a_link_of_the_command_line_is_one_of_the_file) {
     const OptConfig config = opt_named("opt-30b");
     const char *ask = text_of("%s --policy 512 --max-tokens 32 --hardware", paper_model(&config));
     const char *file = text_of("%s/link.json", temp_dir());
@@ -994,7 +992,7 @@ static void a_link_of_the_command_line_is_one_of_the_file(void) {
 /* Blocks are tried that have more places than there are prompts, as long as each batch has one: seven prompts may go into
  * 2 x 4 at once, and not only into 1 x 7. But a place without a prompt makes no tokens, so that 1 x 7 is better where both
  * fit. One batch alone may be larger than the prompts, too. */
-static void a_block_may_have_more_places_than_there_are_prompts(void) {
+TEST(a_block_may_have_more_places_than_there_are_prompts) {
     static const struct {
         const char *flags;
         int gbs, num_gpu_batches;
@@ -1011,7 +1009,7 @@ static void a_block_may_have_more_places_than_there_are_prompts(void) {
 /* When a tier lacks room, the next linear program has less of it. The room that another tier has left does not count: here
  * the GPU lacks room, and the shares that are found still satisfy A.3's row of the CPU, with all of its memory: l layers'
  * share of the weights, and one layer of those on disk (cpu_peak^g). */
-static void a_search_gives_no_tier_more_than_it_has(void) {
+TEST(a_search_gives_no_tier_more_than_it_has) {
     const Figures f =
         figures_of(TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --gpu-mem 7e6 --cpu-mem 3e6");
     const double weight = 8. * 256 * 256 + 4. * 256 * 1024;
@@ -1028,7 +1026,7 @@ static void a_search_gives_no_tier_more_than_it_has(void) {
 #define ALL_ON_GPU "--percent 100 0 100 0 100 0"
 #define WHOLE_GPU ALL_ON_GPU " --max-tokens 1"
 
-static void wrong_use_is_refused_in_one_line(void) {
+TEST(wrong_use_is_refused_in_one_line) {
     static const struct {
         const char *flag, *values[8];
     } cases[] = {{"--max-tokens", {"0", "x", "", "2.5", "99999999999", "400"}},
@@ -1067,7 +1065,7 @@ static void wrong_use_is_refused_in_one_line(void) {
 }
 
 /* Lines may end in CR LF; empty ones are no prompts. */
-static void a_line_is_a_prompt(void) {
+TEST(a_line_is_a_prompt) {
     const char *dir = small();
     write_text(capture, "lines.txt", "a b\r\n\r\n\nc");
     Result r = DONE(MINI, "%s --prompts %s/lines.txt " WHOLE_GPU, dir, capture);
@@ -1077,7 +1075,7 @@ static void a_line_is_a_prompt(void) {
 }
 
 /* The prompt is </s> and "A". The last token generated needs no position. */
-static void a_text_may_use_all_positions(void) {
+TEST(a_text_may_use_all_positions) {
     FIGURES("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS - 1);
     assert_refused(MINI, text_of("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS), 2);
 }
@@ -1092,7 +1090,7 @@ static const char *assert_survives(const char *dir, const char *what, bool may_b
 }
 
 /* The token that follows a prompt is made the piece of byte 0, whose id the piece that it was gets. */
-static void a_completion_may_contain_NUL(void) {
+TEST(a_completion_may_contain_NUL) {
     const char *dir = copy_of_victim();
     size_t len;
     Result r = DONE(MINI, "%s c --json " WHOLE_GPU, dir);
@@ -1109,7 +1107,7 @@ static void a_completion_may_contain_NUL(void) {
 }
 
 /* The names of tensors do not begin with "model."; a line ends in config.json; vocab.json is ASCII, as Python writes it. */
-static void a_checkpoint_may_be_written_in_other_ways(void) {
+TEST(a_checkpoint_may_be_written_in_other_ways) {
     Result wanted = DONE(MINI, "%s Mum --json " WHOLE_GPU, small());
     for (int way = 0; way < 3; way++) {
         const char *dir = copy_of_victim();
@@ -1130,7 +1128,7 @@ static void a_checkpoint_may_be_written_in_other_ways(void) {
 /* With all weights of k 0 every token has the same k, and all scores of a query are equal; v differs. As in the engine
  * (device/host_attend.c, select_tokens), which writes the same tokens; one of the twelve texts may be another where the
  * order of sums decides a token. */
-static void of_equal_scores_sparse_attention_keeps_the_earlier_tokens(void) {
+TEST(of_equal_scores_sparse_attention_keeps_the_earlier_tokens) {
     const char *dir = text_of("%s", copy_of_victim());
     Model m = model_of(victim());
     m.number = spread_but_for_keys;
@@ -1148,7 +1146,7 @@ static void of_equal_scores_sparse_attention_keeps_the_earlier_tokens(void) {
 
 /* merges.txt gets two more pairs. In "zzz" the first pair is joined, not the last. Two line feeds are not joined, since the
  * last of several blanks belongs to the next word. "" is a prompt of </s> alone, which ends a generated text only. */
-static void words_and_pairs_are_those_of_the_engine(void) {
+TEST(words_and_pairs_are_those_of_the_engine) {
     const char *dir = copy_of_victim();
     spoil(dir, "vocab.json", "{", "{\"\304\212\304\212\":300,\"zz\":301,");
     spoil(dir, "merges.txt", "\nh e\n", "\nh e\n\304\212 \304\212\nz z\n");
@@ -1175,7 +1173,7 @@ static void try_edits(const Edits *edits, size_t count, bool may_be_taken) {
 #define TABLE "[1024,64]" /* the shape of the table of tokens, and its bytes */
 #define BYTES "[0,131072]"
 
-static void a_spoilt_file_is_refused(void) {
+TEST(a_spoilt_file_is_refused) {
     static const Edits edits[] = {
         {TENSORS, "\"F16\"", {"\"I64\"", "7", "\"F32\"", "null", "\"F16"}},
         {TENSORS,
@@ -1208,7 +1206,7 @@ static void a_spoilt_file_is_refused(void) {
 }
 
 /* What may be overlooked does no harm. */
-static void lesser_faults_do_no_harm(void) {
+TEST(lesser_faults_do_no_harm) {
     static const Edits edits[] = {
         {TENSORS,
          TABLE,
@@ -1228,7 +1226,7 @@ static void lesser_faults_do_no_harm(void) {
 }
 
 /* A file of so many bytes, whose header says that it has so many. */
-static void a_file_or_header_of_another_length_is_refused(void) {
+TEST(a_file_or_header_of_another_length_is_refused) {
     const char *dir = copy_of_victim();
     size_t size, header;
     char *file = contents(in_dir(dir, TENSORS), &size), *deep = xcalloc(200001, 1);
@@ -1254,7 +1252,7 @@ static void a_file_or_header_of_another_length_is_refused(void) {
 }
 
 /* Bytes of what is read are changed at random; some changes do no harm. */
-static void random_damage_is_refused_or_harmless(void) {
+TEST(random_damage_is_refused_or_harmless) {
     uint64_t seed = 23;
     const char *dir = copy_of_victim();
     for (int c = 0; c < 400; c += step(21)) {
@@ -1272,7 +1270,7 @@ static void random_damage_is_refused_or_harmless(void) {
     }
 }
 
-static void the_offload_file_has_no_name_while_it_is_used(void) {
+TEST(the_offload_file_has_no_name_while_it_is_used) {
     static const int signals[] = {SIGKILL, SIGTERM, SIGINT, SIGSEGV};
     for (int s = 0; s < 4; s++) {
         bool seen = false;
@@ -1291,7 +1289,7 @@ static void the_offload_file_has_no_name_while_it_is_used(void) {
 }
 
 /* The N-th call of a kind fails, or all from then on (tests/faults.c). */
-static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
+TEST(whatever_call_fails_is_one_line_or_does_no_harm) {
     static const struct {
         const char *fault;
         int most;
@@ -1321,7 +1319,7 @@ static void whatever_call_fails_is_one_line_or_does_no_harm(void) {
 
 /* No line has more than 100 columns, no function more than 40 lines, from its name in the first column to its brace there;
  * it includes no file of the engine. scripts/size.py counts tokens. */
-static void lines_and_functions_are_short_and_a_fifth_is_comments(void) {
+TEST(lines_and_functions_are_short_and_a_fifth_is_comments) {
     static const char *const rules[] = {
         "awk 'length > 100 {print; wrong = 1} END {exit wrong}' mini.c",
         "! grep '^#include \"' mini.c",
@@ -1337,7 +1335,7 @@ static void lines_and_functions_are_short_and_a_fifth_is_comments(void) {
 }
 
 /* As its first lines say, the file compiles on any system: here for those whose compilers are installed. */
-static void no_compiler_warns(void) {
+TEST(no_compiler_warns) {
     static const char *const compilers[] = {"gcc -march=native",
                                             "clang -march=native",
                                             "gcc",
@@ -1352,50 +1350,3 @@ static void no_compiler_warns(void) {
                                            all ? "-O3" : "-O1", temp_dir())),
                             0);
 }
-
-CU_TestInfo tests[] = {
-    {"every placement gives the engine's tokens", every_placement_gives_the_engines_tokens},
-    {"texts are those of the tokens", texts_are_those_of_the_tokens},
-    {"texts of random weights are of many tokens", texts_of_random_weights_are_of_many_tokens},
-    {"compressed weights and cache give the engine's tokens", compressed_weights_and_cache_give_the_engines_tokens},
-    {"sparse attention gives the engine's tokens", sparse_attention_gives_the_engines_tokens},
-    {"of equal scores sparse attention keeps the earlier tokens",
-     of_equal_scores_sparse_attention_keeps_the_earlier_tokens},
-    {"words and pairs are those of the engine", words_and_pairs_are_those_of_the_engine},
-    {"links carry the bytes of a formula", links_carry_the_bytes_of_a_formula},
-    {"shares of weights are streamed to within a tensor", shares_of_weights_are_streamed_to_within_a_tensor},
-    {"shares of 100 percent leave the disk empty", shares_of_100_percent_leave_the_disk_empty},
-    {"a delegated cache needs no more of the GPU for more tokens",
-     a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens},
-    {"a share of sequences is one of their tokens", a_share_of_sequences_is_one_of_their_tokens},
-    {"many blocks need the memory of one", many_blocks_need_the_memory_of_one},
-    {"threads share the attention to a long context", threads_share_the_attention_to_a_long_context},
-    {"rounding adds no token to a sparse share", rounding_adds_no_token_to_a_sparse_share},
-    {"a sequence that has ended moves nothing", a_sequence_that_has_ended_moves_nothing},
-    {"a slowed link takes the time of its bytes and figures agree",
-     a_slowed_link_takes_the_time_of_its_bytes_and_figures_agree},
-    {"a trace shows what each thread and link did", a_trace_shows_what_each_thread_and_link_did},
-    {"a batch has 32 sequences unless it is said", a_batch_has_32_sequences_unless_it_is_said},
-    {"a policy runs in its memory and not in less", a_policy_runs_in_its_memory_and_not_in_less},
-    {"what is searched for keeps to the memory", what_is_searched_for_keeps_to_the_memory},
-    {"the paper's cost model is the engine's", the_papers_cost_model_is_the_engines},
-    {"the search finds no worse block than those tried by hand", the_search_finds_no_worse_block_than_those_tried_by_hand},
-    {"a link of the command line is one of the file", a_link_of_the_command_line_is_one_of_the_file},
-    {"a block may have more places than there are prompts", a_block_may_have_more_places_than_there_are_prompts},
-    {"a search gives no tier more than it has", a_search_gives_no_tier_more_than_it_has},
-    {"wrong use is refused in one line", wrong_use_is_refused_in_one_line},
-    {"a line is a prompt", a_line_is_a_prompt},
-    {"a completion may contain NUL", a_completion_may_contain_NUL},
-    {"a checkpoint may be written in other ways", a_checkpoint_may_be_written_in_other_ways},
-    {"a text may use all positions", a_text_may_use_all_positions},
-    {"a file or header of another length is refused", a_file_or_header_of_another_length_is_refused},
-    {"a spoilt file is refused", a_spoilt_file_is_refused},
-    {"lesser faults do no harm", lesser_faults_do_no_harm},
-    {"random damage is refused or harmless", random_damage_is_refused_or_harmless},
-    {"the offload file has no name while it is used", the_offload_file_has_no_name_while_it_is_used},
-    {"whatever call fails is one line or does no harm", whatever_call_fails_is_one_line_or_does_no_harm},
-    {"lines and functions are short and a fifth is comments", lines_and_functions_are_short_and_a_fifth_is_comments},
-    {"no compiler warns", no_compiler_warns},
-    {"sanitizers find nothing in any of these", sanitizers_find_nothing_in_any_of_these},
-    CU_TEST_INFO_NULL,
-};

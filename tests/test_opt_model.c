@@ -17,7 +17,7 @@ static size_t parameters(const OptConfig *config) {
     return total;
 }
 
-static void the_sizes_have_their_published_parameters_and_heads(void) {
+TEST(the_sizes_have_their_published_parameters_and_heads) {
     static const struct {
         const char *name;
         double parameters, about;
@@ -39,7 +39,7 @@ static void the_sizes_have_their_published_parameters_and_heads(void) {
     }
 }
 
-static void only_published_names_are_known(void) {
+TEST(only_published_names_are_known) {
     static const char *const bad[] = {
         "", "opt", "opt-125", "opt-125m ", "OPT-125M", "facebook/", "facebook/facebook/opt-125m", "meta/opt-125m"};
     OptConfig config;
@@ -52,7 +52,7 @@ static void only_published_names_are_known(void) {
     CU_ASSERT_EQUAL(count, 9);
 }
 
-static void opt_350m_is_the_odd_one(void) {
+TEST(opt_350m_is_the_odd_one) {
     static const struct {
         const char *name;
         int global, role; /* -1: the other */
@@ -103,10 +103,10 @@ static void meets_hugging_face(const char *dir) {
     checkpoint_close(checkpoint);
 }
 
-static void the_plain_forward_meets_hugging_face_s_logits_and_tokens(void) { meets_hugging_face("tests/golden/opt-pre"); }
-static void so_does_the_post_norm_forward(void) { meets_hugging_face("tests/golden/opt-post"); }
+TEST(the_plain_forward_meets_the_logits_and_tokens_of_hugging_face) { meets_hugging_face("tests/golden/opt-pre"); }
+TEST(so_does_the_post_norm_forward) { meets_hugging_face("tests/golden/opt-post"); }
 
-static void later_tokens_change_nothing_before_them(void) {
+TEST(later_tokens_change_nothing_before_them) {
     enum { N = 20, PREFIX = 7 };
     OptConfig config = {"t", 2, 32, 64, 4, 50, 40, 32, true, true, 2, 0, 1};
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
@@ -120,7 +120,7 @@ static void later_tokens_change_nothing_before_them(void) {
     checkpoint_close(checkpoint);
 }
 
-static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
+TEST(a_dummy_tells_tokens_apart_in_the_deepest_models) {
     enum { N = 12, VOCAB = 150 };
     for (int post = 0; post < 2; post++) {
         OptConfig config = {"t", post ? 24 : 96, 64, 256, 4, VOCAB, 40, post ? 32 : 64, !post, !post, 2, 0, 1};
@@ -138,14 +138,3 @@ static void a_dummy_tells_tokens_apart_in_the_deepest_models(void) {
         checkpoint_close(checkpoint);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"the sizes have their published parameters and heads", the_sizes_have_their_published_parameters_and_heads},
-    {"only published names are known", only_published_names_are_known},
-    {"opt-350m is the odd one", opt_350m_is_the_odd_one},
-    {"the plain forward meets Hugging Face's logits and tokens", the_plain_forward_meets_hugging_face_s_logits_and_tokens},
-    {"so does the post-norm forward", so_does_the_post_norm_forward},
-    {"later tokens change nothing before them", later_tokens_change_nothing_before_them},
-    {"a dummy tells tokens apart in the deepest models", a_dummy_tells_tokens_apart_in_the_deepest_models},
-    CU_TEST_INFO_NULL,
-};

@@ -135,7 +135,7 @@ static void check_sums(const cJSON *run) {
     CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-3 * all);
 }
 
-static void what_results_paper_says_is_what_the_program_does(void) {
+TEST(what_results_paper_says_is_what_the_program_does) {
     char *json = contents("results/paper/runs.json", NULL), *readme = contents("results/paper/README.md", NULL);
     cJSON *runs = cJSON_Parse(json), *run;
     int quick = 0, broken_down = 0;
@@ -152,17 +152,10 @@ static void what_results_paper_says_is_what_the_program_does(void) {
 
 /* The scripts make these sections anew, from the figures of runs.json, and README.md has each line. The other sections need
  * figures that runs.json does not have, from runs that take longer, or from real ones. */
-static void the_tables_of_results_paper_are_what_its_scripts_make_of_the_runs(void) {
+TEST(the_tables_of_results_paper_are_what_its_scripts_make_of_the_runs) {
     if (!has_python()) return;
     setenv("FLEXGEN", program(), 1);
     CU_ASSERT_EQUAL(system("python3 -B scripts/paper.py --check table1 table2 losses table3_rows table4 table5 figure5 "
                            "appendix_policies dollars"),
                     0);
 }
-
-CU_TestInfo tests[] = {
-    {"what results/paper says is what the program does", what_results_paper_says_is_what_the_program_does},
-    {"the tables of results/paper are what its scripts make of the runs",
-     the_tables_of_results_paper_are_what_its_scripts_make_of_the_runs},
-    CU_TEST_INFO_NULL,
-};

@@ -251,17 +251,17 @@ static int local_all_ways(StagePart *part, int stages) {
            local(part, stages, true, 1000);
 }
 
-static void between_threads_messages_arrive_as_they_were_sent(void) {
+TEST(between_threads_messages_arrive_as_they_were_sent) {
     CU_ASSERT_EQUAL(local_all_ways(messages, 2), 0);
     CU_ASSERT_EQUAL(local(messages, 3, false, 1000), 0);
     CU_ASSERT_EQUAL(local(messages, 5, true, 1000), 0);
 }
 
-static void between_threads_stages_share_and_agree(void) {
+TEST(between_threads_stages_share_and_agree) {
     for (int stages = 2; stages <= MAX_STAGES; stages++) CU_ASSERT_EQUAL(local_all_ways(agreement, stages), 0);
 }
 
-static void between_threads_a_failure_ends_all_calls(void) {
+TEST(between_threads_a_failure_ends_all_calls) {
     CU_ASSERT_EQUAL(local_all_ways(failure, 3), 0);
     for (way = 0; way < 2; way++) CU_ASSERT_EQUAL(local_all_ways(other_size, 2), 0); /* which it does not cut in pieces */
 }
@@ -293,7 +293,7 @@ static bool aborts(StagePart *part) {
     return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
 }
 
-static void between_threads_a_message_too_many_or_too_few_is_found(void) {
+TEST(between_threads_a_message_too_many_or_too_few_is_found) {
     CU_ASSERT(aborts(left_over));
     CU_ASSERT(aborts(not_sent));
     CU_ASSERT(!aborts(nothing_wrong));
@@ -334,7 +334,7 @@ const char *__tsan_default_suppressions(void) { return "deadlock:openmpi\n"; }
 const char *test_missing(const char *name) {
     char path[MAX_PATH];
     program_file(path, "_mpi.so");
-    if (strncmp(name, "over MPI", strlen("over MPI")) != 0) return NULL;
+    if (strncmp(name, "over mpi", strlen("over mpi")) != 0) return NULL;
     if (access(path, F_OK)) return "the network over MPI, since there was no mpicc";
     return system("command -v mpirun >/dev/null") ? "the network over MPI, since there is no mpirun" : NULL;
 }
@@ -414,13 +414,13 @@ static void mpi(const char *part, int stages, const char *settings) {
 }
 
 /* Through memory and through sockets; copied as far as MPI copies (32 KiB, more than most messages), and nothing copied. */
-static void over_mpi_messages_arrive_as_they_were_sent(void) {
+TEST(over_mpi_messages_arrive_as_they_were_sent) {
     mpi("messages", 2, "OMPI_MCA_btl_vader_eager_limit=32768 OMPI_MCA_btl=vader,self");
     mpi("messages", 3, "OMPI_MCA_btl_tcp_eager_limit=128 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo");
     mpi("messages", 5, "OMPI_MCA_btl_vader_eager_limit=128 OMPI_MCA_btl=vader,self");
 }
 
-static void over_mpi_stages_share_and_agree(void) {
+TEST(over_mpi_stages_share_and_agree) {
     mpi("agreement", 2, "");
     mpi("agreement", 5, "");
 }
@@ -434,20 +434,20 @@ static void expect_aborted(const char *part, int stages, const char *text) {
     CU_ASSERT_PTR_NULL(strstr(said, " wrong")); /* nobody has gone on */
 }
 
-static void over_mpi_a_stage_that_fails_ends_all(void) { expect_aborted("failure", 3, ""); }
+TEST(over_mpi_a_stage_that_fails_ends_all) { expect_aborted("failure", 3, ""); }
 
-static void over_mpi_a_message_of_another_size_ends_all(void) {
+TEST(over_mpi_a_message_of_another_size_ends_all) {
     for (int i = 0; i < COUNT(sizes); i++) expect_aborted(sizes[i].name, 2, sizes[i].says);
 }
 
-static void over_mpi_a_killed_stage_ends_all(void) {
+TEST(over_mpi_a_killed_stage_ends_all) {
     char said[8192];
     CU_ASSERT(mpi_says("killed", 3, "", said) != 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(said, "rank 1"));
     CU_ASSERT(mpi_says("orphaned", 3, "", said) != 0);
 }
 
-static void over_mpi_nothing_arrives_before_the_slowed_wire_allows_it(void) { mpi("wire", 2, ""); }
+TEST(over_mpi_nothing_arrives_before_the_slowed_wire_allows_it) { mpi("wire", 2, ""); }
 
 // ---- the program ---------------------------------------------------------------------------------------------------
 
@@ -487,7 +487,7 @@ static off_t grown(const char *path, off_t than) {
 /* The second stage reads a copy of the model, which changes when the job has begun: then its part is worth nothing. It
  * finds that when it has stored its new k and v, 50 ms a layer, while the first has all tokens; but that one keeps the
  * journal. */
-static void over_mpi_a_job_has_ended_when_all_stages_have(void) {
+TEST(over_mpi_a_job_has_ended_when_all_stages_have) {
     char dir[300], copy[400], journal[400], said[8192];
     snprintf(dir, sizeof dir, "%s", temp_dir());
     snprintf(copy, sizeof copy, "cp models/opt-tiny/* '%s'", dir);
@@ -502,7 +502,7 @@ static void over_mpi_a_job_has_ended_when_all_stages_have(void) {
 }
 
 /* A signal to the first stage alone: its lanes stop while it waits for tokens, which nobody can make any more. */
-static void over_mpi_a_stopped_stage_ends_all(void) {
+TEST(over_mpi_a_stopped_stage_ends_all) {
     char dir[300], journal[400], said[8192];
     snprintf(dir, sizeof dir, "%s", temp_dir());
     FILE *f = start_job(journal, dir, "models/opt-tiny", 500, "200K");
@@ -518,7 +518,7 @@ static void over_mpi_a_stopped_stage_ends_all(void) {
 
 /* One line says which stage is short of something, and everything ends; no file of it is left. The model is of some size,
  * so that the first stage is slow to end. */
-static void over_mpi_a_stage_without_room_names_itself(void) {
+TEST(over_mpi_a_stage_without_room_names_itself) {
     static const struct {
         const char *begins, *percent, *says;
     } cases[] = {{"ulimit -f 50000", "0 0 0 0 0 0", "flexgen: stage 1: cannot reserve"},
@@ -543,7 +543,7 @@ static void over_mpi_a_stage_without_room_names_itself(void) {
 }
 
 /* Without mpirun, or alone under it, there is no network; and no MPI was loaded. */
-static void a_process_that_mpirun_has_not_started_has_no_network(void) {
+TEST(a_process_that_mpirun_has_not_started_has_no_network) {
     Error err;
     for (int alone = 0; alone < 2; alone++) {
         if (alone) setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
@@ -556,22 +556,3 @@ static void a_process_that_mpirun_has_not_started_has_no_network(void) {
     CU_ASSERT_PTR_NULL(strstr(maps, "mpi.so"));
     free(maps);
 }
-
-CU_TestInfo tests[] = {
-    {"between threads, messages arrive as they were sent", between_threads_messages_arrive_as_they_were_sent},
-    {"between threads, stages share and agree", between_threads_stages_share_and_agree},
-    {"between threads, a failure ends all calls", between_threads_a_failure_ends_all_calls},
-    {"between threads, a message too many or too few is found", between_threads_a_message_too_many_or_too_few_is_found},
-    {"a process that mpirun has not started has no network", a_process_that_mpirun_has_not_started_has_no_network},
-    {"over MPI, messages arrive as they were sent", over_mpi_messages_arrive_as_they_were_sent},
-    {"over MPI, stages share and agree", over_mpi_stages_share_and_agree},
-    {"over MPI, a stage that fails ends all", over_mpi_a_stage_that_fails_ends_all},
-    {"over MPI, a message of another size ends all", over_mpi_a_message_of_another_size_ends_all},
-    {"over MPI, a killed stage ends all", over_mpi_a_killed_stage_ends_all},
-    {"over MPI, nothing arrives before the slowed wire allows it",
-     over_mpi_nothing_arrives_before_the_slowed_wire_allows_it},
-    {"over MPI, a job has ended when all stages have", over_mpi_a_job_has_ended_when_all_stages_have},
-    {"over MPI, a stopped stage ends all", over_mpi_a_stopped_stage_ends_all},
-    {"over MPI, a stage without room names itself", over_mpi_a_stage_without_room_names_itself},
-    CU_TEST_INFO_NULL,
-};

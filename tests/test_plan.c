@@ -39,7 +39,7 @@ static void make(const Policy *p) { CU_ASSERT_FATAL(makes(p, F16)); }
 
 static const OptConfig small = SMALL_CONFIG(-1);
 
-static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
+TEST(weight_fractions_are_met_to_the_share_of_one_tensor) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-30b", "opt-175b"};
     for (int m = 0; m < 5; m++) {
         const OptConfig c = opt_named(names[m]);
@@ -68,7 +68,7 @@ static void weight_fractions_are_met_to_the_share_of_one_tensor(void) {
 }
 
 /* Within a batch the tiers do not decrease. */
-static void sequences_are_dealt_to_within_one(void) {
+TEST(sequences_are_dealt_to_within_one) {
     enum { GBS = 4 };
     static const int counts[] = {1, 2, 7, 12, 30};
     Seat seats[30];
@@ -91,7 +91,7 @@ static void sequences_are_dealt_to_within_one(void) {
         }
 }
 
-static void every_gpu_batch_has_its_part_of_each_tier(void) {
+TEST(every_gpu_batch_has_its_part_of_each_tier) {
     Seat seats[40];
     const Policy p = on_tiers(0, 0, .5, .25, 1, 0, 8, 5);
     int per[5][NTIERS] = {{0}};
@@ -104,7 +104,7 @@ static double bytes_of(RegionId id, Tier tier) { return (double)plan->region[id]
 
 /* The paper's section 3: l (8 h1^2 + 4 h1 h2) bytes of weights, 4 b l h1 (s + n) bytes of KV cache at the peak. s + n - 1
  * tokens are stored, since the last one made is never read: they fill 34 pages of 16. */
-static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
+TEST(the_plan_of_opt_30b_has_the_papers_sizes) {
     Policy p = on_tiers(.2, .8, 0, 1, 0, 1, 48, 3);
     p.delegated = true;
     open_named("opt-30b", 144, 512, 32);
@@ -130,7 +130,7 @@ static void the_plan_of_opt_30b_has_the_papers_sizes(void) {
 
 /* A.2.1: at the end of a block every sequence has the KV of s + n tokens. In the diagonal schedule with K = n a
  * batch of bls / n sequences ends in every sweep, and those in flight have made 1 to n - 1 tokens. */
-static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
+TEST(the_papers_estimate_of_the_cache_is_of_its_schedule) {
     enum { BATCHES = 5, GBS = 4, S = 7, N = BATCHES };
     const double token = 4. * small.h1 * small.l;
     double diagonal = 0;
@@ -148,7 +148,7 @@ static void the_papers_estimate_of_the_cache_is_of_its_schedule(void) {
 }
 
 /* With smaller batches, or fewer; where one batch of one prompt is all, with neither. */
-static void the_advice_is_about_what_can_be_smaller(void) {
+TEST(the_advice_is_about_what_can_be_smaller) {
     static const struct {
         int gbs, batches;
         const char *advice;
@@ -168,7 +168,7 @@ static void the_advice_is_about_what_can_be_smaller(void) {
 }
 
 /* The largest term, 16 GiB of it, is the cache. */
-static void a_plan_that_does_not_fit_names_term_and_flag(void) {
+TEST(a_plan_that_does_not_fit_names_term_and_flag) {
     static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
     const Policy p = all_gpu(16, 4);
     open_named("opt-6.7b", 64, 512, 32);
@@ -191,7 +191,7 @@ static void a_plan_that_does_not_fit_names_term_and_flag(void) {
 
 /* The entrance of the diagonal schedule may hold any number of topups up to the batch size: their plan takes no time that
  * grows with its square. */
-static void a_diagonal_of_very_large_batches_is_planned(void) {
+TEST(a_diagonal_of_very_large_batches_is_planned) {
     enum { GBS = 20000 };
     Policy p = on_tiers(1, 0, 1, 0, .5, .25, GBS, 2);
     p.schedule = SCHEDULE_DIAGONAL;
@@ -204,7 +204,7 @@ static void a_diagonal_of_very_large_batches_is_planned(void) {
 
 /* Of each batch a quarter is on the GPU. Two have six sequences off it between them, four of which may end in one sweep, so
  * that those which enter for them have no row on the GPU. */
-static void an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches(void) {
+TEST(an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches) {
     enum { GBS = 4, S = 10 };
     open_task(&small, 20, S, 4);
     for (int batches = 1; batches <= 2; batches++) {
@@ -218,7 +218,7 @@ static void an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches(void) {
 
 /* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
  */
-static void only_where_a_gpu_would_sample_do_logits_come_down(void) {
+TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
     const Policy p = all_gpu(2, 5);
     open_named("opt-125m", 10, 4, 2);
     for (int way = 0; way < 8; way++) {
@@ -229,7 +229,7 @@ static void only_where_a_gpu_would_sample_do_logits_come_down(void) {
     close_task();
 }
 
-static void prompts_beyond_the_positions_are_refused(void) {
+TEST(prompts_beyond_the_positions_are_refused) {
     static const int lengths[][2] = {{2048, 1}, {2049, 1}, {2048, 2}, {0, 1}, {1, 0}, {1, 2049}, {1, 0x7fffffff}};
     const Policy p = all_gpu(1, 1);
     open_named("opt-125m", 1, 1, 1);
@@ -285,7 +285,7 @@ static Event count_op(Device *d, const Op *op) {
 
 /* Policies of all schedules, with everything on one tier or a bit everywhere, and prompts of one length or of many, of
  * which topups come. Nobody stops early. */
-static void the_planned_work_is_what_runs(void) {
+TEST(the_planned_work_is_what_runs) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
     uint64_t seed = 5;
     Hardware h;
@@ -320,7 +320,7 @@ static void the_planned_work_is_what_runs(void) {
 }
 
 /* By hand: five prompts of 10 tokens, 4 new ones each, in blocks of 2 x 2. Twice one sweep of prefill and three others. */
-static void the_work_of_two_blocks_by_hand(void) {
+TEST(the_work_of_two_blocks_by_hand) {
     static const Workload expected[] = {{6, 0, 0, 0, 0, 3 * 3, 5 * 3, 5 * (11 + 12 + 13), 5 * 3},
                                         {2, 3, 5, 50, 5 * 55, 0, 0, 0, 5}};
     const Policy p = all_gpu(2, 2);
@@ -336,7 +336,7 @@ static void the_work_of_two_blocks_by_hand(void) {
 
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */
-static void the_table_rests_on_the_highest_tier_that_has_room(void) {
+TEST(the_table_rests_on_the_highest_tier_that_has_room) {
     Policy p = on_tiers(0, 0, 1, 0, 1, 0, 2, 2);
     Bytes need[NTIERS][NTIERS];
     open_named("opt-13b", 4, 64, 8);
@@ -363,7 +363,7 @@ static void the_table_rests_on_the_highest_tier_that_has_room(void) {
 
 /* A GPU that holds exactly the plan with three workspaces gives a policy three, and with a byte less two. One that holds
  * exactly the plan with two gives it two, and with a byte less the policy is refused. */
-static void a_policy_has_three_workspaces_or_two(void) {
+TEST(a_policy_has_three_workspaces_or_two) {
     open_named("opt-125m", 32, 64, 8);
     for (int n = LEAST_WORKSPACES; n <= WORKSPACES; n++)
         for (int less = 0; less < 2; less++) {
@@ -381,7 +381,7 @@ static void a_policy_has_three_workspaces_or_two(void) {
 
 /* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
  */
-static void pieces_are_as_large_as_there_is_room_for(void) {
+TEST(pieces_are_as_large_as_there_is_room_for) {
     static const int rows[] = {PIECE_ROWS, 2048, LARGE_PIECE_ROWS};
     Bytes before = 0;
     open_named("opt-125m", 50, 100, 8);
@@ -401,7 +401,7 @@ static void pieces_are_as_large_as_there_is_room_for(void) {
     close_task();
 }
 
-static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
+TEST(pools_hand_out_the_lowest_page_and_remember_their_peak) {
     PagePool pool;
     pool_open(&pool, 0, 130);
     for (int i = 0; i < 130; i++) CU_ASSERT_EQUAL(pool_take(&pool), i);
@@ -414,7 +414,7 @@ static void pools_hand_out_the_lowest_page_and_remember_their_peak(void) {
 }
 
 /* A sequence that gave its pages back twice would share them with another one, and nothing else would tell. */
-static void a_page_that_is_free_is_not_taken_back(void) {
+TEST(a_page_that_is_free_is_not_taken_back) {
     int status;
     fflush(NULL);
     pid_t child = fork();
@@ -448,7 +448,7 @@ static void wide_totals(char text[400], const char *flags) {
 }
 
 /* Byte counts have 64 bits: OPT-175B has as many where size_t has 32. */
-static void the_plan_of_opt_175b_is_the_same_on_32_bits(void) {
+TEST(the_plan_of_opt_175b_is_the_same_on_32_bits) {
     char wide[400], narrow[400];
     wide_totals(wide, "");
     wide_totals(narrow, "-m32 -msse2 -mfpmath=sse");
@@ -468,7 +468,7 @@ static double number_at(const char *column) {
 }
 
 /* As two slots of weights, which are two regions. */
-static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
+TEST(a_printed_plan_has_a_line_for_each_name_and_adds_up) {
     const Policy p = on_tiers(.3, .4, .5, .25, .5, .25, 2, 2);
     const Bytes capacity[NTIERS] = {1, 1, 1};
     open_named("opt-125m", 4, 64, 8);
@@ -492,28 +492,3 @@ static void a_printed_plan_has_a_line_for_each_name_and_adds_up(void) {
         CU_ASSERT_DOUBLE_EQUAL(sum[t], number_at(line + NAME + t * NUMBER), .005 * (n + 1)); /* what rounding takes */
     free(text), close_task();
 }
-
-CU_TestInfo tests[] = {
-    {"weight fractions are met to the share of one tensor", weight_fractions_are_met_to_the_share_of_one_tensor},
-    {"sequences are dealt to within one", sequences_are_dealt_to_within_one},
-    {"every GPU batch has its part of each tier", every_gpu_batch_has_its_part_of_each_tier},
-    {"the plan of OPT-30B has the paper's sizes", the_plan_of_opt_30b_has_the_papers_sizes},
-    {"the paper's estimate of the cache is of its schedule", the_papers_estimate_of_the_cache_is_of_its_schedule},
-    {"the advice is about what can be smaller", the_advice_is_about_what_can_be_smaller},
-    {"a plan that does not fit names term and flag", a_plan_that_does_not_fit_names_term_and_flag},
-    {"a diagonal of very large batches is planned", a_diagonal_of_very_large_batches_is_planned},
-    {"an entrance has room for the rows off the GPU of all batches",
-     an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches},
-    {"the plan of OPT-175B is the same on 32 bits", the_plan_of_opt_175b_is_the_same_on_32_bits},
-    {"only where a GPU would sample do logits come down", only_where_a_gpu_would_sample_do_logits_come_down},
-    {"prompts beyond the positions are refused", prompts_beyond_the_positions_are_refused},
-    {"the planned work is what runs", the_planned_work_is_what_runs},
-    {"the work of two blocks by hand", the_work_of_two_blocks_by_hand},
-    {"the table rests on the highest tier that has room", the_table_rests_on_the_highest_tier_that_has_room},
-    {"a policy has three workspaces, or two", a_policy_has_three_workspaces_or_two},
-    {"pieces are as large as there is room for", pieces_are_as_large_as_there_is_room_for},
-    {"pools hand out the lowest page and remember their peak", pools_hand_out_the_lowest_page_and_remember_their_peak},
-    {"a page that is free is not taken back", a_page_that_is_free_is_not_taken_back},
-    {"a printed plan has a line for each name and adds up", a_printed_plan_has_a_line_for_each_name_and_adds_up},
-    CU_TEST_INFO_NULL,
-};

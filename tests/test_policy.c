@@ -102,7 +102,7 @@ static const Row rows_30b[NROWS] = {
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
-static void the_rows_of_opt_30b_are_those_of_a_3_by_hand(void) {
+TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
     OptConfig config = opt_named("opt-30b");
     paper_lp(&lp, &round_machine, &config, &block_30b);
@@ -123,7 +123,7 @@ static void the_rows_of_opt_30b_are_those_of_a_3_by_hand(void) {
 /* Where the GPU has room for all, nothing moves, and T is what it computes: per layer 90915867721728 / 20e12 +
  * 1082331758592 / 8e12 = 4.681084855910 s in prefill, 177570054144 / 4e12 + 2179989504 / 0.3e12 = 0.051659145216 s in
  * generation. */
-static void a_gpu_with_room_for_all_gets_all(void) {
+TEST(a_gpu_with_room_for_all_gets_all) {
     Cost cost;
     Hardware large = round_machine;
     OptConfig config = opt_named("opt-30b");
@@ -142,7 +142,7 @@ static void a_gpu_with_room_for_all_gets_all(void) {
 /* By hand: nothing takes as long as a slow disk, so that T_gen is W wd / 1e6. The GPU has room for its working memory only,
  * the CPU for 40e9 bytes, of which prefill takes W_ALL wc + W (1 - wg) with wg = 0, more than generation. The cache and the
  * activations are those of one token or two. */
-static void what_fits_nowhere_else_is_read_from_the_disk(void) {
+TEST(what_fits_nowhere_else_is_read_from_the_disk) {
     Cost cost;
     Hardware h = round_machine;
     const OptConfig config = opt_named("opt-30b");
@@ -197,7 +197,7 @@ static Case random_case(uint64_t *seed) {
 
 /* Its seconds are those of the rows; none of the tiers holds more than it can. With n = 1 the LP does not pay for T_gen,
  * and yet it is the largest of its terms. That no other placement is faster, lp.c sees to (test_lp.c). */
-static void the_best_placement_is_one_and_takes_what_the_rows_say(void) {
+TEST(the_best_placement_is_one_and_takes_what_the_rows_say) {
     static Lp lp;
     uint64_t seed = 1;
     int fits = 0;
@@ -235,7 +235,7 @@ static double lacks(const char *text, const char *tier) {
 }
 
 /* Where nothing fits, there is a placement with as much more as the message says. */
-static void with_what_the_tiers_lack_there_is_a_placement(void) {
+TEST(with_what_the_tiers_lack_there_is_a_placement) {
     uint64_t seed = 2;
     int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
@@ -256,7 +256,7 @@ static void with_what_the_tiers_lack_there_is_a_placement(void) {
 
 /* By hand, OPT-30B: whatever is placed where, the GPU works on 2 W - wg 2 W + wg W_ALL + H_GBS + 1761607680 (mlp) at least,
  * so 4580179968 bytes with wg = hg = 0: of 4 GiB = 4294967296, 285212672 are missing, 0.265625 GiB. */
-static void a_gpu_too_small_for_its_working_memory_is_named(void) {
+TEST(a_gpu_too_small_for_its_working_memory_is_named) {
     Hardware h = round_machine;
     OptConfig config = opt_named("opt-30b");
     Cost cost;
@@ -269,7 +269,7 @@ static void a_gpu_too_small_for_its_working_memory_is_named(void) {
 
 /* An answer, or one line, and no nonsense; of rates that there are hardly any is lost in rounding. The last ones are the
  * bounds of a hardware file. */
-static void impossible_machines_get_an_answer_or_a_line(void) {
+TEST(impossible_machines_get_an_answer_or_a_line) {
     enum { TRIALS = 1000 };
     static const struct {
         double low, high;
@@ -403,7 +403,7 @@ static Policy packed_weights(Policy p) {
  * token that another one attends to. GPU and CPU side by side take the longer of the two; without overlap, their sum.
  *     Pages move whole, half of the last one empty, and without the new token, which is not there yet. Where the CPU
  * attends, q comes down and the result goes up in place of the pages. */
-static void the_one_slow_thing_takes_its_bytes_or_flops(void) {
+TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
     static const char side_by_side[] = "mm_flops_g=1e12 cpu_flops_g=2e9", two_rates[] = "ctog_bdw_g=1e9 ctog_bdw_p=2e9";
     const double pages = L * KV * (SEEN - NEW + NEW * 16 / 2) / 1e9, fresh = L * KV * ROWS / 1e9,
                  states = L * HIDDEN_ROW * ROWS / 1e9, queries = L * HIDDEN_ROW * NEW / 1e9;
@@ -457,7 +457,7 @@ static void the_one_slow_thing_takes_its_bytes_or_flops(void) {
     close_plan();
 }
 
-static void what_takes_longest_is_named(void) {
+TEST(what_takes_longest_is_named) {
     const struct {
         Policy policy;
         const char *slow, *generation, *prefill;
@@ -475,7 +475,7 @@ static void what_takes_longest_is_named(void) {
 
 /* From the disk comes what lies there: a copy as it is packed (4.5 bits of 16), the checkpoint's own matrices in their own
  * type. */
-static void what_is_read_from_disk_are_the_bytes_that_lie_there(void) {
+TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
     cost_of(packed_weights(weights_away(TIER_DISK)), "dtoc_bdw=1e9");
     const double copy = (double)plan_layer_bytes(plan);
     CU_ASSERT(copy < .3 * LAYER_BYTES);
@@ -504,7 +504,7 @@ static double ops_seconds(double prefill, double generation, double head) {
  * the way to the CPU's attention. 1200 rows are two pieces, with products and a store of their own. Squares one after the
  * other: the whole way to the CPU and back counts, but not beside the head. Without overlap, an op up and one down for
  * every batch. */
-static void where_ops_count_time_is_their_number(void) {
+TEST(where_ops_count_time_is_their_number) {
     const Policy on_cpu = cache_away(TIER_CPU, true);
     const double last = 7 * K + 6 * K, way = 7 * K + 4 * K;
     expect_takes(all_gpu(4, K), "op_s=1e-3", ops_seconds(7 * K, 8 * K, 6 * K));
@@ -531,7 +531,7 @@ static void where_ops_count_time_is_their_number(void) {
  * Of the head: a norm, a choice and a product for each batch; embedding reads and writes a row of the table and a state:
  *     18 (2 x 1536 x 12 + 4 x 50272 x 12 + 3 (2 x 50272 x 768 + 8 (50272 + 768))) + 4 x 1536 x 2592 = 4251833856 */
 // clang-format on
-static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
+TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
     static const double head = 4251833856, prefill = 173408256, generation = 685375488, packed = 197001216 + 36314112;
     static const struct {
         bool away, weight_packed, cache_packed;
@@ -551,7 +551,7 @@ static void where_the_gpus_memory_counts_time_is_its_bytes(void) {
 
 /* One square at a time waits for its states from disk to GPU and back. Its k and v are ready after a quarter of the
  * products: where they are slow to store, they are behind the rest. */
-static void a_square_alone_takes_its_whole_way(void) {
+TEST(a_square_alone_takes_its_whole_way) {
     char slow[100];
     expect_takes(in_turn(states_away(TIER_DISK)), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
                  L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9);
@@ -564,7 +564,7 @@ static void a_square_alone_takes_its_whole_way(void) {
 
 /* With the diagonal schedule one batch is in prefill beside others that decode. The caches of two of these move beside it;
  * those of the others wait for its products. */
-static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
+TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
     const OptConfig config = opt_named("opt-125m");
     Policy p = on_tiers(1, 0, 0, 1, 1, 0, 2, 6);
     p.schedule = SCHEDULE_DIAGONAL;
@@ -585,7 +585,7 @@ static void behind_a_prefill_the_caches_of_all_but_two_batches_queue(void) {
 
 /* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
  * where the head takes longer than any load, these are the bytes that it hides. */
-static void beside_the_last_layer_the_first_is_loaded(void) {
+TEST(beside_the_last_layer_the_first_is_loaded) {
     const OptConfig config = opt_named("opt-125m");
     const Policy p = on_tiers(.45, .55, 1, 0, 1, 0, 4, 1);
     const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
@@ -602,7 +602,7 @@ static void beside_the_last_layer_the_first_is_loaded(void) {
 }
 
 /* What it minimizes are these seconds, and a price that is small beside them. */
-static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
+TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
     const OptConfig config = opt_named("opt-125m");
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         double x[RUNTIME_VARS] = {0}, sum = 0;
@@ -621,7 +621,7 @@ static void the_lp_minimizes_the_seconds_of_all_sweeps(void) {
  * and with packed pages: the rows of memory have the plan's totals. To the byte where everything is on the CPU, from where
  * they start; elsewhere to the padding of tensors and regions, which begin at whole multiples of 64 bytes. What a row could
  * leave out is thousands of bytes. */
-static void the_lps_memory_is_the_plans_at_every_corner(void) {
+TEST(the_lps_memory_is_the_plans_at_every_corner) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS, WAYS = 3 * 2 * CORNERS };
     for (int way = 0; way < 3 * WAYS; way++) {
         const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, two flights, packed */
@@ -676,7 +676,7 @@ static void open_random(uint64_t *seed) {
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where
  * few layers stream much it expects too much: rarely more than a quarter. */
-static void the_sim_takes_what_the_model_expects(void) {
+TEST(the_sim_takes_what_the_model_expects) {
     enum { TRIALS = 60 };
     uint64_t seed = 11;
     int near_by = 0, far = 0;
@@ -705,7 +705,7 @@ static double least(const double capacity[NTIERS], double *seconds) {
 }
 
 /* The price of idling is 2%, and may be worth it. */
-static void more_memory_or_bandwidth_never_costs_time(void) {
+TEST(more_memory_or_bandwidth_never_costs_time) {
     uint64_t seed = 10;
     int better = 0;
     for (int trial = 0; trial < 100; trial++) {
@@ -725,26 +725,3 @@ static void more_memory_or_bandwidth_never_costs_time(void) {
     }
     CU_ASSERT(better > 100);
 }
-
-CU_TestInfo tests[] = {
-    {"the rows of OPT-30B are those of A.3 by hand", the_rows_of_opt_30b_are_those_of_a_3_by_hand},
-    {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
-    {"what fits nowhere else is read from the disk", what_fits_nowhere_else_is_read_from_the_disk},
-    {"the best placement is one, and takes what the rows say", the_best_placement_is_one_and_takes_what_the_rows_say},
-    {"with what the tiers lack there is a placement", with_what_the_tiers_lack_there_is_a_placement},
-    {"a GPU too small for its working memory is named", a_gpu_too_small_for_its_working_memory_is_named},
-    {"impossible machines get an answer or a line", impossible_machines_get_an_answer_or_a_line},
-    {"the one slow thing takes its bytes, or flops", the_one_slow_thing_takes_its_bytes_or_flops},
-    {"what is read from disk are the bytes that lie there", what_is_read_from_disk_are_the_bytes_that_lie_there},
-    {"where ops count, time is their number", where_ops_count_time_is_their_number},
-    {"where the GPU's memory counts, time is its bytes", where_the_gpus_memory_counts_time_is_its_bytes},
-    {"a square alone takes its whole way", a_square_alone_takes_its_whole_way},
-    {"behind a prefill the caches of all but two batches queue", behind_a_prefill_the_caches_of_all_but_two_batches_queue},
-    {"beside the last layer the first is loaded", beside_the_last_layer_the_first_is_loaded},
-    {"the LP minimizes the seconds of all sweeps", the_lp_minimizes_the_seconds_of_all_sweeps},
-    {"what takes longest is named", what_takes_longest_is_named},
-    {"the LP's memory is the plan's at every corner", the_lps_memory_is_the_plans_at_every_corner},
-    {"the sim takes what the model expects", the_sim_takes_what_the_model_expects},
-    {"more memory or bandwidth never costs time", more_memory_or_bandwidth_never_costs_time},
-    CU_TEST_INFO_NULL,
-};

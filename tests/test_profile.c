@@ -69,7 +69,7 @@ static void check_machine(Hardware h) {
     CU_ASSERT(h.name[0] && strstr(h.name, "host device"));
 }
 
-static void everything_is_measured(void) {
+TEST(everything_is_measured) {
     fresh_cache();
     here.threads = 2;
     const Hardware h = measured(profile_measure, &tiny);
@@ -83,7 +83,7 @@ static void everything_is_measured(void) {
 
 /* With a narrow MLP q, k and v together are the widest product; where prompts have more rows than products, the results of
  * attention need more room; and the least memory that will do has heads that cannot be halved, too. */
-static void every_size_is_measured(void) {
+TEST(every_size_is_measured) {
     static const char *const models[] = {"opt-125m", "opt-1.3b"};
     ProfileSize sizes[4] = {tiny, tiny};
     fresh_cache();
@@ -98,7 +98,7 @@ static void every_size_is_measured(void) {
     for (int s = 0; s < 4; s++) check_machine(measured(profile_measure, &sizes[s]));
 }
 
-static void a_measured_machine_is_a_hardware_file_with_sources(void) {
+TEST(a_measured_machine_is_a_hardware_file_with_sources) {
     Hardware back;
     fresh_cache();
     const Hardware h = measured(profile_measure, &tiny);
@@ -116,7 +116,7 @@ static void a_measured_machine_is_a_hardware_file_with_sources(void) {
 }
 
 /* What is kept is found again, with the capacities of now. */
-static void the_second_time_it_is_read(void) {
+TEST(the_second_time_it_is_read) {
     const Bytes more[NTIERS] = {7, 8, 9};
     fresh_cache();
     Hardware h = measured(profile_machine, &tiny);
@@ -133,7 +133,7 @@ static void the_second_time_it_is_read(void) {
     CU_ASSERT(again.gmem == 7 && again.cmem == 8 && again.nmem == 9);
 }
 
-static void a_damaged_file_is_measured_anew(void) {
+TEST(a_damaged_file_is_measured_anew) {
     static const char *const damaged[] = {"", "{\"name\": ", "{\"name\": \"x\"}", "[]"};
     Hardware h;
     fresh_cache();
@@ -155,7 +155,7 @@ static void check_unkept(const char *why) {
 }
 
 /* The directory's name is taken by a file, the file's by a directory; there is no cache, or no home. */
-static void a_cache_that_cannot_be_written_is_passed_over(void) {
+TEST(a_cache_that_cannot_be_written_is_passed_over) {
     fresh_cache();
     write_file(cache, "flexgen", "", 0);
     check_unkept("Not a directory");
@@ -178,7 +178,7 @@ static void a_cache_that_cannot_be_written_is_passed_over(void) {
 static void *no_memory(size_t size) { return out_of_memory(1, size); }
 
 /* Whether memory runs out while it is written, or a run before was killed then. */
-static void no_half_of_a_profile_stays(void) {
+TEST(no_half_of_a_profile_stays) {
     char half[700];
     Hardware h;
     int status;
@@ -201,7 +201,7 @@ static void no_half_of_a_profile_stays(void) {
     CU_ASSERT(!access(path, R_OK) && count_files(folder) == 1);
 }
 
-static void the_key_stands_for_threads_gpu_and_disk(void) {
+TEST(the_key_stands_for_threads_gpu_and_disk) {
     Gpu gpu = {.name = "a GPU"}, other = {.name = "another"};
     char tight[20];
     fresh_cache();
@@ -216,7 +216,7 @@ static void the_key_stands_for_threads_gpu_and_disk(void) {
 }
 
 /* The notice goes to progress. It is not kept, since the disk may be back the next time. */
-static void without_a_disk_the_rest_is_measured(void) {
+TEST(without_a_disk_the_rest_is_measured) {
     const Bytes all[NTIERS] = {1, 1, SIZE_MAX / 4};
     ProfileSize large = tiny;
     Hardware h, back;
@@ -243,7 +243,7 @@ static void check_size(const ProfileSize *s, size_t memory) {
     CU_ASSERT(s->h1 % s->nh == 0 && s->rows >= 1 && s->tokens >= 16);
 }
 
-static void where_memory_is_short_less_is_measured_with(void) {
+TEST(where_memory_is_short_less_is_measured_with) {
     static const char *const models[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-175b"};
     for (int m = 0; m < 4; m++) {
         const OptConfig config = opt_named(models[m]);
@@ -260,17 +260,3 @@ static void where_memory_is_short_less_is_measured_with(void) {
         CU_ASSERT(all && !fits);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"everything is measured", everything_is_measured},
-    {"every size is measured", every_size_is_measured},
-    {"a measured machine is a hardware file with sources", a_measured_machine_is_a_hardware_file_with_sources},
-    {"the second time it is read", the_second_time_it_is_read},
-    {"a damaged file is measured anew", a_damaged_file_is_measured_anew},
-    {"a cache that cannot be written is passed over", a_cache_that_cannot_be_written_is_passed_over},
-    {"no half of a profile stays", no_half_of_a_profile_stays},
-    {"the key stands for threads, GPU and disk", the_key_stands_for_threads_gpu_and_disk},
-    {"without a disk the rest is measured", without_a_disk_the_rest_is_measured},
-    {"where memory is short less is measured with", where_memory_is_short_less_is_measured_with},
-    CU_TEST_INFO_NULL,
-};

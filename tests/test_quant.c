@@ -80,7 +80,7 @@ static double half_ulp(double x) {
 
 /* Of any group: the code is found in float, so that of at most 255 steps it is off by four roundings of 6e-8. A step is the
  * range of the group over the largest code, but for its own rounding: 2^-10 of it, or one subnormal. */
-static void every_number_comes_back_within_half_a_step_and_one_rounding_and_in_its_place_in_the_order(void) {
+TEST(every_number_comes_back_within_half_a_step_and_one_rounding_and_in_its_place_in_the_order) {
     int far = 0, turned = 0, moved = 0, touched = 0;
     for (int round = 0; round < 7 * NGROUPS * NKINDS_OF_DATA * 6; round++) {
         const Quant quant = {(uint16_t)(2 + round % 7), (uint16_t)groups[round / 7 % NGROUPS]};
@@ -114,7 +114,7 @@ static void every_number_comes_back_within_half_a_step_and_one_rounding_and_in_i
 }
 
 /* Numbers that are a minimum and whole steps of a power of two are what codes can say exactly. */
-static void what_lies_on_the_grid_comes_back_exactly(void) {
+TEST(what_lies_on_the_grid_comes_back_exactly) {
     int wrong = 0;
     for (int round = 0; round < 7 * 40; round++) {
         const Quant quant = {(uint16_t)(2 + round % 7), (uint16_t)groups[2 + round % (NGROUPS - 2)]};
@@ -134,7 +134,7 @@ static void what_lies_on_the_grid_comes_back_exactly(void) {
 }
 
 /* What a study of 4 bits in groups of 64 makes of numbers is what packed ones stand for, as halves. */
-static void rounding_is_packing_and_unpacking(void) {
+TEST(rounding_is_packing_and_unpacking) {
     int wrong = 0;
     for (int round = 0; round < 100 * NKINDS_OF_DATA; round++) {
         const int n = 16 * (1 + (int)random_bits(10));
@@ -153,7 +153,7 @@ static void rounding_is_packing_and_unpacking(void) {
 /* 0, 1, ... 15, then 48 more of them downwards: min 0, scale 15 / 15 = 1, so that a code is its number. In F16 0 is 0x0000
  * and 1 is 0x3c00. Byte b < 16 has number b in its low half and number 16 + b in its high half; byte 16 + b has numbers
  * 32 + b and 48 + b. Numbers 0 .. 15 are b, all others 15 - b: bytes b | (15 - b) << 4, then (15 - b) * 0x11. */
-static void a_group_of_4_bits_has_the_bytes_that_one_finds_by_hand(void) {
+TEST(a_group_of_4_bits_has_the_bytes_that_one_finds_by_hand) {
     static const uint8_t golden[36] = {0x00, 0x00, 0x00, 0x3c, 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,
                                        0x78, 0x69, 0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f, 0xff, 0xee, 0xdd, 0xcc,
                                        0xbb, 0xaa, 0x99, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00};
@@ -170,7 +170,7 @@ static void a_group_of_4_bits_has_the_bytes_that_one_finds_by_hand(void) {
 
 /* 0, 1, 2.4, 3.5, 4.5, 6.6 and 7 in 3 bits: scale 7 / 7 = 1. Of two codes that are as near the even one is taken. A group
  * of three: 0, 1, 2.4, scale 2.4 / 7 rounded up to a half, 0.343017578125, codes 0, 3 (1 / .343 = 2.92) and 7. */
-static void groups_of_3_bits_are_rounded_as_one_finds_by_hand(void) {
+TEST(groups_of_3_bits_are_rounded_as_one_finds_by_hand) {
     static const float numbers[] = {0, 1, 2.4f, 3.5f, 4.5f, 6.6f, 7}, in_7[] = {0, 1, 2, 4, 4, 7, 7};
     static const float in_3[] = {0, 3 * 0.343017578125f, 7 * 0.343017578125f};
     f16 x[7], y[3];
@@ -182,7 +182,7 @@ static void groups_of_3_bits_are_rounded_as_one_finds_by_hand(void) {
     for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(y[i], f32_to_f16(in_3[i]));
 }
 
-static void bytes_are_four_and_a_half_bits_a_number_in_the_paper_s_groups(void) {
+TEST(bytes_are_four_and_a_half_bits_a_number_in_groups_of_the_paper) {
     static const size_t bytes[][2] = {
         {0, 0},       {64, 36},         {64 * 1000, 64 * 1000 * 9 / 16}, {128 + 32, 36 * 2 + 4 + 16},
         {48, 4 + 32}, {80, 36 + 4 + 16}}; /* 16 numbers have the low halves of 16 bytes */
@@ -190,7 +190,7 @@ static void bytes_are_four_and_a_half_bits_a_number_in_the_paper_s_groups(void) 
     CU_ASSERT_EQUAL(quant_matrix_bytes(192, 128), (size_t)3 * 128 * 36);
 }
 
-static void what_is_not_finite_is_told_and_poisons_its_group_alone(void) {
+TEST(what_is_not_finite_is_told_and_poisons_its_group_alone) {
     static const f16 bad[] = {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff};
     int wrong = 0;
     for (int b = 0; b < 5; b++) {
@@ -222,7 +222,7 @@ static uint8_t *packed_alike(f16 *x, size_t count, int n, int size, size_t strid
     return slow;
 }
 
-static void rows_have_the_plain_functions_bytes_and_numbers(void) {
+TEST(rows_have_the_plain_functions_bytes_and_numbers) {
     int wrong = 0;
     for (int round = 0; round < 300; round++) {
         const int k = 64 * (1 + round % 3);
@@ -245,7 +245,7 @@ static void rows_have_the_plain_functions_bytes_and_numbers(void) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-static void heads_have_the_plain_function_s_bytes(void) {
+TEST(heads_have_the_bytes_of_the_plain_function) {
     for (int round = 0; round < 2000; round++) {
         const int hd = 16 * (1 + round % 12), nh = 1 + (int)random_bits(4);
         f16 *x = xcalloc((size_t)nh * hd, 2); /* no more than is there, for the sanitizer */
@@ -253,18 +253,3 @@ static void heads_have_the_plain_function_s_bytes(void) {
         free(x);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"every number comes back within half a step and one rounding, and in its place in the order",
-     every_number_comes_back_within_half_a_step_and_one_rounding_and_in_its_place_in_the_order},
-    {"what lies on the grid comes back exactly", what_lies_on_the_grid_comes_back_exactly},
-    {"rounding is packing and unpacking", rounding_is_packing_and_unpacking},
-    {"a group of 4 bits has the bytes that one finds by hand", a_group_of_4_bits_has_the_bytes_that_one_finds_by_hand},
-    {"groups of 3 bits are rounded as one finds by hand", groups_of_3_bits_are_rounded_as_one_finds_by_hand},
-    {"bytes are four and a half bits a number in the paper's groups",
-     bytes_are_four_and_a_half_bits_a_number_in_the_paper_s_groups},
-    {"what is not finite is told, and poisons its group alone", what_is_not_finite_is_told_and_poisons_its_group_alone},
-    {"rows have the plain functions' bytes and numbers", rows_have_the_plain_functions_bytes_and_numbers},
-    {"heads have the plain function's bytes", heads_have_the_plain_function_s_bytes},
-    CU_TEST_INFO_NULL,
-};

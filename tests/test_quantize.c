@@ -102,7 +102,7 @@ static void is_packed_copy(const char *to, const char *from) {
     checkpoint_close(source), checkpoint_close(copy);
 }
 
-static void matrices_of_layers_are_packed_and_the_rest_is_kept(void) {
+TEST(matrices_of_layers_are_packed_and_the_rest_is_kept) {
     static const char *const dirs[] = {PRE, "tests/golden/opt-post"};
     for (int d = 0; d < 2; d++) {
         is_packed_copy(copy_of(dirs[d], WHOLE), dirs[d]);
@@ -112,7 +112,7 @@ static void matrices_of_layers_are_packed_and_the_rest_is_kept(void) {
     }
 }
 
-static void all_float_types_and_a_dummy_can_be_packed(void) {
+TEST(all_float_types_and_a_dummy_can_be_packed) {
     Checkpoint *c = checkpoint_dummy(&small.config, 5);
     for (int type = F32; type <= BF16; type++) {
         const char *from = model_dir(small_of((Type)type));
@@ -122,7 +122,7 @@ static void all_float_types_and_a_dummy_can_be_packed(void) {
     checkpoint_close(c);
 }
 
-static void a_group_divides_the_rows_of_all_matrices(void) {
+TEST(a_group_divides_the_rows_of_all_matrices) {
     char names[200], *save = NULL;
     snprintf(names, sizeof names, "%s", opt_known_names());
     for (char *name = strtok_r(names, ", ", &save); name; name = strtok_r(NULL, ", ", &save)) {
@@ -148,7 +148,7 @@ static float sixteenth(const OptConfig *config, int t, size_t e) {
     return t < NGLOBALS ? any_number(t, e) : (float)((row + row / 16 + e + (size_t)t) % 16) / 64 - .125f;
 }
 
-static void the_plain_forward_reads_a_copy(void) {
+TEST(the_plain_forward_reads_a_copy) {
     static const int32_t ids[] = {2, 9, 41, 69, 7, 7, 30};
     float logits[2][COUNT(ids) * 70];
     Model m = small;
@@ -191,7 +191,7 @@ static void follows_the_format(const char *dir, size_t most) {
 }
 
 /* A layer of a copy lies in the file as it will lie in memory: from there one read brings it. */
-static void a_layer_of_a_copy_is_read_as_one(void) {
+TEST(a_layer_of_a_copy_is_read_as_one) {
     const Policy policy = {.gbs = 1, .num_gpu_batches = 1, .page_tokens = 16, .weight_packed = true};
     const Task nothing = {.count = 0};
     Checkpoint *copy = opens(copy_of("models/opt-tiny", WHOLE));
@@ -209,7 +209,7 @@ static void a_layer_of_a_copy_is_read_as_one(void) {
     checkpoint_close(copy);
 }
 
-static void large_models_are_cut_between_layers(void) {
+TEST(large_models_are_cut_between_layers) {
     static const size_t limit[] = {WHOLE, 1, 90000, 120000};
     static const int files[] = {1, 4, 2, 2};
     follows_the_format(copy_of(model_dir(small), WHOLE), WHOLE);
@@ -232,7 +232,7 @@ static void large_models_are_cut_between_layers(void) {
     }
 }
 
-static void the_small_files_come_along(void) {
+TEST(the_small_files_come_along) {
     static const char *const names[] = {"vocab.json", "merges.txt", "generation_config.json",
                                         "README.md",  "old.bin",    "pytorch_model.bin.index.json"};
     const char *from = model_dir(small);
@@ -253,7 +253,7 @@ static void the_small_files_come_along(void) {
 }
 
 /* Those of processes that have ended; another's lives. */
-static void what_a_killed_copy_has_left_is_cleared_away(void) {
+TEST(what_a_killed_copy_has_left_is_cleared_away) {
     const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
     char dead[720], living[720], mine[720];
     snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(living, sizeof living, "%s.tmp-23456", to);
@@ -269,7 +269,7 @@ static void what_a_killed_copy_has_left_is_cleared_away(void) {
 }
 
 /* A file and a directory. Another process begins one with the same target. */
-static void what_a_running_process_has_begun_is_left_alone(void) {
+TEST(what_a_running_process_has_begun_is_left_alone) {
     for (int directory = 0; directory < 2; directory++) {
         const char *to = in_dir(temp_dir(), "new");
         char mine[700];
@@ -300,7 +300,7 @@ static void refused(const char *from, const char *to, int code, const char *part
     CU_ASSERT_EQUAL(count_files(parent), before);
 }
 
-static void numbers_that_are_not_finite_are_named_and_leave_nothing(void) {
+TEST(numbers_that_are_not_finite_are_named_and_leave_nothing) {
     static const struct {
         Type type;
         int t;
@@ -325,7 +325,7 @@ static void numbers_that_are_not_finite_are_named_and_leave_nothing(void) {
 }
 
 /* The link to vocab.json of a download that was broken off; a file that is too large. */
-static void a_small_file_that_cannot_come_along_is_an_error(void) {
+TEST(a_small_file_that_cannot_come_along_is_an_error) {
     const char *from = model_dir(small), *to = in_dir(temp_dir(), "new"), *vocab = in_dir(from, "vocab.json");
     CHECK(symlink("no/such", vocab) == 0);
     refused(from, to, EXIT_FAILED, "vocab.json: cannot open: No such file");
@@ -336,7 +336,7 @@ static void a_small_file_that_cannot_come_along_is_an_error(void) {
 }
 
 /* The first is only noted: the copy asks for it. What was ignored before, as in the background of a shell, is neither. */
-static void a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once(void) {
+TEST(a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once) {
     static const struct {
         int first, second;
         bool at_once;
@@ -369,7 +369,7 @@ int fsync(int fd) {
 }
 
 /* Each file, then their directory, then the one in which that has got its name. */
-static void a_copy_is_on_the_disk_before_it_has_its_name(void) {
+TEST(a_copy_is_on_the_disk_before_it_has_its_name) {
     const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
     syncs = 0;
     const int files = count_files(copy_of(from, 1));
@@ -383,7 +383,7 @@ static void a_copy_is_on_the_disk_before_it_has_its_name(void) {
     failing_sync = 0;
 }
 
-static void an_output_that_is_there_is_refused(void) {
+TEST(an_output_that_is_there_is_refused) {
     const char *from = model_dir(small), *to = temp_dir();
     write_file(to, "mine", "precious", 8);
     refused(from, to, EXIT_USAGE, "Directory not empty; name a new directory or an empty one");
@@ -433,13 +433,13 @@ static const Fault bad_copy[] = {
 
 static const Fault unpacked_shard[] = {{"flexgen-packed-1", "pt", "00002.safetensors: is not packed, "}};
 
-static void spoilt_copies_are_refused(void) {
+TEST(spoilt_copies_are_refused) {
     refuses_each(checkpoint_opens, copy_of(model_dir(small), WHOLE), TENSORS, bad_copy, COUNT(bad_copy));
     refuses_each(checkpoint_opens, copy_of(PRE, 90000), "model-00002-of-00002.safetensors", unpacked_shard, 1);
 }
 
 /* Characters of a header are others. Where it is accepted, everything must be there. */
-static void random_damage_never_crashes(void) {
+TEST(random_damage_never_crashes) {
     static const char others[] = "0123456789-.eE[]{}\":,\\u\x80zUF";
     uint64_t state = 3, len;
     for (int packed = 0; packed < 2; packed++) {
@@ -469,24 +469,3 @@ static void random_damage_never_crashes(void) {
         free(good), free(file);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"matrices of layers are packed and the rest is kept", matrices_of_layers_are_packed_and_the_rest_is_kept},
-    {"all float types, and a dummy, can be packed", all_float_types_and_a_dummy_can_be_packed},
-    {"a group divides the rows of all matrices", a_group_divides_the_rows_of_all_matrices},
-    {"the plain forward reads a copy", the_plain_forward_reads_a_copy},
-    {"a layer of a copy is read as one", a_layer_of_a_copy_is_read_as_one},
-    {"large models are cut between layers", large_models_are_cut_between_layers},
-    {"the small files come along", the_small_files_come_along},
-    {"numbers that are not finite are named and leave nothing", numbers_that_are_not_finite_are_named_and_leave_nothing},
-    {"what a killed copy has left is cleared away", what_a_killed_copy_has_left_is_cleared_away},
-    {"what a running process has begun is left alone", what_a_running_process_has_begun_is_left_alone},
-    {"a small file that cannot come along is an error", a_small_file_that_cannot_come_along_is_an_error},
-    {"a signal leaves nothing, and a second one ends the program at once",
-     a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once},
-    {"a copy is on the disk before it has its name", a_copy_is_on_the_disk_before_it_has_its_name},
-    {"an output that is there is refused", an_output_that_is_there_is_refused},
-    {"spoilt copies are refused", spoilt_copies_are_refused},
-    {"random damage never crashes", random_damage_never_crashes},
-    CU_TEST_INFO_NULL,
-};

@@ -125,7 +125,7 @@ static void build_machine(const Machine *m) {
 /* Elsewhere than in the toolkit, where Debian's own packages put it. */
 static bool system_has_cublas(void) { return system("ls /usr/lib/*-linux-gnu/libcublasLt.so.* >/dev/null 2>&1") == 0; }
 
-static void each_machine_goes_on_or_is_told_what_to_do(void) {
+TEST(each_machine_goes_on_or_is_told_what_to_do) {
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
         const Machine *m = &machines[i];
         char command[1500];
@@ -147,8 +147,3 @@ static void each_machine_goes_on_or_is_told_what_to_do(void) {
         free(said);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"each machine goes on, or is told what to do", each_machine_goes_on_or_is_told_what_to_do},
-    CU_TEST_INFO_NULL,
-};

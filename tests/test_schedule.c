@@ -138,7 +138,7 @@ static void close_task(void) {
     checkpoint_close(model);
 }
 
-static void every_policy_gives_the_same_bits(void) {
+TEST(every_policy_gives_the_same_bits) {
     open_reference(&small);
     for (int i = 0; i < 400; i++) {
         const Policy p = drawn(i);
@@ -152,7 +152,7 @@ static void every_policy_gives_the_same_bits(void) {
 /* Its matrices are of whole groups. */
 static const OptConfig grouped = TEST_CONFIG(3, 64, 128, 4, 131, -1);
 
-static void packed_and_sparse_every_policy_gives_the_same_bits_too(void) {
+TEST(packed_and_sparse_every_policy_gives_the_same_bits_too) {
     open_reference(&grouped);
     for (kept = 1; kept < NUMBERS; kept++) {
         if (!test_gpu) {
@@ -173,7 +173,7 @@ static void packed_and_sparse_every_policy_gives_the_same_bits_too(void) {
 
 /* Lanes meet only at events. Where one is missing, holding up a single lane lets another run ahead of it into the wrong
  * bytes. With the diagonal schedule seats refill and topups join. */
-static void no_lane_may_be_so_slow_that_the_bits_change(void) {
+TEST(no_lane_may_be_so_slow_that_the_bits_change) {
     for (int packed = 0; packed < 2; packed++) {
         kept = 3 * packed;
         open_reference(packed ? &grouped : &small);
@@ -193,7 +193,7 @@ static void no_lane_may_be_so_slow_that_the_bits_change(void) {
 static const OptConfig post_norm = {
     .name = "post", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 28, .eos = -1};
 
-static void the_post_norm_form_gives_the_same_bits_too(void) {
+TEST(the_post_norm_form_gives_the_same_bits_too) {
     open_reference(&post_norm);
     for (int i = 0; i < 13; i++) {
         const Policy p = drawn(i);
@@ -217,7 +217,7 @@ static int32_t host_choice(const Rig *r, int i) {
 
 /* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in
  * the input, so the same input is dealt to other batches. */
-static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
+TEST(sampling_depends_on_nothing_but_seed_place_and_position) {
     if (hurried()) return;
     open_task(&small);
     task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
@@ -241,7 +241,7 @@ static void sampling_depends_on_nothing_but_seed_place_and_position(void) {
 
 /* Tensors and page runs of more than a quarter MiB are read around the page cache, in blocks that do not begin where they
  * do. The token table is uploaded in two pieces. */
-static void large_reads_from_disk_bring_the_same_bits(void) {
+TEST(large_reads_from_disk_bring_the_same_bits) {
     static const int lengths[] = {200, 1, 198, 33, 196, 2, 194, 31, 192}, few[] = {4, 7, 4, 9, 4, 3, 4, 2, 4};
     OptConfig wide = TEST_CONFIG(2, 520, 1000, 5, 4100, -1);
     wide.max_pos = 512;
@@ -258,7 +258,7 @@ static void large_reads_from_disk_bring_the_same_bits(void) {
 }
 
 /* More ops a sweep than a lane's queue holds, or a stream has marks. */
-static void a_model_deeper_than_the_queues_gives_the_same_bits(void) {
+TEST(a_model_deeper_than_the_queues_gives_the_same_bits) {
     const OptConfig deep = TEST_CONFIG(100, 16, 16, 2, 40, -1);
     const int every = test_every;
     if (hurried()) return;
@@ -277,7 +277,7 @@ static void a_model_deeper_than_the_queues_gives_the_same_bits(void) {
 
 /* Of the final layernorm's bias, or of the last token, which is in no prompt, and whose logit, being NaN, is never the
  * largest. Greedy, sampled and scored. */
-static void a_number_that_is_none_ends_the_run_though_nobody_says_its_token(void) {
+TEST(a_number_that_is_none_ends_the_run_though_nobody_says_its_token) {
     const f16 nan = 0x7e00;
     open_task(&small);
     for (int way = 0; way < 6; way++) {
@@ -294,7 +294,7 @@ static void a_number_that_is_none_ends_the_run_though_nobody_says_its_token(void
 }
 
 /* </s> is made a token that the model is known to choose, so that some sequences stop early and others do not. */
-static void sequences_that_stop_early_change_nothing_for_the_others(void) {
+TEST(sequences_that_stop_early_change_nothing_for_the_others) {
     OptConfig config = small;
     open_task(&small);
     run_reference();
@@ -344,7 +344,7 @@ static int count_sweep(void *ctx, const RunStats *stats, Error *err) {
 }
 
 /* With the diagonal schedule some decode while others prefill; no sweep is the one alone, and its seconds are divided. */
-static void seconds_are_of_what_they_were_spent_on(void) {
+TEST(seconds_are_of_what_they_were_spent_on) {
     if (hurried()) return;
     open_task(&small);
     for (int schedule = 0; schedule < 3; schedule++) {
@@ -367,7 +367,7 @@ static void seconds_are_of_what_they_were_spent_on(void) {
 
 /* Some prompts have ended, others have some of their tokens behind them and prefill these as well; what is left, under
  * another policy, is chosen as if there had been no break. */
-static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
+TEST(a_sequence_goes_on_behind_tokens_that_are_known) {
     if (test_gpu) return; /* prefill and decode are other products there, and may round in another way */
     open_task(&small);
     task.sampling = (Sampling){.temperature = .9f, .top_p = .95f, .seed = 5};
@@ -399,7 +399,7 @@ static void a_sequence_goes_on_behind_tokens_that_are_known(void) {
     close_task();
 }
 
-static void a_run_that_is_stopped_begins_no_further_op(void) {
+TEST(a_run_that_is_stopped_begins_no_further_op) {
     const int stop = 1;
     open_task(&small);
     Rig r = {.model = model, .policy = all_gpu(4, 3), .task = &task};
@@ -412,7 +412,7 @@ static void a_run_that_is_stopped_begins_no_further_op(void) {
     close_task();
 }
 
-static void a_task_without_prompts_is_done_at_once(void) {
+TEST(a_task_without_prompts_is_done_at_once) {
     const Task nothing = {.count = 0};
     open_task(&small);
     for (int schedule = 0; schedule < 3; schedule++) {
@@ -427,7 +427,7 @@ static void a_task_without_prompts_is_done_at_once(void) {
 
 /* Greedy tokens and logits of the engine against the plain forward. K and V are rounded to F16, and a last-bit difference
  * before that can flip a rounding; on a GPU all is F16. */
-static void the_engine_agrees_with_the_plain_forward(void) {
+TEST(the_engine_agrees_with_the_plain_forward) {
     static float logits[100 * 131];
     Error err;
     if (hurried()) return;
@@ -486,7 +486,7 @@ static void compare_with_hugging_face(const char *dir) {
     checkpoint_close(c);
 }
 
-static void the_engine_agrees_with_hugging_face(void) {
+TEST(the_engine_agrees_with_hugging_face) {
     compare_with_hugging_face("tests/golden/opt-pre");
     compare_with_hugging_face("tests/golden/opt-post");
 }
@@ -515,7 +515,7 @@ static void expect_moved(const OptConfig *config, const Policy *p, Kind kind, co
 static const Bytes none[4] = {0};
 
 /* A.2.1: n times the whole model per block; with the row schedule, n times for each GPU batch. */
-static void weights_cross_once_a_sweep(void) {
+TEST(weights_cross_once_a_sweep) {
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1, row = way & 2;
         const Bytes all = (row ? 3 * N : N) * streamed_bytes(&small, disk ? 1 : 64);
@@ -528,7 +528,7 @@ static void weights_cross_once_a_sweep(void) {
 /* A.2.1's 4 h1 bls l (s n + n (n - 1) / 2) for reads and writes: s tokens are stored in prefill and one a token after; the
  * past is loaded in each of the n-1 decoding sweeps, or where the CPU attends queries go down, in F16, and results up.
  * Pages of one token make page traffic exact. */
-static void the_cache_crosses_as_the_formula_says(void) {
+TEST(the_cache_crosses_as_the_formula_says) {
     const Bytes token = 4 * small.h1 * small.l * SEQS, stored = token * (S + N - 1),
                 loaded = token * (S * (N - 1) + (N - 1) * (N - 2) / 2), queries = (N - 1) * SEQS * small.l * small.h1;
     for (int way = 0; way < 4 && !hurried(); way++) {
@@ -541,7 +541,7 @@ static void the_cache_crosses_as_the_formula_says(void) {
 }
 
 /* From the disk K of the past and V of what is chosen of it; packed, of both so many bytes fewer. */
-static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
+TEST(a_sparse_cache_is_read_from_disk_as_the_formula_says) {
     const Bytes results = (N - 1) * SEQS * grouped.l * grouped.h1;
     for (int packed = 0; packed < 2 && !hurried(); packed++) {
         Policy p = on_tiers(1, 0, 0, 0, 1, 0, 2, 3);
@@ -557,7 +557,7 @@ static void a_sparse_cache_is_read_from_disk_as_the_formula_says(void) {
 
 /* A.2.1's 2 (2 h1 s bls l + 2 h1 bls l (n - 1)), with the device's type of activations, and the last layer handing on only
  * last rows. */
-static void activations_cross_as_the_formula_says(void) {
+TEST(activations_cross_as_the_formula_says) {
     const Bytes each = small.h1 * SEQS * ((small.l - 1) * (S + N - 1) + N);
     for (int way = 0; way < 4 && !hurried(); way++) {
         const bool disk = way & 1;
@@ -567,7 +567,7 @@ static void activations_cross_as_the_formula_says(void) {
 }
 
 /* On the suite's device and on sims of other rates, which move the same bytes. */
-static void the_plan_is_what_is_used_to_the_byte(void) {
+TEST(the_plan_is_what_is_used_to_the_byte) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.3, .3}};
     Hardware machine[2] = {test_fast_machine(), machine_with("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
     Task even = equal_task(SEQS, S, N);
@@ -623,7 +623,7 @@ static int refuse(void *ctx, int prompt, const int32_t *tokens, int n, FinishRea
 }
 
 /* In turn a run that succeeds, one that fails, and a device that cannot be opened. */
-static void nothing_is_left_behind_after_success_or_failure(void) {
+TEST(nothing_is_left_behind_after_success_or_failure) {
     enum { SUCCESS, FAILURE, NO_DEVICE };
     int maps = 0;
     open_task(&small);
@@ -662,7 +662,7 @@ static int run_with_trouble(Rig *r, const Policy *p, const char *name, const cha
 
 /* A launch fails near the beginning, in the middle, near the end: the run ends, and says why. Memory that cannot be pinned
  * serves as well. */
-static void a_gpu_in_trouble_ends_the_run_or_changes_no_bit(void) {
+TEST(a_gpu_in_trouble_ends_the_run_or_changes_no_bit) {
     static const char *const launches[] = {"1", "30", "900"};
     if (!test_gpu || !strstr(test_gpu->name, "emulated")) return;
     Rig r;
@@ -723,35 +723,6 @@ static void run_far_ahead(bool timed) {
 }
 
 /* With marks that have no times, and with such as have them. */
-static void what_is_waited_for_has_happened_however_far_ahead_a_lane_is(void) {
+TEST(what_is_waited_for_has_happened_however_far_ahead_a_lane_is) {
     for (int timed = 0; timed < 2; timed++) run_far_ahead(timed);
 }
-
-CU_TestInfo tests[] = {
-    {"every policy gives the same bits", every_policy_gives_the_same_bits},
-    {"packed and sparse, every policy gives the same bits too", packed_and_sparse_every_policy_gives_the_same_bits_too},
-    {"no lane may be so slow that the bits change", no_lane_may_be_so_slow_that_the_bits_change},
-    {"the post-norm form gives the same bits too", the_post_norm_form_gives_the_same_bits_too},
-    {"sampling depends on nothing but seed, place and position", sampling_depends_on_nothing_but_seed_place_and_position},
-    {"large reads from disk bring the same bits", large_reads_from_disk_bring_the_same_bits},
-    {"a model deeper than the queues gives the same bits", a_model_deeper_than_the_queues_gives_the_same_bits},
-    {"a number that is none ends the run though nobody says its token",
-     a_number_that_is_none_ends_the_run_though_nobody_says_its_token},
-    {"sequences that stop early change nothing for the others", sequences_that_stop_early_change_nothing_for_the_others},
-    {"seconds are of what they were spent on", seconds_are_of_what_they_were_spent_on},
-    {"a sequence goes on behind tokens that are known", a_sequence_goes_on_behind_tokens_that_are_known},
-    {"a run that is stopped begins no further op", a_run_that_is_stopped_begins_no_further_op},
-    {"a task without prompts is done at once", a_task_without_prompts_is_done_at_once},
-    {"the engine agrees with the plain forward", the_engine_agrees_with_the_plain_forward},
-    {"the engine agrees with Hugging Face", the_engine_agrees_with_hugging_face},
-    {"weights cross once a sweep", weights_cross_once_a_sweep},
-    {"the cache crosses as the formula says", the_cache_crosses_as_the_formula_says},
-    {"a sparse cache is read from disk as the formula says", a_sparse_cache_is_read_from_disk_as_the_formula_says},
-    {"activations cross as the formula says", activations_cross_as_the_formula_says},
-    {"the plan is what is used, to the byte", the_plan_is_what_is_used_to_the_byte},
-    {"what is waited for has happened, however far ahead a lane is",
-     what_is_waited_for_has_happened_however_far_ahead_a_lane_is},
-    {"a GPU in trouble ends the run, or changes no bit", a_gpu_in_trouble_ends_the_run_or_changes_no_bit},
-    {"nothing is left behind after success or failure", nothing_is_left_behind_after_success_or_failure},
-    CU_TEST_INFO_NULL,
-};

@@ -253,7 +253,7 @@ static Found predicted(void) {
 }
 
 /* Some are asked again with less time than the best takes, or more. */
-static void a_thousand_searches_find_policies_that_fit_or_say_why_not(void) {
+TEST(a_thousand_searches_find_policies_that_fit_or_say_why_not) {
     uint64_t seed = 1;
     int fits = 0, too_slow = 0;
     for (int trial = 0; trial < 1000; trial++) {
@@ -302,7 +302,7 @@ static double brute_force(void) {
 
 /* Twelve prompts on machines of which one thing or another is scarce. The LP does not know that a sequence is not divided,
  * so that a block of two or three may be missed where it just fits: that may cost more, once. */
-static void no_policy_of_a_grid_is_two_percent_better(void) {
+TEST(no_policy_of_a_grid_is_two_percent_better) {
     uint64_t seed = 11;
     int off = 0;
     for (int trial = 0; trial < 8; trial++) {
@@ -320,7 +320,7 @@ static void no_policy_of_a_grid_is_two_percent_better(void) {
 }
 
 /* The LP's bound never falls (test_policy.c); what is found by steps and rounded may, by little. */
-static void more_memory_is_at_most_a_little_worse(void) {
+TEST(more_memory_is_at_most_a_little_worse) {
     uint64_t seed = 12;
     for (int trial = 0; trial < 30; trial++) {
         open_random(&seed);
@@ -343,7 +343,7 @@ static void more_memory_is_at_most_a_little_worse(void) {
 
 /* With the latency of any of its points as the limit the search finds that point, or one that is nearly as good: it comes
  * to the limit by steps. */
-static void the_frontier_rises_and_a_limit_on_latency_finds_its_points(void) {
+TEST(the_frontier_rises_and_a_limit_on_latency_finds_its_points) {
     static const char *const models[] = {"opt-125m", "opt-1.3b", "opt-6.7b"};
     for (int way = 0; way < 6; way++) {
         Found all[FRONTIER];
@@ -364,7 +364,7 @@ static void the_frontier_rises_and_a_limit_on_latency_finds_its_points(void) {
     }
 }
 
-static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
+TEST(a_latency_that_cannot_be_is_refused_with_the_least) {
     double least = 0;
     open_squeeze("opt-125m", 96, 128, 16);
     q.max_latency = 1e-6;
@@ -386,7 +386,7 @@ static void a_latency_that_cannot_be_is_refused_with_the_least(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Where the GPU has room for everything, nothing is gained elsewhere; but for a CPU that is fast enough to attend too. */
-static void a_gpu_with_room_for_all_gets_all(void) {
+TEST(a_gpu_with_room_for_all_gets_all) {
     open_case(opt_named("opt-1.3b"), "hardware/h100.json", 64, 128, 32);
     machine.cpu_flops[0] = machine.cpu_flops[1] = machine.cpu_bdw = 1e9;
     const Found f = best();
@@ -398,7 +398,7 @@ static void a_gpu_with_room_for_all_gets_all(void) {
 }
 
 /* The row schedule has one batch in flight, whatever num_gpu_batches says: its block is one batch. */
-static void the_row_schedule_keeps_one_batch_in_flight(void) {
+TEST(the_row_schedule_keeps_one_batch_in_flight) {
     open_squeeze("opt-350m", 48, 64, 8);
     q.fixed_schedule = q.fixed_batches = true, q.given.schedule = SCHEDULE_ROW, q.given.num_gpu_batches = 4;
     const int n = ask(TEN, 0);
@@ -412,7 +412,7 @@ static void the_row_schedule_keeps_one_batch_in_flight(void) {
 }
 
 /* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block. */
-static void two_blocks_take_twice_the_time_of_one(void) {
+TEST(two_blocks_take_twice_the_time_of_one) {
     open_squeeze("opt-350m", 32, 64, 8);
     q.given = on_tiers(0, 1, 0, 1, 0, 1, 8, 2);
     const Found two = predicted();
@@ -429,7 +429,7 @@ static void two_blocks_take_twice_the_time_of_one(void) {
 }
 
 /* All sweeps are this block's. */
-static void a_block_takes_as_long_as_its_longest_prompt(void) {
+TEST(a_block_takes_as_long_as_its_longest_prompt) {
     for (int longest = 0; longest < 3; longest++) {
         open_squeeze("opt-350m", 3, 64, 2);
         task.prompts[longest].n = 8;
@@ -455,7 +455,7 @@ static double bound_with(Policy p, int workspaces) {
 
 /* Of policies that promise nearly the same, the search finds the one with more workspaces. Here the smaller batches gain
  * more than a percent with fewer, the largest less. */
-static void fewer_workspaces_must_bring_one_percent(void) {
+TEST(fewer_workspaces_must_bring_one_percent) {
     int fewer = 0, nearly = 0;
     for (int gbs = 24; gbs <= 48; gbs += 8) {
         open_squeeze("opt-125m", 4 * gbs, 128, 16);
@@ -472,7 +472,7 @@ static void fewer_workspaces_must_bring_one_percent(void) {
 
 /* Short prompts are followed by as many long ones. Of 4,096 every second one is looked at: these are the prompts of the
  * task of half as many, so that the block is the same. */
-static void a_long_task_is_looked_at_from_its_beginning_to_its_end(void) {
+TEST(a_long_task_is_looked_at_from_its_beginning_to_its_end) {
     enum { LOOKED_AT = 2048 };
     Policy p[2];
     for (int times = 1; times <= 2; times++) {
@@ -487,7 +487,7 @@ static void a_long_task_is_looked_at_from_its_beginning_to_its_end(void) {
 /* Several flights sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
  * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. 48 prompts
  * are four blocks, of which each flight has one or more. */
-static void every_flight_has_its_own_cache_tokens_and_block(void) {
+TEST(every_flight_has_its_own_cache_tokens_and_block) {
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
         double tokens;
@@ -517,7 +517,7 @@ static void every_flight_has_its_own_cache_tokens_and_block(void) {
 }
 
 /* Where it does not fit, it is refused as it is. */
-static void a_given_policy_is_found_as_it_is(void) {
+TEST(a_given_policy_is_found_as_it_is) {
     open_squeeze("opt-1.3b", 24, 64, 8);
     q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
     give_block(7, 3, true);
@@ -533,7 +533,7 @@ static void a_given_policy_is_found_as_it_is(void) {
 
 /* A tenth of a percent of OPT-175B's weights are 350 MB: a plan that is over its tier by less takes another step. With
  * every percent of memory more the one block that is asked for is found, and hardly ever is it slower. */
-static void a_step_of_the_percentages_does_not_lose_the_best(void) {
+TEST(a_step_of_the_percentages_does_not_lose_the_best) {
     double before = 0;
     open_case(opt_named("opt-175b"), "hardware/h100.json", 8, 400, 8);
     give_block(8, 1, true);
@@ -549,7 +549,7 @@ static void a_step_of_the_percentages_does_not_lose_the_best(void) {
 
 /* 25 x 6 puts all 150 prompts into one block. The search comes to it because it rounds batches up: rounded down, they would
  * leave some prompts to a second block. */
-static void a_block_has_room_for_its_share_of_the_task(void) {
+TEST(a_block_has_room_for_its_share_of_the_task) {
     open_case(opt_named("opt-30b"), "hardware/t4.json", 150, 512, 32);
     CU_ASSERT_EQUAL_FATAL(ask(1, 0), 1);
     CU_ASSERT(found[0].policy.gbs == 25 && found[0].policy.num_gpu_batches == 6);
@@ -557,7 +557,7 @@ static void a_block_has_room_for_its_share_of_the_task(void) {
 }
 
 /* What is shown with one digit behind the point can be typed in again: the same tensors and sequences are dealt. */
-static void shares_that_are_found_have_three_digits(void) {
+TEST(shares_that_are_found_have_three_digits) {
     open_squeeze("opt-1.3b", 70, 200, 16);
     CU_ASSERT_EQUAL_FATAL(ask(TEN, 0), TEN);
     for (int i = 0; i < TEN; i++) {
@@ -573,7 +573,7 @@ static void shares_that_are_found_have_three_digits(void) {
 }
 
 /* The frontier's shortest block with enough throughput is not much shorter than what is found for somebody who waits. */
-static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
+TEST(who_waits_gets_a_shorter_block_where_that_costs_little) {
     bool shorter = false;
     for (int i = 0; i < 4; i++) {
         Found fastest, sooner;
@@ -597,7 +597,7 @@ static void who_waits_gets_a_shorter_block_where_that_costs_little(void) {
 
 /* With so many bytes more of the GPU than it says that it needs beside what it has, there is a policy; a tenth of a MiB is
  * what it leaves out. */
-static void a_tier_that_is_too_small_is_named_with_the_least_that_would_do(void) {
+TEST(a_tier_that_is_too_small_is_named_with_the_least_that_would_do) {
     static const char *const flag[] = {"--gpu-mem", "--cpu-mem"};
     for (int t = 0; t < 2; t++) {
         double needs, has;
@@ -619,7 +619,7 @@ static void a_tier_that_is_too_small_is_named_with_the_least_that_would_do(void)
 }
 
 /* A link is as slow as it is given and no faster than it is, in prefill and in generation; what is not given stays. */
-static void the_search_is_for_links_as_slow_as_they_are_given(void) {
+TEST(the_search_is_for_links_as_slow_as_they_are_given) {
     Options o = {.link = {[CTOG] = 3e9, [GTOC] = 3e9, [DTOC] = 3e9}};
     Hardware h = machine_with("ctog_bdw=2e9 gtoc_bdw_p=4e9 gtoc_bdw_g=1e9 dtoc_bdw=5e9 ctod_bdw=6e9");
     Hardware slow = h;
@@ -628,29 +628,3 @@ static void the_search_is_for_links_as_slow_as_they_are_given(void) {
     ASSERT_OK(know_machine(&run, &err));
     CU_ASSERT(!memcmp(&h, &slow, sizeof h));
 }
-
-CU_TestInfo tests[] = {
-    {"a thousand searches find policies that fit or say why not",
-     a_thousand_searches_find_policies_that_fit_or_say_why_not},
-    {"no policy of a grid is two percent better", no_policy_of_a_grid_is_two_percent_better},
-    {"more memory is at most a little worse", more_memory_is_at_most_a_little_worse},
-    {"the frontier rises, and a limit on latency finds its points",
-     the_frontier_rises_and_a_limit_on_latency_finds_its_points},
-    {"a latency that cannot be is refused with the least", a_latency_that_cannot_be_is_refused_with_the_least},
-    {"a GPU with room for all gets all", a_gpu_with_room_for_all_gets_all},
-    {"the row schedule keeps one batch in flight", the_row_schedule_keeps_one_batch_in_flight},
-    {"two blocks take twice the time of one", two_blocks_take_twice_the_time_of_one},
-    {"a block takes as long as its longest prompt", a_block_takes_as_long_as_its_longest_prompt},
-    {"fewer workspaces must bring one percent", fewer_workspaces_must_bring_one_percent},
-    {"a long task is looked at from its beginning to its end", a_long_task_is_looked_at_from_its_beginning_to_its_end},
-    {"every flight has its own cache, tokens and block", every_flight_has_its_own_cache_tokens_and_block},
-    {"a given policy is found as it is", a_given_policy_is_found_as_it_is},
-    {"a step of the percentages does not lose the best", a_step_of_the_percentages_does_not_lose_the_best},
-    {"a block has room for its share of the task", a_block_has_room_for_its_share_of_the_task},
-    {"shares that are found have three digits", shares_that_are_found_have_three_digits},
-    {"who waits gets a shorter block where that costs little", who_waits_gets_a_shorter_block_where_that_costs_little},
-    {"a tier that is too small is named with the least that would do",
-     a_tier_that_is_too_small_is_named_with_the_least_that_would_do},
-    {"the search is for links as slow as they are given", the_search_is_for_links_as_slow_as_they_are_given},
-    CU_TEST_INFO_NULL,
-};

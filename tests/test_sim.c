@@ -120,7 +120,7 @@ static const struct {
     // clang-format on
 };
 
-static void copies_begin_and_end_when_they_must(void) {
+TEST(copies_begin_and_end_when_they_must) {
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
         Hardware h = round_rates;
         Trace trace = {0};
@@ -158,7 +158,7 @@ static void copies_begin_and_end_when_they_must(void) {
     }
 }
 
-static void an_op_never_begins_before_it_is_posted(void) {
+TEST(an_op_never_begins_before_it_is_posted) {
     open_mixed(&round_rates);
     const Event first = copy(W_LOAD, 1000);
     CU_ASSERT(first.lane == W_LOAD && first.seq == 1);
@@ -172,7 +172,7 @@ static void an_op_never_begins_before_it_is_posted(void) {
 }
 
 /* Far more ops than a ring begins with, posted when it is partly used. */
-static void a_queue_has_no_end(void) {
+TEST(a_queue_has_no_end) {
     open_mixed(&round_rates);
     Event e = no_event;
     for (int i = 0; i < 30; i++) copy(W_LOAD, 2);
@@ -217,7 +217,7 @@ static Op attend(Lane lane) {
 
 /* One after another: 2 flops for each weight and row of a product, 4 h1 for a token that another one attends to, and bytes
  * that are read and written; the longer of both. */
-static void ops_take_their_flops_or_their_bytes(void) {
+TEST(ops_take_their_flops_or_their_bytes) {
     static const int32_t tables[] = {17, 5, 0, 0, 0, 3, 4, 11}; /* lengths at 0, where prompts begin at 4 */
     const Tensor none = {.rows = 0};
     for (int bound = 0; bound < 2; bound++) {
@@ -262,7 +262,7 @@ static void ops_take_their_flops_or_their_bytes(void) {
 }
 
 /* Of attention, the lengths that rest in the tables when it is posted. */
-static void a_length_counts_when_the_op_is_posted(void) {
+TEST(a_length_counts_when_the_op_is_posted) {
     static const int32_t len[] = {17, 5}, longer[] = {170, 50};
     open_mixed(&round_rates);
     put(0, len, 2);
@@ -273,7 +273,7 @@ static void a_length_counts_when_the_op_is_posted(void) {
 }
 
 /* Single tokens go into pages: over the disk's link, or through the CPU's memory, and as far as the highest page. */
-static void appends_take_their_bytes_and_reach_their_pages(void) {
+TEST(appends_take_their_bytes_and_reach_their_pages) {
     static const int32_t seq[] = {0, 1}, pos[] = {3, 17}, pages[] = {0, 1, 0, 1};
     Hardware h = round_rates;
     h.cpu_bdw = 48;
@@ -295,7 +295,7 @@ static void appends_take_their_bytes_and_reach_their_pages(void) {
     close_sim();
 }
 
-static void rows_that_are_gathered_on_disk_have_moved(void) {
+TEST(rows_that_are_gathered_on_disk_have_moved) {
     Policy on_disk = mixed(6, 1);
     on_disk.table_home = TIER_DISK;
     open_sim(&small, &on_disk, &round_rates, SEQS, S, N);
@@ -306,7 +306,7 @@ static void rows_that_are_gathered_on_disk_have_moved(void) {
 }
 
 /* GPU 1 s and CPU 3 s on the same cores: both at half speed until 2 s, then 2 s alone. Links are no part of it. */
-static void shared_cores_go_at_half_speed_while_both_work(void) {
+TEST(shared_cores_go_at_half_speed_while_both_work) {
     static const int32_t len[] = {50, 50};
     Hardware h = round_rates;
     h.bmm_flops[0] = 24000, h.cpu_flops[0] = 8000;
@@ -324,7 +324,7 @@ static void shared_cores_go_at_half_speed_while_both_work(void) {
 }
 
 /* Each link that is busy takes its own part, whichever others are, and a tenth is always left. */
-static void copies_on_every_link_take_their_part_of_shared_cores(void) {
+TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     static const int32_t len[] = {50, 50};
     static const Lane lane[] = {W_LOAD, STORE, C_READ, D_WRITE}; /* by channel */
     static const double part[] = {.4, .2, .15, .3};
@@ -349,7 +349,7 @@ static void copies_on_every_link_take_their_part_of_shared_cores(void) {
 // The table of functions
 // ---------------------------------------------------------------------------------------------------------------
 
-static void only_index_tables_have_an_address(void) {
+TEST(only_index_tables_have_an_address) {
     open_mixed(&round_rates);
     Device *d = rig.device;
     const Plan *p = rig.plan;
@@ -393,7 +393,7 @@ static double all_busy(void) {
 
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
  * sweeps of the diagonal schedule prompts and new tokens are side by side. */
-static void products_alone_take_the_flops_of_the_model(void) {
+TEST(products_alone_take_the_flops_of_the_model) {
     const Hardware h = machine_with("mm_flops_g=1e6 mm_flops_p=3e6");
     const double layer = 3 * 2. * (4 * 60 * 60 + 2 * 60 * 100), head = 2. * 131 * 60;
     const double prefill = SEQS * (S * layer + head) / 3e6, decode = SEQS * (N - 1) * (layer + head) / 1e6;
@@ -412,7 +412,7 @@ static void products_alone_take_the_flops_of_the_model(void) {
 
 /* In generation the GPU attends, or the CPU. On the diagonal some decode beside a prefill; a sweep in which they do counts
  * as the one and the other by the seconds of the processors, of which decoding takes equally many for each token. */
-static void attention_alone_takes_the_tokens_of_the_cache(void) {
+TEST(attention_alone_takes_the_tokens_of_the_cache) {
     const double flops = 3 * 4. * 60, prompts = SEQS * S * (S + 1) / 2, prefill = flops * prompts / 3e5;
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
@@ -434,7 +434,7 @@ static void attention_alone_takes_the_tokens_of_the_cache(void) {
 }
 
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
-static void streaming_alone_takes_the_bytes_of_the_weights(void) {
+TEST(streaming_alone_takes_the_bytes_of_the_weights) {
     for (int row = 0; row < 2; row++) {
         const Hardware h = machine_with("ctog_bdw=1e6");
         Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
@@ -448,7 +448,7 @@ static void streaming_alone_takes_the_bytes_of_the_weights(void) {
 }
 
 /* Nothing shares a link then: a lane that only copies is busy for its bytes. */
-static void without_overlap_the_times_of_all_ops_add_up(void) {
+TEST(without_overlap_the_times_of_all_ops_add_up) {
     Policy p = mixed(2, 3);
     Hardware even = round_rates;
     even.dtoc_bdw[1] = even.dtoc_bdw[0], p.overlap = false;
@@ -475,7 +475,7 @@ static const Hardware balanced = {.name = "balanced",
 
 /* What Figure 4 waits for behind every square costs something, but less than to wait for every op. With overlap the total
  * lies between its bounds. */
-static void overlap_hides_what_can_be_hidden(void) {
+TEST(overlap_hides_what_can_be_hidden) {
     for (int way = 0; way < 4; way++) {
         Hardware h = balanced;
         Policy p = mixed(2, 3);
@@ -501,7 +501,7 @@ static void overlap_hides_what_can_be_hidden(void) {
 
 /* The paper's own run of OPT-175B at s = 512 (on the machine of its Table 1): 256 sequences, 350 GB of weights that are not
  * there. Half the weights come from a disk of 2 GB/s, 32 times: no schedule is faster, and a good one not much slower. */
-static void opt_175b_takes_no_memory(void) {
+TEST(opt_175b_takes_no_memory) {
     struct rusage before, after;
     const OptConfig config = opt_named("opt-175b");
     Hardware t4;
@@ -518,23 +518,3 @@ static void opt_175b_takes_no_memory(void) {
     CU_ASSERT(disk < total && total < 2 * disk);
     close_sim();
 }
-
-CU_TestInfo tests[] = {
-    {"copies begin and end when they must", copies_begin_and_end_when_they_must},
-    {"an op never begins before it is posted", an_op_never_begins_before_it_is_posted},
-    {"a queue has no end", a_queue_has_no_end},
-    {"ops take their flops or their bytes", ops_take_their_flops_or_their_bytes},
-    {"a length counts when the op is posted", a_length_counts_when_the_op_is_posted},
-    {"appends take their bytes and reach their pages", appends_take_their_bytes_and_reach_their_pages},
-    {"rows that are gathered on disk have moved", rows_that_are_gathered_on_disk_have_moved},
-    {"shared cores go at half speed while both work", shared_cores_go_at_half_speed_while_both_work},
-    {"copies on every link take their part of shared cores", copies_on_every_link_take_their_part_of_shared_cores},
-    {"only index tables have an address", only_index_tables_have_an_address},
-    {"products alone take the flops of the model", products_alone_take_the_flops_of_the_model},
-    {"attention alone takes the tokens of the cache", attention_alone_takes_the_tokens_of_the_cache},
-    {"streaming alone takes the bytes of the weights", streaming_alone_takes_the_bytes_of_the_weights},
-    {"without overlap the times of all ops add up", without_overlap_the_times_of_all_ops_add_up},
-    {"overlap hides what can be hidden", overlap_hides_what_can_be_hidden},
-    {"opt-175b takes no memory", opt_175b_takes_no_memory},
-    CU_TEST_INFO_NULL,
-};

@@ -81,7 +81,7 @@ static void assert_same(const Checkpoint *model, const Policy *p, int stages, bo
     }
 }
 
-static void stages_give_the_bits_of_one_machine(void) {
+TEST(stages_give_the_bits_of_one_machine) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
     static const OptConfig pre = TEST_CONFIG(5, 60, 100, 3, 131, 7);
     OptConfig post = pre;
@@ -106,8 +106,3 @@ static void stages_give_the_bits_of_one_machine(void) {
     for (int g = 1; g < MOST_STAGES; g++)
         if (gpu[g]) gpu[g]->close(gpu[g]), gpu[g] = NULL;
 }
-
-CU_TestInfo tests[] = {
-    {"stages give the bits of one machine", stages_give_the_bits_of_one_machine},
-    CU_TEST_INFO_NULL,
-};

@@ -73,9 +73,34 @@ static void run_suite(int s) {
                 suites[s].status, suites[s].status ? "FAILED (" : " passed in ");
 }
 
+/* One that sleeps and one that computes, in a child that is a suite of its own: it removes its directories. */
+TEST(a_program_that_hangs_is_named_and_a_second_one_ends_its_suite) {
+    static const char *const programs[][4] = {{"sleep", "60"}, {"sh", "-c", "while :; do :; done"}};
+    char heard[3000] = "";
+    int ends[2], status;
+    CHECK(!pipe2(ends, O_CLOEXEC));
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (!pid) {
+        CHECK(dup2(ends[1], 2) == 2);
+        setenv("SUITE_SECONDS", "1", 1);
+        for (int p = 0; p < 2; p++) {
+            Result r = finish(start_program(programs[p]));
+            result_free(&r);
+        }
+        _exit(0);
+    }
+    close(ends[1]);
+    for (size_t len = 0, n = 1; n; len += n) n = (size_t)read(ends[0], heard + len, sizeof heard - 1 - len);
+    close(ends[0]);
+    CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
+    CU_ASSERT(strstr(heard, "hangs: sleep 60\n") && strstr(heard, "hangs: sh -c while :; do :; done\n"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(heard, "the suite ends: 2 programs hang\n"));
+}
+
 /* One in which a sanitizer finds a leak when it ends has failed. Where one ends early, the test in which it did has failed,
  * and those behind it are skipped. */
-static void a_summary_adds_up_its_suites_and_names_what_failed(void) {
+TEST(a_summary_adds_up_its_suites_and_names_what_failed) {
     static const struct {
         const char *logs;
         int status;
@@ -102,7 +127,7 @@ static void a_summary_adds_up_its_suites_and_names_what_failed(void) {
 }
 
 /* It would go on to hold the pipe's end that it has inherited. */
-static void what_a_suite_leaves_running_is_ended(void) {
+TEST(what_a_suite_leaves_running_is_ended) {
     enum { PATIENCE = 20000 }; /* ms, less than it sleeps */
     int ends[2];
     CHECK(!pipe(ends));
@@ -113,33 +138,8 @@ static void what_a_suite_leaves_running_is_ended(void) {
     close(ends[0]);
 }
 
-/* One that sleeps and one that computes, in a child that is a suite of its own: it removes its directories. */
-static void a_program_that_hangs_is_named_and_a_second_one_ends_its_suite(void) {
-    static const char *const programs[][4] = {{"sleep", "60"}, {"sh", "-c", "while :; do :; done"}};
-    char heard[3000] = "";
-    int ends[2], status;
-    CHECK(!pipe2(ends, O_CLOEXEC));
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (!pid) {
-        CHECK(dup2(ends[1], 2) == 2);
-        setenv("SUITE_SECONDS", "1", 1);
-        for (int p = 0; p < 2; p++) {
-            Result r = finish(start_program(programs[p]));
-            result_free(&r);
-        }
-        _exit(0);
-    }
-    close(ends[1]);
-    for (size_t len = 0, n = 1; n; len += n) n = (size_t)read(ends[0], heard + len, sizeof heard - 1 - len);
-    close(ends[0]);
-    CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
-    CU_ASSERT(strstr(heard, "hangs: sleep 60\n") && strstr(heard, "hangs: sh -c while :; do :; done\n"));
-    CU_ASSERT_PTR_NOT_NULL(strstr(heard, "the suite ends: 2 programs hang\n"));
-}
-
 /* By size, and not as text. */
-static void a_bench_says_the_median_of_three(void) {
+TEST(a_bench_says_the_median_of_three) {
     static const char *const runs[] = {"9 10.5 200", "9 200 10.5", "10.5 9 200", "10.5 200 9", "200 9 10.5", "200 10.5 9"};
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
         CU_ASSERT_EQUAL(shell("eval \"$(grep '^median()' scripts/bench.sh)\"; median %s", runs[r]), 0);
@@ -148,7 +148,7 @@ static void a_bench_says_the_median_of_three(void) {
 }
 
 /* All that the script computes from the constants of flexgen.cu alone, without nvcc; it is the file's end. */
-static void the_waves_of_the_kernels_are_of_todays_constants(void) {
+TEST(the_waves_of_the_kernels_are_of_todays_constants) {
     const char *kept = keep(contents("results/kernels.md", NULL));
     CU_ASSERT_EQUAL(shell("sed -n '/^value()/p; /^constants=/p; /^awk /,$p' scripts/gpu_kernels.sh | bash"), 0);
     const char *there = strstr(kept, said);
@@ -188,7 +188,7 @@ static const File program[] = {{"base/low.c", LOW},
                                {0}};
 
 /* Of the program each case changes one file. */
-static void a_rule_of_size_that_is_broken_is_said_and_fails(void) {
+TEST(a_rule_of_size_that_is_broken_is_said_and_fails) {
     static const struct {
         File change;
         const char *said; /* NULL: it passes */
@@ -240,7 +240,7 @@ static const File mutable[] = {
     {"tests/test_low.c", "int low(int), spent(int);\nint main(void) { return low(1) != 2 || spent(3); }\n"},
     {0}};
 
-static void a_mutation_is_caught_hangs_or_survives(void) {
+TEST(a_mutation_is_caught_hangs_or_survives) {
     static const char *const cases[][2] = {
         {"--count 4", "\n3 mutations: 1 caught, 1 hung, 1 survived\n--- a/base/low.c\n+++ b/base/low.c\n@@ -5 +5 @@\n"},
         {"--only 3", "\n1 mutations: "},
@@ -256,15 +256,3 @@ static void a_mutation_is_caught_hangs_or_survives(void) {
         assert_said(status, 0, cases[c][1]);
     }
 }
-
-CU_TestInfo tests[] = {
-    {"a program that hangs is named and a second one ends its suite", /* first, while there are no directories */
-     a_program_that_hangs_is_named_and_a_second_one_ends_its_suite},
-    {"a summary adds up its suites, and names what failed", a_summary_adds_up_its_suites_and_names_what_failed},
-    {"what a suite leaves running is ended", what_a_suite_leaves_running_is_ended},
-    {"a bench says the median of three", a_bench_says_the_median_of_three},
-    {"the waves of the kernels are of today's constants", the_waves_of_the_kernels_are_of_todays_constants},
-    {"a rule of size that is broken is said and fails", a_rule_of_size_that_is_broken_is_said_and_fails},
-    {"a mutation is caught, hangs or survives", a_mutation_is_caught_hangs_or_survives},
-    CU_TEST_INFO_NULL,
-};

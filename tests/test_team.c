@@ -40,7 +40,7 @@ static int missed(Numbers *a, double work, int count) {
     return wrong + a->outside;
 }
 
-static void every_number_is_done_once_by_any_team(void) {
+TEST(every_number_is_done_once_by_any_team) {
     static const int counts[] = {0, 1, 2, 3, 31, 32, 33, 100, 1023, MOST};
     Numbers a;
     for (int threads = 1; threads <= 9; threads++) {
@@ -55,7 +55,7 @@ static void every_number_is_done_once_by_any_team(void) {
     host_set_threads(0);
 }
 
-static void little_is_done_by_the_caller_alone(void) {
+TEST(little_is_done_by_the_caller_alone) {
     Numbers a;
     host_set_threads(4);
     for (int i = 0; i < 100; i++) {
@@ -84,7 +84,7 @@ static void hold_meeting(int all) {
     CU_ASSERT_EQUAL(meeting.here, all);
 }
 
-static void all_of_the_team_take_part_asleep_or_not(void) {
+TEST(all_of_the_team_take_part_asleep_or_not) {
     host_set_threads(4);
     for (int turn = 0; turn < 5; turn++) {
         if (turn % 2) usleep(20000); /* by now they sleep */
@@ -112,7 +112,7 @@ static void *call(void *what) {
     return NULL;
 }
 
-static void several_threads_call_at_once_and_loops_hold_loops(void) {
+TEST(several_threads_call_at_once_and_loops_hold_loops) {
     enum { CALLERS = 5 };
     atomic_int wrong = 0;
     pthread_t caller[CALLERS];
@@ -154,7 +154,7 @@ static void *call_others(void *what) {
     return NULL;
 }
 
-static void who_leaves_another_loop_ends_nobody_s_wait(void) {
+TEST(who_leaves_another_loop_ends_no_wait) {
     Slow slow = {.caller = pthread_self()}, *what = &slow;
     pthread_t other;
     host_set_threads(3);
@@ -176,7 +176,7 @@ static void use_scratch(const void *what, int first, int n) {
     }
 }
 
-static void each_thread_has_working_memory_of_its_own(void) {
+TEST(each_thread_has_working_memory_of_its_own) {
     atomic_int wrong = 0, *what = &wrong;
     host_set_threads(4);
     host_share(INFINITY, 400, use_scratch, &what);
@@ -193,7 +193,7 @@ const char *test_missing(const char *name) {
 }
 
 /* It has none of its parent's threads. */
-static void a_child_computes_alone_and_can_have_a_team_of_its_own(void) {
+TEST(a_child_computes_alone_and_can_have_a_team_of_its_own) {
     Numbers a;
     host_set_threads(3);
     CHECK(missed(&a, INFINITY, MOST) == 0);
@@ -212,14 +212,3 @@ static void a_child_computes_alone_and_can_have_a_team_of_its_own(void) {
     CU_ASSERT_EQUAL(status, 0);
     host_set_threads(0);
 }
-
-CU_TestInfo tests[] = {
-    {"every number is done once by any team", every_number_is_done_once_by_any_team},
-    {"little is done by the caller alone", little_is_done_by_the_caller_alone},
-    {"all of the team take part asleep or not", all_of_the_team_take_part_asleep_or_not},
-    {"several threads call at once and loops hold loops", several_threads_call_at_once_and_loops_hold_loops},
-    {"who leaves another loop ends nobody's wait", who_leaves_another_loop_ends_nobody_s_wait},
-    {"each thread has working memory of its own", each_thread_has_working_memory_of_its_own},
-    {"a child computes alone and can have a team of its own", a_child_computes_alone_and_can_have_a_team_of_its_own},
-    CU_TEST_INFO_NULL,
-};

@@ -38,7 +38,7 @@ static Rig counted(Schedule schedule, Tier from, const Load *load, How how) {
 
 /* n times the model; 4 h1 bls l (s n + n (n-1) / 2) of cache in and out; 2 (2 h1 s bls l + 2 h1 bls l (n-1)) of
  * activations, less the s - 1 rows of a prompt that nobody wants behind the last layer. */
-static void a_zigzag_block_moves_what_a21_says(void) {
+TEST(a_zigzag_block_moves_what_a21_says) {
     static const Load cases[] = {{"opt-125m", 12, 2, 3, 6, 7, 5},
                                  {"opt-1.3b", 24, 4, 2, 8, 64, 16},
                                  {"opt-30b", 3, 12, 3, 36, 512, 32},
@@ -61,7 +61,7 @@ static void a_zigzag_block_moves_what_a21_says(void) {
 }
 
 /* Four and a half bits of sixteen; biases, layernorms and the table stay as they are. */
-static void packed_it_moves_four_and_a_half_bits_a_number(void) {
+TEST(packed_it_moves_four_and_a_half_bits_a_number) {
     const Load load = {"opt-1.3b", 24, 2, 2, 4, 64, 8};
     const OptConfig c = opt_named("opt-1.3b");
     const double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), table = 2. * c.vocab * c.h1;
@@ -77,7 +77,7 @@ static void packed_it_moves_four_and_a_half_bits_a_number(void) {
 }
 
 /* Of V a tenth of the past and the own token's; from the disk, where it is staged, no more than that moves either. */
-static void sparse_it_reads_a_tenth_of_v(void) {
+TEST(sparse_it_reads_a_tenth_of_v) {
     enum { S = 2000, N = 5 };
     const OptConfig c = opt_named("opt-125m");
     const Load load = {"opt-125m", 12, 1, 2, 2, S, N};
@@ -93,7 +93,7 @@ static void sparse_it_reads_a_tenth_of_v(void) {
 }
 
 /* The diagonal moves the same cache and, batch for batch, the same activations: only weights differ. */
-static void the_diagonal_moves_the_same_cache(void) {
+TEST(the_diagonal_moves_the_same_cache) {
     const Rig z = counted(SCHEDULE_ZIGZAG, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 4, 64, 32, 24}, PLAIN),
               d = counted(SCHEDULE_DIAGONAL, TIER_CPU, &(Load){"opt-1.3b", 24, 2, 7, 64, 32, 24}, PLAIN);
     for (int kind = CACHE; kind <= ACTIVATION; kind++) {
@@ -110,7 +110,7 @@ static Rig single(Schedule schedule, int K, int count, int s, int n) {
 
 /* Theorem 4.1: at equal memory zig-zag loads weights at most twice as often for each token as the optimal schedule, which
  * the diagonal approaches; and by no more than (2s + 2n) / (2s + n). Memory is that of Z zig-zag batches. */
-static void zigzag_is_within_twice_the_diagonal(void) {
+TEST(zigzag_is_within_twice_the_diagonal_as_theorem_4_1_says) {
     static const int lengths[] = {4, 16, 64, 256}, outputs[] = {2, 8, 32, 96};
     double most = 0;
     for (int i = 0; i < 16; i++)
@@ -128,12 +128,3 @@ static void zigzag_is_within_twice_the_diagonal(void) {
         }
     CU_ASSERT(most > 1.6); /* and it is worth its name */
 }
-
-CU_TestInfo tests[] = {
-    {"a zig-zag block moves what A.2.1 says", a_zigzag_block_moves_what_a21_says},
-    {"packed, it moves four and a half bits a number", packed_it_moves_four_and_a_half_bits_a_number},
-    {"sparse, it reads a tenth of V", sparse_it_reads_a_tenth_of_v},
-    {"the diagonal moves the same cache", the_diagonal_moves_the_same_cache},
-    {"zig-zag is within twice the diagonal (Theorem 4.1)", zigzag_is_within_twice_the_diagonal},
-    CU_TEST_INFO_NULL,
-};

@@ -120,7 +120,7 @@ static bool golden_line_equal(const Tokenizer *tokenizer, const cJSON *line) {
     return same;
 }
 
-static void ids_equal_hugging_face(void) {
+TEST(ids_equal_hugging_face) {
     const char *base = getenv("TOKENIZER_GOLDEN");
     char path[500];
     int different = 0;
@@ -149,7 +149,7 @@ static size_t put_utf8(char *out, uint32_t c) {
     return (size_t)n;
 }
 
-static void decoding_undoes_encoding_on_random_text(void) {
+TEST(decoding_undoes_encoding_on_random_text) {
     static const int below[] = {0x80, 0x80, 0x300, 0x3100, 0x10000, 0x110000};
     Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
     uint64_t state = 7;
@@ -166,7 +166,7 @@ static void decoding_undoes_encoding_on_random_text(void) {
 }
 
 /* Each word with a bar behind it. */
-static void words_end_where_gpt2s_pattern_ends_them(void) {
+TEST(words_end_where_gpt2s_pattern_ends_them) {
     static const char *const cases[] = {
         " \n| x|",
         "\n|x|",
@@ -203,7 +203,7 @@ static void words_end_where_gpt2s_pattern_ends_them(void) {
 
 /* A character makes one word with what is of its own kind. The digest is scripts/make_unicode.py's, which splits the same
  * texts with Hugging Face `tokenizers`. */
-static void every_character_is_of_the_kind_that_hugging_face_knows(void) {
+TEST(every_character_is_of_the_kind_that_hugging_face_knows) {
     static const char kinds[] = "LNSO", examples[] = "a1\n!";
     uint64_t digest = 0xCBF29CE484222325u;
     int unclear = 0;
@@ -224,7 +224,7 @@ static void every_character_is_of_the_kind_that_hugging_face_knows(void) {
     CU_ASSERT_EQUAL(digest, 0x32D2DD0AB9AC2C0Au);
 }
 
-static void special_pieces_are_neither_read_nor_written_as_text(void) {
+TEST(special_pieces_are_neither_read_nor_written_as_text) {
     static const char text[] = "a</s><s><pad><unk>";
     Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
     int32_t *ids, any[] = {2, 0, -1, GAP, 0 /* the word */, VOCAB, INT32_MAX, INT32_MIN, 1, 3, 2};
@@ -242,7 +242,7 @@ static void special_pieces_are_neither_read_nor_written_as_text(void) {
 }
 
 /* As Python replaces them; ids of single bytes, as a model may give them. */
-static void invalid_bytes_decode_as_replacements_and_characters_whole(void) {
+TEST(invalid_bytes_decode_as_replacements_and_characters_whole) {
     static const char *const cases[][2] = {
         {"é狐🦊", "é狐🦊"},
         {"🦊\xF0\x9F\xA6", "🦊\uFFFD"}, /* the end has not come yet */
@@ -267,7 +267,7 @@ static void invalid_bytes_decode_as_replacements_and_characters_whole(void) {
 }
 
 /* With a quadratic encoder this test does not end in reasonable time, and with a pattern that backtracks it fails. */
-static void a_word_of_a_megabyte_is_encoded(void) {
+TEST(a_word_of_a_megabyte_is_encoded) {
     static const char *fills[] = {"a", " ", "the", "9", "!?", "狐", "\u0301", "\n"};
     enum { LEN = 1 << 20 };
     Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
@@ -283,7 +283,7 @@ static void a_word_of_a_megabyte_is_encoded(void) {
 }
 
 /* Where the hash of a piece is of its first characters only, this test does not end in reasonable time. */
-static void many_pieces_that_begin_alike_are_found_fast(void) {
+TEST(many_pieces_that_begin_alike_are_found_fast) {
     enum { MANY = 200000 };
     char *more = xcalloc(MANY, 32), *at = stpcpy(more, PIECES);
     for (int i = 0; i < MANY; i++) at += sprintf(at, ",\"a_long_prefix%d\":%d", i, SMALL + i);
@@ -296,7 +296,7 @@ static void many_pieces_that_begin_alike_are_found_fast(void) {
 /* Line ends of Windows, and a missing last one, are accepted. Of equal pairs the left one is joined. Where all pieces are
  * bytes, there may be no merges. In the last case each join of a and b makes two new pairs that can be joined, the most
  * there can be, and the word before makes the room for this one exactly as large as it must be. */
-static void pieces_are_joined_as_the_merges_say(void) {
+TEST(pieces_are_joined_as_the_merges_say) {
     static const struct {
         const char *more, *merges, *text, *pieces;
     } cases[] = {
@@ -318,7 +318,7 @@ static void pieces_are_joined_as_the_merges_say(void) {
     }
 }
 
-static void a_piece_that_is_no_byte_symbols_decodes_to_its_text(void) {
+TEST(a_piece_that_is_no_byte_symbols_decodes_to_its_text) {
     Tokenizer *tokenizer = open_small(",\"ab\":300,\"狐 \":302,\"\":303", "a b\n");
     decodes(tokenizer, (int32_t[]){302, 303, 300}, 3, "狐 ab");
     tokenizer_close(tokenizer);
@@ -377,7 +377,7 @@ static bool small_opens(const char *dir, Error *why) {
     return tokenizer;
 }
 
-static void bad_files_are_refused_each_in_its_line(void) {
+TEST(bad_files_are_refused_each_in_its_line) {
     const char *dir = write_small(PIECES, "#version: 0.2\na b\nab c\n");
     CU_ASSERT(small_opens(dir, &err));
     refuses_each(small_opens, dir, VOCAB_FILE, bad_vocab, COUNT(bad_vocab));
@@ -390,7 +390,7 @@ static void bad_files_are_refused_each_in_its_line(void) {
     refuses(small_opens, dir, "vocab.json: cannot open");
 }
 
-static void a_long_name_does_not_spoil_the_message(void) {
+TEST(a_long_name_does_not_spoil_the_message) {
     char line[5000] = "a x"; /* the cut must not fall inside an é */
     for (size_t i = 3; i < 4903; i += 2) memcpy(line + i, "é", 2);
     const char *dir = write_small(PIECES, line);
@@ -399,7 +399,7 @@ static void a_long_name_does_not_spoil_the_message(void) {
     CU_ASSERT(!small_opens(dir, &err) && strlen(err.text) < 600);
 }
 
-static void invalid_text_is_refused(void) {
+TEST(invalid_text_is_refused) {
     static const char *const cases[][2] = {{"ab\xC3", "text: invalid UTF-8 at byte 2 (0xC3)"},
                                            {"\xED\xA0\x80", "text: invalid UTF-8 at byte 0 (0xED)"}};
     Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
@@ -410,21 +410,3 @@ static void invalid_text_is_refused(void) {
     }
     tokenizer_close(tokenizer);
 }
-
-CU_TestInfo tests[] = {
-    {"ids equal Hugging Face", ids_equal_hugging_face},
-    {"decoding undoes encoding on random text", decoding_undoes_encoding_on_random_text},
-    {"words end where GPT-2's pattern ends them", words_end_where_gpt2s_pattern_ends_them},
-    {"every character is of the kind that Hugging Face knows", every_character_is_of_the_kind_that_hugging_face_knows},
-    {"special pieces are neither read nor written as text", special_pieces_are_neither_read_nor_written_as_text},
-    {"invalid bytes decode as replacements, and characters whole",
-     invalid_bytes_decode_as_replacements_and_characters_whole},
-    {"a word of a megabyte is encoded", a_word_of_a_megabyte_is_encoded},
-    {"many pieces that begin alike are found fast", many_pieces_that_begin_alike_are_found_fast},
-    {"pieces are joined as the merges say", pieces_are_joined_as_the_merges_say},
-    {"a piece that is no byte symbols decodes to its text", a_piece_that_is_no_byte_symbols_decodes_to_its_text},
-    {"bad files are refused, each in its line", bad_files_are_refused_each_in_its_line},
-    {"a long name does not spoil the message", a_long_name_does_not_spoil_the_message},
-    {"invalid text is refused", invalid_text_is_refused},
-    CU_TEST_INFO_NULL,
-};

@@ -296,7 +296,7 @@ static char *with_listing(char *document, int i) {
     return all;
 }
 
-static void every_listing_of_the_tour_is_what_the_engine_says(void) {
+TEST(every_listing_of_the_tour_is_what_the_engine_says) {
     char *document = contents(TOUR, NULL);
     for (size_t i = 0; i < sizeof listings / sizeof *listings; i++) document = with_listing(document, (int)i);
     if (writes()) write_file(".", TOUR, document, strlen(document));
@@ -358,7 +358,7 @@ static void is_kept(const char *drawing, const char *path) {
 }
 
 /* The pictures are drawn by Python, where there is one: the lanes from the same trace, the others from the listings. */
-static void the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings(void) {
+TEST(the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings) {
     static const char *const drawn[][2] = {
         {"plot_trace.py --lanes /tmp/tour.json /tmp/tour.svg --sweeps 1 --title 'Two layers, K = 2: sweep 1'", "lanes"},
         {"plot_tour.py --plan /tmp/tour.svg", "plan"},
@@ -438,7 +438,7 @@ static int commands_print_what_is_below_them(const char *path) {
 
 /* Those of README.md are of both programs. Those of the tour draw one of its pictures, and leave nothing large behind. Of
  * the experiments each study has at least one. */
-static void the_commands_of_the_documents_print_what_is_below_them(void) {
+TEST(the_commands_of_the_documents_print_what_is_below_them) {
     CU_ASSERT(commands_print_what_is_below_them("README.md") >= 2);
     CU_ASSERT(commands_print_what_is_below_them(TOUR) >= 17);
     if (has_python()) is_kept("pages.svg", "docs/pages-same-memory.svg");
@@ -448,7 +448,7 @@ static void the_commands_of_the_documents_print_what_is_below_them(void) {
 
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
  * the text is the same. */
-static void make_run_prints_what_README_says(void) {
+TEST(make_run_prints_what_README_says) {
     char *readme = contents("README.md", NULL);
     char *found = printed_by(
         "./flexgen generate --model models/opt-tiny --prompts models/prompts.txt --max-tokens 12 --temperature 0.7 "
@@ -462,7 +462,7 @@ static void make_run_prints_what_README_says(void) {
 /* docs/EXPERIMENTS.md and its plots are what its script makes: here of those studies that take no time; of all of them in
  * `make experiments`. docs/index.html is made from the tour and from runs by `make docs`. docs/explore.html is of these
  * sources, and what it says is what the program says (more questions: .ci/run). Python is not everywhere. */
-static void the_pages_and_the_experiments_are_what_their_scripts_make(void) {
+TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
     if (!has_python()) return;
     succeeds("python3 -B scripts/experiments.py --check overlap block pages prediction stages 2>&1");
     if (!writes()) succeeds("python3 -B scripts/make_page.py --check"); /* what is written now makes the page old */
@@ -471,7 +471,7 @@ static void the_pages_and_the_experiments_are_what_their_scripts_make(void) {
 }
 
 /* Every figure may differ by the tolerance of what is kept, and no word may. */
-static void points_are_alike_if_all_their_figures_are(void) {
+TEST(points_are_alike_if_all_their_figures_are) {
     if (!has_python()) return;
     succeeds(
         "python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); from experiments import alike\n"
@@ -482,7 +482,7 @@ static void points_are_alike_if_all_their_figures_are(void) {
 }
 
 /* What is measured depends on the machine and its load: only that there are figures. */
-static void an_experiment_is_measured_on_the_host(void) {
+TEST(an_experiment_is_measured_on_the_host) {
     if (!has_python()) return;
     char *said = printed_by(
         "python3 -B scripts/experiments.py overlap pages --device host "
@@ -493,7 +493,7 @@ static void an_experiment_is_measured_on_the_host(void) {
 }
 
 /* Lanes have a busy_s too, of which none is asked for. */
-static void make_bench_reads_the_figures_of_a_run(void) {
+TEST(make_bench_reads_the_figures_of_a_run) {
     static const char *const names[] = {"prefill_s",   "decode_s",         "decode_throughput", "dtoc.moved_bytes",
                                         "dtoc.busy_s", "ctog.moved_bytes", "gpu.busy_s",        "cpu.busy_s"};
     char command[200];
@@ -519,7 +519,7 @@ static void make_bench_reads_the_figures_of_a_run(void) {
 
 /* Three policies, each ten times as slow and as fast as the one before: the second is in the middle of both axes, where 10
  * and 20 are. */
-static void a_frontier_is_drawn_where_its_figures_say(void) {
+TEST(a_frontier_is_drawn_where_its_figures_say) {
     static const char *const shown[] = {
         "<circle cx='473' cy='218'",
         "<text x='473' y='409' font-size='11' text-anchor='middle'>10<",
@@ -552,7 +552,7 @@ static void a_frontier_is_drawn_where_its_figures_say(void) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* The last column of README.md's table. */
-static void every_function_that_README_finds_in_mini_c_is_there(void) {
+TEST(every_function_that_README_finds_in_mini_c_is_there) {
     prints(
         "sed -n '/^| paper/,/^$/p' README.md | awk -F'|' 'NF {print $(NF - 1)}' | grep -o '`[^`]*`' | tr -d '`' "
         ">/tmp/names\n"
@@ -562,7 +562,7 @@ static void every_function_that_README_finds_in_mini_c_is_there(void) {
 }
 
 /* A hash of its sources does not cover the script that makes the page, which names the models that one can ask for. */
-static void the_page_of_the_search_offers_every_model_that_the_program_knows(void) {
+TEST(the_page_of_the_search_offers_every_model_that_the_program_knows) {
     prints("sed -nE 's/.*\"models\": \\[([^]]*).*/\\1/p' docs/explore.html | tr -d '\"\\n'", opt_known_names());
     if (!has_python()) return;
     prints("cd scripts && python3 -B -c 'import make_explore; print(*make_explore.MODELS, sep=\", \", end=\"\")'",
@@ -571,7 +571,7 @@ static void the_page_of_the_search_offers_every_model_that_the_program_knows(voi
 
 /* Those to files of the repository, from the document's folder. docs/index.html is whole without the folders beside docs.
  */
-static void every_link_of_the_documents_leads_to_a_file(void) {
+TEST(every_link_of_the_documents_leads_to_a_file) {
     prints(
         "for f in *.md */*.md results/*/*.md; do grep -oE '\\]\\([^)# ]+' $f | sed \"s,^..,$(dirname $f)/,\"; done "
         ">/tmp/all\n"
@@ -583,7 +583,7 @@ static void every_link_of_the_documents_leads_to_a_file(void) {
 
 /* From mini.c and flexgen.h to flexgen.c, which has main: each first comment names the next file, as it is or beside the
  * one that names it, and perhaps a function of it; and each file with code is named once. */
-static void what_to_read_next_leads_through_every_source_file(void) {
+TEST(what_to_read_next_leads_through_every_source_file) {
     prints(
         "f=mini.c; n=0\n"
         "while echo $f; test $f != flexgen.c && test $((n += 1)) -lt 200; do\n"
@@ -597,30 +597,9 @@ static void what_to_read_next_leads_through_every_source_file(void) {
         "");
 }
 
-static void the_map_of_the_tests_names_every_suite(void) {
+TEST(the_map_of_the_tests_names_every_suite) {
     prints(
         "sed -n 's/^|.*| \\(`.*\\) |$/\\1/p' tests/README.md | grep -o '[a-z_]*' | grep . | sort -u >/tmp/mapped\n"
         "ls tests/test_*.c | sed 's,.*test_,,; s,[.]c$,,' | sort | diff /tmp/mapped - || true",
         "");
 }
-
-CU_TestInfo tests[] = {
-    {"every listing of the tour is what the engine says", every_listing_of_the_tour_is_what_the_engine_says},
-    {"the pictures of the tour are drawn from its trace and listings",
-     the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings},
-    {"the commands of the documents print what is below them", the_commands_of_the_documents_print_what_is_below_them},
-    {"make run prints what README says", make_run_prints_what_README_says},
-    {"the pages and the experiments are what their scripts make",
-     the_pages_and_the_experiments_are_what_their_scripts_make},
-    {"points are alike if all their figures are", points_are_alike_if_all_their_figures_are},
-    {"an experiment is measured on the host", an_experiment_is_measured_on_the_host},
-    {"make bench reads the figures of a run", make_bench_reads_the_figures_of_a_run},
-    {"a frontier is drawn where its figures say", a_frontier_is_drawn_where_its_figures_say},
-    {"every function that README finds in mini.c is there", every_function_that_README_finds_in_mini_c_is_there},
-    {"the page of the search offers every model that the program knows",
-     the_page_of_the_search_offers_every_model_that_the_program_knows},
-    {"every link of the documents leads to a file", every_link_of_the_documents_leads_to_a_file},
-    {"what to read next leads through every source file", what_to_read_next_leads_through_every_source_file},
-    {"the map of the tests names every suite", the_map_of_the_tests_names_every_suite},
-    CU_TEST_INFO_NULL,
-};

@@ -39,7 +39,7 @@ static bool slice_is(const Slice *s, double begin, double end) {
 
 /* Ops in the order in which they end, and the slice that each is a part of. Ops of one call are one, but after a pause;
  * what differs in anything begins a new one; slices join over other lanes but not over others of their own. */
-static void ops_of_one_call_are_one_slice(void) {
+TEST(ops_of_one_call_are_one_slice) {
     static const struct {
         Timed op;
         int slice;
@@ -103,7 +103,7 @@ static const struct {
 };
 
 /* What the schedule never posts has a name, too. */
-static void calls_have_the_names_of_figure_4(void) {
+TEST(calls_have_the_names_of_figure_4) {
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) {
             const char *name = trace_call(&(Slice){.lane = lane, .kind = kind, .delegated = true});
@@ -137,7 +137,7 @@ static int count_of(const char *text, const char *part) {
 
 /* Times are microseconds from the first slice of all, with three decimals: three slices of a third of 1.0007 us are, in
  * nanoseconds, 334, 333, 334, and each ends where the next begins. A batch has its own tokens. */
-static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
+TEST(the_file_has_a_row_a_lane_and_a_slice_a_call) {
     Trace traces[] = {{.name = "opt-30b \"zig\\zag\"\n"}, {.name = "\xff nothing"}};
     add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
     add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
@@ -152,7 +152,7 @@ static void the_file_has_a_row_a_lane_and_a_slice_a_call(void) {
     for (int t = 0; t < 2; t++) trace_free(&traces[t]);
 }
 
-static void an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros(void) {
+TEST(an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros) {
     const Trace trace = {.name = "nothing"};
     const Breakdown b = trace_breakdown(&trace), zeros = {0};
     char *text = written(&trace, 1);
@@ -174,7 +174,7 @@ static const OptConfig config = SMALL_CONFIG(2);
 /* Eight prompts of 5 tokens that get 5 more, two batches of two, pages of 4 tokens; sweep i of a sequence holds 5 + i
  * tokens. With zig-zag the 2 x 2 sequences of a block hold 4 ceil((5 + i) / 4) pages: 8 in sweeps 0 to 3, 12 in the last.
  */
-static void the_pages_of_every_sweep_are_those_of_its_sequences(void) {
+TEST(the_pages_of_every_sweep_are_those_of_its_sequences) {
     enum { PROMPTS = 8, S = 5, N = 5, PAGE = 4, BLOCK = 4 };
     const Hardware hardware = test_fast_machine();
     Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
@@ -209,7 +209,7 @@ static void *send_trace(void *arg) {
     return NULL;
 }
 
-static void traces_of_all_stages_come_together_with_the_clock_of_the_first(void) {
+TEST(traces_of_all_stages_come_together_with_the_clock_of_the_first) {
     enum { M = 3 };
     Net *net[M];
     pthread_t thread[M];
@@ -260,7 +260,7 @@ static Breakdown count_ticks(const Trace *trace) {
     return b;
 }
 
-static void random_intervals_agree_with_a_count_of_every_tick(void) {
+TEST(random_intervals_agree_with_a_count_of_every_tick) {
     uint64_t state = 5;
     for (int round = 0; round < 2000; round++) {
         Trace trace = {0};
@@ -294,7 +294,7 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
 
 /* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
  */
-static void a_slice_knows_its_sweep_and_who_attends(void) {
+TEST(a_slice_knows_its_sweep_and_who_attends) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
         bool prefill[400] = {false};
@@ -317,7 +317,7 @@ static void a_slice_knows_its_sweep_and_who_attends(void) {
 static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 
 /* However few slices a trace keeps at a time, its table is that of one that keeps all of them. */
-static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
+TEST(a_trace_that_drops_slices_adds_up_the_whole_run) {
     static const size_t limits[] = {1, 16, 100};
     for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
         Trace all = {0};
@@ -335,7 +335,7 @@ static void a_trace_that_drops_slices_adds_up_the_whole_run(void) {
 }
 
 /* All of it is far below a second; with a quadratic one nobody would wait for the end of this. */
-static void a_million_slices_take_a_moment(void) {
+TEST(a_million_slices_take_a_moment) {
     enum { N = 1000000 };
     Trace trace = {0};
     for (int n = 0; n < N; n++) {
@@ -399,7 +399,7 @@ static void expect_sweeps(const char *trace, const char *option, int first, int 
 }
 
 /* "--sweeps A:B cuts out sweeps A to B, both included; either end may be left out." */
-static void a_drawing_has_all_of_the_sweeps_that_it_is_asked_for(void) {
+TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
     static const struct {
         const char *option;
         int first, last;
@@ -414,20 +414,3 @@ static void a_drawing_has_all_of_the_sweeps_that_it_is_asked_for(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(said, "--sweeps: found '2:1'; expected a range A:B"));
     free(said);
 }
-
-CU_TestInfo tests[] = {
-    {"ops of one call are one slice", ops_of_one_call_are_one_slice},
-    {"calls have the names of figure 4", calls_have_the_names_of_figure_4},
-    {"the file has a row a lane and a slice a call", the_file_has_a_row_a_lane_and_a_slice_a_call},
-    {"an empty trace is a file without rows and a table of zeros",
-     an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros},
-    {"the pages of every sweep are those of its sequences", the_pages_of_every_sweep_are_those_of_its_sequences},
-    {"traces of all stages come together with the clock of the first",
-     traces_of_all_stages_come_together_with_the_clock_of_the_first},
-    {"random intervals agree with a count of every tick", random_intervals_agree_with_a_count_of_every_tick},
-    {"a slice knows its sweep, and who attends", a_slice_knows_its_sweep_and_who_attends},
-    {"a trace that drops slices adds up the whole run", a_trace_that_drops_slices_adds_up_the_whole_run},
-    {"a million slices take a moment", a_million_slices_take_a_moment},
-    {"a drawing has all of the sweeps that it is asked for", a_drawing_has_all_of_the_sweeps_that_it_is_asked_for},
-    CU_TEST_INFO_NULL,
-};

@@ -102,7 +102,7 @@ static const struct {
 };
 // clang-format on
 
-static void pipelines_take_the_time_that_they_must(void) {
+TEST(pipelines_take_the_time_that_they_must) {
     const Hardware h = only_products();
     for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
         const OptConfig config = seconds_config(by_hand[i].l);
@@ -126,7 +126,7 @@ static void pipelines_take_the_time_that_they_must(void) {
 
 /* Only the wire takes time: eight batches of three prompts of five tokens, one message after the other. The head's row
  * begins behind the last of them; then all tokens go the other way, of four bytes each. */
-static void a_slow_wire_takes_the_bytes_over_its_rate(void) {
+TEST(a_slow_wire_takes_the_bytes_over_its_rate) {
     const OptConfig config = seconds_config(2);
     const Hardware fast = test_fast_machine();
     const Policy p = all_gpu(3, 8);
@@ -154,7 +154,7 @@ static void open_mixed(int l, int m, int way) {
     open_stages(&config, m, NULL, &p, equal_task(20, 9, 5), &machine, 1e8, 1e-5);
 }
 
-static void one_stage_is_the_plain_sim_bit_for_bit(void) {
+TEST(one_stage_is_the_plain_sim_bit_for_bit) {
     for (int way = 0; way < 6; way++) {
         open_mixed(7, 1, way);
         ASSERT_OK(run_all((Listener){0}));
@@ -186,7 +186,7 @@ static int dawdle(void *ctx, const RunStats *so_far, Error *e) {
     return 0;
 }
 
-static void results_do_not_depend_on_the_speed_of_threads(void) {
+TEST(results_do_not_depend_on_the_speed_of_threads) {
     uint64_t chance = 1;
     for (int way = 0; way < 6; way++) {
         uint64_t first = 0;
@@ -201,7 +201,7 @@ static void results_do_not_depend_on_the_speed_of_threads(void) {
 }
 
 /* Of eight layers on one to four machines: as many tokens, bytes and products as one machine has. */
-static void stages_do_the_work_of_one_machine(void) {
+TEST(stages_do_the_work_of_one_machine) {
     const OptConfig config = seconds_config(8);
     const Hardware h = only_products();
     const Policy p = mixed(3);
@@ -223,7 +223,7 @@ static int refuse(void *ctx, const RunStats *so_far, Error *e) {
     return so_far->sweeps < 3 ? 0 : fail(e, EXIT_FAILED, "enough");
 }
 
-static void a_stage_that_fails_ends_all(void) {
+TEST(a_stage_that_fails_ends_all) {
     open_mixed(8, 4, 1);
     CU_ASSERT_EQUAL(run_all((Listener){.sweep = refuse}), -1);
     CU_ASSERT_STRING_EQUAL(err.text, "enough");
@@ -231,7 +231,7 @@ static void a_stage_that_fails_ends_all(void) {
     close_stages();
 }
 
-static void what_does_not_fit_names_the_stage(void) {
+TEST(what_does_not_fit_names_the_stage) {
     const OptConfig config = seconds_config(4);
     const Policy p = all_gpu(1, 1);
     size_t capacity[NTIERS];
@@ -257,7 +257,7 @@ static int layers_of(int *first, int p, int m, int l, const char *list) {
 }
 
 /* One behind the other, each at least one, and where no list says otherwise their numbers differ by one at most. */
-static void every_layer_is_of_one_stage(void) {
+TEST(every_layer_is_of_one_stage) {
     for (int l = 1; l <= 20; l++)
         for (int m = 1; m <= l; m++)
             for (int p = 0, end = 0, first; p < m; p++) {
@@ -271,7 +271,7 @@ static void every_layer_is_of_one_stage(void) {
     for (int p = 0; p < 4; p++) CU_ASSERT(layers_of(&first, p, 4, 10, "3,1,4,2") == layers[p] && first == firsts[p]);
 }
 
-static void a_list_of_layers_is_of_all_stages_and_all_layers(void) {
+TEST(a_list_of_layers_is_of_all_stages_and_all_layers) {
     static const struct {
         const char *list;
         int m, l;
@@ -285,7 +285,7 @@ static void a_list_of_layers_is_of_all_stages_and_all_layers(void) {
 }
 
 /* Of every message, in the one time of all traces. */
-static void what_is_sent_arrives_later(void) {
+TEST(what_is_sent_arrives_later) {
     enum { M = 3 };
     int sent_on = 0;
     open_mixed(7, M, 1);
@@ -303,17 +303,3 @@ static void what_is_sent_arrives_later(void) {
     CU_ASSERT(sent_on > 0);
     close_stages();
 }
-
-CU_TestInfo tests[] = {
-    {"pipelines take the time that they must", pipelines_take_the_time_that_they_must},
-    {"a slow wire takes the bytes over its rate", a_slow_wire_takes_the_bytes_over_its_rate},
-    {"one stage is the plain sim bit for bit", one_stage_is_the_plain_sim_bit_for_bit},
-    {"results do not depend on the speed of threads", results_do_not_depend_on_the_speed_of_threads},
-    {"stages do the work of one machine", stages_do_the_work_of_one_machine},
-    {"a stage that fails ends all", a_stage_that_fails_ends_all},
-    {"what does not fit names the stage", what_does_not_fit_names_the_stage},
-    {"every layer is of one stage", every_layer_is_of_one_stage},
-    {"a list of layers is of all stages and all layers", a_list_of_layers_is_of_all_stages_and_all_layers},
-    {"what is sent arrives later", what_is_sent_arrives_later},
-    CU_TEST_INFO_NULL,
-};

@@ -1,5 +1,5 @@
-/* tests.h: what every suite shares. A suite is a file test_<name>.c that defines
- *     CU_TestInfo tests[] = {{"a sentence that is true", function}, ..., CU_TEST_INFO_NULL};
+/* tests.h: what every suite shares. A suite is a file test_<name>.c with tests,
+ *     TEST(a_sentence_that_is_true) { ... }
  * The Makefile finds it by its file name and makes a program of it, which runs in the repository root. */
 #ifndef TESTS_H
 #define TESTS_H
@@ -9,7 +9,12 @@
 #include "app/app.h"
 #include "device/parts.h"
 
-extern CU_TestInfo tests[]; /* the suite's */
+/* A test, by the name that is its sentence. Those of a suite run in the order in which they stand. */
+#define TEST(name)                                                                       \
+    static void name(void);                                                              \
+    __attribute__((constructor)) static void add_##name(void) { test_add(#name, name); } \
+    static void name(void)
+void test_add(const char *name, void (*run)(void));
 
 /* max|a-b| / max|b|, the error of a row of numbers relative to its largest one. NaN anywhere gives NaN, which is not
  * `<=` any tolerance, so that the assertion fails. */
