@@ -192,7 +192,8 @@ static int checked(cudaError_t e, const char *what, Error *err) {
     if (!e)
         return 0;
     const char *remedy = "run again under compute-sanitizer, which names the place";
-    if (e == cudaErrorMemoryAllocation || e == cudaErrorNotReady) /* the latter under WSL */
+    /* under WSL memory that a GPU lacks may show as "not ready" */
+    if (e == cudaErrorMemoryAllocation || e == cudaErrorNotReady)
         remedy = "lower --gpu-mem, or end other programs that use the GPU";
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
@@ -1451,8 +1452,9 @@ __device__ void weigh_fours(float out[8], float *weight, const Head &v, const in
 enum { JOINED = 1 << 16 };
 static __device__ unsigned joined[JOINED];
 
-/* Attends with a head of sequence blockIdx.x, by one warp, to n tokens. Writes o or a partial
- * result; or, if SCORES, only the scores (nseq, nh, gridDim.z * SPLIT), for sparse attention. */
+/* Attends with head h of sequence blockIdx.x, by one warp, to n tokens. Writes their scores to
+ * score[0..n). Then writes o, or a partial result to scratch if the sequence has more than SPLIT
+ * tokens; if SCORES, nothing more. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
 __device__ void attend_head(const Op &op, int h, const int *rows, int n, float *score,
                             float *scratch) {
@@ -1460,8 +1462,6 @@ __device__ void attend_head(const Op &op, int h, const int *rows, int n, float *
     const half *q = (half *)op.attend.q.at + r * op.attend.q.ld + h * hd;
     Head k = find_head<PAGES>(op, op.attend.k, h, c);
     Head v = find_head<PAGES>(op, op.attend.v, h, c);
-    if (SCORES)
-        score = scratch + (((size_t)r * op.nh + h) * gridDim.z + blockIdx.z) * SPLIT;
     float out[8] = {}, scale = rsqrtf((float)hd), largest;
     if (PAGES == FOURS)
         score_fours<PER_TOKEN>(score, q, k, rows, n, scale);
@@ -1514,7 +1514,8 @@ __device__ void join_partial(const Op &op, const float *partial, int n) {
     }
 }
 
-/* Does dense attention; or, if SCORES, writes the scores. */
+/* Does dense attention; or, if SCORES, writes only the scores to scratch, (nseq, nh, gridDim.z *
+ * SPLIT), for sparse attention. */
 template <int PER_TOKEN, Pages PAGES, bool SCORES>
 __global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, float *scratch) {
     __shared__ int rows[SPLIT];
@@ -1525,8 +1526,10 @@ __global__ void __launch_bounds__(HEADS *WARP, 6) attend_kernel(Op op, float *sc
     if (n <= 0)
         return;
     load_rows(rows, op, r, t0, n);
+    size_t scored = ((size_t)r * op.nh + h) * gridDim.z * SPLIT + t0;
+    float *score = SCORES ? scratch + scored : scores[warp];
     if (h < op.nh)
-        attend_head<PER_TOKEN, PAGES, SCORES>(op, h, rows, n, scores[SCORES ? 0 : warp], scratch);
+        attend_head<PER_TOKEN, PAGES, SCORES>(op, h, rows, n, score, scratch);
     if (!SCORES && blocks > 1 && comes_last(&joined[r * gridDim.y + blockIdx.y], blocks))
         join_partial(op, scratch, blocks);
 }
