@@ -14,19 +14,12 @@ static const char good[] =
     "\"dtoc_bdw\": 7, \"ctod_bdw_g\": 8, \"ctod_bdw_p\": 9, \"mm_flops\": 10.5, \"bmm_flops\": 11, \"cpu_flops\": 12}";
 static Error err;
 
-/* The one directory of this suite, where its file is written anew each time. */
-static const char *place(void) {
-    static const char *dir;
-    if (!dir) dir = temp_dir();
-    return dir;
-}
-
 /* Reads `good` with its first `from` replaced by `to`. */
 static Hardware edited(const char *from, const char *to) {
     Hardware h;
-    write_file(place(), FILE_NAME, good, strlen(good));
-    spoil(place(), FILE_NAME, from, to);
-    ASSERT_OK(hardware_read(&h, in_dir(place(), FILE_NAME), &err));
+    write_file(suite_dir(), FILE_NAME, good, strlen(good));
+    spoil(suite_dir(), FILE_NAME, from, to);
+    ASSERT_OK(hardware_read(&h, in_dir(suite_dir(), FILE_NAME), &err));
     return h;
 }
 
@@ -40,7 +33,7 @@ static bool hardware_opens(const char *dir, Error *why) {
 
 static void refuses_edits(const Fault *fault, size_t n) {
     edited("", "");
-    refuses_each(hardware_opens, EXIT_USAGE, place(), FILE_NAME, fault, n);
+    refuses_each(hardware_opens, EXIT_USAGE, suite_dir(), FILE_NAME, fault, n);
 }
 
 /* The same numbers; names aside. */
@@ -234,10 +227,10 @@ TEST(a_wrong_change_is_refused) {
 
 static Hardware read_back(const Hardware *h, const char *measured) {
     Hardware back;
-    FILE *f = fopen(in_dir(place(), FILE_NAME), "w");
+    FILE *f = fopen(in_dir(suite_dir(), FILE_NAME), "w");
     hardware_write(h, measured, f);
     CHECK(fclose(f) == 0);
-    ASSERT_OK(hardware_read(&back, in_dir(place(), FILE_NAME), &err));
+    ASSERT_OK(hardware_read(&back, in_dir(suite_dir(), FILE_NAME), &err));
     return back;
 }
 
@@ -279,7 +272,7 @@ TEST(sources_follow_their_keys) {
     h.dtoc_bdw[0] = h.dtoc_bdw[1] = h.ctod_bdw[0] = h.ctod_bdw[1] = NO_DISK;
     h.gmem = NO_DISK; /* of memory it is a number like others */
     read_back(&h, "today");
-    char *text = contents(in_dir(place(), FILE_NAME), NULL);
+    char *text = contents(in_dir(suite_dir(), FILE_NAME), NULL);
     for (size_t i = 0; i < COUNT(sources); i++) CU_ASSERT_PTR_NOT_NULL(strstr(text, sources[i]));
     cJSON *json = cJSON_Parse(text);
     CU_ASSERT_EQUAL(cJSON_GetArraySize(json_get(json, "sources")), cJSON_GetArraySize(json) - 1);

@@ -79,6 +79,12 @@ const char *model_dir(Model model) {
     return dir;
 }
 
+const char *suite_dir(void) {
+    static char dir[300]; /* for longer than temp_dir keeps it */
+    if (!dir[0]) strcpy(dir, temp_dir());
+    return dir;
+}
+
 void spoil(const char *dir, const char *file, const char *from, const char *to) {
     const size_t skipped = strstr(file, ".safetensors") && !strstr(file, ".json") ? sizeof(uint64_t) : 0;
     size_t size;

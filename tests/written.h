@@ -24,6 +24,9 @@ void write_model(const char *dir, const Model *model);
 /* Writes a model to a fresh directory, and returns its path as temp_dir does. */
 const char *model_dir(Model model);
 
+/* Returns the same temporary directory each time, for a file that is written anew for each case. */
+const char *suite_dir(void);
+
 /* What is wrong with a file, and the part of the program's refusal that says so. */
 typedef struct {
     const char *from, *to, *says;
