@@ -243,21 +243,6 @@ TEST(a_text_that_cannot_be_scored_is_refused) {
     refuses_each(text_opens, EXIT_FAILED, suite_dir(), "text", bad, COUNT(bad));
 }
 
-/* Each of four tokens has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 tokens, as if of two bytes each.
- */
-TEST(bits_per_byte_are_as_by_hand) {
-    Eval e = eval_of(false);
-    ASSERT_OK(eval_text(&e, written("qzqz"), &err));
-    Listener listener = eval_listener(&e);
-    for (int at = 4; at > 0; at--) listener.scored(listener.ctx, 0, at, at == 4 ? -4 * logf(2) : -logf(2), 0);
-    e.bytes = 8;
-    EvalResult r = eval_result(&e);
-    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 8., 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(r.nll, 7 * log(2) / 4, 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 7 / 4.), 1e-6);
-    eval_free(&e);
-}
-
 // ---- last words ----------------------------------------------------------------------------------------------------
 
 TEST(the_last_word_and_the_white_space_before_it_are_scored) {
@@ -316,8 +301,9 @@ TEST(a_bad_line_is_named) {
     free(line);
 }
 
-/* Of three words, of 2, 3 and 2 tokens, the first alone is right. Together they are worth 1 + 4 + 3 bits. */
-TEST(a_word_is_right_where_all_its_tokens_are) {
+/* Of three words, of 2, 3 and 2 tokens, the first alone is right. Together they are worth 1 + 4 + 3 bits, here as if of
+ * twice as many bytes. */
+TEST(results_are_as_by_hand) {
     static const struct {
         int word;
         float bits;
@@ -334,7 +320,11 @@ TEST(a_word_is_right_where_all_its_tokens_are) {
         const int32_t id = e.task.prompts[word].ids[place];
         listener.scored(listener.ctx, word, place, -told[i].bits * logf(2), told[i].right ? id : 0);
     }
-    EvalResult r = eval_result(&e);
+    e.bytes = 16;
+    const EvalResult r = eval_result(&e);
+    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, .5, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.nll, 8 * log(2) / 7, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 8 / 7.), 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.accuracy, 1 / 3., 1e-12);
     CU_ASSERT_DOUBLE_EQUAL(r.word_perplexity, pow(2, 8 / 3.), 1e-5);
     eval_free(&e);

@@ -1,6 +1,6 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
- * nothing is left behind where there can be none. How packing rounds is test_quant.c's, the command line test_cli.c's, a
- * full disk and whatever else fails test_faults.c's. */
+ * nothing is left behind where there can be none. Random damage is fuzz.c's. How packing rounds is test_quant.c's, the
+ * command line test_cli.c's, a full disk and whatever else fails test_faults.c's. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -72,11 +72,11 @@ static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoin
     for (int g = 0; g < w->rows / GROUP; g++) {
         ASSERT_OK(checkpoint_fill(from, numbers, w, g * count, count, &err));
         CU_ASSERT(quant_pack_rows(expected, numbers, w->cols));
-        ASSERT_OK(checkpoint_pack(copy, bytes, numbers, packed, g, &err));
-        CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
-        memset(bytes, 1, size);
-        ASSERT_OK(checkpoint_pack(from, bytes, numbers, w, g, &err));
-        CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
+        for (int copied = 0; copied < 2; copied++) {
+            memset(bytes, 1, size);
+            ASSERT_OK(checkpoint_pack(copied ? copy : from, bytes, numbers, copied ? packed : w, g, &err));
+            CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
+        }
     }
     free(numbers), free(expected), free(bytes);
 }
@@ -123,14 +123,6 @@ TEST(all_float_types_and_a_dummy_can_be_packed) {
 }
 
 TEST(a_group_divides_the_rows_of_all_matrices) {
-    char names[200], *save = NULL;
-    snprintf(names, sizeof names, "%s", opt_known_names());
-    for (char *name = strtok_r(names, ", ", &save); name; name = strtok_r(NULL, ", ", &save)) {
-        const OptConfig config = opt_named(name);
-        Checkpoint *c = checkpoint_dummy(&config, 0);
-        ASSERT_OK(checkpoint_packs(c, &err));
-        checkpoint_close(c);
-    }
     for (int i = 0; i < 2; i++) {
         OptConfig config = small.config;
         config.h1 = i ? 96 : 64, config.h2 = i ? 64 : 96;
@@ -334,8 +326,7 @@ TEST(a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once) {
     static const struct {
         int first, second;
         bool at_once;
-    } cases[] = {{SIGINT, 0, false},     {SIGTERM, 0, false},     {SIGHUP, 0, false},
-                 {SIGINT, SIGINT, true}, {SIGINT, SIGTERM, true}, {SIGTERM, SIGHUP, false}};
+    } cases[] = {{SIGINT, 0, false}, {SIGHUP, 0, false}, {SIGINT, SIGTERM, true}, {SIGTERM, SIGHUP, false}};
     const char *from = model_dir(small), *parent = temp_dir(), *to = in_dir(parent, "new");
     for (size_t i = 0; i < COUNT(cases); i++) {
         const int first = cases[i].first, second = cases[i].second;
@@ -382,7 +373,6 @@ TEST(an_output_that_is_there_is_refused) {
     write_file(to, "mine", "precious", 8);
     refused(from, to, EXIT_USAGE, "Directory not empty; name a new directory or an empty one");
     refused(from, in_dir(to, "mine"), EXIT_USAGE, "Not a directory");
-    refused(from, from, EXIT_USAGE, "Directory not empty");
     CU_ASSERT_EQUAL(quantized(from, in_dir(to, "no/such"), WHOLE), -1);
     said(&err, EXIT_FAILED, "No such file");
     CU_ASSERT_EQUAL(count_files(to), 1);
@@ -418,36 +408,4 @@ static const Fault unpacked_shard[] = {{"flexgen-packed-1", "pt", "00002.safeten
 TEST(spoilt_copies_are_refused) {
     refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(model_dir(small), WHOLE), TENSORS, bad_copy, COUNT(bad_copy));
     refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(PRE, 90000), "model-00002-of-00002.safetensors", unpacked_shard, 1);
-}
-
-/* Characters of a header are others. Where it is accepted, everything must be there. */
-TEST(random_damage_never_crashes) {
-    static const char others[] = "0123456789-.eE[]{}\":,\\u\x80zUF";
-    uint64_t state = 3, len;
-    for (int packed = 0; packed < 2; packed++) {
-        const char *from = model_dir(small), *dir = packed ? copy_of(from, WHOLE) : from;
-        size_t size;
-        char *good = contents(in_dir(dir, TENSORS), &size), *file = xcalloc(size, 1);
-        int opened = 0;
-        memcpy(&len, good, sizeof len);
-        for (int run = 0; run < 1000; run++) {
-            static f16 numbers[128 * 64];
-            memcpy(file, good, size);
-            for (int edits = 1 + run % 3; edits > 0; edits--) /* the last of a copy is in its metadata */
-                file[sizeof len + test_below(&state, packed && edits == 1 ? 120 : (int)len)] =
-                    others[test_below(&state, sizeof others - 1)];
-            write_file(dir, TENSORS, file, size);
-            err = (Error){0, ""};
-            Checkpoint *c = checkpoint_open(dir, &err);
-            for (int r = 0; c && r < NROLES; r++) {
-                const Tensor *t = &c->layer[1][r];
-                ASSERT_OK(checkpoint_fill(c, numbers, t, 0, (size_t)t->rows * t->cols, &err));
-            }
-            opened += c != NULL;
-            CU_ASSERT(c || (err.code == EXIT_FAILED && err.text[0]));
-            checkpoint_close(c);
-        }
-        CU_ASSERT(opened < 100);
-        free(good), free(file);
-    }
 }

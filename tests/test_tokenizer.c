@@ -221,17 +221,15 @@ TEST(every_character_is_of_the_kind_that_hugging_face_knows) {
 
 TEST(special_pieces_are_neither_read_nor_written_as_text) {
     static const char text[] = "a</s><s><pad><unk>";
+    static const int32_t nothing[] = {2, 0, -1, GAP, VOCAB, INT32_MAX, INT32_MIN, 1, 3, 2};
     Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
-    int32_t *ids, any[] = {2, 0, -1, GAP, 0 /* the word */, VOCAB, INT32_MAX, INT32_MIN, 1, 3, 2};
-    CU_ASSERT_EQUAL(encode(tokenizer, "", 0, &ids), 0);
-    CU_ASSERT_PTR_NOT_NULL(ids);
-    decodes(tokenizer, ids, 0, "");
+    int32_t *ids;
+    CU_ASSERT(encode(tokenizer, "", 0, &ids) == 0 && ids);
     free(ids);
     const int n = encode(tokenizer, text, strlen(text), &ids);
     for (int i = 0; i < n; i++) CU_ASSERT(ids[i] > 3);
     decodes(tokenizer, ids, n, text);
-    any[4] = ids[0];
-    decodes(tokenizer, any, (int)COUNT(any), "a"); /* specials, gaps and foreign ids give nothing */
+    decodes(tokenizer, nothing, (int)COUNT(nothing), "");
     free(ids);
     tokenizer_close(tokenizer);
 }
