@@ -220,27 +220,20 @@ TEST(a_text_shorter_than_a_window_is_one) {
     eval_free(&e);
 }
 
-static bool text_opens(const char *dir, Error *why) {
-    Eval e = eval_of(false);
-    const bool good = !eval_text(&e, in_dir(dir, "text"), why);
-    eval_free(&e);
-    return good;
-}
-
-static bool lines_open(const char *dir, Error *why) {
-    Eval e = eval_of(false);
-    const bool good = !eval_lines(&e, in_dir(dir, "text"), why);
-    eval_free(&e);
-    return good;
-}
-
 TEST(a_text_that_cannot_be_scored_is_refused) {
-    static const Fault bad[] = {{NULL, "", "/text: there is no text"}, {NULL, "caf\xe9", "/text: text: invalid UTF-8"}};
-    Eval e = eval_of(false);
-    e.window = POSITIONS + 1;
-    CU_ASSERT_EQUAL(eval_text(&e, written(letters), &err), -1);
-    said(&err, EXIT_USAGE, "--window 33: expected at most 32");
-    refuses_each(text_opens, EXIT_FAILED, suite_dir(), "text", bad, COUNT(bad));
+    static const struct {
+        int window, code;
+        const char *text, *says;
+    } cases[] = {{0, EXIT_FAILED, "", "/text: there is no text"},
+                 {0, EXIT_FAILED, "caf\xe9", "/text: text: invalid UTF-8"},
+                 {POSITIONS + 1, EXIT_USAGE, letters, "--window 33: expected at most 32"}};
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        Eval e = eval_of(false);
+        e.window = cases[c].window;
+        CU_ASSERT_EQUAL(eval_text(&e, written(cases[c].text), &err), -1);
+        said(&err, cases[c].code, cases[c].says);
+        eval_free(&e);
+    }
 }
 
 // ---- last words ----------------------------------------------------------------------------------------------------
@@ -280,6 +273,13 @@ TEST(a_line_too_long_loses_its_beginning) {
     expect_text(&e, p->ids, p->from, letters + LETTERS - (p->from - 1)); /* a letter a token, behind </s> */
     expect_text(&e, p->ids + p->from, p->s + p->n - p->from, " zq");
     eval_free(&e);
+}
+
+static bool lines_open(const char *dir, Error *why) {
+    Eval e = eval_of(false);
+    const bool good = !eval_lines(&e, in_dir(dir, "text"), why);
+    eval_free(&e);
+    return good;
 }
 
 TEST(a_bad_line_is_named) {

@@ -208,7 +208,7 @@ TEST(a_wrong_change_is_refused) {
         {"--with gmem_p=3", "expected KEY=NUMBER"},
         {"--with shared_cores=1", "expected KEY=NUMBER"},
         {"--with mm_rows=1", "expected KEY=NUMBER"},
-        {"--with ctog_bdw=", "a number of bytes/s from 1e-09 to 1e+30"},
+        {"--with op_s=", "a number of seconds from 0 to 1e+09"},
         {"--with ctog_bdw=12G", "a number of bytes/s from 1e-09 to 1e+30"},
         {"--with ctog_bdw=0", "a number of bytes/s from 1e-09 to 1e+30"},
         {"--with ctog_bdw=nan", "a number of bytes/s from 1e-09 to 1e+30"},
@@ -324,6 +324,7 @@ TEST(without_curves_an_op_takes_the_longer_of_flops_and_bytes) {
           (Timed[]){{PRODUCT, 10, 4200 / 1e9},
                     {PRODUCT | PACKED, 10, (2000 * 4.5 / 16 + 2200) / 1e9},
                     {0, 20, 24000 / 1e9},
+                    {PACKED, 20, 24000 * 4.5 / 16 / 1e9},
                     {ON_CPU, 20, 24000 / 2e9},
                     {0}});
     CU_ASSERT(near(linear_seconds(&h, true, (Linear){10, 10, 100, 4, false}), 6400 / 1e9));
@@ -332,7 +333,7 @@ TEST(without_curves_an_op_takes_the_longer_of_flops_and_bytes) {
 }
 
 /* By hand, 2 n k = 2000 flops a row: at 4 rows 8000 / 100 = 80 s, at 8 rows 16000 / 160 = 100 s, and 5 s more for each row
- * between them; at 16 rows 160 s. Outside in proportion: 80 / 4 = 20 s for one row, 160 / 16 x 80 = 800 s for 80.
+ * between them; at 16 rows 160 s. Outside in proportion: 80 / 4 = 20 s for one row, 160 / 16 x 20 = 200 s for 20.
  * Attention: 4 x 300 flops a token, 12000 for 10. What is packed has a curve of its own, or the same. */
 TEST(a_curve_goes_before_rates_and_is_linear_in_seconds) {
     Hardware h = machine_with("gpu_bdw=1 cpu_bdw=1");
@@ -347,7 +348,7 @@ TEST(a_curve_goes_before_rates_and_is_linear_in_seconds) {
                         {PRODUCT, 5, 85},
                         {PRODUCT, 1, 20},
                         {PRODUCT, 12, 130},
-                        {PRODUCT, 80, 800},
+                        {PRODUCT, 20, 200},
                         {PRODUCT | PACKED, 4, 80},
                         {0, 10, 12},
                         {PACKED, 10, 12},

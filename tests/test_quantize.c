@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -243,29 +242,18 @@ TEST(the_small_files_come_along) {
     CU_ASSERT(stat(to, &st) == 0 && (st.st_mode & 0777) == (0777 & ~mask));
 }
 
-/* Those of processes that have ended; another's lives. */
-TEST(what_a_killed_copy_has_left_is_cleared_away) {
-    const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
-    char dead[720], living[720], mine[720];
-    snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(living, sizeof living, "%s.tmp-23456", to);
-    snprintf(mine, sizeof mine, "%s.tmp-1x", to);
-    CHECK(!mkdir(dead, 0700) && !mkdir(living, 0700) && !mkdir(mine, 0700));
-    write_file(dead, "config.json", "{}", 2), write_file(living, "config.json", "{}", 2);
-    const int fd = open(living, O_RDONLY | O_DIRECTORY);
-    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
-    ASSERT_OK(quantized(from, to, WHOLE));
-    CU_ASSERT(access(dead, F_OK) && !access(mine, F_OK) && count_files(living) == 1);
-    close(fd);
-}
-
-/* A file and a directory. Another process begins one with the same target. */
-TEST(what_a_running_process_has_begun_is_left_alone) {
-    for (int directory = 0; directory < 2; directory++) {
+/* Nobody has a lock on what a process that has ended had begun. Another process begins one with the same target. */
+TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
+    for (int directory = 1; directory >= 0; directory--) {
         const char *to = in_dir(temp_dir(), "new");
-        char mine[700];
+        char dead[720], foreign[720], mine[720];
         int status;
+        snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(foreign, sizeof foreign, "%s.tmp-1x", to);
+        CHECK(!mkdir(dead, 0700) && !mkdir(foreign, 0700));
+        write_file(dead, "config.json", "{}", 2);
         const int fd = unfinished_begin(to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
+        CU_ASSERT(access(dead, F_OK) && !access(foreign, F_OK));
         snprintf(mine, sizeof mine, "%s", unfinished_name());
         const pid_t other = fork();
         if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
