@@ -1,6 +1,6 @@
 /* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words;
  * changes of a file that is open; digests; dummies. Packed checkpoints are test_quantize.c's; what is no JSON is
- * test_json.c's, and random damage fuzz.c's. */
+ * test_json.c's; how a dummy's weights are spread is test_opt_model.c's; random damage is fuzz.c's. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -521,20 +521,4 @@ TEST(a_dummy_depends_on_seed_tensor_and_element_only) {
         CU_ASSERT_NOT_EQUAL(memcmp(whole, piece, COLS), 0);
     }
     checkpoint_close(c), checkpoint_close(other);
-}
-
-TEST(weights_of_a_dummy_look_like_weights) {
-    Checkpoint *c = checkpoint_dummy(&medium, 7);
-    for (int r = 0; r < NROLES; r++) {
-        const Tensor *w = &c->layer[1][r];
-        const size_t count = (size_t)w->rows * w->cols;
-        double sum = 0, squares = 0, most = 0;
-        float *x = checkpoint_floats(c, w, &err);
-        for (size_t e = 0; e < count; e++) sum += x[e], squares += x[e] * x[e], most = fmax(most, fabsf(x[e]));
-        const double mean = sum / (double)count, std = sqrt(squares / (double)count - mean * mean);
-        CU_ASSERT(fabs(mean - (r == LN1_W || r == LN2_W)) < 4 * std / sqrt((double)count)); /* four standard errors */
-        CU_ASSERT(std > 0.01 && std < 0.5 && most < 2);
-        free(x);
-    }
-    checkpoint_close(c);
 }

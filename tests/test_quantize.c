@@ -370,7 +370,6 @@ TEST(an_output_that_is_there_is_refused) {
     ASSERT_OK(quantized(from, in_dir(to, "empty//"), WHOLE));
     is_packed_copy(in_dir(to, "empty"), from);
     CU_ASSERT_EQUAL(count_files(to), 3);
-    refused("/nonexistent", in_dir(to, "new"), EXIT_FAILED, "there is no such directory");
     refused(in_dir(to, "empty"), in_dir(to, "new"), EXIT_USAGE, "is packed already; name");
 }
 
