@@ -26,9 +26,9 @@ static Hardware edited(const char *from, const char *to) {
 /* What was there before stays if a file is refused. */
 static bool hardware_opens(const char *dir, Error *why) {
     Hardware h = {.name = "untouched", .gmem = 77};
-    const bool good_one = !hardware_read(&h, in_dir(dir, FILE_NAME), why);
-    CU_ASSERT(good_one || (!strcmp(h.name, "untouched") && h.gmem == 77));
-    return good_one;
+    const bool accepted = !hardware_read(&h, in_dir(dir, FILE_NAME), why);
+    CU_ASSERT(accepted || (!strcmp(h.name, "untouched") && h.gmem == 77));
+    return accepted;
 }
 
 static void refuses_edits(const Fault *fault, size_t n) {
@@ -195,9 +195,9 @@ TEST(the_name_says_changes_as_far_as_there_is_room) {
 static bool change_opens(const char *change, Error *why) {
     const Hardware before = edited("{", "{\"mm_rows\": [[1, 2]], \"bmm_tokens_p\": [[1, 2]], \"cpu_tokens\": [[1, 2]],");
     Hardware h = before;
-    const bool good_one = !hardware_change(&h, change + strlen("--with "), why);
-    CU_ASSERT(good_one || !memcmp(&h, &before, sizeof h));
-    return good_one;
+    const bool accepted = !hardware_change(&h, change + strlen("--with "), why);
+    CU_ASSERT(accepted || !memcmp(&h, &before, sizeof h));
+    return accepted;
 }
 
 TEST(a_wrong_change_is_refused) {
