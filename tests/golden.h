@@ -13,42 +13,28 @@ typedef struct {
 } GoldenSequence;
 
 typedef struct {
+    int32_t *file; /* all of it, in which the pointers of the sequences lie */
     int32_t count, vocab, greedy;
     GoldenSequence sequence[GOLDEN_MAX];
 } Golden;
 
-static inline void *golden_take(FILE *f, size_t count) {
-    void *p = xcalloc(count, 4);
-    CHECK(fread(p, 4, count, f) == count);
-    return p;
-}
-
 /* dir as in "tests/golden/opt-pre". */
 static inline Golden golden_read(const char *dir) {
-    Golden golden = {0, 0, 0, {{0, 0, NULL, NULL, NULL}}};
-    char path[300];
-    snprintf(path, sizeof path, "%s/golden.bin", dir);
-    FILE *f = fopen(path, "rb");
-    CHECK(f && fread(&golden, 4, 3, f) == 3 && golden.count <= GOLDEN_MAX);
+    size_t len;
+    int32_t *at = (int32_t *)contents(in_dir(dir, "golden.bin"), &len);
+    Golden golden = {.file = at, .count = at[0], .vocab = at[1], .greedy = at[2]};
+    CHECK(golden.count <= GOLDEN_MAX);
+    at += 3;
     for (int i = 0; i < golden.count; i++) {
         GoldenSequence *s = &golden.sequence[i];
-        int32_t *sizes = golden_take(f, 2);
-        s->n = sizes[0];
-        s->rows = sizes[1];
-        free(sizes);
-        s->ids = golden_take(f, s->n);
-        s->tokens = golden_take(f, golden.greedy);
-        s->logits = golden_take(f, (size_t)s->rows * golden.vocab);
+        s->n = at[0], s->rows = at[1];
+        s->ids = at + 2, s->tokens = s->ids + s->n;
+        s->logits = (float *)(s->tokens + golden.greedy);
+        at = s->tokens + golden.greedy + s->rows * golden.vocab;
     }
-    CHECK(fgetc(f) == EOF && fclose(f) == 0);
+    CHECK(at == golden.file + len / sizeof *at);
     return golden;
 }
 
-static inline void golden_free(Golden *golden) {
-    for (int i = 0; i < golden->count; i++) {
-        free(golden->sequence[i].ids);
-        free(golden->sequence[i].tokens);
-        free(golden->sequence[i].logits);
-    }
-}
+static inline void golden_free(Golden *golden) { free(golden->file); }
 #endif

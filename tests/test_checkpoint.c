@@ -1,6 +1,6 @@
 /* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words;
- * changes of a file that is open; digests; dummies. Packed checkpoints are test_quantize.c's, where random damage to both
- * kinds stands, too; what is no JSON is test_json.c's. */
+ * changes of a file that is open; digests; dummies. Packed checkpoints are test_quantize.c's; what is no JSON is
+ * test_json.c's; how a dummy's weights are spread is test_opt_model.c's; random damage is fuzz.c's. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,21 +26,22 @@ static struct {
     size_t e;
     float number;
 } odd = {-1, 0, 0};
-static float head_times = 1; /* the head is the token table, so many times */
 
 static float value(const OptConfig *config, int t, size_t e) {
     const size_t tensor = t == LM_HEAD ? TOK_EMBED : (size_t)t;
     (void)config;
     if (t == odd.t && e == odd.e) return odd.number;
-    return (t == LM_HEAD ? head_times : 1) * (float)(1 + (7 * tensor + 3 * e) % 255) / 16; /* exact in BF16, too */
+    return (float)(1 + (7 * tensor + 3 * e) % 255) / 16; /* exact in BF16, too */
 }
 
-static const Model small = {
-    {"small", LAYERS, H1, H2, 2, VOCAB, 3, H1, true, true, 2, 0, 1}, F16, "model.", .number = value};
+#define SIZES \
+    { "small", LAYERS, H1, H2, 2, VOCAB, 3, H1, true, true, 2, 0, 1 }
+static const Model small = {SIZES, F16, "model.", .number = value};
+static const Model headed = {SIZES, F16, "model.", .head = true, F16, value};
 
-static Model small_of(Type type, bool head, Type head_type) {
+static Model small_of(Type type) {
     Model m = small;
-    m.type = type, m.head = head, m.head_type = head_type;
+    m.type = type;
     return m;
 }
 
@@ -70,10 +71,10 @@ static Checkpoint *holds(const char *dir, bool head) {
 
 TEST(all_float_types_names_and_alignments_are_read) {
     for (int i = 0; i < 24; i++) {
-        Model m = small_of((Type)(i % 3), false, F16);
+        Model m = small_of((Type)(i % 3));
         m.prefix = i / 3 % 2 ? "" : "model.";
         const char *dir = model_dir(m);
-        for (int pad = i / 6; pad > 0; pad--) spoil(dir, TENSORS, "{", "{ ");
+        spoil(dir, TENSORS, "", &"   "[i / 6]); /* blanks, behind which the data lies */
         Checkpoint *c = holds(dir, false);
         CU_ASSERT_EQUAL(c->layer[1][FC2_W].type, m.type);
         checkpoint_close(c);
@@ -98,7 +99,9 @@ TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
     for (int i = 0; i < 27; i++) {
         const bool differs = i / 9 == 1;
         odd.t = LM_HEAD, odd.e = LAST, odd.number = value(NULL, TOK_EMBED, LAST) + more[i / 9];
-        const char *dir = model_dir(small_of((Type)(i % 3), true, (Type)(i / 3 % 3)));
+        Model m = headed;
+        m.type = (Type)(i % 3), m.head_type = (Type)(i / 3 % 3);
+        const char *dir = model_dir(m);
         Checkpoint *c = holds(dir, differs);
         CU_ASSERT_EQUAL(c->untied, differs);
         checkpoint_close(c);
@@ -112,7 +115,7 @@ TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
 
 /* Of tensors so large that they are read in pieces. */
 TEST(a_tied_head_is_compared_to_its_last_number) {
-    Model m = small_of(F16, true, F16);
+    Model m = headed;
     m.config.vocab = 300000;
     for (int differs = 0; differs < 2; differs++) {
         odd.t = differs ? LM_HEAD : -1, odd.e = 300000 * H1 - 1;
@@ -125,29 +128,31 @@ TEST(a_tied_head_is_compared_to_its_last_number) {
 
 /* Of tensors that are one, writers of safetensors leave out either. */
 TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
-    const char *dir = model_dir(small_of(F16, true, F16));
+    const char *dir = model_dir(headed);
     spoil(dir, TENSORS, "embed_tokens", "embed_tokenz");
     Checkpoint *c = holds(dir, false);
     CU_ASSERT_FALSE(c->untied);
     checkpoint_close(c);
 }
 
+/* One number of it changes one logit. */
 TEST(a_separate_head_makes_the_logits) {
-    const int32_t ids[2] = {2, 4};
-    float logits[2][2 * VOCAB];
+    const int32_t id = 2;
+    float logits[2][VOCAB];
+    odd.e = LAST, odd.number = 0;
     for (int separate = 0; separate < 2; separate++) {
-        head_times = (float)(1 + separate);
-        Checkpoint *c = holds(model_dir(small_of(F16, true, F16)), separate);
-        ASSERT_OK(reference_forward(logits[separate], c, ids, 2, &err));
+        odd.t = separate ? LM_HEAD : -1;
+        Checkpoint *c = holds(model_dir(headed), separate);
+        ASSERT_OK(reference_forward(logits[separate], c, &id, 1, &err));
         checkpoint_close(c);
     }
-    for (int i = 0; i < 2 * VOCAB; i++) CU_ASSERT(logits[0][i] != 0 && logits[1][i] == 2 * logits[0][i]);
-    head_times = 1;
+    for (int v = 0; v < VOCAB; v++) CU_ASSERT_EQUAL(logits[0][v] == logits[1][v], v < VOCAB - 1);
+    odd.t = -1;
 }
 
 /* One of the tensors is empty, so that it overlaps nothing. */
 TEST(unknown_tensors_and_keys_do_no_harm) {
-    const char *dir = model_dir(small_of(F16, true, F16));
+    const char *dir = model_dir(headed);
     spoil(dir, CONFIG, "{", "{\"_name_or_path\": [1, {}], \"dropout\": 0.1,");
     spoil(dir, TENSORS, "lm_head.weight\":{\"dtype\":\"F16", "decoder.version\":{\"dtype\":\"F4");
     spoil(dir, TENSORS, "{",
@@ -155,36 +160,35 @@ TEST(unknown_tensors_and_keys_do_no_harm) {
     checkpoint_close(holds(dir, false));
 }
 
-/* Its fields in the order of OptConfig, and whether the head is tied. */
-static void config_is(const char *dir, const char *expected) {
-    OptConfig c;
-    bool tied;
-    char fields[200];
-    ASSERT_OK(config_read(&c, &tied, dir, &err));
-    CU_ASSERT_STRING_EQUAL(c.name, "opt-x");
-    snprintf(fields, sizeof fields, "%d %d %d %d %d %d %d, %d %d, %d, %d", c.l, c.h1, c.h2, c.nh, c.vocab, c.max_pos,
-             c.embed, c.pre_norm, c.final_norm, c.eos, tied);
-    CU_ASSERT_STRING_EQUAL(fields, expected);
-}
-
+/* Beside a change: the fields in the order of OptConfig, and whether the head is tied. */
 TEST(a_configuration_is_read_alone) {
-    static const Fault good[] = {{", \"word_embed_proj_dim\": 32, \"eos_token_id\": 7, \"do_layer_norm_before\": true, "
+    static const Fault good[] = {{"", "", "3 64 192 4 300 128 32, 1 1, 7, 1"},
+                                 {", \"word_embed_proj_dim\": 32, \"eos_token_id\": 7, \"do_layer_norm_before\": true, "
                                   "\"activation_function\": \"relu\", \"enable_bias\": true, \"tie_word_embeddings\": true",
                                   "", "3 64 192 4 300 128 64, 1 1, 2, 1"},
+                                 {"layers\": 3", "layers\": 1", "1 64 192 4 300 128 32, 1 1, 7, 1"},
+                                 {"layers\": 3", "layers\": 1024", "1024 64 192 4 300 128 32, 1 1, 7, 1"},
+                                 {"_id\": 7", "_id\": 0", "3 64 192 4 300 128 32, 1 1, 0, 1"},
+                                 {"_id\": 7", "_id\": 299", "3 64 192 4 300 128 32, 1 1, 299, 1"},
                                  {"_id\": 7", "_id\": [5]", "3 64 192 4 300 128 32, 1 1, 5, 1"},
                                  {"proj_dim\": 32", "proj_dim\": null", "3 64 192 4 300 128 64, 1 1, 7, 1"},
                                  {"before\": true", "before\": false", "3 64 192 4 300 128 32, 0 0, 7, 1"},
                                  {"{", "{\"_remove_final_layer_norm\": true,", "3 64 192 4 300 128 32, 1 0, 7, 1"},
                                  {"embeddings\": true", "embeddings\": false", "3 64 192 4 300 128 32, 1 1, 7, 0"}};
     const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, 0, 1};
-    char dir[700];
+    char dir[700], fields[200];
     strcpy(dir, in_dir(temp_dir(), "opt-x//"));
     CHECK(mkdir(dir, 0700) == 0);
     for (size_t i = 0; i < COUNT(good); i++) {
+        OptConfig c;
+        bool tied;
         write_config(dir, &config);
-        config_is(dir, "3 64 192 4 300 128 32, 1 1, 7, 1");
         spoil(dir, CONFIG, good[i].from, good[i].to);
-        config_is(dir, good[i].says);
+        ASSERT_OK(config_read(&c, &tied, dir, &err));
+        snprintf(fields, sizeof fields, "%d %d %d %d %d %d %d, %d %d, %d, %d", c.l, c.h1, c.h2, c.nh, c.vocab, c.max_pos,
+                 c.embed, c.pre_norm, c.final_norm, c.eos, tied);
+        CU_ASSERT_STRING_EQUAL(fields, good[i].says);
+        CU_ASSERT_STRING_EQUAL(c.name, "opt-x");
     }
 }
 
@@ -193,7 +197,7 @@ TEST(a_configuration_is_read_alone) {
 TEST(what_torch_saved_is_converted_doubles_too) {
     if (!has_python()) return;
     char command[1200];
-    const char *dir = model_dir(small_of(F32, false, F32));
+    const char *dir = model_dir(small_of(F32));
     snprintf(
         command, sizeof command,
         "d=%s; python3 -B tests/make_bin.py $d && rm $d/model.safetensors && python3 -B -c 'import sys; "
@@ -216,68 +220,49 @@ static const Fault bad_config[] = {
     {"\"opt\"", "\"llama\"", "model_type is \"llama\"; expected \"opt\""},
     {"\"model_type\": \"opt\",", "", "model_type is nothing; expected \"opt\""},
     {"\"relu\"", "\"gelu\"", "activation_function is \"gelu\"; expected \"relu\": no other activation is supported"},
-    {"\"relu\"", "7", "activation_function is 7"},
     {"_size\": 4", "_size\": 4.5", "hidden_size is 4.5"},
-    {"_size\": 4", "_size\": 1e300", "hidden_size is 1e+300;"},
-    {"_size\": 4", "_size\": 4294967300", "hidden_size is 4294967300"},
-    {"_size\": 4", "_size\": \"4\"", "hidden_size is \"4\""},
+    {"layers\": 2", "layers\": 1025", "num_hidden_layers is 1025; expected a whole number from 1 to 1024;"},
+    {"_size\": 4", "_size\": 0", "hidden_size is 0; expected a whole number from 1 to 65536;"},
+    {"_size\": 4", "_size\": 4294967300", "hidden_size is 4294967300; expected a whole number from 1 to 65536;"},
+    {"ffn_dim\": 8", "ffn_dim\": 524289", "ffn_dim is 524289; expected a whole number from 1 to 524288;"},
+    {"heads\": 2", "heads\": 65537", "num_attention_heads is 65537; expected a whole number from 1 to 65536;"},
+    {"vocab_size\": 6", "vocab_size\": 1048577", "vocab_size is 1048577; expected a whole number from 1 to 1048576;"},
+    {"embeddings\": 3", "embeddings\": 1048577",
+     "max_position_embeddings is 1048577; expected a whole number from 1 to 1048576;"},
+    {"_dim\": 4", "_dim\": 65537", "word_embed_proj_dim is 65537; expected a whole number from 1 to 65536;"},
     {"_size\": 4", "_size\": null", "hidden_size is null"},
-    {"_size\": 4", "_size\": true", "hidden_size is true"},
-    {"_size\": 4", "_size\": [4]", "hidden_size is a list"},
     {"\"hidden_size\": 4,", "", "hidden_size is nothing"},
     {"heads\": 2", "heads\": 3", "hidden_size 4 is not a multiple of num_attention_heads 3"},
     {"_id\": 2", "_id\": [2, 3]", "eos_token_id is a list; expected one token, or a list of one"},
     {"_id\": 2", "_id\": [6]", "eos_token_id is 6; expected a whole number from 0 to 5"},
     {"_id\": 2", "_id\": []", "eos_token_id is a list; expected one token"},
     {"bias\": true", "bias\": false", "enable_bias is false; expected true: layers without biases"},
-    {"bias\": true", "bias\": 1", "enable_bias is 1; expected true: layers without biases"},
     {"{", "{\"layer_norm_elementwise_affine\": false,",
      "layer_norm_elementwise_affine is false; expected true: layernorms without"},
     {"before\": true", "before\": \"no\"", "do_layer_norm_before is \"no\""},
-    {"{", "{\"eos_token_id\": 2,", "occurs twice"},
-    {"_id\": 2", "_id\": NaN", "config.json: byte"},
     {NULL, "[1]", "no JSON object"},
-    {NULL, "", "config.json: byte 0: the text ends here"},
 };
 
 /* In the header, the token table is first and takes bytes 0 to 48. */
 static const Fault bad_header[] = {
     {"\"F16\"", "\"I64\"", "embed_tokens.weight: dtype is I64; expected F16, BF16 or F32"},
-    {"\"F16\"", "\"I16\"", "embed_tokens.weight: dtype is I16; expected F16, BF16 or F32"},
-    {"\"F16\"", "\"F8_E4M3\"", "dtype is F8_E4M3; expected F16, BF16 or F32"},
     {"\"F16\"", "5", "dtype is 5; expected a string"},
-    {"\"dtype\":\"F16\",", "", "dtype is nothing"},
     {"[6,4]", "[4,6]", "shape is [4,6]; config.json asks for [6,4]"},
     {"[6,4]", "[24]", "shape is [24]; config.json asks for [6,4]"},
     {"[6,4]", "[6,4,1]", "shape is [6,4,1]; config.json asks for [6,4]"},
-    {"[6,4]", "[-6,-4]", "shape is [-6,-4]; config.json asks for [6,4]"},
-    {"[6,4]", "[6.5,4]", "shape is [6.5,4]; config.json"},
-    {"[6,4]", "[6,\"4\"]", "shape is [6,\"4\"]; config.json"},
-    {"[6,4]", "[4294967296,4294967296]", "shape is [4294967296,4294967296]; config.json"},
-    {"[6,4]", "[9007199254740992,1024]", "embed_tokens.weight: shape is [9"},
     {"[6,4]", "{}", "shape is an object"},
-    {"\"shape\":[6,4],", "", "shape is nothing"},
     {"[0,48]", "[0,46]", "data_offsets span 46 bytes; expected 48 for [6,4] of F16"},
     {"[0,48]", "[48,0]", "expected [begin, end], two whole numbers"},
-    {"[0,48]", "[0]", "expected [begin, end], two whole numbers"},
     {"[0,48]", "[0,48,96]", "expected [begin, end], two whole numbers"},
     {"[0,48]", "[-48,0]", "expected [begin, end], two whole numbers"},
-    {"[0,48]", "[0.5,48.5]", "expected [begin, end], two whole numbers"},
-    {"[0,48]", "\"0,48\"", "expected [begin, end], two whole numbers"},
+    {"[0,48]", "[0,48.5]", "expected [begin, end], two whole numbers"},
     {"[0,48]", "{\"a\":0,\"b\":48}", "expected [begin, end], two whole numbers"},
     {"[0,48]", "[1,49]", "overlap at byte"},
-    {"[0,48]", "[48,96]", "overlap at byte"},
     {"[0,48]", "[9007199254740944,9007199254740992]", "is the download complete?"},
-    {"embed_tokens", "embed_tokenz", "tensor model.decoder.embed_tokens.weight is missing"},
     {"layers.1.fc2.bias", "layers.2.fc2.bias", "tensor model.decoder.layers.1.fc2.bias is missing"},
-    {"embed_positions", "embed_tokens", "occurs twice"},
-    {"model.decoder.embed_tokens.weight", "model.decoder\\u0000", "byte"},
     {"{\"dtype\":\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]}", "[]", "dtype is nothing"},
-    {"\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]", /* 2^62 elements, whose bytes are 0 in 64 bits */
-     "\"F32\",\"shape\":[2147483648,2147483648],\"data_offsets\":[0,0]", "shape is [2147483648,2147483648]; config.json"},
     {"model.decoder.embed_tokens.weight\":{\"dtype\":\"F16", "x\\nflexgen: all is well\\u001b[2J\":{\"dtype\":5,\"y\":\"",
      "tensor x?flexgen: all is well?[2J: dtype is 5"},
-    {NULL, "", "header: byte 0: the text ends here"},
     {NULL, "[]", "no JSON object"},
     {NULL, "{}", "embed_tokens.weight is missing"},
 };
@@ -287,13 +272,9 @@ static const Fault bad_index[] = {
     {NULL, "{\"weight_map\": {}}", "has no weight_map that names files"},
     {"a.safetensors", "gone.safetensors", "gone.safetensors: cannot open: No such file"},
     {"\"a.safetensors\"", "\"../a.safetensors\"", "expected the name of a file in the same directory"},
-    {"\"a.safetensors\"", "\"/etc/passwd\"", "expected the name of a file in the same directory"},
-    {"\"a.safetensors\"", "\"a/b\"", "expected the name of a file in the same directory"},
+    {"\"a.safetensors\"", "\"a\\\\b\"", "expected the name of a file in the same directory"},
     {"\"a.safetensors\"", "\"..\"", "expected the name of a file in the same directory"},
-    {"\"a.safetensors\"", "\".\"", "expected the name of a file in the same directory"},
-    {"\"a.safetensors\"", "\"\"", "expected the name of a file in the same directory"},
     {"\"a.safetensors\"", "3", "expected the name of a file in the same directory"},
-    {"\"a.safetensors\"", "null", "expected the name of a file in the same directory"},
 };
 
 /* In the first shard, with what is outside of the layers. */
@@ -315,29 +296,28 @@ static const Fault bad_head[] = {
 TEST(hostile_texts_are_refused_each_in_its_line) {
     Model sharded = small;
     sharded.shards = 2;
-    const char *dir = model_dir(small), *shards = model_dir(sharded), *head = model_dir(small_of(F16, true, F16));
-    refuses_each(checkpoint_opens, dir, CONFIG, bad_config, COUNT(bad_config));
-    refuses_each(checkpoint_opens, dir, TENSORS, bad_header, COUNT(bad_header));
-    refuses_each(checkpoint_opens, shards, TENSORS ".index.json", bad_index, COUNT(bad_index));
-    refuses_each(checkpoint_opens, shards, "a.safetensors", bad_shard, COUNT(bad_shard));
-    refuses_each(checkpoint_opens, head, TENSORS, bad_head, 1);
+    const char *dir = model_dir(small), *shards = model_dir(sharded), *head = model_dir(headed);
+    refuses_each(checkpoint_opens, EXIT_FAILED, dir, CONFIG, bad_config, COUNT(bad_config));
+    refuses_each(checkpoint_opens, EXIT_FAILED, dir, TENSORS, bad_header, COUNT(bad_header));
+    refuses_each(checkpoint_opens, EXIT_FAILED, shards, TENSORS ".index.json", bad_index, COUNT(bad_index));
+    refuses_each(checkpoint_opens, EXIT_FAILED, shards, "a.safetensors", bad_shard, COUNT(bad_shard));
+    refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, 1);
     spoil(head, CONFIG, "embeddings\": true", "embeddings\": false");
-    refuses_each(checkpoint_opens, head, TENSORS, bad_head, COUNT(bad_head));
+    refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, COUNT(bad_head));
     checkpoint_close(holds(shards, false)), checkpoint_close(holds(head, true));
     Checkpoint *good = holds(dir, false);
     CHECK(truncate(in_dir(dir, TENSORS), (off_t)good->files[0].size - 1) == 0);
-    refuses(checkpoint_opens, dir, "layers.1.fc2.bias: ends at byte");
+    refuses(checkpoint_opens, EXIT_FAILED, dir, "layers.1.fc2.bias: ends at byte");
     checkpoint_close(good);
 }
 
 TEST(missing_files_are_named) {
     const char *dir = temp_dir();
-    refuses(checkpoint_opens, "/nonexistent/model", "/nonexistent/model: there is no such directory");
-    refuses(checkpoint_opens, "tests/main.c", "is no directory");
-    refuses(checkpoint_opens, dir, "config.json: cannot open");
+    refuses(checkpoint_opens, EXIT_FAILED, "/nonexistent/model", "/nonexistent/model: there is no such directory");
+    refuses(checkpoint_opens, EXIT_FAILED, "tests/main.c", "is no directory");
+    refuses(checkpoint_opens, EXIT_FAILED, dir, "config.json: cannot open");
     copy_file(model_dir(small), dir, CONFIG);
-    refuses(checkpoint_opens, dir, "neither model.safetensors nor model.safetensors.index.json");
-    refuses(checkpoint_opens, dir, "run scripts/convert_bin.py");
+    refuses(checkpoint_opens, EXIT_FAILED, dir, "or, if they are in pytorch_model.bin, run scripts/convert_bin.py");
 }
 
 /* A file of so many bytes, whose header says that it has the length `claimed`. */
@@ -349,11 +329,8 @@ TEST(files_that_are_no_safetensors_are_refused) {
     } cases[] = {
         {0, 0, "has 0 bytes"},
         {1, 1, "has 1 byte;"},
-        {1, 3, "has 3 bytes;"},
-        {2, 8, "the header claims 2 bytes"},
         {3, 10, "the header claims 3 bytes"},
         {1, 8, "the header claims 1 byte;"},
-        {UINT64_MAX, 10, "the header claims 18446744073709551615 bytes"},
         {UINT64_MAX - 7, 10, "the header claims 18446744073709551608 bytes"},
         {101 << 20, 120 << 20, "the header claims 105906176 bytes"}, /* in a sparse file that is long enough */
         {0, 8, "header: byte 0: the text ends here"},
@@ -363,47 +340,16 @@ TEST(files_that_are_no_safetensors_are_refused) {
     for (size_t i = 0; i < COUNT(cases); i++) {
         write_file(dir, TENSORS, &cases[i].claimed, sizeof cases[i].claimed);
         CHECK(truncate(in_dir(dir, TENSORS), cases[i].size) == 0);
-        refuses(checkpoint_opens, dir, cases[i].says);
+        refuses(checkpoint_opens, EXIT_FAILED, dir, cases[i].says);
     }
     CHECK(!remove(in_dir(dir, TENSORS)) && !mkfifo(in_dir(dir, TENSORS), 0600));
-    refuses(checkpoint_opens, dir, "expected a regular file");
-}
-
-/* Whatever else is wrong with such a model. */
-TEST(a_number_of_a_configuration_has_bounds) {
-    OptConfig c, read;
-    const struct {
-        const char *name;
-        int *field, low, high;
-    } cases[] = {{"num_hidden_layers", &c.l, 1, 1024},
-                 {"hidden_size", &c.h1, 1, 1 << 16},
-                 {"ffn_dim", &c.h2, 1, 1 << 19},
-                 {"num_attention_heads", &c.nh, 1, 1 << 16},
-                 {"vocab_size", &c.vocab, 1, 1 << 20},
-                 {"max_position_embeddings", &c.max_pos, 1, 1 << 20},
-                 {"word_embed_proj_dim", &c.embed, 1, 1 << 16},
-                 {"eos_token_id", &c.eos, 0, VOCAB - 1}};
-    const char *dir = temp_dir();
-    for (size_t i = 0; i < COUNT(cases); i++)
-        for (int n = 0; n < 4; n++) {
-            const int low = cases[i].low, high = cases[i].high, numbers[] = {low - 1, high + 1, low, high};
-            char is[120];
-            bool tied;
-            snprintf(is, sizeof is, "%s is %d; expected a whole number from %d to %d;", cases[i].name, numbers[n], low,
-                     high);
-            c = small.config;
-            *cases[i].field = numbers[n];
-            write_config(dir, &c);
-            err = (Error){0, ""};
-            CU_ASSERT(config_read(&read, &tied, dir, &err) || n >= 2);
-            CU_ASSERT_EQUAL(strstr(err.text, is) != NULL, n < 2);
-        }
+    refuses(checkpoint_opens, EXIT_FAILED, dir, "expected a regular file");
 }
 
 TEST(values_beyond_f16_are_refused_by_name) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     for (int i = 0; i < 8; i++) {
-        Model m = small_of(i % 2 ? BF16 : F32, false, F16);
+        Model m = small_of(i % 2 ? BF16 : F32);
         m.shards = 3;
         odd.t = LAST_FC2_W, odd.e = 29, odd.number = bad[i / 2];
         Checkpoint *c = opens(model_dir(m));
@@ -421,35 +367,28 @@ TEST(values_beyond_f16_are_refused_by_name) {
 // Files that change, and the disk
 // ---------------------------------------------------------------------------------------------------------------
 
-/* It ends within the last bias, the last matrix, the token table. */
+/* It ends within the last bias, then within the token table. */
 TEST(a_file_that_shrinks_is_an_error_and_not_a_signal) {
-    static const char *const says[] = {"model.safetensors: tensor model.decoder.layers.1.fc2.bias: read error",
-                                       "model.safetensors: tensor model.decoder.layers.1.fc2.weight: read error",
-                                       "model.safetensors: tensor model.decoder.embed_tokens.weight: read error"};
-    for (int type = F32; type <= F16; type++) {
-        const char *dir = model_dir(small_of((Type)type, false, F16)), *path = in_dir(dir, TENSORS);
-        Checkpoint *c = opens(dir);
-        Disk *disk = disk_open(dir, 0, c, &err);
-        const Tensor ends_in[] = {c->layer[1][FC2_B], c->layer[1][FC2_W], c->global[TOK_EMBED]};
-        const int32_t ids[] = {2, VOCAB - 1};
-        float logits[VOCAB], y[2 * H1];
-        f16 bits[H1 * H2];
-        Op op = embedding(y, F32, NULL, F16, H1, ids, 2, H1, false);
-        op.embed.table = c->global[TOK_EMBED];
-        ASSERT_OK(reference_forward(logits, c, ids, 1, &err));
-        ASSERT_OK(disk_embed(disk, &op, &err));
-        for (int i = 0; i < 3; i++) {
-            CHECK(truncate(path, (off_t)(ends_in[i].offset + tensor_bytes(ends_in[i]) - 1)) == 0);
-            if (i == 1) ASSERT_OK(checkpoint_fill(c, bits, &ends_in[1], 0, H1 * H2 - 1, &err));
-            CU_ASSERT_EQUAL(i == 0   ? reference_forward(logits, c, ids, 1, &err)
-                            : i == 1 ? checkpoint_fill(c, bits, &ends_in[1], 0, H1 * H2, &err)
-                                     : disk_embed(disk, &op, &err),
-                            -1);
-            said(&err, EXIT_FAILED, says[i]);
-        }
-        disk_close(disk);
-        checkpoint_close(c);
-    }
+    const char *dir = model_dir(small), *path = in_dir(dir, TENSORS);
+    Checkpoint *c = opens(dir);
+    Disk *disk = disk_open(dir, 0, c, &err);
+    const Tensor table = c->global[TOK_EMBED];
+    const int32_t ids[] = {2, VOCAB - 1};
+    float logits[VOCAB], y[2 * H1];
+    f16 bits[VOCAB * H1];
+    Op op = embedding(y, F32, NULL, F16, H1, ids, 2, H1, false);
+    op.embed.table = table;
+    CHECK(truncate(path, (off_t)c->files[0].size - 1) == 0);
+    CU_ASSERT_EQUAL(reference_forward(logits, c, ids, 1, &err), -1);
+    said(&err, EXIT_FAILED, "model.safetensors: tensor model.decoder.layers.1.fc2.bias: read error");
+    ASSERT_OK(disk_embed(disk, &op, &err));
+    CHECK(truncate(path, (off_t)(table.offset + tensor_bytes(table) - 1)) == 0);
+    CU_ASSERT_EQUAL(disk_embed(disk, &op, &err), -1);
+    said(&err, EXIT_FAILED, "model.decoder.embed_tokens.weight: read error");
+    CU_ASSERT_EQUAL(checkpoint_fill(c, bits, &table, 0, LAST + 1, &err), -1);
+    ASSERT_OK(checkpoint_fill(c, bits, &table, 0, LAST, &err));
+    disk_close(disk);
+    checkpoint_close(c);
 }
 
 /* F16 is read around the page cache, other types are not. Then a tensor lies behind the end of its file, and another is one
@@ -514,7 +453,6 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
         touch(moved, 1, 1);
     }
     said(&err, EXIT_FAILED, "model.safetensors: was changed while it was in use");
-    CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), -1);
     disk_close(disk);
     checkpoint_close(c);
 }
@@ -570,12 +508,11 @@ TEST(a_digest_is_of_what_the_tensors_hold) {
 TEST(a_dummy_depends_on_seed_tensor_and_element_only) {
     enum { COLS = 64, ALL = COLS * 256 };
     static f16 whole[ALL], piece[ALL];
-    Checkpoint *c = checkpoint_dummy(&medium, 7), *same = checkpoint_dummy(&medium, 7),
-               *other = checkpoint_dummy(&medium, 8);
+    Checkpoint *c = checkpoint_dummy(&medium, 7), *other = checkpoint_dummy(&medium, 8);
     const Tensor w = c->layer[2][FC1_W], rows = tensor_rows(w, 5, 3); /* a view of some rows sees the same elements */
     ASSERT_OK(checkpoint_fill(c, whole, &w, 0, ALL, &err));
     for (size_t first = 0, n = 1; first < ALL; first += n, n = size_min(n * 5 % 1009 + 1, ALL - first)) /* odd pieces */
-        ASSERT_OK(checkpoint_fill(same, piece + first, &w, first, n, &err));
+        ASSERT_OK(checkpoint_fill(c, piece + first, &w, first, n, &err));
     CU_ASSERT_EQUAL(memcmp(whole, piece, sizeof whole), 0);
     ASSERT_OK(checkpoint_fill(c, piece, &rows, 0, 3 * COLS, &err));
     CU_ASSERT_EQUAL(memcmp(whole + 5 * COLS, piece, 3 * COLS * sizeof *whole), 0);
@@ -583,21 +520,5 @@ TEST(a_dummy_depends_on_seed_tensor_and_element_only) {
         ASSERT_OK(checkpoint_fill(i ? c : other, piece, i ? &c->layer[1][FC1_W] : &w, 0, COLS, &err));
         CU_ASSERT_NOT_EQUAL(memcmp(whole, piece, COLS), 0);
     }
-    checkpoint_close(c), checkpoint_close(same), checkpoint_close(other);
-}
-
-TEST(weights_of_a_dummy_look_like_weights) {
-    Checkpoint *c = checkpoint_dummy(&medium, 7);
-    for (int r = 0; r < NROLES; r++) {
-        const Tensor *w = &c->layer[1][r];
-        const size_t count = (size_t)w->rows * w->cols;
-        double sum = 0, squares = 0, most = 0;
-        float *x = checkpoint_floats(c, w, &err);
-        for (size_t e = 0; e < count; e++) sum += x[e], squares += x[e] * x[e], most = fmax(most, fabsf(x[e]));
-        const double mean = sum / (double)count, std = sqrt(squares / (double)count - mean * mean);
-        CU_ASSERT(fabs(mean - (r == LN1_W || r == LN2_W)) < 4 * std / sqrt((double)count)); /* four standard errors */
-        CU_ASSERT(std > 0.01 && std < 0.5 && most < 2);
-        free(x);
-    }
-    checkpoint_close(c);
+    checkpoint_close(c), checkpoint_close(other);
 }

@@ -1,14 +1,14 @@
 /* test_eval.c: scored tasks against the plain forward and against themselves under other policies; texts as windows, lines
  * as contexts and last words; the sums; the shipped model's perplexity against Hugging Face's. That a number that is none
  * ends a scored run is test_schedule.c's. */
-#include "golden.h"
+#include "tests.h"
+#include "written.h"
 
 #define PIECES "tests/golden/tokenizer"
 #define MODEL "models/opt-tiny"
 enum { VOCAB = 1024, POSITIONS = 32 };
 
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
-static Tokenizer *tokenizer;
 static Error err;
 
 // ---- the engine ----------------------------------------------------------------------------------------------------
@@ -26,8 +26,7 @@ static void cut(int i, int s) { task.prompts[i].s = s, task.prompts[i].n = lengt
 static void open_task(int which) {
     static const char *const golden[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};
     static const int from[PROMPTS] = {1, 1, 16, 9, 30, 3}, ones[PROMPTS] = {1, 1, 1, 1, 1, 1};
-    model = checkpoint_open(golden[which], &err);
-    if (!model) CU_FAIL_FATAL(err.text);
+    model = opens(golden[which]);
     task = random_task(PROMPTS, lengths, ones, model->config.vocab, 4);
     task.scored = true, whole = all_gpu(PROMPTS, 1);
     for (int i = 0; i < PROMPTS; i++) {
@@ -65,13 +64,6 @@ static void expect_scores(const Rig *reference, const Policy *policy) {
     rig_close(&r);
 }
 
-static double log_softmax(const float *logits, int vocab, int target) {
-    double most = -INFINITY, sum = 0;
-    for (int v = 0; v < vocab; v++) most = fmax(most, logits[v]);
-    for (int v = 0; v < vocab; v++) sum += exp(logits[v] - most);
-    return logits[target] - most - log(sum);
-}
-
 /* Logits of the engine and of the plain forward differ by sums in another order, through F16 roundings of k and v: 2e-3 of
  * the largest. */
 TEST(every_score_is_what_the_plain_forward_says) {
@@ -86,9 +78,11 @@ TEST(every_score_is_what_the_plain_forward_says) {
             ASSERT_OK(reference_forward(logits, model, p->ids, lengths[i] - 1, &err));
             for (int at = p->from; at < lengths[i]; at++) {
                 const float *row = logits + (size_t)(at - 1) * vocab;
-                float largest = 0, best = -INFINITY;
-                for (int v = 0; v < vocab; v++) largest = fmaxf(largest, fabsf(row[v])), best = fmaxf(best, row[v]);
-                CU_ASSERT(fabs(r.answer[i].logp[at] - log_softmax(row, vocab, p->ids[at])) <= 2e-3 * largest);
+                double largest = 0, best = -INFINITY, sum = 0;
+                for (int v = 0; v < vocab; v++) largest = fmax(largest, fabsf(row[v])), best = fmax(best, row[v]);
+                for (int v = 0; v < vocab; v++) sum += exp(row[v] - best);
+                const double logp = row[p->ids[at]] - best - log(sum);
+                CU_ASSERT(fabs(r.answer[i].logp[at] - logp) <= 2e-3 * largest);
                 CU_ASSERT(row[r.answer[i].best[at]] >= best - 2e-3 * largest);
             }
         }
@@ -111,7 +105,7 @@ TEST(a_prefill_scores_what_token_by_token_scores_under_every_policy) {
             expect_scores(&reference, &whole);
         }
         for (int i = 0; i < PROMPTS; i++) cut(i, i % 2 ? lengths[i] - 1 : lengths[i] / 2);
-        for (int i = 0; i < 30; i++) {
+        for (int i = which; i < 30; i += 2) { /* each on one of the models */
             const int way = i % 6, placement = i / 6;
             Policy p = placed(placements[placement], 1 + way % 4, 3);
             p.schedule = way % 3, p.overlap = way != 4;
@@ -162,27 +156,22 @@ TEST(only_the_rows_that_are_wanted_go_through_the_head) {
 
 // ---- texts ---------------------------------------------------------------------------------------------------------
 
-static const char *written(const char *bytes) {
-    static char dir[300], path[320];
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s", temp_dir());
-    snprintf(path, sizeof path, "%s/text", dir);
-    write_file(dir, "text", bytes, strlen(bytes));
-    return path;
+static const char *written(const char *text) {
+    write_file(suite_dir(), "text", text, strlen(text));
+    return in_dir(suite_dir(), "text");
 }
 
 static Eval eval_of(bool stepwise) {
+    static Tokenizer *tokenizer;
     if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
-    if (!tokenizer) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!tokenizer);
     return (Eval){.stepwise = stepwise, .tokenizer = tokenizer, .config = &config};
 }
 
-static char *text_of(const int32_t *of, int n) {
+/* Asserts that n tokens are this text. */
+static void expect_text(const Eval *e, const int32_t *of, int n, const char *expected) {
     size_t len;
-    return tokenizer_decode(tokenizer, of, n, &len);
-}
-
-static void expect_text(const int32_t *of, int n, const char *expected) {
-    char *text = text_of(of, n);
+    char *text = tokenizer_decode(e->tokenizer, of, n, &len);
     CU_ASSERT_STRING_EQUAL(text, expected);
     free(text);
 }
@@ -196,81 +185,50 @@ TEST(a_text_is_cut_into_windows_and_the_tail_is_left_out) {
         int window, limit, windows, of;
     } cases[] = {{10, 0, (LETTERS + 1) / 10, 10},
                  {10, 2, 2, 10},
-                 {10, 100, (LETTERS + 1) / 10, 10},
                  {0, 0, (LETTERS + 1) / POSITIONS, POSITIONS},
                  {2, 0, (LETTERS + 1) / 2, 2}};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        for (int stepwise = 0; stepwise < 2; stepwise++) {
-            Eval e = eval_of(stepwise);
-            e.window = cases[c].window, e.limit = cases[c].limit;
-            const int of = cases[c].of;
-            ASSERT_OK(eval_text(&e, written(letters), &err));
-            CU_ASSERT_EQUAL(e.task.count, cases[c].windows);
-            CU_ASSERT(e.window == of && e.task.scored && e.tokens == (of - 1) * e.task.count);
-            CU_ASSERT_EQUAL(e.tokens + e.unscored, LETTERS);
-            for (int i = 0, at = 0; i < e.task.count; i++) {
-                const Prompt *p = &e.task.prompts[i];
-                CU_ASSERT(p->s == (stepwise ? 1 : of - 1) && p->n == of - p->s && p->from == 1);
-                for (int t = 0; t < of; t++, at++)
-                    if (at)
-                        expect_text(&p->ids[t], 1, (char[]){letters[at - 1], 0});
-                    else
-                        CU_ASSERT_EQUAL(p->ids[0], config.eos);
-            }
-            eval_free(&e);
+    for (size_t c = 0; c < 2 * COUNT(cases); c++) {
+        const bool stepwise = c % 2;
+        const int of = cases[c / 2].of;
+        Eval e = eval_of(stepwise);
+        e.window = cases[c / 2].window, e.limit = cases[c / 2].limit;
+        ASSERT_OK(eval_text(&e, written(letters), &err));
+        CU_ASSERT_EQUAL(e.task.count, cases[c / 2].windows);
+        CU_ASSERT(e.window == of && e.task.scored && e.tokens == (of - 1) * e.task.count);
+        CU_ASSERT_EQUAL(e.tokens + e.unscored, LETTERS);
+        for (int i = 0; i < e.task.count; i++) {
+            const Prompt *p = &e.task.prompts[i];
+            char text[POSITIONS + 1] = "";
+            CU_ASSERT(p->s == (stepwise ? 1 : of - 1) && p->n == of - p->s && p->from == 1);
+            CU_ASSERT(i || p->ids[0] == config.eos);
+            memcpy(text, letters + imax(i * of - 1, 0), of - !i); /* </s> is no text */
+            expect_text(&e, p->ids, of, text);
         }
+        eval_free(&e);
     }
 }
 
 TEST(a_text_shorter_than_a_window_is_one) {
     Eval e = eval_of(false);
-    ASSERT_OK(eval_text(&e, written("qzqzq"), &err));
-    CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.unscored == 0 && e.bytes == 5);
-    eval_free(&e);
-}
-
-static void expect_refused(int (*read)(Eval *, const char *, Error *), int window, const char *bytes, const char *says,
-                           const char *also) {
-    Eval e = eval_of(false);
-    e.window = window;
-    memset(&err, 0, sizeof err);
-    CU_ASSERT_EQUAL(read(&e, written(bytes), &err), -1);
-    CU_ASSERT(strstr(err.text, says) && strstr(err.text, also) && !strchr(err.text, '\n'));
+    ASSERT_OK(eval_text(&e, written("qzqz\xC3\xA9"), &err));
+    CU_ASSERT(e.task.count == 1 && e.window == 6 && e.tokens == 5 && e.unscored == 0 && e.bytes == 6);
     eval_free(&e);
 }
 
 TEST(a_text_that_cannot_be_scored_is_refused) {
-    expect_refused(eval_text, 0, "", "no text", "/text");
-    expect_refused(eval_text, 0, "caf\xe9", "UTF-8", "/text");
-    expect_refused(eval_text, POSITIONS + 1, letters, "--window 33: expected at most 32", "");
-    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-}
-
-/* Each of four tokens has a probability of 1/2 but the last, which has 1/16: 7 bits for 4 tokens, as if of two bytes each.
- */
-TEST(bits_per_byte_are_as_by_hand) {
-    Eval e = eval_of(false);
-    ASSERT_OK(eval_text(&e, written("qzqz"), &err));
-    Listener listener = eval_listener(&e);
-    for (int at = 4; at > 0; at--) listener.scored(listener.ctx, 0, at, at == 4 ? -4 * logf(2) : -logf(2), 0);
-    e.bytes = 8;
-    EvalResult r = eval_result(&e);
-    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, 7 / 8., 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(r.nll, 7 * log(2) / 4, 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 7 / 4.), 1e-6);
-    eval_free(&e);
-}
-
-TEST(bytes_are_those_of_the_text) {
-    static const char text[] = "The weights of the next layer; \xC3\xA9\xF0\x9F\x98\x80, twice.\n\n";
-    int32_t *of, special[] = {0, 1, 2, 3, -1, VOCAB};
-    int n = tokenizer_encode(tokenizer, text, sizeof text - 1, &of, &err);
-    CU_ASSERT_EQUAL(tokenizer_bytes(tokenizer, of, n), sizeof text - 1);
-    for (int cut = 0; cut <= n; cut++) /* also within a character */
-        CU_ASSERT_EQUAL(tokenizer_bytes(tokenizer, of, cut) + tokenizer_bytes(tokenizer, of + cut, n - cut),
-                        sizeof text - 1);
-    CU_ASSERT_EQUAL(tokenizer_bytes(tokenizer, special, 6), 0);
-    free(of);
+    static const struct {
+        int window, code;
+        const char *text, *says;
+    } cases[] = {{0, EXIT_FAILED, "", "/text: there is no text"},
+                 {0, EXIT_FAILED, "caf\xe9", "/text: text: invalid UTF-8"},
+                 {POSITIONS + 1, EXIT_USAGE, letters, "--window 33: expected at most 32"}};
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        Eval e = eval_of(false);
+        e.window = cases[c].window;
+        CU_ASSERT_EQUAL(eval_text(&e, written(cases[c].text), &err), -1);
+        said(&err, cases[c].code, cases[c].says);
+        eval_free(&e);
+    }
 }
 
 // ---- last words ----------------------------------------------------------------------------------------------------
@@ -285,79 +243,85 @@ TEST(the_last_word_and_the_white_space_before_it_are_scored) {
         {"{\"text\": \"one\\u000btwo\\u000b\\f\"}", "one", "\vtwo"},
         {"{\"text\": \"one\\ftwo\\r\\t\"}", "one", "\ftwo"},
     };
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
-        for (int stepwise = 0; stepwise < 2; stepwise++) {
-            Eval e = eval_of(stepwise);
-            ASSERT_OK(eval_lines(&e, written(cases[c][0]), &err));
-            CU_ASSERT_FATAL(e.task.count == 1 && e.task.scored);
-            const Prompt *p = &e.task.prompts[0];
-            expect_text(p->ids, p->from, cases[c][1]);
-            expect_text(p->ids + p->from, p->s + p->n - p->from, cases[c][2]);
-            CU_ASSERT(p->ids[0] == config.eos && (stepwise ? p->s == p->from - 1 : p->n == 1));
-            eval_free(&e);
-        }
+    for (size_t c = 0; c < 2 * COUNT(cases); c++) {
+        const bool stepwise = c % 2;
+        Eval e = eval_of(stepwise);
+        ASSERT_OK(eval_lines(&e, written(cases[c / 2][0]), &err));
+        CU_ASSERT_FATAL(e.task.count == 1 && e.task.scored);
+        const Prompt *p = &e.task.prompts[0];
+        expect_text(&e, p->ids, p->from, cases[c / 2][1]);
+        expect_text(&e, p->ids + p->from, p->s + p->n - p->from, cases[c / 2][2]);
+        CU_ASSERT(p->ids[0] == config.eos && (stepwise ? p->s == p->from - 1 : p->n == 1));
+        CU_ASSERT_EQUAL(e.bytes, strlen(cases[c / 2][2]));
+        eval_free(&e);
+    }
 }
 
 /* Of 44 letters and a word, the last positions' worth stays, with </s> before it. */
 TEST(a_line_too_long_loses_its_beginning) {
-    char line[200], expected[200];
+    char line[200];
     snprintf(line, sizeof line, "{\"text\": \"%s zq\"}\n\n{\"text\": \"q z\"}", letters);
     Eval e = eval_of(true);
     ASSERT_OK(eval_lines(&e, written(line), &err));
     CU_ASSERT_EQUAL_FATAL(e.task.count, 2);
     const Prompt *p = &e.task.prompts[0];
     CU_ASSERT(p->s + p->n == POSITIONS + 1 && p->ids[0] == config.eos);
-    char *text = text_of(p->ids, p->s + p->n);
-    snprintf(expected, sizeof expected, "%s zq", letters);
-    CU_ASSERT_STRING_EQUAL(text, expected + strlen(expected) - strlen(text));
-    expect_text(p->ids + p->from, p->s + p->n - p->from, " zq");
-    free(text), eval_free(&e);
+    expect_text(&e, p->ids, p->from, letters + LETTERS - (p->from - 1)); /* a letter a token, behind </s> */
+    expect_text(&e, p->ids + p->from, p->s + p->n - p->from, " zq");
+    eval_free(&e);
+}
+
+static bool lines_open(const char *dir, Error *why) {
+    Eval e = eval_of(false);
+    const bool good = !eval_lines(&e, in_dir(dir, "text"), why);
+    eval_free(&e);
+    return good;
 }
 
 TEST(a_bad_line_is_named) {
-    static const char *const cases[][3] = {
-        {"{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "line 2", "two words"},
-        {"{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "line 3", "two words"},
-        {"{\"text\": \"\"}", "line 1", "two words"},
-        {"{\"text\": 5}", "line 1", "\"text\" is 5; expected a string"},
-        {"{\"txt\": \"one two\"}", "line 1", "\"text\" is nothing; expected a string"},
-        {"{\"text\": \"one two\"", "line 1", ""},
-        {"[\"one two\"]", "line 1", "object"},
-        {"one two", "line 1", ""},
-        {"{\"text\": \"a qzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzqz\"}", "line 1", "last word has"},
-        {"", "/text", "no lines"},
-    };
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
-        expect_refused(eval_lines, 0, cases[c][0], cases[c][1], cases[c][2]);
-}
-
-TEST(a_last_word_that_is_far_too_long_is_refused_before_it_is_encoded) {
     enum { LONG = 1000000 };
     char *line = xcalloc(LONG + 30, 1);
-    memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG);
-    strcat(line, "\"}");
-    expect_refused(eval_lines, 0, line, "line 1: the last word has 1000001 bytes", "");
+    strcpy(memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG) + LONG, "\"}");
+    const Fault bad[] = {
+        {NULL, "{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "/text line 2: \"text\" has no two words"},
+        {NULL, "{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "/text line 3: \"text\" has no two words"},
+        {NULL, "{\"text\": \"\"}", "/text line 1: \"text\" has no two words"},
+        {NULL, "{\"text\": 5}", "/text line 1: \"text\" is 5; expected a string"},
+        {NULL, "[\"one two\"]", "/text line 1: holds no JSON object"},
+        {NULL, "{\"text\": \"a qzqzqzqzqzqzqzqzqzqzqzqzqzqzqzq\"}",
+         "/text line 1: the last word has 32 tokens and the model takes 31"},
+        {NULL, line, "/text line 1: the last word has 1000001 bytes"}, /* is not encoded, which would take memory */
+        {NULL, "", "/text: no lines"},
+    };
+    written("");
+    refuses_each(lines_open, EXIT_FAILED, suite_dir(), "text", bad, COUNT(bad));
     free(line);
 }
 
-/* Three words: right with probability 1/2; of two tokens, the first right with 1/2 and the second wrong with 1/8; wrong
- * with 1/8. On average 8/3 bits. */
-TEST(a_word_is_right_where_all_its_tokens_are) {
+/* Of three words, of 2, 3 and 2 tokens, the first alone is right. Together they are worth 1 + 4 + 3 bits, here as if of
+ * twice as many bytes. */
+TEST(results_are_as_by_hand) {
+    static const struct {
+        int word;
+        float bits;
+        bool right;
+    } told[] = {{2, 1, true}, {2, 2, false}, {1, .5f, true}, {1, 3, false}, {1, .5f, true}, {0, .5f, true}, {0, .5f, true}};
+    int at[] = {2, 2, 2}; /* behind </s> and a letter */
     Eval e = eval_of(false);
     e.limit = 3;
     ASSERT_OK(eval_lines(&e, written("{\"text\": \"q z\"}\n{\"text\": \"q zq\"}\n{\"text\": \"z q\"}\nnot read"), &err));
+    CU_ASSERT_EQUAL(e.tokens, COUNT(told));
     Listener listener = eval_listener(&e);
-    for (int i = 2; i >= 0; i--) {
-        const Prompt *p = &e.task.prompts[i];
-        for (int at = p->from, last = p->s + p->n - 1; at <= last; at++) {
-            bool right = i == 0 || (i == 1 && at < last);
-            float logp = right    ? -logf(2) / (i ? last - p->from : last - p->from + 1)
-                         : i == 2 ? -3 * logf(2) / (last - p->from + 1)
-                                  : -3 * logf(2);
-            listener.scored(listener.ctx, i, at, logp, right ? p->ids[at] : 0);
-        }
+    for (size_t i = 0; i < COUNT(told); i++) {
+        const int word = told[i].word, place = at[word]++;
+        const int32_t id = e.task.prompts[word].ids[place];
+        listener.scored(listener.ctx, word, place, -told[i].bits * logf(2), told[i].right ? id : 0);
     }
-    EvalResult r = eval_result(&e);
+    e.bytes = 16;
+    const EvalResult r = eval_result(&e);
+    CU_ASSERT_DOUBLE_EQUAL(r.bits_per_byte, .5, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.nll, 8 * log(2) / 7, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(r.perplexity, pow(2, 8 / 7.), 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(r.accuracy, 1 / 3., 1e-12);
     CU_ASSERT_DOUBLE_EQUAL(r.word_perplexity, pow(2, 8 / 3.), 1e-5);
     eval_free(&e);
@@ -372,9 +336,9 @@ TEST(the_shipped_models_perplexity_is_that_of_hugging_face) {
         int window, limit;
         double perplexity;
     } cases[] = {{512, 4, 26.212540887577653}, {128, 32, 27.785140819042184}};
-    Checkpoint *checkpoint = checkpoint_open(MODEL, &err);
-    Tokenizer *own = checkpoint ? tokenizer_open(MODEL, checkpoint->config.vocab, &err) : NULL;
-    if (!own) CU_FAIL_FATAL(err.text);
+    Checkpoint *checkpoint = opens(MODEL);
+    Tokenizer *own = tokenizer_open(MODEL, checkpoint->config.vocab, &err);
+    ASSERT_OK(!own);
     for (int c = 0; c < 2; c++) {
         Eval e = {.tokenizer = own, .config = &checkpoint->config, .window = cases[c].window, .limit = cases[c].limit};
         ASSERT_OK(eval_text(&e, MODEL "/stories.txt", &err));

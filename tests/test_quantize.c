@@ -1,11 +1,10 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
- * nothing is left behind where there can be none. How packing rounds is test_quant.c's, the command line test_cli.c's, a
- * full disk and whatever else fails test_faults.c's. */
+ * nothing is left behind where there can be none. Random damage is fuzz.c's. How packing rounds is test_quant.c's, the
+ * command line test_cli.c's, a full disk and whatever else fails test_faults.c's. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -72,11 +71,11 @@ static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoin
     for (int g = 0; g < w->rows / GROUP; g++) {
         ASSERT_OK(checkpoint_fill(from, numbers, w, g * count, count, &err));
         CU_ASSERT(quant_pack_rows(expected, numbers, w->cols));
-        ASSERT_OK(checkpoint_pack(copy, bytes, numbers, packed, g, &err));
-        CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
-        memset(bytes, 1, size);
-        ASSERT_OK(checkpoint_pack(from, bytes, numbers, w, g, &err));
-        CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
+        for (int copied = 0; copied < 2; copied++) {
+            memset(bytes, 1, size);
+            ASSERT_OK(checkpoint_pack(copied ? copy : from, bytes, numbers, copied ? packed : w, g, &err));
+            CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
+        }
     }
     free(numbers), free(expected), free(bytes);
 }
@@ -123,14 +122,6 @@ TEST(all_float_types_and_a_dummy_can_be_packed) {
 }
 
 TEST(a_group_divides_the_rows_of_all_matrices) {
-    char names[200], *save = NULL;
-    snprintf(names, sizeof names, "%s", opt_known_names());
-    for (char *name = strtok_r(names, ", ", &save); name; name = strtok_r(NULL, ", ", &save)) {
-        const OptConfig config = opt_named(name);
-        Checkpoint *c = checkpoint_dummy(&config, 0);
-        ASSERT_OK(checkpoint_packs(c, &err));
-        checkpoint_close(c);
-    }
     for (int i = 0; i < 2; i++) {
         OptConfig config = small.config;
         config.h1 = i ? 96 : 64, config.h2 = i ? 64 : 96;
@@ -210,16 +201,15 @@ TEST(a_layer_of_a_copy_is_read_as_one) {
 }
 
 TEST(large_models_are_cut_between_layers) {
-    static const size_t limit[] = {WHOLE, 1, 90000, 120000};
-    static const int files[] = {1, 4, 2, 2};
+    static const size_t limit[] = {1, 90000, 120000};
+    static const int files[] = {4, 2, 2};
     follows_the_format(copy_of(model_dir(small), WHOLE), WHOLE);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         const char *to = copy_of(PRE, limit[i]);
         CU_ASSERT_EQUAL(stats.files, files[i]);
-        CU_ASSERT_EQUAL(count_files(to), files[i] + (i ? 2 : 1)); /* the index and config.json */
+        CU_ASSERT_EQUAL(count_files(to), files[i] + 2); /* the index and config.json */
         is_packed_copy(to, PRE);
         follows_the_format(to, limit[i]);
-        if (i == 0) continue;
         cJSON *index = json_read(in_dir(to, TENSORS ".index.json"), 1 << 20, &err);
         CU_ASSERT_DOUBLE_EQUAL(json_get(index->child, "total_size")->valuedouble, stats.after, 0);
         CU_ASSERT_EQUAL(cJSON_GetArraySize(index->child->next), 3 * NROLES + 4);
@@ -252,30 +242,18 @@ TEST(the_small_files_come_along) {
     CU_ASSERT(stat(to, &st) == 0 && (st.st_mode & 0777) == (0777 & ~mask));
 }
 
-/* Those of processes that have ended; another's lives. */
-TEST(what_a_killed_copy_has_left_is_cleared_away) {
-    const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
-    char dead[720], living[720], mine[720];
-    snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(living, sizeof living, "%s.tmp-23456", to);
-    snprintf(mine, sizeof mine, "%s.tmp-1x", to);
-    CHECK(!mkdir(dead, 0700) && !mkdir(living, 0700) && !mkdir(mine, 0700));
-    write_file(dead, "config.json", "{}", 2), write_file(living, "config.json", "{}", 2);
-    const int fd = open(living, O_RDONLY | O_DIRECTORY);
-    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
-    ASSERT_OK(quantized(from, to, WHOLE));
-    is_packed_copy(to, from);
-    CU_ASSERT(access(dead, F_OK) && !access(mine, F_OK) && count_files(living) == 1);
-    close(fd);
-}
-
-/* A file and a directory. Another process begins one with the same target. */
-TEST(what_a_running_process_has_begun_is_left_alone) {
-    for (int directory = 0; directory < 2; directory++) {
+/* Nobody has a lock on what a process that has ended had begun. Another process begins one with the same target. */
+TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
+    for (int directory = 1; directory >= 0; directory--) {
         const char *to = in_dir(temp_dir(), "new");
-        char mine[700];
+        char dead[720], foreign[720], mine[720];
         int status;
+        snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(foreign, sizeof foreign, "%s.tmp-1x", to);
+        CHECK(!mkdir(dead, 0700) && !mkdir(foreign, 0700));
+        write_file(dead, "config.json", "{}", 2);
         const int fd = unfinished_begin(to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
+        CU_ASSERT(access(dead, F_OK) && !access(foreign, F_OK));
         snprintf(mine, sizeof mine, "%s", unfinished_name());
         const pid_t other = fork();
         if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
@@ -307,13 +285,9 @@ TEST(numbers_that_are_not_finite_are_named_and_leave_nothing) {
         size_t e;
         float number;
         const char *part;
-    } cases[] = {{F16, LAYER_1 + FC2_W, 5, NAN, "layers.1.fc2.weight: element 5 is nan; expected finite"},
-                 {F16, LAYER_0 + K_W, 5, -INFINITY, "layers.0.self_attn.k_proj.weight: element 5 is -inf"},
-                 {F16, LAYER_0 + FC1_B, 5, INFINITY, "layers.0.fc1.bias: element 5 is inf; expected finite"},
-                 {F16, LM_HEAD, 5, NAN, "lm_head.weight: element 5 is nan"},
-                 {BF16, LAYER_1 + FC1_W, 5, NAN, "layers.1.fc1.weight: element 5 is nan"},
-                 {F32, LAYER_1 + FC1_W, 5, 1e6f, "layers.1.fc1.weight: element 5 is 1e+06"},
-                 {F16, LAYER_1 + FC1_W, 64 * 64 + 3, NAN, "layers.1.fc1.weight: element 4099 is nan"}};
+    } cases[] = {{F16, LAYER_0 + FC1_B, 5, -INFINITY, "layers.0.fc1.bias: element 5 is -inf; expected finite"},
+                 {F16, LAYER_1 + FC1_W, 64 * 64 + 3, NAN, "layers.1.fc1.weight: element 4099 is nan; expected finite"},
+                 {F32, LAYER_1 + FC1_W, 5, 1e6f, "layers.1.fc1.weight: element 5 is 1e+06"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         odd.t = cases[i].t, odd.e = cases[i].e, odd.number = cases[i].number;
         const char *from = model_dir(small_of(cases[i].type)), *to = temp_dir();
@@ -340,8 +314,7 @@ TEST(a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once) {
     static const struct {
         int first, second;
         bool at_once;
-    } cases[] = {{SIGINT, 0, false},     {SIGTERM, 0, false},     {SIGHUP, 0, false},
-                 {SIGINT, SIGINT, true}, {SIGINT, SIGTERM, true}, {SIGTERM, SIGHUP, false}};
+    } cases[] = {{SIGINT, 0, false}, {SIGHUP, 0, false}, {SIGINT, SIGTERM, true}, {SIGTERM, SIGHUP, false}};
     const char *from = model_dir(small), *parent = temp_dir(), *to = in_dir(parent, "new");
     for (size_t i = 0; i < COUNT(cases); i++) {
         const int first = cases[i].first, second = cases[i].second;
@@ -388,7 +361,6 @@ TEST(an_output_that_is_there_is_refused) {
     write_file(to, "mine", "precious", 8);
     refused(from, to, EXIT_USAGE, "Directory not empty; name a new directory or an empty one");
     refused(from, in_dir(to, "mine"), EXIT_USAGE, "Not a directory");
-    refused(from, from, EXIT_USAGE, "Directory not empty");
     CU_ASSERT_EQUAL(quantized(from, in_dir(to, "no/such"), WHOLE), -1);
     said(&err, EXIT_FAILED, "No such file");
     CU_ASSERT_EQUAL(count_files(to), 1);
@@ -398,7 +370,6 @@ TEST(an_output_that_is_there_is_refused) {
     ASSERT_OK(quantized(from, in_dir(to, "empty//"), WHOLE));
     is_packed_copy(in_dir(to, "empty"), from);
     CU_ASSERT_EQUAL(count_files(to), 3);
-    refused("/nonexistent", in_dir(to, "new"), EXIT_FAILED, "there is no such directory");
     refused(in_dir(to, "empty"), in_dir(to, "new"), EXIT_USAGE, "is packed already; name");
 }
 
@@ -410,62 +381,18 @@ TEST(an_output_that_is_there_is_refused) {
 static const Fault bad_copy[] = {
     {"flexgen-packed-1", "flexgen-packed-2", "format is \"flexgen-packed-2\"; expected \"flexgen-packed-1\""},
     {"flexgen-packed-1", "pt", "q_proj.weight: dtype is U8; expected F16, BF16 or F32: save the model"},
-    {"\"__metadata__\"", "\"metadata\"", "tensor metadata: dtype is nothing"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":4", "flexgen.bits is 4; expected \"4\": pack the model again"},
     {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"3\"", "flexgen.bits is \"3\"; expected \"4\": pack the model again"},
-    {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"\"", "flexgen.bits is \"\""},
-    {"\"flexgen.bits\":\"4\"", "\"flexgen.bits\":\"4 \"", "flexgen.bits is \"4 \""},
-    {"\"flexgen.bits\":\"4\",", "", "flexgen.bits is nothing"},
     {"\"flexgen.group\":\"64\"", "\"flexgen.group\":\"32\"",
      "flexgen.group is \"32\"; expected \"64\": pack the model again"},
-    {"\"flexgen.group\":\"64\"", "\"flexgen.group\":[64]", "flexgen.group is a list"},
-    {"\"flexgen.group\":\"64\"", "\"group\":\"64\"", "flexgen.group is nothing"},
-    {"{\"format\"", "[{\"format\"", "header: byte"},
-    {"\"U8\"", "\"I8\"", "q_proj.weight: dtype is I8; expected U8, as __metadata__ says it is packed"},
-    {"\"U8\",\"shape\":[1,2304]", "\"F16\",\"shape\":[18,64]", "q_proj.weight: dtype is F16; expected U8"},
+    {"\"U8\"", "\"F16\"", "q_proj.weight: dtype is F16; expected U8, as __metadata__ says it is packed"},
     {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304,1]; config.json asks for [1,2304]"},
-    {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304]", "shape is [2304]; config.json asks for [1,2304]"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[1,4608]", "fc1.weight: shape is [1,4608]; config.json asks for [2"},
-    {"\"U8\",\"shape\":[2,2304]", "\"U8\",\"shape\":[2,2305]", "shape is [2,2305]; config.json asks for [2,2304]"},
     {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
-    {"\"F16\",\"shape\":[128]", "\"U8\",\"shape\":[256]", "fc1.bias: dtype is U8; expected F16"},
 };
 
 static const Fault unpacked_shard[] = {{"flexgen-packed-1", "pt", "00002.safetensors: is not packed, "}};
 
 TEST(spoilt_copies_are_refused) {
-    refuses_each(checkpoint_opens, copy_of(model_dir(small), WHOLE), TENSORS, bad_copy, COUNT(bad_copy));
-    refuses_each(checkpoint_opens, copy_of(PRE, 90000), "model-00002-of-00002.safetensors", unpacked_shard, 1);
-}
-
-/* Characters of a header are others. Where it is accepted, everything must be there. */
-TEST(random_damage_never_crashes) {
-    static const char others[] = "0123456789-.eE[]{}\":,\\u\x80zUF";
-    uint64_t state = 3, len;
-    for (int packed = 0; packed < 2; packed++) {
-        const char *from = model_dir(small), *dir = packed ? copy_of(from, WHOLE) : from;
-        size_t size;
-        char *good = contents(in_dir(dir, TENSORS), &size), *file = xcalloc(size, 1);
-        int opened = 0;
-        memcpy(&len, good, sizeof len);
-        for (int run = 0; run < 1000; run++) {
-            static f16 numbers[128 * 64];
-            memcpy(file, good, size);
-            for (int edits = 1 + run % 3; edits > 0; edits--) /* the last of a copy is in its metadata */
-                file[sizeof len + test_below(&state, packed && edits == 1 ? 120 : (int)len)] =
-                    others[test_below(&state, sizeof others - 1)];
-            write_file(dir, TENSORS, file, size);
-            err = (Error){0, ""};
-            Checkpoint *c = checkpoint_open(dir, &err);
-            for (int r = 0; c && r < NROLES; r++) {
-                const Tensor *t = &c->layer[1][r];
-                ASSERT_OK(checkpoint_fill(c, numbers, t, 0, (size_t)t->rows * t->cols, &err));
-            }
-            opened += c != NULL;
-            CU_ASSERT(c || (err.code == EXIT_FAILED && err.text[0]));
-            checkpoint_close(c);
-        }
-        CU_ASSERT(opened < 100);
-        free(good), free(file);
-    }
+    refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(model_dir(small), WHOLE), TENSORS, bad_copy, COUNT(bad_copy));
+    refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(PRE, 90000), "model-00002-of-00002.safetensors", unpacked_shard, 1);
 }

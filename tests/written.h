@@ -24,6 +24,9 @@ void write_model(const char *dir, const Model *model);
 /* Writes a model to a fresh directory, and returns its path as temp_dir does. */
 const char *model_dir(Model model);
 
+/* Returns the same temporary directory each time, for a file that is written anew for each case. */
+const char *suite_dir(void);
+
 /* What is wrong with a file, and the part of the program's refusal that says so. */
 typedef struct {
     const char *from, *to, *says;
@@ -34,13 +37,13 @@ void spoil(const char *dir, const char *file, const char *from, const char *to);
 
 /* Asserts that an error has this code, is one line and contains `part`; then clears it. */
 void said(Error *err, int code, const char *part);
-/* Opens and closes what a directory holds. Returns false and fills err if it is refused. */
-typedef bool Opens(const char *dir, Error *err);
+/* Opens and closes what `name` names: a directory, mostly. Returns false and fills err if it is refused. */
+typedef bool Opens(const char *name, Error *err);
 bool checkpoint_opens(const char *dir, Error *err);
-/* Asserts that a directory is refused, in one line that begins with its path and contains `says`. */
-void refuses(Opens *opens_it, const char *dir, const char *says);
-/* Asserts this for each of n faults in a file of the directory. The file is afterwards as it was. */
-void refuses_each(Opens *opens_it, const char *dir, const char *file, const Fault *fault, size_t n);
+/* Asserts that it is refused with this code, in one line that begins with the name and contains `says`. */
+void refuses(Opens *opens_it, int code, const char *name, const char *says);
+/* Asserts this for each of n faults in a file of a directory. The file is afterwards as it was. */
+void refuses_each(Opens *opens_it, int code, const char *dir, const char *file, const Fault *fault, size_t n);
 /* Opens a checkpoint. If it is refused, the test ends. */
 Checkpoint *opens(const char *dir);
 #endif
