@@ -75,10 +75,11 @@ static cJSON *json_of(const char *name) {
     return parsed(text, strlen(text));
 }
 
-/* The n-th line of a text as JSON, which has so many fields. */
+/* The n-th line of a text as JSON, which has so many fields; NULL: there is no further one. */
 static cJSON *json_line(const char *text, int n, int fields) {
-    while (text && n--) text = (text = strchr(text, '\n')) ? text + 1 : NULL;
-    const char *end = text ? strchr(text, '\n') : NULL;
+    while (n-- > 0 && (text = strchr(text, '\n'))) text++;
+    if (!text || !*text) return NULL;
+    const char *end = strchr(text, '\n');
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
     cJSON *line = parsed(text, (size_t)(end - text));
     CU_ASSERT_EQUAL(cJSON_GetArraySize(line), fields);
@@ -89,9 +90,8 @@ static cJSON *completion(const char *text, int n) { return json_line(text, n, 5)
 
 /* Checks that lines of completions are whole, and counts them. */
 static int count_completions(const char *text) {
-    const int n = count_lines(text);
-    for (int i = 0; i < n; i++) completion(text, i);
-    CU_ASSERT(!n || text[strlen(text) - 1] == '\n');
+    int n = 0;
+    while (completion(text, n)) n++;
     return n;
 }
 
@@ -172,9 +172,13 @@ static void give_model(int width, bool with_head) {
 #define EVAL "eval" TINY LAPTOP
 #define STORIES EVAL " --perplexity models/opt-tiny/stories.txt --window 64 --json -"
 
-TEST(what_cannot_be_done_is_refused_in_one_line) {
+/* Nothing is touched before everything that can be refused has been, and nothing that is there without being told. */
+TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
 #define A_DIRECTORY "; expected a Hugging Face directory, with config.json"
 #define OR_A_NAME "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
+#define NO_GROUPS                                                                                                      \
+    "have 32 and 64 rows ... whole groups of 64 ... leave the weights unpacked ... --compress-cache still packs a KV " \
+    "cache"
     static const Case rows[] = {
         {"--model models/opt-tiny", 2, "unknown command --model"},
         {"generate", 2, "--model is missing"},
@@ -224,7 +228,34 @@ TEST(what_cannot_be_done_is_refused_in_one_line) {
          "within 9 s ... --max-latency"},
         {"policy --model opt-175b" ON_T4 " --cost-model paper --gpu-batch-size 4800 --num-gpu-batches 3", 2,
          "no placement fits ... GPU lacks 329.25 GiB ... disk lacks"},
+        /* prompts and texts */
+        {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
+        {"generate" TINY " --prompts @", 1, "directory"},
+        {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
+        {EVAL " --last-word @words", 1, "words line 2"},
+        {EVAL " --perplexity /dev/null", 1, "/dev/null"},
+        /* compression */
+        {"quantize --model @small --output @copies/two", 2, NO_GROUPS},
+        {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, NO_GROUPS},
+        {"bench --model @small --prompt-len 6" LAPTOP " --compress-weight", 2, NO_GROUPS},
+        {"bench --model @small --prompt-len 6" LAPTOP " --compress-cache", 2,
+         "--compress-cache: heads of 8 numbers ... multiples of 16 ... leave it out: --compress-weight still packs the "
+         "weights"},
+        {"policy --model @small --prompt-len 6" LAPTOP " --allow-compression", 2,
+         "--allow-compression: heads of 8 numbers"},
+        {"quantize --model @copies/one --output @copies/two", 2, "copies/one ... packed already"},
+        {"eval --model @copies/one --perplexity README.md" LAPTOP " --compress-weight --bits 3", 2,
+         "--bits ... are packed; name the model that it was made from"},
         /* outputs */
+        {"quantize" TINY " --output models/opt-tiny", 2, "--output models/opt-tiny ... not empty"},
+        {"quantize" TINY " --output Makefile", 2, "--output Makefile ... Not a directory"},
+        {"quantize" TINY " --output no/such/copy", 1, "--output no/such/copy ... No such file"},
+        {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
+        {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
+        {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
+        {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
+        {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
+        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
         {ON_PAPER " --json /nonexistent/x", 1, "--json /nonexistent/x"},
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},
         {GENERATE " --prompt a --output no/such/file", 1, "--output no/such/file ... No such file"},
@@ -234,7 +265,20 @@ TEST(what_cannot_be_done_is_refused_in_one_line) {
         {GENERATE ALL_DISK " --prompt a --offload-dir /proc --disk-mem 1G", 1, "/proc ... --offload-dir"},
         {GENERATE ALL_DISK " --prompt a --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
     };
+    give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
+    give("words", "{\"text\": \"a b\"}\nhello\n");
+    give("old", "precious\n");
+    give_model(32, false);
+    make_dir("copies");
+    flexgen_done("quantize" TINY " --output @copies/one");
     ASSERT_CASES(rows);
+    assert_ends(flexgen("generate" TINY " --prompt '%03000d'", 0), EXIT_FAILED, "--prompt: ... takes 512 ... shorten");
+    with.input = offload;
+    assert_ends(flexgen("generate" TINY " --prompts -"), EXIT_FAILED, "standard input ... directory");
+    CU_ASSERT_STRING_EQUAL(text_of("old"), "precious\n");
+    CU_ASSERT(!is_there("old.journal") && count_files(in_dir(capture, "copies")) == 1);
+    flexgen_done(GENERATE " --prompt a --max-tokens 2 --output @old --overwrite");
+    CU_ASSERT_EQUAL(count_completions(text_of("old")), 1);
 }
 
 TEST(help_goes_to_standard_output_and_names_every_flag) {
@@ -257,7 +301,7 @@ TEST(help_goes_to_standard_output_and_names_every_flag) {
 
 TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
     static const struct {
-        const char *file, *find, *put, *said; /* find NULL: the file is not there */
+        const char *file, *find, *put, *said;
     } cases[] = {
         {"config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
         {"config.json", "embeddings\": 64", "embeddings\": 65", "embed_positions ... config.json asks for"},
@@ -265,40 +309,14 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
         {"model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
         {"vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
         {"merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
-        {"config.json", NULL, "", "config.json: cannot open"},
-        {"model.safetensors", NULL, "", "neither model.safetensors nor model.safetensors.index.json"},
-        {"vocab.json", NULL, "", "vocab.json: cannot open"},
-        {"merges.txt", NULL, "", "merges.txt: cannot open"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         give_model(32, false);
-        const char *small = in_dir(capture, "small");
-        if (cases[i].find)
-            spoil(small, cases[i].file, cases[i].find, cases[i].put);
-        else
-            CHECK(!unlink(in_dir(small, cases[i].file)));
+        spoil(in_dir(capture, "small"), cases[i].file, cases[i].find, cases[i].put);
         assert_ends(flexgen(SMALL), EXIT_FAILED, cases[i].said);
     }
     give_model(32, false);
     flexgen_done(SMALL); /* what all of them began with is good */
-}
-
-TEST(a_wrong_prompt_or_text_is_refused_with_its_line) {
-    static const Case rows[] = {
-        {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
-        {"generate" TINY " --prompts @", 1, "directory"},
-        {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
-        {EVAL " --last-word @words", 1, "words line 2"},
-        {EVAL " --perplexity /dev/null", 1, "/dev/null"},
-    };
-    give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
-    give("words", "{\"text\": \"a b\"}\nhello\n");
-    ASSERT_CASES(rows);
-    char *text = keep(xcalloc(2000, 1));
-    for (int i = 0; i < 600; i++) memcpy(text + 3 * i, "we ", 3);
-    assert_ends(flexgen("generate" TINY " --prompt '%s'", text), EXIT_FAILED, "--prompt: ... takes 512 ... shorten");
-    with.input = offload;
-    assert_ends(flexgen("generate" TINY " --prompts -"), EXIT_FAILED, "standard input ... directory");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -332,24 +350,6 @@ TEST(an_output_that_cannot_be_written_is_an_error) {
     }
 }
 
-/* Nothing is touched before everything that can be refused has been, and nothing that is there without being told. */
-TEST(an_older_output_is_left_alone) {
-    static const Case rows[] = {
-        {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
-        {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
-        {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
-        {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
-        {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
-        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
-    };
-    give("old", "precious\n");
-    ASSERT_CASES(rows);
-    CU_ASSERT_STRING_EQUAL(text_of("old"), "precious\n");
-    CU_ASSERT(!is_there("old.journal"));
-    flexgen_done(GENERATE " --prompt a --max-tokens 2 --output @old --overwrite");
-    CU_ASSERT_EQUAL(count_completions(text_of("old")), 1);
-}
-
 /* The file that a link leads to is replaced, and standard output is written where it stands, whatever it is called. */
 TEST(a_link_stays_a_link_and_standard_output_may_have_any_name) {
     struct stat st;
@@ -377,28 +377,31 @@ TEST(a_link_stays_a_link_and_standard_output_may_have_any_name) {
 TEST(a_job_goes_on_only_as_it_began) {
 #define FORTY \
     "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 8 --gpu-batch-size 2 --num-gpu-batches 1 --output @began "
+#define ALL_SET "--temperature 0.7 --seed 3 --top-k 50 --top-p 0.75 --stop x --attn-sparsity 0.5 "
+#define PACKED "--compress-weight --compress-cache "
 #define OTHER "is of another job ... "
     static const struct {
-        const char *began, *goes_on;
+        const char *began, *goes_on; /* began NULL: the job above is still there */
         int status;
         const char *said;
     } cases[] = {
-        {"--temperature 0.7 --seed 3", "--temperature 0.7 --seed 4", 2, OTHER "--seed is \"3\""},
-        {"--temperature 0.7 --seed 3", "--temperature 0.8 --seed 3", 2, OTHER "--temperature is "},
-        {"--temperature 0.7", "--temperature 0.7 --top-k 5", 2, OTHER "--top-k is 0, and here it is 5"},
-        {"--temperature 0.7", "--temperature 0.7 --top-p 0.5", 2, OTHER "--top-p is 1, and here it is 0.5"},
-        {"--stop x", "--stop y", 2, OTHER "--stop is [\"x\"], and here it is [\"y\"]"},
-        {"--compress-weight", "", 2, OTHER "bits of weights is 4, and here it is 0"},
-        {"--compress-weight", "--allow-compression", 0, ""},
-        {"--compress-cache", "", 2, OTHER "bits of the cache is 4, and here it is 0"},
-        {"--compress-cache", "--allow-compression", 0, ""},
-        {"--attn-sparsity 0.5", "--attn-sparsity 0.25", 2, OTHER "--attn-sparsity is 0.5, and here it is 0.25"},
+        {ALL_SET, ALL_SET "--seed 4", 2, OTHER "--seed is \"3\""},
+        {NULL, ALL_SET "--temperature 0.8", 2, OTHER "--temperature is "},
+        {NULL, ALL_SET "--top-k 5", 2, OTHER "--top-k is 50, and here it is 5"},
+        {NULL, ALL_SET "--top-p 0.5", 2, OTHER "--top-p is 0.75"},
+        {NULL, ALL_SET "--stop y", 2, OTHER "--stop is [\"x\"], and here it is [\"x\",\"y\"]"},
+        {NULL, ALL_SET "--attn-sparsity 0.25", 2, OTHER "--attn-sparsity is 0.5, and here it is 0.25"},
         {"", "--attn-sparsity 0.5", 2, OTHER "--attn-sparsity is 1, and here it is 0.5"},
+        {PACKED, "", 2, OTHER "bits of weights is 4, and here it is 0"},
+        {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
+        {NULL, "--allow-compression", 0, ""},
     };
     give_prompts("A dog and a cat.\n", 40);
     for (size_t i = 0; i < COUNT(cases); i++) {
-        with.file = 2000;
-        assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
+        if (cases[i].began) {
+            with.file = 2000;
+            assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
+        }
         assert_ends(flexgen(FORTY "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
         CU_ASSERT_EQUAL(is_there("began.journal"), cases[i].status != 0); /* or it has ended */
     }
@@ -468,10 +471,10 @@ TEST(a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said) {
 /* The prompts fit; with what has been generated behind them they do not any more. */
 TEST(a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit) {
 #define EIGHT \
-    "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 200 --gpu-batch-size 8 --num-gpu-batches 1 --gpu-mem 22200K"
-    enum { HUNDRED_SWEEPS = 400 + 100 * 76 /* bytes of a journal */ };
+    "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 100 --gpu-batch-size 8 --num-gpu-batches 1 --gpu-mem 17600K"
+    enum { FIFTY_SWEEPS = 400 + 50 * 76 /* bytes of a journal */ };
     give("prompts", "a\nb\nc\nd\ne\nf\ng\nh\n");
-    const Result plain = flexgen_done(EIGHT), killed = stop_at(HUNDRED_SWEEPS, SIGKILL, "eight", EIGHT),
+    const Result plain = flexgen_done(EIGHT), killed = stop_at(FIFTY_SWEEPS, SIGKILL, "eight", EIGHT),
                  rest = flexgen_done(EIGHT " --output @eight --resume");
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
     CU_ASSERT(shows(rest.err, "do not fit: going on with --gpu-batch-size 4 ... 8 prompts, "));
@@ -487,11 +490,10 @@ TEST(a_job_goes_on_beside_prompts_that_are_impossible) {
         give("prompts", prompts[i]);
         const Result r = flexgen(GENERATE " --prompts @prompts --max-tokens 3");
         CU_ASSERT(r.status == EXIT_FAILED && shows(r.err, "flexgen: 1 of 3 prompts could not be completed"));
-        CU_ASSERT_EQUAL_FATAL(count_lines(r.out), 3);
-        completion(r.out, 0), completion(r.out, 2);
+        CU_ASSERT(completion(r.out, 0) && completion(r.out, 2) && !completion(r.out, 3));
         const cJSON *error = json_line(r.out, 1, 2);
         assert_figures(error, "id=1");
-        CU_ASSERT(!strncmp(string(error, "error"), "line 2: ", 8));
+        CU_ASSERT(shows(string(error, "error"), "line 2: "));
         give("ended", r.out);
         const Result again = flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
@@ -513,7 +515,7 @@ static int start_hundred(pid_t *pid, const char *flags) {
 /* Whose output nobody reads: it has no journal, and does not wait for a reader. */
 TEST(a_signal_stops_a_job_whose_pipe_is_full) {
     pid_t pid;
-    const int from = start_hundred(&pid, "--max-tokens 9");
+    const int from = start_hundred(&pid, "--max-tokens 4");
     while (poll(&(struct pollfd){.fd = from, .events = POLLIN}, 1, -1) != 1) CHECK(errno == EINTR);
     usleep(500000); /* or longer than the whole job takes */
     kill(pid, SIGTERM);
@@ -525,19 +527,18 @@ TEST(a_signal_stops_a_job_whose_pipe_is_full) {
 
 /* When the first of the hundred lines has come, the run is under way. */
 TEST(a_killed_run_leaves_no_offload_file_and_whole_lines) {
-    static const int signals[] = {SIGKILL, SIGINT, SIGTERM};
-    for (int i = 0; i < 3; i++) {
+    for (int killed = 0; killed < 2; killed++) {
         static char out[1 << 16];
         size_t len = 0;
         pid_t pid;
         const int from =
-            start_hundred(&pid, ALL_DISK " --max-tokens 50 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
+            start_hundred(&pid, ALL_DISK " --max-tokens 20 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
         ssize_t n = read(from, out, sizeof out - 1);
-        kill(pid, signals[i]);
+        kill(pid, killed ? SIGKILL : SIGTERM);
         for (; n > 0; n = read(from, out + len, sizeof out - 1 - len)) len += (size_t)n;
         close(from);
         out[len] = 0;
-        CU_ASSERT_EQUAL(finish(pid).status, signals[i] == SIGKILL ? 1000 + SIGKILL : 128 + signals[i]);
+        CU_ASSERT_EQUAL(finish(pid).status, killed ? 1000 + SIGKILL : 128 + SIGTERM);
         const int lines = count_completions(out);
         CU_ASSERT(lines > 0 && lines < 100);
     }
@@ -565,18 +566,13 @@ TEST(prompts_come_from_flags_a_file_or_standard_input) {
  * given, it does not. */
 TEST(every_policy_writes_the_same_completions) {
     static const char *const policies[] = {
-        "--gpu-batch-size 2 --num-gpu-batches 2",  /* more prompts than a block */
-        "--gpu-batch-size 64 --num-gpu-batches 3", /* fewer than a batch */
-        "--gpu-batch-size 3 --schedule row",
-        "--gpu-batch-size 3 --num-gpu-batches 2" ALL_DISK,
-        "--percent 30 30 30 30 30 30 --cpu-cache-compute",
-        "--no-overlap --page-tokens 5 --threads 1",
-        "--synchronize --percent 30 30 30 30 30 30",
-        "--gpu-mem 5M",
+        "--gpu-batch-size 2 --num-gpu-batches 2 --no-overlap --page-tokens 5 --threads 1", /* more prompts than a block */
+        "--gpu-batch-size 64 --num-gpu-batches 3 --gpu-mem 5M",                            /* fewer than a batch */
+        "--gpu-batch-size 3 --schedule row --link ctog=1G,gtoc=500M" ALL_CPU,
+        "--synchronize --percent 30 30 30 30 30 30 --cpu-cache-compute",
         "--schedule diagonal --gpu-batch-size 2 --num-gpu-batches 2", /* some stop early: topups */
-        "--schedule diagonal --gpu-batch-size 1 --num-gpu-batches 3" ALL_DISK,
+        "--schedule diagonal --gpu-batch-size 3 --num-gpu-batches 3" ALL_DISK,
         "--schedule diagonal",
-        "--link ctog=1G,gtoc=500M" ALL_CPU,
     };
     give_ten_prompts();
     const Result plain = flexgen_done(TEN_PROMPTS),
@@ -614,11 +610,12 @@ TEST(no_prompts_are_no_work_and_no_error) {
 TEST(a_stop_text_ends_a_completion_before_it) {
     const Result all = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40"),
                  cut = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40 --stop . --stop zebra");
-    const cJSON *whole = completion(all.out, 0), *part = completion(cut.out, 0);
-    const char *text = string(whole, "completion"), *before = string(part, "completion");
-    CU_ASSERT(strlen(before) == strcspn(text, ".") && strlen(before) < strlen(text));
-    CU_ASSERT(!strncmp(before, text, strlen(before)) && !strcmp(string(part, "finish_reason"), "stop"));
-    CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < cJSON_GetArraySize(item(whole, "tokens")));
+    const char *text = string(completion(all.out, 0), "completion");
+    const cJSON *part = completion(cut.out, 0);
+    const size_t len = strcspn(text, ".");
+    CU_ASSERT(strlen(string(part, "completion")) == len && !strncmp(string(part, "completion"), text, len));
+    assert_figures(part, "finish_reason=stop");
+    CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < 40);
 }
 
 /* What few people have more than one of is counted as one. */
@@ -747,7 +744,7 @@ TEST(the_sim_runs_a_pipeline_of_machines) {
  * has room for few sequences. The JSON of --json has what was expected beside what the clock says. */
 TEST(the_diagonal_schedule_finds_its_number_of_batches) {
     static const char *const schedule[] = {"row", "zigzag", "diagonal"}, *const lengths[] = {
-                                                                             "--prompt-len 32 --gen-len 256",
+                                                                             "--prompt-len 32 --gen-len 64",
                                                                              "--prompt-len 512 --gen-len 4"};
     for (int i = 0; i < 2; i++) {
         double rate[3];
@@ -787,11 +784,7 @@ TEST(bench_says_what_was_expected) {
     for (int t = 0; t < NTIERS; t++) {
         const double peak = number(item(predicted, "peak_bytes"), tier_name[t]);
         const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
-        char line[100];
         CU_ASSERT(peak == number(tier, "planned_bytes") && peak >= number(tier, "peak_bytes"));
-        snprintf(line, sizeof line, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", peak / 0x1p20,
-                 number(tier, "peak_bytes") / 0x1p20);
-        CU_ASSERT_PTR_NOT_NULL(strstr(r.err, line));
     }
     CU_ASSERT(shows(r.err, "predicted ... measured ... throughput (token/s) ... GPU  peak (MiB)"));
 }
@@ -936,14 +929,7 @@ TEST(policy_compresses_where_it_is_allowed_to) {
     assert_figures(json, "compress_weight=true");
     CU_ASSERT(number(json, "throughput") > number(before, "throughput"));
     const Result r = flexgen_done(ON_LAPTOP " --num-prompts 32 --allow-compression");
-    int packed = 0;
-    for (const char *line = strchr(r.out, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
-        int gbs, batches, weights, cache;
-        if (sscanf(line, "%d x %d%*s %*s %d %d", &gbs, &batches, &weights, &cache) != 4) continue;
-        CU_ASSERT((weights == 4 || weights == 16) && (cache == 4 || cache == 16));
-        packed += weights == 4 || cache == 4;
-    }
-    CU_ASSERT(packed > 0);
+    CU_ASSERT(shows(r.out, "bits ... CPU  4  4 "));
 }
 
 /* Returns the throughput that a command reports of a task on a T4. */
@@ -1179,46 +1165,19 @@ TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
 // ---------------------------------------------------------------------------------------------------------------
 
 TEST(quantize_makes_a_copy_and_says_how_large_it_is) {
-    static const Case rows[] = {
-        {"quantize" TINY " --output models/opt-tiny", 2, "--output models/opt-tiny ... not empty"},
-        {"quantize" TINY " --output Makefile", 2, "--output Makefile ... Not a directory"},
-        {"quantize" TINY " --output no/such/copy", 1, "--output no/such/copy ... No such file"},
-        {"quantize --model @copies/one --output @copies/two", 2, "copies/one ... packed already"},
-        {"eval --model @copies/one --perplexity README.md" LAPTOP " --compress-weight --bits 3", 2,
-         "--bits ... are packed; name the model that it was made from"},
-    };
     Error err;
-    make_dir("copies");
-    const Result r = flexgen_done("quantize" TINY " --output @copies/one --threads 1");
+    const Result r = flexgen_done("quantize" TINY " --output @copy --threads 1");
     CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
-    CU_ASSERT(shows(r.err, "11.85 MB packed to ... 1 file in ... copies/one ... 4.50 in the matrices"));
-    Checkpoint *copy = checkpoint_open(in_dir(capture, "copies/one"), &err);
-    CU_ASSERT(copy && copy->packed && is_there("copies/one/merges.txt"));
+    CU_ASSERT(shows(r.err, "11.85 MB packed to ... 1 file in ... copy ... 4.50 in the matrices"));
+    Checkpoint *copy = checkpoint_open(in_dir(capture, "copy"), &err);
+    CU_ASSERT(copy && copy->packed && is_there("copy/merges.txt"));
     checkpoint_close(copy);
-    ASSERT_CASES(rows);
-    CU_ASSERT_EQUAL(count_files(in_dir(capture, "copies")), 1);
 }
 
-TEST(what_groups_do_not_divide_is_refused) {
-#define ROWS                                                                                                           \
-    "have 32 and 64 rows ... whole groups of 64 ... leave the weights unpacked ... --compress-cache still packs a KV " \
-    "cache"
-    static const Case rows[] = {
-        {"quantize --model @small --output @never", 2, ROWS},
-        {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, ROWS},
-        {"bench --model @small --prompt-len 6" LAPTOP " --compress-weight", 2, ROWS},
-        {"bench --model @small --prompt-len 6" LAPTOP " --compress-cache", 2,
-         "--compress-cache: heads of 8 numbers ... multiples of 16 ... leave it out: --compress-weight still packs the "
-         "weights"},
-        {"policy --model @small --prompt-len 6" LAPTOP " --allow-compression", 2,
-         "--allow-compression: heads of 8 numbers"},
-    };
+TEST(a_study_needs_no_whole_groups) {
     give_model(32, false);
-    ASSERT_CASES(rows);
-    CU_ASSERT(!is_there("never"));
-    const Result r =
-        flexgen_done("eval --model @small --perplexity README.md" LAPTOP
-                     " --limit 1 --compress-weight --compress-cache --group 96"); /* a study needs no whole groups */
+    const Result r = flexgen_done("eval --model @small --perplexity README.md" LAPTOP
+                                  " --limit 1 --compress-weight --compress-cache --group 96");
     CU_ASSERT(shows(r.out, "a study: weights and cache rounded to 4 bits in groups of 96"));
 }
 
