@@ -293,6 +293,42 @@ TEST(help_goes_to_standard_output_and_names_every_flag) {
     CU_ASSERT(r.status == EXIT_USAGE && r.out_len == 0 && shows(r.err, "flexgen generate"));
 }
 
+/* Of what few people have more than one of, one is not counted as many. The line under the plan counts the cache wherever
+ * it rests, as the table above it does. */
+TEST(what_was_done_is_told_in_words) {
+#define WINDOWS EVAL " --perplexity models/opt-tiny/stories.txt --threads 1 --window "
+#define KV_CACHE "KV cache ... 76.50 ... KV cache 76.50 MiB, by A.2.1's estimate"
+#define ON_A_SIM "bench --model opt-125m --device sim" ON_T4 " --gpu-batch-size 2 --num-gpu-batches 2"
+    static const struct {
+        const char *args, *out, *err;
+    } rows[] = {
+        {WINDOWS "2 --limit 1", "1 token in 1 window of 2,  ... , 1 thread, ", ""},
+        {WINDOWS "5 --limit 1", "4 tokens in 1 window of 5,  ... , 1 thread, ", ""},
+        {WINDOWS "4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, ", ""},
+        {EVAL " --last-word @words", "last word: accuracy 1.0000 ... : 1 line\n", ""},
+        {GENERATE " --prompt a --max-tokens 1 --verbose", "", "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "},
+        {ON_A_SIM ALL_GPU, "", KV_CACHE},
+        {ON_A_SIM ALL_CPU, "", KV_CACHE},
+        {ON_A_SIM ALL_DISK, "", KV_CACHE},
+        {ON_PAPER, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p", ""},
+        {"policy --model opt-6.7b" ON_T4 " --nodes 2",
+         "opt-6.7b, s 512, n 32, on: T4 16 GB ... flights x block ... 1 machine ... 2 machines, pipeline ... 2 machines, "
+         "without offloading",
+         ""},
+        /* a study needs no whole groups */
+        {"eval --model @small --perplexity README.md" LAPTOP " --limit 1 --compress-weight --compress-cache --group 96",
+         "a study: weights and cache rounded to 4 bits in groups of 96", ""},
+        {"quantize" TINY " --output @told --threads 1", "",
+         "11.85 MB packed to ... 1 file in ... told ... 4.50 in the matrices"},
+    };
+    give("words", "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n");
+    give_model(32, false);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const Result r = flexgen_done("%s", rows[i].args);
+        CU_ASSERT(shows(r.out, rows[i].out) && shows(r.err, rows[i].err));
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Hostile files
 // ---------------------------------------------------------------------------------------------------------------
@@ -339,14 +375,12 @@ TEST(an_output_that_cannot_be_written_is_an_error) {
     with.output = "/dev/full"; /* where a copy writes nothing */
     const Result copy = flexgen_done("quantize" TINY " --output @written");
     CU_ASSERT(count_lines(copy.err) == 1 && strstr(copy.err, " packed to "));
-    static const char *const json[][2] = {{"-", "--json -: ... No space left"},
-                                          {"/dev/full", "--json /dev/full: ... No space left"},
-                                          {"no/such/file", "--json no/such/file: ... No such file"}};
-    for (int i = 0; i < 3; i++) {
-        if (i == 0) with.output = "/dev/full";
-        const Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", json[i][0]);
-        const char *said = strstr(r.err, "flexgen: "); /* behind the plan, one line */
-        CU_ASSERT(r.status == EXIT_FAILED && said && count_lines(said) == 1 && shows(said, json[i][1]));
+    static const char *const outputs[] = {"-", "/dev/full"};
+    for (int i = 0; i < 2; i++) {
+        with.output = "/dev/full";
+        const Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", outputs[i]);
+        const char *said = strstr(r.err, "flexgen: --json "); /* behind the plan, one line */
+        CU_ASSERT(r.status == EXIT_FAILED && said && count_lines(said) == 1 && shows(said, ": ... No space left"));
     }
 }
 
@@ -618,21 +652,6 @@ TEST(a_stop_text_ends_a_completion_before_it) {
     CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < 40);
 }
 
-/* What few people have more than one of is counted as one. */
-TEST(one_is_not_counted_as_many) {
-    static const char *const windows[][2] = {{"--window 2 --limit 1", "1 token in 1 window of 2,  ... , 1 thread, "},
-                                             {"--window 5 --limit 1", "4 tokens in 1 window of 5,  ... , 1 thread, "},
-                                             {"--window 4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, "}};
-    for (int i = 0; i < 3; i++) {
-        const Result r = flexgen_done(EVAL " --perplexity models/opt-tiny/stories.txt --threads 1 %s", windows[i][0]);
-        CU_ASSERT(shows(r.out, windows[i][1]));
-    }
-    give("words", "{\"text\": \"Once upon a time\"}\n");
-    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words").out, ": 1 line\n"));
-    const Result r = flexgen_done(GENERATE " --prompt a --max-tokens 1 --verbose");
-    CU_ASSERT(shows(r.err, "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "));
-}
-
 /* It is told from one that ends by itself. */
 TEST(a_completion_that_the_positions_cut_short_is_counted) {
     give_model(32, false);
@@ -707,16 +726,6 @@ TEST(the_sim_runs_opt_175b_on_a_t4) {
     cJSON_ArrayForEach(tier, item(json, "tiers")) CU_ASSERT(number(tier, "planned_bytes") == number(tier, "peak_bytes"));
     const cJSON *part = item(json, "breakdown.decode.weight (R)");
     CU_ASSERT(number(part, "busy_s") >= number(part, "hidden_s"));
-}
-
-/* The line under the plan counts the cache wherever it rests, as the table above it does. */
-TEST(the_plan_tells_the_kv_cache_of_all_tiers) {
-    static const char *const places[] = {ALL_GPU, ALL_CPU, ALL_DISK};
-    for (int i = 0; i < 3; i++) {
-        const Result r = flexgen_done(
-            "bench --model opt-125m --device sim" ON_T4 " --gpu-batch-size 2 --num-gpu-batches 2%s", places[i]);
-        CU_ASSERT(shows(r.err, "KV cache ... 76.50 ... KV cache 76.50 MiB, by A.2.1's estimate"));
-    }
 }
 
 /* Four machines: a line for each, and in --json the same figures. */
@@ -856,17 +865,9 @@ TEST(the_figures_of_a_run_agree_with_each_other) {
 // ---------------------------------------------------------------------------------------------------------------
 
 TEST(the_papers_cost_model_places_opt_30b) {
-    const cJSON *json = FIGURES(ON_PAPER " --json -");
-    assert_figures(json,
+    assert_figures(FIGURES(ON_PAPER " --json -"),
                    "wg~0.203194 wc wd cg cc cd hg hc hd T~309.121 T_pre T_gen throughput gbs=48 num_gpu_batches=3 bls=144 "
                    "s=512 n=32");
-    CU_ASSERT(shows(flexgen_done(ON_PAPER).out, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p"));
-}
-
-TEST(one_machine_and_pipelines_stand_below_the_question) {
-    CU_ASSERT(shows(flexgen_done("policy --model opt-6.7b" ON_T4 " --nodes 2").out,
-                    "opt-6.7b, s 512, n 32, on: T4 16 GB ... flights x block ... 1 machine ... 2 machines, pipeline ... "
-                    "2 machines, without offloading"));
 }
 
 #define ON_LAPTOP "policy --model opt-1.3b" LAPTOP " --prompt-len 128 --gen-len 16 --gpu-mem 1G"
@@ -1014,7 +1015,6 @@ TEST(eval_knows_which_last_words_are_right) {
     const cJSON *json = FIGURES(EVAL " --last-word @words --limit 2 --json -");
     assert_figures(json, "lines=2 last_word_accuracy=0.5");
     CU_ASSERT(number(json, "perplexity") > 10 && !item(json, "windows"));
-    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words --limit 1").out, "last word: accuracy 1.0000"));
 }
 
 /* Numbers that are rounded stay F16: on disk they take as much, and elsewhere. Rounding to 8 bits costs less than to 2, and
@@ -1164,33 +1164,16 @@ TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
 // flexgen quantize
 // ---------------------------------------------------------------------------------------------------------------
 
-TEST(quantize_makes_a_copy_and_says_how_large_it_is) {
-    Error err;
-    const Result r = flexgen_done("quantize" TINY " --output @copy --threads 1");
-    CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
-    CU_ASSERT(shows(r.err, "11.85 MB packed to ... 1 file in ... copy ... 4.50 in the matrices"));
-    Checkpoint *copy = checkpoint_open(in_dir(capture, "copy"), &err);
-    CU_ASSERT(copy && copy->packed && is_there("copy/merges.txt"));
-    checkpoint_close(copy);
-}
-
-TEST(a_study_needs_no_whole_groups) {
-    give_model(32, false);
-    const Result r = flexgen_done("eval --model @small --perplexity README.md" LAPTOP
-                                  " --limit 1 --compress-weight --compress-cache --group 96");
-    CU_ASSERT(shows(r.out, "a study: weights and cache rounded to 4 bits in groups of 96"));
-}
-
 /* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
 TEST(a_packed_copy_writes_what_compress_weight_does) {
 #define FORTY_TOKENS " --prompt 'Once upon a time' --max-tokens 40 "
-    flexgen_done("quantize" TINY " --output @packed");
-    const Result plain = flexgen_done(GENERATE FORTY_TOKENS),
+    const Result made = flexgen_done("quantize" TINY " --output @packed"), plain = flexgen_done(GENERATE FORTY_TOKENS),
                  same = flexgen_done(GENERATE FORTY_TOKENS "--compress-weight --percent 0 50 100 0 100 0"),
                  from = flexgen_done("generate --model @packed" LAPTOP FORTY_TOKENS);
     CU_ASSERT_STRING_EQUAL(from.out, same.out);
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
     CU_ASSERT(shows(from.err, "packed"));
+    CU_ASSERT(made.out_len == 0 && count_lines(made.err) == 1 && is_there("packed/merges.txt"));
 }
 
 /* The counters of what is packed, and of what sparse attention reads. */
