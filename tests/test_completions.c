@@ -228,8 +228,7 @@ TEST(the_first_stop_text_cuts_the_completion) {
         {A A A "!", {A "!"}, A A},
         {"The qzxj end. qzxk And more, much more of it.", {"qzxk"}, "The qzxj end. "},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_completion(cases[i].text, cases[i].stops, cases[i].expected);
+    for (size_t i = 0; i < COUNT(cases); i++) assert_completion(cases[i].text, cases[i].stops, cases[i].expected);
     int32_t *ids;
     CU_ASSERT(tokenizer_encode(tokenizer, "qzxk", 4, &ids, &err) > 1); /* or the last of them would say nothing */
     free(ids);
@@ -260,13 +259,15 @@ TEST(a_stop_text_with_special_tokens_inside_cuts_the_completion) {
         w.o.stop = (Texts){&stop, 1};
         CU_ASSERT_FATAL(start(&w));
         CU_ASSERT_EQUAL_FATAL(tokenizer_encode(tokenizer, "x\na\nb", 5, &ids, &err), 5);
-        const int32_t x = ids[0], a = ids[2], b = ids[4], pad = PAD;
-        for (int i = 0; !w.job.request[0].ended; i++)
-            give_ids(&w, i == 1 ? &a : i == 2 + pads ? &b : i > 1 && i < 2 + pads ? &pad : &x, 1);
+        int32_t chosen[MOST];
+        for (int i = 0; i < MOST; i++)
+            chosen[i] = i == 1 ? ids[2] : i == 2 + pads ? ids[4] : i > 1 && i < 2 + pads ? PAD : *ids;
+        for (int i = 0; !w.job.request[0].ended; i++) give_ids(&w, chosen + i, 1);
         seen_early |= w.job.request[0].known < MOST, seen_late |= w.job.request[0].known == MOST;
         end(&w);
         Text line = text_of(output);
-        snprintf(expected, sizeof expected, "\"completion\": \"x\", \"tokens\": [%d], \"finish_reason\": \"stop\"}\n", x);
+        snprintf(expected, sizeof expected, "\"completion\": \"x\", \"tokens\": [%d], \"finish_reason\": \"stop\"}\n",
+                 *ids);
         CU_ASSERT_PTR_NOT_NULL(strstr(line.text, expected));
         free(line.text), free(ids);
     }
@@ -386,7 +387,7 @@ TEST(an_output_that_is_there_is_never_lost_by_accident) {
         {"p\n", NULL, "{}\n", true, "is no journal"},
         {"p\n", NULL, "{\"" JOURNAL_VERSION "\": [\n", true, "is no journal"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         const char *out = cases[i].out, *left = cases[i].journal;
         const size_t out_len = out ? strlen(out) : 0, left_len = left ? strlen(left) : 0;
         Work w;

@@ -16,8 +16,9 @@
 #include <unistd.h>
 
 #include "tests/started.h"
+#include "tests/written.h"
 
-enum { MOST_LINES = 100, MAX_BYTES = 1 << 28, SPACE = 250 << 20, HALF = 640 /* bytes of a result and its journal */ };
+enum { MAX_BYTES = 1 << 28, SPACE = 250 << 20, HALF = 640 /* bytes of a result and its journal */ };
 
 static long cases, refused; /* so far; of them that ended with our line */
 
@@ -107,26 +108,28 @@ static void leave_half(void) {
 
 static void restore_half(void) { CHECK(!shell("cp half result && cp half.journal result.journal")); }
 
-/* NULL: there is no such file. */
-static char *text_of(const char *name) { return access(path_of(name), F_OK) ? NULL : contents(path_of(name), NULL); }
+static bool is_there(const char *pattern) {
+    glob_t found;
+    const bool there = glob(pattern, 0, NULL, &found) == 0;
+    if (there) globfree(&found);
+    return there;
+}
 
-/* Every line that ends is one of the reference, and not twice. */
+/* NULL: there is no such file. */
+static char *text_of(const char *name) { return is_there(path_of(name)) ? contents(path_of(name), NULL) : NULL; }
+
+/* Every line that ends is one of the reference, and not twice: what was found there is not found again. */
 static Verdict judge_lines(void) {
-    char *text = text_of("result"), *known = text_of("reference"), *end;
-    bool seen[MOST_LINES] = {false};
-    int lines = 0, total = 0;
-    Verdict verdict = RIGHT;
-    for (char *c = known; *c; c++) total += *c == '\n';
-    for (char *line = text; line && (end = strchr(line, '\n')); line = end + 1, lines++) {
-        int number = 0;
-        char *other = known, *other_end;
-        for (; (other_end = strchr(other, '\n')); other = other_end + 1, number++)
-            if (end - line == other_end - other && !memcmp(line, other, (size_t)(end - line))) break;
-        if (!other_end || seen[number]) verdict = WRONG;
-        if (other_end) seen[number] = true;
+    char *text = text_of("result"), *known = text_of("reference"), *end, *found = known;
+    size_t missing = strlen(known); /* bytes */
+    for (char *line = text; found && line && (end = strchr(line, '\n')); line = end + 1) {
+        const size_t len = (size_t)(end + 1 - line);
+        found = memmem(known, strlen(known), line, len);
+        if (found) *found = ' ';
+        missing -= len;
     }
     free(text), free(known);
-    return verdict == RIGHT && lines < total ? SHORT : verdict;
+    return !found ? WRONG : missing ? SHORT : RIGHT;
 }
 
 static Verdict judge_figures(void) {
@@ -134,7 +137,7 @@ static Verdict judge_figures(void) {
     Error err;
     cJSON *now = json_read(path_of("result"), MAX_BYTES, &err), *then = json_read(path_of("reference"), MAX_BYTES, &err);
     Verdict verdict = now ? RIGHT : SHORT;
-    for (size_t k = 0; now && k < sizeof keys / sizeof *keys; k++)
+    for (size_t k = 0; now && k < COUNT(keys); k++)
         if (json_get(then, keys[k]) && !cJSON_Compare(json_get(then, keys[k]), json_get(now, keys[k]), true))
             verdict = WRONG;
     if (now && cJSON_GetArraySize(now) != cJSON_GetArraySize(then)) verdict = WRONG;
@@ -146,7 +149,7 @@ static Verdict judge_figures(void) {
 static Verdict judge_text(void) { return shell("cmp -s result reference") ? SHORT : RIGHT; }
 
 static Verdict judge_directory(void) {
-    return access(path_of("result"), F_OK) ? SHORT : shell("diff -r result reference >/dev/null") ? WRONG : RIGHT;
+    return !is_there(path_of("result")) ? SHORT : shell("diff -r result reference >/dev/null") ? WRONG : RIGHT;
 }
 
 static Verdict judge_machine(void) {
@@ -166,7 +169,6 @@ static const char *const ways[] = {
     "pwrite:4",  "sync:5",     "sync+:5",   "sync:4",     "allocate:4", "allocate:28", "mmap:12",  "mmap+:12",
     "malloc:12", "malloc+:12", "thread:11", "thread+:11", "stat:5",     "stat+:12",    "unlink:5", "unlink+:13",
     "lock:37",   "lock:4",     "key:11",    "inner:12",   "inner+:12"};
-enum { NWAYS = sizeof ways / sizeof *ways };
 
 /* Calls of a way's class in the undisturbed run. */
 static long count_of(const char *way) {
@@ -186,13 +188,6 @@ static int lines_with(const char *text, const char *prefix) {
     return n;
 }
 
-static bool is_there(const char *pattern) {
-    glob_t found;
-    const bool there = glob(pattern, 0, NULL, &found) == 0;
-    if (there) globfree(&found);
-    return there;
-}
-
 /* Whether a run has left a file that it would have renamed: of its result, or of a machine that it measured. */
 static bool left_unfinished(void) {
     char machines[400];
@@ -202,7 +197,7 @@ static bool left_unfinished(void) {
 
 /* What is wrong with what a run ended with and left behind; NULL: nothing. finish has looked for an offload file. */
 static const char *judge(const Result *r, Verdict result) {
-    if (r->status >= 1000) return r->status == 1000 + SIGALRM ? "hangs" : "crashes";
+    if (r->status >= 1000) return "crashes";
     if (result == WRONG) return "leaves a wrong result";
     if (r->status == 0 && is_there(path_of("result.journal"))) return "leaves a journal of what is done";
     if (r->status == 0) return result == RIGHT && !lines_with(r->err, "flexgen: ") ? NULL : "calls it done";
@@ -259,14 +254,14 @@ static void try_job(const Errand *job) {
     if (job->goes_on) leave_half(), restore_half();
     make_reference(job);
     if (!count_of("malloc")) return; /* a sanitizer's, say: nothing is counted */
-    for (int w = 0; w < NWAYS; w++)
+    for (int w = 0; w < (int)COUNT(ways); w++)
         if (!way || !strncmp(way, ways[w], strcspn(ways[w], "+:"))) try_way(job, w, most);
     printf("\n    %s: %ld cases; so far %ld refused ", job->name, cases - before, refused);
 }
 
 /* The jobs whose command that is. */
 static void try_jobs(const char *command) {
-    for (size_t j = 0; j < sizeof jobs / sizeof *jobs; j++)
+    for (size_t j = 0; j < COUNT(jobs); j++)
         if (!strncmp(jobs[j].args, command, strlen(command))) try_job(&jobs[j]);
 }
 
@@ -311,7 +306,7 @@ TEST(what_a_killed_run_has_left_harms_no_other) {
         snprintf(fault, sizeof fault, "read:%ld:5", n);
         CHECK(!shell("mkdir -p result.tmp-1 && echo '{}' >result.tmp-1/config.json"));
         const Result r = run(&job, fault, "");
-        const bool left = !access(path_of("result.tmp-1"), F_OK);
+        const bool left = is_there(path_of("result.tmp-1"));
         const int lines = lines_with(r.err, path_of("result.tmp-*: cannot remove"));
         CU_ASSERT(r.status == EXIT_FAILED || (!r.status && judge_directory() == RIGHT));
         CU_ASSERT(lines <= 1 && (lines || !left)); /* where the end alone cannot be read, all has been removed */
