@@ -284,8 +284,8 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
 }
 
 TEST(help_goes_to_standard_output_and_names_every_flag) {
-    static const char *const asked[] = {"help", "--help", "generate --help", "bench --help"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const asked[] = {"help", "--help", "bench --help"};
+    for (int i = 0; i < 3; i++) {
         const Result r = flexgen_done("%s", asked[i]);
         CU_ASSERT(shows(
             r.out, "flexgen generate ... flexgen bench ... flexgen quantize ... --percent ... --offload-dir ... --stop"));
@@ -878,7 +878,7 @@ TEST(policy_lists_the_ten_best_or_the_frontier_under_the_papers_names) {
     const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"), *best = item(json, "best"),
                       *frontier = item(FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"), "frontier");
     const Result text = flexgen_done(ON_LAPTOP " --num-prompts 96");
-    double before = INFINITY, latency = 0, throughput = 0;
+    double before = INFINITY;
     assert_policy(json);
     assert_figures(json, "s=128 n=16 model=opt-1.3b");
     CU_ASSERT(shows(string(json, "hardware"), "RTX 4060"));
@@ -890,11 +890,7 @@ TEST(policy_lists_the_ten_best_or_the_frontier_under_the_papers_names) {
         CU_ASSERT_DOUBLE_EQUAL(before * number(one, "T"), 96 * 16, 1e-3);
         CU_ASSERT(number(one, "peak_bytes.GPU") <= 0x1p30);
     }
-    cJSON_ArrayForEach(one, frontier) {
-        assert_policy(one);
-        CU_ASSERT(number(one, "latency") > latency && number(one, "throughput") > throughput);
-        latency = number(one, "latency"), throughput = number(one, "throughput");
-    }
+    cJSON_ArrayForEach(one, frontier) assert_policy(one);
     CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
     CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
     CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
@@ -958,8 +954,7 @@ TEST(a_number_of_the_machine_is_changed_wherever_it_is_read) {
 TEST(the_machine_that_was_measured_before_is_used) {
     Hardware h;
     Error err;
-    Checkpoint *checkpoint = checkpoint_open("models/opt-tiny", &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(checkpoint);
+    Checkpoint *checkpoint = opens("models/opt-tiny");
     ProfileSize size;
     ASSERT_OK(profile_size(&size, NULL, &checkpoint->config, (size_t)1 << 40, &err));
     open_directories();
@@ -967,8 +962,7 @@ TEST(the_machine_that_was_measured_before_is_used) {
     strcpy(h.name, "measured before");
     profile_keep(&h, &size, &(ThisMachine){.offload_dir = offload, .threads = host_set_threads(0)});
     checkpoint_close(checkpoint);
-    const cJSON *json = FIGURES("policy" TINY " --prompt-len 8 --gen-len 4 --json -");
-    assert_figures(json, "'hardware=measured before'");
+    assert_figures(FIGURES("policy" TINY " --prompt-len 8 --gen-len 4 --json -"), "'hardware=measured before'");
     CU_ASSERT(shows(flexgen_done("generate" TINY " --prompt Once --max-tokens 3").err, "predicted ... measured"));
 }
 
@@ -1106,8 +1100,8 @@ TEST(bench_on_the_gpu_measures_before_it_traces) {
         const Result r = flexgen_done(BENCH_GPU "--json @gpu.json %s", traced ? "--trace @gpu-trace.json" : "");
         const cJSON *json = json_of("gpu.json");
         CU_ASSERT(!strstr(r.out, "breakdown") == !traced && !item(json, "breakdown") == !traced);
-        CU_ASSERT(!item(json, "channels.gpu.busy_s") && number(json, "channels.cpu.busy_s") >= 0);
-        CU_ASSERT(!traced || number(json, "traced.channels.gpu.busy_s") > 0);
+        CU_ASSERT_PTR_NULL(item(json, "channels.gpu.busy_s"));
+        assert_figures(json, traced ? "channels.cpu.busy_s traced.channels.gpu.busy_s>0" : "channels.cpu.busy_s");
         moved[traced] = number(json, "channels.ctog.moved_bytes");
         decoded[traced] = number(json, "decode_throughput") * number(json, "decode_s");
     }

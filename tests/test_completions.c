@@ -10,10 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests.h"
+#include "started.h"
 #include "written.h"
 
 #define PIECES "tests/golden/tokenizer"
+#define HEAD "{\"" JOURNAL_VERSION "\":true"
 enum { VOCAB = 1024, POSITIONS = 2048, N = 1000 };
 
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
@@ -53,9 +54,7 @@ static void read_prompts(Work *w, const char *lines) {
 
 /* Opens the output, goes on with what is there, and begins. False: refused. */
 static bool start(Work *w) {
-    cJSON *head = cJSON_CreateObject();
-    cJSON_AddTrueToObject(head, JOURNAL_VERSION);
-    cJSON_AddNumberToObject(head, "--temperature", 0);
+    cJSON *head = cJSON_Parse(HEAD ",\"--temperature\":0}");
     w->c = completions_open(&w->job, &w->o, &err);
     int status = w->c ? completions_resume(w->c, head, &w->finished, &err) : -1;
     if (!status && !w->finished) {
@@ -177,12 +176,10 @@ static void assert_completion(const char *text, const char *const stops[2], cons
 
 TEST(a_completion_has_exactly_its_five_fields) {
     Text line = written("{\"id\": \"\\\"x\\n\", \"prompt\": \"T\\\"\\\\\\t\\u0001\\u007f\\ud83d\\ude00\"}\n", " two", NULL);
-    const char *tokens = strstr(line.text, "\"tokens\": [");
-    CU_ASSERT_PTR_NOT_NULL_FATAL(tokens);
     CU_ASSERT(begins(line.text,
                      "{\"id\": \"\\\"x\\n\", \"prompt\": \"T\\\"\\\\\\t\\u0001\\u007f\xF0\x9F\x98\x80\", "
                      "\"completion\": \" two\", \"tokens\": ["));
-    CU_ASSERT_STRING_EQUAL(tokens + strcspn(tokens, "]"), "], \"finish_reason\": \"stop\"}\n");
+    CU_ASSERT(shows(line.text, "\"tokens\": [ ... ], \"finish_reason\": \"stop\"}\n"));
     free(line.text);
 }
 
@@ -204,7 +201,6 @@ TEST(a_nul_byte_in_a_completion_is_escaped) {
     end(&w);
     Text line = text_of(output);
     CU_ASSERT_PTR_NOT_NULL(strstr(line.text, "\"completion\": \"a\\u0000b\""));
-    CU_ASSERT_PTR_NOT_NULL(strstr(line.text, "\"finish_reason\": \"stop\"}"));
     free(line.text), free(ids);
 }
 
@@ -368,7 +364,6 @@ TEST(a_damaged_journal_never_makes_a_wrong_output) {
 }
 
 TEST(an_output_that_is_there_is_never_lost_by_accident) {
-#define HEAD "{\"" JOURNAL_VERSION "\":true"
     static const struct {
         const char *prompts, *out, *journal; /* NULL: not there */
         bool resume;
