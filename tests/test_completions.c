@@ -153,7 +153,7 @@ static Text written(const char *prompt, const char *text, const Texts *stop) {
     return text_of(output);
 }
 
-static bool begins(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
+static bool begins(const char *text, const char *prefix) { return !strncmp(text, prefix, strlen(prefix)); }
 
 /* The completion of text under a stop text, or two; its tokens make it, and no shorter ones do. */
 static void assert_completion(const char *text, const char *const stops[2], const char *expected) {
