@@ -331,6 +331,7 @@ TEST(the_program_keeps_to_what_it_may_have) {
         {512, 0, "generate --model models/opt-tiny --prompt x --max-tokens 4 --percent 100 0 100 0 100 0", 0, ""},
         {512, 0, LARGE "100 0 100 0 100 0", 2, "the GPU tier needs"},
         {512, 0, LARGE "0 0 100 0 100 0", 2, "the disk tier needs"},
+        {512, 0, MEDIUM "0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M", 2, "the disk tier needs ... may have tiers of"},
         {614, 0, MEDIUM "0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M", 0, ""},
         {512, 0, LARGE "100 0 100 0 100 0 --gpu-mem 4G", 2, "the GPU tier needs ... may have tiers of"},
         {512, 0, LARGE "0 100 0 100 0 100 --cpu-mem 4G", 2, "the GPU tier needs ... may have tiers of"},
