@@ -298,37 +298,23 @@ static void insert_word(Input *in, const char *words) {
 static void change(Input *in, const Target *target) {
     const Input *other = &target->pool[below((size_t)target->npool)];
     const size_t at = below(in->len), left = in->len - at, from = below(other->len);
-    const size_t piece = below(below(8) ? 20 : 2000), most = other->len - from;
-    char byte = (char)draw();
+    const size_t piece = below(below(8) ? 20 : 2000), n = size_min(piece, other->len - from);
+    const size_t kind = in->len ? below(8) : 5;
+    char byte = kind ? (char)draw() : (char)(in->bytes[at] ^ 1 << below(8));
     char copy[2000];
-    const size_t n = size_min(piece, most);
-    switch (in->len ? below(8) : 5) {
-        case 0:
-            in->bytes[at] ^= (char)(1 << below(8));
-            break;
-        case 1:
-            in->bytes[at] = byte;
-            break;
-        case 2:
-            replace(in, at, 0, &byte, 1);
-            break;
-        case 3:
-            replace(in, at, size_min(piece, left), "", 0);
-            break;
-        case 4:
-            change_number(in);
-            break;
-        case 5:
-            insert_word(in, target->words);
-            break;
-        case 6: /* a piece of this or another input */
-            memcpy(copy, other->bytes + from, n);
-            replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
-            break;
-        case 7:
-            if (!below(4)) in->len = at;
-            break;
-    }
+    if (kind < 3) /* a bit or a byte of it is another, or there is one more */
+        replace(in, at, kind < 2, &byte, 1);
+    else if (kind == 3)
+        replace(in, at, size_min(piece, left), "", 0);
+    else if (kind == 4)
+        change_number(in);
+    else if (kind == 5)
+        insert_word(in, target->words);
+    else if (kind == 6) { /* a piece of this or another input */
+        memcpy(copy, other->bytes + from, n);
+        replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
+    } else if (!below(4))
+        in->len = at;
     in->bytes[in->len] = 0;
 }
 
@@ -453,10 +439,8 @@ static void open_targets(void) {
         t->pool = xcalloc(POOL, sizeof *t->pool);
         for (int i = 0; i < 3 && t->texts[i]; i++) add_text(t, t->texts[i]);
         if (t->made) add_good(t, t->made);
-        for (int i = 0; i < t->npool; i++) {
-            if (!accepts(t, &t->pool[i]))
-                fprintf(stderr, "fuzz: %s: a good input is refused: %s\n", t->name, err.text), exit(1);
-        }
+        target_name = t->name;
+        for (int i = 0; i < t->npool; i++) CHECK(accepts(t, current = &t->pool[i]));
     }
 }
 

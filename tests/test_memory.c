@@ -6,7 +6,6 @@
 #include <mntent.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "started.h"
@@ -172,10 +171,9 @@ TEST(what_is_missing_sets_no_limit) {
 
 TEST(long_names_do_not_overflow) {
     enum { LONG = 6000 };
-    char groups[LONG + 100], mounts[2 * LONG + 300], name[LONG + 1];
-    memset(name, 'x', LONG), name[0] = '/', name[LONG] = 0;
-    snprintf(groups, sizeof groups, "0::%s\n", name);
-    snprintf(mounts, sizeof mounts, "30 23 0:26 %s %s rw - cgroup2 cgroup2 rw\n%s", name, name, V2_MOUNTS);
+    char groups[LONG + 100], mounts[2 * LONG + 300];
+    snprintf(groups, sizeof groups, "0::/%0*d\n", LONG, 0);
+    snprintf(mounts, sizeof mounts, "30 23 0:26 /%0*d /%0*d rw - cgroup2 cgroup2 rw\n%s", LONG, 0, LONG, 0, V2_MOUNTS);
     check(&(Machine){groups, mounts, "v2 . 1073741824 max 0 0", GB}, 1, false);
 }
 
@@ -210,30 +208,20 @@ TEST(a_quota_of_cpu_is_so_many_whole_processors) {
 // Limits of the process
 // ---------------------------------------------------------------------------------------------------------------
 
-/* In a child whose address space, or data, may grow by so much: what is available, in bytes. */
-static size_t available_in_child(int resource, size_t more, int threads) {
-    const char *const root = machine("", "");
-    size_t available = 0;
-    int ends[2];
-    CHECK(pipe(ends) == 0);
-    const pid_t pid = fork();
-    if (!pid) {
-        const char *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
-        size_t used = 0;
-        char line[200];
-        FILE *f = fopen("/proc/self/status", "r");
-        while (fgets(line, sizeof line, f))
-            if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
-        fclose(f);
-        CHECK(setrlimit(resource, &(struct rlimit){used + more, used + more}) == 0);
-        available = process_allowance(root, threads).memory;
-        _exit(write(ends[1], &available, sizeof available) != sizeof available);
-    }
-    int status;
-    close(ends[1]);
-    CHECK(waitpid(pid, &status, 0) == pid && read(ends[0], &available, sizeof available) == sizeof available);
-    close(ends[0]);
-    return available;
+/* What is available, in bytes, while the address space, or the data, may grow by so much. */
+static size_t available(int resource, size_t more, int threads) {
+    const char *root = machine("", ""), *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
+    struct rlimit before;
+    size_t used = 0;
+    char line[200];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, status))
+        if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
+    fclose(status);
+    CHECK(!getrlimit(resource, &before) && !setrlimit(resource, &(struct rlimit){used + more, before.rlim_max}));
+    const Allowance a = process_allowance(root, threads);
+    CHECK(!setrlimit(resource, &before));
+    return a.memory;
 }
 
 TEST(the_process_has_what_its_own_limits_leave) {
@@ -241,14 +229,14 @@ TEST(the_process_has_what_its_own_limits_leave) {
     static const int resources[] = {RLIMIT_AS, RLIMIT_DATA};
     for (int r = 0; r < 2; r++) {
         for (size_t i = 0; i < COUNT(more); i++) {
-            const size_t alone = available_in_child(resources[r], more[i], 0);
-            CU_ASSERT(alone <= more[i] && alone >= more[i] - 2 * MB); /* the child itself takes little until then */
+            const size_t alone = available(resources[r], more[i], 0);
+            CU_ASSERT(alone <= more[i] && alone >= more[i] - 2 * MB); /* little is taken until then */
         }
-        CU_ASSERT_EQUAL(available_in_child(resources[r], 64 * GB, 0), free_bytes);
+        CU_ASSERT_EQUAL(available(resources[r], 64 * GB, 0), free_bytes);
     }
-    const size_t alone = available_in_child(RLIMIT_AS, GB, 0), ten = available_in_child(RLIMIT_AS, GB, 10);
+    const size_t alone = available(RLIMIT_AS, GB, 0), ten = available(RLIMIT_AS, GB, 10);
     CU_ASSERT(ten < alone && alone - ten >= 10 * 2 * MB); /* of threads to come; glibc's least usual stack is 2 MiB */
-    CU_ASSERT_EQUAL(available_in_child(RLIMIT_AS, GB, 10000), 0);
+    CU_ASSERT_EQUAL(available(RLIMIT_AS, GB, 10000), 0);
 }
 
 /* Whether /proc/mounts says that files there are memory; of two mounts on one place the later one is seen. */
