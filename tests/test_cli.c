@@ -595,26 +595,28 @@ TEST(prompts_come_from_flags_a_file_or_standard_input) {
 }
 
 /* Lines are in the order of the prompts, whichever ends first. Found by the search, the policy comes with what is expected;
- * given, it does not. */
+ * given, it does not. A stop text ends sequences early, of which test_completions.c has what is written. */
 TEST(every_policy_writes_the_same_completions) {
+#define EARLY " --prompts @ten --max-tokens 12 --stop ."
     static const char *const policies[] = {
         "--gpu-batch-size 2 --num-gpu-batches 2 --no-overlap --page-tokens 5 --threads 1", /* more prompts than a block */
         "--gpu-batch-size 64 --num-gpu-batches 3 --gpu-mem 5M",                            /* fewer than a batch */
         "--gpu-batch-size 3 --schedule row --link ctog=1G,gtoc=500M" ALL_CPU,
         "--synchronize --percent 30 30 30 30 30 30 --cpu-cache-compute",
-        "--schedule diagonal --gpu-batch-size 2 --num-gpu-batches 2", /* some stop early: topups */
+        "--schedule diagonal --gpu-batch-size 2 --num-gpu-batches 2", /* topups, as some stop early */
         "--schedule diagonal --gpu-batch-size 3 --num-gpu-batches 3" ALL_DISK,
         "--schedule diagonal",
     };
     give_ten_prompts();
-    const Result plain = flexgen_done(TEN_PROMPTS),
-                 given = flexgen_done("generate" TINY ALL_CPU
-                                      " --prompts @ten --max-tokens 12 --gpu-batch-size 3 --num-gpu-batches 2");
+    const Result plain = flexgen_done(GENERATE EARLY),
+                 given = flexgen_done("generate" TINY ALL_CPU EARLY " --gpu-batch-size 3 --num-gpu-batches 2");
     CU_ASSERT(shows(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
     CU_ASSERT_PTR_NULL(strstr(given.err, "predicted"));
+    assert_figures(completion(plain.out, 0), "finish_reason=stop");
+    CU_ASSERT(cJSON_GetArraySize(item(completion(plain.out, 0), "tokens")) < 12);
     CU_ASSERT_STRING_EQUAL(given.out, plain.out);
     for (size_t i = 0; i < COUNT(policies); i++)
-        CU_ASSERT_STRING_EQUAL(flexgen_done(TEN_PROMPTS " %s", policies[i]).out, plain.out);
+        CU_ASSERT_STRING_EQUAL(flexgen_done(GENERATE EARLY " %s", policies[i]).out, plain.out);
 }
 
 TEST(one_seed_gives_one_output_and_another_gives_another) {
@@ -637,17 +639,6 @@ TEST(no_prompts_are_no_work_and_no_error) {
         give("prompts", nothing[i]);
         CU_ASSERT_EQUAL(flexgen_done("generate" TINY " --prompts @prompts").out_len, 0);
     }
-}
-
-TEST(a_stop_text_ends_a_completion_before_it) {
-    const Result all = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40"),
-                 cut = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40 --stop . --stop zebra");
-    const char *text = string(completion(all.out, 0), "completion");
-    const cJSON *part = completion(cut.out, 0);
-    const size_t len = strcspn(text, ".");
-    CU_ASSERT(strlen(string(part, "completion")) == len && !strncmp(string(part, "completion"), text, len));
-    assert_figures(part, "finish_reason=stop");
-    CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < 40);
 }
 
 /* It is told from one that ends by itself. */
