@@ -262,7 +262,7 @@ static void try_job(const Errand *job) {
 /* The jobs whose command that is. */
 static void try_jobs(const char *command) {
     for (size_t j = 0; j < COUNT(jobs); j++)
-        if (!strncmp(jobs[j].args, command, strlen(command))) try_job(&jobs[j]);
+        if (strstr(jobs[j].args, command) == jobs[j].args) try_job(&jobs[j]);
 }
 
 static void *ask_for_too_much(void *unused) {
