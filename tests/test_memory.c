@@ -51,7 +51,7 @@ static const char *machine(const char *groups, const char *mounts) {
  * files; one of version 2 with max, high, use and cached files; groups of both for the CPU, with quota and period. */
 static const char words[] =
     "M=1048576 G=1073741824\n"
-    "put() { test -d $1 || mkdir -p $1; printf \"$3\\n\" >$1/$2; }\n"
+    "put() { test -d $1 || mkdir -p $1; printf -- \"$3\\n\" >$1/$2; }\n"
     "v1() { put memory/$1 memory.limit_in_bytes $(($2)); put memory/$1 memory.usage_in_bytes $(($3))\n"
     "    put memory/$1 memory.stat \"cache 1\\ninactive_file 7\\ntotal_inactive_file $(($4 / 4))\\n"
     "total_active_file $(($4 - $4 / 4))\"; }\n"
