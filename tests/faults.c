@@ -175,9 +175,8 @@ static void install(void) {}
 __attribute__((constructor)) static void begin(void) {
     char name[20];
     const char *fault = getenv("FAULT"), *hastens = getenv("FAULT_HASTE");
-    real_create =
-        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
-    real_key = (int (*)(pthread_key_t *, void (*)(void *)))dlsym(RTLD_NEXT, "pthread_key_create");
+    *(void **)&real_create = dlsym(RTLD_NEXT, "pthread_create");
+    *(void **)&real_key = dlsym(RTLD_NEXT, "pthread_key_create");
     if (fault && sscanf(fault, "%19[^:]:%ld", name, &wanted) == 2) {
         for (int c = 0; c < NCLASSES; c++)
             if (!strcmp(name, class_name[c])) wanted_class = c;

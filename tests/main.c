@@ -53,33 +53,25 @@ static void open_gpu(void) {
     exit(EXIT_FAILED);
 }
 
-/* Without flexgen.cu nothing of the suite `cuda` can run. Others know themselves what they miss. */
-static void deactivate_where_impossible(CU_pSuite suite) {
+/* Without flexgen.cu nothing of the suite `cuda` can run; others know themselves what they miss. The tests that will run
+ * are listed for suite.sh, which says what did not run when the suite ends early. */
+static void choose_tests(CU_pSuite suite) {
+    const bool impossible = !cuda_open_gpu && !strcmp(suite->pName, "cuda");
     const char *said = NULL;
+    bool found = !only;
     for (CU_pTest test = suite->pTest; test; test = test->pNext) {
         const char *missing = test_missing ? test_missing(test->pName) : NULL;
+        const bool chosen = !only || !strcmp(test->pName, only); /* CU_get_test does not tell a from A */
         if (missing && missing != said) printf("SKIP: %s\n", said = missing);
-        if (missing || (!cuda_open_gpu && !strcmp(suite->pName, "cuda"))) CU_set_test_active(test, CU_FALSE);
+        if (chosen && !missing && !impossible)
+            printf("  Listed: %s\n", test->pName);
+        else
+            CU_set_test_active(test, CU_FALSE);
+        found |= chosen;
     }
-}
-
-static void leave_only(CU_pSuite suite) {
-    int left = 0;
-    if (!only) return;
-    for (CU_pTest test = suite->pTest; test; test = test->pNext) {
-        const bool is = !strcmp(test->pName, only); /* CU_get_test does not tell a from A */
-        if (!is) CU_set_test_active(test, CU_FALSE);
-        left += is;
-    }
-    if (left) return;
+    if (found) return;
     fprintf(stderr, "no such test: %s\n", only);
     exit(EXIT_USAGE);
-}
-
-/* For suite.sh, which says what did not run when the suite ends early. */
-static void list_tests(CU_pSuite suite) {
-    for (CU_pTest test = suite->pTest; test; test = test->pNext)
-        if (test->fActive) printf("  Listed: %s\n", test->pName);
 }
 
 int main(int argc, char **argv) {
@@ -92,9 +84,7 @@ int main(int argc, char **argv) {
     if (CU_initialize_registry() != CUE_SUCCESS) return EXIT_FAILED;
     CU_SuiteInfo info[] = {{name ? name + strlen("test_") : argv[0], NULL, NULL, NULL, NULL, tests}, CU_SUITE_INFO_NULL};
     if (CU_register_suites(info) != CUE_SUCCESS) return EXIT_FAILED;
-    deactivate_where_impossible(CU_get_suite_at_pos(1));
-    leave_only(CU_get_suite_at_pos(1));
-    list_tests(CU_get_suite_at_pos(1));
+    choose_tests(CU_get_suite_at_pos(1));
     CU_set_fail_on_inactive(CU_FALSE);
     CU_basic_set_mode(CU_BRM_VERBOSE);
     CU_basic_run_tests();

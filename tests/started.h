@@ -19,10 +19,10 @@ typedef struct {
 typedef struct {
     const char *input, *output; /* files for standard input and output; without: nothing, and captured */
     int pipe;                   /* instead of a file for standard output */
-    rlim_t memory, file;        /* bytes of address space, of the largest file that it may write; 0: no limit */
-    const char *fault;          /* what faults.so disturbs; "": nothing, but it is loaded */
-    const char *set[4];         /* up to three NAME=VALUE, variables of its environment */
-    bool emulated;              /* the program that was linked with the emulation of a GPU */
+    rlim_t memory, data, file; /* bytes of address space, of its data, of the largest file that it may write; 0: no limit */
+    const char *fault;         /* what faults.so disturbs; "": nothing, but it is loaded */
+    const char *set[4];        /* up to three NAME=VALUE, variables of its environment */
+    bool emulated;             /* the program that was linked with the emulation of a GPU */
 } With;
 extern With with;
 

@@ -75,10 +75,11 @@ static cJSON *json_of(const char *name) {
     return parsed(text, strlen(text));
 }
 
-/* The n-th line of a text as JSON, which has so many fields. */
+/* The n-th line of a text as JSON, which has so many fields; NULL: there is no further one. */
 static cJSON *json_line(const char *text, int n, int fields) {
-    while (text && n--) text = (text = strchr(text, '\n')) ? text + 1 : NULL;
-    const char *end = text ? strchr(text, '\n') : NULL;
+    while (n-- > 0 && (text = strchr(text, '\n'))) text++;
+    if (!text || !*text) return NULL;
+    const char *end = strchr(text, '\n');
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
     cJSON *line = parsed(text, (size_t)(end - text));
     CU_ASSERT_EQUAL(cJSON_GetArraySize(line), fields);
@@ -89,9 +90,8 @@ static cJSON *completion(const char *text, int n) { return json_line(text, n, 5)
 
 /* Checks that lines of completions are whole, and counts them. */
 static int count_completions(const char *text) {
-    const int n = count_lines(text);
-    for (int i = 0; i < n; i++) completion(text, i);
-    CU_ASSERT(!n || text[strlen(text) - 1] == '\n');
+    int n = 0;
+    while (completion(text, n)) n++;
     return n;
 }
 
@@ -118,27 +118,29 @@ static const char *string(const cJSON *object, const char *path) {
     return item(object, path)->valuestring;
 }
 
-static bool matches(const cJSON *found, char how, const char *value) {
-    const double x = cJSON_IsNumber(found) ? found->valuedouble : NAN, wanted = atof(value);
+static bool matches(const cJSON *object, const char *name, char how, const char *value) {
+    const cJSON *found = item(object, name), *other = item(object, value);
+    const double x = cJSON_IsNumber(found) ? found->valuedouble : NAN, wanted = other ? other->valuedouble : atof(value);
     if (cJSON_IsBool(found)) return !strcmp(value, cJSON_IsTrue(found) ? "true" : "false");
     if (cJSON_IsString(found)) return !strcmp(value, found->valuestring);
     if (how == '=' || how == '~') return fabs(x - wanted) <= (how == '=' ? 1e-12 : 1e-5) * fabs(wanted);
-    return how == '>' ? x > 0 : x >= 0;
+    return how == '>' ? x > wanted : how == '<' ? x < wanted : x >= 0;
 }
 
-/* Each word is a NAME, of a number from 0; NAME>0; NAME=VALUE, of a number, a text, true or false; or NAME~VALUE. */
+/* Each word is a NAME, of a number from 0; NAME=VALUE, of a number, a text, true or false; NAME~VALUE, NAME>VALUE or
+ * NAME<VALUE. A value may be another name. */
 __attribute__((format(printf, 2, 3))) static void assert_figures(const cJSON *object, const char *format, ...) {
-    char line[500], *words[40];
+    char line[600], *words[40];
     va_list list;
     va_start(list, format);
     vsnprintf(line, sizeof line, format, list);
     va_end(list);
     split_words(line, words, 40);
     for (char **word = words; *word; word++) {
-        const size_t len = strcspn(*word, ">=~");
+        const size_t len = strcspn(*word, "<>=~");
         const char how = (*word)[len];
         (*word)[len] = 0;
-        const bool right = matches(item(object, *word), how, *word + len + (how != 0));
+        const bool right = matches(object, *word, how, *word + len + (how != 0));
         if (!right) fprintf(stderr, "\n    %s is not as expected: %s\n", *word, *word + len + (how != 0));
         CU_ASSERT(right);
     }
@@ -172,9 +174,13 @@ static void give_model(int width, bool with_head) {
 #define EVAL "eval" TINY LAPTOP
 #define STORIES EVAL " --perplexity models/opt-tiny/stories.txt --window 64 --json -"
 
-TEST(what_cannot_be_done_is_refused_in_one_line) {
+/* Nothing is touched before everything that can be refused has been, and nothing that is there without being told. */
+TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
 #define A_DIRECTORY "; expected a Hugging Face directory, with config.json"
 #define OR_A_NAME "; expected a Hugging Face directory, or one of opt-125m, opt-350m"
+#define NO_GROUPS                                                                                                      \
+    "have 32 and 64 rows ... whole groups of 64 ... leave the weights unpacked ... --compress-cache still packs a KV " \
+    "cache"
     static const Case rows[] = {
         {"--model models/opt-tiny", 2, "unknown command --model"},
         {"generate", 2, "--model is missing"},
@@ -224,7 +230,34 @@ TEST(what_cannot_be_done_is_refused_in_one_line) {
          "within 9 s ... --max-latency"},
         {"policy --model opt-175b" ON_T4 " --cost-model paper --gpu-batch-size 4800 --num-gpu-batches 3", 2,
          "no placement fits ... GPU lacks 329.25 GiB ... disk lacks"},
+        /* prompts and texts */
+        {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
+        {"generate" TINY " --prompts @", 1, "directory"},
+        {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
+        {EVAL " --last-word @words", 1, "words line 2"},
+        {EVAL " --perplexity /dev/null", 1, "/dev/null"},
+        /* compression */
+        {"quantize --model @small --output @copies/two", 2, NO_GROUPS},
+        {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, NO_GROUPS},
+        {"bench --model @small --prompt-len 6" LAPTOP " --compress-weight", 2, NO_GROUPS},
+        {"bench --model @small --prompt-len 6" LAPTOP " --compress-cache", 2,
+         "--compress-cache: heads of 8 numbers ... multiples of 16 ... leave it out: --compress-weight still packs the "
+         "weights"},
+        {"policy --model @small --prompt-len 6" LAPTOP " --allow-compression", 2,
+         "--allow-compression: heads of 8 numbers"},
+        {"quantize --model @copies/one --output @copies/two", 2, "copies/one ... packed already"},
+        {"eval --model @copies/one --perplexity README.md" LAPTOP " --compress-weight --bits 3", 2,
+         "--bits ... are packed; name the model that it was made from"},
         /* outputs */
+        {"quantize" TINY " --output models/opt-tiny", 2, "--output models/opt-tiny ... not empty"},
+        {"quantize" TINY " --output Makefile", 2, "--output Makefile ... Not a directory"},
+        {"quantize" TINY " --output no/such/copy", 1, "--output no/such/copy ... No such file"},
+        {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
+        {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
+        {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
+        {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
+        {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
+        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
         {ON_PAPER " --json /nonexistent/x", 1, "--json /nonexistent/x"},
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},
         {GENERATE " --prompt a --output no/such/file", 1, "--output no/such/file ... No such file"},
@@ -234,12 +267,25 @@ TEST(what_cannot_be_done_is_refused_in_one_line) {
         {GENERATE ALL_DISK " --prompt a --offload-dir /proc --disk-mem 1G", 1, "/proc ... --offload-dir"},
         {GENERATE ALL_DISK " --prompt a --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
     };
+    give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
+    give("words", "{\"text\": \"a b\"}\nhello\n");
+    give("old", "precious\n");
+    give_model(32, false);
+    make_dir("copies");
+    flexgen_done("quantize" TINY " --output @copies/one");
     ASSERT_CASES(rows);
+    assert_ends(flexgen("generate" TINY " --prompt '%03000d'", 0), EXIT_FAILED, "--prompt: ... takes 512 ... shorten");
+    with.input = offload;
+    assert_ends(flexgen("generate" TINY " --prompts -"), EXIT_FAILED, "standard input ... directory");
+    CU_ASSERT_STRING_EQUAL(text_of("old"), "precious\n");
+    CU_ASSERT(!is_there("old.journal") && count_files(in_dir(capture, "copies")) == 1);
+    flexgen_done(GENERATE " --prompt a --max-tokens 2 --output @old --overwrite");
+    CU_ASSERT_EQUAL(count_completions(text_of("old")), 1);
 }
 
 TEST(help_goes_to_standard_output_and_names_every_flag) {
-    static const char *const asked[] = {"help", "--help", "generate --help", "bench --help"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const asked[] = {"help", "--help", "bench --help"};
+    for (int i = 0; i < 3; i++) {
         const Result r = flexgen_done("%s", asked[i]);
         CU_ASSERT(shows(
             r.out, "flexgen generate ... flexgen bench ... flexgen quantize ... --percent ... --offload-dir ... --stop"));
@@ -247,6 +293,42 @@ TEST(help_goes_to_standard_output_and_names_every_flag) {
     }
     const Result r = flexgen(" ");
     CU_ASSERT(r.status == EXIT_USAGE && r.out_len == 0 && shows(r.err, "flexgen generate"));
+}
+
+/* Of what few people have more than one of, one is not counted as many. The line under the plan counts the cache wherever
+ * it rests, as the table above it does. */
+TEST(what_was_done_is_told_in_words) {
+#define WINDOWS EVAL " --perplexity models/opt-tiny/stories.txt --threads 1 --window "
+#define KV_CACHE "KV cache ... 76.50 ... KV cache 76.50 MiB, by A.2.1's estimate"
+#define ON_A_SIM "bench --model opt-125m --device sim" ON_T4 " --gpu-batch-size 2 --num-gpu-batches 2"
+    static const struct {
+        const char *args, *out, *err;
+    } rows[] = {
+        {WINDOWS "2 --limit 1", "1 token in 1 window of 2,  ... , 1 thread, ", ""},
+        {WINDOWS "5 --limit 1", "4 tokens in 1 window of 5,  ... , 1 thread, ", ""},
+        {WINDOWS "4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, ", ""},
+        {EVAL " --last-word @words", "last word: accuracy 1.0000 ... : 1 line\n", ""},
+        {GENERATE " --prompt a --max-tokens 1 --verbose", "", "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "},
+        {ON_A_SIM ALL_GPU, "", KV_CACHE},
+        {ON_A_SIM ALL_CPU, "", KV_CACHE},
+        {ON_A_SIM ALL_DISK, "", KV_CACHE},
+        {ON_PAPER, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p", ""},
+        {"policy --model opt-6.7b" ON_T4 " --nodes 2",
+         "opt-6.7b, s 512, n 32, on: T4 16 GB ... flights x block ... 1 machine ... 2 machines, pipeline ... 2 machines, "
+         "without offloading",
+         ""},
+        /* a study needs no whole groups */
+        {"eval --model @small --perplexity README.md" LAPTOP " --limit 1 --compress-weight --compress-cache --group 96",
+         "a study: weights and cache rounded to 4 bits in groups of 96", ""},
+        {"quantize" TINY " --output @told --threads 1", "",
+         "11.85 MB packed to ... 1 file in ... told ... 4.50 in the matrices"},
+    };
+    give("words", "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n");
+    give_model(32, false);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const Result r = flexgen_done("%s", rows[i].args);
+        CU_ASSERT(shows(r.out, rows[i].out) && shows(r.err, rows[i].err));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -257,7 +339,7 @@ TEST(help_goes_to_standard_output_and_names_every_flag) {
 
 TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
     static const struct {
-        const char *file, *find, *put, *said; /* find NULL: the file is not there */
+        const char *file, *find, *put, *said;
     } cases[] = {
         {"config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
         {"config.json", "embeddings\": 64", "embeddings\": 65", "embed_positions ... config.json asks for"},
@@ -265,40 +347,14 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
         {"model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
         {"vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
         {"merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
-        {"config.json", NULL, "", "config.json: cannot open"},
-        {"model.safetensors", NULL, "", "neither model.safetensors nor model.safetensors.index.json"},
-        {"vocab.json", NULL, "", "vocab.json: cannot open"},
-        {"merges.txt", NULL, "", "merges.txt: cannot open"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         give_model(32, false);
-        const char *small = in_dir(capture, "small");
-        if (cases[i].find)
-            spoil(small, cases[i].file, cases[i].find, cases[i].put);
-        else
-            CHECK(!unlink(in_dir(small, cases[i].file)));
+        spoil(in_dir(capture, "small"), cases[i].file, cases[i].find, cases[i].put);
         assert_ends(flexgen(SMALL), EXIT_FAILED, cases[i].said);
     }
     give_model(32, false);
     flexgen_done(SMALL); /* what all of them began with is good */
-}
-
-TEST(a_wrong_prompt_or_text_is_refused_with_its_line) {
-    static const Case rows[] = {
-        {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
-        {"generate" TINY " --prompts @", 1, "directory"},
-        {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
-        {EVAL " --last-word @words", 1, "words line 2"},
-        {EVAL " --perplexity /dev/null", 1, "/dev/null"},
-    };
-    give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
-    give("words", "{\"text\": \"a b\"}\nhello\n");
-    ASSERT_CASES(rows);
-    char *text = keep(xcalloc(2000, 1));
-    for (int i = 0; i < 600; i++) memcpy(text + 3 * i, "we ", 3);
-    assert_ends(flexgen("generate" TINY " --prompt '%s'", text), EXIT_FAILED, "--prompt: ... takes 512 ... shorten");
-    with.input = offload;
-    assert_ends(flexgen("generate" TINY " --prompts -"), EXIT_FAILED, "standard input ... directory");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -321,46 +377,24 @@ TEST(an_output_that_cannot_be_written_is_an_error) {
     with.output = "/dev/full"; /* where a copy writes nothing */
     const Result copy = flexgen_done("quantize" TINY " --output @written");
     CU_ASSERT(count_lines(copy.err) == 1 && strstr(copy.err, " packed to "));
-    static const char *const json[][2] = {{"-", "--json -: ... No space left"},
-                                          {"/dev/full", "--json /dev/full: ... No space left"},
-                                          {"no/such/file", "--json no/such/file: ... No such file"}};
-    for (int i = 0; i < 3; i++) {
-        if (i == 0) with.output = "/dev/full";
-        const Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", json[i][0]);
-        const char *said = strstr(r.err, "flexgen: "); /* behind the plan, one line */
-        CU_ASSERT(r.status == EXIT_FAILED && said && count_lines(said) == 1 && shows(said, json[i][1]));
+    static const char *const outputs[] = {"-", "/dev/full"};
+    for (int i = 0; i < 2; i++) {
+        with.output = "/dev/full";
+        const Result r = flexgen("bench" TINY LAPTOP " --prompt-len 4 --gen-len 2 --num-prompts 4 --json %s", outputs[i]);
+        const char *said = strstr(r.err, "flexgen: --json "); /* behind the plan, one line */
+        CU_ASSERT(r.status == EXIT_FAILED && said && count_lines(said) == 1 && shows(said, ": ... No space left"));
     }
-}
-
-/* Nothing is touched before everything that can be refused has been, and nothing that is there without being told. */
-TEST(an_older_output_is_left_alone) {
-    static const Case rows[] = {
-        {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
-        {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
-        {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
-        {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
-        {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
-        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
-    };
-    give("old", "precious\n");
-    ASSERT_CASES(rows);
-    CU_ASSERT_STRING_EQUAL(text_of("old"), "precious\n");
-    CU_ASSERT(!is_there("old.journal"));
-    flexgen_done(GENERATE " --prompt a --max-tokens 2 --output @old --overwrite");
-    CU_ASSERT_EQUAL(count_completions(text_of("old")), 1);
 }
 
 /* The file that a link leads to is replaced, and standard output is written where it stands, whatever it is called. */
 TEST(a_link_stays_a_link_and_standard_output_may_have_any_name) {
     struct stat st;
-    const cJSON *e;
     give("file", "old");
     CHECK(symlink("file", in_dir(capture, "link")) == 0);
     const Result plain = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --trace @link");
     CU_ASSERT(lstat(in_dir(capture, "link"), &st) == 0 && S_ISLNK(st.st_mode));
-    int projects = 0;
-    cJSON_ArrayForEach(e, item(json_of("file"), "traceEvents")) projects += !strcmp(string(e, "name"), "project");
-    CU_ASSERT(projects >= 2 * 7); /* 2 tokens through 6 layers and the head; a pause may part one */
+    CU_ASSERT(cJSON_GetArraySize(item(json_of("file"), "traceEvents")) >
+              2 * 7); /* 2 tokens through 6 layers and the head */
     CHECK(unlink(in_dir(capture, "file")) == 0);
     assert_ends(flexgen(GENERATE " --prompt Once --output @link"), EXIT_FAILED, "--output ... link to nothing");
     static const char *const names[] = {"-", "/dev/stdout"};
@@ -377,28 +411,31 @@ TEST(a_link_stays_a_link_and_standard_output_may_have_any_name) {
 TEST(a_job_goes_on_only_as_it_began) {
 #define FORTY \
     "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 8 --gpu-batch-size 2 --num-gpu-batches 1 --output @began "
+#define ALL_SET "--temperature 0.7 --seed 3 --top-k 50 --top-p 0.75 --stop x --attn-sparsity 0.5 "
+#define PACKED "--compress-weight --compress-cache "
 #define OTHER "is of another job ... "
     static const struct {
-        const char *began, *goes_on;
+        const char *began, *goes_on; /* began NULL: the job above is still there */
         int status;
         const char *said;
     } cases[] = {
-        {"--temperature 0.7 --seed 3", "--temperature 0.7 --seed 4", 2, OTHER "--seed is \"3\""},
-        {"--temperature 0.7 --seed 3", "--temperature 0.8 --seed 3", 2, OTHER "--temperature is "},
-        {"--temperature 0.7", "--temperature 0.7 --top-k 5", 2, OTHER "--top-k is 0, and here it is 5"},
-        {"--temperature 0.7", "--temperature 0.7 --top-p 0.5", 2, OTHER "--top-p is 1, and here it is 0.5"},
-        {"--stop x", "--stop y", 2, OTHER "--stop is [\"x\"], and here it is [\"y\"]"},
-        {"--compress-weight", "", 2, OTHER "bits of weights is 4, and here it is 0"},
-        {"--compress-weight", "--allow-compression", 0, ""},
-        {"--compress-cache", "", 2, OTHER "bits of the cache is 4, and here it is 0"},
-        {"--compress-cache", "--allow-compression", 0, ""},
-        {"--attn-sparsity 0.5", "--attn-sparsity 0.25", 2, OTHER "--attn-sparsity is 0.5, and here it is 0.25"},
+        {ALL_SET, ALL_SET "--seed 4", 2, OTHER "--seed is \"3\""},
+        {NULL, ALL_SET "--temperature 0.8", 2, OTHER "--temperature is "},
+        {NULL, ALL_SET "--top-k 5", 2, OTHER "--top-k is 50, and here it is 5"},
+        {NULL, ALL_SET "--top-p 0.5", 2, OTHER "--top-p is 0.75"},
+        {NULL, ALL_SET "--stop y", 2, OTHER "--stop is [\"x\"], and here it is [\"x\",\"y\"]"},
+        {NULL, ALL_SET "--attn-sparsity 0.25", 2, OTHER "--attn-sparsity is 0.5, and here it is 0.25"},
         {"", "--attn-sparsity 0.5", 2, OTHER "--attn-sparsity is 1, and here it is 0.5"},
+        {PACKED, "", 2, OTHER "bits of weights is 4, and here it is 0"},
+        {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
+        {NULL, "--allow-compression", 0, ""},
     };
     give_prompts("A dog and a cat.\n", 40);
     for (size_t i = 0; i < COUNT(cases); i++) {
-        with.file = 2000;
-        assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
+        if (cases[i].began) {
+            with.file = 2000;
+            assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
+        }
         assert_ends(flexgen(FORTY "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
         CU_ASSERT_EQUAL(is_there("began.journal"), cases[i].status != 0); /* or it has ended */
     }
@@ -468,10 +505,10 @@ TEST(a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said) {
 /* The prompts fit; with what has been generated behind them they do not any more. */
 TEST(a_job_goes_on_in_smaller_batches_where_longer_prompts_do_not_fit) {
 #define EIGHT \
-    "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 200 --gpu-batch-size 8 --num-gpu-batches 1 --gpu-mem 22200K"
-    enum { HUNDRED_SWEEPS = 400 + 100 * 76 /* bytes of a journal */ };
+    "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 100 --gpu-batch-size 8 --num-gpu-batches 1 --gpu-mem 17600K"
+    enum { FIFTY_SWEEPS = 400 + 50 * 76 /* bytes of a journal */ };
     give("prompts", "a\nb\nc\nd\ne\nf\ng\nh\n");
-    const Result plain = flexgen_done(EIGHT), killed = stop_at(HUNDRED_SWEEPS, SIGKILL, "eight", EIGHT),
+    const Result plain = flexgen_done(EIGHT), killed = stop_at(FIFTY_SWEEPS, SIGKILL, "eight", EIGHT),
                  rest = flexgen_done(EIGHT " --output @eight --resume");
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
     CU_ASSERT(shows(rest.err, "do not fit: going on with --gpu-batch-size 4 ... 8 prompts, "));
@@ -487,11 +524,10 @@ TEST(a_job_goes_on_beside_prompts_that_are_impossible) {
         give("prompts", prompts[i]);
         const Result r = flexgen(GENERATE " --prompts @prompts --max-tokens 3");
         CU_ASSERT(r.status == EXIT_FAILED && shows(r.err, "flexgen: 1 of 3 prompts could not be completed"));
-        CU_ASSERT_EQUAL_FATAL(count_lines(r.out), 3);
-        completion(r.out, 0), completion(r.out, 2);
+        CU_ASSERT(completion(r.out, 0) && completion(r.out, 2) && !completion(r.out, 3));
         const cJSON *error = json_line(r.out, 1, 2);
         assert_figures(error, "id=1");
-        CU_ASSERT(!strncmp(string(error, "error"), "line 2: ", 8));
+        CU_ASSERT(shows(string(error, "error"), "line 2: "));
         give("ended", r.out);
         const Result again = flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
@@ -513,7 +549,7 @@ static int start_hundred(pid_t *pid, const char *flags) {
 /* Whose output nobody reads: it has no journal, and does not wait for a reader. */
 TEST(a_signal_stops_a_job_whose_pipe_is_full) {
     pid_t pid;
-    const int from = start_hundred(&pid, "--max-tokens 9");
+    const int from = start_hundred(&pid, "--max-tokens 4");
     while (poll(&(struct pollfd){.fd = from, .events = POLLIN}, 1, -1) != 1) CHECK(errno == EINTR);
     usleep(500000); /* or longer than the whole job takes */
     kill(pid, SIGTERM);
@@ -525,19 +561,18 @@ TEST(a_signal_stops_a_job_whose_pipe_is_full) {
 
 /* When the first of the hundred lines has come, the run is under way. */
 TEST(a_killed_run_leaves_no_offload_file_and_whole_lines) {
-    static const int signals[] = {SIGKILL, SIGINT, SIGTERM};
-    for (int i = 0; i < 3; i++) {
+    for (int killed = 0; killed < 2; killed++) {
         static char out[1 << 16];
         size_t len = 0;
         pid_t pid;
         const int from =
-            start_hundred(&pid, ALL_DISK " --max-tokens 50 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
+            start_hundred(&pid, ALL_DISK " --max-tokens 20 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
         ssize_t n = read(from, out, sizeof out - 1);
-        kill(pid, signals[i]);
+        kill(pid, killed ? SIGKILL : SIGTERM);
         for (; n > 0; n = read(from, out + len, sizeof out - 1 - len)) len += (size_t)n;
         close(from);
         out[len] = 0;
-        CU_ASSERT_EQUAL(finish(pid).status, signals[i] == SIGKILL ? 1000 + SIGKILL : 128 + signals[i]);
+        CU_ASSERT_EQUAL(finish(pid).status, killed ? 1000 + SIGKILL : 128 + SIGTERM);
         const int lines = count_completions(out);
         CU_ASSERT(lines > 0 && lines < 100);
     }
@@ -555,38 +590,33 @@ TEST(prompts_come_from_flags_a_file_or_standard_input) {
     CU_ASSERT_EQUAL(count_completions(file.out), 10);
     CU_ASSERT_STRING_EQUAL(file.out, input.out);
     const Result flag = flexgen_done(GENERATE " --prompt 'Once upon a time' --prompt 'The dog' --max-tokens 12");
-    CU_ASSERT(!strncmp(flag.out, file.out, flag.out_len)); /* ids 0 and 1 */
-    const cJSON *line = completion(file.out, 9);
-    CU_ASSERT_EQUAL(number(line, "id"), 10); /* blank lines count */
-    CU_ASSERT_STRING_EQUAL(string(line, "prompt"), "I am caf\xC3\xA9 \xF0\x9F\x98\x80");
+    CU_ASSERT(!strncmp(flag.out, file.out, flag.out_len));                                       /* ids 0 and 1 */
+    assert_figures(completion(file.out, 9), "id=10 'prompt=I am caf\xC3\xA9 \xF0\x9F\x98\x80'"); /* blank lines count */
 }
 
 /* Lines are in the order of the prompts, whichever ends first. Found by the search, the policy comes with what is expected;
- * given, it does not. */
+ * given, it does not. A stop text ends sequences early, of which test_completions.c has what is written. */
 TEST(every_policy_writes_the_same_completions) {
+#define EARLY " --prompts @ten --max-tokens 12 --stop ."
     static const char *const policies[] = {
-        "--gpu-batch-size 2 --num-gpu-batches 2",  /* more prompts than a block */
-        "--gpu-batch-size 64 --num-gpu-batches 3", /* fewer than a batch */
-        "--gpu-batch-size 3 --schedule row",
-        "--gpu-batch-size 3 --num-gpu-batches 2" ALL_DISK,
-        "--percent 30 30 30 30 30 30 --cpu-cache-compute",
-        "--no-overlap --page-tokens 5 --threads 1",
-        "--synchronize --percent 30 30 30 30 30 30",
-        "--gpu-mem 5M",
-        "--schedule diagonal --gpu-batch-size 2 --num-gpu-batches 2", /* some stop early: topups */
-        "--schedule diagonal --gpu-batch-size 1 --num-gpu-batches 3" ALL_DISK,
+        "--gpu-batch-size 2 --num-gpu-batches 2 --no-overlap --page-tokens 5 --threads 1", /* more prompts than a block */
+        "--gpu-batch-size 64 --num-gpu-batches 3 --gpu-mem 5M",                            /* fewer than a batch */
+        "--gpu-batch-size 3 --schedule row --link ctog=1G,gtoc=500M" ALL_CPU,
+        "--synchronize --percent 30 30 30 30 30 30 --cpu-cache-compute",
+        "--schedule diagonal --gpu-batch-size 2 --num-gpu-batches 2", /* topups, as some stop early */
+        "--schedule diagonal --gpu-batch-size 3 --num-gpu-batches 3" ALL_DISK,
         "--schedule diagonal",
-        "--link ctog=1G,gtoc=500M" ALL_CPU,
     };
     give_ten_prompts();
-    const Result plain = flexgen_done(TEN_PROMPTS),
-                 given = flexgen_done("generate" TINY ALL_CPU
-                                      " --prompts @ten --max-tokens 12 --gpu-batch-size 3 --num-gpu-batches 2");
+    const Result plain = flexgen_done(GENERATE EARLY),
+                 given = flexgen_done("generate" TINY ALL_CPU EARLY " --gpu-batch-size 3 --num-gpu-batches 2");
     CU_ASSERT(shows(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
     CU_ASSERT_PTR_NULL(strstr(given.err, "predicted"));
+    assert_figures(completion(plain.out, 0), "finish_reason=stop");
+    CU_ASSERT(cJSON_GetArraySize(item(completion(plain.out, 0), "tokens")) < 12);
     CU_ASSERT_STRING_EQUAL(given.out, plain.out);
     for (size_t i = 0; i < COUNT(policies); i++)
-        CU_ASSERT_STRING_EQUAL(flexgen_done(TEN_PROMPTS " %s", policies[i]).out, plain.out);
+        CU_ASSERT_STRING_EQUAL(flexgen_done(GENERATE EARLY " %s", policies[i]).out, plain.out);
 }
 
 TEST(one_seed_gives_one_output_and_another_gives_another) {
@@ -609,31 +639,6 @@ TEST(no_prompts_are_no_work_and_no_error) {
         give("prompts", nothing[i]);
         CU_ASSERT_EQUAL(flexgen_done("generate" TINY " --prompts @prompts").out_len, 0);
     }
-}
-
-TEST(a_stop_text_ends_a_completion_before_it) {
-    const Result all = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40"),
-                 cut = flexgen_done(GENERATE " --prompt 'Once upon a time' --max-tokens 40 --stop . --stop zebra");
-    const cJSON *whole = completion(all.out, 0), *part = completion(cut.out, 0);
-    const char *text = string(whole, "completion"), *before = string(part, "completion");
-    CU_ASSERT(strlen(before) == strcspn(text, ".") && strlen(before) < strlen(text));
-    CU_ASSERT(!strncmp(before, text, strlen(before)) && !strcmp(string(part, "finish_reason"), "stop"));
-    CU_ASSERT(cJSON_GetArraySize(item(part, "tokens")) < cJSON_GetArraySize(item(whole, "tokens")));
-}
-
-/* What few people have more than one of is counted as one. */
-TEST(one_is_not_counted_as_many) {
-    static const char *const windows[][2] = {{"--window 2 --limit 1", "1 token in 1 window of 2,  ... , 1 thread, "},
-                                             {"--window 5 --limit 1", "4 tokens in 1 window of 5,  ... , 1 thread, "},
-                                             {"--window 4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, "}};
-    for (int i = 0; i < 3; i++) {
-        const Result r = flexgen_done(EVAL " --perplexity models/opt-tiny/stories.txt --threads 1 %s", windows[i][0]);
-        CU_ASSERT(shows(r.out, windows[i][1]));
-    }
-    give("words", "{\"text\": \"Once upon a time\"}\n");
-    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words").out, ": 1 line\n"));
-    const Result r = flexgen_done(GENERATE " --prompt a --max-tokens 1 --verbose");
-    CU_ASSERT(shows(r.err, "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "));
 }
 
 /* It is told from one that ends by itself. */
@@ -664,21 +669,20 @@ TEST(a_head_that_differs_from_the_table_is_used_and_said) {
 
 /* One object with all the names of the paper, whose numbers agree with each other. */
 static void assert_bench(const cJSON *json, double wd, double gbs, double batches, double s, double n) {
-    const cJSON *one;
-    assert_figures(json, "wg wc wd=%g cg cc cd hg hc hd T_pre T_gen throughput gbs=%g num_gpu_batches=%g bls=%g s=%g n=%g",
+    assert_figures(json,
+                   "wg wc wd=%g cg cc cd hg hc hd T_pre T_gen throughput gbs=%g num_gpu_batches=%g bls=%g s=%g n=%g "
+                   "T=total_s prefill_s>0 decode_s>0 channels.gpu.busy_s channels.cpu.busy_s",
                    wd, gbs, batches, gbs * batches, s, n);
     const double total = number(json, "total_s"), prefill = number(json, "prefill_s"), decode = number(json, "decode_s");
-    CU_ASSERT(prefill > 0 && decode > 0);
     CU_ASSERT_DOUBLE_EQUAL(prefill + decode, total, 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "T"), total, 1e-6);
     CU_ASSERT_DOUBLE_EQUAL(number(json, "generation_throughput") * total, gbs * batches * n, 1e-3);
     CU_ASSERT_DOUBLE_EQUAL(number(json, "decode_throughput") * decode, gbs * batches * (n - 1), 1e-3);
-    cJSON_ArrayForEach(one, item(json, "tiers")) CU_ASSERT(number(one, "planned_bytes") >= number(one, "peak_bytes"));
-    cJSON_ArrayForEach(one, item(json, "channels")) assert_figures(one, "moved_bytes busy_s");
-    assert_figures(
-        json,
-        "tiers.GPU.peak_bytes tiers.CPU.peak_bytes tiers.disk.peak_bytes channels.ctog.busy_s channels.gtoc.busy_s "
-        "channels.dtoc.busy_s channels.ctod.busy_s channels.gpu.busy_s channels.cpu.busy_s");
+    for (int t = 0; t < NTIERS; t++) {
+        const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
+        CU_ASSERT(number(tier, "planned_bytes") >= number(tier, "peak_bytes"));
+    }
+    for (Channel c = 0; c < NCHANNELS; c++)
+        assert_figures(item(item(json, "channels"), channel_name[c]), "moved_bytes busy_s");
 }
 
 TEST(bench_reports_one_json_object_with_the_names_of_the_paper) {
@@ -702,24 +706,12 @@ TEST(the_sim_runs_opt_175b_on_a_t4) {
                                   " --gpu-batch-size 32 --num-gpu-batches 8 "
                                   "--percent 0 50 0 0 0 100 --cpu-cache-compute --json @sim.json");
     CU_ASSERT(shows(r.out, "breakdown ... weight (R) ... cache (W)"));
-    const cJSON *json = json_of("sim.json"), *tier;
-    assert_figures(json, "device=sim 'breakdown.decode.weight (R).busy_s>0'");
+    const cJSON *json = json_of("sim.json");
     assert_bench(json, .5, 32, 8, 512, 32);
-    const double rate = number(json, "throughput"); /* the paper measured 0.69; the disk alone bounds it by 0.65 here */
-    CU_ASSERT(rate > .4 && rate < .7);
-    cJSON_ArrayForEach(tier, item(json, "tiers")) CU_ASSERT(number(tier, "planned_bytes") == number(tier, "peak_bytes"));
-    const cJSON *part = item(json, "breakdown.decode.weight (R)");
-    CU_ASSERT(number(part, "busy_s") >= number(part, "hidden_s"));
-}
-
-/* The line under the plan counts the cache wherever it rests, as the table above it does. */
-TEST(the_plan_tells_the_kv_cache_of_all_tiers) {
-    static const char *const places[] = {ALL_GPU, ALL_CPU, ALL_DISK};
-    for (int i = 0; i < 3; i++) {
-        const Result r = flexgen_done(
-            "bench --model opt-125m --device sim" ON_T4 " --gpu-batch-size 2 --num-gpu-batches 2%s", places[i]);
-        CU_ASSERT(shows(r.err, "KV cache ... 76.50 ... KV cache 76.50 MiB, by A.2.1's estimate"));
-    }
+    assert_figures(json, /* the paper measured 0.69; the disk alone bounds it by 0.65 here */
+                   "device=sim throughput>.4 throughput<.7 tiers.GPU.planned_bytes=tiers.GPU.peak_bytes "
+                   "tiers.CPU.planned_bytes=tiers.CPU.peak_bytes tiers.disk.planned_bytes=tiers.disk.peak_bytes "
+                   "'breakdown.decode.weight (R).busy_s>breakdown.decode.weight (R).hidden_s'");
 }
 
 /* Four machines: a line for each, and in --json the same figures. */
@@ -730,15 +722,14 @@ TEST(the_sim_runs_a_pipeline_of_machines) {
                                   "--net 1.25G,0.1ms --json @stages.json");
     CU_ASSERT(shows(r.out, "stage 0: layers 0 to 7; ... GPU waits ... stage 3: layers 26 to 31; ... stage 3 waits"));
     const cJSON *json = json_of("stages.json");
-    CU_ASSERT(cJSON_GetArraySize(item(json, "stages")) == 4 && number(json, "flights") == 5);
+    CU_ASSERT_EQUAL(cJSON_GetArraySize(item(json, "stages")), 4);
+    assert_figures(json, "flights=5");
     for (int s = 0; s < 4; s++) {
         const cJSON *stage = cJSON_GetArrayItem(item(json, "stages"), s);
-        const double busy = number(stage, "busy_share"), waits = number(stage, "gpu_waits"),
-                     idle = cJSON_GetArrayItem(item(json, "waiting"), s)->valuedouble;
-        assert_figures(stage, "layers=%d", layers[s]);
-        CU_ASSERT(busy > 0 && busy < 1 && waits > 0 && waits < 1);
-        CU_ASSERT(idle > 0 && idle < waits + 1e-9 && idle < 1 - busy + 1e-9);
-        CU_ASSERT(number(stage, "planned_bytes.GPU") > 1e9);
+        const double idle = cJSON_GetArrayItem(item(json, "waiting"), s)->valuedouble;
+        assert_figures(stage, "layers=%d busy_share>0 busy_share<1 gpu_waits>0 gpu_waits<1 planned_bytes.GPU>1e9",
+                       layers[s]);
+        CU_ASSERT(idle > 0 && idle < number(stage, "gpu_waits") + 1e-9 && idle < 1 - number(stage, "busy_share") + 1e-9);
     }
     CU_ASSERT_PTR_NULL(item(json, "predicted")); /* the formulas are for equal stages */
 }
@@ -747,7 +738,7 @@ TEST(the_sim_runs_a_pipeline_of_machines) {
  * has room for few sequences. The JSON of --json has what was expected beside what the clock says. */
 TEST(the_diagonal_schedule_finds_its_number_of_batches) {
     static const char *const schedule[] = {"row", "zigzag", "diagonal"}, *const lengths[] = {
-                                                                             "--prompt-len 32 --gen-len 256",
+                                                                             "--prompt-len 32 --gen-len 64",
                                                                              "--prompt-len 512 --gen-len 4"};
     for (int i = 0; i < 2; i++) {
         double rate[3];
@@ -756,8 +747,7 @@ TEST(the_diagonal_schedule_finds_its_number_of_batches) {
                 FIGURES("bench --model opt-125m --device sim" LAPTOP
                         " --percent 0 100 0 100 100 0 --cpu-mem 600M --num-prompts 400 --json - %s --schedule %s",
                         lengths[i], schedule[w]);
-            assert_figures(json, "schedule=%s", schedule[w]);
-            CU_ASSERT(w < 2 || number(json, "num_gpu_batches") > 1);
+            assert_figures(json, "schedule=%s num_gpu_batches>%d", schedule[w], w == 2);
             rate[w] = number(json, "throughput");
             CU_ASSERT_DOUBLE_EQUAL(number(json, "predicted.throughput") / rate[w], 1, .1);
         }
@@ -770,11 +760,11 @@ TEST(a_slowed_link_and_mixed_lengths_show_in_the_figures) {
     const cJSON *json = FIGURES("bench" TINY
                                 " --prompt-len 4-20 --gen-len 2-6 --num-prompts 9 --gpu-batch-size 2 "
                                 "--num-gpu-batches 2 --percent 0 100 100 0 100 0 --link ctog=200M --json -");
-    const double loaded = number(json, "lanes.load weights.moved_bytes"), total = number(json, "total_s"),
-                 tokens = number(json, "throughput") * total;
-    CU_ASSERT(total >= .9 * loaded / 200e6);
-    CU_ASSERT(number(json, "channels.ctog.moved_bytes") >= loaded && loaded > 0);
-    CU_ASSERT(tokens >= 9 * 2 && tokens <= 9 * 6 && number(json, "n") == 6);
+    const double total = number(json, "total_s"), tokens = number(json, "throughput") * total;
+    CU_ASSERT(total >= .9 * number(json, "lanes.load weights.moved_bytes") / 200e6);
+    assert_figures(json,
+                   "n=6 'lanes.load weights.moved_bytes>0' 'channels.ctog.moved_bytes>lanes.load weights.moved_bytes'");
+    CU_ASSERT(tokens >= 9 * 2 && tokens <= 9 * 6);
 }
 
 /* Found by the search, for the sim: in --json the expected figures stand beside those of the clock, and are near them. */
@@ -784,15 +774,9 @@ TEST(bench_says_what_was_expected) {
                                   " --prompt-len 128 --gen-len 16 --gpu-mem 1G --num-prompts 64 --json -");
     const cJSON *json = figures_of(r), *predicted = item(json, "predicted");
     for (int i = 0; i < 4; i++) CU_ASSERT_DOUBLE_EQUAL(number(predicted, names[i]) / number(json, names[i]), 1, .15);
-    for (int t = 0; t < NTIERS; t++) {
-        const double peak = number(item(predicted, "peak_bytes"), tier_name[t]);
-        const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
-        char line[100];
-        CU_ASSERT(peak == number(tier, "planned_bytes") && peak >= number(tier, "peak_bytes"));
-        snprintf(line, sizeof line, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", peak / 0x1p20,
-                 number(tier, "peak_bytes") / 0x1p20);
-        CU_ASSERT_PTR_NOT_NULL(strstr(r.err, line));
-    }
+    assert_figures(json,
+                   "tiers.GPU.planned_bytes=predicted.peak_bytes.GPU tiers.CPU.planned_bytes=predicted.peak_bytes.CPU "
+                   "tiers.disk.planned_bytes=predicted.peak_bytes.disk");
     CU_ASSERT(shows(r.err, "predicted ... measured ... throughput (token/s) ... GPU  peak (MiB)"));
 }
 
@@ -863,29 +847,21 @@ TEST(the_figures_of_a_run_agree_with_each_other) {
 // ---------------------------------------------------------------------------------------------------------------
 
 TEST(the_papers_cost_model_places_opt_30b) {
-    const cJSON *json = FIGURES(ON_PAPER " --json -");
-    assert_figures(json,
+    assert_figures(FIGURES(ON_PAPER " --json -"),
                    "wg~0.203194 wc wd cg cc cd hg hc hd T~309.121 T_pre T_gen throughput gbs=48 num_gpu_batches=3 bls=144 "
                    "s=512 n=32");
-    CU_ASSERT(shows(flexgen_done(ON_PAPER).out, "T_pre ... bound by comp^p ... ctog^g ... gpu_peak^p"));
-}
-
-TEST(one_machine_and_pipelines_stand_below_the_question) {
-    CU_ASSERT(shows(flexgen_done("policy --model opt-6.7b" ON_T4 " --nodes 2").out,
-                    "opt-6.7b, s 512, n 32, on: T4 16 GB ... flights x block ... 1 machine ... 2 machines, pipeline ... "
-                    "2 machines, without offloading"));
 }
 
 #define ON_LAPTOP "policy --model opt-1.3b" LAPTOP " --prompt-len 128 --gen-len 16 --gpu-mem 1G"
 
 /* A policy and what it promises, under the paper's names; its numbers agree with each other. */
 static void assert_policy(const cJSON *json) {
-    assert_figures(json, "wg wc wd cg cc cd hg hc hd T T_pre T_gen throughput latency");
+    assert_figures(json, "wg wc wd cg cc cd hg hc hd T T_pre T_gen throughput latency gbs>0");
     CU_ASSERT_DOUBLE_EQUAL(number(json, "wg") + number(json, "wc") + number(json, "wd"), 1, 1e-9);
     CU_ASSERT_DOUBLE_EQUAL(number(json, "cg") + number(json, "cc") + number(json, "cd"), 1, 1e-9);
     CU_ASSERT_DOUBLE_EQUAL(number(json, "hg") + number(json, "hc") + number(json, "hd"), 1, 1e-9);
     const double batches = strcmp(string(json, "schedule"), "row") ? number(json, "num_gpu_batches") : 1;
-    CU_ASSERT(number(json, "gbs") >= 1 && number(json, "bls") == number(json, "gbs") * batches);
+    CU_ASSERT_EQUAL(number(json, "bls"), number(json, "gbs") * batches);
     CU_ASSERT(cJSON_IsBool(item(json, "cpu_cache_compute")) && string(json, "bound.T_gen"));
 }
 
@@ -893,7 +869,7 @@ TEST(policy_lists_the_ten_best_or_the_frontier_under_the_papers_names) {
     const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"), *best = item(json, "best"),
                       *frontier = item(FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"), "frontier");
     const Result text = flexgen_done(ON_LAPTOP " --num-prompts 96");
-    double before = INFINITY, latency = 0, throughput = 0;
+    double before = INFINITY;
     assert_policy(json);
     assert_figures(json, "s=128 n=16 model=opt-1.3b");
     CU_ASSERT(shows(string(json, "hardware"), "RTX 4060"));
@@ -905,11 +881,7 @@ TEST(policy_lists_the_ten_best_or_the_frontier_under_the_papers_names) {
         CU_ASSERT_DOUBLE_EQUAL(before * number(one, "T"), 96 * 16, 1e-3);
         CU_ASSERT(number(one, "peak_bytes.GPU") <= 0x1p30);
     }
-    cJSON_ArrayForEach(one, frontier) {
-        assert_policy(one);
-        CU_ASSERT(number(one, "latency") > latency && number(one, "throughput") > throughput);
-        latency = number(one, "latency"), throughput = number(one, "throughput");
-    }
+    cJSON_ArrayForEach(one, frontier) assert_policy(one);
     CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
     CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
     CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
@@ -936,14 +908,7 @@ TEST(policy_compresses_where_it_is_allowed_to) {
     assert_figures(json, "compress_weight=true");
     CU_ASSERT(number(json, "throughput") > number(before, "throughput"));
     const Result r = flexgen_done(ON_LAPTOP " --num-prompts 32 --allow-compression");
-    int packed = 0;
-    for (const char *line = strchr(r.out, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
-        int gbs, batches, weights, cache;
-        if (sscanf(line, "%d x %d%*s %*s %d %d", &gbs, &batches, &weights, &cache) != 4) continue;
-        CU_ASSERT((weights == 4 || weights == 16) && (cache == 4 || cache == 16));
-        packed += weights == 4 || cache == 4;
-    }
-    CU_ASSERT(packed > 0);
+    CU_ASSERT(shows(r.out, "bits ... CPU  4  4 "));
 }
 
 /* Returns the throughput that a command reports of a task on a T4. */
@@ -980,8 +945,7 @@ TEST(a_number_of_the_machine_is_changed_wherever_it_is_read) {
 TEST(the_machine_that_was_measured_before_is_used) {
     Hardware h;
     Error err;
-    Checkpoint *checkpoint = checkpoint_open("models/opt-tiny", &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(checkpoint);
+    Checkpoint *checkpoint = opens("models/opt-tiny");
     ProfileSize size;
     ASSERT_OK(profile_size(&size, NULL, &checkpoint->config, (size_t)1 << 40, &err));
     open_directories();
@@ -989,8 +953,7 @@ TEST(the_machine_that_was_measured_before_is_used) {
     strcpy(h.name, "measured before");
     profile_keep(&h, &size, &(ThisMachine){.offload_dir = offload, .threads = host_set_threads(0)});
     checkpoint_close(checkpoint);
-    const cJSON *json = FIGURES("policy" TINY " --prompt-len 8 --gen-len 4 --json -");
-    assert_figures(json, "'hardware=measured before'");
+    assert_figures(FIGURES("policy" TINY " --prompt-len 8 --gen-len 4 --json -"), "'hardware=measured before'");
     CU_ASSERT(shows(flexgen_done("generate" TINY " --prompt Once --max-tokens 3").err, "predicted ... measured"));
 }
 
@@ -1015,9 +978,8 @@ TEST(eval_gives_the_same_perplexity_under_every_policy) {
     const Result r = flexgen_done(STORIES " --limit 5");
     CU_ASSERT(strstr(r.err, "T (s)") && !strstr(r.err, "throughput")); /* nothing was generated */
     const cJSON *given = FIGURES(STORIES ALL_DISK " --limit 5 --gpu-batch-size 2 --num-gpu-batches 2");
-    assert_figures(given, "bits_per_byte T wg bls windows=5 window=64 tokens=%d", 5 * 63);
+    assert_figures(given, "bits_per_byte T wg bls windows=5 window=64 tokens=%d perplexity>5 perplexity<100", 5 * 63);
     CU_ASSERT_DOUBLE_EQUAL(number(given, "perplexity"), exp(number(given, "nll")), 1e-6);
-    CU_ASSERT(number(given, "perplexity") > 5 && number(given, "perplexity") < 100);
     CU_ASSERT_EQUAL(number(figures_of(r), "nll"), number(given, "nll"));
 }
 
@@ -1026,9 +988,8 @@ TEST(eval_knows_which_last_words_are_right) {
          "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n"
          "{\"text\": \"Once upon a hippopotamus\"}\n{\"text\": \"not read\"}\n");
     const cJSON *json = FIGURES(EVAL " --last-word @words --limit 2 --json -");
-    assert_figures(json, "lines=2 last_word_accuracy=0.5");
-    CU_ASSERT(number(json, "perplexity") > 10 && !item(json, "windows"));
-    CU_ASSERT(shows(flexgen_done(EVAL " --last-word @words --limit 1").out, "last word: accuracy 1.0000"));
+    assert_figures(json, "lines=2 last_word_accuracy=0.5 perplexity>10");
+    CU_ASSERT_PTR_NULL(item(json, "windows"));
 }
 
 /* Numbers that are rounded stay F16: on disk they take as much, and elsewhere. Rounding to 8 bits costs less than to 2, and
@@ -1112,12 +1073,10 @@ TEST(the_gpu_keeps_to_its_limit) {
         const cJSON *json =
             FIGURES("bench" TINY LAPTOP " --prompt-len 8 --gen-len 2 --num-prompts 4 --gpu-mem %dM --json -", limits[i]);
         const cJSON *tier = item(json, "tiers.GPU");
-        const double in_use = number(tier, "in_use_bytes"), planned = number(tier, "planned_bytes"),
-                     spare = number(tier, "spare_bytes"),
-                     grown = number(tier, "grown_bytes"); /* of a GPU that loads nothing */
-        CU_ASSERT(in_use >= planned && in_use <= limits[i] * 0x1p20 && grown >= 0 && grown <= spare);
-        CU_ASSERT_EQUAL(spare, 128 << 20); /* of a small card */
-        CU_ASSERT_EQUAL(planned, number(tier, "peak_bytes"));
+        assert_figures(tier, "planned_bytes=peak_bytes grown_bytes spare_bytes=%d", 128 << 20); /* of a small card */
+        CU_ASSERT(number(tier, "in_use_bytes") >= number(tier, "planned_bytes"));
+        CU_ASSERT(number(tier, "in_use_bytes") <= limits[i] * 0x1p20);
+        CU_ASSERT(number(tier, "grown_bytes") <= number(tier, "spare_bytes")); /* of a GPU that loads nothing */
     }
 }
 
@@ -1132,8 +1091,8 @@ TEST(bench_on_the_gpu_measures_before_it_traces) {
         const Result r = flexgen_done(BENCH_GPU "--json @gpu.json %s", traced ? "--trace @gpu-trace.json" : "");
         const cJSON *json = json_of("gpu.json");
         CU_ASSERT(!strstr(r.out, "breakdown") == !traced && !item(json, "breakdown") == !traced);
-        CU_ASSERT(!item(json, "channels.gpu.busy_s") && number(json, "channels.cpu.busy_s") >= 0);
-        CU_ASSERT(!traced || number(json, "traced.channels.gpu.busy_s") > 0);
+        CU_ASSERT_PTR_NULL(item(json, "channels.gpu.busy_s"));
+        assert_figures(json, traced ? "channels.cpu.busy_s traced.channels.gpu.busy_s>0" : "channels.cpu.busy_s");
         moved[traced] = number(json, "channels.ctog.moved_bytes");
         decoded[traced] = number(json, "decode_throughput") * number(json, "decode_s");
     }
@@ -1148,11 +1107,11 @@ TEST(a_gpu_with_room_takes_prompts_in_larger_pieces) {
     static const char *const where[] = {"cuda", "host"};
     static const double mlp[] = {2.34, 4}; /* MiB, F16 and F32 */
     for (int i = 0; i < 2; i++) {
-        with.emulated = true;
-        const Result r = flexgen_done("bench" TINY ALL_GPU
-                                      " --prompt-len 100 --gen-len 1 --gpu-batch-size 12 "
-                                      "--num-gpu-batches 1 --gpu-mem 1G --device %s",
-                                      where[i]);
+        with = (With){.emulated = true, .set = {"CUDA_CPU_LAUNCH_FAILS=1"}}; /* the plan is enough */
+        const Result r = flexgen("bench" TINY ALL_GPU
+                                 " --prompt-len 100 --gen-len 1 --gpu-batch-size 12 "
+                                 "--num-gpu-batches 1 --gpu-mem 1G --device %s",
+                                 where[i]);
         const char *line = strstr(r.err, "workspace: mlp");
         CU_ASSERT(line && strtod(line + strlen("workspace: mlp"), NULL) == mlp[i]);
     }
@@ -1162,7 +1121,7 @@ TEST(a_gpu_with_room_takes_prompts_in_larger_pieces) {
 TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
     char fails[40];
     Result r;
-    for (int n = 50; n < 1000000; n += n / 4) {
+    for (int n = 60; n < 1000000; n += n / 2) {
         snprintf(fails, sizeof fails, "CUDA_CPU_LAUNCH_FAILS=%d", n);
         with = (With){.emulated = true, .set = {fails}};
         if (!flexgen(BENCH_GPU).status) break;
@@ -1178,60 +1137,16 @@ TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
 // flexgen quantize
 // ---------------------------------------------------------------------------------------------------------------
 
-TEST(quantize_makes_a_copy_and_says_how_large_it_is) {
-    static const Case rows[] = {
-        {"quantize" TINY " --output models/opt-tiny", 2, "--output models/opt-tiny ... not empty"},
-        {"quantize" TINY " --output Makefile", 2, "--output Makefile ... Not a directory"},
-        {"quantize" TINY " --output no/such/copy", 1, "--output no/such/copy ... No such file"},
-        {"quantize --model @copies/one --output @copies/two", 2, "copies/one ... packed already"},
-        {"eval --model @copies/one --perplexity README.md" LAPTOP " --compress-weight --bits 3", 2,
-         "--bits ... are packed; name the model that it was made from"},
-    };
-    Error err;
-    make_dir("copies");
-    const Result r = flexgen_done("quantize" TINY " --output @copies/one --threads 1");
-    CU_ASSERT(r.out_len == 0 && count_lines(r.err) == 1);
-    CU_ASSERT(shows(r.err, "11.85 MB packed to ... 1 file in ... copies/one ... 4.50 in the matrices"));
-    Checkpoint *copy = checkpoint_open(in_dir(capture, "copies/one"), &err);
-    CU_ASSERT(copy && copy->packed && is_there("copies/one/merges.txt"));
-    checkpoint_close(copy);
-    ASSERT_CASES(rows);
-    CU_ASSERT_EQUAL(count_files(in_dir(capture, "copies")), 1);
-}
-
-TEST(what_groups_do_not_divide_is_refused) {
-#define ROWS                                                                                                           \
-    "have 32 and 64 rows ... whole groups of 64 ... leave the weights unpacked ... --compress-cache still packs a KV " \
-    "cache"
-    static const Case rows[] = {
-        {"quantize --model @small --output @never", 2, ROWS},
-        {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, ROWS},
-        {"bench --model @small --prompt-len 6" LAPTOP " --compress-weight", 2, ROWS},
-        {"bench --model @small --prompt-len 6" LAPTOP " --compress-cache", 2,
-         "--compress-cache: heads of 8 numbers ... multiples of 16 ... leave it out: --compress-weight still packs the "
-         "weights"},
-        {"policy --model @small --prompt-len 6" LAPTOP " --allow-compression", 2,
-         "--allow-compression: heads of 8 numbers"},
-    };
-    give_model(32, false);
-    ASSERT_CASES(rows);
-    CU_ASSERT(!is_there("never"));
-    const Result r =
-        flexgen_done("eval --model @small --perplexity README.md" LAPTOP
-                     " --limit 1 --compress-weight --compress-cache --group 96"); /* a study needs no whole groups */
-    CU_ASSERT(shows(r.out, "a study: weights and cache rounded to 4 bits in groups of 96"));
-}
-
 /* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
 TEST(a_packed_copy_writes_what_compress_weight_does) {
 #define FORTY_TOKENS " --prompt 'Once upon a time' --max-tokens 40 "
-    flexgen_done("quantize" TINY " --output @packed");
-    const Result plain = flexgen_done(GENERATE FORTY_TOKENS),
+    const Result made = flexgen_done("quantize" TINY " --output @packed"), plain = flexgen_done(GENERATE FORTY_TOKENS),
                  same = flexgen_done(GENERATE FORTY_TOKENS "--compress-weight --percent 0 50 100 0 100 0"),
                  from = flexgen_done("generate --model @packed" LAPTOP FORTY_TOKENS);
     CU_ASSERT_STRING_EQUAL(from.out, same.out);
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
     CU_ASSERT(shows(from.err, "packed"));
+    CU_ASSERT(made.out_len == 0 && count_lines(made.err) == 1 && is_there("packed/merges.txt"));
 }
 
 /* The counters of what is packed, and of what sparse attention reads. */

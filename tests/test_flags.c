@@ -1,8 +1,7 @@
 /* test_flags.c: the command line: each flag sets its own field and no other, from its lowest value to its highest; what is
  * wrong, and what must not go together, is refused by name. The suite `cli` sees that the program ends with such a line. */
-#include <unistd.h>
-
 #include "tests.h"
+#include "written.h"
 
 enum { MOST = 24 };
 
@@ -29,18 +28,23 @@ static int parse(Options *o, char **args) {
 static void free_lists(Options *o) { free(o->prompt.text), free(o->stop.text), free(o->with.text); }
 
 /* All that main asks of a command line. */
-static int check(char **args) {
+static bool right(char **args) {
     Options o = options_default();
-    const int status = parse(&o, args) || flags_check(&o, command, &err) ? -1 : 0;
+    const bool is = !parse(&o, args) && !flags_check(&o, command, &err);
     free_lists(&o);
-    CU_ASSERT(!status || err.code == EXIT_USAGE);
-    return status;
+    return is;
 }
 
-static bool begins(const char *text, const char *with) {
-    const bool right = !strncmp(text, with, strlen(with));
-    if (!right) fprintf(stderr, "\n    not \"%s\", but: %s\n", with, text);
-    return right;
+static void refused(const char *line, const char *says) {
+    CU_ASSERT_FALSE(right(words(line)));
+    said(&err, EXIT_USAGE, says);
+}
+
+/* True if a flag is one of a list, in which each has a blank on both sides. */
+static bool among(const char *list, const char *flag) {
+    char padded[50];
+    snprintf(padded, sizeof padded, " %s ", flag);
+    return strstr(list, padded);
 }
 
 /* What the help text says of a flag, NULL behind the last: its name, and the letters of the commands that know it. */
@@ -62,17 +66,10 @@ static const char *flag_in_help(int i, char letters[10]) {
 // One flag
 // ---------------------------------------------------------------------------------------------------------------
 
-static char seen[100][40]; /* the flags that were tried */
-static int nseen;
+static char tried[2000] = " --prompt --stop --with "; /* the flags; a test of their own has these */
 
 /* Stages of a pipeline may differ in what is each machine's own: where its files and its memory are, not what is done. */
-static bool is_own(const char *flag) {
-    static const char *const own[] = {"--model",    "--offload-dir", "--threads", "--gpu-mem", "--cpu-mem",
-                                      "--disk-mem", "--hardware",    "--with",    "--device"};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (!strcmp(flag, own[i])) return true;
-    return false;
-}
+static const char own[] = " --model --offload-dir --threads --gpu-mem --cpu-mem --disk-mem --hardware --with --device ";
 
 /* The fields are as the flag has to leave them, and all others as they are without it; but the digest changes with each
  * flag that must be the same on all stages. */
@@ -82,12 +79,12 @@ static void assert_sets(const Options *fields) {
     memcpy(&o, &before, sizeof o); /* with the bytes between its fields */
     CU_ASSERT_EQUAL(parse(&o, word), 0);
     CU_ASSERT_EQUAL(parse(&before, (char *[]){word[0], NULL}), 0);
-    CU_ASSERT_EQUAL(o.digest == before.digest, is_own(flag));
+    CU_ASSERT_EQUAL(o.digest == before.digest, among(own, flag));
     o.digest = fields->digest;
     const bool same = !memcmp(&o, fields, sizeof o);
     if (!same) fprintf(stderr, "\n    %s sets something else\n", flag);
     CU_ASSERT(same);
-    snprintf(seen[nseen++], sizeof *seen, "%s", flag);
+    strcat(strcat(tried, flag), " ");
 }
 #define SETS(line, setting)                   \
     do {                                      \
@@ -196,16 +193,12 @@ TEST(lists_keep_what_is_given_in_order) {
 
 /* Behind the tests above. */
 TEST(every_flag_of_the_help_text_was_tried) {
-    static const char lists[] = " --prompt --stop --with "; /* above */
-    char letters[10], padded[50];
+    char letters[10];
     const char *name;
     int i = 0;
     for (; (name = flag_in_help(i, letters)); i++) {
-        snprintf(padded, sizeof padded, " %s ", name);
-        bool tried = strstr(lists, padded);
-        for (int s = 0; s < nseen; s++) tried = tried || !strcmp(seen[s], name);
-        if (!tried) fprintf(stderr, "\n    nothing tries %s\n", name);
-        CU_ASSERT(tried);
+        if (!among(tried, name)) fprintf(stderr, "\n    nothing tries %s\n", name);
+        CU_ASSERT(among(tried, name));
     }
     CU_ASSERT(i > 40);
 }
@@ -350,12 +343,9 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"policy --model m --cost-model paper --hardware h --gpu-batch-size 1",
          "--num-gpu-batches is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CU_ASSERT_EQUAL(check(words(cases[i][0])), -1);
-        CU_ASSERT(begins(err.text, cases[i][1]));
-    }
-    CU_ASSERT_EQUAL(check(words("profile")), 0); /* needs nothing */
-    CU_ASSERT_EQUAL(check(words("bench --model m --gen-len 2-2")), 0);
+    for (size_t i = 0; i < COUNT(cases); i++) refused(cases[i][0], cases[i][1]);
+    CU_ASSERT(right(words("profile"))); /* needs nothing */
+    CU_ASSERT(right(words("bench --model m --gen-len 2-2")));
 }
 
 /* Each is refused although all of its flags are right; without the last of them it is not. Links are those of the host
@@ -404,21 +394,19 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {PAPER "--nodes 2", "--nodes: the cost model paper looks at one block"},
         {PAPER "--max-latency 9", "--max-latency: the cost model paper looks at one block"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CU_ASSERT_EQUAL(check(words(cases[i][0])), -1);
-        CU_ASSERT(begins(err.text, cases[i][1]));
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        refused(cases[i][0], cases[i][1]);
         int last = 0;
         for (int w = 0; word[w]; w++)
             if (!strncmp(word[w], "--", 2)) last = w;
         word[last] = NULL;
-        CU_ASSERT_EQUAL(check(word), 0);
+        CU_ASSERT(right(word));
     }
-    CU_ASSERT_EQUAL(check(words("bench --model m --link ctog=1G --device host")), 0);
-    CU_ASSERT_EQUAL(check(words("bench --model m --gpu-batch-size 16384 --num-gpu-batches 64")), 0);
+    CU_ASSERT(right(words("bench --model m --link ctog=1G --device host")));
+    CU_ASSERT(right(words("bench --model m --gpu-batch-size 16384 --num-gpu-batches 64")));
 }
 
-/* One file in two places of a command line, by two names, of which one is written to: the last, with which the refusal
- * begins. */
+/* One file in two places of a command line, by two names, of which one is written to: the last. */
 TEST(nothing_is_written_over_what_is_read_or_written_as_well) {
     static const char *const cases[][2] = {
         {"generate --prompts", "--output"}, {"generate --prompts", "--trace"}, {"generate --prompt p --output", "--trace"},
@@ -427,14 +415,13 @@ TEST(nothing_is_written_over_what_is_read_or_written_as_well) {
         {"eval --last-word", "--json"},     {"eval --last-word", "--trace"}};
     const char *dir = temp_dir(), *name = strrchr(dir, '/') + 1;
     write_file(dir, "file", "", 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char line[800];
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char line[800], says[60];
         snprintf(line, sizeof line, "%s %s/file --model opt-125m %s %s/../%s/file", cases[i][0], dir, cases[i][1], dir,
                  name);
-        CU_ASSERT_EQUAL(check(words(line)), -1);
-        CU_ASSERT(begins(err.text, cases[i][1]) && strstr(err.text, strrchr(cases[i][0], ' ') + 1));
-        strcat(line, "2");
-        CU_ASSERT_EQUAL(check(words(line)), 0);
+        snprintf(says, sizeof says, "%s: is the file of %s", cases[i][1], strrchr(cases[i][0], ' ') + 1);
+        refused(line, says);
+        CU_ASSERT(right(words(strcat(line, "2"))));
     }
 }
 
@@ -445,14 +432,17 @@ TEST(nothing_is_written_over_the_model) {
         "notes.txt"};
     static const char *const flags[] = {"--output", "--trace", "--json"};
     const char *dir = temp_dir();
-    char line[900];
+    char line[900], says[60];
     for (int f = 0; f < 6; f++) {
         write_file(dir, files[f], "", 0);
         for (int w = 0; w < 3; w++) {
             snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", w < 2 ? "generate --prompt p" : "bench", dir, flags[w],
                      dir, files[f]);
-            CU_ASSERT_EQUAL(check(words(line)), f < 5 ? -1 : 0);
-            CU_ASSERT(f == 5 || (begins(err.text, flags[w]) && strstr(err.text, "file of the model")));
+            snprintf(says, sizeof says, "%s: is a file of the model", flags[w]);
+            if (f == 5)
+                CU_ASSERT(right(words(line)))
+            else
+                refused(line, says);
         }
     }
 }

@@ -3,13 +3,12 @@
  * test_plan.c's; that commands end well where memory is short is also scripts/limit_test.sh. */
 #include <cjson/cJSON.h>
 #include <limits.h>
-#include <mntent.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests.h"
+#include "started.h"
+#include "written.h"
 
 #define MB ((size_t)1 << 20)
 #define GB ((size_t)1 << 30)
@@ -52,7 +51,7 @@ static const char *machine(const char *groups, const char *mounts) {
  * files; one of version 2 with max, high, use and cached files; groups of both for the CPU, with quota and period. */
 static const char words[] =
     "M=1048576 G=1073741824\n"
-    "put() { test -d $1 || mkdir -p $1; printf \"$3\\n\" >$1/$2; }\n"
+    "put() { test -d $1 || mkdir -p $1; printf -- \"$3\\n\" >$1/$2; }\n"
     "v1() { put memory/$1 memory.limit_in_bytes $(($2)); put memory/$1 memory.usage_in_bytes $(($3))\n"
     "    put memory/$1 memory.stat \"cache 1\\ninactive_file 7\\ntotal_inactive_file $(($4 / 4))\\n"
     "total_active_file $(($4 - $4 / 4))\"; }\n"
@@ -89,7 +88,7 @@ TEST(a_group_of_version_1_has_its_limit_less_its_use) {
         {V1, OTHERS "64*G G 0", 8 * GB},     {V1, OTHERS "9223372036854771712 G 0", 8 * GB},
         {V1, OTHERS "2*G G 8*G", GB},
     };
-    check(cases, sizeof cases / sizeof *cases, false);
+    check(cases, COUNT(cases), false);
 }
 
 /* The least counts wherever it is. Only version 2 has a second limit, and none at its top. */
@@ -110,14 +109,14 @@ TEST(the_groups_above_limit_as_well) {
         {V2, THREE_2 "0 max max max max max", 0},
         {V2, THREE_2 "max max max max max max", 8 * GB},
     };
-    check(cases, sizeof cases / sizeof *cases, false);
+    check(cases, COUNT(cases), false);
 }
 
 TEST(a_hybrid_machine_has_both) {
 #define HYBRID V1_GROUPS "0::/session\n", V1_MOUNTS "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
     static const Machine cases[] = {{HYBRID, "v1 batch/job 3*G G 0; put unified/session cgroup.procs ''", 2 * GB},
                                     {HYBRID, "v1 batch/job 3*G G 0; v2 unified/session 1073741824 max 0 0", GB}};
-    check(cases, sizeof cases / sizeof *cases, false);
+    check(cases, COUNT(cases), false);
 }
 
 /* Ours may be the top, or below it, or cannot be seen; a longer name is another group's. In a name space the container's
@@ -136,7 +135,7 @@ TEST(in_a_container_the_tree_may_begin_at_its_group) {
         {"0::/../other\n", TREE_OF("/"), LIMITED(""), GB},
         {"0::/../other\n", TREE_OF("/"), LIMITED("/../other"), 8 * GB},
     };
-    check(cases, sizeof cases / sizeof *cases, false);
+    check(cases, COUNT(cases), false);
 }
 
 /* Neither as a limit; of what is no number as the use, the whole limit is left. */
@@ -155,15 +154,15 @@ TEST(what_is_no_number_sets_no_limit) {
         {V2, USE "' -5\\n'", GB},           {V2, USE "'99999999999999999999999999\\n'", GB},
         {V2, USE "'many\\n'", GB},
     };
-    check(cases, sizeof cases / sizeof *cases, false);
+    check(cases, COUNT(cases), false);
 }
 
 TEST(what_is_missing_sets_no_limit) {
     static const char *const groups[] = {"", "0::", "4:memory", "nonsense\n", ":::::\n", "4:memory:/a\n0::/not/there\n"};
     static const char *const mounts[] = {"", "30 23\n", " - \n", "30 23 0:26 / /gone rw - cgroup2 cgroup2 rw\n",
                                          "30 23 0:26 / /sys/fs/cgroup rw - cgroup2\n"};
-    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
-        for (size_t m = 0; m < sizeof mounts / sizeof *mounts; m++)
+    for (size_t g = 0; g < COUNT(groups); g++)
+        for (size_t m = 0; m < COUNT(mounts); m++)
             check(&(Machine){groups[g], mounts[m], "v2 a 1 max 0 0", free_bytes}, 1, false);
     const size_t nothing = process_allowance(temp_dir(), 0).memory; /* without /proc: all memory there is */
     CU_ASSERT_EQUAL(nothing, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
@@ -171,10 +170,9 @@ TEST(what_is_missing_sets_no_limit) {
 
 TEST(long_names_do_not_overflow) {
     enum { LONG = 6000 };
-    char groups[LONG + 100], mounts[2 * LONG + 300], name[LONG + 1];
-    memset(name, 'x', LONG), name[0] = '/', name[LONG] = 0;
-    snprintf(groups, sizeof groups, "0::%s\n", name);
-    snprintf(mounts, sizeof mounts, "30 23 0:26 %s %s rw - cgroup2 cgroup2 rw\n%s", name, name, V2_MOUNTS);
+    char groups[LONG + 100], mounts[2 * LONG + 300];
+    snprintf(groups, sizeof groups, "0::/%0*d\n", LONG, 0);
+    snprintf(mounts, sizeof mounts, "30 23 0:26 /%0*d /%0*d rw - cgroup2 cgroup2 rw\n%s", LONG, 0, LONG, 0, V2_MOUNTS);
     check(&(Machine){groups, mounts, "v2 . 1073741824 max 0 0", GB}, 1, false);
 }
 
@@ -200,72 +198,50 @@ TEST(a_quota_of_cpu_is_so_many_whole_processors) {
         {V2, "cpu2 user/a/job max 100000; cpu2 user/a 200000 100000; cpu2 user 400000 100000", 2},
         {V2, "cpu2 user/a/job 800000 100000; cpu2 user/a max 100000; cpu2 user 200000 100000", 2},
     };
-    check(cases, sizeof cases / sizeof *cases, true);
+    check(cases, COUNT(cases), true);
     CU_ASSERT_EQUAL(process_allowance(temp_dir(), 0).processors, INT_MAX);
-    CU_ASSERT(process_allowance("", 0).processors >= 1 && processors_allowed() >= 1);
+    CU_ASSERT(processors_allowed() >= 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Limits of the process
 // ---------------------------------------------------------------------------------------------------------------
 
-/* In a child whose address space, or data, may grow by so much: what is available, in bytes. */
-static size_t available_in_child(int resource, size_t more, int threads) {
-    const char *const root = machine("", "");
-    size_t available = 0;
-    int ends[2];
-    CHECK(pipe(ends) == 0);
-    const pid_t pid = fork();
-    if (!pid) {
-        const char *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
-        size_t used = 0;
-        char line[200];
-        FILE *f = fopen("/proc/self/status", "r");
-        while (fgets(line, sizeof line, f))
-            if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
-        fclose(f);
-        CHECK(setrlimit(resource, &(struct rlimit){used + more, used + more}) == 0);
-        available = process_allowance(root, threads).memory;
-        _exit(write(ends[1], &available, sizeof available) != sizeof available);
-    }
-    int status;
-    close(ends[1]);
-    CHECK(waitpid(pid, &status, 0) == pid && read(ends[0], &available, sizeof available) == sizeof available);
-    close(ends[0]);
-    return available;
+/* What is available, in bytes, while the address space, or the data, may grow by so much. */
+static size_t available(int resource, size_t more, int threads) {
+    const char *root = machine("", ""), *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
+    struct rlimit before;
+    size_t used = 0;
+    char line[200];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, status))
+        if (!strncmp(line, key, strlen(key))) used = strtoull(line + strlen(key), NULL, 10) * 1024;
+    fclose(status);
+    CHECK(!getrlimit(resource, &before) && !setrlimit(resource, &(struct rlimit){used + more, before.rlim_max}));
+    const Allowance a = process_allowance(root, threads);
+    CHECK(!setrlimit(resource, &before));
+    return a.memory;
 }
 
 TEST(the_process_has_what_its_own_limits_leave) {
     static const size_t more[] = {64 * MB, 200 * MB, 500 * MB, 2 * GB, 7 * GB};
     static const int resources[] = {RLIMIT_AS, RLIMIT_DATA};
     for (int r = 0; r < 2; r++) {
-        for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
-            const size_t alone = available_in_child(resources[r], more[i], 0);
-            CU_ASSERT(alone <= more[i] && alone >= more[i] - 2 * MB); /* the child itself takes little until then */
+        for (size_t i = 0; i < COUNT(more); i++) {
+            const size_t alone = available(resources[r], more[i], 0);
+            CU_ASSERT(alone <= more[i] && alone >= more[i] - 2 * MB); /* little is taken until then */
         }
-        CU_ASSERT_EQUAL(available_in_child(resources[r], 64 * GB, 0), free_bytes);
+        CU_ASSERT_EQUAL(available(resources[r], 64 * GB, 0), free_bytes);
     }
-    const size_t alone = available_in_child(RLIMIT_AS, GB, 0), ten = available_in_child(RLIMIT_AS, GB, 10);
+    const size_t alone = available(RLIMIT_AS, GB, 0), ten = available(RLIMIT_AS, GB, 10);
     CU_ASSERT(ten < alone && alone - ten >= 10 * 2 * MB); /* of threads to come; glibc's least usual stack is 2 MiB */
-    CU_ASSERT_EQUAL(available_in_child(RLIMIT_AS, GB, 10000), 0);
+    CU_ASSERT_EQUAL(available(RLIMIT_AS, GB, 10000), 0);
 }
 
-TEST(this_process_may_have_something) {
-    CU_ASSERT(process_allowance("", 0).memory > 16 * MB && process_allowance("", 0).memory < (size_t)1 << 50);
-}
-
-/* Whether /proc/mounts says that files there are memory; of two mounts on one place the later one is seen. */
-static bool is_tmpfs(const char *dir) {
-    bool is = false;
-    FILE *mounts = setmntent("/proc/mounts", "r");
-    for (const struct mntent *m; mounts && (m = getmntent(mounts));)
-        if (!strcmp(m->mnt_dir, dir)) is = !strcmp(m->mnt_type, "tmpfs");
-    if (mounts) endmntent(mounts);
-    return is;
-}
+static bool shm_is_memory(void) { return !system("stat -f -c %T /dev/shm | grep -q tmpfs"); }
 
 TEST(files_in_memory_are_told_from_others) {
-    CU_ASSERT_EQUAL(memory_holds("/dev/shm"), is_tmpfs("/dev/shm"));
+    CU_ASSERT_EQUAL(memory_holds("/dev/shm"), shm_is_memory());
     CU_ASSERT(!memory_holds("/proc") && !memory_holds("/not/there"));
 }
 
@@ -292,90 +268,62 @@ static const bool plain = false; /* AddressSanitizer takes far more memory */
 static const bool plain = true;
 #endif
 
-/* What a shell command says that starts the program, "%s", and its status. */
-static char *program_says(int *status, const char *command) {
-    static char line[2048], said[1 << 16];
-    const char *program = getenv("FLEXGEN_BIN");
-    snprintf(line, sizeof line, command, program ? program : "./flexgen");
-    FILE *f = popen(line, "r");
-    CHECK(f);
-    said[fread(said, 1, sizeof said - 1, f)] = 0;
-    *status = pclose(f);
-    *status = WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
-    return said;
-}
+#define LEAST " --gpu-batch-size 1 --num-gpu-batches 1"
+#define TINY "bench --device host --model models/opt-tiny --prompt-len 40 --gen-len 6 --percent "
+#define MEDIUM "bench --device host --model opt-125m --prompt-len 4 --gen-len 2 --percent "
+#define LARGE "bench --device host --model opt-350m --prompt-len 4 --gen-len 2 --percent "
 
 TEST(a_run_takes_no_more_than_the_plan_and_the_overhead) {
     static const char *const runs[] = {
-        "--model models/opt-tiny --percent 100 0 100 0 100 0",
-        "--model models/opt-tiny --percent 0 30 20 30 0 0 --cpu-cache-compute --threads 8",
-        "--model models/opt-tiny --percent 0 0 0 0 0 0 --compress-cache --attn-sparsity 0.3 --cpu-cache-compute",
-        "--model opt-125m --percent 100 0 100 0 100 0",
-        "--model opt-125m --percent 20 30 0 50 50 50 --compress-weight --threads 8",
+        TINY "100 0 100 0 100 0",
+        TINY "0 30 20 30 0 0 --cpu-cache-compute --threads 8",
+        TINY "0 0 0 0 0 0 --compress-cache --attn-sparsity 0.3 --cpu-cache-compute",
+        MEDIUM "100 0 100 0 100 0",
+        MEDIUM "20 30 0 50 50 50 --compress-weight --threads 8",
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs && plain; i++) {
-        char command[600];
-        int status;
-        snprintf(command, sizeof command,
-                 "%%s bench --device host %s --prompt-len 40 --gen-len 6 --gpu-batch-size 8 --num-gpu-batches 2 "
-                 "--num-prompts 24 --json - 2>&-",
-                 runs[i]);
-        cJSON *json = cJSON_Parse(program_says(&status, command));
-        CU_ASSERT_FATAL(status == 0 && json);
+    for (size_t i = 0; i < COUNT(runs) && plain; i++) {
+        const Result r = flexgen_done("%s --gpu-batch-size 8 --num-gpu-batches 2 --num-prompts 24 --json -", runs[i]);
+        cJSON *json = cJSON_Parse(r.out);
+        const cJSON *tiers = json_get(json, "tiers");
         const double overhead = cJSON_GetNumberValue(json_get(json, "overhead_bytes"));
         const double peak = cJSON_GetNumberValue(json_get(json, "peak_rss_bytes"));
         double planned = 0;
         for (int t = TIER_GPU; t <= TIER_CPU; t++)
-            planned += cJSON_GetNumberValue(json_get(json_get(json_get(json, "tiers"), tier_name[t]), "planned_bytes"));
+            planned += cJSON_GetNumberValue(json_get(json_get(tiers, tier_name[t]), "planned_bytes"));
         CU_ASSERT(peak > planned / 2 && peak <= planned + overhead);
         CU_ASSERT(overhead < 100 * MB); /* or it would promise nothing */
         cJSON_Delete(json);
     }
 }
 
-/* In so many KiB of address space a model of 690 MB, of which one batch is all. Each flag for a tier alone and both: one
- * leaves a little to the other, and where both are large, what is planned decides. The offload file is mapped, so that it
- * counts; one of 580 MB in a directory that is memory counts where a process may have 500 MB of data, too. */
+/* In so many MB of address space, or of data, a model of 690 MB or 250 MB, of which one batch is all. Each flag for a tier
+ * alone and both: one leaves a little to the other, and where both are large, what is planned decides. The offload file is
+ * mapped, so that it counts; one of 580 MB in a directory that is memory counts where a process may have 500 MB of data,
+ * too. */
 TEST(the_program_keeps_to_what_it_may_have) {
-#define LARGE "--model opt-350m --device host --prompt-len 8 --gen-len 2 --percent "
-#define GPU_NEEDS \
-    { "flexgen: the GPU tier needs", "may have tiers of" }
-#define DISK_NEEDS \
-    { "flexgen: the disk tier needs", "may have tiers of" }
-#define WORKS \
-    { "generation throughput", "" }
     static const struct {
-        const char *limit, *flags;
+        rlim_t memory, data;
+        const char *args;
         int status;
-        const char *says[2];
+        const char *said;
     } cases[] = {
-        {"-v 500000",
-         "generate --model models/opt-tiny --prompt x --max-tokens 4 --percent 100 0 100 0 100 0",
-         0,
-         {"completion", ""}},
-        {"-v 500000", "bench " LARGE "100 0 100 0 100 0", 2, {"flexgen: the GPU tier needs", ""}},
-        {"-v 500000", "bench " LARGE "0 0 100 0 100 0", 2, {"flexgen: the disk tier needs", ""}},
-        {"-v 1100000", "bench " LARGE "0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M", 0, WORKS},
-        {"-v 500000", "bench " LARGE "100 0 100 0 100 0 --gpu-mem 4G", 2, GPU_NEEDS},
-        {"-v 500000", "bench " LARGE "0 100 0 100 0 100 --cpu-mem 4G", 2, GPU_NEEDS},
-        {"-v 800000",
-         "bench " LARGE "50 50 100 0 100 0 --gpu-mem 500M --cpu-mem 400M",
-         2,
-         {"tier needs", "may have tiers of"}},
-        {"-v 1100000", "bench " LARGE "0 100 0 100 0 100 --gpu-mem 700M --cpu-mem 800M", 0, WORKS},
-        {"-v 1100000", "bench " LARGE "100 0 100 0 100 0 --gpu-mem 4G", 0, WORKS},
-        {"-d 500000", "bench " LARGE "0 0 100 0 100 0 --offload-dir /dev/shm --disk-mem 4G", 2, DISK_NEEDS},
+        {512, 0, "generate --model models/opt-tiny --prompt x --max-tokens 4 --percent 100 0 100 0 100 0", 0, ""},
+        {512, 0, LARGE "100 0 100 0 100 0", 2, "the GPU tier needs"},
+        {512, 0, LARGE "0 0 100 0 100 0", 2, "the disk tier needs"},
+        {512, 0, MEDIUM "0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M", 2, "the disk tier needs ... may have tiers of"},
+        {614, 0, MEDIUM "0 0 100 0 100 0 --gpu-mem 150M --cpu-mem 100M", 0, ""},
+        {512, 0, LARGE "100 0 100 0 100 0 --gpu-mem 4G", 2, "the GPU tier needs ... may have tiers of"},
+        {512, 0, LARGE "0 100 0 100 0 100 --cpu-mem 4G", 2, "the GPU tier needs ... may have tiers of"},
+        {819, 0, LARGE "50 50 100 0 100 0 --gpu-mem 500M --cpu-mem 400M", 2, "tier needs ... may have tiers of"},
+        {512, 0, MEDIUM "0 100 0 100 0 100 --gpu-mem 300M --cpu-mem 300M", 0, ""},
+        {512, 0, MEDIUM "100 0 100 0 100 0 --gpu-mem 4G", 0, ""},
+        {0, 512, LARGE "0 0 100 0 100 0 --offload-dir /dev/shm --disk-mem 4G", 2,
+         "the disk tier needs ... may have tiers of"},
     };
-    for (size_t c = 0; c < sizeof cases / sizeof *cases && plain; c++) {
-        char command[600];
-        int status;
-        if (*cases[c].limit == '-' && cases[c].limit[1] == 'd' && !is_tmpfs("/dev/shm")) continue;
-        snprintf(command, sizeof command, "ulimit %s; %%s %s --gpu-batch-size 1 --num-gpu-batches 1 2>&1", cases[c].limit,
-                 cases[c].flags);
-        const char *said = program_says(&status, command);
-        const bool right = status == cases[c].status && strstr(said, cases[c].says[0]) && strstr(said, cases[c].says[1]);
-        if (!right) fprintf(stderr, "\n    ulimit %s, %s: status %d: %s", cases[c].limit, cases[c].flags, status, said);
-        CU_ASSERT(right);
+    for (size_t c = 0; c < COUNT(cases) && plain; c++) {
+        if (cases[c].data && !shm_is_memory()) continue;
+        with.memory = cases[c].memory * 1000 * 1000, with.data = cases[c].data * 1000 * 1000;
+        assert_ends(flexgen("%s" LEAST, cases[c].args), cases[c].status, cases[c].said);
     }
 }
 
