@@ -856,69 +856,53 @@ static void check_pace(const void *about, const void *answer) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 12 and 18: kernels, on the GPU or in its emulation; without either, their twins on the host
+// 12 and 18: kernels, on the GPU or in its emulation, against their twins on the host
 // ---------------------------------------------------------------------------------------------------------------
-
-enum { MARK = 1 };
 
 /* What the emulation counts: the largest number of roundings of one thread of a kernel since it was last asked. */
 long cuda_cpu_most_roundings(void) __attribute__((weak));
 
-/* n numbers of x, if there are any, which are floats, become halves at the same place, and floats again. */
-static void to_halves(float *x, int n) {
-    for (int i = 0; i < n && x; i++) {
-        const f16 half = f32_to_f16(x[i]);
-        memcpy((f16 *)x + i, &half, sizeof half);
-    }
-}
-static void to_floats(float *x, int n) {
-    for (f16 half; n-- && x; x[n] = f16_to_f32(half)) memcpy(&half, (f16 *)x + n, sizeof half);
+enum { MARK = 1, EACH = 8, MOST_THREADS = 256, MOST_NUMBERS = 2 * 12288 };
+enum { TABLE = 20, GATHERED = 5, WIDEST = 700, POOL = 12, PER_PAGE = 3, SEQUENCES = 2 };
+/* Rows of x are normalized with w and b; or rows of a table are gathered into y, or as pairs of k and v put into pages. */
+typedef struct {
+    OpCode code;
+    int rows, cols;
+    bool onto; /* y is x, or a sum with what it has */
+    double within;
+    int idx[GATHERED], seq[GATHERED], pos[GATHERED], pages[POOL];
+    _Alignas(16) f16 act[2][MOST_NUMBERS]; /* x and y */
+    _Alignas(16) f16 table[MOST_NUMBERS];
+    _Alignas(16) f16 pair[2][MOST_NUMBERS]; /* w and b, or the pools of k and v */
+    long most_work;                         /* numbers that one thread has rounded */
+} Kernel;
+
+/* The op of a case that lies there, on the GPU or here. */
+static Op kernel_op(Type act, const void *x, const void *y, const Kernel *there, const Kernel *s) {
+    const PageTable pool = paged(there->pair[0], there->pair[1], there->pages, NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
+                                 s->cols / 2, 1, false);
+    if (s->code == OP_LAYERNORM) return norm(act, s->onto ? x : y, x, there->pair[0], there->pair[1], s->rows, s->cols);
+    if (s->code == OP_EMBED) return embedding(y, act, there->table, F16, s->cols, there->idx, s->rows, s->cols, s->onto);
+    return appending(pool, there->table, s->cols, false, s->cols, there->seq, there->pos, s->rows);
 }
 
-/* Makes an op of a case that lies at `at`, on the GPU or here. */
-typedef Op MakeOp(Type act, void *at, const void *c);
-
-/* Runs the op of a case c, where x and y, of n numbers each, are activations: halves, but floats on the host. Returns what
- * the emulation counts, or 0. */
-static long carry_out(MakeOp *make, void *c, size_t bytes, float *x, float *y, int n) {
-    Gpu *gpu = cuda_open_gpu ? cuda_open_gpu(&err) : NULL;
-    MUST(gpu || !cuda_open_gpu);
-    if (!gpu) return run(make(F32, c, c)), 0;
-    if (cuda_cpu_most_roundings) cuda_cpu_most_roundings();
-    void *at = gpu->call->alloc(gpu, whole_lines(bytes), &err);
+static void carry_out(void *c) {
+    Kernel *s = c;
+    Gpu *gpu = cuda_open_gpu(&err);
+    MUST(gpu);
+    Kernel *at = gpu->call->alloc(gpu, whole_lines(sizeof *s), &err);
     MUST(at);
-    to_halves(x, n), to_halves(y, n);
-    MUST(!gpu->call->transfer(gpu, at, c, bytes, &err));
-    const Op op = make(F16, at, c);
+    MUST(!gpu->call->transfer(gpu, at, s, sizeof *s, &err));
+    const Op op = kernel_op(F16, at->act[0], at->act[1], at, s);
+    if (cuda_cpu_most_roundings) cuda_cpu_most_roundings();
     MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err) && !gpu->call->run(gpu, &op, &err));
     MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->call->transfer(gpu, c, at, bytes, &err));
-    to_floats(x, n), to_floats(y, n);
+    MUST(!gpu->call->transfer(gpu, s, at, sizeof *s, &err));
+    if (cuda_cpu_most_roundings) s->most_work = cuda_cpu_most_roundings();
     gpu->call->release(gpu, at), gpu->close(gpu);
-    return cuda_cpu_most_roundings ? cuda_cpu_most_roundings() : 0;
 }
 
-enum { EACH = 8, MOST_THREADS = 256, MOST_NUMBERS = 2 * 12288 };
-typedef struct {
-    int rows, cols;
-    bool in_place;
-    double mean;
-    _Alignas(16) float x[MOST_NUMBERS], y[MOST_NUMBERS]; /* of F16 */
-    _Alignas(16) f16 w[MOST_NUMBERS], b[MOST_NUMBERS];   /* (cols) */
-    long most_work;                                      /* numbers that one thread has rounded */
-} Norm;
-
-static Op norm_op(Type act, void *at, const void *c) {
-    const Norm *s = c, *there = at;
-    return norm(act, s->in_place ? there->x : there->y, there->x, there->w, there->b, s->rows, s->cols);
-}
-
-static void normalize(void *c) {
-    Norm *s = c;
-    s->most_work = carry_out(norm_op, s, sizeof *s, s->x, s->y, s->rows * s->cols);
-}
-
-/* Rows around `mean`, of numbers that lie up to 2 `spread` apart, and two that do.
+/* Rows around a mean, of numbers that lie up to 2 `spread` apart, and two that do.
  *   1  a few widths
  *   2  widths that no block covers at once, that end within eight numbers; in place
  *   3  at 1000 a square has no digits left for a variance of 1/4 */
@@ -926,111 +910,58 @@ static bool draw_norm(void *to) {
     const int cols[][6] = {{64, 256, 8 * draw(3, 60)},
                            {2, 28 + draw(0, 9), 60 + draw(0, 9), 1022 + draw(0, 9), 5120, 12288},
                            {768, 60, 8 * draw(10, 99)}};
-    const double spread = step == 1 && number ? 2 : step == 3 ? .5 : 1;
-    Norm *s = to;
-    if (!cols[step - 1][number]) return false;
-    s->cols = cols[step - 1][number], s->in_place = step > 1 && number % 2;
-    s->rows = step > 1 ? 2 : number < 2 ? 1 + 2 * number : draw(1, 3);
-    s->mean = step < 3 ? draw_real(-2, 2) : number % 2 ? -1000 : draw(800, 1000);
+    const double spread = step == 1 && number ? 2
+                          : step == 3         ? .5
+                                              : 1,
+                 mean = step < 3     ? draw_real(-2, 2)
+                        : number % 2 ? -1000
+                                     : draw(800, 1000);
+    Kernel *s = to;
+    s->code = OP_LAYERNORM, s->within = 8e-3, s->onto = step > 1 && number % 2;
+    s->rows = step > 1 ? 2 : draw(1, 3), s->cols = cols[step - 1][number];
     for (int i = 0; i < s->rows * s->cols; i++) {
         const int c = i % s->cols;
-        s->x[i] = rounded(s->mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
-        s->w[c] = f32_to_f16(draw_real(1, 3)), s->b[c] = f32_to_f16(draw_real(-2, 2));
+        s->act[0][i] = f32_to_f16(mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
+        s->pair[0][c] = f32_to_f16(draw_real(1, 3)), s->pair[1][c] = f32_to_f16(draw_real(-2, 2));
     }
-    return true;
-}
-
-static void check_work(long most_work, int share) {
-    if (most_work > 2 * share)
-        wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, most_work);
-}
-
-static void check_norm(const void *c, const void *answer) {
-    const Norm *s = c, *found = answer;
-    const int cols = s->cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS);
-    in_case("%d rows of %d columns%s, mean %.4g", s->rows, cols, s->in_place ? ", in place" : "", s->mean);
-    for (int r = 0; r < s->rows; r++) {
-        const float *x = s->x + r * cols, *y = (s->in_place ? found->x : found->y) + r * cols;
-        double mean = 0, square = 0;
-        for (int i = 0; i < cols; i++) mean += x[i] / (double)cols;
-        for (int i = 0; i < cols; i++) square += (x[i] - mean) * (x[i] - mean) / cols;
-        for (int i = 0; i < cols; i++) {
-            const double expected = (x[i] - mean) / sqrt(square + 1e-5) * f16_to_f32(s->w[i]) + f16_to_f32(s->b[i]);
-            near_to(y[i], expected, 2e-3 * fmax(fabs(expected), 4), "row %d, column %d", r, i);
-        }
-    }
-    check_work(found->most_work, (cols + threads - 1) / threads + EACH);
-}
-
-/* Rows of a table, in the last step of (k, v) into pages. */
-enum { TABLE = 20, GATHERED = 5, WIDEST = 700, POOL = 12, PER_PAGE = 3, SEQUENCES = 2 };
-typedef struct {
-    int cols, idx[GATHERED];
-    int seq[GATHERED], pos[GATHERED], pages[SEQUENCES][POOL / SEQUENCES];
-    _Alignas(16) f16 table[TABLE * WIDEST];
-    _Alignas(16) float y[GATHERED * WIDEST]; /* what is there before; of F16 */
-    _Alignas(16) f16 kv[2][POOL * PER_PAGE * WIDEST / 2];
-    long most_work;
-} Gather;
-
-static Op gather_op(Type act, void *at, const void *c) {
-    const Gather *g = c, *there = at;
-    const PageTable into = paged(there->kv[0], there->kv[1], there->pages[0], NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
-                                 g->cols / 2, 1, false);
-    return step == 3 ? appending(into, there->table, g->cols, false, g->cols, there->seq, there->pos, GATHERED)
-                     : embedding(there->y, act, there->table, F16, g->cols, there->idx, GATHERED, g->cols, step == 2);
-}
-
-static void gather(void *c) {
-    Gather *g = c;
-    g->most_work = carry_out(gather_op, g, sizeof *g, g->y, NULL, GATHERED * g->cols);
+    return cuda_open_gpu && s->cols;
 }
 
 static bool draw_gather(void *to) {
-    Gather *g = to;
+    Kernel *s = to;
     int order[POOL];
-    g->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
-    for (int j = 0; j < TABLE * g->cols; j++) g->table[j] = f32_to_f16(draw_real(-4, 4));
-    for (int j = 0; j < GATHERED * g->cols; j++) g->y[j] = rounded(draw_real(-4, 4));
-    memset(g->kv, 0x3c, sizeof g->kv);
-    draw_order(order, POOL);
-    for (int p = 0; p < POOL; p++) g->pages[p % SEQUENCES][p / SEQUENCES] = order[p];
-    draw_order(order, POOL);
-    for (int r = 0; r < GATHERED; r++) g->idx[r] = draw(0, TABLE - 1), g->seq[r] = draw(0, 1), g->pos[r] = order[r];
-    return true;
+    s->code = step == 3 ? OP_APPEND : OP_EMBED, s->within = step == 2 ? 4e-3 : 0, s->onto = step == 2;
+    s->rows = GATHERED, s->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
+    for (int j = 0; j < TABLE * s->cols; j++) s->table[j] = f32_to_f16(draw_real(-4, 4));
+    for (int j = 0; j < GATHERED * s->cols; j++) s->act[1][j] = f32_to_f16(draw_real(-4, 4));
+    memset(s->pair, 0x3c, sizeof s->pair);
+    draw_order(s->pages, POOL), draw_order(order, POOL);
+    for (int r = 0; r < GATHERED; r++) s->idx[r] = draw(0, TABLE - 1), s->seq[r] = draw(0, 1), s->pos[r] = order[r];
+    return cuda_open_gpu;
 }
 
-static void check_gathered(const Gather *g, const Gather *found) {
-    for (int j = 0; j < GATHERED * g->cols; j++) {
-        const int r = j / g->cols, c = j % g->cols;
-        const double row = f16_to_f32(g->table[g->idx[r] * g->cols + c]), before = step == 2 ? g->y[j] : 0;
-        near_to(found->y[j], row + before, step == 2 ? 4e-3 : 0, "row %d, which is row %d of the table, column %d", r,
-                g->idx[r], c);
-    }
-    check_work(found->most_work, (g->cols + MOST_THREADS - 1) / MOST_THREADS + 2 * EACH);
-}
-
-static void check_appended(const Gather *g, const Gather *found) {
-    const int width = g->cols / 2;
-    for (int i = 0; i < 2; i++) {
-        f16 expected[POOL * PER_PAGE * WIDEST / 2];
-        memcpy(expected, g->kv[i], sizeof expected);
-        for (int r = 0; r < GATHERED; r++) {
-            const int row = g->pages[g->seq[r]][g->pos[r] / PER_PAGE] * PER_PAGE + g->pos[r] % PER_PAGE;
-            memcpy(expected + row * width, g->table + r * g->cols + i * width, width * sizeof *expected);
+/* Nothing else is written either, and no thread has much more to write than another. */
+static void check_kernel(const void *c, const void *answer) {
+    static Kernel twin;
+    static float act[2][MOST_NUMBERS];
+    const Kernel *s = c, *found = answer;
+    const int cols = s->cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS),
+              share = (cols + threads - 1) / threads + EACH;
+    in_case("%d rows of %d columns%s", s->rows, cols, s->onto ? ", onto what is there" : "");
+    twin = *s;
+    for (int e = 0; e < 2 * MOST_NUMBERS; e++)
+        act[e / MOST_NUMBERS][e % MOST_NUMBERS] = f16_to_f32(s->act[e / MOST_NUMBERS][e % MOST_NUMBERS]);
+    run(kernel_op(F32, act[0], act[1], &twin, s));
+    for (int i = 0; i < 2; i++)
+        for (int e = 0; e < MOST_NUMBERS; e++) {
+            const int token = e / (cols / 2);
+            near_to(f16_to_f32(found->act[i][e]), act[i][e], s->within, "%c, row %d, column %d", "xy"[i], e / cols,
+                    e % cols);
+            near_to(f16_to_f32(found->pair[i][e]), f16_to_f32(twin.pair[i][e]), 0, "%c of token %d of page %d, element %d",
+                    "kv"[i], token % PER_PAGE, token / PER_PAGE, e % (cols / 2));
         }
-        for (int j = 0; j < POOL * PER_PAGE * width; j++)
-            near_to(f16_to_f32(found->kv[i][j]), f16_to_f32(expected[j]), 0, "%s of token %d of page %d, element %d",
-                    i ? "v" : "k", j / width % PER_PAGE, j / width / PER_PAGE, j % width);
-    }
-}
-
-static void check_gather(const void *c, const void *answer) {
-    in_case("%d columns", ((const Gather *)c)->cols);
-    if (step == 3)
-        check_appended(c, answer);
-    else
-        check_gathered(c, answer);
+    if (found->most_work > 2 * share)
+        wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, found->most_work);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1524,9 +1455,9 @@ const Exercise exercises[] = {
     {{"one machine takes its sweeps", "machines fill and run", "a slow wire holds them up",
       "later blocks take their rounds"}, 20, sizeof(PaceCase), draw_pace, pace, check_pace, NULL},
     {{"a row is normalized", "rows of all widths, in place too", "a large mean does not blur the variance"},
-     6, sizeof(Norm), draw_norm, normalize, check_norm, NULL},
+     6, sizeof(Kernel), draw_norm, carry_out, check_kernel, NULL},
     {{"rows are gathered", "rows are added", "rows are put into pages"},
-     8, sizeof(Gather), draw_gather, gather, check_gather, NULL},
+     8, sizeof(Kernel), draw_gather, carry_out, check_kernel, NULL},
     {{"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), draw_pivot, pivot, check_pivot, NULL},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
       "mini.c: the weights may stream"}, 0, 0, NULL, NULL, NULL, check_mini_blocks},
