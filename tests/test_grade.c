@@ -37,8 +37,8 @@ static int run_rig(Rig *r) {
 enum { ATT_N = 12, ATT_H1 = 24, GUARD = 7, ATT_MOST = ATT_N * ATT_H1 };
 typedef struct {
     int n, nh, hd, changed;
-    float q[2][ATT_MOST], k[2][ATT_MOST], v[2][ATT_MOST]; /* [1]: with another token `changed` */
-    double a[ATT_N][ATT_H1], c[ATT_N];                    /* a: by token and head */
+    float q[ATT_MOST], k[2][ATT_MOST], v[2][ATT_MOST]; /* [1]: with another token `changed` */
+    double a[ATT_N][ATT_H1], c[ATT_N];                 /* a: by token and head */
     float o[2][ATT_MOST + GUARD];
 } Attention;
 static const float UNTOUCHED = 12345;
@@ -50,17 +50,16 @@ static bool draw_attention(void *to) {
     s->n = draw(least[step - 1], most[step - 1]), s->nh = draw(2, 4), s->hd = draw(2, 6);
     s->changed = s->n > 1 ? draw(1, s->n - 1) : 0;
     for (int j = 0; j < ATT_MOST + GUARD; j++) s->o[0][j] = UNTOUCHED;
+    for (int t = 0; t < s->n; t++) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
     for (int h = 0; h < s->nh; h++) {
         const int place = draw(0, s->hd - 1);
         for (int t = 0; t < s->n; t++) {
-            if (!h) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
             s->a[t][h] = draw(1, 9);
             for (int d = 0; d < s->hd; d++) {
                 const int at = (t * s->nh + h) * s->hd + d, more = t == s->changed;
-                const float q = d == place ? s->c[t] : 0, v = draw_real(-4, 4),
-                            k = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
-                s->q[0][at] = q, s->k[0][at] = k, s->v[0][at] = v;
-                s->q[1][at] = q + more, s->k[1][at] = k + more, s->v[1][at] = v + 9 * more;
+                s->q[at] = d == place ? s->c[t] : 0, s->v[0][at] = draw_real(-4, 4);
+                s->k[0][at] = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
+                s->k[1][at] = s->k[0][at] + more, s->v[1][at] = s->v[0][at] + 9 * more;
             }
         }
     }
@@ -70,7 +69,7 @@ static bool draw_attention(void *to) {
 static void attend(void *c) {
     Attention *s = c;
     const OptConfig config = {.h1 = s->nh * s->hd, .nh = s->nh};
-    for (int i = 0; i < 2; i++) plain_attention(s->o[i], s->q[i], s->k[i], s->v[i], s->n, &config);
+    for (int i = 0; i < 2; i++) plain_attention(s->o[i], s->q, s->k[i], s->v[i], s->n, &config);
 }
 
 /* A token alone has its own v. */
@@ -129,7 +128,7 @@ typedef struct {
     Prompt prompts[LINE];
     Policy policy;
     int count, sweeps, first;         /* the first sweep that is looked at */
-    int stops;                        /* the seat whose sequence stops before it; -1: none */
+    int stops;                        /* the seat whose sequence stops before it, in the last step */
     int limit[NTIERS];                /* of pages; -1: none */
     int may[SWEEPS], entered[SWEEPS]; /* before each sweep: what seats_for said, who entered */
 } Line;
@@ -144,7 +143,8 @@ static void enter(void *c) {
         for (int e = 0; e < a.nseats; e++) {
             const Seat *seat = &a.seat[e];
             const int had = (int)(i - seat->since);
-            if (seat->prompt >= 0 && (had == line->prompts[seat->prompt].n || (i == line->first && e == line->stops)))
+            if (seat->prompt >= 0 &&
+                (had == line->prompts[seat->prompt].n || (step == 3 && i == line->first && e == line->stops)))
                 admission_leave(&a, e, had);
         }
         a.sweep = i;
@@ -158,14 +158,12 @@ static void enter(void *c) {
  * else is about to leave or to enter. */
 static bool draw_seats(void *to) {
     Line *line = to;
-    int n, K, gbs = draw(step == 3 ? 2 : 1, 4);
-    do K = draw(1, 5), n = draw(K, 3 * K);
-    while (step == 3 && (K < 3 || n < 2 * K));
-    *line = (Line){.policy = all_gpu(gbs, K), .stops = -1, .limit = {-1}};
+    const int gbs = draw(step == 3 ? 2 : 1, 4), K = draw(step == 3 ? 3 : 1, 5), n = draw(step == 3 ? 2 * K : K, 3 * K);
+    *line = (Line){.policy = all_gpu(gbs, K), .limit = {-1}};
     line->policy.schedule = SCHEDULE_DIAGONAL;
     line->count = step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
     line->sweeps = step == 1 ? 1 : step == 2 ? imin(3 * n, SWEEPS) : n;
-    if (step == 3) line->first = n - 1, line->stops = draw(0, gbs * K - 1);
+    line->first = step == 3 ? n - 1 : 0, line->stops = draw(0, gbs * K - 1);
     for (int i = 0; i < line->count; i++) line->prompts[i] = (Prompt){.s = 5, .n = n};
     return true;
 }
@@ -178,10 +176,10 @@ static void check_seats(const void *c, const void *answer) {
     const int gbs = line->policy.gbs, seats = imin(gbs * line->policy.num_gpu_batches, line->count),
               K = (seats + gbs - 1) / gbs, n = line->prompts[0].n;
     in_case("prompts with n = %d, in a block of %d seats, batches of %d%s", n, seats, gbs,
-            line->stops < 0 ? "" : ", where one has stopped");
+            step < 3 ? "" : ", where one has stopped");
     for (int b = 0; b < K; b++)
         for (int i = (b * n + K - 1) / K; i < line->sweeps; i += n) expected[i] += imin(gbs, seats - b * gbs);
-    if (line->stops >= 0) expected[line->first]++;
+    expected[line->first] += step == 3;
     for (int i = 0; i < line->sweeps; i++) {
         const int enter = imin(expected[i], waiting);
         waiting -= enter;
@@ -206,7 +204,7 @@ static int most_held(const Line *line, int m) {
 /* A batch of prompts, equal ones but in the last step, of which at least one could enter alone. */
 static bool draw_pages(void *to) {
     Line *line = to;
-    *line = (Line){.count = draw(2, 8), .sweeps = 1, .stops = -1};
+    *line = (Line){.count = draw(2, 8), .sweeps = 1};
     line->policy = all_gpu(line->count, 1), line->policy.page_tokens = draw(2, 5);
     for (int i = 0; i < line->count; i++)
         line->prompts[i] = i && step < 3 ? line->prompts[0] : (Prompt){.s = draw(1, 16), .n = step == 2 ? 1 : draw(1, 14)};
@@ -220,11 +218,10 @@ static bool draw_pages(void *to) {
 static void check_pages(const void *c, const void *answer) {
     const Line *line = c;
     const int found = ((const Line *)answer)->entered[0];
-    const Prompt *p = line->prompts;
     int m = 0;
     while (m < line->count && (line->limit[0] < 0 || most_held(line, m + 1) <= line->limit[0])) m++;
-    in_case("prompts of s = %d, n = %d, then s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", p[0].s,
-            p[0].n, p[1].s, p[1].n, line->policy.page_tokens, line->limit[0]);
+    in_case("prompts of s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", line->prompts->s,
+            line->prompts->n, line->policy.page_tokens, line->limit[0]);
     if (found != m)
         wrong("the first %d may enter, which need at most %d, found %d, which need %d", m, most_held(line, m), found,
               most_held(line, imin(found, line->count)));
@@ -394,46 +391,42 @@ static void check_run(const void *c, const void *answer) {
 // h1 = 8, h2 = 32, s = 10, n = 6, bls = 2 x 3 = 6. A layer has 8 h1^2 + 4 h1 h2 = 1536 bytes of weights; a new token of
 // each sequence has 2 h1 bls = 96 bytes of activations and 4 h1 bls = 192 of K and V, and attends to 4 bls (s + n/2) h1 =
 // 2496. Products take 6 x 1536 flops wherever; attention is the GPU's over cg, and the CPU's over the rest. Cases are
-// larger: all of h1 and h2, of s and n, of bls, and each rate by a factor of its own, by which the numbers grow as a unit
-// does.
+// larger: all of h1 and h2, of s and n, and bls, each by a factor of its own, by which the numbers grow as a unit does.
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { CTOG_G, GTOC_G, DTOC_G, CTOD_G, COMP_G, NROWS_G };
+enum { CTOG_G, GTOC_G, DTOC_G, CTOD_G, COMP_G, NROWS_G, ATTEND_GPU = NROWS_G, ATTEND_CPU, NRATES };
 static const char *const row_name[NROWS_G] = {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "comp^g"};
 static const int row_step[NROWS_G] = {1, 1, 2, 2, 3};
-enum { WEIGHTS, TOKEN, LOADED, PRODUCTS, NGROWING }; /* by what a term grows */
-enum { BMM = 5, ATT_ON_CPU, NRATES };                /* behind the rows' own rates, of which the last is of products */
-static const double base_rate[NRATES] = {2, 4, 3, 6, 9, 8, 13};
+enum { WEIGHTS, TOKEN_H, TOKEN_KV, LOADED, PRODUCTS, NAMOUNTS };
 static const struct {
     int row, letter; /* NVARS: the right-hand side */
-    double number;   /* over the base rate */
-    int grows, rate;
+    int amount, rate;
 } terms[] = {
-    {CTOG_G, WC, 768, WEIGHTS, CTOG_G},    {CTOG_G, WD, 768, WEIGHTS, CTOG_G},    {CTOG_G, HC, 48, TOKEN, CTOG_G},
-    {CTOG_G, HD, 48, TOKEN, CTOG_G},       {GTOC_G, HC, 24, TOKEN, GTOC_G},       {GTOC_G, HD, 24, TOKEN, GTOC_G},
-    {DTOC_G, WD, 512, WEIGHTS, DTOC_G},    {DTOC_G, CD, 832, LOADED, DTOC_G},     {DTOC_G, HD, 32, TOKEN, DTOC_G},
-    {CTOD_G, CD, 32, TOKEN, CTOD_G},       {CTOD_G, HD, 16, TOKEN, CTOD_G},       {COMP_G, CG, 312, LOADED, BMM},
-    {COMP_G, CC, 192, LOADED, ATT_ON_CPU}, {COMP_G, CD, 192, LOADED, ATT_ON_CPU}, {COMP_G, NVARS, -1024, PRODUCTS, COMP_G},
+    {CTOG_G, WC, WEIGHTS, CTOG_G},    {CTOG_G, WD, WEIGHTS, CTOG_G},    {CTOG_G, HC, TOKEN_H, CTOG_G},
+    {CTOG_G, HD, TOKEN_H, CTOG_G},    {GTOC_G, HC, TOKEN_H, GTOC_G},    {GTOC_G, HD, TOKEN_H, GTOC_G},
+    {DTOC_G, WD, WEIGHTS, DTOC_G},    {DTOC_G, CD, LOADED, DTOC_G},     {DTOC_G, HD, TOKEN_H, DTOC_G},
+    {CTOD_G, CD, TOKEN_KV, CTOD_G},   {CTOD_G, HD, TOKEN_H, CTOD_G},    {COMP_G, CG, LOADED, ATTEND_GPU},
+    {COMP_G, CC, LOADED, ATTEND_CPU}, {COMP_G, CD, LOADED, ATTEND_CPU}, {COMP_G, NVARS, PRODUCTS, COMP_G},
 };
 typedef struct {
-    double rate[NRATES], grows[NGROWING]; /* factors */
+    double amount[NAMOUNTS], rate[NRATES];
     Hardware machine;
     OptConfig config;
     Block paper;
     LpRow row[NROWS_G];
-    bool there[NROWS_G];
 } Rows;
 
 static bool draw_rows(void *to) {
     Rows *c = to;
-    double *rates[NRATES] = {c->machine.ctog_bdw, c->machine.gtoc_bdw,  c->machine.dtoc_bdw, c->machine.ctod_bdw,
-                             c->machine.mm_flops, c->machine.bmm_flops, c->machine.cpu_flops};
+    Hardware *m = &c->machine;
+    double *rates[NRATES] = {m->ctog_bdw, m->gtoc_bdw, m->dtoc_bdw, m->ctod_bdw, m->mm_flops, m->bmm_flops, m->cpu_flops};
     const int size = draw(1, 5), length = draw(1, 6), block = draw(1, 6);
-    const double grows[NGROWING] = {size * size, size * block, size * block * length, size * size * block};
-    memcpy(c->grows, grows, sizeof grows);
+    const double amount[NAMOUNTS] = {1536 * size * size, 96 * size * block, 192 * size * block,
+                                     2496 * size * block * length, -9216 * size * size * block};
+    memcpy(c->amount, amount, sizeof amount);
     for (int i = 0; i < NRATES; i++) {
-        c->rate[i] = draw_real(.2, 5);
-        rates[i][0] = base_rate[i] * c->rate[i], rates[i][1] = draw_real(100, 200);
+        c->rate[i] = rates[i][0] = draw_real(.5, 60);
+        rates[i][1] = draw_real(100, 200);
     }
     c->config = (OptConfig){
         .l = draw(2, 9), .h1 = 8 * size, .h2 = 32 * size, .nh = 2, .embed = 8 * size, .vocab = 10, .max_pos = 200};
@@ -447,7 +440,7 @@ static void make_rows(void *about) {
     paper_lp(&lp, &c->machine, &c->config, &c->paper);
     for (int r = 0; r < lp.m; r++)
         for (int w = 0; w < NROWS_G; w++)
-            if (!strcmp(lp.row[r].name, row_name[w])) c->row[w] = lp.row[r], c->there[w] = true;
+            if (!strcmp(lp.row[r].name, row_name[w])) c->row[w] = lp.row[r];
 }
 
 /* The row is a x - T_gen <= b. */
@@ -458,11 +451,11 @@ static void check_rows(const void *c, const void *answer) {
     in_case("h1 %d, h2 %d, s %d, n %d, bls %d", from->config.h1, from->config.h2, from->paper.s, from->paper.n,
             from->paper.gbs * from->paper.num_gpu_batches);
     for (size_t t = 0; t < sizeof terms / sizeof *terms; t++)
-        expected[terms[t].row][terms[t].letter] = terms[t].number * from->grows[terms[t].grows] / from->rate[terms[t].rate];
+        expected[terms[t].row][terms[t].letter] = from->amount[terms[t].amount] / from->rate[terms[t].rate];
     for (int r = 0; r < NROWS_G; r++) {
         const LpRow *row = &found->row[r];
         if (row_step[r] != step) continue;
-        if (!found->there[r] || row->equal) return wrong("there is no row %s that is an inequality", row_name[r]);
+        if (!row->name || row->equal) return wrong("there is no row %s that is an inequality", row_name[r]);
         expected[r][T_GEN] = -1;
         for (int f = 0; f <= NVARS; f++)
             near_to(f < NVARS ? row->a[f] : row->b, expected[r][f], 1e-9 * fabs(expected[r][f]), "row %s, %s", row_name[r],
@@ -481,44 +474,33 @@ typedef struct {
     const char *what;
 } Program;
 
-/* x = 2, 6; 2, 0, 1; 1, 1.5; and one where phase 1 leaves an artificial in the basis, at 0. */
-static const LpTable textbook[] = {
+/* By x = 2, 6; 2, 0, 1; 1, 1.5; and one where phase 1 leaves an artificial in the basis, at 0. */
+enum { NO_EQUATIONS = 3, TEXTBOOK = 6 };
+static const LpTable textbook[TEXTBOOK] = {
     {"-3x - 5y", 2, 3, 0, LP_OPTIMAL, {{-3, -5, -36}, {1, 0, 4}, {0, 2, 12}, {3, 2, 18}}},
     {"-5x - 4y - 3z", 3, 3, 0, LP_OPTIMAL, {{-5, -4, -3, -13}, {2, 3, 1, 5}, {4, 1, 2, 11}, {3, 4, 2, 8}}},
+    {"a cost that falls without end", 2, 2, 0, LP_UNBOUNDED, {{-2, 1}, {-1, 3, 2}, {0, -2, 5}}},
     {"x + 2y = 4, x >= 1", 2, 2, 1, LP_OPTIMAL, {{1, 1, 2.5}, {1, 2, 4}, {-1, 0, -1}}},
-    {"-x - y = 0, x <= 5", 2, 2, 1, LP_OPTIMAL, {{-1, 0, 0}, {-1, -1, 0}, {1, 0, 5}}}};
-
-/* x <= b, x >= b + 1 or more. */
-static LpTable contradiction(void) {
-    const double b = draw(1, 9);
-    return (LpTable){"two rows that contradict each other",         1, 2, 0, LP_INFEASIBLE,
-                     {{draw(-2, 2)}, {1, b}, {-1, -b - draw(1, 5)}}};
-}
-
-/* x_0 may grow for ever, and that pays. */
-static LpTable unbounded(void) {
-    LpTable t = {"a cost that falls without end", 2, draw(1, 3), 0, LP_UNBOUNDED, {{-draw(1, 5), draw(0, 3)}}};
-    for (int i = 1; i <= t.m; i++) t.at[i][0] = -draw(0, 4), t.at[i][1] = draw(-4, 4), t.at[i][2] = draw(0, 5);
-    return t;
-}
+    {"-x - y = 0, x <= 5", 2, 2, 1, LP_OPTIMAL, {{-1, 0, 0}, {-1, -1, 0}, {1, 0, 5}}},
+    {"two rows that contradict each other", 1, 2, 0, LP_INFEASIBLE, {{1}, {1, 3}, {-1, -4}}}};
 
 /* Whose optimum is known, since it was made around one: x with a weight y for every row, such that a row that counts has
- * nothing to spare, and a variable that is not 0 costs nothing more than the rows give. equal: the first row is an
- * equation. signs: entries may be negative, and b. */
-static LpTable made(bool equal, bool signs) {
+ * nothing to spare, and a variable that is not 0 costs nothing more than the rows give. any: the first row is an equation,
+ * and entries may be negative, and b. */
+static LpTable made(bool any) {
     const int n = draw(2, 5), m = draw(2, TABLE_ROWS);
-    LpTable t = {equal ? "an LP with an equation" : "an LP that was drawn", n, m, equal, LP_OPTIMAL, {{0}}};
+    LpTable t = {any ? "an LP with an equation" : "an LP that was drawn", n, m, any, LP_OPTIMAL, {{0}}};
     double x[TABLE_COLUMNS], *c = t.at[0];
     for (int j = 0; j < n; j++) {
         x[j] = draw(0, 1) ? draw(1, 6) : 0;
         c[j] = x[j] > 0 ? 0 : draw(0, 4);
     }
     for (int i = 1; i <= m; i++) {
-        double *row = t.at[i], y = draw(0, 1) ? draw(1, 5) : 0;
-        if (equal && i == 1) y = draw(-4, 4);
-        row[n] = y != 0 || i <= equal ? 0 : draw(0, 5);
+        const bool equal = any && i == 1;
+        double *row = t.at[i], y = equal ? draw(-4, 4) : draw(0, 1) * draw(1, 5);
+        row[n] = y != 0 || equal ? 0 : draw(0, 5);
         for (int j = 0; j < n; j++) {
-            row[j] = signs ? draw(-5, 5) : draw(0, 5);
+            row[j] = draw(any ? -5 : 0, 5);
             row[n] += row[j] * x[j], c[j] -= row[j] * y;
         }
     }
@@ -526,11 +508,12 @@ static LpTable made(bool equal, bool signs) {
     return t;
 }
 
-/* As given, and with its cost, and the last row, by other factors. */
-static LpTable cycle(int which, bool again) {
-    LpTable t = lp_cycles[which];
-    const double factor = again ? ldexp(1, draw(-2, 3)) : 1;
-    for (int j = 0; j <= t.n; j++) t.at[0][j] *= factor, t.at[t.m][j] *= factor;
+/* As given, and with its cost and each row by a factor of its own. */
+static LpTable scaled(LpTable t, bool again) {
+    for (int i = 0; i <= t.m; i++) {
+        const double factor = again ? ldexp(1, draw(-2, 3)) : 1;
+        for (int j = 0; j <= t.n; j++) t.at[i][j] *= factor;
+    }
     return t;
 }
 
@@ -539,29 +522,22 @@ static LpTable cycle(int which, bool again) {
 
 /* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. */
 static bool draw_program(void *to) {
+    static const int first[] = {0, 2, 0, 0, 0}, count[] = {2, TEXTBOOK - 2, CYCLES, NO_EQUATIONS, CYCLES};
     const bool cycles = step == 3 || step == 5;
-    LpTable t;
-    if (cycles && number >= 2 * CYCLES + (step == 3)) return false;
-    if (cycles && number < 2 * CYCLES)
-        t = cycle(number / 2, number % 2);
-    else if (cycles) {
-        Hardware t4;
-        const OptConfig config = opt_named("opt-30b");
-        Program *paper = to;
-        ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
-        *paper = (Program){{0}, LP_OPTIMAL, OPT_30B_SECONDS, "A.3 for OPT-30B on the paper's machine"};
-        paper_lp(&paper->lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
+    const int n = count[step - 1];
+    Program *p = to;
+    if (number < 2 * n || !cycles) {
+        const LpTable *from = (cycles ? lp_cycles : textbook) + first[step - 1] + number % n,
+                      t = number < 2 * n ? scaled(*from, number >= n) : made(step == 2);
+        *p = (Program){lp_of(&t), t.verdict, t.at[0][t.n], t.what};
         return true;
-    } else if (number < 2)
-        t = textbook[step == 2 ? 2 + number : number];
-    else if (number < 10 && step == 2 && number % 2)
-        t = contradiction();
-    else if (number < 10 && step != 1)
-        t = unbounded();
-    else
-        t = made(step == 2 && number % 2, step == 2);
-    *(Program *)to = (Program){lp_of(&t), t.verdict, t.at[0][t.n], t.what};
-    return true;
+    }
+    Hardware t4;
+    const OptConfig config = opt_named("opt-30b");
+    ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
+    *p = (Program){{0}, LP_OPTIMAL, OPT_30B_SECONDS, "A.3 for OPT-30B on the paper's machine"};
+    paper_lp(&p->lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
+    return step == 3 && number == 2 * n;
 }
 
 /* mini.c's takes rows that the slacks satisfy. */
@@ -654,11 +630,9 @@ static void pack(void *c) {
  * is rounded to a multiple of 8, and 15 times that is off by 15 x 8, or .0137 steps */
 static bool draw_pack(void *to) {
     enum { ON_GRID, ANY, NOT_FINITE, SMALLEST, LARGEST };
-    static const int cases[] = {20, 48, 18};
     static const double within[] = {0, .5 + 1. / 1024, 0, 0, .0137};
     Pack *p = to;
-    if (number >= cases[step - 1]) return false;
-    const int kind = step < 3 ? step - 1 : NOT_FINITE + number / 6, n[] = {128, draw(1, 128), PACKED, GROUP, GROUP};
+    const int kind = step < 3 ? step - 1 : NOT_FINITE + number % 3, n[] = {128, draw(1, 128), PACKED, GROUP, GROUP};
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
     *p = (Pack){.n = n[kind], .stride = draw(1, MOST_STRIDE), .quant = {4, GROUP}, .within = within[kind]};
     if (step == 2) p->quant.bits = 2 + number % 7;
@@ -673,33 +647,31 @@ static bool draw_pack(void *to) {
 }
 
 /* A group comes back as no more numbers than it has codes, and each number of it to within so many of its steps, and what
- * F16 rounds of numbers below 8; NaN of a group that is not finite. Returns whether it is. */
-static bool check_group(const float *back, const float *x, int n, const Pack *p) {
-    const int levels = (1 << p->quant.bits) - 1;
-    float low = INFINITY, high = -INFINITY;
-    int kinds = 0;
-    bool finite = true;
-    for (int i = 0; i < n; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]), finite &= isfinite(x[i]) != 0;
-    const double off = p->within ? ((double)high - low) / levels * p->within + 8. / 2048 : 0;
-    in_case("%d bits, a group of %d from %g to %g, %d apart", p->quant.bits, n, low, high, p->stride);
-    for (int i = 0, j; i < n; i++) {
-        for (j = 0; j < i && back[j] != back[i]; j++) continue;
-        kinds += j == i;
-        if (finite) near_to(back[i], x[i], off, "number %d, to within %g", i, off);
-        if (!finite && !isnan(back[i]))
-            wrong("number %d is in a group that is not finite: expected NaN, found %g", i, back[i]);
-    }
-    if (finite && kinds > levels + 1) wrong("expected at most %d numbers, found %d", levels + 1, kinds);
-    return finite;
-}
-
+ * F16 rounds of numbers below 8; NaN of a group that is not finite. */
 static void check_pack(const void *c, const void *answer) {
-    const Pack *from = c, *found = answer;
-    bool finite = true;
-    for (int g = 0; g < from->n; g += GROUP)
-        finite &= check_group(found->back + g, from->x + g, imin(GROUP, from->n - g), from);
-    in_case("%d numbers", from->n);
-    near_to(found->finite, finite, 0, "the result (1: all are finite)");
+    const Pack *p = c, *found = answer;
+    const int levels = (1 << p->quant.bits) - 1;
+    bool all = true;
+    for (int g = 0; g < p->n; g += GROUP) {
+        const float *x = p->x + g, *back = found->back + g;
+        const int n = imin(GROUP, p->n - g);
+        float low = INFINITY, high = -INFINITY;
+        int kinds = 0;
+        bool finite = true;
+        for (int i = 0; i < n; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]), finite &= isfinite(x[i]) != 0;
+        const double off = p->within ? ((double)high - low) / levels * p->within + 8. / 2048 : 0;
+        in_case("%d bits, a group of %d from %g to %g, %d apart", p->quant.bits, n, low, high, p->stride);
+        for (int i = 0, j; i < n; i++) {
+            for (j = 0; j < i && back[j] != back[i]; j++) continue;
+            kinds += j == i;
+            if (finite) near_to(back[i], x[i], off, "number %d, to within %g", i, off);
+            if (!finite && !isnan(back[i]))
+                wrong("number %d is in a group that is not finite: expected NaN, found %g", i, back[i]);
+        }
+        if (finite && kinds > levels + 1) wrong("expected at most %d numbers, found %d", levels + 1, kinds);
+        all &= finite;
+    }
+    near_to(found->finite, all, 0, "the result for %d numbers (1: all are finite)", p->n);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -769,14 +741,13 @@ static void check_chosen(const Select *s, const float *score, const int32_t *tok
         if (tokens[count] != -1) wrong("more tokens than were asked for");
 }
 
-static void check_weights(const float *score, int len, const int32_t *tokens, const float *weights, int n) {
-    double largest = -INFINITY, sum = 0;
-    for (int t = 0; t < len; t++) largest = fmax(largest, score[t]);
-    for (int t = 0; t < len; t++) sum += exp(score[t] - largest);
+static void check_weights(const Select *s, const float *score, const int32_t *tokens, const float *weights, int r) {
+    const int len = s->len[r], n = sparse_tokens(s->sparsity, len);
     for (int i = 0; i < n; i++) {
+        double over = 0; /* what all weigh together, over this one */
         if (tokens[i] < 0 || tokens[i] >= len) return wrong("token %d is not one of its", tokens[i]);
-        const double share = exp(score[tokens[i]] - largest) / sum;
-        near_to(weights[i], share, 1e-5 * share + 1e-30, "the weight of token %d", tokens[i]);
+        for (int t = 0; t < len; t++) over += exp(score[t] - score[tokens[i]]);
+        near_to(weights[i], 1 / over, 1e-5 / over + 1e-30, "the weight of token %d", tokens[i]);
     }
 }
 
@@ -786,8 +757,7 @@ static void check_select(const void *c, const void *answer) {
         for (int h = 0; h < NH; h++) {
             in_case("sequence %d of %d tokens, head %d", r, s->len[r], h);
             if (step == 3)
-                check_weights(s->score[r][h], s->len[r], found->tokens[r][h], found->weights[r][h],
-                              sparse_tokens(s->sparsity, s->len[r]));
+                check_weights(s, s->score[r][h], found->tokens[r][h], found->weights[r][h], r);
             else
                 check_chosen(s, s->score[r][h], found->tokens[r][h], r);
         }
@@ -1002,15 +972,13 @@ static void set_point(double value[6], const Pivot *p) {
 /* Any point of the first tableau is one of the second; three determine its rows. */
 static void check_pivot(const void *c, const void *answer) {
     const Pivot *p = c, *after = answer;
-    Pivot as = *p;
-    as.basic[p->r] = p->other[p->c], as.other[p->c] = p->basic[p->r];
     in_case("pivot at row %d, column %d", p->r, p->c);
     for (int v = 0; v < 2; v++)
-        if (!near_to(after->basic[v], as.basic[v], 0, "the basic variable of row %d", v) ||
-            !near_to(after->other[v], as.other[v], 0, "the variable of column %d", v))
+        if (!near_to(after->basic[v], v == p->r ? p->other[p->c] : p->basic[v], 0, "the basic variable of row %d", v) ||
+            !near_to(after->other[v], v == p->c ? p->basic[p->r] : p->other[v], 0, "the variable of column %d", v))
             return;
     for (int i = 0; i < 3; i++) {
-        double value[6] = {0}, again[6];
+        double value[6], again[6];
         for (int v = 0; v < 2; v++) value[p->other[v]] = draw_real(-3, 3);
         set_point(value, p), memcpy(again, value, sizeof again), set_point(again, after);
         for (int v = 0; v < 6; v++)
@@ -1144,49 +1112,39 @@ static int conflict(const Posted *a, const Posted *b) {
     return meet(a->read, a->nread, b->write, b->nwrite) || meet(a->write, a->nwrite, b->write, b->nwrite) ? AFTER_USE : 0;
 }
 
-/* The op that an event is the end of; -1: none that was posted before j. */
-static int op_of(const Posted *op, Event e, int j) {
-    uint64_t seq = 0;
-    for (int i = 0; i < j; i++)
-        if (op[i].lane == (int)e.lane && ++seq == e.seq) return i;
-    return -1;
-}
-
-/* Bit i: op i is over when op j begins, by its lane and by its events, of which one may not count. */
-static uint32_t over(const uint32_t is[OPS], const Posted *op, const Posted *found, int j, int without) {
-    uint32_t bits = 0;
-    for (int i = 0; i < j; i++)
-        if (op[i].lane == op[j].lane) bits |= is[i] | 1u << i;
-    for (int e = 0; e < found[j].nafter; e++) {
-        const int i = op_of(op, found[j].after[e], j);
-        if (e != without) bits |= is[i] | 1u << i;
-    }
-    return bits;
-}
-
 /* Each op that conflicts with one before it must come after it; in the last step after nothing else, and no event is one
- * that others imply. */
+ * that others imply. Bit i of a set is op i. */
 static void check_order(const void *c, const void *answer) {
     static const char *const use[] = {"", "reads what it writes", "writes what it uses"};
     const Posted *op = c, *found = answer;
-    uint32_t is[OPS], must[OPS] = {0};
+    uint32_t over[NLANES][OPS + 1] = {{0}}, must[OPS] = {0}; /* over: when a lane's op of that number has ended */
+    uint64_t posted[NLANES] = {0};
     for (int j = 0; j < OPS; j++) {
+        const Event *after = found[j].after;
+        const uint32_t before = over[op[j].lane][posted[op[j].lane]];
+        uint32_t is = before;
         bool good = found[j].nafter >= 0 && found[j].nafter <= NLANES;
-        for (int e = 0; good && e < found[j].nafter; e++) good = op_of(op, found[j].after[e], j) >= 0;
+        for (int e = 0; good && e < found[j].nafter; e++) {
+            good = (unsigned)after[e].lane < NLANES && after[e].seq > 0 && after[e].seq <= posted[after[e].lane];
+            if (good) is |= over[after[e].lane][after[e].seq];
+        }
         if (!good) return wrong("an event is of no op that was posted");
-        is[j] = over(is, op, found, j, -1);
         for (int i = 0; i < j; i++) {
             const int how = conflict(&op[i], &op[j]);
             if (how || op[i].lane == op[j].lane) must[j] |= must[i] | 1u << i;
-            if (how && (how == step || step == OVERLAP) && !(is[j] >> i & 1))
+            if (how && (how == step || step == OVERLAP) && !(is >> i & 1))
                 return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, op[j].lane, i, op[i].lane,
                              use[how]);
         }
-        if (step == OVERLAP && is[j] & ~must[j])
-            return wrong("op %d waits for op %d, and need not: they could overlap", j, ffs(is[j] & ~must[j]) - 1);
-        for (int e = 0; e < found[j].nafter && step == OVERLAP; e++)
-            if (over(is, op, found, j, e) == is[j])
-                return wrong("op %d waits for op %d by an event that others imply", j, op_of(op, found[j].after[e], j));
+        if (step == OVERLAP && is & ~must[j])
+            return wrong("op %d waits for op %d, and need not: they could overlap", j, ffs(is & ~must[j]) - 1);
+        for (int e = 0; e < found[j].nafter && step == OVERLAP; e++) {
+            uint32_t others = before;
+            for (int f = 0; f < found[j].nafter; f++)
+                if (f != e) others |= over[after[f].lane][after[f].seq];
+            if (others == is) return wrong("op %d waits for an event of lane %d that others imply", j, after[e].lane);
+        }
+        over[op[j].lane][++posted[op[j].lane]] = is | 1u << j;
     }
 }
 
