@@ -291,7 +291,7 @@ static void check_deal(const void *c, const void *answer) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 5 and 6: the engine, against the plain forward
+// 5, 6 and 14: the engine and mini.c, against the plain forward
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { PROMPTS = 5, TOKENS = 4, VOCAB = 131, LONGEST = 16, BLOCKS = 5 };
@@ -300,6 +300,8 @@ typedef struct {
     Checkpoint *model;
     Rig rig;
     const char *percent;
+    const int *block;
+    char words[700];              /* to mini.c; "": to the engine */
     int32_t ids[PROMPTS][TOKENS]; /* what was generated */
     float logits[PROMPTS][TOKENS][VOCAB];
     int ended;
@@ -332,19 +334,24 @@ static const struct {
 };
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
+/* False: the step has not this placement. */
+static bool draw_placement(Run *run, int of_step) {
+    run->percent = placements[number / BLOCKS].percent, run->block = blocks[number % BLOCKS];
+    return of_step == step;
+}
+
 static bool draw_run(void *to) {
     Run *run = to;
-    const int *block = blocks[number % BLOCKS];
     double p[6];
     int s[PROMPTS], n[PROMPTS];
-    if (placements[number / BLOCKS].step != step) return false;
-    run->percent = placements[number / BLOCKS].percent;
+    if (!draw_placement(run, placements[number / BLOCKS].step)) return false;
     CHECK(sscanf(run->percent, "%lf %lf %lf %lf %lf %lf", p, p + 1, p + 2, p + 3, p + 4, p + 5) == 6);
     for (int i = 0; i < 6; i++) p[i] /= 100;
     for (int i = 0; i < PROMPTS; i++) s[i] = draw(3, LONGEST), n[i] = TOKENS;
     run->task = random_task(PROMPTS, s, n, VOCAB, draw(1, 1 << 20)), run->task.keep_logits = true;
     run->model = checkpoint_dummy(&small, draw(1, 1 << 20));
-    run->rig = (Rig){.model = run->model, .policy = placed(p, block[0], block[1]), .task = &run->task, .dir = temp_dir()};
+    run->rig = (Rig){
+        .model = run->model, .policy = placed(p, run->block[0], run->block[1]), .task = &run->task, .dir = temp_dir()};
     run->rig.policy.page_tokens = draw(2, 5), run->rig.policy.delegated = step > 3;
     return true;
 }
@@ -360,29 +367,93 @@ static void generate(void *c) {
     for (int i = 0; i < PROMPTS; i++) memcpy(run->ids[i], run->rig.answer[i].tokens, sizeof run->ids[i]);
 }
 
+enum { TEXTS = 10 };
+static const char *const texts[TEXTS] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
+                                         "Ben liked",        "A little girl and", "One day", "The cat was",
+                                         "She saw a",        "Mom said"};
+
+/* Whatever rests where the engine's does, in several blocks, with overlapping or without; in the first step one batch after
+ * the other. */
+static bool draw_mini(void *to) {
+    const char *dir = "models/opt-tiny";
+    Run *run = to;
+    if (!draw_placement(run, placements[number / BLOCKS].mini) || (step == 1 && run->block[1] > 1)) return false;
+    run->model = opens(dir), run->task = equal_task(PROMPTS, LONGEST, TOKENS);
+    Tokenizer *tokenizer = tokenizer_open(dir, run->model->config.vocab, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
+    strcpy(run->words, dir);
+    for (int i = 0; i < PROMPTS; i++) {
+        Prompt *q = &run->task.prompts[i];
+        int32_t *ids;
+        q->place = draw(0, TEXTS - 1);
+        q->s = text_encode(&ids, texts[q->place], strlen(texts[q->place]), tokenizer, &run->model->config, &err);
+        CU_ASSERT_FATAL(q->s > 1 && q->s <= LONGEST);
+        memcpy(q->ids, ids, q->s * sizeof *ids), free(ids);
+        sprintf(strchr(run->words, 0), " '%s'", texts[q->place]);
+    }
+    sprintf(strchr(run->words, 0), " --json --max-tokens %d --percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
+            TOKENS, run->percent, run->block[0], run->block[1], number % 2 ? " --no-overlap" : "");
+    tokenizer_close(tokenizer);
+    return true;
+}
+
+/* What `mini WORDS` prints. */
+enum { MOST_TEXT = 1 << 14 };
+static void run_mini(void *answer, const void *words) {
+    char text[1000], *argv[40] = {"mini"};
+    snprintf(text, sizeof text, "%s", (const char *)words);
+    const int argc = 1 + split_words(text, argv + 1, 39);
+    stdout = fmemopen(answer, MOST_TEXT, "w");
+    const int status = mini_main(argc, argv);
+    fflush(stdout);
+    if (status) _exit(status);
+}
+
+static void generate_by_mini(void *c) {
+    Run *run = c;
+    char text[MOST_TEXT] = "", *at = text;
+    run_mini(text, run->words);
+    for (int i = 0; i < PROMPTS && (at = strstr(at, "\"tokens\": [")); i++, at++) {
+        int32_t *to = run->ids[i];
+        run->ended += sscanf(at, "\"tokens\": [%d, %d, %d, %d]", to, to + 1, to + 2, to + 3) == TOKENS;
+    }
+}
+
+/* mini.c rounds otherwise, so that any token will do whose logit is within 2e-3 of the largest. */
+static bool near_best(const float *row, int vocab, int32_t token) {
+    float best = row[0], largest = 0;
+    for (int v = 0; v < vocab; v++) best = fmaxf(best, row[v]), largest = fmaxf(largest, fabsf(row[v]));
+    return near_to(row[token], best, 2e-3 * largest, "the logit of token %d, and that of the best", token);
+}
+
 /* Each step's logits are those of the plain forward of what has been said so far. As in test_schedule.c: a difference in
  * the last bit can flip a rounding of K and V to F16. */
 static void check_run(const void *c, const void *answer) {
+    static int32_t right[TEXTS][TOKENS]; /* what mini.c has said, and was right */
     const Run *run = c, *found = answer;
-    const Policy *p = &run->rig.policy;
+    const int vocab = run->model->config.vocab;
+    const bool mini = run->words[0];
+    float *logits = xcalloc((size_t)(LONGEST + TOKENS) * vocab, sizeof *logits);
     Task task = run->task;
     near_to(found->ended, PROMPTS, 0, "--percent %s: prompts that got their tokens", run->percent);
     for (int i = 0; i < PROMPTS; i++) {
-        const int s = task.prompts[i].s;
-        int32_t *ids = task.prompts[i].ids;
-        float logits[LONGEST + TOKENS][VOCAB];
+        const Prompt *q = &task.prompts[i];
+        const int32_t *ids = found->ids[i];
         bool good = true;
-        memcpy(ids + s, found->ids[i], sizeof found->ids[i]);
         for (int t = 0; t < TOKENS; t++)
-            if (ids[s + t] < 0 || ids[s + t] >= VOCAB) return wrong("prompt %d: token %d is %d", i, t, ids[s + t]);
-        ASSERT_OK(reference_forward(logits[0], run->model, ids, s + TOKENS - 1, &err));
+            if (ids[t] < mini || ids[t] >= vocab) return wrong("prompt %d: token %d is %d", i, t, ids[t]);
+        if (mini && !memcmp(ids, right[q->place], sizeof *right)) continue;
+        memcpy(q->ids + q->s, ids, sizeof *found->ids);
+        ASSERT_OK(reference_forward(logits, run->model, q->ids, q->s + TOKENS - 1, &err));
         for (int t = 0; t < TOKENS && good; t++) {
-            in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", run->percent,
-                    p->num_gpu_batches, p->gbs, i, s, t);
-            good = near_row(found->logits[i][t], logits[s - 1 + t], VOCAB, 1e-2);
+            const float *row = logits + (size_t)(q->s - 1 + t) * vocab;
+            in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", run->percent, run->block[1],
+                    run->block[0], i, q->s, t);
+            good = mini ? near_best(row, vocab, ids[t]) : near_row(found->logits[i][t], row, VOCAB, 1e-2);
         }
+        if (good && mini) memcpy(right[q->place], ids, sizeof *right);
     }
-    free_task(&task), checkpoint_close(run->model);
+    free(logits), free_task(&task), checkpoint_close(run->model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -935,7 +1006,7 @@ static void check_kernel(const void *c, const void *answer) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// 13 and 14: in mini.c
+// 13: in mini.c, beside the LPs above
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Two rows and both costs over two variables; after the exchange of basic[r] and other[c]. */
@@ -987,18 +1058,6 @@ static void check_pivot(const void *c, const void *answer) {
     }
 }
 
-/* What `mini WORDS` prints. */
-enum { MOST_TEXT = 1 << 14 };
-static void run_mini(void *answer, const void *words) {
-    char text[1000], *argv[40] = {"mini"};
-    snprintf(text, sizeof text, "%s", (const char *)words);
-    const int argc = 1 + split_words(text, argv + 1, 39);
-    stdout = fmemopen(answer, MOST_TEXT, "w");
-    const int status = mini_main(argc, argv);
-    fflush(stdout);
-    if (status) _exit(status);
-}
-
 static void check_mini_paper(void) {
     const OptConfig config = opt_named("opt-30b");
     char words[700];
@@ -1009,63 +1068,6 @@ static void check_mini_paper(void) {
              "%s --policy 512 --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size 48 --num-gpu-batches 3", dir);
     const char *said = ask(MOST_TEXT, run_mini, words), *T = said ? strstr(said, "\nT ") : NULL;
     if (said) near_to(T ? atof(T + 3) : NAN, 144 * OPT_30B_SECONDS, 1e-4, "T of A.3 for OPT-30B, in seconds");
-}
-
-/* The answers of mini with those flags to prompts of n[i] tokens ids[i]. Each of the last TOKENS tokens is one that the
- * plain forward pass finds best, of near ones any: mini.c rounds otherwise, by less than TIE of the largest logit. */
-static void check_mini(const Checkpoint *model, const char *words, int32_t ids[PROMPTS][LONGEST + TOKENS], const int n[]) {
-    const double TIE = 2e-3;
-    const int vocab = model->config.vocab;
-    const char *at = ask(MOST_TEXT, run_mini, words);
-    float *logits = xcalloc((size_t)(LONGEST + TOKENS) * vocab, sizeof *logits);
-    for (int i = 0; at && i < PROMPTS; i++) {
-        int32_t *to = ids[i] + n[i];
-        in_case("%s, prompt %d", words, i);
-        at = strstr(at + 1, "\"tokens\": [");
-        if (!at || sscanf(at, "\"tokens\": [%d, %d, %d, %d]", to, to + 1, to + 2, to + 3) != TOKENS)
-            return wrong("it has not got %d tokens", TOKENS);
-        for (int t = 0; t < TOKENS; t++)
-            if (to[t] <= 0 || to[t] >= vocab) return wrong("token %d is %d", t, to[t]);
-        ASSERT_OK(reference_forward(logits, model, ids[i], n[i] + TOKENS - 1, &err));
-        for (int t = 0; t < TOKENS; t++) {
-            const float *row = logits + (size_t)(n[i] + t - 1) * vocab;
-            float best = row[0], largest = 0;
-            for (int v = 0; v < vocab; v++) best = fmaxf(best, row[v]), largest = fmaxf(largest, fabsf(row[v]));
-            if (row[to[t]] >= best - TIE * largest) continue;
-            wrong("token %d is %d, with a logit of %.5g; the best has %.5g", t, to[t], row[to[t]], best);
-            break;
-        }
-    }
-    free(logits);
-}
-
-/* Whatever rests where the engine's does, in several blocks, with overlapping or without; in the first step one batch after
- * the other. */
-static void check_mini_blocks(void) {
-    static const char *const prompts[] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
-                                          "Ben liked",        "A little girl and", "One day", "The cat was",
-                                          "She saw a",        "Mom said"};
-    char said[500] = "models/opt-tiny", words[700];
-    int32_t ids[PROMPTS][LONGEST + TOKENS], n[PROMPTS], *text;
-    Checkpoint *model = checkpoint_open(said, &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(model);
-    Tokenizer *tokenizer = tokenizer_open(said, model->config.vocab, &err);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
-    for (int i = 0; i < PROMPTS; i++) {
-        const char *prompt = prompts[draw(0, 9)];
-        n[i] = 1 + tokenizer_encode(tokenizer, prompt, strlen(prompt), &text, &err), ids[i][0] = model->config.eos;
-        CU_ASSERT_FATAL(n[i] > 1 && n[i] <= LONGEST);
-        memcpy(ids[i] + 1, text, (n[i] - 1) * sizeof *text), free(text);
-        sprintf(strchr(said, 0), " '%s'", prompt);
-    }
-    for (int i = 0; i < BLOCKS * PLACEMENTS; i++) {
-        const int *block = blocks[i % BLOCKS];
-        if (placements[i / BLOCKS].mini != step || (step == 1 && block[1] > 1)) continue;
-        snprintf(words, sizeof words, "%s --json --max-tokens %d --percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
-                 said, TOKENS, placements[i / BLOCKS].percent, block[0], block[1], i % 2 ? " --no-overlap" : "");
-        check_mini(model, words, ids, n);
-    }
-    tokenizer_close(tokenizer), checkpoint_close(model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1418,7 +1420,7 @@ const Exercise exercises[] = {
      8, sizeof(Kernel), draw_gather, carry_out, check_kernel, NULL},
     {{"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), draw_pivot, pivot, check_pivot, NULL},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
-      "mini.c: the weights may stream"}, 0, 0, NULL, NULL, NULL, check_mini_blocks},
+      "mini.c: the weights may stream"}, BLOCKS * PLACEMENTS, sizeof(Run), draw_mini, generate_by_mini, check_run, NULL},
     {{"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
      24, OPS * sizeof(Posted), draw_posted, post_ops, check_order, NULL},
     {{"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
