@@ -41,58 +41,57 @@ typedef struct {
     double a[ATT_N][ATT_H1], c[ATT_N];                 /* a: by token and head */
     float o[2][ATT_MOST + GUARD];
 } Attention;
+static Attention att;
 static const float UNTOUCHED = 12345;
 
 /* In the last step scores are up to 130, too much for expf. */
-static bool draw_attention(void *to) {
+static bool draw_attention(void) {
     static const int least[] = {1, 4, 2}, most[] = {1, ATT_N, ATT_N}, most_c[] = {3, 2, 60};
-    Attention *s = to;
-    s->n = draw(least[step - 1], most[step - 1]), s->nh = draw(2, 4), s->hd = draw(2, 6);
-    s->changed = s->n > 1 ? draw(1, s->n - 1) : 0;
-    for (int j = 0; j < ATT_MOST + GUARD; j++) s->o[0][j] = UNTOUCHED;
-    for (int t = 0; t < s->n; t++) s->c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
-    for (int h = 0; h < s->nh; h++) {
-        const int place = draw(0, s->hd - 1);
-        for (int t = 0; t < s->n; t++) {
-            s->a[t][h] = draw(1, 9);
-            for (int d = 0; d < s->hd; d++) {
-                const int at = (t * s->nh + h) * s->hd + d, more = t == s->changed;
-                s->q[at] = d == place ? s->c[t] : 0, s->v[0][at] = draw_real(-4, 4);
-                s->k[0][at] = d == place ? sqrt(s->hd) * log(s->a[t][h]) : draw_real(-4, 4);
-                s->k[1][at] = s->k[0][at] + more, s->v[1][at] = s->v[0][at] + 9 * more;
+    att.n = draw(least[step - 1], most[step - 1]), att.nh = draw(2, 4), att.hd = draw(2, 6);
+    att.changed = att.n > 1 ? draw(1, att.n - 1) : 0;
+    for (int j = 0; j < ATT_MOST + GUARD; j++) att.o[0][j] = UNTOUCHED;
+    for (int t = 0; t < att.n; t++) att.c[t] = draw_real(0, number % 2 ? most_c[step - 1] : 2);
+    for (int h = 0; h < att.nh; h++) {
+        const int place = draw(0, att.hd - 1);
+        for (int t = 0; t < att.n; t++) {
+            att.a[t][h] = draw(1, 9);
+            for (int d = 0; d < att.hd; d++) {
+                const int at = (t * att.nh + h) * att.hd + d, more = t == att.changed;
+                att.q[at] = d == place ? att.c[t] : 0, att.v[0][at] = draw_real(-4, 4);
+                att.k[0][at] = d == place ? sqrt(att.hd) * log(att.a[t][h]) : draw_real(-4, 4);
+                att.k[1][at] = att.k[0][at] + more, att.v[1][at] = att.v[0][at] + 9 * more;
             }
         }
     }
     return true;
 }
 
-static void attend(void *c) {
-    Attention *s = c;
-    const OptConfig config = {.h1 = s->nh * s->hd, .nh = s->nh};
-    for (int i = 0; i < 2; i++) plain_attention(s->o[i], s->q, s->k[i], s->v[i], s->n, &config);
+static void attend(void) {
+    const OptConfig config = {.h1 = att.nh * att.hd, .nh = att.nh};
+    for (int i = 0; i < 2; i++) plain_attention(att.o[i], att.q, att.k[i], att.v[i], att.n, &config);
 }
 
 /* A token alone has its own v. */
-static void check_attention(const void *c, const void *answer) {
-    const Attention *s = c, *found = answer;
-    const int h1 = s->nh * s->hd;
-    in_case("%d tokens, %d heads of %d", s->n, s->nh, s->hd);
-    if (memcmp(s, found, offsetof(Attention, o))) wrong("q, k or v were written to");
+static void check_attention(const void *answer) {
+    const Attention *found = answer;
+    const int h1 = att.nh * att.hd;
+    in_case("%d tokens, %d heads of %d", att.n, att.nh, att.hd);
+    if (memcmp(&att, found, offsetof(Attention, o))) wrong("q, k or v were written to");
     for (int g = 0; g < GUARD; g++)
-        if (found->o[0][s->n * h1 + g] != UNTOUCHED) wrong("something behind o was written to");
-    for (int t = 0; t < s->n; t++) {
+        if (found->o[0][att.n * h1 + g] != UNTOUCHED) wrong("something behind o was written to");
+    for (int t = 0; t < att.n; t++) {
         const float *o = found->o[0] + t * h1, *other = found->o[1] + t * h1;
-        const bool sees = t < s->changed ? memcmp(o, other, h1 * sizeof *o) != 0 : max_norm_error(o, other, h1) > 1e-4;
-        if (step == 2 && sees != (t >= s->changed))
-            wrong("token %d %s token %d", t, sees ? "sees" : "does not see", s->changed);
+        const bool sees = t < att.changed ? memcmp(o, other, h1 * sizeof *o) != 0 : max_norm_error(o, other, h1) > 1e-4;
+        if (step == 2 && sees != (t >= att.changed))
+            wrong("token %d %s token %d", t, sees ? "sees" : "does not see", att.changed);
         for (int d = 0; d < h1 && step != 2; d++) {
             double all = 0, sum = 0;
             for (int u = 0; u <= t; u++) {
-                const double weight = pow(s->a[u][d / s->hd], s->c[t]);
-                all += weight, sum += weight * s->v[0][u * h1 + d];
+                const double weight = pow(att.a[u][d / att.hd], att.c[t]);
+                all += weight, sum += weight * att.v[0][u * h1 + d];
             }
-            near_to(o[d], sum / all, step == 1 ? 1e-6 : 4e-3, "o of token %d, head %d, element %d", t, d / s->hd,
-                    d % s->hd);
+            near_to(o[d], sum / all, step == 1 ? 1e-6 : 4e-3, "o of token %d, head %d, element %d", t, d / att.hd,
+                    d % att.hd);
         }
     }
 }
@@ -132,99 +131,96 @@ typedef struct {
     int limit[NTIERS];                /* of pages; -1: none */
     int may[SWEEPS], entered[SWEEPS]; /* before each sweep: what seats_for said, who entered */
 } Line;
+static Line line;
 
-static void enter(void *c) {
-    Line *line = c;
-    const Task task = {.prompts = line->prompts, .count = line->count};
+static void enter(void) {
+    const Task task = {.prompts = line.prompts, .count = line.count};
     Admission a;
     int next = 0, seats[LINE], topups;
-    admission_open(&a, &line->policy, &task, &next, line->limit[0] < 0 ? NULL : line->limit);
-    for (int i = 0; i < line->sweeps; i++) {
+    admission_open(&a, &line.policy, &task, &next, line.limit[0] < 0 ? NULL : line.limit);
+    for (int i = 0; i < line.sweeps; i++) {
         for (int e = 0; e < a.nseats; e++) {
             const Seat *seat = &a.seat[e];
             const int had = (int)(i - seat->since);
             if (seat->prompt >= 0 &&
-                (had == line->prompts[seat->prompt].n || (step == 3 && i == line->first && e == line->stops)))
+                (had == line.prompts[seat->prompt].n || (step == 3 && i == line.first && e == line.stops)))
                 admission_leave(&a, e, had);
         }
         a.sweep = i;
-        line->may[i] = i ? imax(0, seats_for[SCHEDULE_DIAGONAL](&a)) : 0;
-        line->entered[i] = admission_next(&a, i, seats, &topups);
+        line.may[i] = i ? imax(0, seats_for[SCHEDULE_DIAGONAL](&a)) : 0;
+        line.entered[i] = admission_next(&a, i, seats, &topups);
     }
     admission_close(&a);
 }
 
 /* Equal prompts; there may be fewer than seats in the block. In the last step one stops when all seats are taken and nobody
  * else is about to leave or to enter. */
-static bool draw_seats(void *to) {
-    Line *line = to;
+static bool draw_seats(void) {
     const int gbs = draw(step == 3 ? 2 : 1, 4), K = draw(step == 3 ? 3 : 1, 5), n = draw(step == 3 ? 2 * K : K, 3 * K);
-    *line = (Line){.policy = all_gpu(gbs, K), .limit = {-1}};
-    line->policy.schedule = SCHEDULE_DIAGONAL;
-    line->count = step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
-    line->sweeps = step == 1 ? 1 : step == 2 ? imin(3 * n, SWEEPS) : n;
-    line->first = step == 3 ? n - 1 : 0, line->stops = draw(0, gbs * K - 1);
-    for (int i = 0; i < line->count; i++) line->prompts[i] = (Prompt){.s = 5, .n = n};
+    line = (Line){.policy = all_gpu(gbs, K), .limit = {-1}};
+    line.policy.schedule = SCHEDULE_DIAGONAL;
+    line.count = step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
+    line.sweeps = step == 1 ? 1 : step == 2 ? imin(3 * n, SWEEPS) : n;
+    line.first = step == 3 ? n - 1 : 0, line.stops = draw(0, gbs * K - 1);
+    for (int i = 0; i < line.count; i++) line.prompts[i] = (Prompt){.s = 5, .n = n};
     return true;
 }
 
 /* By Figure 6: batch b enters with the first sweep that is not before b n/K, and every n sweeps after that the next one
  * takes its seats. The last of a small task's batches may not be full. */
-static void check_seats(const void *c, const void *answer) {
-    const Line *line = c, *found = answer;
-    int expected[SWEEPS] = {0}, waiting = line->count;
-    const int gbs = line->policy.gbs, seats = imin(gbs * line->policy.num_gpu_batches, line->count),
-              K = (seats + gbs - 1) / gbs, n = line->prompts[0].n;
+static void check_seats(const void *answer) {
+    const Line *found = answer;
+    int expected[SWEEPS] = {0}, waiting = line.count;
+    const int gbs = line.policy.gbs, seats = imin(gbs * line.policy.num_gpu_batches, line.count),
+              K = (seats + gbs - 1) / gbs, n = line.prompts[0].n;
     in_case("prompts with n = %d, in a block of %d seats, batches of %d%s", n, seats, gbs,
             step < 3 ? "" : ", where one has stopped");
     for (int b = 0; b < K; b++)
-        for (int i = (b * n + K - 1) / K; i < line->sweeps; i += n) expected[i] += imin(gbs, seats - b * gbs);
-    expected[line->first] += step == 3;
-    for (int i = 0; i < line->sweeps; i++) {
+        for (int i = (b * n + K - 1) / K; i < line.sweeps; i += n) expected[i] += imin(gbs, seats - b * gbs);
+    expected[line.first] += step == 3;
+    for (int i = 0; i < line.sweeps; i++) {
         const int enter = imin(expected[i], waiting);
         waiting -= enter;
-        if (i >= line->first && (found->entered[i] != enter || (i && waiting + enter > 0 && found->may[i] != expected[i])))
+        if (i >= line.first && (found->entered[i] != enter || (i && waiting + enter > 0 && found->may[i] != expected[i])))
             return wrong("sweep %d: %d may be seated and %d enter, found %d and %d", i, expected[i], enter, found->may[i],
                          found->entered[i]);
     }
 }
 
 /* Pages that the first m hold in any sweep, if all of them entered sweep 0. */
-static int most_held(const Line *line, int m) {
+static int most_held(int m) {
     int most = 0;
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
         int pages = 0;
         for (int i = 0; i < m; i++)
-            if (sweep < line->prompts[i].n) pages += pages_for(line->prompts[i].s + sweep, line->policy.page_tokens);
+            if (sweep < line.prompts[i].n) pages += pages_for(line.prompts[i].s + sweep, line.policy.page_tokens);
         most = imax(most, pages);
     }
     return most;
 }
 
 /* A batch of prompts, equal ones but in the last step, of which at least one could enter alone. */
-static bool draw_pages(void *to) {
-    Line *line = to;
-    *line = (Line){.count = draw(2, 8), .sweeps = 1};
-    line->policy = all_gpu(line->count, 1), line->policy.page_tokens = draw(2, 5);
-    for (int i = 0; i < line->count; i++)
-        line->prompts[i] = i && step < 3 ? line->prompts[0] : (Prompt){.s = draw(1, 16), .n = step == 2 ? 1 : draw(1, 14)};
-    const int all = most_held(line, line->count);
-    line->limit[0] = step == 1 ? all + (number % 3 - 1) * draw(0, 9) : draw(step == 2 ? 0 : most_held(line, 1), all);
-    if (step == 1 && number % 3 == 0) line->limit[0] = -1;
+static bool draw_pages(void) {
+    line = (Line){.count = draw(2, 8), .sweeps = 1};
+    line.policy = all_gpu(line.count, 1), line.policy.page_tokens = draw(2, 5);
+    for (int i = 0; i < line.count; i++)
+        line.prompts[i] = i && step < 3 ? line.prompts[0] : (Prompt){.s = draw(1, 16), .n = step == 2 ? 1 : draw(1, 14)};
+    const int all = most_held(line.count);
+    line.limit[0] = step == 1 ? all + (number % 3 - 1) * draw(0, 9) : draw(step == 2 ? 0 : most_held(1), all);
+    if (step == 1 && number % 3 == 0) line.limit[0] = -1;
     return true;
 }
 
 /* As many enter sweep 0 as always have their pages, and no more. */
-static void check_pages(const void *c, const void *answer) {
-    const Line *line = c;
+static void check_pages(const void *answer) {
     const int found = ((const Line *)answer)->entered[0];
     int m = 0;
-    while (m < line->count && (line->limit[0] < 0 || most_held(line, m + 1) <= line->limit[0])) m++;
-    in_case("prompts of s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", line->prompts->s,
-            line->prompts->n, line->policy.page_tokens, line->limit[0]);
+    while (m < line.count && (line.limit[0] < 0 || most_held(m + 1) <= line.limit[0])) m++;
+    in_case("prompts of s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", line.prompts->s,
+            line.prompts->n, line.policy.page_tokens, line.limit[0]);
     if (found != m)
-        wrong("the first %d may enter, which need at most %d, found %d, which need %d", m, most_held(line, m), found,
-              most_held(line, imin(found, line->count)));
+        wrong("the first %d may enter, which need at most %d, found %d, which need %d", m, most_held(m), found,
+              most_held(imin(found, line.count)));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -237,13 +233,13 @@ typedef struct {
     int items, every; /* so many items have their shares to within so many bytes */
     Tier tier[MOST_DEALT];
 } Deal;
+static Deal dealt;
 
-static void deal(void *c) {
-    Deal *d = c;
+static void deal(void) {
     const OptConfig opt = opt_named("opt-30b");
-    Diffusion diffusion = {.share = {d->share[0], d->share[1], d->share[2]}};
-    if (step == 3) place_weights((Tier(*)[NROLES])d->tier, &opt, d->share[0], d->share[1]);
-    for (int j = 0; j < d->items && step != 3; j++) d->tier[j] = diffuse(&diffusion, d->size[j]);
+    Diffusion diffusion = {.share = {dealt.share[0], dealt.share[1], dealt.share[2]}};
+    if (step == 3) place_weights((Tier(*)[NROLES])dealt.tier, &opt, dealt.share[0], dealt.share[1]);
+    for (int j = 0; j < dealt.items && step != 3; j++) dealt.tier[j] = diffuse(&diffusion, dealt.size[j]);
 }
 
 /* Shares of q parts.
@@ -253,38 +249,36 @@ static void deal(void *c) {
  *   3  the weights of OPT-30B, layer by layer
  *   4  equal items of which each q are dealt exactly, but for what rounding leaves, which may be less than nothing for both
  *      tiers with a share; then small ones, which are less than that */
-static bool draw_deal(void *to) {
-    Deal *d = to;
+static bool draw_deal(void) {
     const OptConfig opt = opt_named("opt-30b");
     const int q[] = {draw(2, 8), 1000, 100, draw(3, 7)}, all = q[step - 1], least = step == 4;
     const int a = draw(least, all - least), b = step < 4 && draw(0, 2) ? draw(0, all - a) : all - a;
     const int parts[NTIERS] = {a, b, all - a - b}, every[] = {all, 1, NROLES, 1};
     const double within[] = {1e-9, 100, 2. * opt.h1 * opt.h2 + 2 * opt.h2, INFINITY};
     double large = 0;
-    for (int t = 0; t < NTIERS; t++) d->share[(t + number) % NTIERS] = (double)parts[t] / all;
-    d->items = step == 3 ? opt.l * NROLES : DEALT, d->every = every[step - 1], d->within = within[step - 1];
-    for (int j = 0; j < d->items; j++) {
+    for (int t = 0; t < NTIERS; t++) dealt.share[(t + number) % NTIERS] = (double)parts[t] / all;
+    dealt.items = step == 3 ? opt.l * NROLES : DEALT, dealt.every = every[step - 1], dealt.within = within[step - 1];
+    for (int j = 0; j < dealt.items; j++) {
         int rows, cols;
         opt_role_shape(&opt, (Role)(j % NROLES), &rows, &cols);
         if (j % (all + 2) == 0) large = draw_real(1e14, 1e15);
         const double sizes[] = {1, draw(1, 100), 2. * rows * cols, j % (all + 2) < all ? large : draw_real(0, 1e-3)};
-        d->size[j] = sizes[step - 1];
+        dealt.size[j] = sizes[step - 1];
     }
     return true;
 }
 
-static void check_deal(const void *c, const void *answer) {
-    const Deal *deal = c;
+static void check_deal(const void *answer) {
     double holds[NTIERS] = {0}, all = 0;
-    in_case("shares %.4g %.4g %.4g", deal->share[0], deal->share[1], deal->share[2]);
-    for (int j = 0; j < deal->items; j++) {
+    in_case("shares %.4g %.4g %.4g", dealt.share[0], dealt.share[1], dealt.share[2]);
+    for (int j = 0; j < dealt.items; j++) {
         const Tier tier = ((const Deal *)answer)->tier[j];
         if ((unsigned)tier >= NTIERS) return wrong("item %d went to tier %d", j, tier);
-        all += deal->size[j], holds[tier] += deal->size[j];
-        if (deal->share[tier] == 0 && step != 3)
-            return wrong("item %d of %g bytes went to %s, which has none", j, deal->size[j], tier_name[tier]);
-        for (int t = 0; t < NTIERS && (j + 1) % deal->every == 0; t++)
-            if (!near_to(holds[t], all * deal->share[t], deal->within, "bytes on %s after %d items of %s%g bytes",
+        all += dealt.size[j], holds[tier] += dealt.size[j];
+        if (dealt.share[tier] == 0 && step != 3)
+            return wrong("item %d of %g bytes went to %s, which has none", j, dealt.size[j], tier_name[tier]);
+        for (int t = 0; t < NTIERS && (j + 1) % dealt.every == 0; t++)
+            if (!near_to(holds[t], all * dealt.share[t], dealt.within, "bytes on %s after %d items of %s%g bytes",
                          tier_name[t], j + 1, step == 3 ? "OPT-30B, " : "", all))
                 return;
     }
@@ -306,6 +300,7 @@ typedef struct {
     float logits[PROMPTS][TOKENS][VOCAB];
     int ended;
 } Run;
+static Run gen;
 static const OptConfig small = SMALL_CONFIG(-1);
 static const int blocks[BLOCKS][2] = {{5, 1}, {2, 1}, {2, 2}, {2, 3}, {3, 2}}; /* gbs, num_gpu_batches */
 
@@ -335,36 +330,35 @@ static const struct {
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 /* False: the step has not this placement. */
-static bool draw_placement(Run *run, int of_step) {
-    run->percent = placements[number / BLOCKS].percent, run->block = blocks[number % BLOCKS];
+static bool draw_placement(int of_step) {
+    gen.percent = placements[number / BLOCKS].percent, gen.block = blocks[number % BLOCKS];
     return of_step == step;
 }
 
-static bool draw_run(void *to) {
-    Run *run = to;
+static bool draw_run(void) {
     double p[6];
     int s[PROMPTS], n[PROMPTS];
-    if (!draw_placement(run, placements[number / BLOCKS].step)) return false;
-    char *at = (char *)run->percent;
+    if (!draw_placement(placements[number / BLOCKS].step)) return false;
+    char *at = (char *)gen.percent;
     for (int i = 0; i < 6; i++) p[i] = strtod(at, &at) / 100;
     for (int i = 0; i < PROMPTS; i++) s[i] = draw(3, LONGEST), n[i] = TOKENS;
-    run->task = random_task(PROMPTS, s, n, VOCAB, draw(1, 1 << 20)), run->task.keep_logits = true;
-    run->model = checkpoint_dummy(&small, draw(1, 1 << 20));
-    run->rig = (Rig){
-        .model = run->model, .policy = placed(p, run->block[0], run->block[1]), .task = &run->task, .dir = temp_dir()};
-    run->rig.policy.page_tokens = draw(2, 5), run->rig.policy.delegated = step > 3;
+    gen.task = random_task(PROMPTS, s, n, VOCAB, draw(1, 1 << 20)), gen.task.keep_logits = true;
+    gen.model = checkpoint_dummy(&small, draw(1, 1 << 20));
+    gen.rig =
+        (Rig){.model = gen.model, .policy = placed(p, gen.block[0], gen.block[1]), .task = &gen.task, .dir = temp_dir()};
+    gen.rig.policy.page_tokens = draw(2, 5), gen.rig.policy.delegated = step > 3;
     return true;
 }
 
 static void on_logits(void *ctx, int prompt, int n, const float *logits) {
-    memcpy(((Run *)ctx)->logits[prompt][n - 1], logits, VOCAB * sizeof *logits);
+    (void)ctx;
+    memcpy(gen.logits[prompt][n - 1], logits, VOCAB * sizeof *logits);
 }
 
-static void generate(void *c) {
-    Run *run = c;
-    run->rig.hears = (Listener){.ctx = run, .logits = on_logits};
-    run->ended = run_rig(&run->rig);
-    for (int i = 0; i < PROMPTS; i++) memcpy(run->ids[i], run->rig.answer[i].tokens, sizeof run->ids[i]);
+static void generate(void) {
+    gen.rig.hears = (Listener){.logits = on_logits};
+    gen.ended = run_rig(&gen.rig);
+    for (int i = 0; i < PROMPTS; i++) memcpy(gen.ids[i], gen.rig.answer[i].tokens, sizeof gen.ids[i]);
 }
 
 enum { TEXTS = 10 };
@@ -374,25 +368,24 @@ static const char *const texts[TEXTS] = {"Once upon a time", "Tom and Sue had a"
 
 /* Whatever rests where the engine's does, in several blocks, with overlapping or without; in the first step one batch after
  * the other. */
-static bool draw_mini(void *to) {
+static bool draw_mini(void) {
     const char *dir = "models/opt-tiny";
-    Run *run = to;
-    if (!draw_placement(run, placements[number / BLOCKS].mini) || (step == 1 && run->block[1] > 1)) return false;
-    run->model = opens(dir), run->task = equal_task(PROMPTS, LONGEST, TOKENS);
-    Tokenizer *tokenizer = tokenizer_open(dir, run->model->config.vocab, &err);
+    if (!draw_placement(placements[number / BLOCKS].mini) || (step == 1 && gen.block[1] > 1)) return false;
+    gen.model = opens(dir), gen.task = equal_task(PROMPTS, LONGEST, TOKENS);
+    Tokenizer *tokenizer = tokenizer_open(dir, gen.model->config.vocab, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(tokenizer);
-    strcpy(run->words, dir);
+    strcpy(gen.words, dir);
     for (int i = 0; i < PROMPTS; i++) {
-        Prompt *q = &run->task.prompts[i];
+        Prompt *q = &gen.task.prompts[i];
         int32_t *ids;
         q->place = draw(0, TEXTS - 1);
-        q->s = text_encode(&ids, texts[q->place], strlen(texts[q->place]), tokenizer, &run->model->config, &err);
+        q->s = text_encode(&ids, texts[q->place], strlen(texts[q->place]), tokenizer, &gen.model->config, &err);
         CU_ASSERT_FATAL(q->s > 1 && q->s <= LONGEST);
         memcpy(q->ids, ids, q->s * sizeof *ids), free(ids);
-        sprintf(strchr(run->words, 0), " '%s'", texts[q->place]);
+        sprintf(strchr(gen.words, 0), " '%s'", texts[q->place]);
     }
-    sprintf(strchr(run->words, 0), " --json --max-tokens %d --percent %s --gpu-batch-size %d --num-gpu-batches %d%s",
-            TOKENS, run->percent, run->block[0], run->block[1], number % 2 ? " --no-overlap" : "");
+    sprintf(strchr(gen.words, 0), " --json --max-tokens %d --percent %s --gpu-batch-size %d --num-gpu-batches %d%s", TOKENS,
+            gen.percent, gen.block[0], gen.block[1], number % 2 ? " --no-overlap" : "");
     tokenizer_close(tokenizer);
     return true;
 }
@@ -409,13 +402,12 @@ static void run_mini(void *answer, const void *words) {
     if (status) _exit(status);
 }
 
-static void generate_by_mini(void *c) {
-    Run *run = c;
+static void generate_by_mini(void) {
     char text[MOST_TEXT] = "", *at = text;
-    run_mini(text, run->words);
+    run_mini(text, gen.words);
     for (int i = 0; i < PROMPTS && (at = strstr(at, "\"tokens\": [")); i++, at++) {
-        int32_t *to = run->ids[i];
-        run->ended += sscanf(at, "\"tokens\": [%d, %d, %d, %d]", to, to + 1, to + 2, to + 3) == TOKENS;
+        int32_t *to = gen.ids[i];
+        gen.ended += sscanf(at, "\"tokens\": [%d, %d, %d, %d]", to, to + 1, to + 2, to + 3) == TOKENS;
     }
 }
 
@@ -428,32 +420,31 @@ static bool near_best(const float *row, int vocab, int32_t token) {
 
 /* Each step's logits are those of the plain forward of what has been said so far. As in test_schedule.c: a difference in
  * the last bit can flip a rounding of K and V to F16. */
-static void check_run(const void *c, const void *answer) {
+static void check_run(const void *answer) {
     static int32_t right[TEXTS][TOKENS]; /* what mini.c has said, and was right */
-    const Run *run = c, *found = answer;
-    const int vocab = run->model->config.vocab;
-    const bool mini = run->words[0];
+    const Run *found = answer;
+    const int vocab = gen.model->config.vocab;
+    const bool mini = gen.words[0];
     float *logits = xcalloc((size_t)(LONGEST + TOKENS) * vocab, sizeof *logits);
-    Task task = run->task;
-    near_to(found->ended, PROMPTS, 0, "--percent %s: prompts that got their tokens", run->percent);
+    near_to(found->ended, PROMPTS, 0, "--percent %s: prompts that got their tokens", gen.percent);
     for (int i = 0; i < PROMPTS; i++) {
-        const Prompt *q = &task.prompts[i];
+        const Prompt *q = &gen.task.prompts[i];
         const int32_t *ids = found->ids[i];
         bool good = true;
         for (int t = 0; t < TOKENS; t++)
             if (ids[t] < mini || ids[t] >= vocab) return wrong("prompt %d: token %d is %d", i, t, ids[t]);
         if (mini && !memcmp(ids, right[q->place], sizeof *right)) continue;
         memcpy(q->ids + q->s, ids, sizeof *found->ids);
-        ASSERT_OK(reference_forward(logits, run->model, q->ids, q->s + TOKENS - 1, &err));
+        ASSERT_OK(reference_forward(logits, gen.model, q->ids, q->s + TOKENS - 1, &err));
         for (int t = 0; t < TOKENS && good; t++) {
             const float *row = logits + (size_t)(q->s - 1 + t) * vocab;
-            in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", run->percent, run->block[1],
-                    run->block[0], i, q->s, t);
+            in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", gen.percent, gen.block[1],
+                    gen.block[0], i, q->s, t);
             good = mini ? near_best(row, vocab, ids[t]) : near_row(found->logits[i][t], row, VOCAB, 1e-2);
         }
         if (good && mini) memcpy(right[q->place], ids, sizeof *right);
     }
-    free(logits), free_task(&task), checkpoint_close(run->model);
+    free(logits), free_task(&gen.task), checkpoint_close(gen.model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -475,59 +466,57 @@ typedef struct {
     Block paper;
     LpRow row[NROWS_G];
 } Rows;
+static Rows a3;
 
-static bool draw_rows(void *to) {
-    Rows *c = to;
-    Hardware *m = &c->machine;
+static bool draw_rows(void) {
+    Hardware *m = &a3.machine;
     const int size = draw(1, 5), length = draw(1, 6), block = draw(1, 6);
-    c->size = size, c->length = length, c->block = block;
+    a3.size = size, a3.length = length, a3.block = block;
     for (int p = 0; p < 2; p++) {
         for (int link = 0; link <= CTOD; link++) m->bdw[link][p] = draw_real(1, 60);
         m->mm_flops[p] = draw_real(1, 60), m->bmm_flops[p] = draw_real(1, 60), m->cpu_flops[p] = draw_real(1, 60);
     }
-    c->config = (OptConfig){
+    a3.config = (OptConfig){
         .l = draw(2, 9), .h1 = 8 * size, .h2 = 32 * size, .nh = 2, .embed = 8 * size, .vocab = 10, .max_pos = 200};
-    c->paper = (Block){10 * length, 6 * length, number % 2 ? 3 : 2 * block, number % 2 ? 2 * block : 3};
+    a3.paper = (Block){10 * length, 6 * length, number % 2 ? 3 : 2 * block, number % 2 ? 2 * block : 3};
     return true;
 }
 
-static void make_rows(void *about) {
-    Rows *c = about;
+static void make_rows(void) {
     Lp lp;
-    paper_lp(&lp, &c->machine, &c->config, &c->paper);
+    paper_lp(&lp, &a3.machine, &a3.config, &a3.paper);
     for (int r = 0; r < lp.m; r++)
         for (int w = 0; w < NROWS_G; w++)
-            if (!strcmp(lp.row[r].name, row_name[w])) c->row[w] = lp.row[r];
+            if (!strcmp(lp.row[r].name, row_name[w])) a3.row[w] = lp.row[r];
 }
 
 /* The row is a x - T_gen <= b, which comes behind a. */
-static void check_rows(const void *about, const void *answer) {
+static void check_rows(const void *answer) {
     static const char *const others[] = {"T_pre", "T_gen", "right-hand side"};
-    const Rows *c = about;
-    const Hardware *m = &c->machine;
-    const double weights = 1536 * c->size * c->size, hidden = 96 * c->size * c->block, kv = 192 * c->size * c->block,
-                 attended = 2496 * c->size * c->block * c->length, products = 6 * weights * c->block, ctog = m->ctog_bdw[0],
-                 gtoc = m->gtoc_bdw[0], dtoc = m->dtoc_bdw[0], ctod = m->ctod_bdw[0];
+    const Hardware *m = &a3.machine;
+    const double weights = 1536 * a3.size * a3.size, hidden = 96 * a3.size * a3.block, kv = 2 * hidden,
+                 attended = 2496 * a3.size * a3.block * a3.length, products = 6 * weights * a3.block;
     const double expected[NROWS_G][NVARS + 1] = {
-        [CTOG_G] = {[WC] = weights / ctog, [WD] = weights / ctog, [HC] = hidden / ctog, [HD] = hidden / ctog, [T_GEN] = -1},
-        [GTOC_G] = {[HC] = hidden / gtoc, [HD] = hidden / gtoc, [T_GEN] = -1},
-        [DTOC_G] = {[WD] = weights / dtoc, [CD] = attended / dtoc, [HD] = hidden / dtoc, [T_GEN] = -1},
-        [CTOD_G] = {[CD] = kv / ctod, [HD] = hidden / ctod, [T_GEN] = -1},
+        [CTOG_G] = {[WC] = weights, [WD] = weights, [HC] = hidden, [HD] = hidden},
+        [GTOC_G] = {[HC] = hidden, [HD] = hidden},
+        [DTOC_G] = {[WD] = weights, [CD] = attended, [HD] = hidden},
+        [CTOD_G] = {[CD] = kv, [HD] = hidden},
         [COMP_G] = {[CG] = attended / m->bmm_flops[0],
                     [CC] = attended / m->cpu_flops[0],
                     [CD] = attended / m->cpu_flops[0],
-                    [T_GEN] = -1,
                     [NVARS] = -products / m->mm_flops[0]},
     };
-    in_case("h1 %d, h2 %d, s %d, n %d, bls %d", c->config.h1, c->config.h2, c->paper.s, c->paper.n,
-            c->paper.gbs * c->paper.num_gpu_batches);
+    in_case("h1 %d, h2 %d, s %d, n %d, bls %d", a3.config.h1, a3.config.h2, a3.paper.s, a3.paper.n,
+            a3.paper.gbs * a3.paper.num_gpu_batches);
     for (int r = 0; r < NROWS_G; r++) {
         const LpRow *row = &((const Rows *)answer)->row[r];
         if (row_step[r] != step) continue;
         if (!row->name || row->equal) return wrong("there is no row %s that is an inequality", row_name[r]);
-        for (int f = 0; f <= NVARS; f++)
-            near_to(f < NVARS ? row->a[f] : row->b, expected[r][f], 1e-9 * fabs(expected[r][f]), "row %s, %s", row_name[r],
-                    f < NFRACTIONS ? fraction_name[f] : others[f - NFRACTIONS]);
+        for (int f = 0; f <= NVARS; f++) {
+            const double rate = r < COMP_G ? m->bdw[r][0] : 1, amount = f == T_GEN ? -rate : expected[r][f];
+            near_to(rate * (f < NVARS ? row->a[f] : row->b), amount, 1e-9 * fabs(amount), "row %s, %s, times its rate",
+                    row_name[r], f < NFRACTIONS ? fraction_name[f] : others[f - NFRACTIONS]);
+        }
     }
 }
 
@@ -541,6 +530,7 @@ typedef struct {
     LpVerdict verdict;
     double value;
 } Program;
+static Program program;
 
 /* By x = 2, 6; 2, 0, 1; 1, 1.5; and one where phase 1 leaves an artificial in the basis, at 0. */
 enum { NO_EQUATIONS = 3, TEXTBOOK = 6 };
@@ -590,14 +580,13 @@ static LpTable scaled(LpTable t, bool again) {
 static char for_mini[700]; /* words that make it print this */
 
 /* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. */
-static bool draw_program(void *to) {
+static bool draw_program(void) {
     static const int first[] = {0, 2, 0, 0, 0}, count[] = {2, TEXTBOOK - 2, CYCLES, NO_EQUATIONS, CYCLES};
     const bool cycles = step == 3 || step == 5;
     const int n = count[step - 1];
-    Program *p = to;
     if (number < 2 * n || !cycles) {
         const LpTable *from = (cycles ? lp_cycles : textbook) + first[step - 1] + number % n;
-        p->table = number < 2 * n ? scaled(*from, number >= n) : made(step == 2), p->lp = lp_of(&p->table);
+        program.table = number < 2 * n ? scaled(*from, number >= n) : made(step == 2), program.lp = lp_of(&program.table);
         return true;
     }
     Hardware t4;
@@ -607,34 +596,33 @@ static bool draw_program(void *to) {
     snprintf(for_mini, sizeof for_mini,
              "%s --policy 512 --hardware hardware/t4.json --max-tokens 32 --gpu-batch-size 48 --num-gpu-batches 3", dir);
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
-    p->table = (LpTable){"A.3 for OPT-30B on the paper's machine", 0, 0, 0, LP_OPTIMAL, {{OPT_30B_SECONDS}}};
-    paper_lp(&p->lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
+    program.table = (LpTable){"A.3 for OPT-30B on the paper's machine", 0, 0, 0, LP_OPTIMAL, {{OPT_30B_SECONDS}}};
+    paper_lp(&program.lp, &t4, &config, &(Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3});
     return number == 2 * n;
 }
 
 /* mini.c's takes rows that the slacks satisfy. */
-static void solve(void *c) {
-    Program *p = c;
-    LpTable *t = &p->table;
+static void solve(void) {
+    LpTable *t = &program.table;
     LpAnswer found;
     if (step > 3 && !t->n) {
         char text[MOST_TEXT] = "";
         run_mini(text, for_mini);
         const char *T = strstr(text, "\nT ");
-        p->value = T ? atof(T + 3) / 144 : NAN;
+        program.value = T ? atof(T + 3) / 144 : NAN;
         return;
     }
     if (step > 3) {
-        p->verdict = mini_minimize(&p->value, t->m, t->n, TABLE_COLUMNS + 1, t->at) ? LP_OPTIMAL : LP_UNBOUNDED;
+        program.verdict = mini_minimize(&program.value, t->m, t->n, TABLE_COLUMNS + 1, t->at) ? LP_OPTIMAL : LP_UNBOUNDED;
         return;
     }
-    lp_solve(&found, &p->lp);
-    p->verdict = found.verdict, p->value = found.value;
+    lp_solve(&found, &program.lp);
+    program.verdict = found.verdict, program.value = found.value;
 }
 
-static void check_program(const void *c, const void *answer) {
+static void check_program(const void *answer) {
     static const char *const verdict[] = {"optimal", "infeasible", "unbounded", "lost"};
-    const LpTable *t = &((const Program *)c)->table;
+    const LpTable *t = &program.table;
     const Program *found = answer;
     const double value = t->at[0][t->n];
     in_case("%s (%d rows, %d variables)", t->what, t->m, t->n);
@@ -645,33 +633,35 @@ static void check_program(const void *c, const void *answer) {
 }
 
 /* Costs of which some are below 0, the first of them not the lowest; rows of which two tie. */
-static bool draw_tableau(void *to) {
-    LpTableau *t = to;
+static LpTableau tableau;
+static bool draw_tableau(void) {
     int order[LP_PART_M];
-    t->column = draw(0, LP_PART_N - 1);
-    for (int j = 0; j < LP_PART_N; j++) t->cost[j] = draw(0, 1) ? draw(0, 5) : -draw(1, 9);
+    tableau.column = draw(0, LP_PART_N - 1);
+    for (int j = 0; j < LP_PART_N; j++) tableau.cost[j] = draw(0, 1) ? draw(0, 5) : -draw(1, 9);
     draw_order(order, LP_PART_M);
     for (int i = 0; i < LP_PART_M; i++) {
-        t->basis[i] = LP_PART_N + order[i];
-        t->entry[i] = i ? draw(-2, 4) : draw(1, 4), t->right[i] = draw(0, i ? 3 : 1) * fabs(t->entry[i]);
+        tableau.basis[i] = LP_PART_N + order[i];
+        tableau.entry[i] = i ? draw(-2, 4) : draw(1, 4), tableau.right[i] = draw(0, i ? 3 : 1) * fabs(tableau.entry[i]);
     }
     return true;
 }
 
-static void check_decided(const void *c, const void *answer) {
-    const LpTableau *t = c, *found = answer;
-    const double *cost = t->cost;
+static void decide(void) { lp_part_decide(&tableau); }
+
+static void check_decided(const void *answer) {
+    const LpTableau *found = answer;
+    const double *cost = tableau.cost;
     double reach[LP_PART_M];
     int first = 0, row = 0;
     while (first < LP_PART_N && cost[first] >= 0) first++;
     for (int r = 0; r < LP_PART_M; r++) {
-        reach[r] = t->entry[r] > 0 ? t->right[r] / t->entry[r] : INFINITY;
-        if (reach[r] < reach[row] || (reach[r] == reach[row] && t->basis[r] < t->basis[row])) row = r;
+        reach[r] = tableau.entry[r] > 0 ? tableau.right[r] / tableau.entry[r] : INFINITY;
+        if (reach[r] < reach[row] || (reach[r] == reach[row] && tableau.basis[r] < tableau.basis[row])) row = r;
     }
     near_to(found->entering, first < LP_PART_N ? first : -1, 0, "the column that enters, of costs %g %g %g %g %g", cost[0],
             cost[1], cost[2], cost[3], cost[4]);
-    in_case("basic variables %d %d %d %d reach 0 at %g %g %g %g", t->basis[0], t->basis[1], t->basis[2], t->basis[3],
-            reach[0], reach[1], reach[2], reach[3]);
+    in_case("basic variables %d %d %d %d reach 0 at %g %g %g %g", tableau.basis[0], tableau.basis[1], tableau.basis[2],
+            tableau.basis[3], reach[0], reach[1], reach[2], reach[3]);
     near_to(found->leaving, row, 0, "the row that leaves");
     if (found->fresh) wrong("after a pivot the tableau is still said to be fresh");
 }
@@ -689,53 +679,52 @@ typedef struct {
     float back[PACKED];
     bool finite;
 } Pack;
+static Pack packed;
 
-static void pack(void *c) {
-    Pack *p = c;
+static void pack(void) {
     f16 half[PACKED * MOST_STRIDE] = {0};
-    for (int i = 0; i < p->n; i++) half[i * p->stride] = f32_to_f16(p->x[i]);
-    p->finite = quant_round(half, p->stride, p->n, p->quant);
-    for (int i = 0; i < p->n; i++) p->back[i] = f16_to_f32(half[i * p->stride]);
+    for (int i = 0; i < packed.n; i++) half[i * packed.stride] = f32_to_f16(packed.x[i]);
+    packed.finite = quant_round(half, packed.stride, packed.n, packed.quant);
+    for (int i = 0; i < packed.n; i++) packed.back[i] = f16_to_f32(half[i * packed.stride]);
 }
 
 /*   1  a group of one number over and over, and one of the 16 numbers of a grid whose step is a power of two
  *   2  any numbers, in groups that are not full
  *   3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers that are not finite. 131008 / 15
  * is rounded to a multiple of 8, and 15 times that is off by 15 x 8, or .0137 steps */
-static bool draw_pack(void *to) {
+static bool draw_pack(void) {
     enum { ON_GRID, ANY, NOT_FINITE, SMALLEST, LARGEST };
     static const double within[] = {0, .5 + 1. / 1024, 0, 0, .0137};
-    Pack *p = to;
     const int kind = step < 3 ? step - 1 : NOT_FINITE + number % 3;
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
-    *p = (Pack){.n = kind == ANY ? draw(1, 128) : PACKED,
-                .stride = draw(1, MOST_STRIDE),
-                .quant = {kind == ANY ? 2 + number % 7 : 4, GROUP},
-                .within = within[kind]};
-    for (int i = 0; i < p->n; i++) {
+    packed = (Pack){.n = kind == ANY ? draw(1, 128) : PACKED,
+                    .stride = draw(1, MOST_STRIDE),
+                    .quant = {kind == ANY ? 2 + number % 7 : 4, GROUP},
+                    .within = within[kind]};
+    for (int i = 0; i < packed.n; i++) {
         const float x[] = {i < GROUP ? constant : low + grid * (i * 7 % 16), f16_to_f32(f32_to_f16(draw_real(-1, 7))),
                            i % 16, draw(0, 7) * 0x1p-24f, (i + number) % 2 ? 65504 : -65504};
-        p->x[i] = x[kind];
+        packed.x[i] = x[kind];
     }
-    if (kind == NOT_FINITE) p->x[draw(64, 127)] = draw(0, 1) ? INFINITY : -INFINITY, p->x[draw(128, 191)] = NAN;
+    if (kind == NOT_FINITE) packed.x[draw(64, 127)] = draw(0, 1) ? INFINITY : -INFINITY, packed.x[draw(128, 191)] = NAN;
     return true;
 }
 
 /* A group comes back as no more numbers than it has codes, and each number of it to within so many of its steps, and what
  * F16 rounds of numbers below 8; NaN of a group that is not finite. */
-static void check_pack(const void *c, const void *answer) {
-    const Pack *p = c, *found = answer;
-    const int levels = (1 << p->quant.bits) - 1;
+static void check_pack(const void *answer) {
+    const Pack *found = answer;
+    const int levels = (1 << packed.quant.bits) - 1;
     bool all = true;
-    for (int g = 0; g < p->n; g += GROUP) {
-        const float *x = p->x + g, *back = found->back + g;
-        const int n = imin(GROUP, p->n - g);
+    for (int g = 0; g < packed.n; g += GROUP) {
+        const float *x = packed.x + g, *back = found->back + g;
+        const int n = imin(GROUP, packed.n - g);
         float low = INFINITY, high = -INFINITY;
         int kinds = 0;
         bool finite = true;
         for (int i = 0; i < n; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]), finite &= isfinite(x[i]) != 0;
-        const double off = p->within ? ((double)high - low) / levels * p->within + 8. / 2048 : 0;
-        in_case("%d bits, a group of %d from %g to %g, %d apart", p->quant.bits, n, low, high, p->stride);
+        const double off = packed.within ? ((double)high - low) / levels * packed.within + 8. / 2048 : 0;
+        in_case("%d bits, a group of %d from %g to %g, %d apart", packed.quant.bits, n, low, high, packed.stride);
         for (int i = 0, j; i < n; i++) {
             for (j = 0; j < i && back[j] != back[i]; j++) continue;
             kinds += j == i;
@@ -746,7 +735,7 @@ static void check_pack(const void *c, const void *answer) {
         if (finite && kinds > levels + 1) wrong("expected at most %d numbers, found %d", levels + 1, kinds);
         all &= finite;
     }
-    near_to(found->finite, all, 0, "the result for %d numbers (1: all are finite)", p->n);
+    near_to(found->finite, all, 0, "the result for %d numbers (1: all are finite)", packed.n);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -761,39 +750,38 @@ typedef struct {
     int32_t tokens[SEQS][NH][MOST];
     float weights[SEQS][NH][MOST];
 } Select;
+static Select chosen;
 
 /* q is (2, 0, 0, 0), over sqrt(HEAD) 1, and k (score, 9, -9, 9). Rows of q lie apart. */
-static void select_tokens(void *c) {
-    Select *s = c;
+static void select_tokens(void) {
     f16 q[SEQS][3 * H1] = {0}, k[SEQS * PAGES * PAGE][NH][HEAD];
-    memset(k, 0, sizeof k), memset(s->tokens, 0xff, sizeof s->tokens);
+    memset(k, 0, sizeof k), memset(chosen.tokens, 0xff, sizeof chosen.tokens);
     for (int r = 0; r < SEQS; r++)
         for (int h = 0; h < NH; h++) {
             q[r][h * HEAD] = f32_to_f16(2);
-            for (int t = 0; t < s->len[r]; t++) {
-                f16 *at = k[s->pages[r][t / PAGE] * PAGE + t % PAGE][h];
-                at[0] = f32_to_f16(s->score[r][h][t]), at[1] = at[3] = f32_to_f16(9), at[2] = f32_to_f16(-9);
+            for (int t = 0; t < chosen.len[r]; t++) {
+                f16 *at = k[chosen.pages[r][t / PAGE] * PAGE + t % PAGE][h];
+                at[0] = f32_to_f16(chosen.score[r][h][t]), at[1] = at[3] = f32_to_f16(9), at[2] = f32_to_f16(-9);
             }
         }
-    const PageTable table = paged(k, k, s->pages[0], s->len, SEQS, PAGES, PAGE, H1, NH, false);
-    run(selection(s->tokens[0][0], s->weights[0][0], MOST, q[0], 3 * H1, H1, table, s->sparsity));
+    const PageTable table = paged(k, k, chosen.pages[0], chosen.len, SEQS, PAGES, PAGE, H1, NH, false);
+    run(selection(chosen.tokens[0][0], chosen.weights[0][0], MOST, q[0], 3 * H1, H1, table, chosen.sparsity));
 }
 
 /* In the first step pages lie in order, one sequence's behind the other's; then mixed. Scores differ, but for the second
  * step's. In the last there are cases with one far above the others: what is far below it must not overflow. */
-static bool draw_select(void *to) {
-    Select *s = to;
+static bool draw_select(void) {
     int order[SEQS * PAGES], at[LEN];
-    s->sparsity = draw_real(.1, .7);
+    chosen.sparsity = draw_real(.1, .7);
     draw_order(order, SEQS * PAGES);
     for (int r = 0; r < SEQS; r++) {
-        s->len[r] = draw(3, LEN);
-        for (int p = 0; p < PAGES; p++) s->pages[r][p] = step == 1 ? r * PAGES + p : order[r * PAGES + p];
+        chosen.len[r] = draw(3, LEN);
+        for (int p = 0; p < PAGES; p++) chosen.pages[r][p] = step == 1 ? r * PAGES + p : order[r * PAGES + p];
         for (int h = 0; h < NH; h++) {
             draw_order(at, LEN);
             for (int t = 0; t < LEN; t++) {
-                s->score[r][h][t] = step == 2 ? draw(-1, 1) : at[t] / 2. - 4;
-                if (step == 3 && number < 4) s->score[r][h][t] += t == draw(0, 2) ? 1000 : -1000;
+                chosen.score[r][h][t] = step == 2 ? draw(-1, 1) : at[t] / 2. - 4;
+                if (step == 3 && number < 4) chosen.score[r][h][t] += t == draw(0, 2) ? 1000 : -1000;
             }
         }
     }
@@ -802,11 +790,11 @@ static bool draw_select(void *to) {
 
 /* Tokens: the n - 1 largest before the last, of equal scores the earlier, so that fewer than n - 1 come before each; and
  * the last. Weights: of the tokens that were found. */
-static void check_select(const void *c, const void *answer) {
-    const Select *s = c, *found = answer;
+static void check_select(const void *answer) {
+    const Select *found = answer;
     for (int i = 0; i < SEQS * NH; i++) {
-        const int r = i / NH, h = i % NH, len = s->len[r], n = sparse_tokens(s->sparsity, len);
-        const float *score = s->score[r][h], *weights = found->weights[r][h];
+        const int r = i / NH, h = i % NH, len = chosen.len[r], n = sparse_tokens(chosen.sparsity, len);
+        const float *score = chosen.score[r][h], *weights = found->weights[r][h];
         const int32_t *tokens = found->tokens[r][h];
         int count = 0;
         in_case("sequence %d of %d tokens, head %d", r, len, h);
@@ -816,7 +804,7 @@ static void check_select(const void *c, const void *answer) {
             if (t < len - 1 && before >= n - 1) continue;
             near_to(tokens[count], t, 0,
                     "number %d of %d tokens that are chosen, which lies in page %d, the cache's page %d", count, n,
-                    t / PAGE, s->pages[r][t / PAGE]);
+                    t / PAGE, chosen.pages[r][t / PAGE]);
             count++;
         }
         for (; count < MOST && step < 3; count++)
@@ -842,31 +830,31 @@ typedef struct {
     double t[2], x[2], d;
     Pace pace;
 } PaceCase;
+static PaceCase pipeline;
 
-static void pace(void *about) {
+static void pace(void) {
     enum { ROWS = 5, WIDTH = 8 }; /* rows in a batch of generation; in prefill twice as many. A row is 16 bytes */
-    PaceCase *c = about;
-    const double pre = c->G * c->blocks, gen = (c->n - 1) * pre;
-    const Cluster cluster = {c->M, ROWS * WIDTH * 2 / c->x[0], c->d};
-    Plan plan = {.config = {.l = c->l, .h1 = WIDTH}, .act_type = F16, .policy = {.flights = c->G}};
-    plan.work[1] = (Workload){.sweeps = pre, .prefills = c->K * pre, .prompt_rows = 2 * ROWS * c->K * pre};
-    plan.work[0] = (Workload){.sweeps = gen, .decodes = c->K * gen, .decoded = ROWS * c->K * gen};
-    c->pace = cluster_pace(&cluster, &plan, c->t);
+    const double pre = pipeline.G * pipeline.blocks, rest = (pipeline.n - 1) * pre;
+    const Cluster cluster = {pipeline.M, ROWS * WIDTH * 2 / pipeline.x[0], pipeline.d};
+    Plan plan = {.config = {.l = pipeline.l, .h1 = WIDTH}, .act_type = F16, .policy = {.flights = pipeline.G}};
+    plan.work[1] = (Workload){.sweeps = pre, .prefills = pipeline.K * pre, .prompt_rows = 2 * ROWS * pipeline.K * pre};
+    plan.work[0] = (Workload){.sweeps = rest, .decodes = pipeline.K * rest, .decoded = ROWS * pipeline.K * rest};
+    pipeline.pace = cluster_pace(&cluster, &plan, pipeline.t);
 }
 
 /* One machine in the first and the last step, blocks in the last; the wire takes nearly nothing, or up to 4 squares. */
-static bool draw_pace(void *to) {
-    PaceCase *c = to;
+static bool draw_pace(void) {
     const bool one = step == 1 || step == 4;
-    *c = (PaceCase){.M = one ? 1 : draw(2, 6),
-                    .G = draw(1, 8),
-                    .K = draw(1, 4),
-                    .l = draw(1, 6),
-                    .blocks = step == 4 ? draw(2, 5) : 1,
-                    .n = draw(2, 6),
-                    .t = {draw_real(2, 9), draw_real(10, 30)}};
-    c->x[0] = c->t[0] / (c->l * c->K) * (step == 2 ? 1e-9 : draw_real(.2, 4)), c->x[1] = 2 * c->x[0];
-    c->d = step == 2 ? 0 : draw_real(0, 1);
+    pipeline = (PaceCase){.M = one ? 1 : draw(2, 6),
+                          .G = draw(1, 8),
+                          .K = draw(1, 4),
+                          .l = draw(1, 6),
+                          .blocks = step == 4 ? draw(2, 5) : 1,
+                          .n = draw(2, 6),
+                          .t = {draw_real(2, 9), draw_real(10, 30)}};
+    pipeline.x[0] = pipeline.t[0] / (pipeline.l * pipeline.K) * (step == 2 ? 1e-9 : draw_real(.2, 4)),
+    pipeline.x[1] = 2 * pipeline.x[0];
+    pipeline.d = step == 2 ? 0 : draw_real(0, 1);
     return true;
 }
 
@@ -879,8 +867,8 @@ static double round_of(const PaceCase *c, int stage) {
     return fmax(c->G * fmax(c->t[stage], c->K * c->x[stage]), (c->M - 1) * hop_of(c, stage) + c->t[stage] + c->d);
 }
 
-static void check_pace(const void *about, const void *answer) {
-    PaceCase c = *(const PaceCase *)about;
+static void check_pace(const void *answer) {
+    PaceCase c = pipeline;
     const Pace *found = &((const PaceCase *)answer)->pace;
     in_case("M = %d, G = %d, K = %d, l = %d, %d blocks, n = %d, t %.3g, x %.3g and d %.3g s in generation", c.M, c.G, c.K,
             c.l, c.blocks, c.n, c.t[0], c.x[0], c.d);
@@ -913,29 +901,31 @@ typedef struct {
     _Alignas(16) f16 pair[2][MOST_NUMBERS]; /* w and b, or the pools of k and v */
     long most_work;                         /* numbers that one thread has rounded */
 } Kernel;
+static Kernel kernel;
 
 /* The op of a case that lies there, on the GPU or here. */
-static Op kernel_op(Type act, const void *x, const void *y, const Kernel *there, const Kernel *s) {
+static Op kernel_op(Type act, const void *x, const void *y, const Kernel *there) {
     const PageTable pool = paged(there->pair[0], there->pair[1], there->pages, NULL, SEQUENCES, POOL / SEQUENCES, PER_PAGE,
-                                 s->cols / 2, 1, false);
-    if (s->code == OP_LAYERNORM) return norm(act, s->onto ? x : y, x, there->pair[0], there->pair[1], s->rows, s->cols);
-    if (s->code == OP_EMBED) return embedding(y, act, there->table, F16, s->cols, there->idx, s->rows, s->cols, s->onto);
-    return appending(pool, there->table, s->cols, false, s->cols, there->seq, there->pos, s->rows);
+                                 kernel.cols / 2, 1, false);
+    if (kernel.code == OP_LAYERNORM)
+        return norm(act, kernel.onto ? x : y, x, there->pair[0], there->pair[1], kernel.rows, kernel.cols);
+    if (kernel.code == OP_EMBED)
+        return embedding(y, act, there->table, F16, kernel.cols, there->idx, kernel.rows, kernel.cols, kernel.onto);
+    return appending(pool, there->table, kernel.cols, false, kernel.cols, there->seq, there->pos, kernel.rows);
 }
 
-static void carry_out(void *c) {
-    Kernel *s = c;
+static void carry_out(void) {
     Gpu *gpu = cuda_open_gpu(&err);
     MUST(gpu);
-    Kernel *at = gpu->call->alloc(gpu, whole_lines(sizeof *s), &err);
+    Kernel *at = gpu->call->alloc(gpu, whole_lines(sizeof kernel), &err);
     MUST(at);
-    MUST(!gpu->call->transfer(gpu, at, s, sizeof *s, &err));
-    const Op op = kernel_op(F16, at->act[0], at->act[1], at, s);
+    MUST(!gpu->call->transfer(gpu, at, &kernel, sizeof kernel, &err));
+    const Op op = kernel_op(F16, at->act[0], at->act[1], at);
     if (cuda_cpu_most_roundings) cuda_cpu_most_roundings();
     MUST(!gpu->call->begin(gpu, PROJECT, MARK, &err) && !gpu->call->run(gpu, &op, &err));
     MUST(!gpu->call->end(gpu, PROJECT, MARK, true, &err) && !gpu->call->sync(gpu, PROJECT, MARK, &err));
-    MUST(!gpu->call->transfer(gpu, s, at, sizeof *s, &err));
-    if (cuda_cpu_most_roundings) s->most_work = cuda_cpu_most_roundings();
+    MUST(!gpu->call->transfer(gpu, &kernel, at, sizeof kernel, &err));
+    if (cuda_cpu_most_roundings) kernel.most_work = cuda_cpu_most_roundings();
     gpu->call->release(gpu, at), gpu->close(gpu);
 }
 
@@ -943,7 +933,7 @@ static void carry_out(void *c) {
  *   1  a few widths
  *   2  widths that no block covers at once, that end within eight numbers; in place
  *   3  at 1000 a square has no digits left for a variance of 1/4 */
-static bool draw_norm(void *to) {
+static bool draw_norm(void) {
     const int cols[][6] = {{64, 256, 8 * draw(3, 60)},
                            {2, 28 + draw(0, 9), 60 + draw(0, 9), 1022 + draw(0, 9), 5120, 12288},
                            {768, 60, 8 * draw(10, 99)}};
@@ -953,46 +943,49 @@ static bool draw_norm(void *to) {
                  mean = step < 3     ? draw_real(-2, 2)
                         : number % 2 ? -1000
                                      : draw(800, 1000);
-    Kernel *s = to;
-    s->code = OP_LAYERNORM, s->within = 8e-3, s->onto = step > 1 && number % 2;
-    s->rows = step > 1 ? 2 : draw(1, 3), s->cols = cols[step - 1][number];
-    for (int i = 0; i < s->rows * s->cols; i++) {
-        const int c = i % s->cols;
-        s->act[0][i] = f32_to_f16(mean + (c == 0 ? -spread : c == s->cols - 1 ? spread : draw_real(-spread, spread)));
-        s->pair[0][c] = f32_to_f16(draw_real(1, 3)), s->pair[1][c] = f32_to_f16(draw_real(-2, 2));
+    kernel.code = OP_LAYERNORM, kernel.within = 8e-3, kernel.onto = step > 1 && number % 2;
+    kernel.rows = step > 1 ? 2 : draw(1, 3), kernel.cols = cols[step - 1][number];
+    for (int i = 0; i < kernel.rows * kernel.cols; i++) {
+        const int c = i % kernel.cols;
+        kernel.act[0][i] = f32_to_f16(mean + (c == 0                 ? -spread
+                                              : c == kernel.cols - 1 ? spread
+                                                                     : draw_real(-spread, spread)));
+        kernel.pair[0][c] = f32_to_f16(draw_real(1, 3)), kernel.pair[1][c] = f32_to_f16(draw_real(-2, 2));
     }
-    return cuda_open_gpu && s->cols;
+    return cuda_open_gpu && kernel.cols;
 }
 
-static bool draw_gather(void *to) {
-    Kernel *s = to;
+static bool draw_gather(void) {
     int order[POOL];
-    s->code = step == 3 ? OP_APPEND : OP_EMBED, s->within = step == 2 ? 4e-3 : 0, s->onto = step == 2;
-    s->rows = GATHERED, s->cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
-    for (int j = 0; j < TABLE * s->cols; j++) s->table[j] = f32_to_f16(draw_real(-4, 4));
-    for (int j = 0; j < GATHERED * s->cols; j++) s->act[1][j] = f32_to_f16(draw_real(-4, 4));
-    memset(s->pair, 0x3c, sizeof s->pair);
-    draw_order(s->pages, POOL), draw_order(order, POOL);
-    for (int r = 0; r < GATHERED; r++) s->idx[r] = draw(0, TABLE - 1), s->seq[r] = draw(0, 1), s->pos[r] = order[r];
+    kernel.code = step == 3 ? OP_APPEND : OP_EMBED, kernel.within = step == 2 ? 4e-3 : 0, kernel.onto = step == 2;
+    kernel.rows = GATHERED, kernel.cols = number == 0  ? 64
+                                          : number % 2 ? 8 * draw(20, WIDEST / 8)
+                                                       : 2 * draw(1, WIDEST / 2);
+    for (int j = 0; j < TABLE * kernel.cols; j++) kernel.table[j] = f32_to_f16(draw_real(-4, 4));
+    for (int j = 0; j < GATHERED * kernel.cols; j++) kernel.act[1][j] = f32_to_f16(draw_real(-4, 4));
+    memset(kernel.pair, 0x3c, sizeof kernel.pair);
+    draw_order(kernel.pages, POOL), draw_order(order, POOL);
+    for (int r = 0; r < GATHERED; r++)
+        kernel.idx[r] = draw(0, TABLE - 1), kernel.seq[r] = draw(0, 1), kernel.pos[r] = order[r];
     return cuda_open_gpu;
 }
 
 /* Nothing else is written either, and no thread has much more to write than another. */
-static void check_kernel(const void *c, const void *answer) {
+static void check_kernel(const void *answer) {
     static Kernel twin;
     static float act[2][MOST_NUMBERS];
-    const Kernel *s = c, *found = answer;
-    const int cols = s->cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS),
+    const Kernel *found = answer;
+    const int cols = kernel.cols, threads = imin((cols + EACH - 1) / EACH, MOST_THREADS),
               share = (cols + threads - 1) / threads + EACH;
-    in_case("%d rows of %d columns%s", s->rows, cols, s->onto ? ", onto what is there" : "");
-    twin = *s;
+    in_case("%d rows of %d columns%s", kernel.rows, cols, kernel.onto ? ", onto what is there" : "");
+    twin = kernel;
     for (int e = 0; e < 2 * MOST_NUMBERS; e++)
-        act[e / MOST_NUMBERS][e % MOST_NUMBERS] = f16_to_f32(s->act[e / MOST_NUMBERS][e % MOST_NUMBERS]);
-    run(kernel_op(F32, act[0], act[1], &twin, s));
+        act[e / MOST_NUMBERS][e % MOST_NUMBERS] = f16_to_f32(kernel.act[e / MOST_NUMBERS][e % MOST_NUMBERS]);
+    run(kernel_op(F32, act[0], act[1], &twin));
     for (int i = 0; i < 2; i++)
         for (int e = 0; e < MOST_NUMBERS; e++) {
             const int token = e / (cols / 2);
-            near_to(f16_to_f32(found->act[i][e]), act[i][e], s->within, "%c, row %d, column %d", "xy"[i], e / cols,
+            near_to(f16_to_f32(found->act[i][e]), act[i][e], kernel.within, "%c, row %d, column %d", "xy"[i], e / cols,
                     e % cols);
             near_to(f16_to_f32(found->pair[i][e]), f16_to_f32(twin.pair[i][e]), 0, "%c of token %d of page %d, element %d",
                     "kv"[i], token % PER_PAGE, token / PER_PAGE, e % (cols / 2));
@@ -1010,22 +1003,19 @@ typedef struct {
     double at[4][3];
     int basic[2], other[2], r, c;
 } Pivot;
+static Pivot exchange;
 
-static bool draw_pivot(void *to) {
-    Pivot *p = to;
+static bool draw_pivot(void) {
     int order[4];
-    *p = (Pivot){.r = number / 2 % 2, .c = number % 2};
+    exchange = (Pivot){.r = number / 2 % 2, .c = number % 2};
     draw_order(order, 4);
-    for (int v = 0; v < 2; v++) p->basic[v] = order[v], p->other[v] = order[2 + v];
-    for (int i = 0; i < 12; i++) p->at[i / 3][i % 3] = draw_real(-5, 5);
-    p->at[p->r][p->c] = draw_real(.5, 4);
+    for (int v = 0; v < 2; v++) exchange.basic[v] = order[v], exchange.other[v] = order[2 + v];
+    for (int i = 0; i < 12; i++) exchange.at[i / 3][i % 3] = draw_real(-5, 5);
+    exchange.at[exchange.r][exchange.c] = draw_real(.5, 4);
     return true;
 }
 
-static void pivot(void *c) {
-    Pivot *p = c;
-    mini_pivot(p->at, p->basic, p->other, p->r, p->c);
-}
+static void pivot(void) { mini_pivot(exchange.at, exchange.basic, exchange.other, exchange.r, exchange.c); }
 
 /* A point: of variables 0 to 3 and the two costs 4 and 5, by what those that are not basic have. */
 static void set_point(double value[6], const Pivot *p) {
@@ -1037,17 +1027,19 @@ static void set_point(double value[6], const Pivot *p) {
 }
 
 /* Any point of the first tableau is one of the second; three determine its rows. */
-static void check_pivot(const void *c, const void *answer) {
-    const Pivot *p = c, *after = answer;
-    in_case("pivot at row %d, column %d", p->r, p->c);
+static void check_pivot(const void *answer) {
+    const Pivot *after = answer;
+    in_case("pivot at row %d, column %d", exchange.r, exchange.c);
     for (int v = 0; v < 2; v++)
-        if (!near_to(after->basic[v], v == p->r ? p->other[p->c] : p->basic[v], 0, "the basic variable of row %d", v) ||
-            !near_to(after->other[v], v == p->c ? p->basic[p->r] : p->other[v], 0, "the variable of column %d", v))
+        if (!near_to(after->basic[v], v == exchange.r ? exchange.other[exchange.c] : exchange.basic[v], 0,
+                     "the basic variable of row %d", v) ||
+            !near_to(after->other[v], v == exchange.c ? exchange.basic[exchange.r] : exchange.other[v], 0,
+                     "the variable of column %d", v))
             return;
     for (int i = 0; i < 3; i++) {
         double value[6], again[6];
-        for (int v = 0; v < 2; v++) value[p->other[v]] = draw_real(-3, 3);
-        set_point(value, p), memcpy(again, value, sizeof again), set_point(again, after);
+        for (int v = 0; v < 2; v++) value[exchange.other[v]] = draw_real(-3, 3);
+        set_point(value, &exchange), memcpy(again, value, sizeof again), set_point(again, after);
         for (int v = 0; v < 6; v++)
             near_to(again[v], value[v], 1e-9 * (1 + fabs(value[v])), "%s %d of a point", v < 4 ? "variable" : "cost",
                     v % 4);
@@ -1065,16 +1057,17 @@ typedef struct {
     Event after[NLANES];
     int nafter;
 } Posted;
+static Posted ops[OPS];
 
 static Tensor view_of(uint32_t cells) {
     return (Tensor){.rows = cells != 0, .cols = 1, .cell = ffs(cells) - 1, .ncells = __builtin_popcount(cells)};
 }
 
-static void post_ops(void *c) {
+static void post_ops(void) {
     Depend *depend = depend_open(CELLS + 1);
     uint64_t seq[NLANES] = {0};
     for (int i = 0; i < OPS; i++) {
-        Posted *to = (Posted *)c + i;
+        Posted *to = &ops[i];
         Op op = {.code = OP_UNPACK, .lane = (Lane)to->lane};
         op.unpack.w = view_of(to->written), op.unpack.packed = view_of(to->read);
         depend_before(depend, &op);
@@ -1085,8 +1078,8 @@ static void post_ops(void *c) {
 }
 
 /* Ops that read, write, or both, one cell or two. */
-static bool draw_posted(void *to) {
-    for (Posted *op = to; op < (Posted *)to + OPS; op++) {
+static bool draw_posted(void) {
+    for (Posted *op = ops; op < ops + OPS; op++) {
         const int kind = draw(0, 3);
         op->lane = draw(0, LANES - 1);
         op->written = kind == 0 ? 0 : draw(1, 3) << draw(0, CELLS - 2);
@@ -1103,14 +1096,14 @@ static int conflict(const Posted *a, const Posted *b) {
 
 /* Each op that conflicts with one before it must come after it; in the last step after nothing else, and no event is one
  * that others imply. Bit i of a set is op i. */
-static void check_order(const void *c, const void *answer) {
+static void check_order(const void *answer) {
     static const char *const use[] = {"", "reads what it writes", "writes what it uses"};
-    const Posted *op = c, *found = answer;
+    const Posted *found = answer;
     uint32_t over[NLANES][OPS + 1] = {{0}}, must[OPS] = {0}; /* over: when a lane's op of that number has ended */
     uint64_t posted[NLANES] = {0};
     for (int j = 0; j < OPS; j++) {
         const Event *after = found[j].after;
-        const uint32_t before = over[op[j].lane][posted[op[j].lane]];
+        const uint32_t before = over[ops[j].lane][posted[ops[j].lane]];
         uint32_t is = before;
         bool good = found[j].nafter >= 0 && found[j].nafter <= NLANES;
         for (int e = 0; good && e < found[j].nafter; e++) {
@@ -1119,10 +1112,10 @@ static void check_order(const void *c, const void *answer) {
         }
         if (!good) return wrong("an event is of no op that was posted");
         for (int i = 0; i < j; i++) {
-            const int how = conflict(&op[i], &op[j]);
-            if (how || op[i].lane == op[j].lane) must[j] |= must[i] | 1u << i;
+            const int how = conflict(&ops[i], &ops[j]);
+            if (how || ops[i].lane == ops[j].lane) must[j] |= must[i] | 1u << i;
             if (how && (how == step || step == OVERLAP) && !(is >> i & 1))
-                return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, op[j].lane, i, op[i].lane,
+                return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, ops[j].lane, i, ops[i].lane,
                              use[how]);
         }
         if (step == OVERLAP && is & ~must[j])
@@ -1133,7 +1126,7 @@ static void check_order(const void *c, const void *answer) {
                 if (f != e) others |= over[after[f].lane][after[f].seq];
             if (others == is) return wrong("op %d waits for an event of lane %d that others imply", j, after[e].lane);
         }
-        over[op[j].lane][++posted[op[j].lane]] = is | 1u << j;
+        over[ops[j].lane][++posted[ops[j].lane]] = is | 1u << j;
     }
 }
 
@@ -1152,28 +1145,27 @@ typedef struct {
     Found best, frontier[MOST_FOUND];
     int nbest, n;
 } Question;
+static Question question;
 
 /* OPT-125M or 350M on a machine that does not hold it, and more prompts than the best block has. In the second step the
  * number of batches is given, or their size. */
-static bool draw_question(void *to) {
-    Question *q = to;
+static bool draw_question(void) {
     if (number && step != 2) return false;
     const OptConfig config = opt_named(draw(0, 1) ? "opt-125m" : "opt-350m");
-    ASSERT_OK(hardware_read(&q->machine, "hardware/t4.json", &err));
-    q->model = checkpoint_dummy(&config, 1);
-    q->task = equal_task(ASKED, draw(64, 256), draw(8, 32));
-    Search *s = &q->search;
-    *s = open_question(&q->machine, q->model, &q->task);
+    ASSERT_OK(hardware_read(&question.machine, "hardware/t4.json", &err));
+    question.model = checkpoint_dummy(&config, 1);
+    question.task = equal_task(ASKED, draw(64, 256), draw(8, 32));
+    Search *s = &question.search;
+    *s = open_question(&question.machine, question.model, &question.task);
     s->one_block = true, s->fixed_batches = step == 2 && number, s->fixed_gbs = step == 2 && !number;
     s->capacity[TIER_GPU] = draw_real(3e8, 9e8), s->capacity[TIER_CPU] = draw_real(2e9, 4e9);
     s->capacity[TIER_DISK] = 1e12, s->given.num_gpu_batches = draw(1, 5), s->given.gbs = draw(1, 9);
     return true;
 }
 
-static void find(void *c) {
-    Question *q = c;
-    q->nbest = policy_search(&q->best, 1, &q->search, &err);
-    if (step == 3) q->n = policy_frontier(q->frontier, MOST_FOUND, &q->search, &err);
+static void find(void) {
+    question.nbest = policy_search(&question.best, 1, &question.search, &err);
+    if (step == 3) question.n = policy_frontier(question.frontier, MOST_FOUND, &question.search, &err);
 }
 
 /* A complete policy; false: it does not fit. */
@@ -1190,12 +1182,11 @@ static bool try_policy(Found *found, const Search *search, int trial) {
 /* A larger block pays one percent for each doubling: see score() in cost/search.c. From each policy of the frontier to the
  * next latency and throughput rise, up to the best; of all that are as quick as one that is tried, it has one that is about
  * as good. */
-static void check_found(const void *c, const void *answer) {
-    const Question *q = c, *at = answer;
-    const Search *s = &q->search;
+static void check_found(const void *answer) {
+    const Question *at = answer;
+    const Search *s = &question.search;
     const Policy *best = &at->best.policy;
     const double throughput = at->best.cost.throughput;
-    Task task = q->task;
     if (at->nbest != 1 || (step == 3 && (at->n < 2 || at->n > MOST_FOUND)))
         return wrong("%d policies were found, %d of a frontier", at->nbest, at->n);
     if (s->fixed_gbs) near_to(best->gbs, s->given.gbs, 0, "gbs, which was given");
@@ -1220,7 +1211,7 @@ static void check_found(const void *c, const void *answer) {
                 "of what was found the best that is as quick makes %.4g token/s, %d batches of %d make %.4g in %.4g s",
                 most, other.policy.num_gpu_batches, other.policy.gbs, other.cost.throughput, other.latency);
     }
-    free_task(&task), checkpoint_close(q->model);
+    free_task(&question.task), checkpoint_close(question.model);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1245,43 +1236,39 @@ typedef struct {
     IoCase io;
     IoCount found;
 } Counting;
+static Counting counting;
 
 /* Row and zig-zag; in the last step the diagonal. */
-static bool draw_counting(void *to) {
-    Counting *c = to;
+static bool draw_counting(void) {
     const int gbs = draw(1, 3), K = draw(1, 4);
     const OptConfig config = short_opt(draw(1, 3));
     const double head = 2. * config.vocab * config.h1;
-    c->schedule = step == 3 ? SCHEDULE_DIAGONAL : number % 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
-    c->io = (IoCase){.l = config.l,
-                     .h1 = config.h1,
-                     .layer_bytes = ((double)streamed_bytes(&config, 64) - head) / config.l,
-                     .head_bytes = head,
-                     .s = draw(1, 20),
-                     .n = draw(K, 3 * K + 1),
-                     .gbs = gbs,
-                     .K = K,
-                     .count = gbs * K * draw(1, 3)};
+    counting.schedule = step == 3 ? SCHEDULE_DIAGONAL : number % 2 ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+    counting.io = (IoCase){.l = config.l,
+                           .h1 = config.h1,
+                           .layer_bytes = ((double)streamed_bytes(&config, 64) - head) / config.l,
+                           .head_bytes = head,
+                           .s = draw(1, 20),
+                           .n = draw(K, 3 * K + 1),
+                           .gbs = gbs,
+                           .K = K,
+                           .count = gbs * K * draw(1, 3)};
     return true;
 }
 
-static void count(void *about) {
-    Counting *c = about;
-    c->found = io_count(&c->io, c->schedule);
-}
+static void count(void) { counting.found = io_count(&counting.io, counting.schedule); }
 
-static void check_count(const void *about, const void *answer) {
-    const Counting *c = about;
-    const IoCase *io = &c->io;
+static void check_count(const void *answer) {
+    const IoCase *io = &counting.io;
     const IoCount *found = &((const Counting *)answer)->found;
     const Hardware machine = test_fast_machine();
     const OptConfig config = short_opt(io->l);
     Checkpoint *model = checkpoint_dummy(&config, 1);
     Task task = equal_task(io->count, io->s, io->n);
-    const Policy policy = on_cpu(c->schedule, io->gbs, io->K);
+    const Policy policy = on_cpu(counting.schedule, io->gbs, io->K);
     Rig real = rig_ran(model, &policy, &task, &machine);
-    in_case("%s, %d prompts, l = %d, s = %d, n = %d, %d batches of %d", schedule_name[c->schedule], io->count, io->l, io->s,
-            io->n, io->K, io->gbs);
+    in_case("%s, %d prompts, l = %d, s = %d, n = %d, %d batches of %d", schedule_name[counting.schedule], io->count, io->l,
+            io->s, io->n, io->K, io->gbs);
     const Bytes *in = real.moved[CTOG], *out = real.moved[GTOC];
     if (step == 2) {
         near_to(found->cache, in[CACHE] + out[CACHE], .5, "bytes of cache");
@@ -1300,29 +1287,28 @@ typedef struct {
     int gbs, K, ended; /* prompts, by the fourth */
     Rig rig[2];        /* of the fourth, and of the other */
 } Race;
+static Race both;
 
-static void race(void *c) {
-    Race *r = c;
+static void race(void) {
     const OptConfig config = short_opt(2);
     const Hardware machine = machine_with("ctog_bdw=1e10 gtoc_bdw=1e10 mm_flops=1e14 bmm_flops=1e14");
-    const Task task = {.prompts = r->prompts, .count = RACING};
+    const Task task = {.prompts = both.prompts, .count = RACING};
     Checkpoint *model = checkpoint_dummy(&config, 1);
     for (int i = 1; i >= 0; i--) {
         const Schedule schedule = i && step == 2 ? SCHEDULE_ZIGZAG : SCHEDULE_DIAGONAL;
         if (!i) seats_for[schedule] = fourth_seats;
-        r->rig[i] = (Rig){.model = model, .policy = on_cpu(schedule, r->gbs, r->K), .task = &task, .sim = &machine};
-        r->ended = run_rig(&r->rig[i]);
+        both.rig[i] = (Rig){.model = model, .policy = on_cpu(schedule, both.gbs, both.K), .task = &task, .sim = &machine};
+        both.ended = run_rig(&both.rig[i]);
     }
 }
 
 /* Prompts of all lengths, once in batches of more than two; but for the first step equal ones. */
-static bool draw_race(void *to) {
+static bool draw_race(void) {
     static int32_t ids[64];
-    Race *r = to;
-    r->gbs = step == 1 && !number ? 3 : draw(1, 2), r->K = draw(3, 6);
-    const int s = draw(4, 30), n = r->K * draw(3, 5);
+    both.gbs = step == 1 && !number ? 3 : draw(1, 2), both.K = draw(3, 6);
+    const int s = draw(4, 30), n = both.K * draw(3, 5);
     for (int p = 0; p < RACING; p++)
-        r->prompts[p] = (Prompt){.ids = ids, .s = step > 1 ? s : draw(4, 30), .n = step > 1 ? n : draw(2, 2 * n)};
+        both.prompts[p] = (Prompt){.ids = ids, .s = step > 1 ? s : draw(4, 30), .n = step > 1 ? n : draw(2, 2 * n)};
     return true;
 }
 
@@ -1331,19 +1317,19 @@ static double paged_speed(const Rig *r) { return r->stats.generated / r->seconds
 /* Whatever the lengths, no more sweeps are needed than by doing one prompt after the other. Of equal prompts it holds fewer
  * pages than zig-zag in the same block: they are not all long at the same time. For each page it has as many tokens a
  * second as the diagonal, to within 5 percent, as the mean of all cases. */
-static void check_race(const void *c, const void *answer) {
+static void check_race(const void *answer) {
     static double log_ratios;
-    const Race *r = c, *found = answer;
+    const Race *found = answer;
     const Rig *own = &found->rig[0], *other = &found->rig[1];
-    const int s = r->prompts[0].s, n = r->prompts[0].n;
-    const double staggered = ceil((s + n / 2. + n / (2. * r->K)) / (s + n) * other->pages);
+    const int s = both.prompts[0].s, n = both.prompts[0].n;
+    const double staggered = ceil((s + n / 2. + n / (2. * both.K)) / (s + n) * other->pages);
     long tokens = 0;
-    in_case("s = %d, n = %d, %d batches of %d", s, n, r->K, r->gbs);
-    for (int p = 0; p < RACING; p++) tokens += r->prompts[p].n;
+    in_case("s = %d, n = %d, %d batches of %d", s, n, both.K, both.gbs);
+    for (int p = 0; p < RACING; p++) tokens += both.prompts[p].n;
     if (step < 3) near_to(found->ended, RACING, 0, "prompts that got all of their tokens");
-    if (step == 1 && own->stats.sweeps > tokens / r->gbs * 2)
+    if (step == 1 && own->stats.sweeps > tokens / both.gbs * 2)
         wrong("%ld sweeps for %ld tokens", (long)own->stats.sweeps, tokens);
-    if (step == 2 && (own->pages <= 0 || own->pages > staggered + r->gbs * r->K))
+    if (step == 2 && (own->pages <= 0 || own->pages > staggered + both.gbs * both.K))
         wrong("%g pages were expected at most, found %d; zig-zag has %d", staggered, own->pages, other->pages);
     log_ratios = log(paged_speed(own) / paged_speed(other)) + (number ? log_ratios : 0);
     if (step == 3 && number == RACES - 1 && !(log_ratios / RACES >= log(.95)))
@@ -1356,45 +1342,45 @@ static void check_race(const void *c, const void *answer) {
 const Exercise exercises[] = {
     {{"a token alone attends to itself", "no token sees the ones behind it",
       "all weights are right, and the logits Hugging Face's"},
-     12, sizeof(Attention), draw_attention, attend, check_attention, check_golden},
+     12, &att, sizeof att, draw_attention, attend, check_attention, check_golden},
     {{"the first sweep has one GPU batch", "a GPU batch enters every n/K sweeps",
-      "whoever stops early is replaced at once"}, 40, sizeof(Line), draw_seats, enter, check_seats, NULL},
+      "whoever stops early is replaced at once"}, 40, &line, sizeof line, draw_seats, enter, check_seats, NULL},
     {{"without a limit, and up to it, all enter", "a prompt waits for the pages of its prefill",
-      "a prompt enters when its pages fit in every sweep"}, 40, sizeof(Line), draw_pages, enter, check_pages, NULL},
+      "a prompt enters when its pages fit in every sweep"}, 40, &line, sizeof line, draw_pages, enter, check_pages, NULL},
     {{"equal items meet the shares exactly", "items of any size meet the shares to within one",
       "the weights of OPT-30B meet every placement", "a tier without a share gets nothing"},
-     60, sizeof(Deal), draw_deal, deal, check_deal, NULL},
+     60, &dealt, sizeof dealt, draw_deal, deal, check_deal, NULL},
     {{"with everything on the GPU the logits are right", "the weights may stream",
       "cache and activations may rest anywhere", "the CPU attends to a cache on the CPU",
       "GPU and CPU attend to their parts of a batch", "the CPU attends to a cache on disk"},
-     BLOCKS * PLACEMENTS, sizeof(Run), draw_run, generate, check_run, NULL},
+     BLOCKS * PLACEMENTS, &gen, sizeof gen, draw_run, generate, check_run, NULL},
     {{"the rows of the link between CPU and GPU", "the rows of the disk", "the row of the processors"},
-     10, sizeof(Rows), draw_rows, make_rows, check_rows, NULL},
+     10, &a3, sizeof a3, draw_rows, make_rows, check_rows, NULL},
     {{"a textbook's programs are solved", "both phases end with the right verdict", "the known cycles end",
       "mini.c: a textbook's programs are minimized", "mini.c: the known cycles end, and A.3 has its optimum"},
-     30, sizeof(Program), draw_program, solve, check_program, NULL},
-    {{"the rules are Bland's"}, 30, sizeof(LpTableau), draw_tableau, lp_part_decide, check_decided, NULL},
+     30, &program, sizeof program, draw_program, solve, check_program, NULL},
+    {{"the rules are Bland's"}, 30, &tableau, sizeof tableau, draw_tableau, decide, check_decided, NULL},
     {{"numbers on the grid come back exactly", "all numbers come back within half a step",
-      "the ends of F16 and numbers that are not finite"}, 48, sizeof(Pack), draw_pack, pack, check_pack, NULL},
+      "the ends of F16 and numbers that are not finite"}, 48, &packed, sizeof packed, draw_pack, pack, check_pack, NULL},
     {{"the largest scores are chosen, and the token itself", "of equal scores the earlier are chosen",
-      "weights are shares of all tokens"}, 16, sizeof(Select), draw_select, select_tokens, check_select, NULL},
+      "weights are shares of all tokens"}, 16, &chosen, sizeof chosen, draw_select, select_tokens, check_select, NULL},
     {{"one machine takes its sweeps", "machines fill and run", "a slow wire holds them up",
-      "later blocks take their rounds"}, 20, sizeof(PaceCase), draw_pace, pace, check_pace, NULL},
+      "later blocks take their rounds"}, 20, &pipeline, sizeof pipeline, draw_pace, pace, check_pace, NULL},
     {{"a row is normalized", "rows of all widths, in place too", "a large mean does not blur the variance"},
-     6, sizeof(Kernel), draw_norm, carry_out, check_kernel, NULL},
+     6, &kernel, sizeof kernel, draw_norm, carry_out, check_kernel, NULL},
     {{"rows are gathered", "rows are added", "rows are put into pages"},
-     8, sizeof(Kernel), draw_gather, carry_out, check_kernel, NULL},
-    {{"mini.c: a pivot exchanges two variables"}, 20, sizeof(Pivot), draw_pivot, pivot, check_pivot, NULL},
+     8, &kernel, sizeof kernel, draw_gather, carry_out, check_kernel, NULL},
+    {{"mini.c: a pivot exchanges two variables"}, 20, &exchange, sizeof exchange, draw_pivot, pivot, check_pivot, NULL},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
-      "mini.c: the weights may stream"}, BLOCKS * PLACEMENTS, sizeof(Run), draw_mini, generate_by_mini, check_run, NULL},
+      "mini.c: the weights may stream"}, BLOCKS * PLACEMENTS, &gen, sizeof gen, draw_mini, generate_by_mini, check_run, NULL},
     {{"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
-     24, OPS * sizeof(Posted), draw_posted, post_ops, check_order, NULL},
+     24, ops, sizeof ops, draw_posted, post_ops, check_order, NULL},
     {{"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
-     2, sizeof(Question), draw_question, find, check_found, NULL},
+     2, &question, sizeof question, draw_question, find, check_found, NULL},
     {{"row and zig-zag load so many weights", "cache and activations are counted", "the diagonal loads fewer"},
-     12, sizeof(Counting), draw_counting, count, check_count, NULL},
+     12, &counting, sizeof counting, draw_counting, count, check_count, NULL},
     {{"a fourth schedule serves everyone", "a fourth schedule staggers its sequences",
-      "a fourth schedule is as good as the diagonal"}, RACES, sizeof(Race), draw_race, race, check_race, NULL},
-    {{NULL}, 0, 0, NULL, NULL, NULL, NULL},
+      "a fourth schedule is as good as the diagonal"}, RACES, &both, sizeof both, draw_race, race, check_race, NULL},
+    {{NULL}, 0, NULL, 0, NULL, NULL, NULL, NULL},
 };
 // clang-format on
