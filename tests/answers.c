@@ -174,8 +174,6 @@ static void take_step_of(const Exercise *e, const char *name) {
         const void *answer = e->draw() ? ask(e->bytes, answer_case, NULL) : NULL;
         if (answer) e->check(answer);
     }
-    *context = 0;
-    if (e->also && !died) e->also();
 }
 
 /* The step by whose name the test is called. */

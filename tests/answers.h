@@ -22,7 +22,6 @@ typedef struct {
     bool (*draw)(void);                /* fills it in; false: the step has no such case */
     void (*answer)(void);              /* in a child: the code that is graded answers in its copy of the case */
     void (*check)(const void *answer); /* compares this copy with the case, and says what is wrong */
-    void (*also)(void);                /* what else is asked in its steps; may be NULL */
 } Exercise;
 extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
 
