@@ -1,7 +1,8 @@
 /* test_grade.c: the steps by which `make grade EX=N` grades the exercises of docs/EXERCISES.md. They give no solution away:
- * what they expect was found by hand, is a property, or is what Hugging Face computed. answers.h has the driver; here an
- * exercise has its cases, what the code that is graded makes of them, and what must be true of that. The points of each
- * step, what it expects in words, and the wrong solutions with the points that they get are in scripts/exercises.txt. */
+ * what they expect was found by hand, is a property, or is what Hugging Face or another part of the program computed.
+ * answers.h has the driver; here an exercise has its case, how one is drawn, what the code that is graded makes of it, and
+ * what must be true of that. The points of each step, what it expects in words, and the wrong solutions with the points
+ * that they get are in scripts/exercises.txt. */
 #include "answers.h"
 
 #include <strings.h>
@@ -386,13 +387,13 @@ static bool draw_mini(void) {
     return true;
 }
 
-/* What `mini WORDS` prints. */
+/* In a child: writes what `mini WORDS` prints. */
 enum { MOST_TEXT = 1 << 14 };
-static void run_mini(void *answer, const void *words) {
+static void run_mini(char to[MOST_TEXT], const char *words) {
     char text[1000], *argv[40] = {"mini"};
-    snprintf(text, sizeof text, "%s", (const char *)words);
+    snprintf(text, sizeof text, "%s", words);
     const int argc = 1 + split_words(text, argv + 1, 39);
-    stdout = fmemopen(answer, MOST_TEXT, "w");
+    stdout = fmemopen(to, MOST_TEXT, "w");
     const int status = mini_main(argc, argv);
     fflush(stdout);
     if (status) _exit(status);
