@@ -157,27 +157,23 @@ const void *ask(size_t bytes, Work *work, const void *about) {
 // A step
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    const Exercise *of;
-    char *cases;
-    int n;
-} Asked;
+static const Exercise *taken;
 
-static void answer_each(void *answers, const void *about) {
-    const Asked *a = about;
-    memcpy(answers, a->cases, a->n * a->of->bytes);
-    for (int i = 0; i < a->n; i++) a->of->answer((char *)answers + i * a->of->bytes);
+static void answer_case(void *answer, const void *about) {
+    (void)about;
+    taken->answer();
+    memcpy(answer, taken->c, taken->bytes);
 }
 
 static void take_step_of(const Exercise *e, const char *name) {
-    Asked asked = {e, xcalloc(e->cases + 1, e->bytes + 1), 0};
-    state = run_seed(), said = 0, died = false, *context = 0;
+    taken = e;
+    state = run_seed(), said = 0, died = false;
     for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
-    for (number = 0; number < e->cases; number++) asked.n += e->draw(asked.cases + asked.n * e->bytes);
-    const char *answers = asked.n ? ask(asked.n * e->bytes, answer_each, &asked) : NULL;
-    for (int i = 0; answers && i < asked.n; i++) e->check(asked.cases + i * e->bytes, answers + i * e->bytes), *context = 0;
-    if (e->also && !died) e->also();
-    free(asked.cases);
+    for (number = 0; number < e->cases && !died; number++) {
+        memset(e->c, 0, e->bytes), *context = 0;
+        const void *answer = e->draw() ? ask(e->bytes, answer_case, NULL) : NULL;
+        if (answer) e->check(answer);
+    }
 }
 
 /* The step by whose name the test is called. */

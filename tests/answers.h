@@ -15,13 +15,13 @@
 enum { MOST_STEPS = 6 };
 extern int step, number;
 typedef struct {
-    const char *steps[MOST_STEPS];                    /* sentences, the names of the tests */
-    int cases;                                        /* that are drawn, at most */
-    size_t bytes;                                     /* of one, with the place of its answer; 0 at first */
-    bool (*draw)(void *c);                            /* false: the step has no such case, and nothing is written */
-    void (*answer)(void *c);                          /* in a child: the code that is graded answers */
-    void (*check)(const void *c, const void *answer); /* says what is wrong with a case that has been answered */
-    void (*also)(void);                               /* what else is asked in its steps; may be NULL */
+    const char *steps[MOST_STEPS];     /* sentences, the names of the tests */
+    int cases;                         /* that are drawn, at most */
+    void *c;                           /* the case, with the place of its answer; 0 at first */
+    size_t bytes;                      /* of it */
+    bool (*draw)(void);                /* fills it in; false: the step has no such case */
+    void (*answer)(void);              /* in a child: the code that is graded answers in its copy of the case */
+    void (*check)(const void *answer); /* compares this copy with the case, and says what is wrong */
 } Exercise;
 extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
 

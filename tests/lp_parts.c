@@ -6,8 +6,7 @@
 #include "lp.c"
 #include "tests/lp_parts.h"
 
-void lp_part_decide(void *tableau) {
-    LpTableau *part = tableau;
+void lp_part_decide(LpTableau *part) {
     Tableau t = {.n = LP_PART_N, .m = LP_PART_M, .width = LP_PART_N + LP_PART_M + 1, .fresh = true};
     memcpy(t.cell[t.m + PHASE_2], part->cost, sizeof part->cost);
     for (int i = 0; i < LP_PART_M; i++) {

@@ -13,6 +13,6 @@ typedef struct {
     int entering, leaving;
     bool fresh;
 } LpTableau;
-void lp_part_decide(void *tableau);
+void lp_part_decide(LpTableau *part);
 
 #endif

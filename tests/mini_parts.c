@@ -21,13 +21,14 @@ void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c) {
     memcpy(basic, t.basic, 2 * sizeof *basic), memcpy(other, t.other, 2 * sizeof *other);
 }
 
-bool mini_minimize(double *value, const double *c, const double *a, const double *b, int m, int n) {
+bool mini_minimize(double *value, int m, int n, int width, double at[][width]) {
     Tableau t = {0};
-    for (int v = 0; v <= LEAN; v++) t.other[v] = v, t.at[COST][v] = v < n ? c[v] : 0;
+    for (int v = 0; v <= LEAN; v++) t.other[v] = v;
     for (int i = 0; i < NROWS; i++) t.basic[i] = FIRST_SLACK + i;
-    for (int i = 0; i < m; i++) {
-        t.at[i][RIGHT] = b[i];
-        for (int v = 0; v < n; v++) t.at[i][v] = a[i * n + v];
+    for (int i = 0; i <= m; i++) {
+        double *row = t.at[i ? i - 1 : COST];
+        memcpy(row, at[i], n * sizeof *row);
+        row[RIGHT] = i ? at[i][n] : 0;
     }
     const bool ended = minimize(&t, COST);
     *value = -t.at[COST][RIGHT];

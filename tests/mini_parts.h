@@ -9,7 +9,8 @@ int mini_main(int argc, char **argv);
 /* pivot(t, r, c) of a tableau with two rows, two columns and a right side; at: the rows, and both costs. */
 void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c);
 
-/* Minimizes c x, x >= 0, where a x <= b of m rows of n, b >= 0. False: it has no end. *value: the minimum. */
-bool mini_minimize(double *value, const double *c, const double *a, const double *b, int m, int n);
+/* Minimizes c x, x >= 0, where a x <= b of m rows, b >= 0. at: c, then the rows of a, b behind each. False: it has no end.
+ * *value: the minimum. */
+bool mini_minimize(double *value, int m, int n, int width, double at[][width]);
 
 #endif
