@@ -20,8 +20,8 @@ typedef struct {
 /* Who touched two bytes (no type is smaller) since they were written last. The posting thread leaves no trace: what it has
  * done is over when the next op is posted. */
 typedef struct {
-    uint32_t written, read[NLANES]; /* numbers of ops; 0: none */
-    Lane writer;
+    Event written;
+    uint32_t read[NLANES]; /* numbers of ops; 0: none */
 } Cell;
 enum { CELL = 2 };
 
@@ -71,29 +71,28 @@ static void report(const Checker *c, int before, const char *what, Event e) {
     }
 }
 
-static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool writes) {
-    for (size_t at = begin / CELL; at < (begin + bytes + CELL - 1) / CELL; at++) {
-        Cell *cell = &c->cell[tier][at];
-        for (int lane = 0; lane < NLANES; lane++) {
-            const uint32_t written = lane == (int)cell->writer ? cell->written : 0, read = writes ? cell->read[lane] : 0;
-            uint32_t *need = &c->need.over[lane];
-            if (written > *need) *need = written;
-            if (read > *need) *need = read;
-            if (written > c->now.over[lane]) report(c, c->races++, "touches what was written by", (Event){lane, written});
-            if (read > c->now.over[lane]) report(c, c->races++, "writes what is read by", (Event){lane, read});
-        }
-        if (writes)
-            *cell = (Cell){.written = (uint32_t)c->self.seq, .writer = c->self.lane};
-        else
-            cell->read[c->self.lane] = (uint32_t)c->self.seq;
-    }
+/* Who touches memory now must come after this op. */
+static void come_after(Checker *c, Event e, const char *what) {
+    if (e.seq > c->need.over[e.lane]) c->need.over[e.lane] = e.seq;
+    if (e.seq > c->now.over[e.lane]) report(c, c->races++, what, e);
 }
 
 static void touch(Checker *c, Tensor t, bool writes) {
-    size_t row = t.cols * type_bytes(t.type);
+    const size_t size = type_bytes(t.type);
     CHECK(!t.file && t.offset + tensor_span(t) <= c->bytes[t.tier]);
     reach_note(&c->reach, t);
-    for (int r = 0; r < t.rows; r++) touch_bytes(c, t.tier, t.offset + r * t.ld * type_bytes(t.type), row, writes);
+    for (int r = 0; r < t.rows; r++) {
+        const size_t begin = t.offset + r * t.ld * size, end = begin + t.cols * size;
+        for (Cell *cell = &c->cell[t.tier][begin / CELL]; cell < &c->cell[t.tier][(end + CELL - 1) / CELL]; cell++) {
+            if (cell->written.seq) come_after(c, cell->written, "touches what was written by");
+            for (int lane = 0; writes && lane < NLANES; lane++)
+                if (cell->read[lane]) come_after(c, (Event){lane, cell->read[lane]}, "writes what is read by");
+            if (writes)
+                *cell = (Cell){.written = c->self};
+            else
+                cell->read[c->self.lane] = c->self.seq;
+        }
+    }
 }
 
 static void *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
