@@ -76,7 +76,8 @@ typedef struct {
     int32_t *tokens; /* [n] */
     int n, done;     /* tokens; how often it has ended */
     FinishReason reason;
-    float *logits; /* (vocab), of its last step; NULL unless they are kept */
+    float *steps;  /* (n, vocab), the logits of every step; NULL unless they are kept */
+    float *logits; /* its last step's */
     float *logp;   /* [s + n], of a scored task, as is best */
     int32_t *best;
     int scored; /* how many tokens have been scored; -1: not in order */
