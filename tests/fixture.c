@@ -2,7 +2,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -70,6 +72,20 @@ void redirect(int fd, const char *path, int flags) {
     const int opened = open(path, flags, 0644);
     CHECK(opened >= 0 && dup2(opened, fd) == fd);
     close(opened);
+}
+
+bool aborts(void (*run)(void)) {
+    int status;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child) {
+        fclose(stderr);
+        signal(SIGABRT, SIG_DFL);
+        run();
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
 }
 
 int split_words(char *text, char *words[], int most) {

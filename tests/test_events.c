@@ -555,13 +555,14 @@ TEST(nor_where_packed_weights_are_unpacked_first) {
     }
 }
 
-/* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
- * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
+/* Batches of two prompts, in pieces of a prompt of 5 tokens: in prefill the 10 rows of the first and the third batch are
+ * too many for packed weights, though no piece's are, and the first has them unpacked for both. The second batch, and the
+ * rows that decode, take them as they lie. */
 TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
-    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
+    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 3 }; /* q, k and v are one product */
     dice = trial.seed = 3;
     open_model(L, true);
-    open_task(4, (int[]){5, 5, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS});
+    open_task(6, (int[]){5, 5, 1, 1, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS});
     trial.blind = true;
     trial.policy = on_tiers(.5, 0, 1, 0, 1, 0, 2, BATCHES);
     trial.policy.piece_rows = 5, trial.policy.weight_packed = true;
@@ -569,7 +570,7 @@ TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
         trial.packed_rows = rows;
         run_policy();
         CU_ASSERT_EQUAL(trial.latest.unpacked, rows < 10 ? L * MATRICES : 0);
-        CU_ASSERT_EQUAL(trial.latest.packed_products, L * PRODUCTS * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
+        CU_ASSERT_EQUAL(trial.latest.packed_products, L * PRODUCTS * (BATCHES * (SWEEPS - 1) + (rows < 10 ? 1 : 5)));
     }
     close_trial();
 }

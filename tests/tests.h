@@ -35,6 +35,8 @@ void copy_file(const char *from, const char *to, const char *name); /* from one 
 bool has_python(void);                                              /* without it what is about scripts is left out */
 /* In a child: fd is the file, opened with these flags. */
 void redirect(int fd, const char *path, int flags);
+/* True if the function aborts, in a process of its own. */
+bool aborts(void (*run)(void));
 /* Cuts a text, in place, into words at blanks, but not within '...'; NULL is behind the last. Returns how many there are.
  */
 int split_words(char *text, char *words[], int most);
