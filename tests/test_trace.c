@@ -15,7 +15,7 @@ typedef struct {
     size_t bytes;
 } Timed;
 
-static void add_of_batch(Trace *trace, int batch, Timed p) {
+static Slice slice_of_batch(int batch, Timed p) {
     const Op op = {.lane = p.lane,
                    .kind = p.kind,
                    .prefill = p.prefill,
@@ -24,7 +24,10 @@ static void add_of_batch(Trace *trace, int batch, Timed p) {
                    .j = p.j,
                    .k = p.k,
                    .batch = batch};
-    const Slice slice = slice_of(&op, p.bytes, p.begin, p.end);
+    return slice_of(&op, p.bytes, p.begin, p.end);
+}
+static void add_of_batch(Trace *trace, int batch, Timed p) {
+    const Slice slice = slice_of_batch(batch, p);
     trace_add(trace, &slice, 0);
 }
 static void add(Trace *trace, Timed p) { add_of_batch(trace, 0, p); }
@@ -64,18 +67,21 @@ TEST(ops_of_one_call_are_one_slice) {
     };
     enum { OPS = sizeof ops / sizeof *ops, SLICES = 12 };
     Trace trace = {0};
-    for (int o = 0; o < OPS; o++) add(&trace, ops[o].op);
+    Slice expected[SLICES] = {{0}};
+    for (int o = 0; o < OPS; o++) {
+        const Slice own = slice_of_batch(0, ops[o].op);
+        Slice *whole = &expected[ops[o].slice];
+        trace_add(&trace, &own, 0);
+        if (!whole->end)
+            *whole = own;
+        else
+            whole->end = own.end, whole->bytes += own.bytes;
+    }
     CU_ASSERT_FATAL(trace.n == SLICES);
     for (int n = 0; n < SLICES; n++) {
-        const Slice *s = &trace.slice[n];
-        size_t bytes = 0;
-        double end = 0;
-        const Timed *first = NULL;
-        for (int o = 0; o < OPS; o++)
-            if (ops[o].slice == n) first = first ? first : &ops[o].op, end = ops[o].op.end, bytes += ops[o].op.bytes;
-        CU_ASSERT(s->begin == first->begin && s->end == end && s->bytes == bytes);
-        CU_ASSERT(s->lane == first->lane && s->kind == first->kind && s->prefill == first->prefill);
-        CU_ASSERT(s->i == first->i && s->j == first->j && s->k == first->k);
+        const Slice *s = &trace.slice[n], *e = &expected[n];
+        CU_ASSERT(s->begin == e->begin && s->end == e->end && s->bytes == e->bytes);
+        CU_ASSERT(s->lane == e->lane && same_call(s, e));
     }
     trace_free(&trace);
     CU_ASSERT(!trace.slice && !trace.n && !trace.last[C_LOAD]);
@@ -162,27 +168,26 @@ TEST(an_empty_trace_is_a_file_without_rows_and_a_table_of_zeros) {
     CU_ASSERT(!memcmp(&b, &zeros, sizeof b));
 }
 
-/* Runs on a sim with a trace. */
-static void run_on_sim(Rig *r, Trace *trace) {
-    CU_ASSERT_EQUAL_FATAL(rig_open(r), 0);
-    r->device->trace = trace;
-    CU_ASSERT_EQUAL(rig_run(r), 0);
-}
-
 static const OptConfig config = SMALL_CONFIG(2);
+
+static void run_on_sim(Trace *trace, Policy policy, Task task, Hardware hardware) {
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
+    Rig r = {.model = checkpoint, .policy = policy, .task = &task, .sim = &hardware};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+    r.device->trace = trace;
+    CU_ASSERT_EQUAL(rig_run(&r), 0);
+    rig_close(&r), free_task(&task), checkpoint_close(checkpoint);
+}
 
 /* Eight prompts of 5 tokens that get 5 more, two batches of two, pages of 4 tokens; sweep i of a sequence holds 5 + i
  * tokens. With zig-zag the 2 x 2 sequences of a block hold 4 ceil((5 + i) / 4) pages: 8 in sweeps 0 to 3, 12 in the last.
  */
 TEST(the_pages_of_every_sweep_are_those_of_its_sequences) {
     enum { PROMPTS = 8, S = 5, N = 5, PAGE = 4, BLOCK = 4 };
-    const Hardware hardware = test_fast_machine();
-    Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
-    Task task = equal_task(PROMPTS, S, N);
     Trace trace = {0};
-    Rig r = {.model = checkpoint, .policy = on_tiers(1, 0, .5, .5, 1, 0, 2, 2), .task = &task, .sim = &hardware};
-    r.policy.page_tokens = PAGE;
-    run_on_sim(&r, &trace);
+    Policy policy = on_tiers(1, 0, .5, .5, 1, 0, 2, 2);
+    policy.page_tokens = PAGE;
+    run_on_sim(&trace, policy, equal_task(PROMPTS, S, N), test_fast_machine());
     CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
     for (size_t i = 1; i < trace.sweeps; i++) CU_ASSERT(trace.held[i].at >= trace.held[i - 1].at);
     char *text = written(&trace, 1);
@@ -192,7 +197,7 @@ TEST(the_pages_of_every_sweep_are_those_of_its_sequences) {
     CU_ASSERT_EQUAL(count_of(text, "\"GPU\":0,\"CPU\":0,\"disk\":0"), 1);
     CU_ASSERT_EQUAL(count_of(text, "\"in flight\":4"), 10);
     free(text);
-    rig_close(&r), free_task(&task), checkpoint_close(checkpoint), trace_free(&trace);
+    trace_free(&trace);
 }
 
 static void *send_trace(void *arg) {
@@ -281,14 +286,11 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
 /* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so slow that pauses
  * between ops do not count. */
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
-    const Hardware slow = machine_with("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6");
-    Checkpoint *checkpoint = checkpoint_dummy(&config, 3);
     Task task = equal_task(8, 5, 40);
+    Policy policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2);
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
-    Rig r = {.model = checkpoint, .policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2), .task = &task, .sim = &slow};
-    r.policy.schedule = schedule, r.policy.delegated = delegated;
-    run_on_sim(&r, trace);
-    rig_close(&r), free_task(&task), checkpoint_close(checkpoint);
+    policy.schedule = schedule, policy.delegated = delegated;
+    run_on_sim(trace, policy, task, machine_with("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6"));
     return trace_breakdown(trace);
 }
 
@@ -314,8 +316,6 @@ TEST(a_slice_knows_its_sweep_and_who_attends) {
     }
 }
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
-
 /* However few slices a trace keeps at a time, its table is that of one that keeps all of them. */
 TEST(a_trace_that_drops_slices_adds_up_the_whole_run) {
     static const size_t limits[] = {1, 16, 100};
@@ -327,7 +327,8 @@ TEST(a_trace_that_drops_slices_adds_up_the_whole_run) {
             const Breakdown b = run_mixed(&some, schedule, true);
             CU_ASSERT(some.n < all.n / 10 && some.kept + some.limit <= 1024);
             const double *its = (const double *)&b, *all_of_it = (const double *)&whole;
-            for (size_t i = 0; i < sizeof b / sizeof *its; i++) CU_ASSERT(near(its[i], all_of_it[i]));
+            for (size_t i = 0; i < sizeof b / sizeof *its; i++)
+                CU_ASSERT_DOUBLE_EQUAL(its[i], all_of_it[i], 1e-9 * all_of_it[i]);
             trace_free(&some);
         }
         trace_free(&all);
@@ -352,19 +353,7 @@ TEST(a_million_slices_take_a_moment) {
 // scripts/plot_trace.py
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { SWEEPS = 3, LAYERS = 2, BATCHES = 2, SWEEP_SQUARES = LAYERS * BATCHES };
-
-/* A trace of three sweeps of two layers and two batches; a square takes a second, and none runs beside another. */
-static void write_sweeps(const char *dir) {
-    Trace trace = {.name = "three sweeps"};
-    for (int e = 0; e < SWEEPS * SWEEP_SQUARES; e++)
-        add_of_batch(
-            &trace, e % BATCHES,
-            (Timed){PROJECT, OTHER, e < SWEEP_SQUARES, e / SWEEP_SQUARES, e / BATCHES % LAYERS, e % BATCHES, e, e + 1, 1});
-    char *text = written(&trace, 1);
-    write_file(dir, "sweeps.json", text, strlen(text));
-    free(text), trace_free(&trace);
-}
+enum { SWEEPS = 3, SQUARES = 4 };
 
 /* The drawing, or with a range that is wrong what the script says. */
 static char *drawing_of(const char *trace, const char *kind, const char *sweeps) {
@@ -375,30 +364,8 @@ static char *drawing_of(const char *trace, const char *kind, const char *sweeps)
     return contents(system(command) ? said : svg, NULL);
 }
 
-/* first to last are drawn, and no other sweep is. */
-static void expect_sweeps(const char *trace, const char *option, int first, int last) {
-    char *lanes = drawing_of(trace, "--lanes", option), *squares = drawing_of(trace, "--squares", option), name[60];
-    const int n = (last - first + 1) * SWEEP_SQUARES;
-    for (int i = 0; i < SWEEPS; i++) {
-        const bool there = first <= i && i <= last;
-        snprintf(name, sizeof name, ">sweep %d%s</text>", i, i ? "" : ", prefill");
-        CU_ASSERT_EQUAL(count_of(lanes, name), there);
-        snprintf(name, sizeof name, ">token %d</text>", i);
-        CU_ASSERT_EQUAL(count_of(squares, name), there);
-    }
-    for (int j = 0; j < LAYERS; j++)
-        for (int k = 0; k < BATCHES; k++) {
-            snprintf(name, sizeof name, ">%d,%d</text>", j, k);
-            CU_ASSERT_EQUAL(count_of(lanes, name), last - first + 1);
-        }
-    for (int number = 1; number <= SWEEPS * SWEEP_SQUARES; number++) {
-        snprintf(name, sizeof name, "'>%d</text>", number);
-        CU_ASSERT(!strstr(squares, name) == (number > n));
-    }
-    free(lanes), free(squares);
-}
-
-/* "--sweeps A:B cuts out sweeps A to B, both included; either end may be left out." */
+/* Three sweeps of two layers and two batches; a square takes a second, and none runs beside another. "--sweeps A:B cuts out
+ * sweeps A to B, both included; either end may be left out." */
 TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
     static const struct {
         const char *option;
@@ -406,8 +373,33 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
     } cases[] = {{"", 0, 2}, {"--sweeps 0:1", 0, 1}, {"--sweeps 1:", 1, 2}, {"--sweeps :0", 0, 0}, {"--sweeps 1", 1, 1}};
     if (!has_python()) return;
     const char *dir = temp_dir(), *path = in_dir(dir, "sweeps.json");
-    write_sweeps(dir);
-    for (int i = 0; i < 5; i++) expect_sweeps(path, cases[i].option, cases[i].first, cases[i].last);
+    Trace trace = {.name = "three sweeps"};
+    for (int e = 0; e < SWEEPS * SQUARES; e++)
+        add_of_batch(&trace, e % 2, (Timed){PROJECT, OTHER, e < SQUARES, e / SQUARES, e / 2 % 2, e % 2, e, e + 1, 1});
+    char *text = written(&trace, 1), name[60];
+    write_file(dir, "sweeps.json", text, strlen(text));
+    free(text), trace_free(&trace);
+    for (int c = 0; c < 5; c++) {
+        char *lanes = drawing_of(path, "--lanes", cases[c].option),
+             *squares = drawing_of(path, "--squares", cases[c].option);
+        const int n = cases[c].last - cases[c].first + 1;
+        for (int i = 0; i < SWEEPS; i++) {
+            const bool there = cases[c].first <= i && i <= cases[c].last;
+            snprintf(name, sizeof name, ">sweep %d%s</text>", i, i ? "" : ", prefill");
+            CU_ASSERT_EQUAL(count_of(lanes, name), there);
+            snprintf(name, sizeof name, ">token %d</text>", i);
+            CU_ASSERT_EQUAL(count_of(squares, name), there);
+        }
+        for (int square = 0; square < SQUARES; square++) {
+            snprintf(name, sizeof name, ">%d,%d</text>", square / 2, square % 2);
+            CU_ASSERT_EQUAL(count_of(lanes, name), n);
+        }
+        for (int number = 1; number <= SWEEPS * SQUARES; number++) {
+            snprintf(name, sizeof name, "'>%d</text>", number);
+            CU_ASSERT(!strstr(squares, name) == (number > n * SQUARES));
+        }
+        free(lanes), free(squares);
+    }
     char *said = drawing_of(path, "--lanes", "--sweeps 3:");
     CU_ASSERT_STRING_EQUAL(said, "plot_trace.py: --sweeps: nothing was computed in 3:; the trace has sweeps 0 to 2\n");
     free(said), said = drawing_of(path, "--squares", "--sweeps 2:1");
