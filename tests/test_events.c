@@ -48,7 +48,7 @@ typedef struct {
     int shown;                      /* that many of them, and of waits that no byte asks for, are printed */
     long waits;                     /* events that ops waited for */
     long surplus;                   /* of these, those without which the rest would have been enough */
-    int unexplained;                /* of these, those that surplus_kinds does not name */
+    int unexplained;                /* of these, those that surplus_reason does not name */
     long unpacked, packed_products; /* matrices; products with packed weights */
     int most_moves;                 /* of a copy */
 } Checker;
@@ -170,26 +170,6 @@ static Tensor head_of(const Op *op, Tensor row, int h) {
     return tensor_cols(row, h * (row.cols / op->nh), row.cols / op->nh);
 }
 
-/* Attention reads K and V of all tokens, the first half of sparse attention only K. */
-static void attend_to_all(Checker *c, const Op *op) {
-    const int32_t *len = address(c, op->attend.len);
-    for (int r = 0; r < op->attend.q.rows; r++)
-        for (int t = 0; t < len[r]; t++) {
-            touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
-            if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
-        }
-}
-
-/* Where nothing is computed, the first ones are chosen, and the new one. */
-static void choose_first(Checker *c, const Op *op) {
-    const int32_t *len = address(c, op->attend.len);
-    int32_t *tokens = address(c, op->attend.tokens);
-    for (int r = 0; r < op->attend.q.rows * op->nh; r++, tokens += op->attend.tokens.cols / op->nh) {
-        const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1);
-        for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
-    }
-}
-
 /* Of the chosen tokens a fetch brings V from its home, all but the new one's, and the second half of sparse attention reads
  * it. */
 static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tensor length, Tensor tokens) {
@@ -207,20 +187,24 @@ static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tenso
             }
 }
 
-static void append_tokens(Checker *c, const Op *op) {
-    const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
-    for (int r = 0; r < op->append.kv.rows; r++) {
-        touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
-        touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
-    }
-}
-
 static void touch_tokens(Checker *c, const Op *op) {
-    if (op->code == OP_ATTEND || op->code == OP_SELECT) attend_to_all(c, op);
-    if (op->code == OP_SELECT && c->blind) choose_first(c, op);
     if (op->code == OP_WEIGH) touch_chosen(c, op, op->attend.v, op->attend.pages, op->attend.len, op->attend.tokens);
     if (op->code == OP_FETCH) touch_chosen(c, op, op->fetch.v, op->fetch.pages, op->fetch.len, op->fetch.tokens);
-    if (op->code == OP_APPEND) append_tokens(c, op);
+    if (op->code == OP_ATTEND || op->code == OP_SELECT) { /* to K and V of all tokens, or only to K */
+        const int32_t *len = address(c, op->attend.len);
+        for (int r = 0; r < op->attend.q.rows; r++)
+            for (int t = 0; t < len[r]; t++) {
+                touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
+                if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
+            }
+    }
+    if (op->code == OP_APPEND) {
+        const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
+        for (int r = 0; r < op->append.kv.rows; r++) {
+            touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
+            touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
+        }
+    }
 }
 
 /* A copy, a fetch and a message have been carried out, or are not. */
@@ -233,37 +217,28 @@ static void carry_out(const Checker *c, const Op *op) {
 }
 
 /* Waits that no two bytes ask for: cells are coarser than bytes. Which lanes wait for which, and why that stays. */
-static const struct {
-    Lane lane, other;
-    const char *reason;
-} surplus_kinds[] = {
-    {PROJECT, C_LOAD, "rows of one slot of x that other tiers bring; what follows needs all of them"},
-    {C_LOAD, FINISH, "rows of a slot of x that went to rest on the GPU three squares ago; its other rows are waited for"},
-    {C_LOAD, PROJECT, "the same of rows that came from the GPU's home"},
-    {C_LOAD, STORE, "the same of rows that went to the tiers below"},
-    {C_LOAD, ATTEND, "a batch's pages of a layer are one cell: those that are read, and one that only got a new token"},
-    {FINISH, C_LOAD, "a new token goes into a staged page that no other page's past is copied to"},
-    {ATTEND, C_LOAD, "pages of a layer again: a new token in a page of its own, beside those that are read"},
-    {PROJECT, FINISH, "the same, where x comes from another stage: on one machine x has waited for more"},
-    {ATTEND, C_READ, "the same of the disk's pages, staged on the CPU"},
-    {D_WRITE, C_READ, "the same of the disk's pages at home"},
-    {C_READ, D_WRITE, "the same the other way round"},
-    {C_READ, C_LOAD, "staging of fewer rows than the slot had before"},
-    {C_READ, ATTEND, "the same, where the CPU attends to what is staged"},
-    {STORE, D_WRITE, "new k, v, and activations on their way to disk: fewer rows than the slot had before"},
-    {A_DOWN, D_WRITE, "the same of new k, v that come down with the queries"},
-    {PROJECT, STORE, "new k, v and x of a batch of fewer rows than the one that had the slot"},
-    {PROJECT, A_DOWN, "the same of queries"},
-    {A_UP, FINISH, "the same of the result of attention"},
-    {W_LOAD, FINISH, "a part of a layer that is smaller than the one that had the slot"},
-    {W_LOAD, PROJECT, "the same of the head, which had the slot"},
+static const char *const surplus_reason[NLANES][NLANES] = {
+    [PROJECT][C_LOAD] = "rows of one slot of x that other tiers bring; what follows needs all of them",
+    [C_LOAD][FINISH] = "rows of a slot of x that went to rest on the GPU three squares ago; its other rows are waited for",
+    [C_LOAD][PROJECT] = "the same of rows that came from the GPU's home",
+    [C_LOAD][STORE] = "the same of rows that went to the tiers below",
+    [C_LOAD][ATTEND] = "a batch's pages of a layer are one cell: those that are read, and one that only got a new token",
+    [FINISH][C_LOAD] = "a new token goes into a staged page that no other page's past is copied to",
+    [ATTEND][C_LOAD] = "pages of a layer again: a new token in a page of its own, beside those that are read",
+    [PROJECT][FINISH] = "the same, where x comes from another stage: on one machine x has waited for more",
+    [ATTEND][C_READ] = "the same of the disk's pages, staged on the CPU",
+    [D_WRITE][C_READ] = "the same of the disk's pages at home",
+    [C_READ][D_WRITE] = "the same the other way round",
+    [C_READ][C_LOAD] = "staging of fewer rows than the slot had before",
+    [C_READ][ATTEND] = "the same, where the CPU attends to what is staged",
+    [STORE][D_WRITE] = "new k, v, and activations on their way to disk: fewer rows than the slot had before",
+    [A_DOWN][D_WRITE] = "the same of new k, v that come down with the queries",
+    [PROJECT][STORE] = "new k, v and x of a batch of fewer rows than the one that had the slot",
+    [PROJECT][A_DOWN] = "the same of queries",
+    [A_UP][FINISH] = "the same of the result of attention",
+    [W_LOAD][FINISH] = "a part of a layer that is smaller than the one that had the slot",
+    [W_LOAD][PROJECT] = "the same of the head, which had the slot",
 };
-
-static bool is_explained(const Op *op, Event e) {
-    for (size_t i = 0; i < sizeof surplus_kinds / sizeof *surplus_kinds; i++)
-        if (surplus_kinds[i].lane == op->lane && (int)surplus_kinds[i].other == e.lane) return true;
-    return false;
-}
 
 /* The op has touched what it touches. Which of its events were not needed, the others being there? */
 static void note_surplus(Checker *c, const Op *op) {
@@ -274,7 +249,7 @@ static void note_surplus(Checker *c, const Op *op) {
         merge(&enough, &c->need);
         if (memcmp(&enough, &without, sizeof enough)) continue;
         c->surplus++;
-        if (!is_explained(op, op->after[left_out]))
+        if (!surplus_reason[op->lane][op->after[left_out].lane])
             report(c, c->unexplained++, "waits, though no byte asks for it, for", op->after[left_out]);
     }
 }
@@ -360,7 +335,7 @@ static struct {
     Task task;
     Policy policy;
     Rig reference;       /* without prompts: none */
-    bool blind;          /* nothing is computed, so nothing is compared but who waits for whom */
+    bool blind;          /* nothing is computed, nor are tokens selected: only who waits for whom is compared */
     int packed_rows;     /* of a blind device: as Plan.packed_rows */
     Net *net;            /* of a stage of a pipeline */
     int stop[PROMPTS];   /* tokens at which the listener ends a sequence; 0: never */
@@ -547,7 +522,7 @@ TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
 TEST(nor_where_packed_weights_are_unpacked_first) {
     for (uint64_t seed = 0; seed < 40; seed++) {
         open_trial((seed << 32) + 7, 1, true);
-        trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0};
+        trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0}, trial.policy.sparsity = 1;
         trial.blind = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         draw_policy();
         run_policy();
@@ -594,6 +569,7 @@ static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_
 TEST(nor_in_a_stage_of_a_pipeline) {
     for (uint64_t seed = 0; seed < 80; seed++) {
         open_trial((seed << 32) + 11, 2, false);
+        trial.policy.sparsity = 1;
         draw_policy();
         trial.blind = true;
         const int l = trial.model->config.l, stages = roll(2, l), stage = (int)seed % stages, first = l * stage / stages;
