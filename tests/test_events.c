@@ -598,19 +598,23 @@ TEST(the_table_of_ops_says_what_ops_do) {
 
 /* Who reuses a workspace waits for what it held, and with it for nearly everything; batches whose members have all ended by
  * themselves reuse none. By hand, so that nothing but the events that a batch keeps of its cache is left: sequences in turn
- * have it on the GPU and off it, and there is one layer. */
+ * have it on the GPU and off it, and there is one layer. s and n: of each third prompt. */
 static const struct {
-    int gbs, num_gpu_batches, count, n, stop[PROMPTS];
+    int gbs, num_gpu_batches, count, page_tokens, s[3], n[3], stop[PROMPTS];
 } left_open[] = {
     /* In sweep 2 batches 0 and 1 turn out to be empty; in sweep 3 they are filled again, and batch 1 writes the tables that
      * its stores of sweep 1 read. */
-    {1, 3, 5, 3, {2, 1}},
+    {1, 3, 5, 16, {7, 1, 9}, {3, 3, 3}, {2, 1}},
     /* In sweep 2 prompt 2 prefills in the entrance while the batch of its seat turns out to be empty; in sweep 3 it is
      * there and loads what the entrance has stored. */
-    {2, 2, 4, 8, {2, 1}},
+    {2, 2, 4, 16, {7, 1, 9}, {8, 8, 8}, {2, 1}},
     /* In sweep 5 batch 0 is filled again, behind batch 1. In sweep 8 prompts 6 and 7 prefill in the entrance in the order
      * of their seats, both off the GPU, one in either batch; in sweep 9 batch 1 is the first to load what is its own. */
-    {2, 2, 8, 8, {4, 4, 0, 3, 0, 1}},
+    {2, 2, 8, 16, {7, 1, 9}, {8, 8, 8}, {4, 4, 0, 3, 0, 1}},
+    /* If prompt 0 takes its four sweeps, the long one comes to a seat off the GPU; when it stops early, to one on the GPU,
+     * where nobody was to have as many pages. */
+    {1, 2, 3, 1, {1, 1, 20}, {4, 1, 2}, {0}},
+    {1, 2, 3, 1, {1, 1, 20}, {4, 1, 2}, {1}},
 };
 
 TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
@@ -618,34 +622,18 @@ TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
     open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
         int s[PROMPTS], n[PROMPTS];
-        for (int q = 0; q < left_open[i].count; q++) s[q] = roll(1, 12), n[q] = left_open[i].n;
+        for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_task(left_open[i].count, s, n);
         run_reference();
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);
-            trial.policy.schedule = SCHEDULE_DIAGONAL;
+            trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = left_open[i].page_tokens;
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
             run_policy();
         }
         free_task(&trial.task);
     }
     checkpoint_close(trial.model);
-}
-
-/* If prompt 0 takes its four sweeps, the long one comes to a seat on the CPU; when it stops early, to one on the GPU, where
- * nobody was to have as many pages. */
-TEST(a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early) {
-    dice = trial.seed = 9;
-    open_model(1, false);
-    open_task(3, (int[]){1, 1, 20}, (int[]){4, 1, 2});
-    run_reference();
-    for (int stop = 0; stop < 2; stop++) {
-        trial.policy = on_tiers(1, 0, .5, .5, 1, 0, 1, 2);
-        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = 1;
-        trial.stop[0] = stop;
-        run_policy();
-    }
-    close_trial();
 }
 
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
