@@ -308,13 +308,12 @@ static const char MPIRUN[] =
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0";
 
 /* Where the processes of the newest mpirun leave their numbers, and whatever else. */
-static char pids[300], left_behind[300];
+static const char *pids, *left_behind;
 
 /* Starts mpirun with settings of MPI's. */
 static FILE *start(const char *settings, const char *arguments) {
     char command[2 * MAX_PATH + 2000];
-    snprintf(pids, sizeof pids, "%s", temp_dir());
-    snprintf(left_behind, sizeof left_behind, "%s", temp_dir());
+    pids = temp_dir(), left_behind = temp_dir();
     snprintf(
         command, sizeof command,
         "exec env %s %s PIDS='%s' TMPDIR='%s' OMPI_MCA_btl_vader_backing_directory='%s' timeout -k 5 200 mpirun %s 2>&1",
@@ -414,10 +413,9 @@ static FILE *start_program(const char *flags, const char *model, const char *sec
     return start("TSAN_OPTIONS=halt_on_error=1:detect_deadlocks=0", arguments); /* Open MPI's own are not meant */
 }
 
-/* Starts a job in dir, whose first stage stores so many bytes/s of new k and v; journal: the path of its journal. */
-static FILE *start_job(char journal[400], const char *dir, const char *second, int tokens, const char *rate) {
+/* Starts a job in dir, whose first stage stores so many bytes/s of new k and v. */
+static FILE *start_job(const char *dir, const char *second, int tokens, const char *rate) {
     char flags[600];
-    snprintf(journal, 400, "%s/output.journal", dir);
     snprintf(flags, sizeof flags,
              "generate --prompt Once --max-tokens %d --output %s/output --link gtoc=%s --threads 1 "
              "--percent 100 0 0 100 100 0 --gpu-batch-size 1 --num-gpu-batches 1",
@@ -436,11 +434,11 @@ static off_t grown(const char *path, off_t than) {
  * finds that when it has stored its new k and v, 50 ms a layer, while the first has all tokens; but that one keeps the
  * journal. */
 TEST(over_mpi_a_job_has_ended_when_all_stages_have) {
-    char dir[300], copy[400], journal[400];
-    snprintf(dir, sizeof dir, "%s", temp_dir());
+    char copy[400];
+    const char *dir = temp_dir(), *journal = in_dir(dir, "output.journal");
     snprintf(copy, sizeof copy, "cp models/opt-tiny/* '%s'", dir);
     CHECK(!system(copy));
-    FILE *f = start_job(journal, dir, dir, 4, "20K");
+    FILE *f = start_job(dir, dir, 4, "20K");
     CU_ASSERT(grown(journal, 0) > 0);
     write_file(dir, "model.safetensors", "", 0);
     CU_ASSERT_NOT_EQUAL(hear(f, 2), 0);
@@ -451,9 +449,8 @@ TEST(over_mpi_a_job_has_ended_when_all_stages_have) {
 
 /* A signal to the first stage alone: its lanes stop while it waits for tokens, which nobody can make any more. */
 TEST(over_mpi_a_stopped_stage_ends_all) {
-    char dir[300], journal[400];
-    snprintf(dir, sizeof dir, "%s", temp_dir());
-    FILE *f = start_job(journal, dir, "models/opt-tiny", 500, "200K");
+    const char *dir = temp_dir(), *journal = in_dir(dir, "output.journal");
+    FILE *f = start_job(dir, "models/opt-tiny", 500, "200K");
     const off_t begun = grown(journal, 0);
     CU_ASSERT(grown(journal, begun) > begun); /* it sweeps */
     char *first = contents(in_dir(left_behind, "0"), NULL);
@@ -478,8 +475,8 @@ TEST(over_mpi_a_stage_without_room_names_itself) {
     enum { CASES = COUNT(cases) };
 #endif
     for (int i = 0; i < CASES; i++) {
-        char flags[600], dir[300];
-        snprintf(dir, sizeof dir, "%s", temp_dir());
+        char flags[600];
+        const char *dir = temp_dir();
         snprintf(flags, sizeof flags,
                  "bench --threads 1 --prompt-len 8 --gen-len 2 --gpu-batch-size 1 --num-gpu-batches 1 --percent %s "
                  "--gpu-mem 1G --cpu-mem 1G --disk-mem 1G --offload-dir %s",
