@@ -474,7 +474,7 @@ static void draw_numbers(void) {
     p->sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1, p->delegated = is_sparse(p);
 }
 
-/* far apart: the generator counts up from a seed */
+/* Opens a random trial. Seeds are far apart, since the generator counts up from them. */
 static void open_trial(uint64_t seed, int least_layers, bool packs) {
     dice = trial.seed = seed;
     open_model(roll(least_layers, 4), packs || one_in(2));
