@@ -8,12 +8,12 @@ typedef struct {
     Lane lane;
     Kind kind;
     bool prefill;
-    int i, j, k;
+    int i, j, k, batch;
     double begin, end;
     size_t bytes;
 } Timed;
 
-static Slice slice_of_batch(int batch, Timed p) {
+static Slice slice_of_timed(Timed p) {
     const Op op = {.lane = p.lane,
                    .kind = p.kind,
                    .prefill = p.prefill,
@@ -21,14 +21,13 @@ static Slice slice_of_batch(int batch, Timed p) {
                    .i = p.i,
                    .j = p.j,
                    .k = p.k,
-                   .batch = batch};
+                   .batch = p.batch};
     return slice_of(&op, p.bytes, p.begin, p.end);
 }
-static void add_of_batch(Trace *trace, int batch, Timed p) {
-    const Slice slice = slice_of_batch(batch, p);
+static void add(Trace *trace, Timed p) {
+    const Slice slice = slice_of_timed(p);
     trace_add(trace, &slice, 0);
 }
-static void add(Trace *trace, Timed p) { add_of_batch(trace, 0, p); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Slices
@@ -41,21 +40,27 @@ TEST(ops_of_one_call_are_one_slice) {
         Timed op;
         int slice;
     } ops[] = {
-        {{C_LOAD, CACHE, false, 3, 4, 5, 10, 11, 100}, 0},    {{C_LOAD, CACHE, false, 3, 4, 5, 11.00005, 13, 3}, 0},
-        {{C_LOAD, CACHE, false, 3, 4, 5, 13.001, 14, 4}, 1},  /* after a pause */
-        {{C_LOAD, ACTIVATION, false, 3, 4, 5, 14, 15, 1}, 2}, /* another kind, stage, i, j, k */
-        {{C_LOAD, ACTIVATION, true, 3, 4, 5, 15, 16, 2}, 3},  {{C_LOAD, ACTIVATION, true, 2, 4, 5, 16, 17, 3}, 4},
-        {{C_LOAD, ACTIVATION, true, 2, 2, 5, 17, 18, 4}, 5},  {{C_LOAD, ACTIVATION, true, 2, 2, 2, 18, 19, 5}, 6},
-        {{PROJECT, OTHER, false, 0, 1, 0, 20, 21, 1}, 7},     {{FINISH, OTHER, false, 0, 1, 0, 20, 23, 10}, 8},
-        {{PROJECT, OTHER, false, 0, 1, 0, 21, 22, 1}, 7}, /* another lane does not part them */
-        {{PROJECT, CACHE, false, 0, 1, 0, 22, 23, 1}, 9},     {{FINISH, OTHER, false, 0, 1, 0, 23, 24, 10}, 8},
-        {{PROJECT, OTHER, false, 0, 1, 0, 23, 24, 1}, 10}, /* another call does */
+        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 10, 11, 100}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 11.00005, 13, 3}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 13.001, 14, 4}, 1},  /* after a pause */
+        {{C_LOAD, ACTIVATION, false, 3, 4, 5, 0, 14, 15, 1}, 2}, /* another kind, stage, i, j, k, batch */
+        {{C_LOAD, ACTIVATION, true, 3, 4, 5, 0, 15, 16, 2}, 3},
+        {{C_LOAD, ACTIVATION, true, 2, 4, 5, 0, 16, 17, 3}, 4},
+        {{C_LOAD, ACTIVATION, true, 2, 2, 5, 0, 17, 18, 4}, 5},
+        {{C_LOAD, ACTIVATION, true, 2, 2, 2, 0, 18, 19, 5}, 6},
+        {{C_LOAD, ACTIVATION, true, 2, 2, 2, 1, 19, 20, 5}, 7},
+        {{PROJECT, OTHER, false, 0, 1, 0, 0, 20, 21, 1}, 8},
+        {{FINISH, OTHER, false, 0, 1, 0, 0, 20, 23, 10}, 9},
+        {{PROJECT, OTHER, false, 0, 1, 0, 0, 21, 22, 1}, 8}, /* another lane does not part them */
+        {{PROJECT, CACHE, false, 0, 1, 0, 0, 22, 23, 1}, 10},
+        {{FINISH, OTHER, false, 0, 1, 0, 0, 23, 24, 10}, 9},
+        {{PROJECT, OTHER, false, 0, 1, 0, 0, 23, 24, 1}, 11}, /* another call does */
     };
-    enum { OPS = sizeof ops / sizeof *ops, SLICES = 11 };
+    enum { OPS = sizeof ops / sizeof *ops, SLICES = 12 };
     Trace trace = {0};
     Slice expected[SLICES] = {{0}};
     for (int o = 0; o < OPS; o++) {
-        const Slice own = slice_of_batch(0, ops[o].op);
+        const Slice own = slice_of_timed(ops[o].op);
         Slice *whole = &expected[ops[o].slice];
         trace_add(&trace, &own, 0);
         if (!whole->end)
@@ -128,16 +133,16 @@ static int count_of(const char *text, const char *part) {
 }
 
 /* Times are microseconds from the first slice of all, with three decimals: three slices of a third of 1.0007 us are, in
- * nanoseconds, 334, 333, 334, and each ends where the next begins. A batch has its own tokens. */
+ * nanoseconds, 334, 333, 334, and each ends where the next begins. A batch has its own tokens;
+ * weights that are loaded for it in the sweep before are not of its first one. */
 TEST(the_file_has_a_row_a_lane_and_a_slice_a_call) {
     Trace traces[] = {{.name = "opt-30b \"zig\\zag\"\n"}, {.name = "\xff nothing"}};
-    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 6, 2, 1, 1000.5, 1000.501, 0});
-    add_of_batch(&traces[0], 1, (Timed){PROJECT, OTHER, false, 7, 2, 1, 1000.6, 1000.601, 0});
-    add_of_batch(&traces[0], 1,
-                 (Timed){W_LOAD, WEIGHT, true, 6, 3, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
+    add(&traces[0], (Timed){PROJECT, OTHER, false, 6, 2, 1, 1, 1000.5, 1000.501, 0});
+    add(&traces[0], (Timed){PROJECT, OTHER, false, 7, 2, 1, 1, 1000.6, 1000.601, 0});
+    add(&traces[0], (Timed){W_LOAD, WEIGHT, true, 5, 3, 1, 1, 1000.25, 1000.7500000004, 5000000000}); /* begins first */
     for (int n = 0; n < 3; n++)
         add(&traces[1],
-            (Timed){STORE, CACHE, false, n, 0, 0, 1000.25 + n * 1.0007e-6 / 3, 1000.25 + (n + 1) * 1.0007e-6 / 3, 1});
+            (Timed){STORE, CACHE, false, n, 0, 0, 0, 1000.25 + n * 1.0007e-6 / 3, 1000.25 + (n + 1) * 1.0007e-6 / 3, 1});
     char *text = written(traces, 2), *expected = contents("tests/golden/trace.json", NULL);
     CU_ASSERT_STRING_EQUAL(text, expected);
     free(text), free(expected);
@@ -193,13 +198,13 @@ TEST(traces_of_all_stages_come_together_with_the_clock_of_the_first) {
     Trace all[M] = {{.ready_at = 50}};
     Error err;
     local_net_open(net, M, false, 0);
-    add(&all[0], (Timed){SEND, ACTIVATION, true, 0, 0, 0, 51, 52, 1});
+    add(&all[0], (Timed){SEND, ACTIVATION, true, 0, 0, 0, 0, 51, 52, 1});
     for (int s = M - 1; s >= 0; s--) {
         Trace own = stage_trace(s, 4 * s, 4, 0);
         own.ready_at = 1000 * s;
         for (int n = 0; n < s; n++) {
             const double at = own.ready_at + n;
-            add(&own, (Timed){RECEIVE, ACTIVATION, true, n, 0, 0, at, at + 1, 1});
+            add(&own, (Timed){RECEIVE, ACTIVATION, true, n, 0, 0, 0, at, at + 1, 1});
             trace_hold(&own, &(Held){.at = at, .sequences = n});
         }
         ASSERT_OK(stage_gather_traces(net[s], s ? &own : all, &err));
@@ -258,7 +263,7 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
             if (!calls[lane][kind].name) continue;
             int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
             const bool prefill = !test_below(&state, 6);
-            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, begin, imin(end, TICKS), 1});
+            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, 0, begin, imin(end, TICKS), 1});
         }
         const Breakdown fast = trace_breakdown(&trace), slow = count_ticks(&trace);
         CU_ASSERT_FATAL(!memcmp(&fast, &slow, sizeof fast));
@@ -324,7 +329,7 @@ TEST(a_million_slices_take_a_moment) {
     Trace trace = {0};
     for (int n = 0; n < N; n++) {
         const double begin = (double)((long)n * 7919 % N);
-        add(&trace, (Timed){n % 2 ? W_LOAD : PROJECT, n % 2 ? WEIGHT : OTHER, false, n, 0, 0, begin, begin + 1, 1});
+        add(&trace, (Timed){n % 2 ? W_LOAD : PROJECT, n % 2 ? WEIGHT : OTHER, false, n, 0, 0, 0, begin, begin + 1, 1});
     }
     const Breakdown b = trace_breakdown(&trace);
     free(written(&trace, 1));
@@ -358,7 +363,7 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
     const char *dir = temp_dir(), *path = in_dir(dir, "sweeps.json");
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SQUARES; e++)
-        add_of_batch(&trace, e % 2, (Timed){PROJECT, OTHER, e < SQUARES, e / SQUARES, e / 2 % 2, e % 2, e, e + 1, 1});
+        add(&trace, (Timed){PROJECT, OTHER, e < SQUARES, e / SQUARES, e / 2 % 2, e % 2, e % 2, e, e + 1, 1});
     char *text = written(&trace, 1), name[60];
     write_file(dir, "sweeps.json", text, strlen(text));
     free(text), trace_free(&trace);
