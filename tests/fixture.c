@@ -2,7 +2,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -70,6 +72,20 @@ void redirect(int fd, const char *path, int flags) {
     const int opened = open(path, flags, 0644);
     CHECK(opened >= 0 && dup2(opened, fd) == fd);
     close(opened);
+}
+
+bool aborts(void (*run)(void)) {
+    int status;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child) {
+        fclose(stderr);
+        signal(SIGABRT, SIG_DFL);
+        run();
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
 }
 
 int split_words(char *text, char *words[], int most) {
@@ -261,7 +277,9 @@ static int note_done(void *ctx, int prompt, const int32_t *tokens, int n, Finish
 
 static void note_logits(void *ctx, int prompt, int n, const float *logits) {
     Rig *r = ctx;
-    memcpy(r->answer[prompt].logits, logits, r->model->config.vocab * sizeof *logits);
+    Answer *a = &r->answer[prompt];
+    const size_t vocab = r->model->config.vocab;
+    a->logits = memcpy(a->steps + (n - 1) * vocab, logits, vocab * sizeof *logits);
     if (r->hears.logits) r->hears.logits(r->hears.ctx, prompt, n, logits);
 }
 
@@ -288,8 +306,9 @@ static void open_answers(Rig *r) {
     r->answer = xcalloc(r->prompts, sizeof *r->answer);
     for (int i = 0; i < r->prompts; i++) {
         const int n = r->task->prompts[i].n, all = r->task->scored ? r->task->prompts[i].s + n : 0;
+        const size_t vocab = r->model->config.vocab;
         r->answer[i] = (Answer){.tokens = xcalloc(n, sizeof(int32_t)),
-                                .logits = r->task->keep_logits ? xcalloc(r->model->config.vocab, sizeof(float)) : NULL,
+                                .steps = r->task->keep_logits ? xcalloc(n * vocab, sizeof(float)) : NULL,
                                 .logp = xcalloc(all, sizeof(float)),
                                 .best = xcalloc(all, sizeof(int32_t))};
     }
@@ -323,7 +342,7 @@ void rig_stop(Rig *r) {
 void rig_close(Rig *r) {
     rig_stop(r);
     for (int i = 0; i < r->prompts; i++)
-        free(r->answer[i].tokens), free(r->answer[i].logits), free(r->answer[i].logp), free(r->answer[i].best);
+        free(r->answer[i].tokens), free(r->answer[i].steps), free(r->answer[i].logp), free(r->answer[i].best);
     free(r->answer);
     r->answer = NULL, r->prompts = 0;
 }
@@ -346,7 +365,7 @@ bool rig_same(const Rig *a, const Rig *b) {
         const size_t scored = a->task->scored ? (a->task->prompts[i].s + a->task->prompts[i].n) * sizeof(float) : 0;
         same = x->done == 1 && x->n == y->n && x->reason == y->reason && x->scored == y->scored &&
                same_numbers(x->tokens, y->tokens, x->n * sizeof(int32_t)) &&
-               same_numbers(x->logits, y->logits, a->model->config.vocab * sizeof(float)) &&
+               same_numbers(x->steps, y->steps, x->n * a->model->config.vocab * sizeof(float)) &&
                same_numbers(x->logp, y->logp, scored) && same_numbers(x->best, y->best, scored);
     }
     return same;

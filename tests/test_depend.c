@@ -20,7 +20,9 @@ static Event use(Lane lane, Tensor writes, Tensor reads) {
 static Event writes(Lane lane, int cell) { return use(lane, cells(cell, 1), cells(0, 0)); }
 static Event reads(Lane lane, int cell) { return use(lane, cells(0, 0), cells(cell, 1)); }
 
+/* Begins a test: nobody has used a cell. */
 static void open_cells(void) {
+    if (depend) depend_close(depend);
     memset(posted, 0, sizeof posted);
     depend = depend_open(8);
 }
@@ -43,7 +45,6 @@ TEST(a_reader_comes_after_the_writer_and_a_writer_after_both) {
     CU_ASSERT(op.nafter == 2 && waits_for(r) && waits_for(other)); /* which imply the writer */
     writes(D_WRITE, 2);
     CU_ASSERT_EQUAL(op.nafter, 0);
-    depend_close(depend);
 }
 
 TEST(what_is_known_is_not_waited_for_again) {
@@ -61,7 +62,6 @@ TEST(what_is_known_is_not_waited_for_again) {
     depend_waited(depend, w);
     reads(D_WRITE, 1); /* the posting thread has waited for it */
     CU_ASSERT_EQUAL(op.nafter, 0);
-    depend_close(depend);
 }
 
 TEST(of_two_events_one_that_implies_the_other_is_enough) {
@@ -70,7 +70,6 @@ TEST(of_two_events_one_that_implies_the_other_is_enough) {
     Event both = use(W_LOAD, cells(2, 1), cells(1, 1));
     use(PROJECT, cells(3, 1), cells(1, 2));
     CU_ASSERT(op.nafter == 1 && waits_for(both));
-    depend_close(depend);
 }
 
 TEST(the_posting_thread_is_a_user_like_any_other) {
@@ -83,7 +82,6 @@ TEST(the_posting_thread_is_a_user_like_any_other) {
     CU_ASSERT(depend_poster(depend, wait, &table, WRITES) == 1 && wait[0].lane == PROJECT);
     depend_waited(depend, wait[0]);
     CU_ASSERT_EQUAL(depend_poster(depend, wait, &table, WRITES), 0);
-    depend_close(depend);
 }
 
 TEST(joined_cells_and_folded_ones_keep_the_users_of_all) {
@@ -98,7 +96,6 @@ TEST(joined_cells_and_folded_ones_keep_the_users_of_all) {
     depend_fold(depend, &slot);
     reads(FINISH, 5); /* had been written by one, now stands for both */
     CU_ASSERT(op.nafter == 2 && waits_for(parts[0]) && waits_for(parts[1]));
-    depend_close(depend);
 }
 
 /* Of very old ops it is forgotten what they had waited for, never that they were there. */
@@ -108,5 +105,4 @@ TEST(nothing_old_is_lost) {
     for (int i = 0; i < 1000; i++) writes(W_LOAD, 3);
     use(STORE, cells(4, 1), cells(1, 2));
     CU_ASSERT(waits_for(old) && waits_for(first));
-    depend_close(depend);
 }

@@ -20,8 +20,8 @@ typedef struct {
 /* Who touched two bytes (no type is smaller) since they were written last. The posting thread leaves no trace: what it has
  * done is over when the next op is posted. */
 typedef struct {
-    uint32_t written, read[NLANES]; /* numbers of ops; 0: none */
-    Lane writer;
+    Event written;
+    uint32_t read[NLANES]; /* numbers of ops; 0: none */
 } Cell;
 enum { CELL = 2 };
 
@@ -48,7 +48,7 @@ typedef struct {
     int shown;                      /* that many of them, and of waits that no byte asks for, are printed */
     long waits;                     /* events that ops waited for */
     long surplus;                   /* of these, those without which the rest would have been enough */
-    int unexplained;                /* of these, those that surplus_kinds does not name */
+    int unexplained;                /* of these, those that surplus_reason does not name */
     long unpacked, packed_products; /* matrices; products with packed weights */
     int most_moves;                 /* of a copy */
 } Checker;
@@ -71,29 +71,28 @@ static void report(const Checker *c, int before, const char *what, Event e) {
     }
 }
 
-static void touch_bytes(Checker *c, Tier tier, size_t begin, size_t bytes, bool writes) {
-    for (size_t at = begin / CELL; at < (begin + bytes + CELL - 1) / CELL; at++) {
-        Cell *cell = &c->cell[tier][at];
-        for (int lane = 0; lane < NLANES; lane++) {
-            const uint32_t written = lane == (int)cell->writer ? cell->written : 0, read = writes ? cell->read[lane] : 0;
-            uint32_t *need = &c->need.over[lane];
-            if (written > *need) *need = written;
-            if (read > *need) *need = read;
-            if (written > c->now.over[lane]) report(c, c->races++, "touches what was written by", (Event){lane, written});
-            if (read > c->now.over[lane]) report(c, c->races++, "writes what is read by", (Event){lane, read});
-        }
-        if (writes)
-            *cell = (Cell){.written = (uint32_t)c->self.seq, .writer = c->self.lane};
-        else
-            cell->read[c->self.lane] = (uint32_t)c->self.seq;
-    }
+/* Who touches memory now must come after this op. */
+static void come_after(Checker *c, Event e, const char *what) {
+    if (e.seq > c->need.over[e.lane]) c->need.over[e.lane] = e.seq;
+    if (e.seq > c->now.over[e.lane]) report(c, c->races++, what, e);
 }
 
 static void touch(Checker *c, Tensor t, bool writes) {
-    size_t row = t.cols * type_bytes(t.type);
+    const size_t size = type_bytes(t.type);
     CHECK(!t.file && t.offset + tensor_span(t) <= c->bytes[t.tier]);
     reach_note(&c->reach, t);
-    for (int r = 0; r < t.rows; r++) touch_bytes(c, t.tier, t.offset + r * t.ld * type_bytes(t.type), row, writes);
+    for (int r = 0; r < t.rows; r++) {
+        const size_t begin = t.offset + r * t.ld * size, end = begin + t.cols * size;
+        for (Cell *cell = &c->cell[t.tier][begin / CELL]; cell < &c->cell[t.tier][(end + CELL - 1) / CELL]; cell++) {
+            if (cell->written.seq) come_after(c, cell->written, "touches what was written by");
+            for (int lane = 0; writes && lane < NLANES; lane++)
+                if (cell->read[lane]) come_after(c, (Event){lane, cell->read[lane]}, "writes what is read by");
+            if (writes)
+                *cell = (Cell){.written = c->self};
+            else
+                cell->read[c->self.lane] = c->self.seq;
+        }
+    }
 }
 
 static void *address(const Checker *c, Tensor t) { return c->arena[t.tier] + t.offset; }
@@ -131,7 +130,7 @@ static Checker *begin(Device *device, const Op *op) {
 
 /* The views that are read (r) or written (w) as a whole, and those of which single tokens are (R, W), see touch_tokens. y
  * of an embedding is read as well if it is added to. */
-static const char *const uses_of[NCODES] = {
+static const char uses_of[NCODES][MAX_VIEWS + 1] = {
     [OP_COPY] = "",           [OP_EMBED] = "wrr",      [OP_LAYERNORM] = "wrrr",      [OP_LINEAR] = "wrrrr",
     [OP_UNPACK] = "wr",       [OP_PACK] = "wr",        [OP_ATTEND_PREFILL] = "wrrr", [OP_ATTEND] = "wr__RRRr",
     [OP_SELECT] = "_rwwR_Rr", [OP_WEIGH] = "w_rr_RRr", [OP_FETCH] = "WRrRRr",        [OP_APPEND] = "WWrrrR",
@@ -139,9 +138,8 @@ static const char *const uses_of[NCODES] = {
 };
 
 static void touch_views(Checker *c, const Op *op, char use) {
-    const char *uses = uses_of[op->code];
-    for (int v = 0; uses[v]; v++)
-        if (uses[v] == use) touch(c, op->view[v], use == 'w');
+    for (int v = 0; v < MAX_VIEWS; v++)
+        if (uses_of[op->code][v] == use) touch(c, op->view[v], use == 'w');
 }
 
 static void check_copy(Checker *c, const Op *op) {
@@ -172,26 +170,6 @@ static Tensor head_of(const Op *op, Tensor row, int h) {
     return tensor_cols(row, h * (row.cols / op->nh), row.cols / op->nh);
 }
 
-/* Attention reads K and V of all tokens, the first half of sparse attention only K. */
-static void attend_to_all(Checker *c, const Op *op) {
-    const int32_t *len = address(c, op->attend.len);
-    for (int r = 0; r < op->attend.q.rows; r++)
-        for (int t = 0; t < len[r]; t++) {
-            touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
-            if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
-        }
-}
-
-/* Where nothing is computed, the first ones are chosen, and the new one. */
-static void choose_first(Checker *c, const Op *op) {
-    const int32_t *len = address(c, op->attend.len);
-    int32_t *tokens = address(c, op->attend.tokens);
-    for (int r = 0; r < op->attend.q.rows * op->nh; r++, tokens += op->attend.tokens.cols / op->nh) {
-        const int own = len[r / op->nh] - 1, n = sparse_tokens(op->sparsity, own + 1);
-        for (int i = 0; i < n; i++) tokens[i] = i < n - 1 ? i : own;
-    }
-}
-
 /* Of the chosen tokens a fetch brings V from its home, all but the new one's, and the second half of sparse attention reads
  * it. */
 static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tensor length, Tensor tokens) {
@@ -209,20 +187,24 @@ static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tenso
             }
 }
 
-static void append_tokens(Checker *c, const Op *op) {
-    const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
-    for (int r = 0; r < op->append.kv.rows; r++) {
-        touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
-        touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
-    }
-}
-
 static void touch_tokens(Checker *c, const Op *op) {
-    if (op->code == OP_ATTEND || op->code == OP_SELECT) attend_to_all(c, op);
-    if (op->code == OP_SELECT && c->blind) choose_first(c, op);
     if (op->code == OP_WEIGH) touch_chosen(c, op, op->attend.v, op->attend.pages, op->attend.len, op->attend.tokens);
     if (op->code == OP_FETCH) touch_chosen(c, op, op->fetch.v, op->fetch.pages, op->fetch.len, op->fetch.tokens);
-    if (op->code == OP_APPEND) append_tokens(c, op);
+    if (op->code == OP_ATTEND || op->code == OP_SELECT) { /* to K and V of all tokens, or only to K */
+        const int32_t *len = address(c, op->attend.len);
+        for (int r = 0; r < op->attend.q.rows; r++)
+            for (int t = 0; t < len[r]; t++) {
+                touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
+                if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
+            }
+    }
+    if (op->code == OP_APPEND) {
+        const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
+        for (int r = 0; r < op->append.kv.rows; r++) {
+            touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
+            touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
+        }
+    }
 }
 
 /* A copy, a fetch and a message have been carried out, or are not. */
@@ -235,37 +217,28 @@ static void carry_out(const Checker *c, const Op *op) {
 }
 
 /* Waits that no two bytes ask for: cells are coarser than bytes. Which lanes wait for which, and why that stays. */
-static const struct {
-    Lane lane, other;
-    const char *reason;
-} surplus_kinds[] = {
-    {PROJECT, C_LOAD, "rows of one slot of x that other tiers bring; what follows needs all of them"},
-    {C_LOAD, FINISH, "rows of a slot of x that went to rest on the GPU three squares ago; its other rows are waited for"},
-    {C_LOAD, PROJECT, "the same of rows that came from the GPU's home"},
-    {C_LOAD, STORE, "the same of rows that went to the tiers below"},
-    {C_LOAD, ATTEND, "a batch's pages of a layer are one cell: those that are read, and one that only got a new token"},
-    {FINISH, C_LOAD, "a new token goes into a staged page that no other page's past is copied to"},
-    {ATTEND, C_LOAD, "pages of a layer again: a new token in a page of its own, beside those that are read"},
-    {PROJECT, FINISH, "the same, where x comes from another stage: on one machine x has waited for more"},
-    {ATTEND, C_READ, "the same of the disk's pages, staged on the CPU"},
-    {D_WRITE, C_READ, "the same of the disk's pages at home"},
-    {C_READ, D_WRITE, "the same the other way round"},
-    {C_READ, C_LOAD, "staging of fewer rows than the slot had before"},
-    {C_READ, ATTEND, "the same, where the CPU attends to what is staged"},
-    {STORE, D_WRITE, "new k, v, and activations on their way to disk: fewer rows than the slot had before"},
-    {A_DOWN, D_WRITE, "the same of new k, v that come down with the queries"},
-    {PROJECT, STORE, "new k, v and x of a batch of fewer rows than the one that had the slot"},
-    {PROJECT, A_DOWN, "the same of queries"},
-    {A_UP, FINISH, "the same of the result of attention"},
-    {W_LOAD, FINISH, "a part of a layer that is smaller than the one that had the slot"},
-    {W_LOAD, PROJECT, "the same of the head, which had the slot"},
+static const char *const surplus_reason[NLANES][NLANES] = {
+    [PROJECT][C_LOAD] = "rows of one slot of x that other tiers bring; what follows needs all of them",
+    [C_LOAD][FINISH] = "rows of a slot of x that went to rest on the GPU three squares ago; its other rows are waited for",
+    [C_LOAD][PROJECT] = "the same of rows that came from the GPU's home",
+    [C_LOAD][STORE] = "the same of rows that went to the tiers below",
+    [C_LOAD][ATTEND] = "a batch's pages of a layer are one cell: those that are read, and one that only got a new token",
+    [FINISH][C_LOAD] = "a new token goes into a staged page that no other page's past is copied to",
+    [ATTEND][C_LOAD] = "pages of a layer again: a new token in a page of its own, beside those that are read",
+    [PROJECT][FINISH] = "the same, where x comes from another stage: on one machine x has waited for more",
+    [ATTEND][C_READ] = "the same of the disk's pages, staged on the CPU",
+    [D_WRITE][C_READ] = "the same of the disk's pages at home",
+    [C_READ][D_WRITE] = "the same the other way round",
+    [C_READ][C_LOAD] = "staging of fewer rows than the slot had before",
+    [C_READ][ATTEND] = "the same, where the CPU attends to what is staged",
+    [STORE][D_WRITE] = "new k, v, and activations on their way to disk: fewer rows than the slot had before",
+    [A_DOWN][D_WRITE] = "the same of new k, v that come down with the queries",
+    [PROJECT][STORE] = "new k, v and x of a batch of fewer rows than the one that had the slot",
+    [PROJECT][A_DOWN] = "the same of queries",
+    [A_UP][FINISH] = "the same of the result of attention",
+    [W_LOAD][FINISH] = "a part of a layer that is smaller than the one that had the slot",
+    [W_LOAD][PROJECT] = "the same of the head, which had the slot",
 };
-
-static bool is_explained(const Op *op, Event e) {
-    for (size_t i = 0; i < sizeof surplus_kinds / sizeof *surplus_kinds; i++)
-        if (surplus_kinds[i].lane == op->lane && (int)surplus_kinds[i].other == e.lane) return true;
-    return false;
-}
 
 /* The op has touched what it touches. Which of its events were not needed, the others being there? */
 static void note_surplus(Checker *c, const Op *op) {
@@ -276,7 +249,7 @@ static void note_surplus(Checker *c, const Op *op) {
         merge(&enough, &c->need);
         if (memcmp(&enough, &without, sizeof enough)) continue;
         c->surplus++;
-        if (!is_explained(op, op->after[left_out]))
+        if (!surplus_reason[op->lane][op->after[left_out].lane])
             report(c, c->unexplained++, "waits, though no byte asks for it, for", op->after[left_out]);
     }
 }
@@ -357,23 +330,18 @@ static Checker *checker_open(const Plan *plan) {
 enum { PROMPTS = 16, MAX_S = 40, MAX_N = 10, VOCAB = 24 };
 
 static struct {
+    uint64_t seed;
     Checkpoint *model;
     Task task;
     Policy policy;
-    bool weights, cache; /* packed; for all of a trial's policies */
-    Quant study;         /* of both, where they are not; bits 0: none */
-    double sparsity;
-    Rig reference;
-    float logits[PROMPTS][MAX_N][VOCAB]; /* its */
-    bool recording;                      /* it */
-    bool blind;                          /* nothing is computed, so nothing is compared but who waits for whom */
-    int packed_rows;                     /* of a blind device: as Plan.packed_rows */
-    Net *net;                            /* of a stage of a pipeline */
-    int stop[PROMPTS];                   /* tokens at which the listener ends a sequence; 0: never */
-    const Rig *rig;                      /* the present run's */
-    const char *wrong;                   /* the first thing that was */
-    Checker latest;                      /* what the latest run's has counted */
-    long waits, surplus;                 /* of all runs */
+    Rig reference;       /* without prompts: none */
+    bool blind;          /* nothing is computed, nor are tokens selected: only who waits for whom is compared */
+    int packed_rows;     /* of a blind device: as Plan.packed_rows */
+    Net *net;            /* of a stage of a pipeline */
+    int stop[PROMPTS];   /* tokens at which the listener ends a sequence; 0: never */
+    const char *wrong;   /* the first thing in the latest run that was */
+    Checker latest;      /* what that run's has counted */
+    long waits, surplus; /* of all runs */
 } trial;
 
 static uint64_t dice;
@@ -385,45 +353,35 @@ static void expect(bool ok, const char *what) {
 }
 
 static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
-    (void)ctx;
+    const Rig *r = ctx;
     (void)tokens;
-    expect(!trial.rig->answer[prompt].done, "a token after the end");
-    return n == trial.stop[prompt] && !trial.recording && !trial.blind;
-}
-
-static void on_logits(void *ctx, int prompt, int n, const float *logits) {
-    const size_t bytes = trial.model->config.vocab * sizeof *logits;
-    (void)ctx;
-    if (trial.recording)
-        memcpy(trial.logits[prompt][n - 1], logits, bytes);
-    else
-        expect(trial.blind || !memcmp(trial.logits[prompt][n - 1], logits, bytes), "logits");
+    expect(!r->answer[prompt].done, "a token after the end");
+    return n == trial.stop[prompt];
 }
 
 /* What was heard of a prompt is what the reference heard, up to where it stops: behind so many tokens, or before </s>. In a
  * scored task given tokens end nothing. */
-static void compare_answers(int prompt) {
-    const Answer *a = &trial.rig->answer[prompt], *all = &trial.reference.answer[prompt];
+static void compare_answers(const Answer *a, int prompt) {
+    const Answer *all = &trial.reference.answer[prompt];
     const Prompt *p = &trial.task.prompts[prompt];
-    const int eos = trial.task.scored ? -1 : trial.model->config.eos;
+    const int eos = trial.task.scored ? -1 : trial.model->config.eos, vocab = trial.model->config.vocab;
     int length = 0;
-    bool stops = false;
-    while (length < p->n && !stops) {
-        if ((stops = eos >= 0 && all->tokens[length] == eos)) break;
-        stops = ++length == trial.stop[prompt];
-    }
+    while (length < p->n && all->tokens[length] != eos && ++length != trial.stop[prompt]) continue;
+    const bool stops = length < p->n || length == trial.stop[prompt];
     expect(a->n == length && a->reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
     expect(!memcmp(a->tokens, all->tokens, a->n * sizeof *a->tokens), "tokens");
+    expect(!a->steps || !memcmp(a->steps, all->steps, a->n * vocab * sizeof *a->steps), "logits");
     if (!trial.task.scored || a->scored < 0) return;
     expect(!memcmp(a->logp + p->from, all->logp + p->from, a->scored * sizeof *a->logp), "scores");
     expect(!memcmp(a->best + p->from, all->best + p->from, a->scored * sizeof *a->best), "greedy choices");
 }
 
-/* Runs the trial's task under its policy on a checker of its own. */
-static void run(void) {
+/* Runs the trial's task under its policy on a checker of its own. Nothing may be wrong; if something is, says under which
+ * policy. */
+static Rig run(void) {
     bool early = trial.model->config.eos >= 0;
     for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
-    Rig r = {.model = trial.model, .policy = trial.policy, .task = &trial.task, .hears = {.logits = on_logits}};
+    Rig r = {.model = trial.model, .policy = trial.policy, .task = &trial.task, .hears = {.ctx = &r}};
     if (early || one_in(2)) r.hears.token = on_token;
     r.plan = plan_make(trial.model, &trial.policy, &trial.task, trial.blind ? F16 : F32, &r.err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(r.plan);
@@ -431,7 +389,7 @@ static void run(void) {
     if (trial.blind) r.plan->packed_rows = trial.packed_rows;
     c->shown = 2, c->blind = trial.blind, c->base.net = trial.net;
     r.device = &c->base;
-    trial.wrong = NULL, trial.rig = &r;
+    trial.wrong = NULL;
     CU_ASSERT_EQUAL_FATAL(weights_load(r.plan, trial.model, r.device, &r.err), 0);
     expect(!rig_run(&r), "the run failed");
     for (int i = 0; i < r.prompts; i++) {
@@ -440,28 +398,40 @@ static void run(void) {
         expect(r.answer[i].done == 1, "a prompt is done once");
         expect(scored >= 0, "every token is scored once, in order");
         expect(!trial.task.scored || trial.stop[i] || scored == p->s + p->n - p->from, "all are scored");
-        if (!trial.blind && !trial.recording) compare_answers(i);
     }
+    for (int i = 0; i < trial.reference.prompts; i++) compare_answers(&r.answer[i], i);
     for (int t = 0; t < NTIERS; t++) expect(r.peak[t] <= r.planned[t], "the plan is too small");
     expect(early || r.stats.sweeps == r.plan->sweeps, "sweeps");
     expect(!c->races, "races");
     expect(!c->unexplained, "an event that no byte asks for");
+    if (trial.wrong) say_policy(&trial.policy), fprintf(stderr, "seed %llx: %s\n", (long long)trial.seed, trial.wrong);
+    CU_ASSERT_PTR_NULL_FATAL(trial.wrong);
     trial.waits += c->waits, trial.surplus += c->surplus;
     trial.latest = *c;
     rig_stop(&r);
-    if (trial.recording) rig_close(&trial.reference), trial.reference = r;
-    if (!trial.recording) rig_close(&r);
+    return r;
+}
+
+static void run_policy(void) {
+    Rig r = run();
+    rig_close(&r);
+}
+
+/* The task as the policy says, which is of one batch of all on the GPU. */
+static void run_reference(void) {
+    trial.task.keep_logits = !trial.task.scored;
+    trial.reference = run();
 }
 
 /* packs: of whole groups, so that weights and cache can be packed. What a trial may have besides is at first not there. */
 static void open_model(int l, bool packs) {
+    host_set_threads(1); /* the tensors are tiny */
     const int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
     OptConfig config = TEST_CONFIG(l, h1, packs ? GROUP * roll(1, 2) : 4 * roll(1, 4), nh, roll(5, VOCAB), -1);
     config.max_pos = MAX_S + MAX_N, config.embed = one_in(4) ? 4 * roll(1, 3) : h1;
     config.pre_norm = !one_in(4), config.final_norm = !one_in(4);
     trial.model = checkpoint_dummy(&config, dice);
-    trial.weights = trial.cache = trial.blind = false;
-    trial.study = (Quant){0}, trial.sparsity = 1, trial.packed_rows = 0;
+    trial.blind = false, trial.packed_rows = 0, trial.net = NULL;
 }
 
 static void open_task(int count, const int *s, const int *n) {
@@ -469,6 +439,9 @@ static void open_task(int count, const int *s, const int *n) {
     trial.task.sampling = (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice};
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
+    rig_close(&trial.reference);
+    trial.policy = all_gpu(count, 1);
+    trial.policy.overlap = false;
 }
 
 static void close_trial(void) {
@@ -489,40 +462,36 @@ static void draw_task(void) {
     trial.task.scored = one_in(3);
 }
 
-static void set_numbers(Policy *p) {
-    p->weight_packed = trial.weights, p->cache_packed = trial.cache, p->sparsity = trial.sparsity;
-    p->weight_study = trial.weights ? (Quant){0} : trial.study, p->cache_study = trial.cache ? (Quant){0} : trial.study;
-    p->delegated = p->delegated || is_sparse(p);
-}
-
-/* Packed or not, rounded or not, dense or sparse. */
+/* Packed or not, rounded or not, dense or sparse: of all policies of a trial. */
 static void draw_numbers(void) {
     static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
     const bool packs = trial.model->config.h1 % GROUP == 0;
-    trial.weights = packs && roll(0, 4) > 1, trial.cache = packs && roll(0, 4) > 1, trial.study = studies[roll(0, 3)];
-    trial.sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1;
+    Policy *p = &trial.policy;
+    p->weight_packed = packs && roll(0, 4) > 1, p->cache_packed = packs && roll(0, 4) > 1;
+    const Quant study = studies[roll(0, 3)];
+    if (!p->weight_packed) p->weight_study = study;
+    if (!p->cache_packed) p->cache_study = study;
+    p->sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1, p->delegated = is_sparse(p);
 }
 
-static void run_reference(void) {
-    trial.policy = all_gpu(trial.task.count, 1);
-    trial.policy.overlap = false;
-    set_numbers(&trial.policy);
-    trial.recording = true, trial.task.keep_logits = !trial.task.scored;
-    run();
-    trial.recording = false;
+/* Opens a random trial. Seeds are far apart, since the generator counts up from them. */
+static void open_trial(uint64_t seed, int least_layers, bool packs) {
+    dice = trial.seed = seed;
+    open_model(roll(least_layers, 4), packs || one_in(2));
+    draw_task();
+    draw_numbers();
 }
 
 static void draw_policy(void) {
     static const int page_tokens[] = {1, 2, 3, 5, 16, 64};
     Policy *p = &trial.policy;
-    *p = all_gpu(roll(1, 4), roll(1, 5));
+    p->gbs = roll(1, 4), p->num_gpu_batches = roll(1, 5);
     for (int what = 0; what < 6; what += 2) draw_shares(&p->share[what], &p->share[what + 1], &dice);
     p->flights = one_in(2) ? roll(1, 3) : 1;
     p->schedule = one_in(2) ? SCHEDULE_DIAGONAL : roll(0, 1); /* the diagonal has most to get wrong */
-    p->delegated = one_in(2), p->overlap = !one_in(8), p->synchronize = one_in(16);
+    p->delegated = one_in(2) || is_sparse(p), p->overlap = !one_in(8), p->synchronize = one_in(16);
     p->page_tokens = page_tokens[roll(0, 5)], p->table_home = roll(0, 2);
     p->piece_rows = one_in(2) ? roll(1, 30) : 0, p->workspaces = roll(2, 3);
-    set_numbers(p);
     trial.task.keep_logits = !trial.task.scored && !one_in(4);
 }
 
@@ -534,67 +503,49 @@ static void draw_stops(void) {
     for (int i = 0; i < trial.task.count; i++) trial.stop[i] = some && one_in(some) ? roll(1, MAX_N) : 0;
 }
 
-/* Runs, and asserts that nothing was wrong; if something was, says under which policy. */
-static bool passes(uint64_t seed) {
-    run();
-    if (trial.wrong) say_policy(&trial.policy), fprintf(stderr, "seed %d: %s\n", (int)seed, trial.wrong);
-    CU_ASSERT_PTR_NULL(trial.wrong);
-    return !trial.wrong;
-}
-
 TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
     enum { SEEDS = 60, POLICIES = 6 };
-    bool ok = true;
-    host_set_threads(1); /* the tensors are tiny */
-    for (uint64_t seed = 0; seed < SEEDS && ok; seed++) {
-        dice = seed << 32; /* far apart: the generator counts up from here */
-        open_model(roll(1, 4), one_in(2));
-        draw_task();
-        draw_numbers();
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        open_trial(seed << 32, 1, false);
         run_reference();
-        CU_ASSERT_PTR_NULL(trial.wrong);
-        for (int i = 0; i < POLICIES && ok; i++) {
+        for (int i = 0; i < POLICIES; i++) {
             draw_policy();
             draw_stops();
-            ok = passes(seed);
+            run_policy();
         }
         close_trial();
     }
-    host_set_threads(0);
     CU_ASSERT(trial.surplus < trial.waits / 20); /* coarse cells cost overlap, silently */
 }
 
 /* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
 TEST(nor_where_packed_weights_are_unpacked_first) {
-    bool ok = true;
-    for (uint64_t seed = 0; seed < 40 && ok; seed++) {
-        dice = (seed << 32) + 7;
-        open_model(roll(1, 4), true);
-        draw_task();
-        draw_numbers();
-        trial.blind = trial.weights = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        open_trial((seed << 32) + 7, 1, true);
+        trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0}, trial.policy.sparsity = 1;
+        trial.blind = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         draw_policy();
-        ok = passes(seed);
+        run_policy();
         close_trial();
     }
 }
 
-/* Two batches of two prompts of 5 tokens, in pieces of a prompt: in prefill their 10 rows are too many for packed weights,
- * though no piece's are, and the first batch has them unpacked for both. The two rows that decode take them as they lie. */
+/* Batches of two prompts, in pieces of a prompt of 5 tokens: in prefill the 10 rows of the first and the third batch are
+ * too many for packed weights, though no piece's are, and the first has them unpacked for both. The second batch, and the
+ * rows that decode, take them as they lie. */
 TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
-    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 2 }; /* q, k and v are one product */
-    dice = 3;
+    enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 3 }; /* q, k and v are one product */
+    dice = trial.seed = 3;
     open_model(L, true);
-    open_task(4, (int[]){5, 5, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS});
-    trial.weights = true, trial.blind = true;
+    open_task(6, (int[]){5, 5, 1, 1, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS});
+    trial.blind = true;
+    trial.policy = on_tiers(.5, 0, 1, 0, 1, 0, 2, BATCHES);
+    trial.policy.piece_rows = 5, trial.policy.weight_packed = true;
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
-        trial.policy = on_tiers(.5, 0, 1, 0, 1, 0, 2, BATCHES);
-        trial.policy.piece_rows = 5;
-        set_numbers(&trial.policy);
-        passes(rows);
+        run_policy();
         CU_ASSERT_EQUAL(trial.latest.unpacked, rows < 10 ? L * MATRICES : 0);
-        CU_ASSERT_EQUAL(trial.latest.packed_products, L * PRODUCTS * BATCHES * (SWEEPS - 1 + (rows < 10 ? 0 : 2)));
+        CU_ASSERT_EQUAL(trial.latest.packed_products, L * PRODUCTS * (BATCHES * (SWEEPS - 1) + (rows < 10 ? 1 : 5)));
     }
     close_trial();
 }
@@ -616,12 +567,9 @@ static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_
 
 /* States are written before they are sent, and read before the next ones come to their place. */
 TEST(nor_in_a_stage_of_a_pipeline) {
-    bool ok = true;
-    for (uint64_t seed = 0; seed < 80 && ok; seed++) {
-        dice = (seed << 32) + 11;
-        open_model(roll(2, 4), one_in(2));
-        draw_task();
-        draw_numbers();
+    for (uint64_t seed = 0; seed < 80; seed++) {
+        open_trial((seed << 32) + 11, 2, false);
+        trial.policy.sparsity = 1;
         draw_policy();
         trial.blind = true;
         const int l = trial.model->config.l, stages = roll(2, l), stage = (int)seed % stages, first = l * stage / stages;
@@ -630,8 +578,8 @@ TEST(nor_in_a_stage_of_a_pipeline) {
         part.config.eos = one_in(3) ? roll(0, part.config.vocab - 1) : -1;
         trial.model = &part;
         trial.net = &(Net){.stage = stage, .stages = stages, .receive = receive_any, .post = send_nowhere};
-        ok = passes(seed);
-        trial.net = NULL, trial.model = whole;
+        run_policy();
+        trial.model = whole;
         close_trial();
     }
 }
@@ -640,79 +588,65 @@ TEST(nor_in_a_stage_of_a_pipeline) {
 TEST(the_table_of_ops_says_what_ops_do) {
     for (int code = OP_COPY + 1; code < NCODES; code++) {
         CU_ASSERT(ran[code]);
-        for (int v = 0, end = 0; v < MAX_VIEWS; v++) {
-            const char use = end ? 0 : uses_of[code][v];
-            end = end || !use;
-            CU_ASSERT_EQUAL(op_info[code].view[v], use == 'r' || use == 'R'   ? READS
-                                                   : use == 'w' || use == 'W' ? WRITES
-                                                                              : UNUSED);
+        for (int v = 0; v < MAX_VIEWS; v++) {
+            const char use = uses_of[code][v];
+            const bool reads = use == 'r' || use == 'R', writes = use == 'w' || use == 'W';
+            CU_ASSERT_EQUAL(op_info[code].view[v], reads ? READS : writes ? WRITES : UNUSED);
         }
     }
 }
 
 /* Who reuses a workspace waits for what it held, and with it for nearly everything; batches whose members have all ended by
  * themselves reuse none. By hand, so that nothing but the events that a batch keeps of its cache is left: sequences in turn
- * have it on the GPU and off it, and there is one layer. */
+ * have it on the GPU and off it, and there is one layer. s and n: of each third prompt. */
 static const struct {
-    int gbs, num_gpu_batches, count, n, stop[PROMPTS];
+    int gbs, num_gpu_batches, count, page_tokens, s[3], n[3], stop[PROMPTS];
 } left_open[] = {
     /* In sweep 2 batches 0 and 1 turn out to be empty; in sweep 3 they are filled again, and batch 1 writes the tables that
      * its stores of sweep 1 read. */
-    {1, 3, 5, 3, {2, 1}},
+    {1, 3, 5, 16, {7, 1, 9}, {3, 3, 3}, {2, 1}},
     /* In sweep 2 prompt 2 prefills in the entrance while the batch of its seat turns out to be empty; in sweep 3 it is
      * there and loads what the entrance has stored. */
-    {2, 2, 4, 8, {2, 1}},
+    {2, 2, 4, 16, {7, 1, 9}, {8, 8, 8}, {2, 1}},
     /* In sweep 5 batch 0 is filled again, behind batch 1. In sweep 8 prompts 6 and 7 prefill in the entrance in the order
      * of their seats, both off the GPU, one in either batch; in sweep 9 batch 1 is the first to load what is its own. */
-    {2, 2, 8, 8, {4, 4, 0, 3, 0, 1}},
+    {2, 2, 8, 16, {7, 1, 9}, {8, 8, 8}, {4, 4, 0, 3, 0, 1}},
+    /* If prompt 0 takes its four sweeps, the long one comes to a seat off the GPU; when it stops early, to one on the GPU,
+     * where nobody was to have as many pages. */
+    {1, 2, 3, 1, {1, 1, 20}, {4, 1, 2}, {0}},
+    {1, 2, 3, 1, {1, 1, 20}, {4, 1, 2}, {1}},
 };
 
 TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
-    dice = 2;
+    dice = trial.seed = 2;
     open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
         int s[PROMPTS], n[PROMPTS];
-        for (int q = 0; q < left_open[i].count; q++) s[q] = roll(1, 12), n[q] = left_open[i].n;
+        for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_task(left_open[i].count, s, n);
         run_reference();
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);
-            trial.policy.schedule = SCHEDULE_DIAGONAL;
+            trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = left_open[i].page_tokens;
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
-            passes(i);
+            run_policy();
         }
         free_task(&trial.task);
     }
     checkpoint_close(trial.model);
 }
 
-/* If prompt 0 takes its four sweeps, the long one comes to a seat on the CPU; when it stops early, to one on the GPU, where
- * nobody was to have as many pages. */
-TEST(a_seat_has_pages_for_whoever_comes_to_it_when_others_stop_early) {
-    dice = 9;
-    open_model(1, false);
-    open_task(3, (int[]){1, 1, 20}, (int[]){4, 1, 2});
-    run_reference();
-    for (int stop = 0; stop < 2; stop++) {
-        trial.policy = on_tiers(1, 0, .5, .5, 1, 0, 1, 2);
-        trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = 1;
-        trial.stop[0] = stop;
-        passes(stop);
-    }
-    close_trial();
-}
-
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
  * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
 TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     enum { N = 40 };
-    dice = 5;
+    dice = trial.seed = 5;
     open_model(1, false);
     open_task(2, (int[]){1, 1}, (int[]){N, N});
     trial.blind = true;
     trial.policy = on_tiers(1, 0, 0, 0, 1, 0, 1, 2);
     trial.policy.page_tokens = 1;
-    passes(0);
+    run_policy();
     CU_ASSERT_EQUAL(trial.latest.most_moves, 2 * (N - 1));
     close_trial();
 }
@@ -721,51 +655,39 @@ TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
 // The checker itself
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { NOTHING, EARLIER_EVENT, EVENT, WAIT, LANE, THIRD_LANE, WAYS };
-
-static Event post_copy(Checker *c, Lane lane, Event after, const Move *moves, int n) {
-    Op op = op_copy((Call){.lane = lane}, moves, n);
-    if (after.seq) op.after[op.nafter++] = after;
-    return c->base.post(&c->base, &op);
-}
-
-/* Posts two copies, with so much between them, and returns how many races there are. */
-static int races_of(const Plan *plan, Move first, Move second, int way) {
-    Checker *c = checker_open(plan);
-    const Event before = post_copy(c, W_LOAD, no_event, NULL, 0);
-    Event after = post_copy(c, W_LOAD, no_event, &first, 1);
-    if (way == WAIT) c->base.wait(&c->base, after, NULL);
-    if (way == THIRD_LANE) after = post_copy(c, C_LOAD, after, NULL, 0);
-    if (way == EARLIER_EVENT) after = before;
-    if (way == NOTHING || way == WAIT) after = no_event;
-    post_copy(c, way == LANE ? W_LOAD : STORE, after, &second, 1);
-    const int races = c->races;
-    check_close(&c->base);
-    return races;
-}
-
-/* The posting thread is held to it as well. */
+/* W_LOAD copies a row from the CPU to the GPU; then another lane copies the same row, with nothing between them, an earlier
+ * event of W_LOAD, or its event. The posting thread is held to it as well. */
 TEST(ops_without_an_event_are_races_and_with_one_they_are_none) {
+    enum { N = 3, WAYS = 3 };
+    static const struct {
+        Lane lane;
+        int races;
+    } seconds[] = {{STORE, 2 * N}, {C_LOAD, N}, {W_READ, N}, {D_WRITE, 0}}; /* the last one only reads, too */
     Error err;
-    dice = 1;
+    Tensor on[NTIERS];
+    dice = trial.seed = 1;
     open_model(1, false);
-    draw_task();
-    trial.policy = all_gpu(2, 2);
+    open_task(3, (int[]){1, 1, 1}, (int[]){1, 1, 1});
+    trial.policy = on_tiers(1, 0, .34, .33, 1, 0, 3, 1);
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
-    const Tensor x = plan->weight[0][Q_W].home, y = plan->weight[0][K_W].home, z = plan->weight[0][V_W].home;
-    const Move first = {x, y}, second[] = {{z, x}, {x, z}, {y, z}, {z, y}}; /* the last one only reads y, too */
-    for (int way = 0; way < WAYS; way++)
-        for (int i = 0; i < 4; i++)
-            CU_ASSERT_EQUAL(races_of(plan, first, second[i], way), i < 3 && way <= EARLIER_EVENT ? x.rows * x.cols : 0);
-    const Tensor on_cpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_CPU, 0, 0, 1), 0, 1);
-    const Tensor on_gpu = tensor_cols(plan_view(plan, INDEX_TABLES, TIER_GPU, 0, 0, 1), 0, 1);
+    for (int t = 0; t < NTIERS; t++) on[t] = plan_view(plan, KV_CACHE, t, 0, 0, 1);
+    for (int i = 0; i < 4 * WAYS; i++) {
+        Checker *c = checker_open(plan);
+        Device *device = &c->base;
+        const Event earlier = post_row(device, (Call){.lane = W_LOAD}, on, 0, 0, no_event);
+        const Event first = post_row(device, (Call){.lane = W_LOAD}, on, 0, N, no_event);
+        const Event after[WAYS] = {no_event, earlier, first};
+        post_row(device, (Call){.lane = seconds[i / WAYS].lane}, on, 0, N, after[i % WAYS]);
+        CU_ASSERT_EQUAL(c->races, i % WAYS < 2 ? seconds[i / WAYS].races : 0);
+        device->close(device);
+    }
     for (int waits = 0; waits < 2; waits++) {
         Checker *c = checker_open(plan);
-        const Event up = post_copy(c, C_LOAD, no_event, &(Move){on_gpu, on_cpu}, 1);
+        const Event up = post_row(&c->base, (Call){.lane = W_LOAD}, on, 0, N, no_event);
         if (waits) c->base.wait(&c->base, up, &err);
-        c->base.cpu_address(&c->base, on_cpu);
-        CU_ASSERT_EQUAL(c->races, waits ? 0 : 2); /* two cells of two bytes */
+        c->base.cpu_address(&c->base, tensor_cols(on[TIER_CPU], 0, N));
+        CU_ASSERT_EQUAL(c->races, waits ? 0 : N);
         check_close(&c->base);
     }
     plan_free(plan);

@@ -1,9 +1,5 @@
 /* test_plan.c: placements achieved, sequences dealt, plans that fit and plans that do not, what the sweeps of a plan do,
  * page pools. That a plan is used to the byte is test_schedule.c's; who is admitted when, test_admission.c's. */
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "tests.h"
 #include "batch.h"
 
@@ -42,27 +38,23 @@ static const OptConfig small = SMALL_CONFIG(-1);
 TEST(weight_fractions_are_met_to_the_share_of_one_tensor) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-30b", "opt-175b"};
     for (int m = 0; m < 5; m++) {
-        const OptConfig c = opt_named(names[m]);
-        Tier(*home)[NROLES] = xcalloc(c.l, sizeof *home);
-        double worst = 0;
-        for (int percent = 0; percent <= 100 * 101; percent++) {
-            const double wg = percent / 101 / 100., wc = percent % 101 / 100.,
-                         want[NTIERS] = {wg, wc, fmax(1 - wg - wc, 0)};
-            double numbers[NTIERS] = {0}, largest = 0, total = 0;
-            if (percent / 101 + percent % 101 > 100) continue;
-            place_weights(home, &c, wg, wc);
-            for (int t = 0; t < c.l * NROLES; t++) {
-                int rows, cols;
-                opt_role_shape(&c, t % NROLES, &rows, &cols);
-                const double size = (double)rows * cols;
-                numbers[home[t / NROLES][t % NROLES]] += size, total += size, largest = fmax(largest, size);
-            }
-            for (int t = 0; t < NTIERS; t++) {
-                worst = fmax(worst, fabs(numbers[t] - want[t] * total) / largest);
-                if (want[t] < 1e-9) CU_ASSERT_EQUAL(numbers[t], 0);
-            }
+        const OptConfig config = opt_named(names[m]);
+        Tier(*home)[NROLES] = xcalloc(config.l, sizeof *home);
+        double size[NROLES], total = 0, largest = 0;
+        for (int r = 0; r < NROLES; r++) {
+            int rows, cols;
+            opt_role_shape(&config, r, &rows, &cols);
+            size[r] = (double)rows * cols, total += config.l * size[r], largest = fmax(largest, size[r]);
         }
-        CU_ASSERT(worst <= 1);
+        for (int g = 0; g <= 100; g++)
+            for (int c = 0; c <= 100 - g; c++) {
+                const int percent[NTIERS] = {g, c, 100 - g - c};
+                double numbers[NTIERS] = {0};
+                place_weights(home, &config, g / 100., c / 100.);
+                for (int w = 0; w < config.l * NROLES; w++) numbers[home[w / NROLES][w % NROLES]] += size[w % NROLES];
+                for (int t = 0; t < NTIERS; t++)
+                    CU_ASSERT(fabs(numbers[t] - percent[t] / 100. * total) <= (percent[t] ? largest : 0));
+            }
         free(home);
     }
 }
@@ -244,13 +236,13 @@ TEST(prompts_beyond_the_positions_are_refused) {
 // What the sweeps have to do
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { MAX_SWEEPS = 400, FIELDS = sizeof(Workload) / sizeof(double) };
-
-/* What ran on a sim, by sweeps, counted in layer 0 and where tokens are picked. */
+/* What ran on a sim, in sweeps that only decode and in such that prefill, counted in layer 0 and where tokens are picked.
+ */
 static struct {
     Device was; /* the sim's own functions */
     const Plan *plan;
-    Workload sweep[MAX_SWEEPS];
+    int sweep; /* the newest one; -1: none */
+    Workload work[2];
 } seen;
 
 /* An index table; that of the GPU is filled on the CPU. */
@@ -262,8 +254,7 @@ static const int32_t *table_of(Device *d, Tensor t) {
 }
 
 static Event count_op(Device *d, const Op *op) {
-    Workload *w = &seen.sweep[op->i];
-    CU_ASSERT_FATAL(op->i < MAX_SWEEPS);
+    Workload *w = &seen.work[op->prefill_sweep];
     if (op->code == OP_ATTEND_PREFILL && !op->j) {
         const int32_t *row = table_of(d, op->prefilled.start);
         for (int r = 0; r + 1 < op->prefilled.start.cols; r++) {
@@ -276,7 +267,7 @@ static Event count_op(Device *d, const Op *op) {
         for (int r = 0; r < op->attend.len.cols; r++) w->past += len[r];
     }
     if (op->code == OP_PICK) {
-        w->sweeps = 1, w->head_rows += op->pick.ids.cols;
+        w->sweeps += op->i > seen.sweep, seen.sweep = op->i, w->head_rows += op->pick.ids.cols;
         *(op->prefill ? &w->prefills : &w->decodes) += 1;
         *(op->prefill ? &w->prompts : &w->decoded) += op->pick.ids.cols;
     }
@@ -303,14 +294,11 @@ TEST(the_planned_work_is_what_runs) {
         Rig r = {.model = model, .policy = p, .task = &task, .sim = &h};
         CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
         memset(&seen, 0, sizeof seen);
-        seen.was = *r.device, seen.plan = r.plan;
+        seen.was = *r.device, seen.plan = r.plan, seen.sweep = -1;
         r.device->post = count_op;
         CU_ASSERT_EQUAL(rig_run(&r), 0);
-        double ran[2][FIELDS] = {{0}}; /* whole numbers, so that they are exact */
-        for (int i = 0; i < MAX_SWEEPS * FIELDS; i++)
-            ran[seen.sweep[i / FIELDS].prefills > 0][i % FIELDS] += ((double *)seen.sweep)[i];
         const Workload *work = r.plan->work;
-        CU_ASSERT(!memcmp(ran, work, sizeof ran));
+        CU_ASSERT(!memcmp(seen.work, work, sizeof seen.work)); /* whole numbers, so that they are exact */
         CU_ASSERT(r.stats.prefill_sweeps == work[1].sweeps && r.stats.sweeps == r.plan->sweeps);
         CU_ASSERT(work[0].sweeps + work[1].sweeps == r.plan->sweeps && work[0].prompts == 0);
         CU_ASSERT(work[0].decoded + work[1].decoded + count == r.stats.generated && work[1].prompts == count);
@@ -413,38 +401,29 @@ TEST(pools_hand_out_the_lowest_page_and_remember_their_peak) {
     pool_close(&pool);
 }
 
-/* A sequence that gave its pages back twice would share them with another one, and nothing else would tell. */
-TEST(a_page_that_is_free_is_not_taken_back) {
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    if (!child) {
-        PagePool pool;
-        pool_open(&pool, 0, 2);
-        fclose(stderr);
-        pool_give(&pool, pool_take(&pool));
-        pool_give(&pool, 0); /* aborts */
-        _exit(0);
-    }
-    CU_ASSERT_FATAL(child > 0 && waitpid(child, &status, 0) == child);
-    CU_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+static void give_a_page_twice(void) {
+    PagePool pool;
+    pool_open(&pool, 0, 2);
+    pool_give(&pool, pool_take(&pool));
+    pool_give(&pool, 0);
 }
+
+/* A sequence that gave its pages back twice would share them with another one, and nothing else would tell. */
+TEST(a_page_that_is_free_is_not_taken_back) { CU_ASSERT(aborts(give_a_page_twice)); }
 
 /* What wide.c, compiled with these flags, prints; "" where that is not possible here. */
 static void wide_totals(char text[400], const char *flags) {
-    char program[] = "/tmp/flexgen-wide-XXXXXX", command[1000];
-    const int file = mkstemp(program);
-    CU_ASSERT_FATAL(file >= 0);
-    close(file);
+    char command[1000];
+    const char *program = in_dir(temp_dir(), "wide");
     snprintf(command, sizeof command,
              "cc %s -O1 -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -ffunction-sections -fdata-sections tests/wide.c "
              "plan.c walk.c admission.c quant.c io/checkpoint.c -Wl,--gc-sections "
              "-Wl,--unresolved-symbols=ignore-all -lm -lpthread -o %s 2>/dev/null && %s",
              flags, program, program);
     FILE *out = popen(command, "r");
-    CU_ASSERT_FATAL(out != NULL);
+    CHECK(out);
     text[fread(text, 1, 399, out)] = 0;
-    pclose(out), unlink(program);
+    pclose(out);
 }
 
 /* Byte counts have 64 bits: OPT-175B has as many where size_t has 32. */
@@ -460,10 +439,10 @@ TEST(the_plan_of_opt_175b_is_the_same_on_32_bits) {
 
 enum { NAME = 34, NUMBER = 13 }; /* columns of a line of a printed plan */
 
-/* 0 where there is none. */
-static double number_at(const char *column) {
+/* The number of a tier in such a line; 0 where there is none. */
+static double number_at(const char *line, int tier) {
     char number[NUMBER + 1];
-    snprintf(number, sizeof number, "%.*s", NUMBER, column);
+    snprintf(number, sizeof number, "%s", line + NAME + tier * NUMBER);
     return atof(number);
 }
 
@@ -473,22 +452,23 @@ TEST(a_printed_plan_has_a_line_for_each_name_and_adds_up) {
     const Bytes capacity[NTIERS] = {1, 1, 1};
     open_named("opt-125m", 4, 64, 8);
     make(&p);
-    char *text, name[40][40];
+    char *text, name[NAME + 1];
     size_t len;
     FILE *out = open_memstream(&text, &len);
     plan_print(out, plan, capacity);
     CHECK(!fclose(out));
     double sum[NTIERS] = {0};
     int n = 0;
-    char *line = strtok(text, "\n"); /* what the columns are */
-    for (; (line = strtok(NULL, "\n")) && !strncmp(line, "  ", 2); n++) {
-        CU_ASSERT_FATAL(n < 40 && strlen(line) == NAME + NTIERS * NUMBER);
-        snprintf(name[n], sizeof *name, "%.*s", NAME, line);
-        for (int other = 0; other < n; other++) CU_ASSERT_STRING_NOT_EQUAL(name[other], name[n]);
-        for (int t = 0; t < NTIERS; t++) sum[t] += number_at(line + NAME + t * NUMBER);
+    char *line = strchr(text, '\n') + 1; /* behind what the columns are */
+    for (char *next; !strncmp(line, "  ", 2); line = next, n++) {
+        next = strchr(line, '\n') + 1;
+        CU_ASSERT_EQUAL_FATAL(next - line, NAME + NTIERS * NUMBER + 1);
+        snprintf(name, sizeof name, "%s", line);
+        CU_ASSERT_PTR_EQUAL(strstr(text, name), line);
+        for (int t = 0; t < NTIERS; t++) sum[t] += number_at(line, t);
     }
-    CU_ASSERT_FATAL(n > 5 && line && !strncmp(line, "planned ", 8));
+    CU_ASSERT_FATAL(n > 5 && !strncmp(line, "planned ", 8));
     for (int t = 0; t < NTIERS; t++)
-        CU_ASSERT_DOUBLE_EQUAL(sum[t], number_at(line + NAME + t * NUMBER), .005 * (n + 1)); /* what rounding takes */
+        CU_ASSERT_DOUBLE_EQUAL(sum[t], number_at(line, t), .005 * (n + 1)); /* what rounding takes */
     free(text), close_task();
 }

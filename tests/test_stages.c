@@ -35,18 +35,10 @@ static void *run_stage(void *arg) {
     return NULL;
 }
 
-static void make_task(bool scored) {
-    int s[PROMPTS], n[PROMPTS];
-    for (int i = 0; i < PROMPTS; i++) s[i] = 1 + i * 5 % 17, n[i] = 1 + i * 7 % 12;
-    task = random_task(PROMPTS, s, n, 131, 3);
-    task.sampling = (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9}, task.scored = scored;
-    for (int i = 0; i < PROMPTS; i++) task.prompts[i].from = 1 + i % s[i];
-}
-
-/* Layers of stage p of `stages`, unevenly where that is asked for. */
-static int layers_of(int l, int p, int stages, bool uneven) {
-    if (uneven) return p + 1 < stages ? 1 : l - stages + 1;
-    return l * (p + 1) / stages - l * p / stages;
+/* The first layer of a stage: of as many stages, evenly or as late as can be. */
+static int first_layer(int l, int stage, int stages, bool uneven) {
+    if (stage == stages) return l;
+    return uneven ? stage : l * stage / stages;
 }
 
 /* A GPU for each stage, where there are GPUs (the emulation has as many as are opened). */
@@ -59,50 +51,49 @@ static Gpu *gpu_of(int stage) {
     return gpu[stage];
 }
 
-/* Runs all stages; each hears what one machine heard. */
-static void assert_same(const Checkpoint *model, const Policy *p, int stages, bool uneven, bool rendezvous, int delay_us,
-                        const Rig *alone) {
-    Machine stage[MOST_STAGES] = {0};
-    Net *net[MOST_STAGES];
-    local_net_open(net, stages, rendezvous, delay_us);
-    for (int s = 0, first = 0; s < stages; s++) {
-        const int layers = layers_of(model->config.l, s, stages, uneven);
-        stage[s].part = checkpoint_stage(model, s, stages, first, layers);
-        stage[s].rig = (Rig){.policy = *p, .net = net[s], .gpu = gpu_of(s)};
-        first += layers;
-    }
-    for (int s = 0; s < stages; s++) CHECK(!pthread_create(&stage[s].thread, NULL, run_stage, &stage[s]));
-    for (int s = 0; s < stages; s++) {
-        pthread_join(stage[s].thread, NULL);
-        const bool same = !stage[s].status && rig_same(&stage[s].rig, alone);
-        if (!same) say_policy(p), fprintf(stderr, "stage %d of %d: %s\n", s, stages, stage[s].rig.err.text);
-        CU_ASSERT(same);
-        rig_close(&stage[s].rig);
-    }
-}
-
 TEST(stages_give_the_bits_of_one_machine) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
-    static const OptConfig pre = TEST_CONFIG(5, 60, 100, 3, 131, 7);
-    OptConfig post = pre;
-    post.pre_norm = post.final_norm = false, post.embed = 28;
+    OptConfig config = TEST_CONFIG(5, 60, 100, 3, 131, 7);
+    int length[PROMPTS], n[PROMPTS];
+    for (int i = 0; i < PROMPTS; i++) length[i] = 1 + i * 5 % 17, n[i] = 1 + i * 7 % 12;
+    task = random_task(PROMPTS, length, n, 131, 3);
+    task.sampling = (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9};
+    for (int i = 0; i < PROMPTS; i++) task.prompts[i].from = 1 + i % length[i];
     for (int way = 0; way < 48; way++) {
         if (test_gpu && way % (test_every > 96 ? 48 : 11) != 5) continue; /* the emulation takes its time */
-        Checkpoint *model = checkpoint_dummy(way / 2 % 2 ? &post : &pre, 5);
         const double *w = share[way % 4], *c = share[way / 4 % 4], *h = share[(way + way / 4) % 4];
+        const int stages = test_gpu ? 2 : 2 + way % 4;
         Policy p = on_tiers(w[0], w[1], c[0], c[1], h[0], h[1], 1 + way % 4, 1 + way / 3 % 3);
-        make_task(way % 5 == 4);
         p.schedule = way % 3, p.flights = 1 + way % 5, p.delegated = way / 2 % 2;
         p.table_home = way % 3, p.overlap = way % 7 != 6, p.page_tokens = way % 2 ? 16 : 3;
+        task.scored = way % 5 == 4;
+        config.pre_norm = config.final_norm = way / 2 % 2 == 0, config.embed = config.pre_norm ? 60 : 28;
+        Checkpoint *model = checkpoint_dummy(&config, 5);
         /* A GPU's batches have as many rows as those of the stages, since its products round by that. */
-        Machine alone = {.part = *model, .rig = {.policy = test_gpu ? p : all_gpu(PROMPTS, 1)}};
+        Machine alone = {.part = *model, .rig = {.policy = test_gpu ? p : all_gpu(PROMPTS, 1)}}, machine[MOST_STAGES] = {0};
+        Net *net[MOST_STAGES];
         run_stage(&alone);
         if (alone.status) CU_FAIL_FATAL(alone.rig.err.text);
-        assert_same(model, &p, test_gpu ? 2 : 2 + way % 4, way / 8 % 2, way / 4 % 2, way % 3 == 2 ? 2000 : 0, &alone.rig);
+        local_net_open(net, stages, way / 4 % 2, way % 3 == 2 ? 2000 : 0);
+        for (int s = 0; s < stages; s++) {
+            Machine *m = &machine[s];
+            const int first = first_layer(config.l, s, stages, way / 8 % 2);
+            m->part = checkpoint_stage(model, s, stages, first, first_layer(config.l, s + 1, stages, way / 8 % 2) - first);
+            m->rig = (Rig){.policy = p, .net = net[s], .gpu = gpu_of(s)};
+            CHECK(!pthread_create(&m->thread, NULL, run_stage, m));
+        }
+        for (int s = 0; s < stages; s++) { /* each hears what one machine heard */
+            Rig *r = &machine[s].rig;
+            pthread_join(machine[s].thread, NULL);
+            const bool same = !machine[s].status && rig_same(r, &alone.rig);
+            if (!same) say_policy(&p), fprintf(stderr, "stage %d of %d: %s\n", s, stages, r->err.text);
+            CU_ASSERT(same);
+            rig_close(r);
+        }
         rig_close(&alone.rig);
-        free_task(&task);
         checkpoint_close(model);
     }
+    free_task(&task);
     for (int g = 1; g < MOST_STAGES; g++)
         if (gpu[g]) gpu[g]->close(gpu[g]), gpu[g] = NULL;
 }

@@ -35,6 +35,8 @@ void copy_file(const char *from, const char *to, const char *name); /* from one 
 bool has_python(void);                                              /* without it what is about scripts is left out */
 /* In a child: fd is the file, opened with these flags. */
 void redirect(int fd, const char *path, int flags);
+/* True if the function aborts, in a process of its own. */
+bool aborts(void (*run)(void));
 /* Cuts a text, in place, into words at blanks, but not within '...'; NULL is behind the last. Returns how many there are.
  */
 int split_words(char *text, char *words[], int most);
@@ -76,7 +78,8 @@ typedef struct {
     int32_t *tokens; /* [n] */
     int n, done;     /* tokens; how often it has ended */
     FinishReason reason;
-    float *logits; /* (vocab), of its last step; NULL unless they are kept */
+    float *steps;  /* (n, vocab), the logits of every step; NULL unless they are kept */
+    float *logits; /* its last step's */
     float *logp;   /* [s + n], of a scored task, as is best */
     int32_t *best;
     int scored; /* how many tokens have been scored; -1: not in order */
@@ -128,7 +131,7 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line);
 
 /* The ends of the stages of a pipeline; each is to be closed. With rendezvous a send returns only when its message has been
  * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
- * all are closed and none has failed, no message may be left. */
+ * all are closed no message may be left, and no stage may fail: both abort. */
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
 
 // ---- main.c -----------------------------------------------------------------------------------------------------
