@@ -91,18 +91,12 @@ typedef struct {
     char dir[300];
 } Subject;
 
-#define SIZES(named, layers, hidden, mlp, heads, words)                                                         \
-    {                                                                                                           \
-        .name = (named), .l = (layers), .h1 = (hidden), .h2 = (mlp), .nh = (heads), .vocab = (words), .eos = 2, \
-        .max_pos = POSITIONS, .embed = (hidden), .pre_norm = true, .final_norm = true                           \
-    }
-/* The shipped model has heads of 64. The second one is spoilt, and most questions about memory are asked of it. */
-static Subject subjects[] = {
-    {SIZES("the shipped model", 6, 256, 1024, 4, 4096), 0, TINY},
-    {SIZES("heads of 16", 3, 64, 192, 4, 1024), 0, ""},
-    {SIZES("heads of 32, shards", 5, 128, 320, 4, 1024), 2, ""},
-    {SIZES("heads of 80", 1, 320, 384, 4, 1024), 0, ""},
-};
+/* The shipped model, whose heads are of 64; one with heads of 16, which is spoilt, and which most questions about memory
+ * are asked of; with heads of 32, in shards; with heads of 80. */
+static Subject subjects[] = {{TEST_CONFIG(6, 256, 1024, 4, 4096, 2), 0, TINY},
+                             {TEST_CONFIG(3, 64, 192, 4, 1024, 2), 0, ""},
+                             {TEST_CONFIG(5, 128, 320, 4, 1024, 2), 2, ""},
+                             {TEST_CONFIG(1, 320, 384, 4, 1024, 2), 0, ""}};
 enum { SUBJECTS = COUNT(subjects) };
 static Subject *const victim = &subjects[1];
 
@@ -112,7 +106,7 @@ static const char *const files[] = {"config.json", "vocab.json", "merges.txt", "
  * one token; with larger ones a code of four bits that rounds the other way would change tokens. The table of tokens is the
  * head, too; so the last norm keeps little of the state. */
 static float spread(const OptConfig *c, int t, size_t e) {
-    static const float globals[NGLOBALS] = {[TOK_EMBED] = 4, [POS_EMBED] = 16, [FINAL_LN_W] = 2, [FINAL_LN_B] = 2};
+    static const float globals[NGLOBALS] = {[TOK_EMBED] = 4, [POS_EMBED] = 8, [FINAL_LN_W] = 2, [FINAL_LN_B] = .5};
     const int role = (t - NGLOBALS) % NROLES;
     if (t < NGLOBALS) return globals[t] * any_number(t, e);
     if (role_is_matrix((Role)role)) return sqrtf(300.f / (float)(role == FC2_W ? c->h2 : c->h1)) * any_number(t, e);
@@ -124,7 +118,11 @@ static float spread_but_for_keys(const OptConfig *c, int t, size_t e) {
     return t >= NGLOBALS && (t - NGLOBALS) % NROLES == K_W ? 0 : spread(c, t, e);
 }
 
-static Model model_of(const Subject *m) { return (Model){m->c, F16, "model.", m->shards, .number = spread}; }
+static Model model_of(const Subject *m) {
+    Model model = {m->c, F16, "model.", m->shards, .number = spread};
+    model.config.max_pos = POSITIONS;
+    return model;
+}
 
 /* The directory of a model, which is written when it is first asked for. */
 static const char *dir_of(Subject *m) {
@@ -203,9 +201,7 @@ static Answers read_answers(const char *text, int count) {
     memset(a.n, -1, sizeof a.n);
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
         char *at = strstr(line, "\"tokens\": [");
-        const bool ours = at && at < end && sscanf(line, "{\"id\": %d,", &id) == 1 && id >= 0 && id < count && a.n[id] < 0;
-        if (!ours) fprintf(stderr, "\n    no completion of ours: %.*s\n", (int)(end - line), line);
-        CU_ASSERT_FATAL(ours);
+        CU_ASSERT_FATAL(at && at < end && sscanf(line, "{\"id\": %d,", &id) == 1 && id >= 0 && id < count && a.n[id] < 0);
         a.n[id] = 0;
         for (at = strchr(at, '[') + 1; *at != ']' && a.n[id] < MOST_TOKENS; at += strspn(at, ", "))
             a.token[id][a.n[id]++] = (int32_t)strtol(at, &at, 10);
@@ -304,8 +300,8 @@ static void compare(int m, Variant v, const Answers *a, int count, const char *f
         if (at == a->n[i] && at == b->n[i]) continue;
         const int engines = at < b->n[i] ? b->token[i][at] : 2, minis = at < a->n[i] ? a->token[i][at] : 2;
         const double lead = engine_lead(m, v, i, at, engines);
-        fprintf(stderr, "\n    %s, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s",
-                subjects[m].c.name, i, at, engines, lead, minis, variant[v].flags, flags);
+        fprintf(stderr, "\n    model %d, prompt %d, token %d: the engine's is %d with a lead of %.1e, mini's %d: %s %s", m,
+                i, at, engines, lead, minis, variant[v].flags, flags);
         CU_ASSERT(lead >= 0 && (lead < variant[v].tie || (sparse_in(v) && rounding_decides(m, v, i, at, flags))));
         differing++;
     }
@@ -636,11 +632,10 @@ TEST(a_sequence_that_has_ended_moves_nothing) {
     static const char *const words[] = {"Mum", "A", "cat", "Mum A cat"};
     static const char *const places[] = {"0 100 100 0", "0 0 100 0", "0 100 100 0 --cpu-cache-compute",
                                          "0 0 100 0 --cpu-cache-compute"};
-    int first, second;
-    Result r = DONE("%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", small());
-    const char *tokens = strstr(r.out, "\"tokens\": [");
-    CU_ASSERT_FATAL(tokens && sscanf(tokens, "\"tokens\": [%d, %d]", &first, &second) == 2 && first != second);
+    const Answers two = read_answers(DONE("%s Mum --json --max-tokens 2 --percent 100 0 100 0 100 0", small()).out, 1);
+    const int first = two.token[0][0], second = two.token[0][1];
     const char *dir = copy_of_victim();
+    CU_ASSERT_NOT_EQUAL(first, second);
     spoil(dir, "config.json", "\"eos_token_id\": 2", text_of("\"eos_token_id\": %d", second));
     for (size_t p = 0; p < COUNT(places); p++) {
         Figures f[4];
@@ -650,8 +645,8 @@ TEST(a_sequence_that_has_ended_moves_nothing) {
         CU_ASSERT_EQUAL(f[3].tokens, f[0].tokens + f[1].tokens + f[2].tokens);
         for (int c = 0; c < LINKS; c++) CU_ASSERT_EQUAL(f[3].moved[c], f[0].moved[c] + f[1].moved[c] + f[2].moved[c]);
     }
-    r = DONE("%s Mum --json --max-tokens 9", dir); /* </s> is not printed */
-    CU_ASSERT_PTR_NOT_NULL(strstr(r.out, text_of("\"tokens\": [%d]", first)));
+    const Answers ended = read_answers(DONE("%s Mum --json --max-tokens 9", dir).out, 1); /* </s> is not printed */
+    CU_ASSERT(ended.n[0] == 1 && ended.token[0][0] == first);
 }
 
 /* So many bytes at such a rate take so long at least, for the link and for the run. The last digit of a time is a
@@ -712,6 +707,7 @@ TEST(a_trace_shows_what_each_thread_and_link_did) {
             if (s->row >= 4) bytes[s->row - 4] += s->bytes;
             squares += s->row == 3 && !strcmp(s->name, "compute");
             if (s->row == 0) CU_ASSERT_STRING_EQUAL(s->name, "load_weight");
+            if (s->row >= 4) CU_ASSERT(strncmp(s->name, s->row % 2 ? "load" : "store", 4) != 0); /* gtoc, ctod: down */
             for (const Shown *b = slice; b < s; b++) {
                 const double common = fmin(s->end, b->end) - fmax(s->begin, b->begin);
                 if (s->row == b->row) CU_ASSERT(common <= 1e-6);
@@ -779,7 +775,8 @@ TEST(what_is_searched_for_keeps_to_the_memory) {
 // A.3
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The paper's machine with each number up to four times larger or smaller. */
+/* The paper's machine with each number up to four times larger or smaller, and one of its rates so low that its row binds.
+ */
 static Hardware random_machine(uint64_t *seed) {
     Hardware h;
     Error err;
@@ -787,6 +784,7 @@ static Hardware random_machine(uint64_t *seed) {
     double *const rates[] = {h.bdw[CTOG], h.bdw[GTOC], h.bdw[DTOC], h.bdw[CTOD], h.mm_flops, h.bmm_flops, h.cpu_flops};
     for (int t = 0; t < NTIERS; t++) h.mem[t] *= test_spread(seed, .25, 4);
     for (int r = 0; r < 7 * 2; r++) rates[r / 2][r % 2] *= test_spread(seed, .25, 4);
+    rates[test_below(seed, 7)][test_below(seed, 2)] /= 300;
     return h;
 }
 
@@ -995,17 +993,14 @@ TEST(wrong_use_is_refused_in_one_line) {
 
 /* Lines may end in CR LF; empty ones are no prompts. */
 TEST(a_line_is_a_prompt) {
-    const char *dir = small();
-    write_file(capture, "lines.txt", "a b\r\n\r\n\nc", 9);
-    Result r = DONE("%s --prompts %s/lines.txt " WHOLE_GPU, dir, capture);
+    write_file(small(), "lines.txt", "a b\r\n\r\n\nc", 9);
+    const Result r = DONE("%1$s --prompts %1$s/lines.txt " WHOLE_GPU, small());
     CU_ASSERT(!strncmp(r.out, "a b", 3) && strstr(r.out, "\nc") && strstr(r.err, "mini: prompts 2, "));
-    r = DONE("%s a c --json " WHOLE_GPU, dir);
-    CU_ASSERT(strstr(r.out, "{\"id\": 0, \"tokens\": [") == r.out && strstr(r.out, "]}\n{\"id\": 1, \"tokens\": ["));
 }
 
 /* The prompt is </s> and "A". The last token generated needs no position. */
 TEST(a_text_may_use_all_positions) {
-    FIGURES("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS - 1);
+    DONE("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS - 1);
     assert_refused(MINI, text_of("%s A " ALL_ON_GPU " --max-tokens %d", small(), POSITIONS), 2);
 }
 
@@ -1021,16 +1016,15 @@ static const char *assert_survives(const char *dir, const char *what, bool may_b
 /* The token that follows a prompt is made the piece of byte 0, whose id the piece that it was gets. */
 TEST(a_completion_may_contain_NUL) {
     const char *dir = copy_of_victim();
-    Result r = DONE("%s c --json " WHOLE_GPU, dir);
-    const char *tokens = strstr(r.out, "\"tokens\": [");
+    const Answers a = read_answers(DONE("%s Mum --json " WHOLE_GPU, dir).out, 1);
     char *vocab = keep(contents(in_dir(dir, "vocab.json"), NULL)), *piece = strstr(vocab, "\"\304\200\":");
-    CU_ASSERT_FATAL(tokens && piece);
-    const char *generated = text_of(":%d,", atoi(tokens + 11)), *nul = text_of(":%d,", atoi(piece + 5));
+    CU_ASSERT_PTR_NOT_NULL_FATAL(piece);
+    const char *generated = text_of(":%d,", a.token[0][0]), *nul = text_of(":%d,", atoi(piece + 5));
     spoil(dir, "vocab.json", generated, ":#,");
     spoil(dir, "vocab.json", nul, generated);
     spoil(dir, "vocab.json", ":#,", nul);
-    r = DONE("%s c " WHOLE_GPU, dir);
-    CU_ASSERT(r.out_len == 3 && !memcmp(r.out, "c\0\n", 3));
+    const Result r = DONE("%s Mum " WHOLE_GPU, dir);
+    CU_ASSERT(r.out_len == 5 && !memcmp(r.out, "Mum\0\n", 5));
 }
 
 /* The names of tensors do not begin with "model."; a line ends in config.json; vocab.json is ASCII, as Python writes it. */
@@ -1159,30 +1153,26 @@ TEST(lesser_faults_do_no_harm) {
     try_edits(edits, COUNT(edits), true);
 }
 
-/* A file of so many bytes, whose header says that it has so many. */
+/* A file of so many bytes, or whose header says that it has so many. */
 TEST(a_file_or_header_of_another_length_is_refused) {
     const char *dir = copy_of_victim();
     size_t size, header;
-    char *file = contents(in_dir(dir, TENSORS), &size), *deep = xcalloc(200001, 1);
+    char *file = keep(contents(in_dir(dir, TENSORS), &size));
     memcpy(&header, file, sizeof header);
     const size_t sizes[] = {0,          1,          7,          8,        9,        8 + header / 2,
                             7 + header, 8 + header, 9 + header, size / 2, size - 2, size - 1},
                  headers[] = {0,          1,          2,          100,      size - 7 /* it ends behind its file */,
                               1ull << 32, 1ull << 62, 1ull << 63, SIZE_MAX, SIZE_MAX - 7};
-    for (size_t c = 0; c < COUNT(sizes) + COUNT(headers); c++) {
-        const bool whole = c >= COUNT(sizes);
-        const size_t says = whole ? headers[c - COUNT(sizes)] : header;
-        memcpy(file, &says, sizeof says);
-        write_file(dir, TENSORS, file, whole ? size : sizes[c]);
-        const char *said = assert_survives(dir, text_of("case %zu, a header of %zu", c, says), false);
-        CU_ASSERT(says <= header || strstr(said, "is no whole file of safetensors"));
+    for (size_t c = 0; c < COUNT(sizes); c++) {
+        write_file(dir, TENSORS, file, sizes[c]);
+        assert_survives(dir, text_of("%zu bytes", sizes[c]), false);
     }
-    memset(deep, '[', 200000);
-    memcpy(deep, "{\"a\":", 5);
-    copy_file(small(), dir, TENSORS);
-    spoil(dir, TENSORS, NULL, deep);
-    assert_survives(dir, "brackets without end", false);
-    free(deep), free(file);
+    for (size_t c = 0; c < COUNT(headers); c++) {
+        memcpy(file, &headers[c], sizeof header);
+        write_file(dir, TENSORS, file, size);
+        const char *said = assert_survives(dir, text_of("a header of %zu", headers[c]), false);
+        CU_ASSERT(headers[c] <= header || strstr(said, "is no whole file of safetensors"));
+    }
 }
 
 /* Bytes of what is read are changed at random; some changes do no harm. */
@@ -1238,7 +1228,7 @@ TEST(whatever_call_fails_is_one_line_or_does_no_harm) {
             snprintf(fault, sizeof fault, faults[f].fault, n);
             with.fault = fault;
             Result r = run(MINI, ask);
-            const bool right = r.status ? !strcmp(r.out, "") && was_refused(&r, 0) : !strcmp(r.out, good.out);
+            const bool right = r.status ? was_refused(&r, 0) : !strcmp(r.out, good.out);
             if (!right) fprintf(stderr, "\n    FAULT=%s: status %d: %s%s", fault, r.status, r.out, r.err);
             CU_ASSERT(right);
         }
