@@ -56,12 +56,7 @@ static const Checkpoint *model(void) {
  * second; memory is too fast to notice. */
 static Rig opened(Policy policy) {
     static Hardware h;
-    h = test_fast_machine();
-    for (int stage = 0; stage < 2; stage++) {
-        h.ctog_bdw[stage] = h.gtoc_bdw[stage] = 10e6;
-        h.dtoc_bdw[stage] = h.ctod_bdw[stage] = 5e6;
-        h.mm_flops[stage] = 40e6, h.bmm_flops[stage] = 10e6;
-    }
+    h = machine_with("ctog_bdw=10e6 gtoc_bdw=10e6 dtoc_bdw=5e6 ctod_bdw=5e6 mm_flops=40e6 bmm_flops=10e6");
     Rig r = {.model = model(), .policy = policy, .task = &task, .sim = &h};
     CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     return r;
