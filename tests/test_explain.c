@@ -7,23 +7,16 @@
 
 static Error err;
 
-/* OPT-30B on the paper's machine: a block of 16 x 14, with so much memory on the CPU. */
-typedef struct {
-    Hardware hardware;
-    Task task;
-    Checkpoint *checkpoint;
-} Case;
+/* OPT-30B in a block of 16 x 14. */
 static const Block block = {512, 32, 16, 14};
 
-static void case_open(Case *c, double cpu_gb) {
-    const OptConfig config = opt_named("opt-30b");
-    ASSERT_OK(hardware_read(&c->hardware, "hardware/t4.json", &err));
-    c->hardware.cmem = cpu_gb * 1e9;
-    c->task = equal_task(block.gbs * block.num_gpu_batches, block.s, block.n);
-    c->checkpoint = checkpoint_dummy(&config, 0);
+/* The paper's machine, with so much memory on the CPU. */
+static Hardware machine(double cpu_gb) {
+    Hardware h;
+    ASSERT_OK(hardware_read(&h, "hardware/t4.json", &err));
+    h.cmem = cpu_gb * 1e9;
+    return h;
 }
-
-static void case_close(Case *c) { free_task(&c->task), checkpoint_close(c->checkpoint); }
 
 /* A report of the linear program, as text and as an object. */
 typedef struct {
@@ -32,18 +25,18 @@ typedef struct {
 } Said;
 
 /* By Appendix A.3, or by this engine's cost model. */
-static Said explain(const Case *c, bool paper) {
+static Said explain(const Hardware *hardware, bool paper) {
+    const OptConfig config = opt_named("opt-30b");
+    Checkpoint *checkpoint = checkpoint_dummy(&config, 0);
+    Task task = equal_task(block.gbs * block.num_gpu_batches, block.s, block.n);
     Said said = {.json = cJSON_CreateObject()};
     size_t len;
     const TaskRun run = {.json = said.json, .text = open_memstream(&said.text, &len)};
-    Policy policy = all_gpu(block.gbs, block.num_gpu_batches);
-    policy.wg = policy.cg = policy.hg = 0, policy.delegated = true;
-    Search search = {
-        .hardware = &c->hardware, .checkpoint = c->checkpoint, .task = &c->task, .act_type = F16, .given = policy};
-    CHECK(run.text);
-    for (int t = 0; t < NTIERS; t++) search.capacity[t] = (Bytes)c->hardware.mem[t];
-    ASSERT_OK(report_explained(&run, &search, paper ? NULL : &policy, &block, &err));
-    fclose(run.text);
+    Search search = open_question(hardware, checkpoint, &task);
+    search.given = on_tiers(0, 0, 0, 0, 0, 0, block.gbs, block.num_gpu_batches);
+    search.given.delegated = true;
+    ASSERT_OK(report_explained(&run, &search, paper ? NULL : &search.given, &block, &err));
+    fclose(run.text), free_task(&task), checkpoint_close(checkpoint);
     return said;
 }
 
@@ -65,11 +58,11 @@ static void check_price(double cpu_gb, bool paper, Tier tier) {
     const double little = 1e6; /* bytes; so few that the same rows bind */
     char gb[8];
     double size = NAN, printed = NAN;
-    Case c;
-    case_open(&c, cpu_gb);
-    Said before = explain(&c, paper);
-    c.hardware.mem[tier] += little;
-    Said after = explain(&c, paper);
+    Hardware h = machine(cpu_gb);
+    Said before = explain(&h, paper);
+    const double given = h.mem[tier] / 1e9;
+    h.mem[tier] += little;
+    Said after = explain(&h, paper);
     const double price = figure(&before, "more", name[tier], "price");
     const double measured = -rise(&before, &after, "objective") / little * 1e9;
     line = strstr(before.text, "with one more GB");
@@ -78,8 +71,8 @@ static void check_price(double cpu_gb, bool paper, Tier tier) {
     CU_ASSERT(measured > 1e-3); /* or nothing is tested */
     CU_ASSERT(fabs(price - measured) <= 1e-6 * measured);
     CU_ASSERT(fabs(-printed - measured) <= 1e-3 * measured);
-    CU_ASSERT(fabs(size - (c.hardware.mem[tier] - little) / 1e9) <= 1e-4 * size);
-    said_free(&before), said_free(&after), case_close(&c);
+    CU_ASSERT(fabs(size - given) <= 1e-4 * size);
+    said_free(&before), said_free(&after);
 }
 
 TEST(a_tier_with_a_little_more_memory_brings_what_its_price_says) {
@@ -91,10 +84,9 @@ TEST(a_tier_with_a_little_more_memory_brings_what_its_price_says) {
 /* No price without a limit: a row that has room to spare is worth nothing. What the paper's rows of seconds may take is
  * T_pre or T_gen, of which A.3 makes T. */
 TEST(every_row_binds_or_has_no_price) {
-    Case c;
-    case_open(&c, 219);
+    const Hardware h = machine(219);
     for (int paper = 0; paper < 2; paper++) {
-        Said said = explain(&c, paper);
+        Said said = explain(&h, paper);
         const cJSON *row, *rows = cJSON_GetObjectItem(cJSON_GetObjectItem(said.json, "lp"), "rows");
         int n = 0, binding = 0;
         double of_stage[2] = {NAN, NAN}; /* seconds of a layer: in generation, in prefill */
@@ -111,11 +103,11 @@ TEST(every_row_binds_or_has_no_price) {
             n++, binding += binds;
         }
         CU_ASSERT(n >= NROWS && binding > 3 && (!paper || n == NROWS));
-        const double T = c.checkpoint->config.l * (of_stage[1] + (block.n - 1) * of_stage[0]);
-        CU_ASSERT(!paper || fabs(T / c.task.count / figure(&said, "lp", NULL, "seconds") - 1) < 1e-9);
+        const double T = opt_named("opt-30b").l * (of_stage[1] + (block.n - 1) * of_stage[0]);
+        CU_ASSERT(!paper ||
+                  fabs(T / (block.gbs * block.num_gpu_batches) / figure(&said, "lp", NULL, "seconds") - 1) < 1e-9);
         said_free(&said);
     }
-    case_close(&c);
 }
 
 /* What one more GB/s of a link brings, by the report, is what the same question on that machine says. */
@@ -123,16 +115,15 @@ TEST(a_faster_link_is_faster_in_both_stages) {
     double most = 0;
     for (int paper = 0; paper < 2; paper++)
         for (int link = CTOG; link <= CTOD; link++) {
-            Case c;
-            case_open(&c, 100); /* so little that all links are busy */
-            Said before = explain(&c, paper);
-            c.hardware.bdw[link][0] += 1e9, c.hardware.bdw[link][1] += 1e9;
-            Said after = explain(&c, paper);
+            Hardware h = machine(100); /* so little that all links are busy */
+            Said before = explain(&h, paper);
+            h.bdw[link][0] += 1e9, h.bdw[link][1] += 1e9;
+            Said after = explain(&h, paper);
             const double seconds = -rise(&before, &after, "objective"), rises = rise(&before, &after, "throughput");
             CU_ASSERT(fabs(figure(&before, "more", channel_name[link], "seconds") - seconds) <= 1e-9 * fabs(seconds));
             CU_ASSERT(fabs(figure(&before, "more", channel_name[link], "throughput") - rises) <= 1e-6 * fabs(rises) + 1e-9);
             most = fmax(most, seconds);
-            said_free(&before), said_free(&after), case_close(&c);
+            said_free(&before), said_free(&after);
         }
     CU_ASSERT(most > 1); /* or nothing is tested */
 }

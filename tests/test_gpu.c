@@ -7,21 +7,15 @@
 
 #include "tests/started.h"
 
-static const char *setting(const char *name, const char *otherwise) {
-    const char *value = getenv(name);
-    return value ? value : otherwise;
-}
-
 /* Runs a copy of the program on a GPU, with a library for GPUs beside it, with the stub of a driver or without one. */
 static Result run_copy(const char *library, bool driver) {
     char command[2000], path[1000];
-    const char *dir = temp_dir(), *bin = setting("FLEXGEN_BIN", "./flexgen");
-    snprintf(command, sizeof command, "cp '%s' '%s/flexgen' && { [ -z '%s' ] || cp '%s' '%s/flexgen_cuda.so'; }", bin, dir,
-             library, library, dir);
+    const char *dir = temp_dir(), *bin = keep(xstrdup(getenv("FLEXGEN_BIN")));
+    snprintf(command, sizeof command, "cp '%1$s' '%2$s/flexgen' && { [ -z '%3$s' ] || cp '%3$s' '%2$s/flexgen_cuda.so'; }",
+             bin, dir, library);
     CHECK(system(command) == 0);
-    snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", driver ? setting("FLEXGEN_DRIVER", "build/driver") : "");
+    snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", driver ? getenv("FLEXGEN_DRIVER") : "");
     with.set[0] = path;
-    bin = keep(xstrdup(bin));
     setenv("FLEXGEN_BIN", in_dir(dir, "flexgen"), 1);
     const Result r = flexgen(
         "generate --device cuda --model models/opt-tiny --prompt x --max-tokens 1 --gpu-batch-size 1 "
@@ -45,8 +39,8 @@ TEST(a_program_finds_its_library_or_says_what_is_missing) {
 
 TEST(the_library_beside_the_program_runs_the_model) {
     char library[1000];
-    snprintf(library, sizeof library, "%s_cuda.so", setting("FLEXGEN_EMULATED", ""));
-    if (library[0] == '_') return;
+    if (!getenv("FLEXGEN_EMULATED")) return;
+    snprintf(library, sizeof library, "%s_cuda.so", getenv("FLEXGEN_EMULATED"));
     const Result r = run_copy(library, true);
     CU_ASSERT(r.status == 0 && shows(r.err, "emulated GPU"));
 }
@@ -120,9 +114,9 @@ TEST(every_step_keeps_its_time_and_its_figures_whatever_the_others_do) {
                "offload waits "
                ">said 2>errors"));
     for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
-        if (holds(after[i])) continue;
-        fprintf(stderr, "\n    not so: %s\n", after[i]);
-        CU_FAIL("gpu_check.sh");
+        const bool right = holds(after[i]);
+        if (!right) fprintf(stderr, "\n    not so: %s\n", after[i]);
+        CU_ASSERT(right);
     }
 }
 
@@ -223,15 +217,17 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
 
 // ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
 
-/* Runs a shell command with `line` as $line, and gives back what it printed; *status its exit status. */
-static char *shell(int *status, const char *line, const char *command) {
+/* Runs a shell command with `line` as $line, and gives back what it printed; its exit status has to be 0. */
+static char *shell(const char *line, const char *command) {
     static char said[1 << 16];
     setenv("line", line, 1);
     setenv("scratch", temp_dir(), 1);
     FILE *f = popen(command, "r");
     CHECK(f);
     said[fread(said, 1, sizeof said - 1, f)] = 0;
-    *status = pclose(f);
+    const int status = pclose(f);
+    if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
+    CU_ASSERT_EQUAL(status, 0);
     return said;
 }
 
@@ -247,25 +243,22 @@ TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
         "-e 's|-len 32|-len 2|' -e 's|--max-tokens [0-9]*|--max-tokens 2|'); case $line in *percent*) ;; "
         "*bench*) command=\"$command --hardware hardware/laptop.json --num-prompts 4\" ;; "
         "*) command=\"$command --hardware hardware/laptop.json\" ;; esac ;; esac; eval \"$command\" 2>&1";
-    const bool emulated = getenv("FLEXGEN_EMULATED") != NULL;
+    const char *emulated = getenv("FLEXGEN_EMULATED");
     char line[600];
-    int n = 0, status;
+    int n = 0;
     FILE *page = fopen("docs/GPU.md", "r");
-    CU_ASSERT_FATAL(page != NULL);
-    setenv("program", emulated ? getenv("FLEXGEN_EMULATED") : setting("FLEXGEN_BIN", "./flexgen"), 1);
-    if (emulated) setenv("LD_LIBRARY_PATH", setting("FLEXGEN_DRIVER", "build/driver"), 1);
+    CHECK(page);
+    setenv("program", emulated ? emulated : getenv("FLEXGEN_BIN"), 1);
+    if (emulated) setenv("LD_LIBRARY_PATH", getenv("FLEXGEN_DRIVER"), 1);
     while (fgets(line, sizeof line, page)) {
         if (strncmp(line, "    ./flexgen ", 14) != 0) continue;
         line[strcspn(line, "\n")] = 0;
-        const char *said = shell(&status, line, less);
-        CU_ASSERT_EQUAL(status, 0);
-        if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
+        const char *said = shell(line, less);
         const char *rate = strstr(line, " sim ") ? strstr(said, "generation throughput ") : NULL;
         char figure[64];
         if (rate) { /* what the page says of it */
             snprintf(figure, sizeof figure, "%.0f token/s", atof(rate + strlen("generation throughput ")));
-            shell(&status, figure, "grep -o \"$line\" docs/GPU.md");
-            CU_ASSERT_EQUAL(status, 0);
+            shell(figure, "grep -o \"$line\" docs/GPU.md");
         }
         n++;
     }
@@ -276,16 +269,14 @@ TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
 
 /* The files that it names are there, and the lines that it explains are the program's. */
 TEST(what_the_page_for_readers_with_a_gpu_names_is_there) {
-    int status;
-    const char *missing = shell(&status, "",
-                                "grep -oE '\\b(hardware|scripts|models)/[a-z0-9_.-]+[a-z0-9]' docs/GPU.md | sort -u | "
-                                "while read -r f; do [ -e \"$f\" ] || echo \"$f\"; done");
-    CU_ASSERT_STRING_EQUAL(missing, "");
-    const char *unsaid = shell(&status, "",
-                               "sed -n 's/^| `\\([^`]*\\)` |.*/\\1/p' docs/GPU.md | while read -r said; do "
-                               "cat *.c *.cu */*.c | tr -d '\\n\"' | tr -s ' ' | sed 's/%s tier needs/GPU tier needs/' | "
-                               "grep -qF \"$said\" || echo \"$said\"; done");
-    CU_ASSERT_STRING_EQUAL(unsaid, "");
-    const char *lines = shell(&status, "", "grep -c '^| `' docs/GPU.md");
-    CU_ASSERT(atoi(lines) >= 9);
+    CU_ASSERT_STRING_EQUAL(shell("",
+                                 "grep -oE '\\b(hardware|scripts|models)/[a-z0-9_.-]+[a-z0-9]' docs/GPU.md | sort -u | "
+                                 "while read -r f; do [ -e \"$f\" ] || echo \"$f\"; done"),
+                           "");
+    CU_ASSERT_STRING_EQUAL(shell("",
+                                 "sed -n 's/^| `\\([^`]*\\)` |.*/\\1/p' docs/GPU.md | while read -r said; do "
+                                 "cat *.c *.cu */*.c | tr -d '\\n\"' | tr -s ' ' | sed 's/%s tier needs/GPU tier needs/' | "
+                                 "grep -qF \"$said\" || echo \"$said\"; done"),
+                           "");
+    CU_ASSERT(atoi(shell("", "grep -c '^| `' docs/GPU.md")) >= 9);
 }

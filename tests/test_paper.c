@@ -3,7 +3,7 @@
  * simulate run again here. If one fails because the engine has become another, `make paper` writes the folder anew. */
 #include <cjson/cJSON.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 enum { FEWEST = 40 /* runs; fewer means that the choice below no longer finds them */ };
 
@@ -30,29 +30,12 @@ static bool is_quick(const cJSON *run) {
                                    !strstr(flags, "--nodes") && !cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed")));
 }
 
-static const char *program(void) { return getenv("FLEXGEN_BIN") ? getenv("FLEXGEN_BIN") : "./flexgen"; }
-
-/* Runs it; its JSON, or NULL with what it said. */
-static cJSON *repeat(const char *flags, char **said) {
-    const char *dir = temp_dir();
-    char command[2000];
-    snprintf(command, sizeof command, "%s bench %s --json %s/json >/dev/null 2>%s/err", program(), flags, dir, dir);
-    const int status = system(command);
-    *said = contents(in_dir(dir, "err"), NULL);
-    if (status) return NULL;
-    char *text = contents(in_dir(dir, "json"), NULL);
-    cJSON *found = cJSON_Parse(text);
-    free(text);
-    return found;
-}
-
 /* Numbers as paper.py writes them: %.6g in runs.json, %.3g in README.md. */
 static bool same(const cJSON *stated, const cJSON *found) {
     char a[32], b[32];
-    if (!cJSON_IsNumber(stated)) return found && cJSON_Compare(stated, found, true);
-    if (!cJSON_IsNumber(found)) return false;
+    if (!cJSON_IsNumber(stated) || !cJSON_IsNumber(found)) return cJSON_Compare(stated, found, true);
     snprintf(a, sizeof a, "%.6g", stated->valuedouble), snprintf(b, sizeof b, "%.6g", found->valuedouble);
-    return stated->valuedouble == found->valuedouble || !strcmp(a, b);
+    return !strcmp(a, b);
 }
 
 /* "planned_GPU" is in `tiers`; "breakdown.decode.total_s" in objects inside each other. */
@@ -92,24 +75,24 @@ static void compare_lines(const cJSON *run, const char *readme, const char *text
 
 /* A run that is refused is so for the size of a tier, which must be what the program says. */
 static void check_run(const cJSON *run, const char *readme) {
-    char *said, text[64];
+    char text[64];
     double mib = 0;
     const char *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
-    cJSON *found = repeat(text_of(run, "flags"), &said);
-    if (!found && !refused) fprintf(stderr, "\n    %s: %s\n", text_of(run, "flags"), said);
-    CU_ASSERT_EQUAL_FATAL(!found, refused != NULL);
+    const Result r = flexgen("bench %s --json @json", text_of(run, "flags"));
+    if (r.status && !refused) fprintf(stderr, "\n    %s: %s\n", text_of(run, "flags"), r.err);
+    CU_ASSERT_EQUAL_FATAL(r.status != 0, refused != NULL);
     if (refused) {
-        const char *needs = strstr(said, "needs ");
+        const char *needs = strstr(r.err, "needs ");
         CU_ASSERT(needs && sscanf(needs, "needs %lf MiB", &mib) == 1);
         snprintf(text, sizeof text, "needs %.3g GiB", mib / 1024);
         CU_ASSERT(!strncmp(refused, text, strlen(text)));
     } else {
+        cJSON *found = cJSON_Parse(keep(contents(in_dir(capture, "json"), NULL)));
         compare(run, found);
+        cJSON_Delete(found);
         snprintf(text, sizeof text, "%.3g", figure(run, "throughput"));
     }
     compare_lines(run, readme, text);
-    cJSON_Delete(found);
-    free(said);
 }
 
 /* With overlap off one part follows the other, so that they add up to the stage; both stages are the whole run, whose
@@ -136,8 +119,8 @@ static void check_sums(const cJSON *run) {
 }
 
 TEST(what_results_paper_says_is_what_the_program_does) {
-    char *json = contents("results/paper/runs.json", NULL), *readme = contents("results/paper/README.md", NULL);
-    cJSON *runs = cJSON_Parse(json), *run;
+    const char *readme = keep(contents("results/paper/README.md", NULL));
+    cJSON *runs = cJSON_Parse(keep(contents("results/paper/runs.json", NULL))), *run;
     int quick = 0, broken_down = 0;
     CU_ASSERT_FATAL(cJSON_IsArray(runs));
     cJSON_ArrayForEach(run, runs) {
@@ -147,14 +130,13 @@ TEST(what_results_paper_says_is_what_the_program_does) {
     CU_ASSERT(quick >= FEWEST);
     CU_ASSERT_EQUAL(broken_down, 2);
     cJSON_Delete(runs);
-    free(json), free(readme);
 }
 
 /* The scripts make these sections anew, from the figures of runs.json, and README.md has each line. The other sections need
  * figures that runs.json does not have, from runs that take longer, or from real ones. */
 TEST(the_tables_of_results_paper_are_what_its_scripts_make_of_the_runs) {
     if (!has_python()) return;
-    setenv("FLEXGEN", program(), 1);
+    setenv("FLEXGEN", getenv("FLEXGEN_BIN"), 1);
     CU_ASSERT_EQUAL(system("python3 -B scripts/paper.py --check table1 table2 losses table3_rows table4 table5 figure5 "
                            "appendix_policies dollars"),
                     0);

@@ -10,86 +10,26 @@ typedef struct {
     const char *card;   /* name and free MiB, as nvidia-smi says it; NULL: there is no nvidia-smi */
     const char *driver; /* the CUDA version that nvidia-smi prints */
     const char *nvcc;   /* the toolkit's version; NULL: there is no compiler */
-    int gpus;
-    bool cublas, library; /* the toolkit has cuBLAS; ldconfig knows libcuda.so.1 */
-    const char *kernel;   /* what uname -r prints */
     int status;
     const char *says[2];
+    bool two_gpus, wsl, no_cublas, no_library; /* no_library: ldconfig does not know libcuda.so.1 */
 } Machine;
 
 static const Machine machines[] = {
-    {"RTX 3060 that drives a display",
-     "NVIDIA GeForce RTX 3060, 10900",
-     "13.0",
-     "13.0",
-     1,
-     true,
-     true,
-     "6.1.0",
-     0,
-     {"9 GB of the GPU"}},
-    {"laptop with 6 GB",
-     "NVIDIA GeForce RTX 3050 6GB Laptop GPU, 5800",
-     "12.8",
-     "12.8",
-     1,
-     true,
-     true,
-     "6.1.0",
-     0,
-     {"5 GB of the GPU"}},
-    {"WSL 2",
-     "NVIDIA GeForce RTX 4090, 23000",
-     "13.0",
-     "12.8",
-     1,
-     true,
-     true,
-     "6.6.87.2-microsoft-standard-WSL2",
-     0,
-     {"WSL: half of the memory is used", "16 GB of the GPU"}},
-    {"driver that is older than the toolkit",
-     "NVIDIA GeForce RTX 3090, 23000",
-     "12.2",
-     "13.0",
-     1,
-     true,
-     true,
-     "6.1.0",
-     2,
-     {"the driver knows CUDA 12.2, and the toolkit is 13.0: install a newer driver", "a toolkit of 12.x"}},
-    {"toolkit without cuBLAS",
-     "NVIDIA GeForce RTX 3090, 23000",
-     "13.0",
-     "13.0",
-     1,
-     false,
-     true,
-     "6.1.0",
-     2,
-     {"cuBLAS or CUDA's runtime is missing", "apt-get install libcublas-dev-13-0"}},
-    {"runtime from Python's packages alone",
-     "NVIDIA GeForce RTX 3090, 23000",
-     "12.8",
-     NULL,
-     1,
-     false,
-     true,
-     "6.1.0",
-     2,
-     {"there is no nvcc: install the CUDA toolkit, up to version 12.x"}},
-    {"two GPUs",
-     "NVIDIA GeForce RTX 3090, 23000",
-     "13.0",
-     "13.0",
-     2,
-     true,
-     true,
-     "6.1.0",
-     0,
-     {"2 GPUs: the first is used; CUDA_VISIBLE_DEVICES=1 takes the second"}},
-    {"container without nvidia-smi", NULL, NULL, "13.0", 1, true, true, "6.1.0", 0, {"no nvidia-smi here"}},
-    {"no driver", NULL, NULL, "13.0", 0, true, false, "6.1.0", 2, {"no driver of NVIDIA's", "--gpus all"}},
+    {"RTX 3060 that drives a display", "NVIDIA GeForce RTX 3060, 10900", "13.0", "13.0", .says = {"9 GB of the GPU"}},
+    {"laptop with 6 GB", "NVIDIA GeForce RTX 3050 6GB Laptop GPU, 5800", "12.8", "12.8", .says = {"5 GB of the GPU"}},
+    {"WSL 2", "NVIDIA GeForce RTX 4090, 23000", "13.0", "12.8",
+     .says = {"WSL: half of the memory is used", "16 GB of the GPU"}, .wsl = true},
+    {"driver that is older than the toolkit", "NVIDIA GeForce RTX 3090, 23000", "12.2", "13.0", 2,
+     .says = {"the driver knows CUDA 12.2, and the toolkit is 13.0: install a newer driver", "a toolkit of 12.x"}},
+    {"toolkit without cuBLAS", "NVIDIA GeForce RTX 3090, 23000", "13.0", "13.0", 2,
+     .says = {"cuBLAS or CUDA's runtime is missing", "apt-get install libcublas-dev-13-0"}, .no_cublas = true},
+    {"runtime from Python's packages alone", "NVIDIA GeForce RTX 3090, 23000", "12.8", NULL, 2,
+     .says = {"there is no nvcc: install the CUDA toolkit, up to version 12.x"}, .no_cublas = true},
+    {"two GPUs", "NVIDIA GeForce RTX 3090, 23000", "13.0", "13.0",
+     .says = {"2 GPUs: the first is used; CUDA_VISIBLE_DEVICES=1 takes the second"}, .two_gpus = true},
+    {"container without nvidia-smi", NULL, NULL, "13.0", .says = {"no nvidia-smi here"}},
+    {"no driver", NULL, NULL, "13.0", 2, .says = {"no driver of NVIDIA's", "--gpus all"}, .no_library = true},
 };
 
 static const char *dir;
@@ -114,11 +54,12 @@ static void build_machine(const Machine *m) {
     dir = temp_dir();
     mkdir(in_dir(dir, "include"), 0755), mkdir(in_dir(dir, "lib64"), 0755);
     for (int i = 0; i < 3; i++)
-        if (m->cublas) write_file(dir, toolkit[i], "", 0);
-    stub("nvidia-smi", smi, m->card, m->driver, m->gpus);
+        if (!m->no_cublas) write_file(dir, toolkit[i], "", 0);
+    stub("nvidia-smi", smi, m->card, m->driver, 1 + m->two_gpus);
     stub("nvcc", "echo 'Cuda compilation tools, release %1$s, V%2$s.88'\n", m->nvcc, m->nvcc, 0);
-    stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->kernel, "", 0);
-    stub("ldconfig", "echo '%1$s%2$s'\n", m->library ? "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1" : "", "", 0);
+    stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->wsl ? "6.6.87.2-microsoft-standard-WSL2" : "6.1.0", "", 0);
+    stub("ldconfig", "echo '%1$s%2$s'\n", m->no_library ? "" : "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1", "",
+         0);
     stub("python3", NULL, NULL, NULL, 0);
 }
 
@@ -129,7 +70,7 @@ TEST(each_machine_goes_on_or_is_told_what_to_do) {
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
         const Machine *m = &machines[i];
         char command[1500];
-        if (!m->cublas && m->nvcc && system_has_cublas()) continue;
+        if (m->no_cublas && m->nvcc && system_has_cublas()) continue;
         build_machine(m);
         snprintf(command, sizeof command,
                  "mkdir %1$s/home && cp -r scripts %1$s/home && cd %1$s/home && env -u CUDA_VISIBLE_DEVICES -u GPU_MEM_GB "

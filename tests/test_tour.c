@@ -9,7 +9,7 @@
 #include <cjson/cJSON.h>
 #include <ctype.h>
 
-#include "tests.h"
+#include "tests/started.h"
 
 #define TOUR "docs/TOUR.md"
 
@@ -36,57 +36,35 @@ static const OptConfig two_layers = {.name = "two-layers",
 
 /* A quarter of the weights on the GPU and half on the CPU; one sequence's KV cache on the CPU, the other's on disk; one
  * sequence's activations on the GPU, the other's on the CPU. */
-static const Policy policy = {.wg = .25,
-                              .wc = .5,
-                              .cg = 0,
-                              .cc = .5,
-                              .hg = .5,
-                              .hc = .5,
-                              .gbs = 1,
-                              .num_gpu_batches = 2,
-                              .overlap = true,
-                              .page_tokens = 4,
-                              .table_home = TIER_GPU};
-
-typedef struct {
-    Checkpoint *checkpoint;
-    int32_t ids[PROMPTS][S];
-    Prompt prompts[PROMPTS];
-    Task task;
-    Plan *plan;
-} Example;
-
-static void example_open(Example *e, const Policy *with, Type act_type) {
-    *e = (Example){.checkpoint = checkpoint_dummy(&two_layers, 1), .ids = {{2, 5, 6}, {2, 9, 40}}};
-    for (int p = 0; p < PROMPTS; p++) e->prompts[p] = (Prompt){.ids = e->ids[p], .s = S, .n = N, .place = p};
-    e->task = (Task){.prompts = e->prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-    e->plan = plan_make(e->checkpoint, with, &e->task, act_type, &err);
-    if (!e->plan) CU_FAIL_FATAL(err.text);
+static Policy mixed(void) {
+    Policy p = on_tiers(.25, .5, 0, .5, .5, .5, 1, 2);
+    p.page_tokens = 4, p.table_home = TIER_GPU;
+    return p;
 }
 
-static void example_close(Example *e) { plan_free(e->plan), checkpoint_close(e->checkpoint); }
+static int32_t ids[PROMPTS][S] = {{2, 5, 6}, {2, 9, 40}};
+static Prompt prompts[PROMPTS] = {{.ids = ids[0], .s = S, .n = N}, {.ids = ids[1], .s = S, .n = N, .place = 1}};
+static const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
 
-/* Sweeps on the sim, which is so slow that a layer takes a millisecond: links of 10 and 5 MB/s, 40 million flops a second;
- * memory is too fast to notice. */
-static RunStats simulate(const Policy *with, Trace *trace, LaneCount count[NLANES], void (*prepare)(Device *)) {
-    const Listener listener = {0};
-    Hardware h = test_fast_machine();
-    Example e;
-    RunStats stats;
-    for (int stage = 0; stage < 2; stage++) {
-        h.ctog_bdw[stage] = h.gtoc_bdw[stage] = 10e6;
-        h.dtoc_bdw[stage] = h.ctod_bdw[stage] = 5e6;
-        h.mm_flops[stage] = 40e6, h.bmm_flops[stage] = 10e6;
-    }
-    example_open(&e, with, F16);
-    Device *device = sim_open(e.plan, &h);
-    device->trace = trace;
-    if (prepare) prepare(device);
-    ASSERT_OK(schedule_run(e.plan, &e.task, device, &listener, &stats, &err));
-    if (count) memcpy(count, device->count, sizeof device->count);
-    device->close(device);
-    example_close(&e);
-    return stats;
+static const Checkpoint *model(void) {
+    static const Checkpoint *checkpoint;
+    if (!checkpoint) checkpoint = checkpoint_dummy(&two_layers, 1);
+    return checkpoint;
+}
+
+/* The example on the sim, which is so slow that a layer takes a millisecond: links of 10 and 5 MB/s, 40 million flops a
+ * second; memory is too fast to notice. */
+static Rig opened(Policy policy) {
+    static Hardware h;
+    h = machine_with("ctog_bdw=10e6 gtoc_bdw=10e6 dtoc_bdw=5e6 ctod_bdw=5e6 mm_flops=40e6 bmm_flops=10e6");
+    Rig r = {.model = model(), .policy = policy, .task = &task, .sim = &h};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+    return r;
+}
+
+static void run(Rig *r) {
+    CU_ASSERT_EQUAL_FATAL(rig_run(r), 0);
+    rig_close(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -95,8 +73,7 @@ static RunStats simulate(const Policy *with, Trace *trace, LaneCount count[NLANE
 
 static void list_plan(FILE *out) {
     static const char *const type[] = {"F32", "F16", "BF16", "I32", "U8"};
-    Example e;
-    example_open(&e, &policy, F16);
+    Rig e = opened(mixed());
     for (int t = 0; t < NTIERS; t++) {
         fprintf(out, "%s\n", tier_name[t]);
         for (int id = 0; id < NREGIONS; id++) {
@@ -108,16 +85,15 @@ static void list_plan(FILE *out) {
         }
         fprintf(out, "  %-34s %8zu\n", "together", e.plan->total[t]);
     }
-    example_close(&e);
+    rig_close(&e);
 }
 
 static void list_weights(FILE *out) {
-    Example e;
+    Rig e = opened(mixed());
     size_t sum = 0;
-    example_open(&e, &policy, F16);
     fprintf(out, "            ln1      q      k      v      o    ln2    fc1    fc2    layer\n%-8s", "bytes");
     for (int r = 0; r < NROLES; r += 2) {
-        const size_t bytes = tensor_bytes(e.checkpoint->layer[0][r]) + tensor_bytes(e.checkpoint->layer[0][r + 1]);
+        const size_t bytes = tensor_bytes(e.model->layer[0][r]) + tensor_bytes(e.model->layer[0][r + 1]);
         sum += bytes;
         fprintf(out, "%7zu", bytes);
     }
@@ -127,7 +103,7 @@ static void list_weights(FILE *out) {
         for (int r = 0; r < NROLES; r += 2) fprintf(out, "%7s", tier_name[e.plan->weight[j][r].home.tier]);
         fprintf(out, "\n");
     }
-    example_close(&e);
+    rig_close(&e);
 }
 
 /* Ops as they are posted. What an op waits for is known by its lane and its number there; here ops have the number of their
@@ -190,22 +166,26 @@ static Event record(Device *device, const Op *op) {
     return event;
 }
 
-static void start_tape(Device *device) { tape.post = device->post, device->post = record; }
-
 static void list_ops(FILE *out) {
-    Example e;
-    example_open(&e, &policy, F16);
+    Rig e = opened(mixed());
     memset(&tape, 0, sizeof tape);
-    tape.out = out, tape.plan = e.plan;
-    simulate(&policy, NULL, NULL, start_tape);
-    example_close(&e);
+    tape.out = out, tape.plan = e.plan, tape.post = e.device->post;
+    e.device->post = record;
+    run(&e);
+}
+
+static Trace traced(void) {
+    Trace trace = {.name = "two-layers"};
+    Rig e = opened(mixed());
+    e.device->trace = &trace;
+    run(&e);
+    return trace;
 }
 
 /* The lanes of the sim during the sweep: a letter for each quarter of a millisecond. */
 static void list_lanes(FILE *out) {
     enum { WIDTH = 110 };
-    Trace trace = {0};
-    simulate(&policy, &trace, NULL, NULL);
+    Trace trace = traced();
     const double from = trace.held[SWEEP].at, step = (trace.held[SWEEP + 1].at - from) / WIDTH;
     for (int lane = 0; lane < NLANES; lane++) {
         char row[WIDTH + 1];
@@ -222,50 +202,38 @@ static void list_lanes(FILE *out) {
     trace_free(&trace);
 }
 
-static bool keep_token(void *ctx, int prompt, const int32_t *tokens, int n) {
-    ((int32_t(*)[N])ctx)[prompt][n - 1] = tokens[n - 1];
-    return false;
-}
-
 /* The engine on the host device, and the plain forward pass. */
 static void list_tokens(FILE *out) {
-    Example e;
-    RunStats stats;
-    int32_t chosen[PROMPTS][N];
     float logits[(S + N) * VOCAB];
-    const Listener listener = {.ctx = chosen, .token = keep_token};
-    example_open(&e, &policy, F32);
-    Device *device = device_open(NULL, e.plan, e.checkpoint, temp_dir(), &err);
-    ASSERT_OK(weights_load(e.plan, e.checkpoint, device, &err));
-    ASSERT_OK(schedule_run(e.plan, &e.task, device, &listener, &stats, &err));
-    device->close(device);
+    const Policy policy = mixed();
+    Rig e = rig_ran(model(), &policy, &task, NULL);
     for (int p = 0; p < PROMPTS; p++) {
-        const int32_t *s = e.ids[p], *n = chosen[p];
-        int32_t ids[S + N] = {s[0], s[1], s[2]};
+        const int32_t *s = ids[p], *n = e.answer[p].tokens;
+        int32_t all[S + N] = {s[0], s[1], s[2]};
         fprintf(out, "prompt %d: %d %d %d, the engine: %d %d %d, reference_forward:", p, s[0], s[1], s[2], n[0], n[1],
                 n[2]);
         for (int i = S; i < S + N; i++) {
-            ASSERT_OK(reference_forward(logits, e.checkpoint, ids, i, &err));
+            ASSERT_OK(reference_forward(logits, model(), all, i, &err));
             const float *row = logits + (size_t)(i - 1) * VOCAB;
             for (int v = 1; v < VOCAB; v++)
-                if (row[v] > row[ids[i]]) ids[i] = v;
-            fprintf(out, " %d", ids[i]);
+                if (row[v] > row[all[i]]) all[i] = v;
+            fprintf(out, " %d", all[i]);
         }
         fprintf(out, "\n");
     }
-    example_close(&e);
+    rig_close(&e);
 }
 
 /* Bytes of weights over the two links, row by row and zig-zag. */
 static void list_bytes(FILE *out) {
     fprintf(out, "%-8s %7s %14s %14s %12s\n", "", "sweeps", "disk to CPU", "CPU to GPU", "seconds");
     for (int row = 0; row < 2; row++) {
-        Policy p = policy;
-        LaneCount count[NLANES];
+        Policy p = mixed();
         p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, p.num_gpu_batches = row ? 1 : 2;
-        const RunStats stats = simulate(&p, NULL, count, NULL);
-        fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[p.schedule], stats.sweeps, count[W_READ].moved[WEIGHT],
-                count[W_LOAD].moved[WEIGHT], stats.total_s);
+        Rig e = opened(p);
+        run(&e);
+        fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[p.schedule], e.stats.sweeps, e.moved[DTOC][WEIGHT],
+                e.moved[CTOG][WEIGHT], e.stats.total_s);
     }
 }
 
@@ -321,7 +289,7 @@ static const char *tmp_place(void) {
 
 /* What a command of the shell prints whose "./flexgen" and "./mini" are the programs under test, and whose /tmp is a
  * directory of this suite; each line behind `indent`. */
-static char *printed_by(const char *command, const char *indent) {
+static const char *printed_by(const char *command, const char *indent) {
     char line[1600];
     write_file(tmp_place(), "command", command, strlen(command));
     snprintf(
@@ -333,28 +301,25 @@ static char *printed_by(const char *command, const char *indent) {
     const int status = system(line);
     if (status) fprintf(stderr, "\n    fails: %s\n", command);
     CU_ASSERT_EQUAL(status, 0);
-    return contents(in_dir(tmp_place(), "printed"), NULL);
+    return keep(contents(in_dir(tmp_place(), "printed"), NULL));
 }
 
 static void prints(const char *command, const char *expected) {
-    char *printed = printed_by(command, "");
+    const char *printed = printed_by(command, "");
     CU_ASSERT_STRING_EQUAL(printed, expected);
     if (strcmp(printed, expected)) fprintf(stderr, "\n    %s\n    prints: %s", command, printed);
-    free(printed);
 }
 
-static void succeeds(const char *command) { free(printed_by(command, "")); }
+static void succeeds(const char *command) { printed_by(command, ""); }
 
 /* A drawing is the one that the documents show; with TOUR=write it becomes that. */
 static void is_kept(const char *drawing, const char *path) {
-    char *drawn = contents(in_dir(tmp_place(), drawing), NULL);
+    const char *drawn = keep(contents(in_dir(tmp_place(), drawing), NULL));
     if (writes()) write_file(".", path, drawn, strlen(drawn));
-    char *kept = contents(path, NULL);
-    const bool same = !strcmp(drawn, kept);
+    const bool same = !strcmp(drawn, keep(contents(path, NULL)));
     if (!same)
         fprintf(stderr, "\n    %s is no longer what is drawn; TOUR=write make test SUITE=tour draws it anew\n", path);
     CU_ASSERT(same);
-    free(drawn), free(kept);
 }
 
 /* The pictures are drawn by Python, where there is one: the lanes from the same trace, the others from the listings. */
@@ -363,10 +328,9 @@ TEST(the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings) {
         {"plot_trace.py --lanes /tmp/tour.json /tmp/tour.svg --sweeps 1 --title 'Two layers, K = 2: sweep 1'", "lanes"},
         {"plot_tour.py --plan /tmp/tour.svg", "plan"},
         {"plot_tour.py --square /tmp/tour.svg", "square"}};
-    Trace trace = {.name = "two-layers"};
     char text[200];
     if (!has_python()) return;
-    simulate(&policy, &trace, NULL, NULL);
+    Trace trace = traced();
     FILE *file = fopen(in_dir(tmp_place(), "tour.json"), "w");
     CHECK(file);
     trace_write(&trace, 1, file);
@@ -408,7 +372,7 @@ static const char *next_line(const char *line) {
  * indented. A perplexity has the roundings of the processor's instructions, see scripts/experiments.py. */
 static int commands_print_what_is_below_them(const char *path) {
     const bool python = has_python();
-    char *document = contents(path, NULL), *anew;
+    char *document = keep(contents(path, NULL)), *anew;
     int count = 0;
     size_t len;
     FILE *out = open_memstream(&anew, &len);
@@ -423,16 +387,16 @@ static int commands_print_what_is_below_them(const char *path) {
             fprintf(out, "%.*s", (int)(below - end), end);
             continue;
         }
-        char *script = strndup(line + 6, (size_t)(end - line - 6)), *said = printed_by(script, "    ");
+        const char *script = keep(strndup(line + 6, (size_t)(end - line - 6))), *said = printed_by(script, "    ");
         const bool same = alike(end, below - end, said, strstr(said, "perplexity") ? .005 : 0);
         if (!same && !writes()) fprintf(stderr, "\n    %s: %s    prints\n%s", path, script, said);
         CU_ASSERT(same || writes());
         same ? fprintf(out, "%.*s", (int)(below - end), end) : fputs(said, out);
-        free(script), free(said), count++;
+        count++;
     }
     fclose(out);
     if (writes()) write_file(".", path, anew, len);
-    free(document), free(anew);
+    free(anew);
     return count;
 }
 
@@ -449,14 +413,13 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
  * the text is the same. */
 TEST(make_run_prints_what_README_says) {
-    char *readme = contents("README.md", NULL);
-    char *found = printed_by(
+    const char *readme = keep(contents("README.md", NULL));
+    const char *found = printed_by(
         "./flexgen generate --model models/opt-tiny --prompts models/prompts.txt --max-tokens 12 --temperature 0.7 "
         "--top-p 0.9 --seed 3 --percent 100 0 100 0 100 0 --gpu-batch-size 5 --num-gpu-batches 1",
         "    ");
     const char *line = strstr(readme, "    {\"id\": 0"), *dots = line ? strstr(line, "...") : NULL;
     CU_ASSERT(dots && !strncmp(found, line, dots - line));
-    free(readme), free(found);
 }
 
 /* docs/EXPERIMENTS.md and its plots are what its script makes: here of those studies that take no time; of all of them in
@@ -467,7 +430,7 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
     succeeds("python3 -B scripts/experiments.py --check overlap block pages prediction stages 2>&1");
     if (!writes()) succeeds("python3 -B scripts/make_page.py --check"); /* what is written now makes the page old */
     succeeds("python3 -B scripts/make_explore.py --check");
-    succeeds("python3 -B scripts/explore_questions.py 8");
+    succeeds("python3 -B scripts/explore_questions.py 2");
 }
 
 /* Every figure may differ by the tolerance of what is kept, and no word may. */
@@ -484,37 +447,34 @@ TEST(points_are_alike_if_all_their_figures_are) {
 /* What is measured depends on the machine and its load: only that there are figures. */
 TEST(an_experiment_is_measured_on_the_host) {
     if (!has_python()) return;
-    char *said = printed_by(
+    const char *said = printed_by(
         "python3 -B scripts/experiments.py overlap pages --device host "
         "--flags '--model models/opt-tiny --prompt-len 4 --gen-len 2 --gpu-batch-size 2'",
         "");
     CU_ASSERT(strstr(said, "--no-overlap: 3: ") && !strstr(said, "96: 1045") && strstr(said, "Page size"));
-    free(said);
 }
 
 /* Lanes have a busy_s too, of which none is asked for. */
 TEST(make_bench_reads_the_figures_of_a_run) {
-    static const char *const names[] = {"prefill_s",   "decode_s",         "decode_throughput", "dtoc.moved_bytes",
-                                        "dtoc.busy_s", "ctog.moved_bytes", "gpu.busy_s",        "cpu.busy_s"};
-    char command[200];
+    static const char *const names[][2] = {{"prefill_s", ""},        {"decode_s", ""},    {"decode_throughput", ""},
+                                           {"dtoc", ".moved_bytes"}, {"dtoc", ".busy_s"}, {"ctog", ".moved_bytes"},
+                                           {"gpu", ".busy_s"},       {"cpu", ".busy_s"}};
     succeeds(
         "./flexgen bench --device sim --hardware hardware/t4.json --model opt-125m --prompt-len 8 --gen-len 4 "
         "--gpu-batch-size 2 --num-gpu-batches 2 --percent 0 50 0 50 100 0 --cpu-cache-compute --json /tmp/run.json");
-    char *text = contents(in_dir(tmp_place(), "run.json"), NULL);
-    cJSON *run = cJSON_Parse(text), *channels = cJSON_GetObjectItem(run, "channels");
+    cJSON *run_json = cJSON_Parse(keep(contents(in_dir(tmp_place(), "run.json"), NULL)));
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        const char *name = names[n], *dot = strchr(name, '.');
-        char outer[40];
-        snprintf(outer, sizeof outer, "%.*s", (int)strcspn(name, "."), name);
-        const cJSON *figure =
-            dot ? cJSON_GetObjectItem(cJSON_GetObjectItem(channels, outer), dot + 1) : cJSON_GetObjectItem(run, name);
-        snprintf(command, sizeof command, "eval \"$(sed -n '/^get()/,/^}/p' scripts/bench.sh)\"; tmp=/tmp/; get run %s",
-                 name);
-        char *said = printed_by(command, ""), *end;
+        const char *outer = names[n][0], *inner = names[n][1];
+        const cJSON *place = *inner ? cJSON_GetObjectItem(run_json, "channels") : run_json,
+                    *figure = cJSON_GetObjectItem(place, outer);
+        if (*inner) figure = cJSON_GetObjectItem(figure, inner + 1);
+        char command[200], *end;
+        snprintf(command, sizeof command, "eval \"$(sed -n '/^get()/,/^}/p' scripts/bench.sh)\"; tmp=/tmp/; get run %s%s",
+                 outer, inner);
+        const char *said = printed_by(command, "");
         CU_ASSERT(cJSON_GetNumberValue(figure) > 0 && strtod(said, &end) == figure->valuedouble && !strcmp(end, "\n"));
-        free(said);
     }
-    cJSON_Delete(run), free(text);
+    cJSON_Delete(run_json);
 }
 
 /* Three policies, each ten times as slow and as fast as the one before: the second is in the middle of both axes, where 10
@@ -529,7 +489,7 @@ TEST(a_frontier_is_drawn_where_its_figures_say) {
         ">m, s 8, n 4, h<",
     };
     if (!has_python()) return;
-    char *svg = printed_by(
+    const char *svg = printed_by(
         "for x in 1 10 100; do\n"
         "    test $x = 10 && other='\"diagonal\", \"cpu_cache_compute\": false' || "
         "other='\"zigzag\", \"cpu_cache_compute\": true'\n"
@@ -544,7 +504,6 @@ TEST(a_frontier_is_drawn_where_its_figures_say) {
         if (!strstr(svg, shown[s])) fprintf(stderr, "\n    the drawing has no %s", shown[s]);
         CU_ASSERT_PTR_NOT_NULL(strstr(svg, shown[s]));
     }
-    free(svg);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
