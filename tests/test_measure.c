@@ -62,17 +62,10 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, co
 
 /* Every rate is another round number, so that a wrong one shows. */
 static void set_machine(void) {
-    static const double rates[] = {12e9, 9e9, 3e9, 1e9};
-    machine = (Hardware){.name = "round",
-                         .gpu_bdw = 40e9,
-                         .op_s = 2e-6,
-                         .shared_cores = true,
-                         .copy_core_s = 3e-11,
-                         .disk_core_s = 7e-11,
-                         .mm_flops = {5e11, 5e11},
-                         .bmm_flops = {8e9, 2e11},
-                         .cpu_flops = {6e9, 6e9}};
-    for (int c = CTOG; c <= CTOD; c++) machine.bdw[c][0] = machine.bdw[c][1] = rates[c];
+    machine = machine_with(
+        "ctog_bdw=12e9 gtoc_bdw=9e9 dtoc_bdw=3e9 ctod_bdw=1e9 gpu_bdw=40e9 op_s=2e-6 copy_core_s=3e-11 "
+        "disk_core_s=7e-11 mm_flops=5e11 bmm_flops_g=8e9 bmm_flops_p=2e11 cpu_flops=6e9");
+    machine.shared_cores = true;
 }
 
 static Hardware measured(void) {

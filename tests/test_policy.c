@@ -9,18 +9,12 @@ static Error err;
 // Appendix A.3
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Every rate is another round number, so that a wrong one shows. [0]: generation, [1]: prefill. */
-static const Hardware round_machine = {.name = "round",
-                                       .gmem = 16e9,
-                                       .cmem = 200e9,
-                                       .nmem = 1500e9,
-                                       .ctog_bdw = {12e9, 10e9},
-                                       .gtoc_bdw = {6e9, 5e9},
-                                       .dtoc_bdw = {2e9, 1.6e9},
-                                       .ctod_bdw = {1e9, 0.8e9},
-                                       .mm_flops = {4e12, 20e12},
-                                       .bmm_flops = {0.3e12, 8e12},
-                                       .cpu_flops = {0.05e12, 0.04e12}};
+/* Every rate is another round number, so that a wrong one shows. */
+static const char round_machine[] =
+    "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 "
+    "gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 dtoc_bdw_p=1.6e9 ctod_bdw_g=1e9 ctod_bdw_p=.8e9 "
+    "mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=.3e12 bmm_flops_p=8e12 "
+    "cpu_flops_g=.05e12 cpu_flops_p=.04e12";
 static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
 
 // clang-format off
@@ -99,8 +93,9 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
-    OptConfig config = opt_named("opt-30b");
-    paper_lp(&lp, &round_machine, &config, &block_30b);
+    const OptConfig config = opt_named("opt-30b");
+    const Hardware h = machine_with(round_machine);
+    paper_lp(&lp, &h, &config, &block_30b);
     CU_ASSERT_EQUAL(lp.n, NVARS);
     CU_ASSERT_EQUAL_FATAL(lp.m, NROWS);
     for (int i = 0; i < NROWS; i++) {
@@ -214,7 +209,7 @@ TEST(with_what_the_tiers_lack_there_is_a_placement) {
 /* By hand, OPT-30B: whatever is placed where, the GPU works on 2 W - wg 2 W + wg W_ALL + H_GBS + 1761607680 (mlp) at least,
  * so 4580179968 bytes with wg = hg = 0: of 4 GiB = 4294967296, 285212672 are missing, 0.265625 GiB. */
 TEST(a_gpu_too_small_for_its_working_memory_is_named) {
-    Hardware h = round_machine;
+    Hardware h = machine_with(round_machine);
     OptConfig config = opt_named("opt-30b");
     Cost cost;
     h.gmem = 4294967296;
