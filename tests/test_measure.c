@@ -100,27 +100,25 @@ TEST(a_measured_machine_has_the_rates_that_it_has) {
 #define TOKENS \
     { 16, 64, 256 }
 
-/* Each with rates of its own, which rise more slowly than sizes. */
+/* Each with rates of its own, which rise more slowly than sizes. A machine's curves lie side by side. */
 TEST(every_curve_is_measured_where_it_is) {
-    enum { CURVES = 7, OF_ROWS = 2 };
     Hardware h;
-    Curve *const is[CURVES] = {&machine.mm_rows,    &machine.mm_packed,  &machine.bmm_tokens[0], &machine.bmm_tokens[1],
-                               &machine.cpu_tokens, &machine.bmm_packed, &machine.cpu_packed},
-                 *const found[CURVES] = {&h.mm_rows,    &h.mm_packed,  &h.bmm_tokens[0], &h.bmm_tokens[1],
-                                         &h.cpu_tokens, &h.bmm_packed, &h.cpu_packed};
+    Curve *const is = &machine.mm_rows, *const found = &h.mm_rows;
+    const int curves = (int)(&h.cpu_packed - found) + 1;
     set_machine();
-    for (int c = 0; c < CURVES; c++) {
-        *is[c] = c < OF_ROWS ? (Curve){7, ROWS, {0}} : (Curve){3, TOKENS, {0}};
-        for (int i = 0; i < is[c]->n; i++) is[c]->rate[i] = (c < OF_ROWS ? 2e10 : 4e9) * (1 + c / 10.) * (i + 2);
+    for (int c = 0; c < curves; c++) {
+        const bool by_rows = is + c == &machine.mm_rows || is + c == &machine.mm_packed;
+        is[c] = by_rows ? (Curve){7, ROWS, {0}} : (Curve){3, TOKENS, {0}};
+        for (int i = 0; i < is[c].n; i++) is[c].rate[i] = (by_rows ? 2e10 : 4e9) * (1 + c / 10.) * (i + 2);
     }
     h = measured();
-    for (int c = 0; c < CURVES; c++) {
-        CU_ASSERT(found[c]->n == is[c]->n && !memcmp(found[c]->size, is[c]->size, is[c]->n * sizeof *is[c]->size));
-        for (int i = 0; i < is[c]->n; i++) assert_is(found[c]->rate[i], is[c]->rate[i], "a rate of a curve");
+    for (int c = 0; c < curves; c++) {
+        CU_ASSERT(found[c].n == is[c].n && !memcmp(found[c].size, is[c].size, is[c].n * sizeof *is[c].size));
+        for (int i = 0; i < is[c].n; i++) assert_is(found[c].rate[i], is[c].rate[i], "a rate of a curve");
     }
-    assert_is(h.mm_flops[0], is[0]->rate[4], "mm_flops at 16 rows");
-    assert_is(h.mm_flops[1], is[0]->rate[6], "mm_flops at 1024 rows");
-    assert_is(h.cpu_bdw, is[4]->rate[2], "the best of cpu_tokens");
+    assert_is(h.mm_flops[0], machine.mm_rows.rate[4], "mm_flops at 16 rows");
+    assert_is(h.mm_flops[1], machine.mm_rows.rate[6], "mm_flops at 1024 rows");
+    assert_is(h.cpu_bdw, machine.cpu_tokens.rate[2], "the best of cpu_tokens");
 }
 
 /* Eight rows seem to take twice as long as sixteen: something else was at work. */
