@@ -9,12 +9,6 @@ static Error err;
 // Appendix A.3
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Every rate is another round number, so that a wrong one shows. */
-static const char round_machine[] =
-    "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 "
-    "gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 dtoc_bdw_p=1.6e9 ctod_bdw_g=1e9 ctod_bdw_p=.8e9 "
-    "mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=.3e12 bmm_flops_p=8e12 "
-    "cpu_flops_g=.05e12 cpu_flops_p=.04e12";
 static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
 
 // clang-format off
@@ -94,7 +88,11 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
     const OptConfig config = opt_named("opt-30b");
-    const Hardware h = machine_with(round_machine);
+    /* every rate is another round number, so that a wrong one shows */
+    const Hardware h = machine_with(
+        "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 "
+        "dtoc_bdw_p=1.6e9 ctod_bdw_g=1e9 ctod_bdw_p=.8e9 mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=.3e12 "
+        "bmm_flops_p=8e12 cpu_flops_g=.05e12 cpu_flops_p=.04e12");
     paper_lp(&lp, &h, &config, &block_30b);
     CU_ASSERT_EQUAL(lp.n, NVARS);
     CU_ASSERT_EQUAL_FATAL(lp.m, NROWS);
@@ -186,63 +184,48 @@ static double lacks(const char *text, const char *tier) {
     return at && sscanf(at + strlen(find), "%lf GiB", &gib) == 1 ? gib * 0x1p30 : 0;
 }
 
-/* Where nothing fits, there is a placement with as much more as the message says. */
+/* Where nothing fits, there is a placement with as much more as the message says, in hundredths of a GiB, and none with
+ * less. */
 TEST(with_what_the_tiers_lack_there_is_a_placement) {
     uint64_t seed = 2;
     int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
         Case c = random_case(&seed);
         Cost cost;
+        int lacking = 0, last = 0;
         if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, "--gpu-batch-size"));
         for (int t = 0; t < NTIERS; t++) {
             const double missing = lacks(err.text, tier_name[t]);
-            named[t] += missing > 0;
+            if (missing > 0) named[t]++, lacking++, last = t;
             c.hardware.mem[t] += missing;
         }
         ASSERT_OK(paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
+        c.hardware.mem[last] -= .0101 * 0x1p30;
+        CU_ASSERT(lacking > 1 || paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
     }
     CU_ASSERT(named[TIER_GPU] > 50 && named[TIER_CPU] > 0 && named[TIER_DISK] > 50);
-}
-
-/* By hand, OPT-30B: whatever is placed where, the GPU works on 2 W - wg 2 W + wg W_ALL + H_GBS + 1761607680 (mlp) at least,
- * so 4580179968 bytes with wg = hg = 0: of 4 GiB = 4294967296, 285212672 are missing, 0.265625 GiB. */
-TEST(a_gpu_too_small_for_its_working_memory_is_named) {
-    Hardware h = machine_with(round_machine);
-    OptConfig config = opt_named("opt-30b");
-    Cost cost;
-    h.gmem = 4294967296;
-    CU_ASSERT_EQUAL(paper_cost(&cost, &h, &config, &block_30b, &err), -1);
-    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-    CU_ASSERT_PTR_NOT_NULL(
-        strstr(err.text, "opt-30b, 512 + 32 tokens, block of 48 x 3: no placement fits: the GPU lacks 0.27 GiB; "));
 }
 
 /* An answer, or one line, and no nonsense; of rates that there are hardly any is lost in rounding. The last ones are the
  * bounds of a hardware file. */
 TEST(impossible_machines_get_an_answer_or_a_line) {
-    enum { TRIALS = 1000 };
-    static const struct {
-        double low, high;
-        int lost;
-    } rates[] = {{1e8, 1e16, TRIALS * 5 / 1000}, {1e6, 1e18, TRIALS * 3 / 100}, {1e-9, 1e30, TRIALS}};
-    for (int r = 0; r < 3; r++) {
-        uint64_t seed = 6 + r;
-        int lost = 0;
-        for (int trial = 0; trial < TRIALS; trial++) {
-            Case c = random_case(&seed);
-            Cost cost;
-            for (int i = NTIERS; i < NUMBERS; i++)
-                *number(&c.hardware, i) = test_spread(&seed, rates[r].low, rates[r].high);
-            err = (Error){0, ""};
-            const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
-            CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
-                         : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
-            lost += !ok && err.code == EXIT_FAILED;
-        }
-        CU_ASSERT(lost <= rates[r].lost);
+    uint64_t seed = 8;
+    int lost = 0;
+    for (int trial = 0; trial < 2000; trial++) {
+        const bool at_bounds = trial >= 1000;
+        Case c = random_case(&seed);
+        Cost cost;
+        for (int i = NTIERS; i < NUMBERS; i++)
+            *number(&c.hardware, i) = at_bounds ? test_spread(&seed, 1e-9, 1e30) : test_spread(&seed, 1e8, 1e16);
+        err = (Error){0, ""};
+        const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
+        CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
+                     : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
+        lost += !at_bounds && err.code == EXIT_FAILED;
     }
+    CU_ASSERT(lost <= 5);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -296,8 +279,6 @@ static Cost expected(void) {
 // By hand
 // ---------------------------------------------------------------------------------------------------------------
 
-static bool close_to(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
-
 /* Only one thing of a machine takes time, and a case says how much of it a task asks for: of all layers and sweeps
  * together, as bytes, flops or ops. OPT-125M, and two blocks of 4 x K prompts; every new token is attended by those behind
  * it. */
@@ -317,7 +298,7 @@ static Cost cost_of(Policy p, const char *slow) {
 
 static Cost expect_takes(Policy p, const char *slow, double seconds) {
     const Cost cost = cost_of(p, slow);
-    CU_ASSERT(close_to(cost.T, seconds));
+    CU_ASSERT(fabs(cost.T / seconds - 1) < 1e-9);
     close_plan();
     return cost;
 }
@@ -411,7 +392,7 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
     temperature = 0;
     cost_of(on_cpu, side_by_side); /* shared cores compute one after the other */
     machine.shared_cores = true;
-    CU_ASSERT(close_to(expected().T, gpu + cpu));
+    CU_ASSERT(near(expected().T, gpu + cpu));
     close_plan();
 }
 
@@ -421,17 +402,17 @@ TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
     cost_of(packed_weights(away(WEIGHTS, TIER_DISK)), "dtoc_bdw=1e9");
     const double copy = (double)plan_layer_bytes(plan);
     CU_ASSERT(copy < .3 * LAYER_BYTES);
-    CU_ASSERT(close_to(expected().T, SWEEPS * L * copy / 1e9));
+    CU_ASSERT(near(expected().T, SWEEPS * L * copy / 1e9));
     close_plan();
     cost_of(away(WEIGHTS, TIER_DISK), "dtoc_bdw=1e9");
     for (int role = 0; role < NROLES; role++) model->layer[0][role].type = F32;
     model->dummy = false; /* whose weights would be copied */
-    CU_ASSERT(close_to(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
+    CU_ASSERT(near(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
     model->dummy = true;
     close_plan();
     cost_of(table_away(TIER_DISK), "dtoc_bdw=1e9");
     model->global[TOK_EMBED].type = F32;
-    CU_ASSERT(close_to(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
+    CU_ASSERT(near(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
     close_plan();
 }
 
@@ -514,7 +495,7 @@ TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
     const Cost cost = expected();
     CU_ASSERT(queue > gpu / products * caches); /* the longest by far */
     CU_ASSERT_STRING_EQUAL(cost.slowest[1], "queue^p");
-    CU_ASSERT(close_to(cost.T_pre, queue));
+    CU_ASSERT(near(cost.T_pre, queue));
     close_plan();
 }
 
@@ -532,7 +513,7 @@ TEST(beside_the_last_layer_the_first_is_loaded) {
         loads += load;
     }
     CU_ASSERT(plan->slab[TIER_CPU][0] != plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
-    CU_ASSERT(close_to(L * expected().T_gen, loads + products + head));
+    CU_ASSERT(near(L * expected().T_gen, loads + products + head));
     close_plan();
 }
 
@@ -545,7 +526,7 @@ TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
     const Lp *lp = open_lp();
     for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
     for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
-    CU_ASSERT(close_to(sum, all_sweeps(x)));
+    CU_ASSERT(near(sum, all_sweeps(x)));
     close_plan();
 }
 
@@ -621,7 +602,7 @@ TEST(the_sim_takes_what_the_model_expects) {
         const double seconds = r.stats.total_s, off = fabs(cost.T / seconds - 1);
         near_by += (off < .1), far += (off > .25);
         CU_ASSERT(off < .35);
-        CU_ASSERT(close_to(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
+        CU_ASSERT(near(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
         rig_close(&r), plan = NULL;
         close_plan();
     }
