@@ -23,12 +23,15 @@ static Policy mixed(int gbs, int num_gpu_batches) { /* a bit of everything every
 static Checkpoint *checkpoint;
 static Task task;
 static Rig rig;
+static Device *device; /* of the rig */
+static const Plan *plan;
 
 static void open_sim(const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s, int n) {
     checkpoint = checkpoint_dummy(config, 3);
     task = equal_task(seqs, s, n);
     rig = (Rig){.model = checkpoint, .policy = *policy, .task = &task, .sim = hardware};
     CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
+    device = rig.device, plan = rig.plan;
 }
 
 static void open_mixed(const Hardware *hardware) {
@@ -52,11 +55,11 @@ static void close_sim(void) {
 static bool about(double a, double b) { return fabs(a - b) <= 1e-8 * fabs(b); }
 #define EXPECT_SECONDS(found, expected) CU_ASSERT(about(found, expected))
 
-static double now(void) { return rig.device->now(rig.device); }
+static double now(void) { return device->now(device); }
 
 /* Waits, and returns the clock. */
 static double wait_for(Event e) {
-    CU_ASSERT_EQUAL(rig.device->wait(rig.device, e, &rig.err), 0);
+    CU_ASSERT_EQUAL(device->wait(device, e, &rig.err), 0);
     return now();
 }
 
@@ -64,16 +67,16 @@ static double wait_for(Event e) {
 static Tensor piece(Tier tier, size_t bytes) {
     RegionId largest = RESTING_WEIGHTS;
     for (int id = 0; id < NREGIONS; id++)
-        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = id;
-    return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
+        if (plan->region[id][tier].bytes > plan->region[largest][tier].bytes) largest = id;
+    return plan_bytes(plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
-static Event post_op(Op op) { return rig.device->post(rig.device, &op); }
+static Event post_op(Op op) { return device->post(device, &op); }
 static Call on(Lane lane, bool prefill) { return (Call){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
 static Event copy_behind(Event after, Call call, size_t bytes) {
     const Tensor all[NTIERS] = {piece(TIER_GPU, bytes), piece(TIER_CPU, bytes), piece(TIER_DISK, bytes)};
-    return post_row(rig.device, call, all, 0, (int)(bytes / 2), after);
+    return post_row(device, call, all, 0, (int)(bytes / 2), after);
 }
 static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lane, false), bytes); }
 
@@ -130,7 +133,7 @@ TEST(copies_begin_and_end_when_they_must) {
         int n = 0;
         h.gpu_bdw = copies[i].gpu_bdw, h.op_s = copies[i].op_s;
         open_mixed(&h);
-        rig.device->trace = &trace;
+        device->trace = &trace;
         for (; n < 4 && copy[n].bytes; n++) {
             Call call = on(copy[n].lane, copies[i].prefill);
             call.k = n;
@@ -145,7 +148,7 @@ TEST(copies_begin_and_end_when_they_must) {
             if (!about(s->end, c->ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
             CU_ASSERT(about(s->begin, c->begins) && about(s->end, c->ends) && s->lane == c->lane && s->bytes == c->bytes);
         }
-        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(rig.device->count[lane].busy_s, busy_s[lane]);
+        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(device->count[lane].busy_s, busy_s[lane]);
         trace_free(&trace);
         close_sim();
     }
@@ -180,32 +183,35 @@ TEST(a_queue_has_no_end) {
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
-static Tensor ws(RegionId id, int rows) { return plan_view(rig.plan, id, TIER_GPU, 0, 0, rows); }
+static Tensor ws(RegionId id, int rows) { return plan_view(plan, id, TIER_GPU, 0, 0, rows); }
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
 static Tensor table_view(Tier side, int ints, int rows, int cols) {
-    Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
+    Tensor t = plan_bytes(plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
     t.rows = rows;
     return t;
 }
 
 static void put(int ints, const int32_t *values, int n) {
-    memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
+    memcpy(device->cpu_address(device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
 }
 
-static PageTable pool(Tier tier, int seqs) {
+/* The lengths of two sequences, of which attend() is. */
+static void put_lengths(int32_t first, int32_t second) { put(0, &first, 1), put(1, &second, 1); }
+
+static PageTable pool(Tier tier) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    PageTable table = plan_pages(rig.plan, KV_CACHE, tier, 0, 2);
-    table.pages = table_view(side, 32, seqs, 2);
-    table.len = table_view(side, 0, 1, seqs);
+    PageTable table = plan_pages(plan, KV_CACHE, tier, 0, 2);
+    table.pages = table_view(side, 32, 2, 2);
+    table.len = table_view(side, 0, 1, 2);
     return table;
 }
 
 static Op attend(Lane lane) {
     const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
-    const PageTable table = pool(side, 2);
-    const Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
-    return op_attend(on(lane, false), plan_view(rig.plan, ATTENDED, side, 0, 0, 2), q, &table);
+    const PageTable table = pool(side);
+    const Tensor q = side == TIER_CPU ? plan_view(plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
+    return op_attend(on(lane, false), plan_view(plan, ATTENDED, side, 0, 0, 2), q, &table);
 }
 
 /* One after another: 2 flops for each weight and row of a product, 4 h1 for a token that another one attends to, and bytes
@@ -217,14 +223,13 @@ TEST(ops_take_their_flops_or_their_bytes) {
         Hardware h = machine_with(round_rates);
         if (bound) h.gpu_bdw = 1000, h.cpu_bdw = 500;
         open_mixed(&h);
-        memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, 0, 1, 8)), tables, sizeof tables);
-        const Plan *p = rig.plan;
+        put(0, tables, 8);
         const Call gpu = on(PROJECT, false), cpu = on(ATTEND, false);
-        const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = p->global[FINAL_LN_W].home,
-                     ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
+        const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = plan->global[FINAL_LN_W].home,
+                     ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
         int j = 0;
-        while (p->weight[j][FC1_W].home.tier != TIER_GPU) j++;
-        const Tensor w = p->weight[j][FC1_W].home, b = p->weight[j][FC1_B].home;
+        while (plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
+        const Tensor w = plan->weight[j][FC1_W].home, b = plan->weight[j][FC1_B].home;
         const double product = 2. * 7 * 60 * 100, tokens = 4. * 60 * (17 + 5), pairs = 4. * 60 * (6 + 1 + 28);
         const Op linear = op_linear_relu(gpu, ws(MLP, 7), ws(ATTENDED, 7), w, b);
         Op in_prefill = linear;
@@ -241,16 +246,17 @@ TEST(ops_take_their_flops_or_their_bytes) {
                                tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 4, 1, 4), small.nh),
              pairs / 4e5, 2. * 11 * 4 * 60},
             {op_layernorm(gpu, x, x, norm, norm), 0, 2 * 5 * 120},
-            {op_embed(gpu, x, p->global[POS_EMBED].home, none, true), 0, 5 * 120},
-            {op_embed(cpu, plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5), p->global[TOK_EMBED].home, none, false), 0, 5 * 120},
-            {op_pick(gpu, ids, plan_view(p, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
+            {op_embed(gpu, x, plan->global[POS_EMBED].home, none, true), 0, 5 * 120},
+            {op_embed(cpu, plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), plan->global[TOK_EMBED].home, none, false), 0,
+             5 * 120},
+            {op_pick(gpu, ids, plan_view(plan, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
         };
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             const Op *op = &cases[i].op;
             const double from = now(), bdw = lane_channel[op->lane] == CPU ? h.cpu_bdw : h.gpu_bdw;
             const double took = wait_for(post_op(*op)) - from;
             CU_ASSERT_DOUBLE_EQUAL(took, fmax(cases[i].flops_s, bdw ? cases[i].bytes / bdw : 0), 1e-8 * took);
-            for (int kind = 0; kind < NKINDS; kind++) CU_ASSERT_EQUAL(rig.device->count[op->lane].moved[kind], 0);
+            for (int kind = 0; kind < NKINDS; kind++) CU_ASSERT_EQUAL(device->count[op->lane].moved[kind], 0);
         }
         close_sim();
     }
@@ -258,11 +264,10 @@ TEST(ops_take_their_flops_or_their_bytes) {
 
 /* Of attention, the lengths that rest in the tables when it is posted. */
 TEST(a_length_counts_when_the_op_is_posted) {
-    static const int32_t len[] = {17, 5}, longer[] = {170, 50};
     open_round();
-    put(0, len, 2);
+    put_lengths(17, 5);
     const Event gpu = post_op(attend(FINISH));
-    put(0, longer, 2);
+    put_lengths(170, 50);
     EXPECT_SECONDS(wait_for(gpu), 4. * 60 * (17 + 5) / 1e5);
     close_sim();
 }
@@ -275,48 +280,46 @@ TEST(appends_take_their_bytes_and_reach_their_pages) {
     h.cpu_bdw = 48;
     open_mixed(&h);
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
-    const Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
+    const Tensor kv = plan_view(plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
-        const PageTable table = pool(tier, 2);
+        const PageTable table = pool(tier);
         const bool disk = tier == TIER_DISK;
         const Call call = on(disk ? D_WRITE : ATTEND, false);
-        const Bytes peak = rig.device->peak[tier], half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
+        const Bytes peak = device->peak[tier], half = plan->region[KV_CACHE][tier].bytes / (2 * small.l);
         const double from = now();
         const Op op = op_append(call, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2));
         EXPECT_SECONDS(wait_for(post_op(op)) - from, 480. / (disk ? 200 : 48));
-        CU_ASSERT_EQUAL(rig.device->count[call.lane].moved[CACHE], disk ? 480 : 0);
+        CU_ASSERT_EQUAL(device->count[call.lane].moved[CACHE], disk ? 480 : 0);
         if (disk) /* all of K and two pages of V */
-            CU_ASSERT_EQUAL(rig.device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
+            CU_ASSERT_EQUAL(device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
     }
-    const Tensor rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
+    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
     const double from = now();
-    const Op gather = op_embed(on(C_READ, false), rows, rig.plan->global[TOK_EMBED].home, none, false);
+    const Op gather = op_embed(on(C_READ, false), rows, plan->global[TOK_EMBED].home, none, false);
     EXPECT_SECONDS(wait_for(post_op(gather)) - from, 6);
-    CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
+    CU_ASSERT_EQUAL(device->count[C_READ].moved[CACHE], 600);
     close_sim();
 }
 
 /* GPU 1 s and CPU 3 s on the same cores: both at half speed until 2 s, then 2 s alone. Links are no part of it. */
 TEST(shared_cores_go_at_half_speed_while_both_work) {
-    static const int32_t len[] = {50, 50};
     Hardware h = machine_with(round_rates);
     h.bmm_flops[0] = 24000, h.cpu_flops[0] = 8000;
     for (int shared = 0; shared < 2; shared++) {
         h.shared_cores = shared;
         open_mixed(&h);
-        put(0, len, 2);
+        put_lengths(50, 50);
         const Event gpu = post_op(attend(FINISH)), cpu = post_op(attend(ATTEND)), up = copy(W_LOAD, 1000);
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
         EXPECT_SECONDS(wait_for(cpu), shared ? 4 : 3);
-        EXPECT_SECONDS(rig.device->count[FINISH].busy_s, shared ? 2 : 1);
+        EXPECT_SECONDS(device->count[FINISH].busy_s, shared ? 2 : 1);
         close_sim();
     }
 }
 
 /* Each link that is busy takes its own part, whichever others are, and a tenth is always left. */
 TEST(copies_on_every_link_take_their_part_of_shared_cores) {
-    static const int32_t len[] = {50, 50};
     static const Lane lane[] = {W_LOAD, STORE, C_READ, D_WRITE}; /* by channel */
     static const double part[] = {.4, .2, .15, .3};
     Hardware h = machine_with(round_rates);
@@ -325,7 +328,7 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     for (int busy = 0; busy < 1 << 4; busy++) {
         double left = 1;
         open_mixed(&h);
-        put(0, len, 2);
+        put_lengths(50, 50);
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(busy >> c & 1)) continue;
             copy(lane[c], (size_t)(2 * h.bdw[c][0]));
@@ -342,15 +345,14 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
 
 TEST(only_index_tables_have_an_address) {
     open_round();
-    Device *d = rig.device;
-    const size_t bytes = rig.plan->region[INDEX_TABLES][TIER_CPU].bytes;
-    uint8_t *first = d->cpu_address(d, table_view(TIER_CPU, 0, 1, 1)),
-            *last = d->cpu_address(d, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
+    const size_t bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
+    uint8_t *first = device->cpu_address(device, table_view(TIER_CPU, 0, 1, 1)),
+            *last = device->cpu_address(device, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
     CU_ASSERT_FATAL(first && last - first == (long)bytes - 4);
     memset(first, 1, bytes); /* all of it is there */
-    CU_ASSERT(!d->cpu_address(d, plan_view(rig.plan, NEW_TOKENS, TIER_CPU, 0, 0, 1)) &&
-              !d->cpu_address(d, piece(TIER_CPU, 100)) && !d->upload);
-    CU_ASSERT_STRING_EQUAL(d->name, "sim");
+    CU_ASSERT(!device->cpu_address(device, plan_view(plan, NEW_TOKENS, TIER_CPU, 0, 0, 1)) &&
+              !device->cpu_address(device, piece(TIER_CPU, 100)) && !device->upload);
+    CU_ASSERT_STRING_EQUAL(device->name, "sim");
     close_sim();
 }
 
@@ -371,7 +373,7 @@ static double simulate(const Policy *policy, const Hardware *hardware) {
     return simulate_on(&small, policy, hardware, SEQS, S, N);
 }
 
-static double busy(Lane lane) { return rig.device->count[lane].busy_s; }
+static double busy(Lane lane) { return device->count[lane].busy_s; }
 static double all_busy(void) {
     double sum = 0;
     for (int lane = 0; lane < NLANES; lane++) sum += busy(lane);
