@@ -33,13 +33,12 @@ static void open_squeeze(const char *name, int count, int s, int n) {
     const OptConfig config = opt_named(name);
     const double weights = 24. * config.h1 * config.h1 * config.l;
     open_case(config, "hardware/laptop.json", count, s, n);
-    machine.gmem = 3e8 + .3 * weights, machine.cmem = 3e8 + 1.5 * weights;
-    q = open_question(&machine, model, &task);
+    q.capacity[TIER_GPU] = (Bytes)(3e8 + .3 * weights), q.capacity[TIER_CPU] = (Bytes)(3e8 + 1.5 * weights);
 }
 
 /* The block, the schedule and who attends are given. */
 static void give_block(int gbs, int num_gpu_batches) {
-    q.given.gbs = gbs, q.given.num_gpu_batches = num_gpu_batches,
+    q.given.gbs = gbs, q.given.num_gpu_batches = num_gpu_batches;
     q.fixed_gbs = q.fixed_batches = q.fixed_schedule = q.fixed_attention = true;
 }
 
@@ -50,12 +49,12 @@ static void vary_machine(uint64_t *seed) {
     double kv = 0;
     for (int i = 0; i < task.count; i++) kv += 4. * m->h1 * m->l * (task.prompts[i].s + task.prompts[i].n);
     for (int t = 0; t < NTIERS; t++)
-        machine.mem[t] = weights * test_spread(seed, of_weights[t][0], of_weights[t][1]) + kv * test_spread(seed, .01, 2);
+        q.capacity[t] =
+            (Bytes)(weights * test_spread(seed, of_weights[t][0], of_weights[t][1]) + kv * test_spread(seed, .01, 2));
     for (int rate = 0; rate < 8; rate++) machine.bdw[rate / 2][rate % 2] *= test_spread(seed, .1, 10);
     machine.shared_cores = one_in(seed, 3);
     machine.copy_core_s = test_spread(seed, 1e-12, 2e-11), machine.disk_core_s = test_spread(seed, 1e-12, 1e-10);
-    q = open_question(&machine, model, &task);
-    if (machine.shared_cores) q.act_type = F32;
+    q.act_type = machine.shared_cores ? F32 : F16;
 }
 
 /* Some of what the search would look for is given. */
@@ -87,11 +86,14 @@ static void open_random(uint64_t *seed) {
                                            "hardware/laptop.json", "hardware/t4-fitted.json"};
     const char *name = one_in(seed, 3) ? names[test_below(seed, 5)] : "opt-125m";
     const OptConfig small = SMALL_CONFIG(2), config = one_in(seed, 5) ? small : opt_named(name);
-    int limit = imin(1000, config.max_pos - 30), s = (int)test_spread(seed, 1, limit), n = (int)test_spread(seed, 1, 20);
-    int count = (int)test_spread(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
-    open_case(config, machines[test_below(seed, 5)], count, s, n);
-    for (int i = 0, mixed = one_in(seed, 2); mixed && i < count; i++)
-        task.prompts[i].s = (int)test_spread(seed, 1, limit), task.prompts[i].n = (int)test_spread(seed, 1, 20);
+    const int limit = imin(1000, config.max_pos - 30);
+    const int count = (int)test_spread(seed, 1, config.l > 24 ? 8 : one_in(seed, 16) ? 300 : 20);
+    open_case(config, machines[test_below(seed, 5)], count, limit, 20);
+    for (int i = 0, mixed = one_in(seed, 2); i < count; i++) {
+        Prompt *prompt = &task.prompts[i];
+        prompt->s = mixed || !i ? (int)test_spread(seed, 1, limit) : prompt[-1].s;
+        prompt->n = mixed || !i ? (int)test_spread(seed, 1, 20) : prompt[-1].n;
+    }
     vary_machine(seed);
     vary_given(seed);
 }
@@ -194,17 +196,6 @@ static bool some_corner_does(void) {
     return false;
 }
 
-/* One line for the user: which tier is too small, or that the latency is. Planning all corners of a deep model takes its
- * time: of those every fourth is looked at. */
-static void check_refusal(void) {
-    static int deep;
-    static const char *const flag[] = {"--gpu-mem", "--cpu-mem", "--disk-mem", "--max-latency"};
-    bool named = false;
-    for (int i = 0; i < 4; i++) named = named || strstr(err.text, flag[i]);
-    CU_ASSERT(err.code == EXIT_USAGE && named && !strchr(err.text, '\n'));
-    CU_ASSERT((model->config.l > 12 && ++deep % 4) || !some_corner_does());
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Five hundred searches
 // ---------------------------------------------------------------------------------------------------------------
@@ -212,12 +203,19 @@ static void check_refusal(void) {
 enum { TEN = 10, FRONTIER = 64 };
 static Found found[FRONTIER];
 
-/* Returns the number of policies, at most `most`; 0 where the search refused. */
+/* Returns the number of policies, at most `most`; 0 where the search refused, with one line for the user: which tier is too
+ * small, or that the latency is. Planning all corners of a deep model takes its time: of those every fourth is looked at.
+ */
 static int ask(int most) {
+    static int deep;
     err = (Error){0, ""};
     const int n = policy_search(found, most, &q, &err);
     CU_ASSERT(n <= most && n != 0);
-    if (n < 0) check_refusal();
+    if (n < 0) {
+        CU_ASSERT(err.code == EXIT_USAGE && !strchr(err.text, '\n'));
+        CU_ASSERT(strstr(err.text, "-mem") || strstr(err.text, "--max-latency"));
+        CU_ASSERT((model->config.l > 12 && ++deep % 4) || !some_corner_does());
+    }
     for (int i = 0; i < n; i++) check_found(&found[i]);
     for (int i = 1; i < n; i++) CU_ASSERT(worth(&found[i]) <= worth(&found[i - 1]));
     return imax(n, 0);
@@ -544,12 +542,9 @@ TEST(a_tier_that_is_too_small_is_named_with_the_least_that_would_do) {
         double needs, has;
         open_squeeze("opt-1.3b", 8, 64, 8);
         for (int other = 0; other < NTIERS; other++) q.capacity[other] = other == t ? 100 : (Bytes)1 << 40;
-        for (int frontier = 0; frontier < 2; frontier++) {
-            err = (Error){0, ""};
-            CU_ASSERT_EQUAL((frontier ? policy_frontier : policy_search)(found, 1, &q, &err), -1);
-            CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
-            CU_ASSERT(!strstr(err.text, "--percent") && !strstr(err.text, "--gpu-batch-size")); /* which nobody has given */
-        }
+        CU_ASSERT_EQUAL(policy_frontier(found, 1, &q, &err), -1);
+        CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, tier_name[t]) && strstr(err.text, flag[t]));
+        CU_ASSERT(!strstr(err.text, "--percent") && !strstr(err.text, "--gpu-batch-size")); /* which nobody has given */
         CU_ASSERT_EQUAL_FATAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
         for (int more = -1; more <= 1 && t == TIER_GPU; more += 2) {
             q.capacity[t] = (Bytes)((needs + .1 * more) * 1048576);
