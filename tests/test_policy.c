@@ -239,14 +239,13 @@ static Task task;
 static Plan *plan, *corner;
 static float temperature; /* of the tasks */
 
-static void open_plan(const OptConfig *config, const Policy *policy, Hardware hardware, int count, int s, int n) {
-    static const double on_cpu[6] = {0, 1, 0, 1, 0, 1};
-    Policy start = *policy;
+static void open_plan(OptConfig config, Policy policy, Hardware hardware, int count, int s, int n) {
     const Type act = hardware.shared_cores ? F32 : F16;
-    machine = hardware, model = checkpoint_dummy(config, 0), task = equal_task(count, s, n);
+    machine = hardware, model = checkpoint_dummy(&config, 0), task = equal_task(count, s, n);
     task.sampling.temperature = temperature;
-    memcpy(start.share, on_cpu, sizeof on_cpu), start.delegated = false;
-    plan = plan_make(model, policy, &task, act, &err), corner = plan_make(model, &start, &task, act, &err);
+    plan = plan_make(model, &policy, &task, act, &err);
+    memcpy(policy.share, (double[]){0, 1, 0, 1, 0, 1}, sizeof policy.share), policy.delegated = false;
+    corner = plan_make(model, &policy, &task, act, &err);
     CU_ASSERT_FATAL(plan && corner);
 }
 
@@ -291,8 +290,7 @@ static const double LAYER_BYTES = 2 * (4. * H1 * H1 + 2. * H1 * H2 + 9 * H1 + H2
 
 /* Opens the case; close_plan ends it. */
 static Cost cost_of(Policy p, const char *slow) {
-    const OptConfig config = opt_named("opt-125m");
-    open_plan(&config, &p, machine_with(slow), COUNT, S, N);
+    open_plan(opt_named("opt-125m"), p, machine_with(slow), COUNT, S, N);
     return expected();
 }
 
@@ -481,10 +479,9 @@ TEST(a_square_alone_takes_its_whole_way) {
 /* With the diagonal schedule one batch is in prefill beside others that decode. The caches of two of these move beside it;
  * those of the others wait for its products. */
 TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
-    const OptConfig config = opt_named("opt-125m");
     Policy p = on_tiers(1, 0, 0, 1, 1, 0, 2, 6);
     p.schedule = SCHEDULE_DIAGONAL;
-    open_plan(&config, &p, machine_with("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
+    open_plan(opt_named("opt-125m"), p, machine_with("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
     const Workload *w = &plan->work[1];
     const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
     const double products = 2 * w->prompt_rows / w->sweeps * MATRICES / 1e12;
@@ -502,11 +499,10 @@ TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
 /* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
  * where the head takes longer than any load, these are the bytes that it hides. */
 TEST(beside_the_last_layer_the_first_is_loaded) {
-    const OptConfig config = opt_named("opt-125m");
     const Policy p = on_tiers(.45, .55, 1, 0, 1, 0, 4, 1);
     const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
     double loads = 0;
-    open_plan(&config, &p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
+    open_plan(opt_named("opt-125m"), p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
     for (int j = 1; j < L; j++) {
         const double load = (double)plan->slab[TIER_CPU][j] / 1e9;
         CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
@@ -544,7 +540,7 @@ TEST(the_lps_memory_is_the_plans_at_every_corner) {
         p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
-        open_plan(&config, &p, test_fast_machine(), 3 * COUNT, S, N);
+        open_plan(config, p, test_fast_machine(), 3 * COUNT, S, N);
         memset(machine.mem, 0, sizeof machine.mem);
         const Lp *lp = open_lp();
         const bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;
@@ -582,7 +578,7 @@ static void open_random(uint64_t *seed) {
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
-    open_plan(&config, &p, h, p.gbs * p.num_gpu_batches * blocks, s, n);
+    open_plan(config, p, h, p.gbs * p.num_gpu_batches * blocks, s, n);
 }
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where
