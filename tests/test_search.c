@@ -385,24 +385,6 @@ TEST(a_gpu_with_room_for_all_gets_all) {
     close_case();
 }
 
-/* Two blocks take twice as long as one and no longer: the search says so of the whole task, and of a block, whose sweeps
- * are as many as its longest output has tokens. */
-TEST(two_blocks_take_twice_the_time_of_one) {
-    open_squeeze("opt-350m", 32, 64, 2);
-    task.prompts[5].n = task.prompts[16 + 5].n = 8;
-    q.given = on_tiers(0, 1, 0, 1, 0, 1, 8, 2);
-    const Found two = predicted(&q.given);
-    q.one_block = true; /* as one block of the task's */
-    const Found of_two = predicted(&q.given);
-    q.one_block = false, task.count = 16;
-    const Found one = predicted(&q.given);
-    task.count = 32;
-    CU_ASSERT(near(two.cost.T, 2 * one.cost.T) && near(two.cost.throughput, one.cost.throughput));
-    CU_ASSERT(near(two.latency, one.cost.T) && near(one.latency, one.cost.T));
-    CU_ASSERT(near(of_two.cost.T, one.cost.T) && near(of_two.latency, one.latency));
-    close_case();
-}
-
 /* Returns the token/s that the LP of a policy promises with so many workspaces. */
 static double bound_with(Policy p, int workspaces) {
     static Lp lp;
@@ -448,14 +430,17 @@ TEST(a_long_task_is_looked_at_from_its_beginning_to_its_end) {
 }
 
 /* Several flights sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
- * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. 48 prompts
- * are four blocks, of which each flight has one or more. */
+ * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. Its sweeps
+ * are as many as its longest output has tokens. 48 prompts are four blocks, of which each flight has one or more, one after
+ * the other. */
 TEST(every_flight_has_its_own_cache_tokens_and_block) {
+    enum { BLOCK = 12, SHORT = 2, LONG = 8 };
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
         double tokens;
         LpAnswer answer;
-        open_squeeze("opt-1.3b", 48, 200, 8);
+        open_squeeze("opt-1.3b", 4 * BLOCK, 200, SHORT);
+        for (int i = 5; i < task.count; i += BLOCK) task.prompts[i].n = LONG;
         q.capacity[TIER_GPU] *= 4, q.capacity[TIER_DISK] = q.capacity[TIER_CPU];
         give_block(4, 3);
         q.given.flights = flights, q.one_block = q.fixed_flights = true;
@@ -470,10 +455,11 @@ TEST(every_flight_has_its_own_cache_tokens_and_block) {
             const double room = (double)q.capacity[t], held = room + lp_excess(&lp.row[i], answer.x, lp.n);
             CU_ASSERT(fabs(held - f.cost.peak[t++]) <= .05 * room);
         }
-        CU_ASSERT_EQUAL(tokens, flights * 12 * 8);
+        CU_ASSERT_EQUAL(tokens, flights * ((BLOCK - 1) * SHORT + LONG));
         CU_ASSERT(near(f.latency, f.cost.T) && near(f.cost.throughput * f.cost.T, tokens));
         q.one_block = false, q.given = f.policy;
         f = predicted(&q.given);
+        CU_ASSERT(near(f.cost.throughput * f.cost.T, 4 * tokens / flights));
         if (flights != 3) CU_ASSERT(near(f.latency * 4 / flights, f.cost.T));
         close_case();
     }
