@@ -167,18 +167,6 @@ TEST(an_op_never_begins_before_it_is_posted) {
     close_sim();
 }
 
-/* Far more ops than a ring begins with, posted when it is partly used. */
-TEST(a_queue_has_no_end) {
-    open_round();
-    Event e = no_event;
-    for (int i = 0; i < 30; i++) copy(W_LOAD, 2);
-    wait_for(copy(W_LOAD, 2));
-    for (int i = 0; i < 5000; i++) e = copy(W_LOAD, 2 + 2 * (i % 3));
-    EXPECT_SECONDS(wait_for(e), (62 + 5000 / 3 * 12 + 2 + 4) / 1000.); /* 2, 4, 6, 2, 4, 6, ..., 2, 4 */
-    CU_ASSERT_EQUAL(e.seq, 5031);
-    close_sim();
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
@@ -361,16 +349,12 @@ TEST(only_index_tables_have_an_address) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Runs a task; the rig stays open. Returns the clock at the end. */
-static double simulate_on(const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s, int n) {
-    if (rig.device) close_sim();
-    open_sim(config, policy, hardware, seqs, s, n);
-    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
-    for (int i = 0; i < seqs; i++) CU_ASSERT(rig.answer[i].done == 1 && rig.answer[i].n == n);
-    CU_ASSERT_EQUAL(rig.stats.generated, (long)seqs * n);
-    return now();
-}
 static double simulate(const Policy *policy, const Hardware *hardware) {
-    return simulate_on(&small, policy, hardware, SEQS, S, N);
+    if (rig.device) close_sim();
+    open_sim(&small, policy, hardware, SEQS, S, N);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
+    CU_ASSERT_EQUAL(rig.stats.generated, SEQS * N);
+    return now();
 }
 
 static double busy(Lane lane) { return device->count[lane].busy_s; }
@@ -414,8 +398,7 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
         const double beside = decode * stats->beside / (SEQS * (N - 1));
         CU_ASSERT((beside > 0) == diagonal);
         EXPECT_SECONDS(stats->prefill_s, stats->prefill_sweeps_s * prefill / (prefill + beside));
-        if (!diagonal) EXPECT_SECONDS(stats->prefill_s, prefill);
-        if (!diagonal) EXPECT_SECONDS(stats->decode_s, decode);
+        if (!diagonal) CU_ASSERT(about(stats->prefill_s, prefill) && about(stats->decode_s, decode));
         EXPECT_SECONDS(busy(ATTEND), cpu ? decode : 0);
         CU_ASSERT_EQUAL(stats->attended, prompts + past);
     }
@@ -493,11 +476,12 @@ TEST(opt_175b_takes_no_memory) {
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);
-    const double total = simulate_on(&config, &p, &t4, 256, 512, 32);
+    open_sim(&config, &p, &t4, 256, 512, 32);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
     getrusage(RUSAGE_SELF, &after);
     CU_ASSERT(after.ru_maxrss - before.ru_maxrss < 200 * 1024); /* KiB */
     CU_ASSERT(rig.peak[TIER_DISK] > 5e11 && rig.moved[DTOC][WEIGHT] > 5e12);
     const double disk = (rig.moved[DTOC][WEIGHT] + rig.moved[DTOC][CACHE]) / 2e9;
-    CU_ASSERT(disk < total && total < 2 * disk);
+    CU_ASSERT(disk < now() && now() < 2 * disk);
     close_sim();
 }
