@@ -175,18 +175,10 @@ TEST(the_best_placement_is_one_and_takes_what_the_rows_say) {
     CU_ASSERT(fits > 100 && fits < 390);
 }
 
-/* The bytes that the message says a tier lacks. */
-static double lacks(const char *text, const char *tier) {
-    char find[40];
-    double gib = 0;
-    snprintf(find, sizeof find, " %s lacks ", tier);
-    const char *at = strstr(text, find);
-    return at && sscanf(at + strlen(find), "%lf GiB", &gib) == 1 ? gib * 0x1p30 : 0;
-}
-
 /* Where nothing fits, there is a placement with as much more as the message says, in hundredths of a GiB, and none with
  * less. */
 TEST(with_what_the_tiers_lack_there_is_a_placement) {
+    static const char *const lacks[] = {" GPU lacks ", " CPU lacks ", " disk lacks "};
     uint64_t seed = 2;
     int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
@@ -195,11 +187,12 @@ TEST(with_what_the_tiers_lack_there_is_a_placement) {
         int lacking = 0, last = 0;
         if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-        CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, "--gpu-batch-size"));
+        CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, " GiB; use a smaller --gpu-batch-size"));
         for (int t = 0; t < NTIERS; t++) {
-            const double missing = lacks(err.text, tier_name[t]);
-            if (missing > 0) named[t]++, lacking++, last = t;
-            c.hardware.mem[t] += missing;
+            const char *at = strstr(err.text, lacks[t]);
+            if (!at) continue;
+            c.hardware.mem[t] += atof(at + strlen(lacks[t])) * 0x1p30;
+            named[t]++, lacking++, last = t;
         }
         ASSERT_OK(paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
         c.hardware.mem[last] -= .0101 * 0x1p30;
