@@ -328,7 +328,7 @@ TEST(the_frontier_rises_and_a_limit_on_latency_finds_its_points) {
         CU_ASSERT(all[n - 1].cost.throughput >= most * (1 - 1e-12));
         CU_ASSERT(sooner.cost.throughput >= enough && sooner.latency <= fastest.latency);
         shorter = shorter || sooner.latency < .7 * fastest.latency;
-        const int searched = policy_search(found, FRONTIER, &q, &err);
+        const int searched = ask(FRONTIER);
         for (int i = 0; i < searched; i++)
             CU_ASSERT(found[i].latency >= sooner.latency || found[i].cost.throughput < enough);
         for (int i = 0; i < n; i++)
