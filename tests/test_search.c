@@ -197,7 +197,7 @@ static bool some_corner_does(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Five hundred searches
+// Four hundred searches
 // ---------------------------------------------------------------------------------------------------------------
 
 enum { TEN = 10, FRONTIER = 64 };
@@ -228,10 +228,10 @@ static Found best(void) {
 }
 
 /* Some are asked again with less time than the best takes, or more. */
-TEST(five_hundred_searches_find_policies_that_fit_or_say_why_not) {
+TEST(four_hundred_searches_find_policies_that_fit_or_say_why_not) {
     uint64_t seed = 1;
     int fits = 0, too_slow = 0;
-    for (int trial = 0; trial < 500; trial++) {
+    for (int trial = 0; trial < 400; trial++) {
         open_random(&seed);
         const int n = ask(one_in(&seed, 8) ? TEN : 1);
         fits += n > 0;
@@ -241,7 +241,7 @@ TEST(five_hundred_searches_find_policies_that_fit_or_say_why_not) {
         }
         close_case();
     }
-    CU_ASSERT(fits > 200 && fits < 400 && too_slow > 10);
+    CU_ASSERT(fits > 160 && fits < 320 && too_slow > 10);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
