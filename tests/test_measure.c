@@ -62,17 +62,10 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint, co
 
 /* Every rate is another round number, so that a wrong one shows. */
 static void set_machine(void) {
-    static const double rates[] = {12e9, 9e9, 3e9, 1e9};
-    machine = (Hardware){.name = "round",
-                         .gpu_bdw = 40e9,
-                         .op_s = 2e-6,
-                         .shared_cores = true,
-                         .copy_core_s = 3e-11,
-                         .disk_core_s = 7e-11,
-                         .mm_flops = {5e11, 5e11},
-                         .bmm_flops = {8e9, 2e11},
-                         .cpu_flops = {6e9, 6e9}};
-    for (int c = CTOG; c <= CTOD; c++) machine.bdw[c][0] = machine.bdw[c][1] = rates[c];
+    machine = machine_with(
+        "ctog_bdw=12e9 gtoc_bdw=9e9 dtoc_bdw=3e9 ctod_bdw=1e9 gpu_bdw=40e9 op_s=2e-6 copy_core_s=3e-11 "
+        "disk_core_s=7e-11 mm_flops=5e11 bmm_flops_g=8e9 bmm_flops_p=2e11 cpu_flops=6e9");
+    machine.shared_cores = true;
 }
 
 static Hardware measured(void) {
@@ -100,50 +93,34 @@ TEST(a_measured_machine_has_the_rates_that_it_has) {
     }
     IS(gpu_bdw), IS(op_s), IS(copy_core_s), IS(disk_core_s);
     assert_is(h.cpu_bdw, machine.cpu_flops[0], "cpu_bdw"); /* a flop a byte */
-}
-
-#define ROWS \
-    { 1, 2, 4, 8, 16, 32, 64 }
-#define TOKENS \
-    { 16, 64, 256 }
-
-/* Each with rates of its own, which rise more slowly than sizes. */
-TEST(every_curve_is_measured_where_it_is) {
-    enum { CURVES = 7, OF_ROWS = 2 };
-    Hardware h;
-    Curve *const is[CURVES] = {&machine.mm_rows,    &machine.mm_packed,  &machine.bmm_tokens[0], &machine.bmm_tokens[1],
-                               &machine.cpu_tokens, &machine.bmm_packed, &machine.cpu_packed},
-                 *const found[CURVES] = {&h.mm_rows,    &h.mm_packed,  &h.bmm_tokens[0], &h.bmm_tokens[1],
-                                         &h.cpu_tokens, &h.bmm_packed, &h.cpu_packed};
-    set_machine();
-    for (int c = 0; c < CURVES; c++) {
-        *is[c] = c < OF_ROWS ? (Curve){7, ROWS, {0}} : (Curve){3, TOKENS, {0}};
-        for (int i = 0; i < is[c]->n; i++) is[c]->rate[i] = (c < OF_ROWS ? 2e10 : 4e9) * (1 + c / 10.) * (i + 2);
-    }
-    h = measured();
-    for (int c = 0; c < CURVES; c++) {
-        CU_ASSERT(found[c]->n == is[c]->n && !memcmp(found[c]->size, is[c]->size, is[c]->n * sizeof *is[c]->size));
-        for (int i = 0; i < is[c]->n; i++) assert_is(found[c]->rate[i], is[c]->rate[i], "a rate of a curve");
-    }
-    assert_is(h.mm_flops[0], is[0]->rate[4], "mm_flops at 16 rows");
-    assert_is(h.mm_flops[1], is[0]->rate[6], "mm_flops at 1024 rows");
-    assert_is(h.cpu_bdw, is[4]->rate[2], "the best of cpu_tokens");
-}
-
-/* Eight rows seem to take twice as long as sixteen: something else was at work. */
-TEST(a_smaller_product_never_takes_longer_than_a_larger_one) {
-    set_machine();
-    machine.mm_rows = (Curve){7, ROWS, {2e10, 4e10, 7e10, 5e10, 2e11, 3e11, 5e11}};
-    const Hardware h = measured();
-    assert_is(h.mm_rows.rate[3], 1e11, "the seconds of sixteen rows");
-    assert_is(h.mm_rows.rate[2], 7e10, "four rows"), assert_is(h.mm_rows.rate[4], 2e11, "sixteen rows");
-}
-
-/* A page that nobody has written costs nothing to read. Regions end at whole lines. */
-TEST(all_memory_is_filled_before_it_is_measured) {
-    set_machine();
-    measured();
+    /* A page that nobody has written costs nothing to read. Regions end at whole lines. */
     CU_ASSERT(filled <= to_fill && to_fill - filled < NREGIONS * 64);
+}
+
+/* Each with rates of its own, which rise more slowly than sizes, except those of prompts. Eight rows seem to take twice as
+ * long as sixteen: something else was at work, since a smaller product never takes longer than a larger one. */
+TEST(every_curve_is_measured_where_it_is) {
+    static const Curve of_rows = {7, {1, 2, 4, 8, 16, 32, 64}, {0}}, of_tokens = {3, {16, 64, 256}, {0}};
+    Hardware h;
+    Curve *const is = &machine.mm_rows, *const found = &h.mm_rows; /* a machine's curves lie side by side */
+    const int curves = (int)(&h.cpu_packed - found) + 1;
+    set_machine();
+    for (int c = 0; c < curves; c++) {
+        const bool by_rows = is + c == &machine.mm_rows || is + c == &machine.mm_packed;
+        is[c] = by_rows ? of_rows : of_tokens;
+        for (int i = 0; i < is[c].n; i++) is[c].rate[i] = (by_rows ? 2e10 : 4e9) * (1 + c / 10.) * (i + 2);
+    }
+    machine.bmm_tokens[1].rate[2] *= 9;
+    machine.mm_rows.rate[3] = machine.mm_rows.rate[4] / 4;
+    h = measured();
+    machine.mm_rows.rate[3] *= 2; /* the seconds of sixteen rows */
+    for (int c = 0; c < curves; c++) {
+        CU_ASSERT(found[c].n == is[c].n && !memcmp(found[c].size, is[c].size, sizeof is->size));
+        for (int i = 0; i < is[c].n; i++) assert_is(found[c].rate[i], is[c].rate[i], "a rate of a curve");
+    }
+    assert_is(h.mm_flops[0], machine.mm_rows.rate[4], "mm_flops at 16 rows");
+    assert_is(h.mm_flops[1], machine.mm_rows.rate[6], "mm_flops at 1024 rows");
+    assert_is(h.cpu_bdw, machine.cpu_tokens.rate[2], "the best of cpu_tokens");
 }
 
 static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};

@@ -9,18 +9,6 @@ static Error err;
 // Appendix A.3
 // ---------------------------------------------------------------------------------------------------------------
 
-/* Every rate is another round number, so that a wrong one shows. [0]: generation, [1]: prefill. */
-static const Hardware round_machine = {.name = "round",
-                                       .gmem = 16e9,
-                                       .cmem = 200e9,
-                                       .nmem = 1500e9,
-                                       .ctog_bdw = {12e9, 10e9},
-                                       .gtoc_bdw = {6e9, 5e9},
-                                       .dtoc_bdw = {2e9, 1.6e9},
-                                       .ctod_bdw = {1e9, 0.8e9},
-                                       .mm_flops = {4e12, 20e12},
-                                       .bmm_flops = {0.3e12, 8e12},
-                                       .cpu_flops = {0.05e12, 0.04e12}};
 static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
 
 // clang-format off
@@ -57,46 +45,41 @@ static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches =
 #define H_P 1056964608.
 #define H_G 2064384.
 #define H_GBS 352321536.
-typedef struct {
+#define GPU(name, hidden, of_cache, one) \
+    { "gpu_peak" name, 1, {W_ALL - 2 * W, 0, 0, C_ALL + of_cache, 0, 0, hidden - H_GBS}, 16e9 - 2 * W - H_GBS - one }
+static const struct {
     const char *name;
-    double a[NVARS], b;
-} Row;
-#define GPU_P(name, cg, one) \
-    { "gpu_peak^p with " name, {W_ALL - 2 * W, 0, 0, C_ALL + cg, 0, 0, H_P - H_GBS}, 16e9 - 2 * W - H_GBS - one }
-#define GPU_G(name, cg, one) \
-    { "gpu_peak^g with " name, {W_ALL - 2 * W, 0, 0, C_ALL + cg, 0, 0, H_G - H_GBS}, 16e9 - 2 * W - H_GBS - one }
-static const Row rows_30b[NROWS] = {
-    /* wg wc wd cg cc cd hg hc hd T_pre T_gen */
-    {"ctog^p", {0, W / 10e9, W / 10e9, 0, 0, 0, 0, H_P / 10e9, H_P / 10e9, -1, 0}, 0},
-    {"gtoc^p", {0, 0, 0, 0, 2118057984 / 5e9, 2118057984 / 5e9, 0, H_P / 5e9, H_P / 5e9, -1, 0}, 0},
-    {"dtoc^p", {0, 0, W / 1.6e9, 0, 0, 0, 0, 0, H_P / 1.6e9, -1, 0}, 0},
-    {"ctod^p", {0, 0, 0, 0, 0, 2118057984 / .8e9, 0, 0, H_P / .8e9, -1, 0}, 0},
-    {"comp^p", {0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0}, -(90915867721728 / 20e12 + 1082331758592 / 8e12)},
-    {"ctog^g", {0, W / 12e9, W / 12e9, 0, 0, 0, 0, H_G / 12e9, H_G / 12e9, 0, -1}, 0},
-    {"gtoc^g", {0, 0, 0, 0, 0, 0, 0, H_G / 6e9, H_G / 6e9, 0, -1}, 0},
-    {"dtoc^g", {0, 0, W / 2e9, 0, 0, 2179989504 / 2e9, 0, 0, H_G / 2e9, 0, -1}, 0},
-    {"ctod^g", {0, 0, 0, 0, 0, 4128768 / 1e9, 0, 0, H_G / 1e9, 0, -1}, 0},
-    {"comp^g",
-     {0, 0, 0, 2179989504 / .3e12, 2179989504 / .05e12, 2179989504 / .05e12, 0, 0, 0, 0, -1},
-     -177570054144 / 4e12},
-    GPU_P("qkv^p", 0, 1409286144),
-    GPU_P("att_1^p", 2113929216, 0),
-    GPU_P("att_2^p", 2113929216, 0),
-    GPU_P("embed^p", 0, 704643072),
-    GPU_P("mlp_1^p", 0, 1761607680),
-    GPU_P("mlp_2^p", 0, 1761607680),
-    GPU_G("kv^g", 0, 2752512),
-    GPU_G("att_1^g", 377954304, 0),
-    GPU_G("att_2^g", 377954304, 0),
-    GPU_G("embed^g", 0, 1376256),
-    GPU_G("mlp_1^g", 0, 3440640),
-    GPU_G("mlp_2^g", 0, 3440640),
-    {"cpu_peak^p", {-W, W_ALL, 0, 0, C_ALL, 0, -H_GBS, H_P}, 200e9 - W - H_GBS},
-    {"cpu_peak^g", {0, W_ALL, W, 0, C_ALL, 1497366528, 0, H_G, 1376256}, 200e9 - 3612672},
-    {"nvme_peak", {0, 0, W_ALL, 0, 0, C_ALL, 0, 0, H_P}, 1500e9},
-    {"wg + wc + wd", {1, 1, 1}, 1},
-    {"cg + cc + cd", {0, 0, 0, 1, 1, 1}, 1},
-    {"hg + hc + hd", {0, 0, 0, 0, 0, 0, 1, 1, 1}, 1},
+    double rate, a[NFRACTIONS], b; /* a: the bytes that take this rate, or a tier's */
+} rows_30b[NROWS] = {
+    /* wg wc wd cg cc cd hg hc hd */
+    {"ctog^p", 10e9, {0, W, W, 0, 0, 0, 0, H_P, H_P}, 0},
+    {"gtoc^p", 5e9, {0, 0, 0, 0, 2118057984, 2118057984, 0, H_P, H_P}, 0},
+    {"dtoc^p", 1.6e9, {0, 0, W, 0, 0, 0, 0, 0, H_P}, 0},
+    {"ctod^p", .8e9, {0, 0, 0, 0, 0, 2118057984, 0, 0, H_P}, 0},
+    {"comp^p", 1, {0}, -(90915867721728 / 20e12 + 1082331758592 / 8e12)},
+    {"ctog^g", 12e9, {0, W, W, 0, 0, 0, 0, H_G, H_G}, 0},
+    {"gtoc^g", 6e9, {0, 0, 0, 0, 0, 0, 0, H_G, H_G}, 0},
+    {"dtoc^g", 2e9, {0, 0, W, 0, 0, 2179989504, 0, 0, H_G}, 0},
+    {"ctod^g", 1e9, {0, 0, 0, 0, 0, 4128768, 0, 0, H_G}, 0},
+    {"comp^g", 1, {0, 0, 0, 2179989504 / .3e12, 2179989504 / .05e12, 2179989504 / .05e12}, -177570054144 / 4e12},
+    GPU("^p with qkv^p", H_P, 0, 1409286144),
+    GPU("^p with att_1^p", H_P, 2113929216, 0),
+    GPU("^p with att_2^p", H_P, 2113929216, 0),
+    GPU("^p with embed^p", H_P, 0, 704643072),
+    GPU("^p with mlp_1^p", H_P, 0, 1761607680),
+    GPU("^p with mlp_2^p", H_P, 0, 1761607680),
+    GPU("^g with kv^g", H_G, 0, 2752512),
+    GPU("^g with att_1^g", H_G, 377954304, 0),
+    GPU("^g with att_2^g", H_G, 377954304, 0),
+    GPU("^g with embed^g", H_G, 0, 1376256),
+    GPU("^g with mlp_1^g", H_G, 0, 3440640),
+    GPU("^g with mlp_2^g", H_G, 0, 3440640),
+    {"cpu_peak^p", 1, {-W, W_ALL, 0, 0, C_ALL, 0, -H_GBS, H_P}, 200e9 - W - H_GBS},
+    {"cpu_peak^g", 1, {0, W_ALL, W, 0, C_ALL, 1497366528, 0, H_G, 1376256}, 200e9 - 3612672},
+    {"nvme_peak", 1, {0, 0, W_ALL, 0, 0, C_ALL, 0, 0, H_P}, 1500e9},
+    {"wg + wc + wd", 1, {1, 1, 1}, 1},
+    {"cg + cc + cd", 1, {0, 0, 0, 1, 1, 1}, 1},
+    {"hg + hc + hd", 1, {0, 0, 0, 0, 0, 0, 1, 1, 1}, 1},
 };
 // clang-format on
 
@@ -104,8 +87,13 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
-    OptConfig config = opt_named("opt-30b");
-    paper_lp(&lp, &round_machine, &config, &block_30b);
+    const OptConfig config = opt_named("opt-30b");
+    /* every rate is another round number, so that a wrong one shows */
+    const Hardware h = machine_with(
+        "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 "
+        "dtoc_bdw_p=1.6e9 ctod_bdw_g=1e9 ctod_bdw_p=.8e9 mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=.3e12 "
+        "bmm_flops_p=8e12 cpu_flops_g=.05e12 cpu_flops_p=.04e12");
+    paper_lp(&lp, &h, &config, &block_30b);
     CU_ASSERT_EQUAL(lp.n, NVARS);
     CU_ASSERT_EQUAL_FATAL(lp.m, NROWS);
     for (int i = 0; i < NROWS; i++) {
@@ -113,49 +101,11 @@ TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
         CU_ASSERT_STRING_EQUAL(row->name, rows_30b[i].name);
         CU_ASSERT_EQUAL(row->equal, i >= FRACTION_ROWS);
         bool same = near(row->b, rows_30b[i].b);
-        for (int j = 0; j < NVARS; j++) same = same && near(row->a[j], rows_30b[i].a[j]);
-        CU_ASSERT(same);
+        for (int f = 0; f < NFRACTIONS; f++) same = same && near(row->a[f], rows_30b[i].a[f] / rows_30b[i].rate);
+        CU_ASSERT(same && row->a[T_PRE] == -(i < T_GEN_ROWS) && row->a[T_GEN] == -(i >= T_GEN_ROWS && i < GPU_ROWS));
     }
     for (int f = 0; f < NFRACTIONS; f++) CU_ASSERT_EQUAL(lp.c[f], 0);
     CU_ASSERT(near(lp.c[T_PRE], 48 / 144.) && near(lp.c[T_GEN], 31 * 48 / 144.)); /* T / bls */
-}
-
-/* Where the GPU has room for all, nothing moves, and T is what it computes: per layer 90915867721728 / 20e12 +
- * 1082331758592 / 8e12 = 4.681084855910 s in prefill, 177570054144 / 4e12 + 2179989504 / 0.3e12 = 0.051659145216 s in
- * generation. */
-TEST(a_gpu_with_room_for_all_gets_all) {
-    Cost cost;
-    Hardware large = round_machine;
-    OptConfig config = opt_named("opt-30b");
-    large.gmem = 1e12;
-    ASSERT_OK(paper_cost(&cost, &large, &config, &block_30b, &err));
-    CU_ASSERT(fabs(cost.T_pre - 4.681084855910) < 1e-11 && fabs(cost.T_gen - .051659145216) < 1e-12);
-    CU_ASSERT(near(cost.T, 48 * cost.T_pre + 31 * 48 * cost.T_gen));
-    CU_ASSERT(near(cost.throughput, 144 * 32 / cost.T));
-    CU_ASSERT(cost.fraction[CG] == 1);
-    CU_ASSERT_STRING_EQUAL(cost.slowest[1], "comp^p");
-    CU_ASSERT_PTR_NOT_NULL(strstr(cost.slowest[0], "comp^g"));
-    CU_ASSERT(!cost.full[TIER_GPU][0] && !cost.full[TIER_CPU][0] && !cost.full[TIER_DISK][0]);
-    CU_ASSERT(cost.peak[TIER_GPU] > C_ALL && cost.peak[TIER_GPU] < 1e12);
-}
-
-/* By hand: nothing takes as long as a slow disk, so that T_gen is W wd / 1e6. The GPU has room for its working memory only,
- * the CPU for 40e9 bytes, of which prefill takes W_ALL wc + W (1 - wg) with wg = 0, more than generation. The cache and the
- * activations are those of one token or two. */
-TEST(what_fits_nowhere_else_is_read_from_the_disk) {
-    Cost cost;
-    Hardware h = round_machine;
-    const OptConfig config = opt_named("opt-30b");
-    const Block one = {.s = 1, .n = 2, .gbs = 1, .num_gpu_batches = 1};
-    h.gmem = 2 * W + 1e6, h.cmem = 40e9, h.dtoc_bdw[0] = h.dtoc_bdw[1] = 1e6;
-    ASSERT_OK(paper_cost(&cost, &h, &config, &one, &err));
-    double wd = 1 - (40e9 - W) / W_ALL;
-    CU_ASSERT(fabs(cost.fraction[WD] - wd) < 1e-4);
-    CU_ASSERT(fabs(cost.T_gen / (W * wd / 1e6) - 1) < 1e-3);
-    CU_ASSERT_STRING_EQUAL(cost.slowest[0], "dtoc^g");
-    CU_ASSERT_STRING_EQUAL(cost.slowest[1], "dtoc^p");
-    CU_ASSERT_STRING_EQUAL(cost.full[TIER_CPU], "cpu_peak^p");
-    CU_ASSERT_PTR_NOT_NULL(strstr(cost.full[TIER_GPU], "gpu_peak^p with mlp_1^p"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -168,22 +118,16 @@ typedef struct {
     Block block;
 } Case;
 
-/* The numbers of a machine of which more is never worse: its memories, then its rates. */
+/* The numbers of a machine of which more is never worse, which lie side by side: its memories, then its rates. */
 enum { RATES = 14, NUMBERS = NTIERS + RATES };
-static double *number(Hardware *h, int i) {
-    double *const flops[] = {h->mm_flops, h->bmm_flops, h->cpu_flops};
-    if (i < NTIERS) return &h->mem[i];
-    i -= NTIERS;
-    return i < 8 ? &h->bdw[i / 2][i % 2] : &flops[i / 2 - 4][i % 2];
-}
+static double *number(Hardware *h, int i) { return (double *)&h->mem + i; }
 
 /* A machine on which the model is a squeeze, mostly. */
 static Case random_case(uint64_t *seed) {
-    static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b",
-                                        "opt-13b",  "opt-30b",  "opt-66b",  "opt-175b"};
+    static const char *const names[] = {"opt-125m", "opt-1.3b", "opt-13b", "opt-175b"};
     static const double range[][2] = {{1e9, 6e10},  {1e9, 6e10},  {1e8, 1e10}, {5e7, 1e10}, /* of the links */
                                       {1e12, 1e15}, {1e10, 1e14}, {1e9, 1e12}};
-    Case c = {.config = opt_named(names[(int)test_spread(seed, 1, 9.99) - 1]), .hardware = {.name = "random"}};
+    Case c = {.config = opt_named(names[test_below(seed, 4)]), .hardware = {.name = "random"}};
     double weights = 24. * c.config.h1 * c.config.h1 * c.config.l;
     Hardware *h = &c.hardware;
     c.block.s = (int)test_spread(seed, 1, 1500), c.block.n = (int)test_spread(seed, 1, 500);
@@ -195,109 +139,91 @@ static Case random_case(uint64_t *seed) {
     return c;
 }
 
-/* Its seconds are those of the rows; none of the tiers holds more than it can. With n = 1 the LP does not pay for T_gen,
- * and yet it is the largest of its terms. That no other placement is faster, lp.c sees to (test_lp.c). */
+/* Its seconds are those of the rows, and it names the rows that bind: of a time, and of a tier that is full. None of the
+ * tiers holds more than it can. With n = 1 the LP does not pay for T_gen, and yet it is the largest of its terms. That no
+ * other placement is faster, lp.c sees to (test_lp.c). */
 TEST(the_best_placement_is_one_and_takes_what_the_rows_say) {
     static Lp lp;
     uint64_t seed = 1;
     int fits = 0;
     for (int trial = 0; trial < 400; trial++) {
         Case c = random_case(&seed);
+        const Block *b = &c.block;
         Cost cost;
-        double x[NVARS] = {0}, of_layer[2] = {0}; /* [prefill] */
+        double x[NVARS] = {0}, held[NTIERS] = {0};
         if (trial % 4 == 0) c.block.n = 1;
-        if (paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
-        paper_lp(&lp, &c.hardware, &c.config, &c.block);
+        if (paper_cost(&cost, &c.hardware, &c.config, b, &err)) continue;
+        paper_lp(&lp, &c.hardware, &c.config, b);
         memcpy(x, cost.fraction, sizeof cost.fraction);
-        for (int i = 0; i < NROWS; i++) {
-            const double excess = lp_excess(&lp.row[i], x, NVARS);
-            if (i < GPU_ROWS)
-                of_layer[i < T_GEN_ROWS] = fmax(of_layer[i < T_GEN_ROWS], excess);
-            else
-                CU_ASSERT(excess <= 1e-9 * fabs(lp.row[i].b) && (i < FRACTION_ROWS || excess >= -1e-9));
-        }
+        x[T_PRE] = cost.T_pre, x[T_GEN] = cost.T_gen;
         for (int f = 0; f < NFRACTIONS; f++) CU_ASSERT(x[f] >= 0);
-        CU_ASSERT(fabs(of_layer[0] / cost.T_gen - 1) < 1e-9 && fabs(of_layer[1] / cost.T_pre - 1) < 1e-9);
-        CU_ASSERT(fabs((of_layer[1] + of_layer[0] * (c.block.n - 1)) * c.config.l / cost.T - 1) < 1e-9);
+        for (int i = 0, tier = 0; i < NROWS; i++) {
+            const LpRow *row = &lp.row[i];
+            const bool binds = lp_binds(row, x, NVARS);
+            tier += i == CPU_ROWS || i == DISK_ROWS;
+            const char *named = i < GPU_ROWS ? cost.slowest[i < T_GEN_ROWS] : cost.full[tier];
+            const double excess = lp_excess(row, x, NVARS), size = i < GPU_ROWS ? x[T_GEN - (i < T_GEN_ROWS)] : row->b;
+            CU_ASSERT(excess <= 1e-9 * fabs(size) && (i < FRACTION_ROWS ? binds == !!strstr(named, row->name) : binds));
+            if (i >= GPU_ROWS && i < FRACTION_ROWS) held[tier] = fmax(held[tier], excess + c.hardware.mem[tier]);
+        }
+        for (int t = 0; t < NTIERS; t++) CU_ASSERT(fabs(cost.peak[t] - held[t]) <= 1e-9 * c.hardware.mem[t]);
         CU_ASSERT(cost.slowest[0][0] && cost.slowest[1][0]);
+        CU_ASSERT(near(cost.T, (cost.T_pre + cost.T_gen * (b->n - 1)) * c.config.l));
+        CU_ASSERT(near(cost.throughput * cost.T, (double)b->gbs * b->num_gpu_batches * b->n));
         fits++;
     }
     CU_ASSERT(fits > 100 && fits < 390);
 }
 
-/* The bytes that the message says a tier lacks. */
-static double lacks(const char *text, const char *tier) {
-    char find[40];
-    double gib = 0;
-    snprintf(find, sizeof find, " %s lacks ", tier);
-    const char *at = strstr(text, find);
-    return at && sscanf(at + strlen(find), "%lf GiB", &gib) == 1 ? gib * 0x1p30 : 0;
-}
-
-/* Where nothing fits, there is a placement with as much more as the message says. */
+/* Where nothing fits, there is a placement with as much more as the message says, in hundredths of a GiB, and none with
+ * less. */
 TEST(with_what_the_tiers_lack_there_is_a_placement) {
+    static const char *const lacks[] = {" GPU lacks ", " CPU lacks ", " disk lacks "};
     uint64_t seed = 2;
     int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
         Case c = random_case(&seed);
         Cost cost;
+        int lacking = 0, last = 0;
         if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-        CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, "--gpu-batch-size"));
+        CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, " GiB; use a smaller --gpu-batch-size"));
         for (int t = 0; t < NTIERS; t++) {
-            const double missing = lacks(err.text, tier_name[t]);
-            named[t] += missing > 0;
-            c.hardware.mem[t] += missing;
+            const char *at = strstr(err.text, lacks[t]);
+            if (!at) continue;
+            c.hardware.mem[t] += atof(at + strlen(lacks[t])) * 0x1p30;
+            named[t]++, lacking++, last = t;
         }
         ASSERT_OK(paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
+        c.hardware.mem[last] -= .0101 * 0x1p30;
+        CU_ASSERT(lacking > 1 || paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
     }
     CU_ASSERT(named[TIER_GPU] > 50 && named[TIER_CPU] > 0 && named[TIER_DISK] > 50);
 }
 
-/* By hand, OPT-30B: whatever is placed where, the GPU works on 2 W - wg 2 W + wg W_ALL + H_GBS + 1761607680 (mlp) at least,
- * so 4580179968 bytes with wg = hg = 0: of 4 GiB = 4294967296, 285212672 are missing, 0.265625 GiB. */
-TEST(a_gpu_too_small_for_its_working_memory_is_named) {
-    Hardware h = round_machine;
-    OptConfig config = opt_named("opt-30b");
-    Cost cost;
-    h.gmem = 4294967296;
-    CU_ASSERT_EQUAL(paper_cost(&cost, &h, &config, &block_30b, &err), -1);
-    CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
-    CU_ASSERT_PTR_NOT_NULL(
-        strstr(err.text, "opt-30b, 512 + 32 tokens, block of 48 x 3: no placement fits: the GPU lacks 0.27 GiB; "));
-}
-
 /* An answer, or one line, and no nonsense; of rates that there are hardly any is lost in rounding. The last ones are the
- * bounds of a hardware file. */
+ * bounds of a hardware file: there one machine in 2,000 with n = 1 gets T = 0, none of these. */
 TEST(impossible_machines_get_an_answer_or_a_line) {
-    enum { TRIALS = 1000 };
-    static const struct {
-        double low, high;
-        int lost;
-    } rates[] = {{1e8, 1e16, TRIALS * 5 / 1000}, {1e6, 1e18, TRIALS * 3 / 100}, {1e-9, 1e30, TRIALS}};
-    for (int r = 0; r < 3; r++) {
-        uint64_t seed = 6 + r;
-        int lost = 0;
-        for (int trial = 0; trial < TRIALS; trial++) {
-            Case c = random_case(&seed);
-            Cost cost;
-            for (int i = NTIERS; i < NUMBERS; i++)
-                *number(&c.hardware, i) = test_spread(&seed, rates[r].low, rates[r].high);
-            err = (Error){0, ""};
-            const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
-            CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
-                         : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
-            lost += !ok && err.code == EXIT_FAILED;
-        }
-        CU_ASSERT(lost <= rates[r].lost);
+    uint64_t seed = 8;
+    int lost = 0;
+    for (int trial = 0; trial < 2000; trial++) {
+        const bool at_bounds = trial >= 1000;
+        Case c = random_case(&seed);
+        Cost cost;
+        for (int i = NTIERS; i < NUMBERS; i++)
+            *number(&c.hardware, i) = at_bounds ? test_spread(&seed, 1e-9, 1e30) : test_spread(&seed, 1e8, 1e16);
+        err = (Error){0, ""};
+        const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
+        CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
+                     : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
+        lost += !at_bounds && err.code == EXIT_FAILED;
     }
+    CU_ASSERT(lost <= 5);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The model `runtime`: one task under one policy
 // ---------------------------------------------------------------------------------------------------------------
-
-static const double roomy[NTIERS] = {1e18, 1e18, 1e18};
 
 /* A task on a machine, its plan, and the plan that runtime_lp starts from. */
 static Hardware machine;
@@ -306,13 +232,13 @@ static Task task;
 static Plan *plan, *corner;
 static float temperature; /* of the tasks */
 
-static void open_plan(const OptConfig *config, const Policy *policy, Hardware hardware, int count, int s, int n) {
-    Policy p = on_tiers(0, 1, 0, 1, 0, 1, 1, 1), start = *policy;
+static void open_plan(OptConfig config, Policy policy, Hardware hardware, int count, int s, int n) {
     const Type act = hardware.shared_cores ? F32 : F16;
-    machine = hardware, model = checkpoint_dummy(config, 0), task = equal_task(count, s, n);
+    machine = hardware, model = checkpoint_dummy(&config, 0), task = equal_task(count, s, n);
     task.sampling.temperature = temperature;
-    memcpy(start.share, p.share, sizeof start.share), start.delegated = false;
-    plan = plan_make(model, policy, &task, act, &err), corner = plan_make(model, &start, &task, act, &err);
+    plan = plan_make(model, &policy, &task, act, &err);
+    memcpy(policy.share, (double[]){0, 1, 0, 1, 0, 1}, sizeof policy.share), policy.delegated = false;
+    corner = plan_make(model, &policy, &task, act, &err);
     CU_ASSERT_FATAL(plan && corner);
 }
 
@@ -329,23 +255,21 @@ static double all_sweeps(const double *x) {
     return plan->work[0].sweeps * sweep_s[0] + plan->work[1].sweeps * sweep_s[1];
 }
 
-static Lp *lp_of(const double capacity[NTIERS]) {
+static Lp *open_lp(void) {
     static Lp lp;
-    runtime_lp(&lp, &machine, model, corner, plan->policy.delegated, capacity);
+    runtime_lp(&lp, &machine, model, corner, plan->policy.delegated, machine.mem);
     return &lp;
 }
 
 static Cost expected(void) {
     Cost cost;
-    runtime_cost(&cost, lp_of(roomy), plan);
+    runtime_cost(&cost, open_lp(), plan);
     return cost;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // By hand
 // ---------------------------------------------------------------------------------------------------------------
-
-static bool close_to(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 
 /* Only one thing of a machine takes time, and a case says how much of it a task asks for: of all layers and sweeps
  * together, as bytes, flops or ops. OPT-125M, and two blocks of 4 x K prompts; every new token is attended by those behind
@@ -359,24 +283,28 @@ static const double LAYER_BYTES = 2 * (4. * H1 * H1 + 2. * H1 * H2 + 9 * H1 + H2
 
 /* Opens the case; close_plan ends it. */
 static Cost cost_of(Policy p, const char *slow) {
-    const OptConfig config = opt_named("opt-125m");
-    open_plan(&config, &p, machine_with(slow), COUNT, S, N);
+    open_plan(opt_named("opt-125m"), p, machine_with(slow), COUNT, S, N);
     return expected();
 }
 
-static void expect_takes(Policy p, const char *slow, double seconds) {
-    CU_ASSERT(close_to(cost_of(p, slow).T, seconds));
+static Cost expect_takes(Policy p, const char *slow, double seconds) {
+    const Cost cost = cost_of(p, slow);
+    CU_ASSERT(fabs(cost.T / seconds - 1) < 1e-9);
     close_plan();
+    return cost;
 }
 
-/* Everything on the GPU but one thing, which is on a lower tier. */
-static Policy weights_away(Tier tier) { return on_tiers(0, tier == TIER_CPU, 1, 0, 1, 0, 4, K); }
-static Policy cache_away(Tier tier, bool delegated) {
-    Policy p = on_tiers(1, 0, 0, tier == TIER_CPU, 1, 0, 4, K);
-    p.delegated = delegated;
+/* Everything on the GPU but the weights, the cache or the states, which are on a lower tier. */
+static Policy away(int what, Tier tier) {
+    Policy p = all_gpu(4, K);
+    p.share[what] = 0, p.share[what + 1] = tier == TIER_CPU;
     return p;
 }
-static Policy states_away(Tier tier) { return on_tiers(1, 0, 1, 0, 0, tier == TIER_CPU, 4, K); }
+enum { WEIGHTS = 0, KEPT = 2, STATES = 4 };
+static Policy delegated(Policy p) {
+    p.delegated = true;
+    return p;
+}
 static Policy table_away(Tier tier) {
     Policy p = all_gpu(4, K);
     p.table_home = tier;
@@ -409,23 +337,21 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
                  states = L * HIDDEN_ROW * ROWS / 1e9, queries = L * HIDDEN_ROW * NEW / 1e9;
     const double layers = 2. * L * MATRICES, attention = L * 4. * H1, gpu = NEW * (layers + HEAD) / 1e12,
                  cpu = attention * SEEN / 2e9, attending = attention * (SEEN / 1e10 + PAIRS / 4e10);
-    const Policy on_cpu = cache_away(TIER_CPU, true), staged = cache_away(TIER_CPU, false),
-                 on_disk = cache_away(TIER_DISK, true), from_disk = cache_away(TIER_DISK, false),
-                 x_on_cpu = states_away(TIER_CPU), x_on_disk = states_away(TIER_DISK);
-    Policy sparse = on_disk, row = weights_away(TIER_CPU);
+    const Policy on_cpu = delegated(away(KEPT, TIER_CPU)), staged = away(KEPT, TIER_CPU),
+                 on_disk = delegated(away(KEPT, TIER_DISK)), from_disk = away(KEPT, TIER_DISK),
+                 x_on_cpu = away(STATES, TIER_CPU), x_on_disk = away(STATES, TIER_DISK);
+    Policy sparse = on_disk, row = away(WEIGHTS, TIER_CPU);
     sparse.sparsity = .25, row.schedule = SCHEDULE_ROW;
     const struct {
         const char *slow;
         Policy policy;
         double seconds;
-    } cases[] = {{"ctog_bdw=1e9", weights_away(TIER_CPU), SWEEPS * LAYER_BYTES * L / 1e9},
+    } cases[] = {{"ctog_bdw=1e9", away(WEIGHTS, TIER_CPU), SWEEPS * LAYER_BYTES * L / 1e9},
                  {"ctog_bdw=1e9", row, 6 * N * LAYER_BYTES * L / 1e9},
-                 {"ctog_bdw=1e9 dtoc_bdw=2e8", weights_away(TIER_DISK), SWEEPS * LAYER_BYTES * L / 2e8},
                  {two_rates, table_away(TIER_CPU),
                   (2 * HEAD + IN_PREFILL * HIDDEN_ROW) / 2e9 + ((SWEEPS - 2) * HEAD + NEW * HIDDEN_ROW) / 1e9},
                  {"mm_flops_g=1e12 mm_flops_p=5e12", all_gpu(4, K), COUNT * (S * layers + HEAD) / 5e12 + gpu},
                  {"bmm_flops_g=1e10 bmm_flops_p=4e10", all_gpu(4, K), attending},
-                 {"cpu_flops_g=1e10 bmm_flops_p=4e10", on_cpu, attending},
                  {side_by_side, on_cpu, fmax(gpu, cpu)},
                  {side_by_side, alone(on_cpu), gpu + cpu},
                  {"ctog_bdw=1e9", staged, pages},
@@ -447,49 +373,37 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
                  {"cpu_bdw=1e9", table_away(TIER_CPU), HIDDEN_ROW * ROWS / 1e9}}; /* rows that it gathers */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_takes(cases[i].policy, cases[i].slow, cases[i].seconds);
+    const Cost read = expect_takes(away(WEIGHTS, TIER_DISK), "ctog_bdw=1e9 dtoc_bdw=2e8", SWEEPS * LAYER_BYTES * L / 2e8),
+               attended = expect_takes(on_cpu, "cpu_flops_g=1e10 bmm_flops_p=4e10", attending);
+    CU_ASSERT(!strcmp(read.slowest[0], "dtoc^g") && !strcmp(read.slowest[1], "dtoc^p"));
+    CU_ASSERT(!strcmp(attended.slowest[0], "cpu^g") && !strcmp(attended.slowest[1], "gpu^p"));
     temperature = 1; /* the logits go down, and the CPU reads them */
     expect_takes(all_gpu(4, K), "gtoc_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
     expect_takes(all_gpu(4, K), "cpu_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
     temperature = 0;
     cost_of(on_cpu, side_by_side); /* shared cores compute one after the other */
     machine.shared_cores = true;
-    CU_ASSERT(close_to(expected().T, gpu + cpu));
+    CU_ASSERT(near(expected().T, gpu + cpu));
     close_plan();
-}
-
-TEST(what_takes_longest_is_named) {
-    const struct {
-        Policy policy;
-        const char *slow, *generation, *prefill;
-    } cases[] = {{weights_away(TIER_CPU), "ctog_bdw=1e9", "ctog^g", "ctog^p"},
-                 {weights_away(TIER_DISK), "ctog_bdw=1e9 dtoc_bdw=2e8", "dtoc^g", "dtoc^p"},
-                 {all_gpu(4, K), "mm_flops=1e12", "gpu^g", "gpu^p"},
-                 {cache_away(TIER_CPU, true), "cpu_flops_g=1e10 bmm_flops_p=4e10", "cpu^g", "gpu^p"}};
-    for (int i = 0; i < 4; i++) {
-        const Cost cost = cost_of(cases[i].policy, cases[i].slow);
-        CU_ASSERT_STRING_EQUAL(cost.slowest[0], cases[i].generation);
-        CU_ASSERT_STRING_EQUAL(cost.slowest[1], cases[i].prefill);
-        close_plan();
-    }
 }
 
 /* From the disk comes what lies there: a copy as it is packed (4.5 bits of 16), the checkpoint's own matrices in their own
  * type. */
 TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
-    cost_of(packed_weights(weights_away(TIER_DISK)), "dtoc_bdw=1e9");
+    cost_of(packed_weights(away(WEIGHTS, TIER_DISK)), "dtoc_bdw=1e9");
     const double copy = (double)plan_layer_bytes(plan);
     CU_ASSERT(copy < .3 * LAYER_BYTES);
-    CU_ASSERT(close_to(expected().T, SWEEPS * L * copy / 1e9));
+    CU_ASSERT(near(expected().T, SWEEPS * L * copy / 1e9));
     close_plan();
-    cost_of(weights_away(TIER_DISK), "dtoc_bdw=1e9");
+    cost_of(away(WEIGHTS, TIER_DISK), "dtoc_bdw=1e9");
     for (int role = 0; role < NROLES; role++) model->layer[0][role].type = F32;
     model->dummy = false; /* whose weights would be copied */
-    CU_ASSERT(close_to(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
+    CU_ASSERT(near(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
     model->dummy = true;
     close_plan();
     cost_of(table_away(TIER_DISK), "dtoc_bdw=1e9");
     model->global[TOK_EMBED].type = F32;
-    CU_ASSERT(close_to(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
+    CU_ASSERT(near(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
     close_plan();
 }
 
@@ -505,14 +419,14 @@ static double ops_seconds(double prefill, double generation, double head) {
  * other: the whole way to the CPU and back counts, but not beside the head. Without overlap, an op up and one down for
  * every batch. */
 TEST(where_ops_count_time_is_their_number) {
-    const Policy on_cpu = cache_away(TIER_CPU, true);
+    const Policy on_cpu = delegated(away(KEPT, TIER_CPU));
     const double last = 7 * K + 6 * K, way = 7 * K + 4 * K;
     expect_takes(all_gpu(4, K), "op_s=1e-3", ops_seconds(7 * K, 8 * K, 6 * K));
     expect_takes(packed_weights(all_gpu(4, K)), "op_s=1e-3", ops_seconds(7 * K + 6, 8 * K, 6 * K));
     expect_takes(all_gpu(12, 1), "op_s=1e-3", ops_seconds(2 * 5 + 2, 8, 6));
     expect_takes(on_cpu, "op_s=1e-3", ops_seconds(7 * K, 7 * K, 6 * K));
     expect_takes(in_turn(on_cpu), "op_s=1e-3", 1e-3 * (2 * (11 * 7 * K + last) + (SWEEPS - 2) * (11 * way + last)));
-    expect_takes(alone(states_away(TIER_CPU)), "op_s=1e-3", ops_seconds(9 * K, 10 * K, 6 * K));
+    expect_takes(alone(away(STATES, TIER_CPU)), "op_s=1e-3", ops_seconds(9 * K, 10 * K, 6 * K));
 }
 
 // clang-format off
@@ -532,20 +446,13 @@ TEST(where_ops_count_time_is_their_number) {
  *     18 (2 x 1536 x 12 + 4 x 50272 x 12 + 3 (2 x 50272 x 768 + 8 (50272 + 768))) + 4 x 1536 x 2592 = 4251833856 */
 // clang-format on
 TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
-    static const double head = 4251833856, prefill = 173408256, generation = 685375488, packed = 197001216 + 36314112;
-    static const struct {
-        bool away, weight_packed, cache_packed;
-        double layer;
-    } cases[] = {{false, false, false, prefill + generation + 61636608 + 7962624},
-                 {false, true, false, prefill + packed + 61636608 + 7962624},
-                 {true, false, false, prefill + generation + 61636608 + 589824},
-                 {true, true, false, prefill + packed + 61636608 + 589824},
-                 {true, false, true, prefill + generation + 17335296 + 165888 + 10202112},
-                 {true, true, true, prefill + packed + 17335296 + 165888 + 10202112}};
-    for (int i = 0; i < 6; i++) {
-        Policy p = cases[i].away ? cache_away(TIER_CPU, false) : all_gpu(4, K);
-        p.weight_packed = cases[i].weight_packed, p.cache_packed = cases[i].cache_packed;
-        expect_takes(p, "gpu_bdw=1e9", (L * cases[i].layer + head) / 1e9);
+    static const double head = 4251833856, prefill = 173408256, generation = 685375488, packed = 197001216 + 36314112,
+                        cache[] = {61636608 + 7962624, 61636608 + 589824, 17335296 + 165888 + 10202112};
+    for (int way = 0; way < 6; way++) {
+        const int kept = way / 2; /* on the GPU, on the CPU, and there packed */
+        Policy p = kept ? away(KEPT, TIER_CPU) : all_gpu(4, K);
+        p.weight_packed = way % 2, p.cache_packed = kept == 2;
+        expect_takes(p, "gpu_bdw=1e9", (L * (prefill + (way % 2 ? packed : generation) + cache[kept]) + head) / 1e9);
     }
 }
 
@@ -553,22 +460,21 @@ TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
  * products: where they are slow to store, they are behind the rest. */
 TEST(a_square_alone_takes_its_whole_way) {
     char slow[100];
-    expect_takes(in_turn(states_away(TIER_DISK)), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
+    expect_takes(in_turn(away(STATES, TIER_DISK)), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
                  L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) { /* a layer of both prefills takes a second */
         snprintf(slow, sizeof slow, "mm_flops_p=%.17g %s_bdw_p=%.17g", 2 * IN_PREFILL * MATRICES,
                  tier == TIER_CPU ? "gtoc" : "ctod", KV * IN_PREFILL / .9);
-        expect_takes(in_turn(cache_away(tier, false)), slow, L * (.25 + .9));
+        expect_takes(in_turn(away(KEPT, tier)), slow, L * (.25 + .9));
     }
 }
 
 /* With the diagonal schedule one batch is in prefill beside others that decode. The caches of two of these move beside it;
  * those of the others wait for its products. */
 TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
-    const OptConfig config = opt_named("opt-125m");
     Policy p = on_tiers(1, 0, 0, 1, 1, 0, 2, 6);
     p.schedule = SCHEDULE_DIAGONAL;
-    open_plan(&config, &p, machine_with("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
+    open_plan(opt_named("opt-125m"), p, machine_with("ctog_bdw_p=1e9 mm_flops_p=1e12"), 60, S, 2 * N);
     const Workload *w = &plan->work[1];
     const double decoding = w->decodes / w->sweeps, caches = KV * w->past / w->sweeps / 1e9;
     const double products = 2 * w->prompt_rows / w->sweeps * MATRICES / 1e12;
@@ -579,42 +485,38 @@ TEST(behind_a_prefill_the_caches_of_all_but_two_batches_queue) {
     const Cost cost = expected();
     CU_ASSERT(queue > gpu / products * caches); /* the longest by far */
     CU_ASSERT_STRING_EQUAL(cost.slowest[1], "queue^p");
-    CU_ASSERT(close_to(cost.T_pre, queue));
+    CU_ASSERT(near(cost.T_pre, queue));
     close_plan();
 }
 
 /* Beside a layer the next one's weights are loaded, and beside the last one, which has the head behind it, the first one's:
  * where the head takes longer than any load, these are the bytes that it hides. */
 TEST(beside_the_last_layer_the_first_is_loaded) {
-    const OptConfig config = opt_named("opt-125m");
     const Policy p = on_tiers(.45, .55, 1, 0, 1, 0, 4, 1);
     const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
     double loads = 0;
-    open_plan(&config, &p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
+    open_plan(opt_named("opt-125m"), p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
     for (int j = 1; j < L; j++) {
         const double load = (double)plan->slab[TIER_CPU][j] / 1e9;
         CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
         loads += load;
     }
     CU_ASSERT(plan->slab[TIER_CPU][0] != plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
-    CU_ASSERT(close_to(L * expected().T_gen, loads + products + head));
+    CU_ASSERT(near(L * expected().T_gen, loads + products + head));
     close_plan();
 }
 
 /* What it minimizes are these seconds, and a price that is small beside them. */
 TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
-    const OptConfig config = opt_named("opt-125m");
-    for (int schedule = SCHEDULE_ZIGZAG; schedule <= SCHEDULE_DIAGONAL; schedule++) {
-        double x[RUNTIME_VARS] = {0}, sum = 0;
-        Policy p = all_gpu(4, K);
-        p.schedule = schedule;
-        open_plan(&config, &p, round_machine, COUNT, S, N);
-        const Lp *lp = lp_of(roomy);
-        for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
-        CU_ASSERT(close_to(sum, all_sweeps(x)));
-        for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
-        close_plan();
-    }
+    double x[RUNTIME_VARS] = {0}, sum = 0;
+    Policy p = all_gpu(4, K);
+    p.schedule = SCHEDULE_DIAGONAL;
+    cost_of(p, "");
+    const Lp *lp = open_lp();
+    for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
+    for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
+    CU_ASSERT(near(sum, all_sweeps(x)));
+    close_plan();
 }
 
 /* Weights, cache and activations each on one tier, under every schedule, with either side attending, in two flights or one
@@ -627,24 +529,22 @@ TEST(the_lps_memory_is_the_plans_at_every_corner) {
         const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, two flights, packed */
         OptConfig config = SMALL_CONFIG(2);
         Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 12, 3);
-        double x[RUNTIME_VARS] = {0}, none[NTIERS] = {0};
+        double x[RUNTIME_VARS] = {0};
         p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
-        open_plan(&config, &p, test_fast_machine(), 3 * COUNT, S, N);
-        const Lp *lp = lp_of(none);
+        open_plan(config, p, test_fast_machine(), 3 * COUNT, S, N);
+        memset(machine.mem, 0, sizeof machine.mem);
+        const Lp *lp = open_lp();
         const bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;
         x[WG + w] = x[CG + c] = x[HG + h] = 1;
-        for (int t = 0; t < NTIERS; t++) {
-            int rows = 0;
-            for (int i = 0; i < lp->m; i++) {
-                if (strcmp(lp->row[i].name, memory_row[t])) continue;
-                CU_ASSERT(fabs(lp_excess(&lp->row[i], x, lp->n) - (double)plan->total[t]) <
-                          (start ? .5 : 64. * NROLES * config.l));
-                rows++;
-            }
-            CU_ASSERT_EQUAL(rows, 1);
+        int t = 0;
+        for (const LpRow *row = lp->row; row < lp->row + lp->m && t < NTIERS; row++) {
+            if (strcmp(row->name, memory_row[t])) continue;
+            CU_ASSERT(fabs(lp_excess(row, x, lp->n) - (double)plan->total[t]) < (start ? .5 : 64. * NROLES * config.l));
+            t++;
         }
+        CU_ASSERT_EQUAL(t, NTIERS);
         close_plan();
     }
 }
@@ -671,7 +571,7 @@ static void open_random(uint64_t *seed) {
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),
         blocks = p.schedule == SCHEDULE_DIAGONAL ? 3 : 1 + test_below(seed, 2);
-    open_plan(&config, &p, h, p.gbs * p.num_gpu_batches * blocks, s, n);
+    open_plan(config, p, h, p.gbs * p.num_gpu_batches * blocks, s, n);
 }
 
 /* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where
@@ -688,7 +588,7 @@ TEST(the_sim_takes_what_the_model_expects) {
         const double seconds = r.stats.total_s, off = fabs(cost.T / seconds - 1);
         near_by += (off < .1), far += (off > .25);
         CU_ASSERT(off < .35);
-        CU_ASSERT(close_to(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
+        CU_ASSERT(near(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
         rig_close(&r), plan = NULL;
         close_plan();
     }
@@ -696,12 +596,13 @@ TEST(the_sim_takes_what_the_model_expects) {
 }
 
 /* The least value of the LP, infinite where nothing fits; *seconds: what all sweeps take there. */
-static double least(const double capacity[NTIERS], double *seconds) {
+static double least(double *seconds) {
     LpAnswer answer;
-    lp_solve(&answer, lp_of(capacity));
-    CU_ASSERT(answer.verdict == LP_OPTIMAL || answer.verdict == LP_INFEASIBLE);
-    *seconds = answer.verdict == LP_OPTIMAL ? all_sweeps(answer.x) : INFINITY;
-    return answer.verdict == LP_OPTIMAL ? answer.value : INFINITY;
+    lp_solve(&answer, open_lp());
+    const bool fits = answer.verdict == LP_OPTIMAL;
+    CU_ASSERT(fits || answer.verdict == LP_INFEASIBLE);
+    *seconds = fits ? all_sweeps(answer.x) : INFINITY;
+    return fits ? answer.value : INFINITY;
 }
 
 /* The price of idling is 2%, and may be worth it. */
@@ -712,11 +613,11 @@ TEST(more_memory_or_bandwidth_never_costs_time) {
         double before, after;
         open_random(&seed);
         for (int t = 0; t < NTIERS; t++) machine.mem[t] = (double)plan->total[t] * test_spread(&seed, .3, 2) + 1;
-        const double value = least(machine.mem, &before);
+        const double value = least(&before);
         for (int i = 0; i < NUMBERS; i++) {
             const double was = *number(&machine, i);
             *number(&machine, i) *= 1.5;
-            CU_ASSERT(least(machine.mem, &after) <= value * (1 + 1e-9));
+            CU_ASSERT(least(&after) <= value * (1 + 1e-9));
             CU_ASSERT(after <= before * 1.02);
             better += after < before * (1 - 1e-6);
             *number(&machine, i) = was;

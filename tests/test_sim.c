@@ -8,39 +8,41 @@
 static const OptConfig small = SMALL_CONFIG(2);
 enum { S = 20, N = 6, SEQS = 6 };
 
-/* Round rates that differ from each other and between the stages ([0] generation, [1] prefill). */
-static const Hardware round_rates = {.name = "round",
-                                     .gmem = 1e9,
-                                     .cmem = 1e9,
-                                     .nmem = 1e9,
-                                     .ctog_bdw = {1000, 2000},
-                                     .gtoc_bdw = {500, 250},
-                                     .dtoc_bdw = {100, 50},
-                                     .ctod_bdw = {200, 400},
-                                     .mm_flops = {1e6, 2e6},
-                                     .bmm_flops = {1e5, 4e5},
-                                     .cpu_flops = {2e4, 3e4}};
+/* Round rates that differ from each other and between the stages. */
+static const char round_rates[] =
+    "ctog_bdw_g=1000 ctog_bdw_p=2000 gtoc_bdw_g=500 gtoc_bdw_p=250 dtoc_bdw_g=100 dtoc_bdw_p=50 "
+    "ctod_bdw_g=200 ctod_bdw_p=400 mm_flops_g=1e6 mm_flops_p=2e6 bmm_flops_g=1e5 "
+    "bmm_flops_p=4e5 cpu_flops_g=2e4 cpu_flops_p=3e4";
 
 static Policy mixed(int gbs, int num_gpu_batches) { /* a bit of everything everywhere */
     Policy p = on_tiers(.4, .3, .34, .33, .34, .33, gbs, num_gpu_batches);
-    p.delegated = true, p.table_home = TIER_CPU;
+    p.delegated = true, p.table_home = TIER_DISK;
     return p;
 }
 
 static Checkpoint *checkpoint;
 static Task task;
 static Rig rig;
+static Device *device; /* of the rig */
+static const Plan *plan;
 
 static void open_sim(const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s, int n) {
     checkpoint = checkpoint_dummy(config, 3);
     task = equal_task(seqs, s, n);
     rig = (Rig){.model = checkpoint, .policy = *policy, .task = &task, .sim = hardware};
     CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
+    device = rig.device, plan = rig.plan;
 }
 
 static void open_mixed(const Hardware *hardware) {
     const Policy p = mixed(6, 1);
     open_sim(&small, &p, hardware, SEQS, S, N);
+}
+
+/* The machine of round rates, as it is. */
+static void open_round(void) {
+    const Hardware h = machine_with(round_rates);
+    open_mixed(&h);
 }
 
 static void close_sim(void) {
@@ -53,11 +55,11 @@ static void close_sim(void) {
 static bool about(double a, double b) { return fabs(a - b) <= 1e-8 * fabs(b); }
 #define EXPECT_SECONDS(found, expected) CU_ASSERT(about(found, expected))
 
-static double now(void) { return rig.device->now(rig.device); }
+static double now(void) { return device->now(device); }
 
 /* Waits, and returns the clock. */
 static double wait_for(Event e) {
-    CU_ASSERT_EQUAL(rig.device->wait(rig.device, e, &rig.err), 0);
+    CU_ASSERT_EQUAL(device->wait(device, e, &rig.err), 0);
     return now();
 }
 
@@ -65,16 +67,16 @@ static double wait_for(Event e) {
 static Tensor piece(Tier tier, size_t bytes) {
     RegionId largest = RESTING_WEIGHTS;
     for (int id = 0; id < NREGIONS; id++)
-        if (rig.plan->region[id][tier].bytes > rig.plan->region[largest][tier].bytes) largest = id;
-    return plan_bytes(rig.plan, largest, tier, 0, F16, (int)(bytes / 2));
+        if (plan->region[id][tier].bytes > plan->region[largest][tier].bytes) largest = id;
+    return plan_bytes(plan, largest, tier, 0, F16, (int)(bytes / 2));
 }
 
-static Event post_op(Op op) { return rig.device->post(rig.device, &op); }
+static Event post_op(Op op) { return device->post(device, &op); }
 static Call on(Lane lane, bool prefill) { return (Call){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
 static Event copy_behind(Event after, Call call, size_t bytes) {
     const Tensor all[NTIERS] = {piece(TIER_GPU, bytes), piece(TIER_CPU, bytes), piece(TIER_DISK, bytes)};
-    return post_row(rig.device, call, all, 0, (int)(bytes / 2), after);
+    return post_row(device, call, all, 0, (int)(bytes / 2), after);
 }
 static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lane, false), bytes); }
 
@@ -84,16 +86,17 @@ static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lan
 
 /* Copies that are posted at 0 s, each behind the event of an earlier one (after: its number from 1 on; 0: none), and when
  * they begin and end. */
+typedef struct {
+    Lane lane;
+    size_t bytes;
+    int after;
+    double begins, ends;
+} Copy;
 static const struct {
     const char *what;
     bool prefill;
     double gpu_bdw, op_s;
-    struct {
-        Lane lane;
-        size_t bytes;
-        int after;
-        double begins, ends;
-    } copy[4];
+    Copy copy[4];
 } copies[] = {
     // clang-format off
     {"on one lane they add up", false, 0, 0, {{W_LOAD, 600, 0, 0, .6}, {W_LOAD, 400, 0, .6, 1}}},
@@ -122,44 +125,37 @@ static const struct {
 
 TEST(copies_begin_and_end_when_they_must) {
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
-        Hardware h = round_rates;
+        const Copy *copy = copies[i].copy;
+        Hardware h = machine_with(round_rates);
         Trace trace = {0};
         Event e[5] = {no_event};
-        LaneCount count[NLANES];
+        double busy_s[NLANES] = {0};
         int n = 0;
-        memset(count, 0, sizeof count);
         h.gpu_bdw = copies[i].gpu_bdw, h.op_s = copies[i].op_s;
         open_mixed(&h);
-        rig.device->trace = &trace;
-        for (; n < 4 && copies[i].copy[n].bytes; n++) {
-            LaneCount *lane = &count[copies[i].copy[n].lane];
-            Call call = on(copies[i].copy[n].lane, copies[i].prefill);
-            call.i = 4, call.j = 5, call.k = n;
-            e[n + 1] = copy_behind(e[copies[i].copy[n].after], call, copies[i].copy[n].bytes);
-            lane->busy_s += copies[i].copy[n].ends - copies[i].copy[n].begins;
-            lane->moved[CACHE] += copies[i].copy[n].bytes;
+        device->trace = &trace;
+        for (; n < 4 && copy[n].bytes; n++) {
+            Call call = on(copy[n].lane, copies[i].prefill);
+            call.k = n;
+            e[n + 1] = copy_behind(e[copy[n].after], call, copy[n].bytes);
+            busy_s[copy[n].lane] += copy[n].ends - copy[n].begins;
         }
         CU_ASSERT(now() == 0 && wait_for(no_event) == 0 && !trace.n); /* posting takes no time, and begins nothing */
-        for (int c = 1; c <= n; c++) CU_ASSERT(wait_for(e[c]) >= copies[i].copy[c - 1].ends * (1 - 1e-8));
+        for (int c = 1; c <= n; c++) CU_ASSERT(wait_for(e[c]) >= copy[c - 1].ends * (1 - 1e-8));
         CU_ASSERT_EQUAL_FATAL(trace.n, n);
         for (const Slice *s = trace.slice; s < trace.slice + n; s++) {
-            const double begins = copies[i].copy[s->k].begins, ends = copies[i].copy[s->k].ends;
-            if (!about(s->end, ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
-            CU_ASSERT(about(s->begin, begins) && about(s->end, ends));
-            CU_ASSERT(s->lane == copies[i].copy[s->k].lane && s->kind == CACHE && s->i == 4 && s->j == 5);
-            CU_ASSERT_EQUAL(s->bytes, copies[i].copy[s->k].bytes);
+            const Copy *c = &copy[s->k];
+            if (!about(s->end, c->ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
+            CU_ASSERT(about(s->begin, c->begins) && about(s->end, c->ends) && s->lane == c->lane && s->bytes == c->bytes);
         }
-        for (int lane = 0; lane < NLANES; lane++) {
-            EXPECT_SECONDS(rig.device->count[lane].busy_s, count[lane].busy_s);
-            CU_ASSERT(!memcmp(rig.device->count[lane].moved, count[lane].moved, sizeof count->moved));
-        }
+        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(device->count[lane].busy_s, busy_s[lane]);
         trace_free(&trace);
         close_sim();
     }
 }
 
 TEST(an_op_never_begins_before_it_is_posted) {
-    open_mixed(&round_rates);
+    open_round();
     const Event first = copy(W_LOAD, 1000);
     CU_ASSERT(first.lane == W_LOAD && first.seq == 1);
     wait_for(first);
@@ -171,48 +167,39 @@ TEST(an_op_never_begins_before_it_is_posted) {
     close_sim();
 }
 
-/* Far more ops than a ring begins with, posted when it is partly used. */
-TEST(a_queue_has_no_end) {
-    open_mixed(&round_rates);
-    Event e = no_event;
-    for (int i = 0; i < 30; i++) copy(W_LOAD, 2);
-    wait_for(copy(W_LOAD, 2));
-    for (int i = 0; i < 5000; i++) e = copy(W_LOAD, 2 + 2 * (i % 3));
-    EXPECT_SECONDS(wait_for(e), (62 + 5000 / 3 * 12 + 2 + 4) / 1000.); /* 2, 4, 6, 2, 4, 6, ..., 2, 4 */
-    CU_ASSERT_EQUAL(e.seq, 5031);
-    close_sim();
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
-static Tensor ws(RegionId id, int rows) { return plan_view(rig.plan, id, TIER_GPU, 0, 0, rows); }
+static Tensor ws(RegionId id, int rows) { return plan_view(plan, id, TIER_GPU, 0, 0, rows); }
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
 static Tensor table_view(Tier side, int ints, int rows, int cols) {
-    Tensor t = plan_bytes(rig.plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
+    Tensor t = plan_bytes(plan, INDEX_TABLES, side, (size_t)ints * 4, I32, cols);
     t.rows = rows;
     return t;
 }
 
 static void put(int ints, const int32_t *values, int n) {
-    memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
+    memcpy(device->cpu_address(device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
 }
 
-static PageTable pool(Tier tier, int seqs) {
+/* The lengths of two sequences, of which attend() is. */
+static void put_lengths(int32_t first, int32_t second) { put(0, &first, 1), put(1, &second, 1); }
+
+static PageTable pool(Tier tier) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
-    PageTable table = plan_pages(rig.plan, KV_CACHE, tier, 0, 2);
-    table.pages = table_view(side, 32, seqs, 2);
-    table.len = table_view(side, 0, 1, seqs);
+    PageTable table = plan_pages(plan, KV_CACHE, tier, 0, 2);
+    table.pages = table_view(side, 32, 2, 2);
+    table.len = table_view(side, 0, 1, 2);
     return table;
 }
 
 static Op attend(Lane lane) {
     const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
-    const PageTable table = pool(side, 2);
-    const Tensor q = side == TIER_CPU ? plan_view(rig.plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
-    return op_attend(on(lane, false), plan_view(rig.plan, ATTENDED, side, 0, 0, 2), q, &table);
+    const PageTable table = pool(side);
+    const Tensor q = side == TIER_CPU ? plan_view(plan, QUERY, side, 0, 0, 2) : tensor_cols(ws(QKV, 2), 0, small.h1);
+    return op_attend(on(lane, false), plan_view(plan, ATTENDED, side, 0, 0, 2), q, &table);
 }
 
 /* One after another: 2 flops for each weight and row of a product, 4 h1 for a token that another one attends to, and bytes
@@ -221,41 +208,43 @@ TEST(ops_take_their_flops_or_their_bytes) {
     static const int32_t tables[] = {17, 5, 0, 0, 0, 3, 4, 11}; /* lengths at 0, where prompts begin at 4 */
     const Tensor none = {.rows = 0};
     for (int bound = 0; bound < 2; bound++) {
-        Hardware h = round_rates;
+        Hardware h = machine_with(round_rates);
         if (bound) h.gpu_bdw = 1000, h.cpu_bdw = 500;
         open_mixed(&h);
-        memcpy(rig.device->cpu_address(rig.device, table_view(TIER_CPU, 0, 1, 8)), tables, sizeof tables);
-        const Plan *p = rig.plan;
+        put(0, tables, 8);
         const Call gpu = on(PROJECT, false), cpu = on(ATTEND, false);
-        const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = p->global[FINAL_LN_W].home,
-                     ids = tensor_cols(plan_view(p, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
+        const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = plan->global[FINAL_LN_W].home,
+                     ids = tensor_cols(plan_view(plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 2);
         int j = 0;
-        while (p->weight[j][FC1_W].home.tier != TIER_GPU) j++;
-        const Tensor w = p->weight[j][FC1_W].home, b = p->weight[j][FC1_B].home;
+        while (plan->weight[j][FC1_W].home.tier != TIER_GPU) j++;
+        const Tensor w = plan->weight[j][FC1_W].home, b = plan->weight[j][FC1_B].home;
         const double product = 2. * 7 * 60 * 100, tokens = 4. * 60 * (17 + 5), pairs = 4. * 60 * (6 + 1 + 28);
+        const Op linear = op_linear_relu(gpu, ws(MLP, 7), ws(ATTENDED, 7), w, b);
+        Op in_prefill = linear;
+        in_prefill.prefill = true;
         const struct {
             Op op;
             double flops_s, bytes;
         } cases[] = {
-            {op_linear_relu(gpu, ws(MLP, 7), ws(ATTENDED, 7), w, b), product / 1e6, 2. * (7 * 60 + 60 * 100 + 7 * 100)},
-            {op_linear_relu(on(PROJECT, true), ws(MLP, 7), ws(ATTENDED, 7), w, b), product / 2e6,
-             2. * (7 * 60 + 60 * 100 + 7 * 100)},
+            {linear, product / 1e6, 2. * (7 * 60 + 60 * 100 + 7 * 100)},
+            {in_prefill, product / 2e6, 2. * (7 * 60 + 60 * 100 + 7 * 100)},
             {attend(FINISH), tokens / 1e5, tokens},
             {attend(ATTEND), tokens / 2e4, tokens},
             {op_attend_prefill(on(FINISH, true), ws(ATTENDED, 11), tensor_cols(qkv, 0, small.h1),
                                tensor_cols(qkv, small.h1, 2 * small.h1), table_view(TIER_GPU, 4, 1, 4), small.nh),
              pairs / 4e5, 2. * 11 * 4 * 60},
             {op_layernorm(gpu, x, x, norm, norm), 0, 2 * 5 * 120},
-            {op_embed(gpu, x, p->global[POS_EMBED].home, none, true), 0, 5 * 120},
-            {op_embed(cpu, plan_view(p, EMBEDDED, TIER_CPU, 0, 0, 5), p->global[TOK_EMBED].home, none, false), 0, 5 * 120},
-            {op_pick(gpu, ids, plan_view(p, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
+            {op_embed(gpu, x, plan->global[POS_EMBED].home, none, true), 0, 5 * 120},
+            {op_embed(cpu, plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), plan->global[TOK_EMBED].home, none, false), 0,
+             5 * 120},
+            {op_pick(gpu, ids, plan_view(plan, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
         };
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             const Op *op = &cases[i].op;
             const double from = now(), bdw = lane_channel[op->lane] == CPU ? h.cpu_bdw : h.gpu_bdw;
             const double took = wait_for(post_op(*op)) - from;
             CU_ASSERT_DOUBLE_EQUAL(took, fmax(cases[i].flops_s, bdw ? cases[i].bytes / bdw : 0), 1e-8 * took);
-            for (int kind = 0; kind < NKINDS; kind++) CU_ASSERT_EQUAL(rig.device->count[op->lane].moved[kind], 0);
+            for (int kind = 0; kind < NKINDS; kind++) CU_ASSERT_EQUAL(device->count[op->lane].moved[kind], 0);
         }
         close_sim();
     }
@@ -263,78 +252,71 @@ TEST(ops_take_their_flops_or_their_bytes) {
 
 /* Of attention, the lengths that rest in the tables when it is posted. */
 TEST(a_length_counts_when_the_op_is_posted) {
-    static const int32_t len[] = {17, 5}, longer[] = {170, 50};
-    open_mixed(&round_rates);
-    put(0, len, 2);
+    open_round();
+    put_lengths(17, 5);
     const Event gpu = post_op(attend(FINISH));
-    put(0, longer, 2);
+    put_lengths(170, 50);
     EXPECT_SECONDS(wait_for(gpu), 4. * 60 * (17 + 5) / 1e5);
     close_sim();
 }
 
-/* Single tokens go into pages: over the disk's link, or through the CPU's memory, and as far as the highest page. */
+/* Single tokens go into pages: over the disk's link, or through the CPU's memory, and as far as the highest page. Rows of a
+ * table on disk cross its link, too. */
 TEST(appends_take_their_bytes_and_reach_their_pages) {
     static const int32_t seq[] = {0, 1}, pos[] = {3, 17}, pages[] = {0, 1, 0, 1};
-    Hardware h = round_rates;
+    Hardware h = machine_with(round_rates);
     h.cpu_bdw = 48;
     open_mixed(&h);
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
-    const Tensor kv = plan_view(rig.plan, NEW_KV, TIER_CPU, 0, 0, 2);
+    const Tensor kv = plan_view(plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
-        const PageTable table = pool(tier, 2);
+        const PageTable table = pool(tier);
         const bool disk = tier == TIER_DISK;
         const Call call = on(disk ? D_WRITE : ATTEND, false);
-        const Bytes peak = rig.device->peak[tier], half = rig.plan->region[KV_CACHE][tier].bytes / (2 * small.l);
+        const Bytes peak = device->peak[tier], half = plan->region[KV_CACHE][tier].bytes / (2 * small.l);
         const double from = now();
         const Op op = op_append(call, &table, kv, table_view(TIER_CPU, 0, 1, 2), table_view(TIER_CPU, 8, 1, 2));
         EXPECT_SECONDS(wait_for(post_op(op)) - from, 480. / (disk ? 200 : 48));
-        CU_ASSERT_EQUAL(rig.device->count[call.lane].moved[CACHE], disk ? 480 : 0);
+        CU_ASSERT_EQUAL(device->count[call.lane].moved[CACHE], disk ? 480 : 0);
         if (disk) /* all of K and two pages of V */
-            CU_ASSERT_EQUAL(rig.device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
+            CU_ASSERT_EQUAL(device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
     }
-    close_sim();
-}
-
-TEST(rows_that_are_gathered_on_disk_have_moved) {
-    Policy on_disk = mixed(6, 1);
-    on_disk.table_home = TIER_DISK;
-    open_sim(&small, &on_disk, &round_rates, SEQS, S, N);
-    const Tensor rows = plan_view(rig.plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
-    EXPECT_SECONDS(wait_for(post_op(op_embed(on(C_READ, false), rows, rig.plan->global[TOK_EMBED].home, none, false))), 6);
-    CU_ASSERT_EQUAL(rig.device->count[C_READ].moved[CACHE], 600);
+    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
+    const double from = now();
+    const Op gather = op_embed(on(C_READ, false), rows, plan->global[TOK_EMBED].home, none, false);
+    EXPECT_SECONDS(wait_for(post_op(gather)) - from, 6);
+    CU_ASSERT_EQUAL(device->count[C_READ].moved[CACHE], 600);
     close_sim();
 }
 
 /* GPU 1 s and CPU 3 s on the same cores: both at half speed until 2 s, then 2 s alone. Links are no part of it. */
 TEST(shared_cores_go_at_half_speed_while_both_work) {
-    static const int32_t len[] = {50, 50};
-    Hardware h = round_rates;
+    Hardware h = machine_with(round_rates);
     h.bmm_flops[0] = 24000, h.cpu_flops[0] = 8000;
     for (int shared = 0; shared < 2; shared++) {
         h.shared_cores = shared;
         open_mixed(&h);
-        put(0, len, 2);
+        put_lengths(50, 50);
         const Event gpu = post_op(attend(FINISH)), cpu = post_op(attend(ATTEND)), up = copy(W_LOAD, 1000);
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
         EXPECT_SECONDS(wait_for(cpu), shared ? 4 : 3);
-        EXPECT_SECONDS(rig.device->count[FINISH].busy_s, shared ? 2 : 1);
+        EXPECT_SECONDS(device->count[FINISH].busy_s, shared ? 2 : 1);
         close_sim();
     }
 }
 
 /* Each link that is busy takes its own part, whichever others are, and a tenth is always left. */
 TEST(copies_on_every_link_take_their_part_of_shared_cores) {
-    static const int32_t len[] = {50, 50};
     static const Lane lane[] = {W_LOAD, STORE, C_READ, D_WRITE}; /* by channel */
     static const double part[] = {.4, .2, .15, .3};
-    Hardware h = round_rates;
+    Hardware h = machine_with(round_rates);
     h.shared_cores = true, h.copy_core_s = part[CTOG] / 1000, h.disk_core_s = part[DTOC] / 100;
     h.bmm_flops[0] = 10 * 24000;
     for (int busy = 0; busy < 1 << 4; busy++) {
         double left = 1;
         open_mixed(&h);
-        put(0, len, 2);
+        put_lengths(50, 50);
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(busy >> c & 1)) continue;
             copy(lane[c], (size_t)(2 * h.bdw[c][0]));
@@ -350,20 +332,15 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
 // ---------------------------------------------------------------------------------------------------------------
 
 TEST(only_index_tables_have_an_address) {
-    open_mixed(&round_rates);
-    Device *d = rig.device;
-    const Plan *p = rig.plan;
-    size_t bytes = p->region[INDEX_TABLES][TIER_CPU].bytes;
-    CU_ASSERT_STRING_EQUAL(d->name, "sim");
-    CU_ASSERT_EQUAL(d->act_type, F16);
-    CU_ASSERT_PTR_NULL(d->upload);
-    uint8_t *first = d->cpu_address(d, table_view(TIER_CPU, 0, 1, 1)),
-            *last = d->cpu_address(d, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
-    CU_ASSERT_PTR_NOT_NULL_FATAL(first);
-    CU_ASSERT_EQUAL(last - first, (long)bytes - 4);
+    open_round();
+    const size_t bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
+    uint8_t *first = device->cpu_address(device, table_view(TIER_CPU, 0, 1, 1)),
+            *last = device->cpu_address(device, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
+    CU_ASSERT_FATAL(first && last - first == (long)bytes - 4);
     memset(first, 1, bytes); /* all of it is there */
-    CU_ASSERT_PTR_NULL(d->cpu_address(d, plan_view(p, NEW_TOKENS, TIER_CPU, 0, 0, 1)));
-    CU_ASSERT_PTR_NULL(d->cpu_address(d, piece(TIER_CPU, 100)));
+    CU_ASSERT(!device->cpu_address(device, plan_view(plan, NEW_TOKENS, TIER_CPU, 0, 0, 1)) &&
+              !device->cpu_address(device, table_view(TIER_GPU, 0, 1, 1)) && !device->upload);
+    CU_ASSERT_STRING_EQUAL(device->name, "sim");
     close_sim();
 }
 
@@ -372,19 +349,15 @@ TEST(only_index_tables_have_an_address) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Runs a task; the rig stays open. Returns the clock at the end. */
-static double simulate_on(const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s, int n) {
+static double simulate(const Policy *policy, const Hardware *hardware) {
     if (rig.device) close_sim();
-    open_sim(config, policy, hardware, seqs, s, n);
+    open_sim(&small, policy, hardware, SEQS, S, N);
     CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
-    for (int i = 0; i < seqs; i++) CU_ASSERT(rig.answer[i].done == 1 && rig.answer[i].n == n);
-    CU_ASSERT_EQUAL(rig.stats.generated, (long)seqs * n);
+    CU_ASSERT_EQUAL(rig.stats.generated, SEQS * N);
     return now();
 }
-static double simulate(const Policy *policy, const Hardware *hardware) {
-    return simulate_on(&small, policy, hardware, SEQS, S, N);
-}
 
-static double busy(Lane lane) { return rig.device->count[lane].busy_s; }
+static double busy(Lane lane) { return device->count[lane].busy_s; }
 static double all_busy(void) {
     double sum = 0;
     for (int lane = 0; lane < NLANES; lane++) sum += busy(lane);
@@ -425,8 +398,7 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
         const double beside = decode * stats->beside / (SEQS * (N - 1));
         CU_ASSERT((beside > 0) == diagonal);
         EXPECT_SECONDS(stats->prefill_s, stats->prefill_sweeps_s * prefill / (prefill + beside));
-        if (!diagonal) EXPECT_SECONDS(stats->prefill_s, prefill);
-        if (!diagonal) EXPECT_SECONDS(stats->decode_s, decode);
+        if (!diagonal) CU_ASSERT(about(stats->prefill_s, prefill) && about(stats->decode_s, decode));
         EXPECT_SECONDS(busy(ATTEND), cpu ? decode : 0);
         CU_ASSERT_EQUAL(stats->attended, prompts + past);
     }
@@ -450,13 +422,12 @@ TEST(streaming_alone_takes_the_bytes_of_the_weights) {
 /* Nothing shares a link then: a lane that only copies is busy for its bytes. */
 TEST(without_overlap_the_times_of_all_ops_add_up) {
     Policy p = mixed(2, 3);
-    Hardware even = round_rates;
-    even.dtoc_bdw[1] = even.dtoc_bdw[0], p.overlap = false;
+    Hardware h = machine_with(round_rates);
+    h.dtoc_bdw[1] = h.dtoc_bdw[0], p.overlap = false;
     for (int cpu = 0; cpu < 2; cpu++) {
         p.delegated = cpu;
-        const double total = simulate(&p, &round_rates);
+        const double total = simulate(&p, &h);
         EXPECT_SECONDS(total, all_busy());
-        simulate(&p, &even);
         EXPECT_SECONDS(busy(W_READ), rig.moved[DTOC][WEIGHT] / 100.);
         CU_ASSERT(rig.moved[DTOC][WEIGHT] > 0);
     }
@@ -464,20 +435,15 @@ TEST(without_overlap_the_times_of_all_ops_add_up) {
 }
 
 /* Rates at which every lane has something to do, so that there is something to hide. */
-static const Hardware balanced = {.name = "balanced",
-                                  .ctog_bdw = {1e6, 1e6},
-                                  .gtoc_bdw = {1e6, 1e6},
-                                  .dtoc_bdw = {6e5, 6e5},
-                                  .ctod_bdw = {4e5, 4e5},
-                                  .mm_flops = {8e6, 2e7},
-                                  .bmm_flops = {4e6, 4e6},
-                                  .cpu_flops = {2e6, 2e6}};
+static const char balanced[] =
+    "ctog_bdw=1e6 gtoc_bdw=1e6 dtoc_bdw=6e5 ctod_bdw=4e5 mm_flops_g=8e6 mm_flops_p=2e7 "
+    "bmm_flops=4e6 cpu_flops=2e6";
 
 /* What Figure 4 waits for behind every square costs something, but less than to wait for every op. With overlap the total
  * lies between its bounds. */
 TEST(overlap_hides_what_can_be_hidden) {
     for (int way = 0; way < 4; way++) {
-        Hardware h = balanced;
+        Hardware h = machine_with(balanced);
         Policy p = mixed(2, 3);
         p.delegated = way & 1, h.shared_cores = way & 2, p.overlap = false;
         const double alone = simulate(&p, &h), gpu_alone = busy(PROJECT) + busy(FINISH);
@@ -510,11 +476,12 @@ TEST(opt_175b_takes_no_memory) {
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);
-    const double total = simulate_on(&config, &p, &t4, 256, 512, 32);
+    open_sim(&config, &p, &t4, 256, 512, 32);
+    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
     getrusage(RUSAGE_SELF, &after);
     CU_ASSERT(after.ru_maxrss - before.ru_maxrss < 200 * 1024); /* KiB */
     CU_ASSERT(rig.peak[TIER_DISK] > 5e11 && rig.moved[DTOC][WEIGHT] > 5e12);
     const double disk = (rig.moved[DTOC][WEIGHT] + rig.moved[DTOC][CACHE]) / 2e9;
-    CU_ASSERT(disk < total && total < 2 * disk);
+    CU_ASSERT(disk < now() && now() < 2 * disk);
     close_sim();
 }
