@@ -4,13 +4,11 @@
  *
  * copies, in 1e9 bytes a second:
  *   h2d d2h             from host to device, and back
- *   h2d_both d2h_both   the same while the other direction is busy
- *   both                the two together
+ *   both                the two together, in sum
  *   d2d                 read and written within the GPU's memory
  * products, through cublasLt, in 1e9 FLOP a second:
  *   gemm_large          8192 x 8192 x 8192
  *   gemm_prefill        the first matrix of OPT-6.7B's mlp on 4096 tokens
- *   gemm_decode         the same on 64 tokens, and gemm_decode_weights: 1e9 bytes of weights read by it
  * kernels, at OPT-30B's shapes, whose bound is d2d (a read alone may be faster: d2d writes as much as it reads):
  *   packed_M_N_K        1e9 bytes a second of packed weights read by M rows times (N, K)
  *   blas_M_N_K          the same of fp16 weights, as flexgen asks cublasLt
@@ -115,57 +113,39 @@ typedef struct {
     cudaEvent_t begin, end;
 } Copy;
 
-/* Starts the n copies of `bytes` at once, COPIES times each. rate[c] becomes the rate of copy c in its own time, *sum that
- * of all of them. */
-static void copy_rates(double *rate, double *sum, Copy *copies, int n, size_t bytes) {
-    std::vector<double> one[2], all;
+/* Returns the bytes a second of n copies of `bytes` that start at once, COPIES times each, all together. */
+static double copy_rate(const Copy *copies, int n, size_t bytes) {
+    std::vector<double> rates;
     for (int r = -1; r < RUNS; r++) { /* the first warms up */
-        for (int c = 1; c < n; c++) CUDA(cudaStreamSynchronize(copies[c].stream));
+        CUDA(cudaDeviceSynchronize());
         CUDA(cudaEventRecord(copies[0].begin, copies[0].stream));
-        for (int c = 1; c < n; c++) {
-            CUDA(cudaStreamWaitEvent(copies[c].stream, copies[0].begin, 0));
-            CUDA(cudaEventRecord(copies[c].begin, copies[c].stream));
-        }
+        for (int c = 1; c < n; c++) CUDA(cudaStreamWaitEvent(copies[c].stream, copies[0].begin, 0));
         for (int i = 0; i < COPIES; i++)
             for (int c = 0; c < n; c++)
                 CUDA(cudaMemcpyAsync(copies[c].dst, copies[c].src, bytes, cudaMemcpyDefault, copies[c].stream));
         for (int c = 0; c < n; c++) CUDA(cudaEventRecord(copies[c].end, copies[c].stream));
+        CUDA(cudaDeviceSynchronize());
         double longest = 0;
-        for (int c = 0; c < n; c++) {
-            CUDA(cudaEventSynchronize(copies[c].end));
-            longest = std::max(longest, between(copies[0].begin, copies[c].end));
-            if (r >= 0) one[c].push_back(COPIES * (double)bytes / between(copies[c].begin, copies[c].end));
-        }
-        if (r >= 0) all.push_back(n * COPIES * (double)bytes / longest);
+        for (int c = 0; c < n; c++) longest = std::max(longest, between(copies[0].begin, copies[c].end));
+        if (r >= 0) rates.push_back(n * COPIES * (double)bytes / longest);
     }
-    for (int c = 0; c < n; c++) rate[c] = median(one[c]);
-    *sum = median(all);
+    return median(rates);
 }
 
 static void print_copies(void) {
     void *a = device_memory(MEMORY, 1, 1), *b = device_memory(MEMORY, 2, 1);
     void *up = pinned_memory(LINK, a), *down = pinned_memory(LINK, b);
     Copy copies[2] = {{a, up, 0, 0, 0}, {down, b, 0, 0, 0}};
-    double rate[2], sum;
     for (Copy &c : copies) {
         CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
         CUDA(cudaEventCreate(&c.begin));
         CUDA(cudaEventCreate(&c.end));
     }
-    copy_rates(rate, &sum, &copies[0], 1, LINK);
-    printf("h2d %.2f\n", rate[0] / 1e9);
-    copy_rates(rate, &sum, &copies[1], 1, LINK);
-    printf("d2h %.2f\n", rate[0] / 1e9);
-    copy_rates(rate, &sum, copies, 2, LINK);
-    printf("h2d_both %.2f\nd2h_both %.2f\nboth %.2f\n", rate[0] / 1e9, rate[1] / 1e9, sum / 1e9);
+    printf("h2d %.2f\n", copy_rate(&copies[0], 1, LINK) / 1e9);
+    printf("d2h %.2f\n", copy_rate(&copies[1], 1, LINK) / 1e9);
+    printf("both %.2f\n", copy_rate(copies, 2, LINK) / 1e9);
     copies[0].src = b;
-    copy_rates(rate, &sum, &copies[0], 1, MEMORY);
-    printf("d2d %.1f\n", 2 * rate[0] / 1e9);
-    for (Copy &c : copies) {
-        CUDA(cudaStreamDestroy(c.stream));
-        CUDA(cudaEventDestroy(c.begin));
-        CUDA(cudaEventDestroy(c.end));
-    }
+    printf("d2d %.1f\n", 2 * copy_rate(&copies[0], 1, MEMORY) / 1e9);
     CUDA(cudaFreeHost(up));
     CUDA(cudaFreeHost(down));
     CUDA(cudaFree(a));
@@ -183,15 +163,14 @@ static cublasLtMatrixLayout_t layout(int rows, int cols) {
     return l;
 }
 
-/* Returns the products a second of y = x w^T with x (m, k), w (n, k), y (m, n), row by row, which to cublasLt is y^T = w
- * x^T, by the fastest of the algorithms that it proposes. Each product reads another copy of w, so that none is in the
- * cache. */
-static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int launches) {
-    size_t each = (size_t)n * k;
-    half *w = (half *)device_memory(WEIGHTS * each * sizeof(half), 3, 0.05f),
+/* Prints the 1e9 FLOP a second of y = x w^T with x (m, k), w (n, k), y (m, n), row by row, which to cublasLt is y^T = w
+ * x^T, by the fastest of the algorithms that it proposes. */
+static void print_product(const char *name, int m, int n, int k) {
+    half *w = (half *)device_memory((size_t)n * k * sizeof(half), 3, 0.05f),
          *x = (half *)device_memory((size_t)m * k * sizeof(half), 4, 1),
          *y = (half *)device_memory((size_t)m * n * sizeof(half), 5, 1);
     void *workspace = device_memory(WORKSPACE, 6, 1);
+    cublasLtHandle_t handle;
     cublasLtMatmulDesc_t product;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found[ALGORITHMS];
@@ -201,6 +180,7 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     cudaEvent_t begin, end;
     float one = 1, zero = 0;
     int nfound;
+    LT(cublasLtCreate(&handle));
     LT(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
     LT(cublasLtMatmulPreferenceCreate(&preference));
@@ -211,32 +191,28 @@ static double product_rate(cublasLtHandle_t handle, int m, int n, int k, int lau
     LT(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
     CUDA(cudaEventCreate(&begin));
     CUDA(cudaEventCreate(&end));
-    double best = 0;
+    double least = INFINITY;
     for (int a = 0; a < nfound; a++) {
-        std::vector<double> rates;
+        std::vector<double> seconds;
         if (found[a].state != CUBLAS_STATUS_SUCCESS) continue;
         for (int r = -1; r < RUNS; r++) {
             CUDA(cudaEventRecord(begin));
-            for (int i = 0; i < launches; i++)
-                LT(cublasLtMatmul(handle, product, &one, w + (size_t)(i + r + 1) % WEIGHTS * each, lw, x, lx, &zero, y, ly,
-                                  y, ly, &found[a].algo, workspace, WORKSPACE, 0));
+            LT(cublasLtMatmul(handle, product, &one, w, lw, x, lx, &zero, y, ly, y, ly, &found[a].algo, workspace,
+                              WORKSPACE, 0));
             CUDA(cudaEventRecord(end));
             CUDA(cudaEventSynchronize(end));
-            if (r >= 0) rates.push_back(launches / between(begin, end));
+            if (r >= 0) seconds.push_back(between(begin, end));
         }
-        best = std::max(best, median(rates));
+        least = std::min(least, median(seconds));
     }
-    if (!best) {
-        fprintf(stderr, "bench_gpu: cublasLt knows no algorithm for %d x %d x %d\n", m, n, k);
-        exit(1);
-    }
-    CUDA(cudaEventDestroy(begin));
-    CUDA(cudaEventDestroy(end));
-    for (cublasLtMatrixLayout_t l : {lw, lx, ly}) LT(cublasLtMatrixLayoutDestroy(l));
-    LT(cublasLtMatmulPreferenceDestroy(preference));
-    LT(cublasLtMatmulDescDestroy(product));
+    printf("%s %.1f\n", name, 2.0 * m * n * k / least / 1e9); /* 0 where cublasLt knows no algorithm */
+    LT(cublasLtDestroy(handle));
     for (void *p : {(void *)w, (void *)x, (void *)y, workspace}) CUDA(cudaFree(p));
-    return best;
+}
+
+static void print_products(void) {
+    print_product("gemm_large", 8192, 8192, 8192);
+    print_product("gemm_prefill", 4096, 16384, 4096);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -428,8 +404,6 @@ static void print_launches(void) {
                while ((e = cudaEventQuery(mark)) == cudaErrorNotReady) cudaGetLastError();
                CUDA(e);
            }));
-    for (cudaEvent_t e : {timed[0], timed[1], mark}) CUDA(cudaEventDestroy(e));
-    CUDA(cudaStreamDestroy(stream));
 }
 
 /* Prints the microseconds of a small copy that is posted behind a large one in parts, on a stream of its own. part: the
@@ -452,16 +426,12 @@ static void print_small_copy(size_t part, char *to, const char *from) {
         CUDA(cudaDeviceSynchronize());
         if (r < 0) continue;
         seconds.push_back(between(begin[1], end[1]));
-        if (part) rates.push_back(LINK / between(begin[0], end[0]));
+        rates.push_back(LINK / between(begin[0], end[0]));
     }
     const int mib = (int)(part >> 20);
-    if (part) {
-        printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
-        printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
-    } else
-        printf("copy_64k %.1f\n", median(seconds) * 1e6);
-    for (cudaEvent_t e : {begin[0], begin[1], end[0], end[1]}) CUDA(cudaEventDestroy(e));
-    for (cudaStream_t s : {bulk, small}) CUDA(cudaStreamDestroy(s));
+    if (!part) return (void)printf("copy_64k %.1f\n", median(seconds) * 1e6);
+    printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
+    printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
 }
 
 static void print_waits(void) {
@@ -471,33 +441,11 @@ static void print_waits(void) {
     for (size_t part : {0, 16, 4}) print_small_copy(part << 20, on_gpu, pinned);
     CUDA(cudaFreeHost(pinned));
     CUDA(cudaFree(on_gpu));
-    char *own = (char *)aligned_alloc(4096, MEMORY);
-    if (!own) {
-        fprintf(stderr, "bench_gpu: no memory to register\n");
-        exit(1);
-    }
-    std::fill(own, own + MEMORY, 1);
+    std::vector<char> own(MEMORY, 1);
     const double begin = seconds_now();
-    CUDA(cudaHostRegister(own, MEMORY, cudaHostRegisterDefault));
+    CUDA(cudaHostRegister(own.data(), MEMORY, cudaHostRegisterDefault));
     printf("register %.1f\n", (seconds_now() - begin) * 1e3 * 1e9 / (double)MEMORY);
-    CUDA(cudaHostUnregister(own));
-    free(own);
-}
-
-static void print_products(void) {
-    const struct {
-        const char *name;
-        int m, n, k, launches;
-    } products[] = {
-        {"gemm_large", 8192, 8192, 8192, 1}, {"gemm_prefill", 4096, 16384, 4096, 2}, {"gemm_decode", 64, 16384, 4096, 64}};
-    cublasLtHandle_t handle;
-    LT(cublasLtCreate(&handle));
-    for (const auto &p : products) {
-        double rate = product_rate(handle, p.m, p.n, p.k, p.launches);
-        printf("%s %.1f\n", p.name, 2.0 * p.m * p.n * p.k * rate / 1e9);
-        if (p.m == 64) printf("%s_weights %.1f\n", p.name, 2.0 * p.n * p.k * rate / 1e9);
-    }
-    LT(cublasLtDestroy(handle));
+    CUDA(cudaHostUnregister(own.data()));
 }
 
 int main(int argc, char **argv) {

@@ -159,13 +159,11 @@ enum { MOST_COPIES = 32 };
 
 struct Thread { /* a CUDA thread */
     Context context;
-    uint3 idx;
     int in_warp;
     State state;
-    int line;      /* of the barrier or warp operation where it waits */
-    unsigned mask; /* the operands and the result of a warp operation */
+    int line; /* of the barrier or warp operation where it waits */
     WarpOp op;
-    int src;
+    int src; /* the operands and the result of a warp operation */
     uint64_t in, out;
     const uint16_t *row; /* of matrices in shared memory: the one that this thread has read */
     unsigned *m;         /* and its part of them */
@@ -177,14 +175,15 @@ struct Thread { /* a CUDA thread */
         int group;
     } copy[MOST_COPIES]; /* asynchronous ones that it has not waited for */
     int copies, groups;
-    unsigned arrived; /* in the first thread of a warp: a bit for each thread that is at a warp operation */
-    long roundings;   /* to halves: how the work of a block is shared */
-    int phase;        /* in the first thread of a mask: its syncs so far */
-    char sync[2];     /* their addresses stand for these, of which one ends while the next begins */
+    int arrived;    /* in the first thread of a warp: how many are at a warp operation */
+    long roundings; /* to halves: how the work of a block is shared */
+    int phase;      /* in the first thread of a warp: its syncs so far */
+    char sync[2];   /* their addresses stand for these, of which one ends while the next begins */
 };
 struct Block { /* what this OS thread is running */
     Thread *threads, *cur;
     int n, done, phase;
+    bool counted;                /* by atomicInc */
     int position, index, stride; /* of the present pass over the threads */
     Context scheduler;
     const std::function<void()> *kernel;
@@ -200,10 +199,10 @@ static thread_local Block blk;
 CUDA_CPU_UNCHECKED Thread *next_ready() {
     while (++blk.position < blk.n) {
         Thread *t = &blk.threads[blk.index];
+        threadIdx.x = blk.index;
         if ((blk.index += blk.stride) >= blk.n) blk.index -= blk.n;
         if (t->state != READY) continue;
         blk.cur = t;
-        threadIdx = t->idx;
         return t;
     }
     return nullptr;
@@ -245,14 +244,14 @@ inline void create_fiber(Context *c) {
     CUDA_CPU_TSAN(c->tsan = __tsan_create_fiber(0));
 }
 
+/* Ends the program, and says where the first thread is, and the first that is elsewhere. */
 [[noreturn]] inline void report_stuck() {
     static const char *const what[] = {"ready", "waits at __syncthreads", "waits at a warp operation", "has returned"};
-    fprintf(stderr, "cuda_cpu: kernel %s, block (%u,%u,%u) is stuck\n", blk.name, blockIdx.x, blockIdx.y, blockIdx.z);
-    for (int i = 0, j = 0; i < blk.n; i = j) { /* runs of threads in the same place */
-        Thread *t = &blk.threads[i];
-        while (j < blk.n && blk.threads[j].state == t->state && blk.threads[j].line == t->line) j++;
-        fprintf(stderr, "  thread %d to %d %s, line %d\n", i, j - 1, what[t->state], t->line);
-    }
+    const Thread *t = blk.threads;
+    int other = 0;
+    while (other < blk.n - 1 && t[other].state == t->state && t[other].line == t->line) other++;
+    complain(true, "%s, block (%u,%u,%u) is stuck: thread 0 %s, line %d, thread %d %s, line %d", blk.name, blockIdx.x,
+             blockIdx.y, blockIdx.z, what[t->state], t->line, other, what[t[other].state], t[other].line);
     abort();
 }
 
@@ -268,10 +267,9 @@ inline void choose_order(int n, int *first, int *stride) {
 inline std::atomic<long> most_roundings; /* the most of one thread in the kernels since this was last asked for */
 
 CUDA_CPU_UNSEEN void run_block() {
-    blk.done = blk.nseen = 0;
-    for (int i = 0, x = blockDim.x, y = blockDim.y; i < blk.n; i++) {
+    blk.done = blk.nseen = blk.counted = 0;
+    for (int i = 0; i < blk.n; i++) {
         Thread *t = &blk.threads[i];
-        t->idx = {unsigned(i % x), unsigned(i / x % y), unsigned(i / (x * y))};
         t->state = READY, t->in_warp = i % 32, t->line = 0, t->arrived = 0, t->roundings = 0;
     }
     CUDA_CPU_TSAN(__tsan_release(&blk.start));
@@ -315,7 +313,7 @@ struct Grid {
 /* Runs every `step`-th block of a grid, from number `from` on. */
 inline void run_blocks(const Grid &g, int from, int step) {
     gridDim = g.grid, blockDim = g.block;
-    blk.n = g.block.x * g.block.y * g.block.z;
+    blk.n = g.block.x;
     blk.kernel = &g.kernel, blk.name = g.name, blk.shared = malloc(g.shared_bytes + 1);
     for (int i = 0; i < blk.n; i++)
         if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
@@ -362,71 +360,67 @@ CUDA_CPU_UNSEEN void sync_threads(int line) {
     CUDA_CPU_TSAN(__tsan_acquire(edge));
 }
 
-/* All threads of the mask must come here. Returns true in the last of them, which does what there is to do for all, and
+/* All threads of the warp must come here. Returns true in the last of them, which does what there is to do for all, and
  * lets them go. This orders nothing: where TSan shall see an order, it must be told. */
-CUDA_CPU_UNCHECKED bool last_of_warp(unsigned mask, WarpOp op, int line) {
+CUDA_CPU_UNCHECKED bool last_of_warp(WarpOp op, int line) {
     Thread *me = blk.cur, *warp = me - me->in_warp;
-    me->mask = mask, me->op = op, me->line = line;
-    warp->arrived |= 1u << me->in_warp;
-    if ((warp->arrived & mask) != mask || !(mask >> me->in_warp & 1)) {
+    me->op = op, me->line = line;
+    if (++warp->arrived < 32) {
         suspend(AT_WARP_OP);
         return false;
     }
-    for (int l = 0; l < 32; l++) {
-        Thread *t = &warp[l];
-        if ((mask >> l & 1) && (t->mask != mask || t->line != line || t->op != op))
-            complain(true,
-                     "%s: thread %d of a warp, at line %d with mask %08x, cannot join thread %d, at line %d with mask %08x",
-                     blk.name, l, t->line, t->mask, me->in_warp, line, mask);
-    }
+    for (int l = 0; l < 32; l++)
+        if (warp[l].line != line || warp[l].op != op)
+            complain(true, "%s: thread %d of a warp, at line %d, cannot join thread %d, at line %d", blk.name, l,
+                     warp[l].line, me->in_warp, line);
     return true;
 }
-CUDA_CPU_UNCHECKED void let_go(unsigned mask) {
+CUDA_CPU_UNCHECKED void let_go() {
     Thread *warp = blk.cur - blk.cur->in_warp;
-    for (int l = 0; l < 32; l++)
-        if (mask >> l & 1) warp[l].state = READY;
-    warp->arrived &= ~mask;
+    for (int l = 0; l < 32; l++) warp[l].state = READY;
+    warp->arrived = 0;
+}
+inline void check_mask(unsigned mask) {
+    if (~mask) complain(true, "%s: a warp operation of some threads is not emulated", blk.name);
 }
 
-CUDA_CPU_UNCHECKED uint64_t exchange(unsigned mask, uint64_t in, int src, int line) {
+CUDA_CPU_UNCHECKED uint64_t exchange(uint64_t in, int src, int line) {
     Thread *me = blk.cur, *warp = me - me->in_warp;
     me->in = in, me->src = src;
-    if (!last_of_warp(mask, SHUFFLE, line)) return me->out;
-    for (int l = 0; l < 32; l++) {
-        if (!(mask >> l & 1)) continue;
-        if (!(mask >> warp[l].src & 1))
-            complain(true, "%s, line %d: thread %d of the warp is not in the mask", blk.name, line, warp[l].src);
-        warp[l].out = warp[warp[l].src].in;
+    if (last_of_warp(SHUFFLE, line)) {
+        for (int l = 0; l < 32; l++) warp[l].out = warp[warp[l].src].in;
+        let_go();
     }
-    let_go(mask);
     return me->out;
 }
-/* Returns a mask whose bit l is set where thread l of the mask says yes. */
+/* Returns a mask whose bit l is set where thread l of the warp says yes. */
 CUDA_CPU_UNCHECKED unsigned ballot(int line, unsigned mask, bool yes) {
     Thread *me = blk.cur, *warp = me - me->in_warp;
+    check_mask(mask);
     me->in = yes;
-    if (!last_of_warp(mask, BALLOT, line)) return unsigned(me->out);
-    unsigned all = 0;
-    for (int l = 0; l < 32; l++) all |= (mask >> l & 1) && warp[l].in ? 1u << l : 0;
-    for (int l = 0; l < 32; l++)
-        if (mask >> l & 1) warp[l].out = all;
-    let_go(mask);
-    return all;
+    if (last_of_warp(BALLOT, line)) {
+        uint64_t all = 0;
+        for (int l = 0; l < 32; l++) all |= warp[l].in << l;
+        for (int l = 0; l < 32; l++) warp[l].out = all;
+        let_go();
+    }
+    return unsigned(me->out);
 }
 template <class T>
 T shfl_xor(int line, unsigned mask, T v, int x) {
     uint64_t bits = 0;
     static_assert(sizeof v <= sizeof bits);
+    check_mask(mask);
     memcpy(&bits, &v, sizeof v);
-    bits = exchange(mask, bits, in_warp() ^ x, line);
+    bits = exchange(bits, in_warp() ^ x, line);
     memcpy(&v, &bits, sizeof v);
     return v;
 }
 
-CUDA_CPU_UNSEEN void sync_warp(int line, unsigned mask = ~0u) {
-    Thread *first = blk.cur - in_warp() + (mask ? __builtin_ctz(mask) : 0);
-    CUDA_CPU_TSAN(char *edge = &first->sync[first->phase & 1]; __tsan_release(edge));
-    if (last_of_warp(mask, SYNC, line)) first->phase++, let_go(mask);
+CUDA_CPU_UNSEEN void sync_warp(int line) {
+    CUDA_CPU_TSAN(Thread *first = blk.cur - in_warp(); char *edge = &first->sync[first->phase++ / 32 & 1];
+                  __tsan_release(edge));
+    if (last_of_warp(SYNC, line)) let_go();
     CUDA_CPU_TSAN(__tsan_acquire(edge));
 }
 
@@ -435,19 +429,14 @@ CUDA_CPU_UNSEEN float bits_to_float(uint16_t h) {
 #ifdef __F16C__
     return _cvtsh_ss(h);
 #else
-    uint32_t bits = (h & 0x7fffu) << 13; /* exponent and mantissa in their places, but the exponent too small by 112 */
-    float f;
-    memcpy(&f, &bits, 4), f *= 0x1p112f, memcpy(&bits, &f, 4);
-    bits |= (h & 0x8000u) << 16 | ((h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
-    return memcpy(&f, &bits, 4), f;
+    __half_raw bits;
+    bits.x = h;
+    return __half2float(bits);
 #endif
 }
 inline float to_float(half h) { return bits_to_float(__half_raw(h).x); }
-CUDA_CPU_UNSEEN void note_rounding() {
+CUDA_CPU_UNSEEN half to_half(float f) {
     if (blk.cur) blk.cur->roundings++;
-}
-inline half to_half(float f) {
-    note_rounding();
 #ifdef __F16C__
     __half_raw bits;
     bits.x = _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
@@ -456,15 +445,21 @@ inline half to_half(float f) {
     return ::__float2half(f);
 #endif
 }
+template <class To, class From>
+To bit_cast(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
 /* Rounds once, through a float: where the float loses bits of d, its last bit is set, so that the half is not a tie by
  * mistake. */
 inline half rounded_once(double d) {
     float f = (float)d;
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
+    uint32_t bits = bit_cast<uint32_t>(f);
     if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
     if (f != d && d == d) bits |= 1;
-    return memcpy(&f, &bits, 4), to_half(f);
+    return to_half(bit_cast<float>(bits));
 }
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
@@ -473,17 +468,10 @@ inline half2 multiply_add2(half2 a, half2 b, half2 c) {
     float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
     return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
 }
-template <class To, class From>
-To bit_cast(From from) {
-    To to;
-    static_assert(sizeof to == sizeof from);
-    memcpy(&to, &from, sizeof to);
-    return to;
-}
 }  // namespace cuda_cpu
 
 #define __syncthreads() cuda_cpu::sync_threads(__LINE__)
-#define __syncwarp(...) cuda_cpu::sync_warp(__LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __syncwarp() cuda_cpu::sync_warp(__LINE__)
 #define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
 #define __ballot_sync(...) cuda_cpu::ballot(__LINE__, __VA_ARGS__)
 #define __popc(u) __builtin_popcount(u)
@@ -492,11 +480,14 @@ To bit_cast(From from) {
 #define __half22float2(h) cuda_cpu::to_floats(h)
 #define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
 #define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
-#define __hsub2(a, b) cuda_cpu::multiply_add2(b, half2(cuda_cpu::to_half(-1.f), cuda_cpu::to_half(-1.f)), a)
+#define __hsub2(a, b) cuda_cpu::multiply_add2(b, cuda_cpu::to_halfs(-1, -1), a)
 #define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
 #define __threadfence() cuda_cpu::fence()
 namespace cuda_cpu {
-inline void fence() { CUDA_CPU_TSAN(static char edge; __tsan_release(&edge); __tsan_acquire(&edge)); }
+/* A block's fence before it counts itself is for what it has written; one behind that, for what others have. */
+CUDA_CPU_UNSEEN void fence() {
+    CUDA_CPU_TSAN(static char edge; blk.counted ? __tsan_acquire(&edge) : __tsan_release(&edge));
+}
 }  // namespace cuda_cpu
 using std::max;
 using std::min;
@@ -504,7 +495,8 @@ template <class T>
 T __ldcg(const T *p) {
     return *p;
 }
-inline unsigned atomicInc(unsigned *p, unsigned most) {
+CUDA_CPU_UNSEEN unsigned atomicInc(unsigned *p, unsigned most) {
+    cuda_cpu::blk.counted = true;
     unsigned was = __atomic_load_n(p, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(p, &was, was >= most ? 0 : was + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
@@ -543,7 +535,7 @@ CUDA_CPU_UNCHECKED float element(const unsigned *words, int i) {
     return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff);
 }
 
-typedef float Floats __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* Computes d += a b for a warp; every sum is in the order of k. */
 CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
@@ -568,7 +560,7 @@ CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
 CUDA_CPU_UNSEEN void deal_rows(unsigned *m, const uint64_t *row, bool transposed, int line) {
     Thread *me = blk.cur, *warp = me - me->in_warp;
     me->row = (const uint16_t *)row, me->m = m;
-    if (!last_of_warp(~0u, LOAD, line)) return;
+    if (!last_of_warp(LOAD, line)) return;
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) {
             int at = l / 4, pair = l % 4 * 2;
@@ -577,7 +569,7 @@ CUDA_CPU_UNSEEN void deal_rows(unsigned *m, const uint64_t *row, bool transposed
             unsigned high = transposed ? matrix[pair + 1].row[at] : matrix[at].row[pair + 1];
             warp[l].m[i] = high << 16 | low;
         }
-    let_go(~0u);
+    let_go();
 }
 inline void write16(void *to, uint64_t low, uint64_t high) { ((uint64_t *)to)[0] = low, ((uint64_t *)to)[1] = high; }
 inline void check_aligned(const void *p, int line) {
@@ -594,8 +586,10 @@ inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & m
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     for (int i = 0; i < 4; i++) me->a[i] = a[i], me->b[i / 2] = b[i / 2], me->d[i] = d[i];
-    if (cuda_cpu::last_of_warp(~0u, cuda_cpu::MULTIPLY, line))
-        cuda_cpu::multiply_fragments(me - me->in_warp), cuda_cpu::let_go(~0u);
+    if (cuda_cpu::last_of_warp(cuda_cpu::MULTIPLY, line)) {
+        cuda_cpu::multiply_fragments(me - me->in_warp);
+        cuda_cpu::let_go();
+    }
     for (int i = 0; i < 4; i++) d[i] = me->d[i];
 }
 inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
@@ -644,7 +638,7 @@ namespace cuda_cpu {
 struct Flag {
     int value = 0;
 
-    bool is_set() { return __atomic_load_n(&value, __ATOMIC_RELAXED) && __atomic_load_n(&value, __ATOMIC_ACQUIRE); }
+    bool is_set() { return __atomic_load_n(&value, __ATOMIC_ACQUIRE); }
     void set() {
         __atomic_store_n(&value, 1, __ATOMIC_RELEASE);
         syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr);
@@ -659,30 +653,23 @@ struct Op {
     Op *next = nullptr;
     Flag has_next{};
 };
-/* One cudaEventRecord. Its users are its event, while it is the latest, its stream, and whoever waits. It is used again for
- * another one when it has no users. */
+/* One cudaEventRecord. It lives as long as its event: what counted its users would order them for TSan. */
 struct Record {
     Flag done;
     int64_t when = 0;
-    int users = 0;
-
-    void use(int n) { __atomic_fetch_add(&users, n, __ATOMIC_RELAXED); }
-    void wait() { done.wait(), use(-1); }
 };
 
-enum Kind { DEVICE, HOST, REGISTERED };
+enum Kind { NONE, DEVICE, HOST, REGISTERED };
 struct Allocation {
     size_t size;
     Kind kind;
 };
-inline std::shared_mutex host; /* guards these seven, which exist until the very end */
+inline std::shared_mutex host; /* guards these, which exist until the very end */
 inline std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
-inline std::vector<cudaEvent_t> &destroyed = *new std::vector<cudaEvent_t>; /* but not yet deleted */
+inline std::vector<cudaEvent_t> &destroyed = *new std::vector<cudaEvent_t>; /* but kept, since streams may yet set them */
 inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, Allocation>;
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
-inline std::set<const void *> &loaded = *new std::set<const void *>; /* kernels that were asked about */
-inline std::map<const void *, size_t> &allowed_shared = *new std::map<const void *, size_t>; /* more than 48 KiB */
 inline size_t memory_used = 0;
 inline std::atomic<long> launches, events;
 inline std::atomic<bool> pin_failed;
@@ -708,8 +695,8 @@ inline void give_threads(Thread *t) {
 }  // namespace cuda_cpu
 
 struct CUstream_st {
-    bool blocking = true, quit = false; /* quit is the worker's */
-    std::mutex lock;                    /* of tail */
+    bool quit = false; /* the worker's */
+    std::mutex lock;   /* of tail */
     cuda_cpu::Thread *threads = cuda_cpu::take_threads();
     cuda_cpu::Op *tail = new cuda_cpu::Op;
     std::thread worker{[this, op = tail]() mutable {
@@ -748,41 +735,23 @@ inline void cuda_cpu::run_beside(std::function<void()> f, std::function<void()> 
 struct CUevent_st {
     bool timed;
     std::mutex lock;
-    std::deque<cuda_cpu::Record> records{}; /* as many as are in use at once */
-    cuda_cpu::Record *latest = nullptr;
+    std::deque<cuda_cpu::Record> records{};
 
-    /* Returns the latest recording, in use by the caller; null when there is none. */
-    cuda_cpu::Record *use() {
+    /* Returns the latest recording; null when there is none. */
+    cuda_cpu::Record *latest() {
         std::lock_guard<std::mutex> guard(lock);
-        if (latest) latest->use(1);
-        return latest;
+        return records.empty() ? nullptr : &records.back();
     }
-    /* Returns a new recording, in use by the event and the caller. */
     cuda_cpu::Record *record() {
         std::lock_guard<std::mutex> guard(lock);
-        if (latest) latest->use(-1);
-        latest = nullptr;
-        for (cuda_cpu::Record &r : records)
-            if (!__atomic_load_n(&r.users, __ATOMIC_RELAXED)) latest = &r;
-        if (!latest) latest = &records.emplace_back();
-        __atomic_store_n(&latest->done.value, 0, __ATOMIC_RELAXED);
-        latest->use(2);
-        return latest;
-    }
-    /* Returns true if all that was recorded is done, and in *when its time. */
-    bool is_done(int64_t *when) {
-        std::lock_guard<std::mutex> guard(lock);
-        if (latest && !latest->done.is_set()) return false;
-        *when = latest ? __atomic_load_n(&latest->when, __ATOMIC_RELAXED) : 0;
-        return true;
+        return &records.emplace_back();
     }
 };
 
 namespace cuda_cpu {
-inline void wait_for_streams(bool all) {
+inline void wait_for_streams() {
     std::shared_lock<std::shared_mutex> guard(host);
-    for (cudaStream_t s : streams)
-        if (all || s->blocking) s->wait();
+    for (cudaStream_t s : streams) s->wait();
 }
 /* Copies that cudaMemcpy has taken from pageable memory and that are not yet on the device. */
 inline struct {
@@ -791,9 +760,8 @@ inline struct {
 } late;
 inline void submit(cudaStream_t s, std::function<void()> f) {
     if (s) return s->submit(std::move(f));
-    static CUstream_st default_stream; /* waits for all blocking streams, and they for it */
+    static CUstream_st default_stream;
     std::vector<std::function<void()>> before;
-    wait_for_streams(false);
     {
         std::lock_guard<std::mutex> guard(late.lock);
         before.swap(late.copies);
@@ -816,22 +784,16 @@ T *untag(T *p) {
 }
 inline size_t capacity() { return size_t(env_number("CUDA_CPU_MEM_MB", 2048)) << 20; }
 
-/* Returns true if [p, p+n) lies in one allocation, of whatever kind. */
-inline bool allocated(const void *p, size_t n) {
+/* Returns the allocation in which p lies, or which it ends, with what is left of it from p on. */
+inline Allocation rest_of(const void *p) {
     std::shared_lock<std::shared_mutex> guard(host);
     auto it = allocations.upper_bound((uintptr_t)p);
-    return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) &&
-           n <= it->second.size - ((uintptr_t)p - it->first);
+    if (it == allocations.begin()) return {0, NONE};
+    const auto [begin, whole] = *--it;
+    const size_t at = (uintptr_t)p - begin;
+    return at <= whole.size ? Allocation{whole.size - at, whole.kind} : Allocation{0, NONE};
 }
-/* Returns true if a kernel may use p, memory of the host: cudaHostAlloc's, and none that was registered, since under WSL 2
- * a GPU sees that elsewhere. */
-inline bool reachable(const void *p) {
-    std::shared_lock<std::shared_mutex> guard(host);
-    auto it = allocations.upper_bound((uintptr_t)p);
-    return it != allocations.begin() && (--it, (uintptr_t)p - it->first <= it->second.size) && it->second.kind == HOST;
-}
-/* Returns true if p lies within memory of the host that is pinned. */
-inline bool begins_pinned(const void *p) { return !is_device(p) && allocated(p, 1); }
+inline bool allocated(const void *p, size_t n) { return n <= rest_of(p).size; }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     std::lock_guard<std::shared_mutex> guard(host);
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
@@ -846,7 +808,7 @@ inline cudaError_t allocate(void **p, size_t n, Kind kind) {
 }
 inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char *where) {
     submit(nullptr, [] {});
-    wait_for_streams(true);
+    wait_for_streams();
     std::lock_guard<std::shared_mutex> guard(host);
     auto it = allocations.find((uintptr_t)p);
     if (it == allocations.end() || it->second.kind != kind) return refuse(otherwise, where, "not a pointer of this kind");
@@ -877,14 +839,6 @@ extern "C" int cuda_cpu_hold;
 int cuda_cpu_hold;
 extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
 long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
-/* Notes the size of a copy in cuda_cpu_largest. Several threads may post copies at a time; this orders nothing between
- * them. */
-inline void note_size(long bytes) {
-    long largest = __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED);
-    while (largest < bytes &&
-           !__atomic_compare_exchange_n(&cuda_cpu_largest, &largest, bytes, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
-}
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -900,22 +854,20 @@ inline void throttle(size_t bytes, bool to_device) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(end - now));
 }
 inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                        cudaMemcpyKind kind, cudaStream_t s, bool async, const char *where) {
+                        cudaMemcpyKind kind, cudaStream_t s, const char *where) {
     if (!width || !height) return cudaSuccess;
     if (height > 1 && (dst_pitch < width || src_pitch < width)) return refuse(cudaErrorInvalidPitchValue, where, "pitch");
     bool to = is_device(dst), from = is_device(src);
     bool dst_known = allocated(dst, (height - 1) * dst_pitch + width);
     bool src_known = allocated(src, (height - 1) * src_pitch + width);
-    static const cudaMemcpyKind actual[2][2] = {{cudaMemcpyHostToHost, cudaMemcpyHostToDevice},
-                                                {cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice}};
-    if (kind != cudaMemcpyDefault && kind != actual[from][to])
-        return refuse(cudaErrorInvalidMemcpyDirection, where, "the pointers do not fit the direction");
+    if (kind != cudaMemcpyDefault)
+        return refuse(cudaErrorInvalidMemcpyDirection, where, "a direction that the pointers do not tell");
     if ((to && !dst_known) || (from && !src_known))
         return refuse(cudaErrorInvalidValue, where, "outside of any device allocation");
     bool pageable = !dst_known || !src_known;
-    if ((!dst_known && begins_pinned(dst)) || (!src_known && begins_pinned(src)))
+    if ((!dst_known && allocated(dst, 1)) || (!src_known && allocated(src, 1)))
         return refuse(cudaErrorInvalidValue, where, "reaches beyond the range in which it begins");
-    if (settings.strict && async && pageable && !pin_failed)
+    if (settings.strict && s && pageable && !pin_failed)
         complain(false, "%s: pageable host memory, so it is not asynchronous", where);
     if (!s && to && pageable) { /* returns when it has read the bytes */
         std::vector<char> bytes((const char *)src, (const char *)src + width);
@@ -926,14 +878,15 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         });
         return cudaSuccess;
     }
-    if (s) note_size(width * height);
+    if (s && long(width * height) > __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED)) /* orders nothing */
+        __atomic_store_n(&cuda_cpu_largest, width * height, __ATOMIC_RELAXED);
     submit(s, [=] {
         if (s) hold_copies();
         if (to != from) throttle(width * height, to); /* the data come last */
         for (size_t y = 0; y < height; y++)
             memcpy((char *)untag(dst) + y * dst_pitch, (const char *)untag(src) + y * src_pitch, width);
     });
-    if (s && (pageable || !async)) s->wait();
+    if (s && pageable) s->wait();
     return cudaSuccess;
 }
 
@@ -941,66 +894,56 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
 // Launches
 // ---------------------------------------------------------------------------------------------------------------
 
+/* Returns an argument as a kernel gets it, its pointers untagged: the argument itself, or the addresses of an op's views.
+ * The host's memory must be cudaHostAlloc's, since under WSL 2 a GPU sees what was registered elsewhere. */
 template <class T>
-T *argument(const char *name, T *p) {
-    if (p && !is_device(p) && !reachable(p))
-        complain(false, "kernel %s gets a pointer to host memory that is not CUDA's", name);
-    return untag(p);
-}
-/* Untags the pointers of an op, which are the addresses of its views. Other structs have none. */
-template <class T>
-auto untag_views(const char *name, T &op, int) -> decltype((void)op.view[0].at) {
-    for (auto &view : op.view) view.at = argument(name, view.at);
-}
-template <class T>
-void untag_views(const char *, T &, long) {}
-template <class T>
-std::enable_if_t<!std::is_pointer_v<T>, T> argument(const char *name, T v) {
-    untag_views(name, v, 0);
+T argument(const char *name, T v) {
+    if constexpr (std::is_class_v<T>)
+        for (auto &view : v.view) view.at = argument(name, view.at);
+    if constexpr (std::is_pointer_v<T>) {
+        if (v && !is_device(v) && rest_of(v).kind != HOST)
+            complain(false, "kernel %s gets a pointer to host memory that is not CUDA's", name);
+        v = untag(v);
+    }
     return v;
 }
 
-inline bool is_loaded(const void *kernel) {
-    std::shared_lock<std::shared_mutex> guard(host);
-    return loaded.count(kernel);
-}
-inline size_t allowed(const void *kernel) {
-    std::shared_lock<std::shared_mutex> guard(host);
-    const auto found = allowed_shared.find(kernel);
-    return found == allowed_shared.end() ? 0 : found->second;
-}
-
 /* A row of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
-struct Known {
-    int threads; /* the most that the launcher asks for */
-    size_t shared;
-    int registers[6]; /* of a thread, on these: */
+struct Row {
+    size_t threads, shared; /* of a block, at most */
+    size_t registers;       /* of a thread, on the GPU where they are most */
 };
-const int known_archs[] = {75, 80, 86, 89, 90, 120};
+struct Kernel {
+    std::string name;  /* as that file has it, such as attend_kernel<16, 1, 0> */
+    const Row *row;    /* null: it has none */
+    size_t may_shared; /* the dynamic shared memory that it may have */
+};
+inline std::map<const void *, Kernel> &kernels = *new std::map<const void *, Kernel>; /* guarded by host, too */
 
-/* The rows by the kernels' names, such as attend_kernel<16, 1, 0>; none where the file is not. */
-inline const std::map<std::string, Known> &known_kernels() {
-    static const std::map<std::string, Known> all = [] {
-        std::map<std::string, Known> rows;
+/* The rows by the kernels' names; none where the file is not. */
+inline const std::map<std::string, Row> &known_kernels() {
+    static const std::map<std::string, Row> all = [] {
+        enum { GPUS = 6 };
+        std::map<std::string, Row> rows;
         FILE *f = fopen("results/kernels.md", "r");
         char line[1000], name[200];
         while (f && fgets(line, sizeof line, f)) {
-            Known k{};
+            Row row{};
             int at = 0;
-            if (sscanf(line, "| `%199[^`]` | %d | %zu |%n", name, &k.threads, &k.shared, &at) != 3 || !at) continue;
+            if (sscanf(line, "| `%199[^`]` | %zu | %zu |%n", name, &row.threads, &row.shared, &at) != 3 || !at) continue;
             const char *cell = line + at;
-            for (int &r : k.registers) r = atoi(cell), cell = strchr(cell, '|') + 1;
-            rows[name] = k;
+            for (int gpu = 0; gpu < GPUS; gpu++, cell = strchr(cell, '|') + 1)
+                row.registers = std::max(row.registers, size_t(atoi(cell)));
+            rows[name] = row;
         }
         if (f) fclose(f);
         return rows;
     }();
     return all;
 }
-/* The kernel's name as that file has it. */
 inline std::string name_of(const void *kernel) {
     Dl_info info;
-    if (!dladdr(kernel, &info) || !info.dli_sname) return "";
+    if (!dladdr(kernel, &info) || !info.dli_sname) return "a kernel";
     char *whole = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
     std::string name = whole ? whole : info.dli_sname;
     free(whole);
@@ -1011,62 +954,61 @@ inline std::string name_of(const void *kernel) {
     replace("true", "1"), replace("false", "0");
     return name.substr(0, name.find('('));
 }
-/* Says what a launch has more of than its row; "" if nothing. */
-inline std::string excess(const void *kernel, size_t threads, size_t shared) {
+/* Returns what is known of a kernel. Launches order nothing, so they may only read. */
+inline Kernel &known(const void *kernel, bool launched) {
+    {
+        std::shared_lock<std::shared_mutex> guard(host);
+        const auto at = kernels.find(kernel);
+        if (at != kernels.end()) return at->second;
+    }
     const std::string name = name_of(kernel);
     const auto row = known_kernels().find(name);
-    const int arch = int(env_number("CUDA_CPU_ARCH", 80)), warp_registers = 256;
-    if (known_kernels().empty() || name.empty()) return "";
-    if (row == known_kernels().end()) return "no row of results/kernels.md is " + name + "'s";
-    const Known &k = row->second;
-    if (threads > size_t(k.threads)) return "more threads than its row of results/kernels.md";
-    if (shared > k.shared) return "more shared memory than its row of results/kernels.md";
-    for (int i = 0; i < 6; i++) {
-        const size_t of_warp = (32 * k.registers[i] + warp_registers - 1) / warp_registers * warp_registers;
-        if (known_archs[i] == arch && of_warp * ((threads + 31) / 32) > 65536) return "more registers than there are";
-    }
-    return "";
+    if (launched) complain(false, "%s: loaded only by its first launch", name.c_str());
+    std::lock_guard<std::shared_mutex> guard(host);
+    return kernels[kernel] = {name, row == known_kernels().end() ? nullptr : &row->second, 48 << 10};
 }
-/* What is wrong with this kernel's launches of that size: found once. */
-inline std::string excess_of(const void *kernel, size_t threads, size_t shared) {
-    static std::mutex lock;
-    static std::map<std::tuple<const void *, size_t, size_t>, std::string> found;
-    std::lock_guard<std::mutex> guard(lock);
-    const auto key = std::make_tuple(kernel, threads, shared);
-    const auto at = found.find(key);
-    return at != found.end() ? at->second : found[key] = excess(kernel, threads, shared);
+/* Returns what a launch has more of than its kernel's row, or null. */
+inline const char *excess(const Kernel &k, size_t threads, size_t shared) {
+    if (!k.row) return known_kernels().empty() ? nullptr : "no row of results/kernels.md";
+    const size_t of_warp = (32 * k.row->registers + 255) / 256 * 256; /* a warp's registers are dealt out by 256 */
+    if (threads > k.row->threads) return "more threads than its row of results/kernels.md";
+    if (shared > k.row->shared) return "more shared memory than its row of results/kernels.md";
+    return of_warp * ((threads + 31) / 32) > 65536 ? "more registers than there are" : nullptr;
+}
+
+/* Calls a kernel. TSan would be slow to look at each thread's copy of an op. */
+template <class... P, size_t... I>
+CUDA_CPU_UNSEEN void call_with(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
+    kernel(std::get<I>(values)...);
 }
 
 template <class... P>
 struct Launch {
-    const char *name;
     void (*kernel)(P...);
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
 
     void operator()(P... args) const {
-        size_t threads = size_t(block.x) * block.y * block.z;
-        bool fits = threads && threads <= 1024 && block.z <= 64 && grid.x && grid.y && grid.z;
+        const Kernel &k = known((const void *)kernel, true);
+        const char *name = k.name.c_str();
+        const size_t threads = block.x;
+        const bool fits = threads && threads <= 1024 && block.y * block.z == 1 && grid.x && grid.y && grid.z;
         if (!fits || grid.x > INT_MAX || grid.y > 65535 || grid.z > 65535)
             return (void)refuse(cudaErrorInvalidConfiguration, name, "bad grid or block size");
-        if (!is_loaded((const void *)kernel)) complain(false, "%s: loaded only by its first launch", name);
-        if (shared > 48 << 10 && shared > allowed((const void *)kernel))
-            return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
-        const std::string why = excess_of((const void *)kernel, threads, shared);
-        if (!why.empty()) complain(false, "%s: %s", name, why.c_str());
+        if (shared > k.may_shared) return (void)refuse(cudaErrorInvalidValue, name, "too much dynamic shared memory");
+        if (const char *why = excess(k, threads, shared)) complain(false, "%s: %s", name, why);
         if (launches.fetch_add(1, std::memory_order_relaxed) + 1 == env_number("CUDA_CPU_LAUNCH_FAILS", 0))
             return (void)error(cudaErrorLaunchOutOfResources);
         __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
         std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
-        std::function<void()> call = [k = kernel, values] { std::apply(k, values); };
+        std::function<void()> call = [f = kernel, values] { call_with(f, values, std::index_sequence_for<P...>()); };
         submit(stream, [=, *this] { run_grid(name, grid, block, shared, call); });
     }
 };
 template <class... P>
-Launch<P...> launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0,
-                    cudaStream_t stream = nullptr) {
-    return {name, kernel, grid, block, shared, stream};
+Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = nullptr) {
+    return {kernel, grid, block, shared, stream};
 }
 
 inline struct AtExit {
@@ -1087,28 +1029,10 @@ extern "C" {
 CUDA_CPU_ASAN(void cuda_cpu_forbid(const void *p, size_t n) { __asan_poison_memory_region(untag(p), n); })
 long cuda_cpu_most_roundings() { return cuda_cpu::most_roundings.exchange(0); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 const char *cudaGetErrorString(cudaError_t e) {
-    static const struct {
-        cudaError_t error;
-        const char *text;
-    } known[] = {{cudaSuccess, "no error"},
-                 {cudaErrorInvalidValue, "invalid argument"},
-                 {cudaErrorMemoryAllocation, "out of memory"},
-                 {cudaErrorInvalidConfiguration, "invalid configuration argument"},
-                 {cudaErrorInvalidPitchValue, "invalid pitch argument"},
-                 {cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"},
-                 {cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"},
-                 {cudaErrorNoDevice, "no CUDA-capable device is detected"},
-                 {cudaErrorInvalidDevice, "invalid device ordinal"},
-                 {cudaErrorInvalidResourceHandle, "invalid resource handle"},
-                 {cudaErrorNotReady, "device not ready"},
-                 {cudaErrorLaunchOutOfResources, "too many resources requested for launch"},
-                 {cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"},
-                 {cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"}};
-    for (auto &k : known)
-        if (k.error == e) return k.text;
-    return "unrecognized error code";
+    static thread_local char text[40];
+    snprintf(text, sizeof text, "error %d of the emulation", int(e));
+    return text;
 }
 
 /* The device */
@@ -1129,8 +1053,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
-    std::lock_guard<std::shared_mutex> guard(host);
-    loaded.insert(kernel);
+    known(kernel, false);
     return memset(a, 0, sizeof *a), cudaSuccess;
 }
 
@@ -1138,8 +1061,8 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int byte
     cudaDeviceProp card;
     cudaGetDeviceProperties(&card, 0);
     if ((size_t)bytes > card.sharedMemPerBlockOptin) return error(cudaErrorInvalidValue);
-    std::lock_guard<std::shared_mutex> guard(host);
-    return allowed_shared[kernel] = bytes, cudaSuccess;
+    known(kernel, false).may_shared = std::max(bytes, 48 << 10);
+    return cudaSuccess;
 }
 
 /* Memory */
@@ -1157,20 +1080,20 @@ cudaError_t cudaHostUnregister(void *p) {
     return release(p, REGISTERED, cudaErrorHostMemoryNotRegistered, "cudaHostUnregister");
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, cudaMemcpyKind kind) {
-    return copy(dst, n, src, n, n, 1, kind, nullptr, false, "cudaMemcpy");
+    return copy(dst, n, src, n, n, 1, kind, nullptr, "cudaMemcpy");
 }
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t s) {
-    return copy(dst, n, src, n, n, 1, kind, s, true, "cudaMemcpyAsync");
+    return copy(dst, n, src, n, n, 1, kind, s, "cudaMemcpyAsync");
 }
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                               cudaMemcpyKind kind, cudaStream_t s) {
-    return copy(dst, dst_pitch, src, src_pitch, width, height, kind, s, true, "cudaMemcpy2DAsync");
+    return copy(dst, dst_pitch, src, src_pitch, width, height, kind, s, "cudaMemcpy2DAsync");
 }
 
 /* Streams and events */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    if (flags != cudaStreamNonBlocking) return refuse(cudaErrorInvalidValue, "a stream", "only those that do not block");
     *s = new CUstream_st;
-    (*s)->blocking = !(flags & cudaStreamNonBlocking);
     std::lock_guard<std::shared_mutex> guard(host);
     streams.insert(*s);
     return cudaSuccess;
@@ -1178,7 +1101,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     {
         std::lock_guard<std::shared_mutex> guard(host);
-        if (!streams.erase(s)) return refuse(cudaErrorInvalidResourceHandle, "cudaStreamDestroy", "not a stream");
+        streams.erase(s);
     }
     delete s;
     return cudaSuccess;
@@ -1187,7 +1110,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     return s ? s->wait() : submit(nullptr, [] {}), cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-    if (Record *r = e->use()) submit(s, [r] { r->wait(); }); /* not recorded: nothing to wait for */
+    if (Record *r = e->latest()) submit(s, [r] { r->done.wait(); }); /* not recorded: nothing to wait for */
     return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
@@ -1196,42 +1119,33 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    enum { MANY = 1000 };
-    std::vector<cudaEvent_t> unused;
-    {
-        std::lock_guard<std::shared_mutex> guard(host);
-        destroyed.push_back(e);
-        if (destroyed.size() >= MANY) unused.swap(destroyed);
-    }
-    if (!unused.empty()) wait_for_streams(true); /* which may yet set them; to wait for each is dear */
-    for (cudaEvent_t u : unused) delete u;
+    std::lock_guard<std::shared_mutex> guard(host);
+    destroyed.push_back(e);
     events--;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
     submit(s, [r = e->record()] {
-        __atomic_store_n(&r->when, now_ns(), __ATOMIC_RELAXED);
+        r->when = now_ns();
         r->done.set();
-        r->use(-1);
     });
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    if (Record *r = e->use()) r->wait();
+    if (Record *r = e->latest()) r->done.wait();
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    int64_t when;
+    Record *r = e->latest();
     __atomic_fetch_add(&cuda_cpu_asked, 1, __ATOMIC_RELAXED);
-    return e->is_done(&when) ? cudaSuccess : error(cudaErrorNotReady);
+    return !r || r->done.is_set() ? cudaSuccess : error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
-    int64_t from, to;
-    if (!first->timed || !last->timed) return error(cudaErrorInvalidResourceHandle);
-    if (!first->is_done(&from) || !last->is_done(&to)) return error(cudaErrorNotReady);
-    if (!from || !to) return error(cudaErrorInvalidResourceHandle); /* never recorded */
-    *ms = (to - from) * 1e-6f;
+    Record *from = first->latest(), *to = last->latest();
+    if (!first->timed || !last->timed || !from || !to) return error(cudaErrorInvalidResourceHandle);
+    if (!from->done.is_set() || !to->done.is_set()) return error(cudaErrorNotReady);
+    *ms = (to->when - from->when) * 1e-6f;
     return cudaSuccess;
 }
 }
@@ -1244,7 +1158,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last)
 struct Product {
     cublasComputeType_t compute;
     cudaDataType scale;
-    cublasOperation_t op_a, op_b;
+    cublasOperation_t op_a;
     cublasLtEpilogue_t epilogue;
     const void *bias;
 };
@@ -1267,11 +1181,11 @@ static_assert(sizeof(Product) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
 /* The contents of a cublasLtMatmulAlgo_t: the problem that it was found for, and what that may rely on. */
 struct Algorithm {
-    uint32_t m, n, k, ld[4], workspace;
+    uint32_t m, n, k, ld[3], workspace; /* ld: of A, B, D */
     uint16_t align[4];
-    uint8_t op_a, op_b, epilogue, type_c, type_d, known, unused[2];
+    uint8_t epilogue, type_d, known, unused;
 };
-static_assert(sizeof(Algorithm) == 48 && sizeof(cublasLtMatmulAlgo_t) >= 48); /* compared as bytes: no padding */
+static_assert(sizeof(Algorithm) == 40 && sizeof(cublasLtMatmulAlgo_t) >= 40); /* compared as bytes: no padding */
 const uint32_t WORKSPACE_USED = 1 << 20;                                      /* at most */
 
 inline cublasStatus_t refuse(cublasStatus_t s, const char *where, const char *why) {
@@ -1279,17 +1193,16 @@ inline cublasStatus_t refuse(cublasStatus_t s, const char *where, const char *wh
     return s;
 }
 
-/* Returns the problem as an Algorithm with nothing to rely on; `known` is 0 when the parts do not fit together. */
+/* Returns the problem D = A^T B + beta D as an Algorithm with nothing to rely on; `known` is 0 when the parts do not fit
+ * together. */
 inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
+    uint64_t m = a->cols, k = a->rows, n = b->cols;
+    bool fit = a->valid() && b->valid() && d->valid() && c == d && k == b->rows && d->rows == m && d->cols == n &&
+               p->op_a == CUBLAS_OP_T && std::max({m, n, k}) < INT_MAX;
+    if (!fit) return {};
     Algorithm r{};
-    bool ta = p->op_a == CUBLAS_OP_T, tb = p->op_b == CUBLAS_OP_T;
-    uint64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
-    bool fit = a->valid() && b->valid() && c->valid() && d->valid() && k == (tb ? b->cols : b->rows) && d->rows == m &&
-               d->cols == n && c->rows == m && c->cols == n && (ta || p->op_a == CUBLAS_OP_N) &&
-               (tb || p->op_b == CUBLAS_OP_N) && std::max({m, n, k}) < INT_MAX;
-    if (!fit) return r;
-    r.m = m, r.n = n, r.k = k, r.ld[0] = a->ld, r.ld[1] = b->ld, r.ld[2] = c->ld, r.ld[3] = d->ld;
-    r.op_a = p->op_a, r.op_b = p->op_b, r.epilogue = p->epilogue, r.type_c = c->type, r.type_d = d->type, r.known = 1;
+    r.m = m, r.n = n, r.k = k, r.ld[0] = a->ld, r.ld[1] = b->ld, r.ld[2] = d->ld;
+    r.epilogue = p->epilogue, r.type_d = d->type, r.known = 1;
     return r;
 }
 
@@ -1303,60 +1216,42 @@ CUDA_CPU_UNCHECKED void multiply_panels(float *d, const float *a, const float *b
             sum[c][0] += ((const Floats *)a)[2 * i] * b[i * COLS + c];
             sum[c][1] += ((const Floats *)a)[2 * i + 1] * b[i * COLS + c];
         }
-    for (int c = 0; c < COLS; c++) ((Floats *)d)[2 * c] = sum[c][0], ((Floats *)d)[2 * c + 1] = sum[c][1];
+    memcpy(d, sum, sizeof sum);
 }
 
-/* Sets panel[i][r] to op(m)[first + r][i] for i < k, r < width, or to zero where that is outside of `all`. m's stored
- * columns are runs along k if along is true, else across it. */
-inline void fill_panel(float *panel, const half *m, size_t ld, bool along, size_t first, size_t all, size_t k,
-                       size_t width) {
+/* Sets panel[i][c] to element i of column first + c of m for i < k, c < width, or to zero from column `all` on. */
+inline void fill_panel(float *panel, const half *m, size_t ld, size_t first, size_t all, size_t k, size_t width) {
     size_t n = std::min(width, all - first);
     const uint16_t *bits = (const uint16_t *)m;
     if (n < width) std::fill(panel, panel + k * width, 0.f);
-    if (along)
-        for (size_t r = 0; r < n; r++)
-            for (size_t i = 0; i < k; i++) panel[i * width + r] = bits_to_float(bits[(first + r) * ld + i]);
-    else
-        for (size_t i = 0; i < k; i++)
-            for (size_t r = 0; r < n; r++) panel[i * width + r] = bits_to_float(bits[i * ld + first + r]);
+    for (size_t c = 0; c < n; c++)
+        for (size_t i = 0; i < k; i++) panel[i * width + c] = bits_to_float(bits[(first + c) * ld + i]);
 }
 
-struct Scratch { /* a stream's, kept; aligned for Floats */
-    float *p = nullptr;
-    size_t n = 0;
-    float *of(size_t count) {
-        if (count > n) free(p), p = (float *)aligned_alloc(64, ((n = count) * sizeof(float) + 63) / 64 * 64);
-        if (!p) complain(true, "no memory for a product");
-        return p;
-    }
-    ~Scratch() { free(p); }
-};
-
-inline float load_element(const void *p, bool is_half, size_t i) {
-    return is_half ? to_float(((const half *)p)[i]) : ((const float *)p)[i];
-}
-
-inline void run_product(const Algorithm &q, float alpha, const half *a, const half *b, float beta, const void *c, void *d,
+inline void run_product(const Algorithm &q, float alpha, const half *a, const half *b, float beta, void *d,
                         const void *bias) {
-    static thread_local Scratch panel, panels;
-    alignas(32) float tile[COLS * ROWS];
-    bool half_c = q.type_c == CUDA_R_16F, half_d = q.type_d == CUDA_R_16F;
-    float *of_b = panels.of(size_t(q.k) * (q.n + COLS)), *of_a = panel.of(size_t(q.k) * ROWS);
-    for (size_t j = 0; j < q.n; j += COLS) fill_panel(of_b + j * q.k, b, q.ld[1], q.op_b == CUBLAS_OP_N, j, q.n, q.k, COLS);
+    static thread_local std::vector<float> of_a, of_b;
+    float tile[COLS * ROWS];
+    const auto load = [&q](const void *p, size_t i) {
+        return q.type_d == CUDA_R_16F ? to_float(((const half *)p)[i]) : ((const float *)p)[i];
+    };
+    of_a.resize(size_t(q.k) * ROWS), of_b.resize(size_t(q.k) * (q.n + COLS));
+    for (size_t j = 0; j < q.n; j += COLS) fill_panel(&of_b[j * q.k], b, q.ld[1], j, q.n, q.k, COLS);
     for (size_t i = 0; i < q.m; i += ROWS) {
-        fill_panel(of_a, a, q.ld[0], q.op_a == CUBLAS_OP_T, i, q.m, q.k, ROWS);
+        fill_panel(&of_a[0], a, q.ld[0], i, q.m, q.k, ROWS);
         for (size_t j = 0; j < q.n; j += COLS) {
-            multiply_panels(tile, of_a, of_b + j * q.k, q.k);
+            multiply_panels(tile, &of_a[0], &of_b[j * q.k], q.k);
             for (size_t col = j; col < std::min<size_t>(j + COLS, q.n); col++)
                 for (size_t row = i; row < std::min<size_t>(i + ROWS, q.m); row++) {
+                    const size_t at = col * q.ld[2] + row;
                     float v = alpha * tile[(col - j) * ROWS + row - i];
-                    if (beta != 0) v += beta * load_element(c, half_c, col * q.ld[2] + row);
-                    if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load_element(bias, half_d, row);
+                    if (beta != 0) v += beta * load(d, at);
+                    if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load(bias, row);
                     if ((q.epilogue & CUBLASLT_EPILOGUE_RELU) && v < 0) v = 0; /* NaN stays */
-                    if (half_d)
-                        ((half *)d)[col * q.ld[3] + row] = to_half(v);
+                    if (q.type_d == CUDA_R_16F)
+                        ((half *)d)[at] = to_half(v);
                     else
-                        ((float *)d)[col * q.ld[3] + row] = v;
+                        ((float *)d)[at] = v;
                 }
         }
     }
@@ -1369,9 +1264,6 @@ inline const char *matrix_fault(const void *p, const Layout *l, uint32_t align) 
     if (l->cols > 1 && l->ld * l->element() % std::min(align, 16u))
         return "a leading dimension is less aligned than was promised";
     return nullptr;
-}
-inline bool overlap(const void *p, size_t n, const void *q, size_t m) {
-    return (uintptr_t)p < (uintptr_t)q + m && (uintptr_t)q < (uintptr_t)p + n;
 }
 
 /* Sets an attribute, whose value must have the size of what it goes to. */
@@ -1388,14 +1280,13 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return delete (int *)h, CUB
 
 cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t p, size_t, cublasComputeType_t compute,
                                                cudaDataType scale) {
-    new (p) Product{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+    new (p) Product{compute, scale, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
                                               const void *value, size_t size) {
     Product *p = (Product *)desc;
     if (which == CUBLASLT_MATMUL_DESC_TRANSA) return set(&p->op_a, value, size);
-    if (which == CUBLASLT_MATMUL_DESC_TRANSB) return set(&p->op_b, value, size);
     if (which == CUBLASLT_MATMUL_DESC_EPILOGUE) return set(&p->epilogue, value, size);
     if (which == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return set(&p->bias, value, size);
     return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulDescSetAttribute", "not emulated");
@@ -1417,27 +1308,27 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     Preference *p = (Preference *)preference;
     if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(&p->workspace, value, size);
     if (which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return set(&p->reduction, value, size);
-    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) return set(&p->align[0], value, size);
-    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) return set(&p->align[1], value, size);
-    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES) return set(&p->align[2], value, size);
-    if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) return set(&p->align[3], value, size);
+    if (which >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES && which <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
+        return set(&p->align[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, size);
     return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulPreferenceSetAttribute", "not emulated");
 }
 
-/* Gives one answer, or none for an epilogue with results that are not 16-byte aligned, so that callers must do without. */
+/* Gives one answer, or none for an epilogue with results that are not 16-byte aligned, so that callers must do without. It
+ * says that there is none in each of the ways in which cuBLAS may: by its status, by their number, by the answer's state.
+ */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t *results, int *found) {
     const char *where = "cublasLtMatmulAlgoGetHeuristic";
     const unsigned epilogues = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS;
+    static std::atomic<unsigned> refusals;
     const Product *p = (Product *)desc;
     const Preference *pref = (Preference *)preference;
     Algorithm q = problem(p, (Layout *)a, (Layout *)b, (Layout *)c, (Layout *)d);
-    *found = 0;
-    if (!q.known || asked < 1) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the matrices do not fit each other");
+    if (!q.known || asked != 1) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the matrices do not fit each other");
     if (p->compute != CUBLAS_COMPUTE_32F || p->scale != CUDA_R_32F || ((Layout *)a)->type != CUDA_R_16F ||
-        ((Layout *)b)->type != CUDA_R_16F || q.type_c != q.type_d || p->epilogue & ~epilogues)
+        ((Layout *)b)->type != CUDA_R_16F || p->epilogue & ~epilogues)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "types or epilogue are not emulated");
     if (pref->reduction & ~CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) /* batches would change a row's bits, and halves round */
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "sums over k could be joined in any order, or as halfs");
@@ -1446,13 +1337,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
             return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "an alignment that is no power of two");
         q.align[i] = std::min(pref->align[i], 256u);
     }
-    if (q.epilogue != CUBLASLT_EPILOGUE_DEFAULT && q.align[3] < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool none = q.epilogue != CUBLASLT_EPILOGUE_DEFAULT && q.align[3] < 16;
+    const unsigned way = none ? refusals++ % 3 : 3;
     q.workspace = std::min<uint64_t>(pref->workspace, WORKSPACE_USED);
     results[0] = {};
-    memcpy(&results[0].algo, &q, sizeof q);
-    results[0].workspaceSize = q.workspace, results[0].state = CUBLAS_STATUS_SUCCESS;
-    *found = 1;
-    return CUBLAS_STATUS_SUCCESS;
+    if (!none) memcpy(&results[0].algo, &q, sizeof q);
+    results[0].state = way == 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+    *found = way >= 2;
+    return way == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
@@ -1462,30 +1354,28 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               cudaStream_t stream) {
     const char *where = "cublasLtMatmul", *fault = nullptr;
     const Product *p = (Product *)desc;
-    const Layout *of_a = (Layout *)la, *of_b = (Layout *)lb, *of_c = (Layout *)lc, *of_d = (Layout *)ld;
-    Algorithm q{}, now = problem(p, of_a, of_b, of_c, of_d);
-    if (algo) memcpy(&q, algo, sizeof q);
+    const Layout *of_a = (Layout *)la, *of_b = (Layout *)lb, *of_d = (Layout *)ld;
+    Algorithm q{}, now = problem(p, of_a, of_b, (Layout *)lc, of_d);
+    memcpy(&q, algo, sizeof q);
     now.workspace = q.workspace, memcpy(now.align, q.align, sizeof q.align);
-    if (!q.known || memcmp(&q, &now, sizeof q))
+    if (!q.known || memcmp(&q, &now, sizeof q) || c != d)
         return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the algorithm was found for another problem");
     float scale = *(const float *)alpha, keep = *(const float *)beta;
-    if (!(fault = matrix_fault(a, of_a, q.align[0])) && !(fault = matrix_fault(b, of_b, q.align[1])) &&
-        !(fault = matrix_fault(d, of_d, q.align[3])) && keep != 0)
-        fault = matrix_fault(c, of_c, q.align[2]);
+    if (!(fault = matrix_fault(a, of_a, q.align[0])) && !(fault = matrix_fault(b, of_b, q.align[1])))
+        fault = matrix_fault(d, of_d, std::max(q.align[2], q.align[3]));
     if (!fault && (q.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
         (!is_device(p->bias) || !allocated(p->bias, q.m * of_d->element()) || (uintptr_t)p->bias % of_d->element()))
         fault = "the bias is not within a device allocation";
-    if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 ||
-                   (workspace_bytes && (!is_device(workspace) || !allocated(workspace, workspace_bytes)))))
+    if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 || !is_device(workspace) ||
+                   !allocated(workspace, workspace_bytes)))
         fault = "the workspace is too small, not aligned to 256 bytes or not within a device allocation";
-    if (!fault && (overlap(d, of_d->bytes(), a, of_a->bytes()) || overlap(d, of_d->bytes(), b, of_b->bytes()) ||
-                   overlap(d, of_d->bytes(), workspace, workspace_bytes)))
-        fault = "the result lies over something that is read";
+    if (!fault && (char *)d < (char *)b + of_b->bytes() && (char *)b < (char *)d + of_d->bytes())
+        fault = "the result lies over what is multiplied";
     if (fault) return refuse(CUBLAS_STATUS_INVALID_VALUE, where, fault);
     __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
     submit(stream, [=, bias = untag(p->bias), space = untag(workspace)] {
-        if (q.workspace) memset(space, 0xff, std::min(q.workspace, 256u)); /* no one else may use it meanwhile */
-        run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(c), untag(d), bias);
+        memset(space, 0xff, std::min(q.workspace, 256u)); /* no one else may use it meanwhile */
+        run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(d), bias);
     });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -153,11 +153,11 @@ $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 #   asan     reads and writes outside of what was allocated, shared memory and regions of a tier included; undefined behaviour
 #   tsan     missing barriers, missing waits between streams and with the host
 $(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 31
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 61
 $(BUILD)/random/%.log: $(BUILD)/emulated/test_% always
 	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 CUDA_CPU_ARCH=75 $< --every 97
 $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ $(RUNNER) $< --every $(EVERY)
+	@scripts/suite.sh $@ $(RUNNER) $< --every $(or $(EVERY),1)
 
 # Frames and checks instead of speed. Address layout randomization confuses TSan.
 CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer $(NATIVE)"

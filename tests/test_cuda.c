@@ -84,18 +84,8 @@ static void copy_on(Lane lane, void *to, size_t to_pitch, const void *from, size
  * copy on a stream. */
 extern int cuda_cpu_hold __attribute__((weak));
 extern long cuda_cpu_largest __attribute__((weak));
-
-/* Sets a variable of the environment that the emulation looks at, and returns what it was, which the caller gives back. */
-static char *set_variable(const char *name, const char *value) {
-    const char *was = getenv(name);
-    char *copy = was ? strdup(was) : NULL;
-    value ? setenv(name, value, 1) : unsetenv(name);
-    return copy;
-}
-static void reset_variable(const char *name, char *was) {
-    free(set_variable(name, was));
-    free(was);
-}
+/* Of AddressSanitizer, where the program has it. */
+int __asan_address_is_poisoned(const volatile void *p) __attribute__((weak));
 
 // ---- products with packed weights ------------------------------------------------------------------------------------
 
@@ -110,7 +100,7 @@ TEST(how_many_rows_there_are_changes_no_bit_of_one) {
     }
     Op op = op_linear(on_lane(PROJECT), blank(F16, PACKED_ROWS, N), x, packed_weights(w), numbers(F16, 1, N, 1), absent);
     carry_out(op);
-    for (int m = PACKED_ROWS; m > 0; m -= every_third()) {
+    for (int m = PACKED_ROWS; m > 0; m -= every_fifth()) {
         Op last = op;
         last.lane = lanes[m % 2], last.linear.x = tensor_rows(x, PACKED_ROWS - m, m);
         expect_same(last, tensor_rows(op.linear.y, PACKED_ROWS - m, m));
@@ -119,10 +109,10 @@ TEST(how_many_rows_there_are_changes_no_bit_of_one) {
 }
 
 /* So many outputs that more blocks would fill the GPU for longer, but their sums would not have room. Of zeros, since only
- * a sanitizer could see where they lie. */
+ * a sanitizer, or compute-sanitizer on a GPU, could see where they lie. */
 TEST(partial_sums_stay_in_their_place) {
     enum { M = PACKED_ROWS, N = 14848, K = 2304 };
-    if (every_eleventh() > 1) return;
+    if (&cuda_cpu_hold && !&__asan_address_is_poisoned) return;
     const Tensor w = blank(U8, N / GROUP, K * GROUP_BYTES), x = tensor_at(w.at, F16, M, K, K),
                  zeros = tensor_at(w.at, F16, M, N, N);
     memset(w.at, 0, tensor_bytes(w));
@@ -180,15 +170,14 @@ TEST(each_packed_number_is_multiplied_as_what_it_unpacks_to) {
 
 /* Where shared memory is too small for all rows of x, blocks that read the same weights share these rows. */
 TEST(a_gpu_with_less_shared_memory_gives_the_same_bits) {
-    if (!&cuda_cpu_hold) return; /* there is one real GPU */
+    if (!&cuda_cpu_hold || getenv("CUDA_CPU_ARCH")) return; /* there is one real GPU; it is such a GPU already */
     const Op op = linear_new(&epilogues[0], true, PACKED_ROWS, 128, 1088, PROJECT);
-    for (int small = 0; small < 2; small++) {
-        if (gpu) gpu_close();
-        char *was = set_variable("CUDA_CPU_ARCH", small ? "75" : "80");
-        small ? expect_same(op, op.linear.y) : carry_out(op);
-        gpu_close();
-        reset_variable("CUDA_CPU_ARCH", was);
-    }
+    carry_out(op);
+    gpu_close();
+    setenv("CUDA_CPU_ARCH", "75", 1);
+    expect_same(op, op.linear.y);
+    gpu_close();
+    unsetenv("CUDA_CPU_ARCH");
     forget();
 }
 
@@ -209,6 +198,7 @@ TEST(a_bias_and_relu_keep_what_is_not_a_number) {
  * that place too: those of the last sequence's fourth head would lie across the end of it. */
 TEST(a_batch_in_pieces_gives_the_same_bits) {
     static const int head[] = {128, 4}, more[] = {128, 5};
+    if (every_eleventh() > 1) return; /* its thousands of blocks share nothing, but take ThreadSanitizer a minute */
     const Sequences s = sequences_new(contexts, head, 3, 2);
     const Tensor q = last_queries(&s);
     const Op op = attend_of(q, pages_of(&s, 16, false, 1));
@@ -220,13 +210,11 @@ TEST(a_batch_in_pieces_gives_the_same_bits) {
 
 // ---- what is reported ------------------------------------------------------------------------------------------------
 
-/* Whether it is chosen or not. */
-/* Behind the others: its blocks have 1024 threads on a GPU, ThreadSanitizer remembers them all, and every later barrier
- * costs as much. */
 TEST(greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan) { check_greedy(); }
 
 TEST(scores_are_log_probabilities_of_the_targets) { check_scores(); }
 
+/* Whether it is chosen or not. */
 TEST(a_logit_that_is_no_number_is_reported) {
     const Tensor odd = logits_that_are_no_numbers(), usual = stepped_logits(1, odd.cols, 1);
     const Sampling greedy = {0, 1, 0, 7};
@@ -419,7 +407,7 @@ TEST(what_is_pinned_of_a_range_that_fails_stays_pinned) {
     uint8_t *host = aligned_alloc(PIECE, PIECE * PIECES);
     const size_t usual = gpu->pin_part;
     gpu->pin_part = PIECE;
-    char *was = set_variable("CUDA_CPU_PIN_FAILS", "3");
+    setenv("CUDA_CPU_PIN_FAILS", "3", 1);
     CU_ASSERT_EQUAL(gpu->call->pin(gpu, host, PIECE * PIECES, &err), -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "cannot pin more than"));
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ulimit -l"));
@@ -427,7 +415,7 @@ TEST(what_is_pinned_of_a_range_that_fails_stays_pinned) {
     uint8_t *device = device_memory(PIECE * PIECES);
     ASSERT_OK(gpu->call->copy(gpu, W_LOAD, (StridedCopy){device, 2 * PIECE, host + PIECE, 2 * PIECE, 2 * PIECE, 1}, &err));
     gpu->call->unpin(gpu, host);
-    reset_variable("CUDA_CPU_PIN_FAILS", was);
+    unsetenv("CUDA_CPU_PIN_FAILS");
     ASSERT_OK(gpu->call->pin(gpu, host, PIECE * PIECES, &err));
     gpu->call->unpin(gpu, host);
     gpu->pin_part = usual;
@@ -437,8 +425,8 @@ TEST(what_is_pinned_of_a_range_that_fails_stays_pinned) {
 TEST(what_is_released_and_closed_is_free_again) {
     gpu_open(), arena_close();
     CU_ASSERT(gpu->name[0] && gpu->total > gpu->overhead);
-    size_t bytes = gpu->total / 4 < 256 * MIB ? gpu->total / 4 : 256 * MIB, slack = bytes / 8; /* others may be there */
-    size_t before = gpu->in_use(gpu);
+    const size_t bytes = size_min(gpu->total / 32, 256 * MIB), slack = bytes / 8; /* others may be there */
+    const size_t before = gpu->in_use(gpu);
     device_memory(bytes);
     CU_ASSERT(gpu->in_use(gpu) + slack >= before + bytes);
     arena_close();
@@ -452,14 +440,14 @@ TEST(what_is_released_and_closed_is_free_again) {
 }
 
 TEST(a_large_card_sets_more_aside) {
-    static const char *const mib[] = {"2048", "40960", "40961", "143771"};
+    static const char *const mib[] = {"7344", "7376"};
     if (!&cuda_cpu_hold) return; /* a real GPU has the memory that it has */
     for (int i = 0; i < COUNT(mib); i++) {
-        char *was = set_variable("CUDA_CPU_MEM_MB", mib[i]);
+        setenv("CUDA_CPU_MEM_MB", mib[i], 1);
         gpu_open();
         CU_ASSERT_EQUAL(gpu->spare,
-                        (size_t)(i ? 64 + 3 * 132 : 128) * MIB); /* of its 132 multiprocessors, or a sixteenth */
+                        (size_t)(i ? 64 + 3 * 132 : 459) * MIB); /* of its 132 multiprocessors, or a sixteenth */
         gpu_close();
-        reset_variable("CUDA_CPU_MEM_MB", was);
     }
+    unsetenv("CUDA_CPU_MEM_MB");
 }

@@ -12,7 +12,7 @@ static const struct {
     {"unwritten", false, "sum -nan"},
     {"turns", false, "cannot join thread"},
     {"threads", false, "bias_kernel: more threads than its row"},
-    {"row", false, "no row of results/kernels.md is has_no_row's"},
+    {"row", false, "has_no_row: no row of results/kernels.md"},
 };
 
 const char *test_missing(const char *name) {
