@@ -7,8 +7,6 @@
 #include "cost/cost.h"
 #include "ops.h"
 
-static int threads;
-
 /* Zeros that begin at a page, as the tiers do, until free_rooms is called. */
 static void *rooms[16];
 static int nrooms;
@@ -21,6 +19,10 @@ static void free_rooms(void) {
 }
 
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+static double median(double *x, int n) {
+    qsort(x, n, sizeof *x, compare);
+    return x[n / 2];
+}
 
 /* The median time of `call`, in seconds, over about half a second. */
 #define SECONDS(out, call)                                                        \
@@ -32,8 +34,7 @@ static int compare(const void *a, const void *b) { return *(const double *)a < *
             call;                                                                 \
             times_[runs_] = seconds_now() - begin_;                               \
         }                                                                         \
-        qsort(times_, runs_, sizeof *times_, compare);                            \
-        out = times_[runs_ / 2];                                                  \
+        out = median(times_, runs_);                                              \
     } while (0)
 
 static void fill(float *f, f16 *h, size_t n) {
@@ -47,21 +48,6 @@ static void fill(float *f, f16 *h, size_t n) {
 typedef void Sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                    int ldb, float beta, float *c, int ldc);
 
-static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
-    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4), *wide = room((size_t)n * k, 4);
-    f16 *w = room((size_t)n * k, 2);
-    double t, blas = 0, flops = 2.0 * m * n * k;
-    fill(x, NULL, (size_t)m * k);
-    fill(wide, w, (size_t)n * k);
-    SECONDS(t, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
-    if (sgemm) SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
-    printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
-    if (sgemm) printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
-    printf("   weights %.1f GB/s\n", 2e-9 * n * k / t);
-    free_rooms();
-    return flops / t;
-}
-
 /* w (n, k), n a multiple of a group. */
 static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
     for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
@@ -70,21 +56,28 @@ static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
     for (int r = 0; r < n; r += GROUP) quant_unpack_rows(w + (size_t)r * k, packed + quant_matrix_bytes(r, k), k);
 }
 
-/* The same product of weights in 4 bits, beside F16's. */
-static void packed_rate(int m, int n, int k) {
-    size_t bytes = quant_matrix_bytes(n, k);
-    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4);
+/* A product of F16 weights and of the same in 4 bits. Returns the FLOP/s of the first. */
+static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
+    const size_t bytes = quant_matrix_bytes(n, k);
+    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4), *wide = room((size_t)n * k, 4);
     f16 *w = room((size_t)n * k, 2);
     uint8_t *packed = room(bytes, 1);
-    double plain, t, flops = 2.0 * m * n * k;
+    double t, blas, quick, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
-    fill(NULL, w, (size_t)n * k);
+    fill(wide, w, (size_t)n * k);
     pack_all(packed, w, n, k);
-    SECONDS(plain, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
-    SECONDS(t, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
-    printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
-           n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
+    SECONDS(t, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
+    SECONDS(quick, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
+    printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
+    if (sgemm) {
+        SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
+        printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
+    }
+    printf("   weights %.1f GB/s\n", 2e-9 * n * k / t);
+    printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s: %.2f times as fast   weights %.1f GB/s\n", m, n, k,
+           flops / quick / 1e9, t / quick, bytes / quick / 1e9);
     free_rooms();
+    return flops / t;
 }
 
 /* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
@@ -121,11 +114,6 @@ static void read_pieces(const void *what, int first, int n) {
 static void copy_pieces(const void *what, int first, int n) {
     const Plain *p = what;
     memcpy(p->dst + first * p->bytes, p->src + first * p->bytes, n * p->bytes);
-}
-
-static double median(double *x, int n) {
-    qsort(x, n, sizeof *x, compare);
-    return x[n / 2];
 }
 
 /* Prints how many bytes a second an op uses, which uses so many, beside the plain loop, and returns the seconds that it
@@ -248,22 +236,15 @@ static void row_rates(void) {
 }
 
 int main(int argc, char **argv) {
+    static const int products[][3] = {
+        {16, 2048, 2048}, {1, 8192, 8192}, {4, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
     void *blas = dlopen("libopenblas.so.0", RTLD_NOW);
     Sgemm *sgemm = NULL;
     if (blas) *(void **)&sgemm = dlsym(blas, "cblas_sgemm");
-    threads = host_set_threads(argc > 1 ? atoi(argv[1]) : 0);
-    printf("%s, %d threads%s\n", host_isa(), threads, sgemm ? "" : ", no OpenBLAS to compare with");
-    double linear = linear_rate(2048, 2048, 2048, sgemm);
-    linear_rate(16, 2048, 2048, sgemm);
-    linear_rate(1, 8192, 8192, sgemm);
-    linear_rate(4, 8192, 8192, sgemm);
-    linear_rate(64, 4096, 4096, sgemm);
-    linear_rate(512, 768, 3072, sgemm);
-    packed_rate(1, 8192, 8192);
-    packed_rate(4, 8192, 8192);
-    packed_rate(16, 2048, 2048);
-    packed_rate(64, 4096, 4096);
-    packed_rate(2048, 2048, 2048);
+    printf("%s, %d threads%s\n", host_isa(), host_set_threads(argc > 1 ? atoi(argv[1]) : 0),
+           sgemm ? "" : ", no OpenBLAS to compare with");
+    const double linear = linear_rate(2048, 2048, 2048, sgemm);
+    for (int i = 0; i < 5; i++) linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
     quant_rates();
     attend_rate(8, 2048, 16, 4096, 32, true);
     attend_rate(1, 16384, 16, 4096, 32, false);
