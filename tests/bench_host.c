@@ -48,14 +48,6 @@ static void fill(float *f, f16 *h, size_t n) {
 typedef void Sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                    int ldb, float beta, float *c, int ldc);
 
-/* w (n, k), n a multiple of a group. */
-static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
-}
-static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    for (int r = 0; r < n; r += GROUP) quant_unpack_rows(w + (size_t)r * k, packed + quant_matrix_bytes(r, k), k);
-}
-
 /* A product of F16 weights and of the same in 4 bits. Returns the FLOP/s of the first. */
 static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     const size_t bytes = quant_matrix_bytes(n, k);
@@ -65,7 +57,7 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
     double t, blas, quick, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
-    pack_all(packed, w, n, k);
+    for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
     SECONDS(t, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
     SECONDS(quick, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
     printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
@@ -78,21 +70,6 @@ static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
            flops / quick / 1e9, t / quick, bytes / quick / 1e9);
     free_rooms();
     return flops / t;
-}
-
-/* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
-static void quant_rates(void) {
-    enum { N = 2048, K = 4096, DIM = 128 };
-    f16 *w = room((size_t)N * K, 2);
-    uint8_t *packed = room(quant_matrix_bytes(N, K), 1);
-    double pack, unpack, heads;
-    fill(NULL, w, (size_t)N * K);
-    SECONDS(pack, pack_all(packed, w, N, K));
-    SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / DIM, DIM));
-    printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
-           2e-9 * N * K / unpack, 2e-9 * N * K / heads);
-    free_rooms();
 }
 
 /* Bytes that all threads read or copy in pieces. */
@@ -217,24 +194,6 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
     free_rooms();
 }
 
-static void row_rates(void) {
-    enum { ROWS = 64, VOCAB = 50272, H1 = 4096 };
-    float *x = room((size_t)ROWS * VOCAB, 4);
-    f16 *w = room(H1, 2);
-    int32_t ids[ROWS], zero[ROWS] = {0};
-    Sampling s[] = {{0, 1, 0, 1}, {1, 1, 0, 1}, {1, 1, 50, 1}, {1, 0.9f, 0, 1}};
-    const char *names[] = {"greedy", "softmax", "top-k 50", "top-p 0.9 (flat)"};
-    double t;
-    fill(x, NULL, (size_t)ROWS * VOCAB);
-    for (int i = 0; i < 4; i++) {
-        SECONDS(t, run(picking(ids, x, zero, zero, &s[i], ROWS, VOCAB)));
-        printf("pick %-17s %7.1f us a row\n", names[i], 1e6 * t / ROWS);
-    }
-    SECONDS(t, run(norm(F32, x, x, w, w, 512, H1)));
-    printf("layernorm of %d       %7.1f us a row\n", H1, 1e6 * t / 512);
-    free_rooms();
-}
-
 int main(int argc, char **argv) {
     static const int products[][3] = {
         {16, 2048, 2048}, {1, 8192, 8192}, {4, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
@@ -245,7 +204,6 @@ int main(int argc, char **argv) {
            sgemm ? "" : ", no OpenBLAS to compare with");
     const double linear = linear_rate(2048, 2048, 2048, sgemm);
     for (int i = 0; i < 5; i++) linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
-    quant_rates();
     attend_rate(8, 2048, 16, 4096, 32, true);
     attend_rate(1, 16384, 16, 4096, 32, false);
     attend_rate(48, 2048, 16, 768, 12, true);
@@ -256,6 +214,5 @@ int main(int argc, char **argv) {
     prefill_rate(1, 2048, 4096, 32, linear);
     append_rate(16, 512, 16, 768);
     append_rate(4, 2048, 16, 4096);
-    row_rates();
     return 0;
 }

@@ -91,7 +91,7 @@ static int disk_rates(const char *dir, int megabytes) {
     char path[4096];
     void *memory;
     int pieces = megabytes / 16;
-    double writes[RUNS], one[RUNS], many[RUNS];
+    double rates[3][RUNS]; /* of writes, of reads, of several reads at a time */
     snprintf(path, sizeof path, "%s/flexgen-bench-XXXXXX", dir);
     int fd = mkstemp(path);
     if (fd < 0) return fprintf(stderr, "bench_machine: %s: %s\n", path, strerror(errno)), 1;
@@ -100,15 +100,15 @@ static int disk_rates(const char *dir, int megabytes) {
     memset(memory, 1, (size_t)READERS * PIECE);
     bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
     for (int r = 0; r < RUNS && ok; r++) {
-        writes[r] = transfer_rate(fd, memory, pieces, true, 1);
-        one[r] = transfer_rate(fd, memory, pieces, false, 1);
-        many[r] = transfer_rate(fd, memory, pieces, false, READERS);
-        ok = writes[r] > 0 && one[r] > 0 && many[r] > 0;
+        for (int way = 0; way < 3; way++) {
+            rates[way][r] = transfer_rate(fd, memory, pieces, way == 0, way == 2 ? READERS : 1);
+            ok = ok && rates[way][r] > 0;
+        }
     }
     if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
-    printf("direct_write %.3f\n", ok ? median(writes) / 1e9 : 0);
-    printf("direct_read %.3f\n", ok ? median(one) / 1e9 : 0);
-    printf("direct_read_%d %.3f\n", READERS, ok ? median(many) / 1e9 : 0);
+    printf("direct_write %.3f\n", ok ? median(rates[0]) / 1e9 : 0);
+    printf("direct_read %.3f\n", ok ? median(rates[1]) / 1e9 : 0);
+    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2]) / 1e9 : 0);
     free(memory);
     close(fd);
     return direct && !ok;

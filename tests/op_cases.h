@@ -513,45 +513,6 @@ TEST(prefill_matches_its_formula_and_company_changes_no_bit) {
     }
 }
 
-/* Queries are about 1 and keys about first + t * step, so that token t's score is about sqrt(hd) times that. */
-TEST(the_largest_score_may_come_late_or_early_or_be_far_below_zero) {
-    static const double first[] = {0, 16, -40}, step[] = {1. / 8, -1. / 8, 0};
-    static const int length[] = {130, 0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
-    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i += imin(4, every_eleventh())) {
-        const Sequences s = sequences_new(length, some_heads[i / COUNT(first)], .125, .125);
-        for (int t = 0; t < s.q.rows; t++)
-            for (int c = 0; c < s.h1; c++) {
-                set_number(s.q, t, c, 1 + number(s.q, t, c));
-                set_number(s.kv, t, c, first[i % COUNT(first)] + t * step[i % COUNT(first)] + number(s.kv, t, c));
-            }
-        expect_within(prefill_of(&s, 0, 1, 0),
-                      fmax(EPSILON[OP_ATTEND_PREFILL], 2e-4)); /* scores of -450 are good to 1e-4 */
-        forget();
-    }
-}
-
-/* Empty pages, shuffled, for sequences that are so long, and three that are nobody's. A sequence has room for max_pages at
- * least, and for one more than it has; the table sends who looks there far away. */
-static PageTable pages_new(const int32_t *len, int nseq, int page_tokens, int max_pages, int hd, int nh, bool packed) {
-    int npages = 3, next = 0;
-    for (int r = 0; r < nseq; r++) {
-        const int pages = pages_for(len[r], page_tokens);
-        npages += pages, max_pages = imax(max_pages, pages + 1);
-    }
-    const int rows = npages * page_tokens, cols = packed ? nh * (int)quant_bytes(hd) : nh * hd;
-    const Type type = packed ? U8 : F16;
-    const PageTable t = {
-        blank(type, rows, cols), blank(type, rows, cols), blank(I32, nseq, max_pages), indices(len, nseq), page_tokens, nh};
-    int32_t *page = temp(npages * sizeof *page);
-    for (int i = 0; i < npages; i++) {
-        const int other = test_below(&state, i + 1);
-        page[i] = page[other], page[other] = i;
-    }
-    for (int r = 0; r < nseq; r++)
-        for (int i = 0; i < pages_for(len[r], page_tokens); i++) *integer(t.pages, r, i) = page[next++];
-    return t;
-}
-
 /* Writes a row of k and v, (2 h1) halves, to row `row` of pages. */
 static void write_row(const PageTable *t, int row, Tensor kv) {
     const int hd = kv.cols / 2 / t->nh, bytes = t->k.cols * (int)type_bytes(t->k.type) / t->nh;
@@ -565,14 +526,30 @@ static void write_row(const PageTable *t, int row, Tensor kv) {
     }
 }
 
-/* The sequences in pages. What no token has is NaN. max_pages: that the table has at least. */
+/* The sequences in shuffled pages, and three pages that are nobody's. What no token has is NaN. A sequence has room for
+ * max_pages at least, and for one more than it has; the table sends who looks there far away. */
 static PageTable pages_of(const Sequences *s, int page_tokens, bool packed, int max_pages) {
-    int32_t len[16];
-    for (int r = 0; r < s->nseq; r++) len[r] = s->start[r + 1] - s->start[r];
-    const PageTable t = pages_new(len, s->nseq, page_tokens, max_pages, s->hd, s->nh, packed);
+    int npages = 3, next = 0;
+    const Tensor len = blank(I32, 1, s->nseq);
+    for (int r = 0; r < s->nseq; r++) {
+        *integer(len, 0, r) = s->start[r + 1] - s->start[r];
+        const int pages = pages_for(*integer(len, 0, r), page_tokens);
+        npages += pages, max_pages = imax(max_pages, pages + 1);
+    }
+    const int rows = npages * page_tokens, cols = packed ? s->nh * (int)quant_bytes(s->hd) : s->h1;
+    const Type type = packed ? U8 : F16;
+    const PageTable t = {
+        blank(type, rows, cols), blank(type, rows, cols), blank(I32, s->nseq, max_pages), len, page_tokens, s->nh};
+    int *page = temp(npages * sizeof *page);
+    for (int i = 0; i < npages; i++) {
+        const int other = test_below(&state, i + 1);
+        page[i] = page[other], page[other] = i;
+    }
     for (int r = 0; r < s->nseq; r++)
-        for (int i = 0; i < len[r]; i++)
+        for (int i = 0; i < *integer(len, 0, r); i++) {
+            if (i % page_tokens == 0) *integer(t.pages, r, i / page_tokens) = page[next++];
             write_row(&t, row_in(t.pages, page_tokens, r, i), tensor_rows(s->kv, s->start[r] + i, 1));
+        }
     return t;
 }
 
@@ -600,10 +577,10 @@ static void expect_decode(const int head[2], bool packed) {
     PageTable t = pages_of(&s, page_sizes[0], packed, 1);
     const Op op = attend_of(q, t);
     expect(op);
-    for (int i = 1; i < COUNT(page_sizes); i++)
-        expect_same(attend_of(q, pages_of(&s, page_sizes[i], packed, 1)), op.attend.o);
     for (int r = 0; r < s.nseq; r += every_eleventh())
         expect_same(attend_of(tensor_rows(q, r, 1), only(t, r)), tensor_rows(op.attend.o, r, 1));
+    for (int i = 1; i < COUNT(page_sizes); i++)
+        expect_same(attend_of(q, pages_of(&s, page_sizes[i], packed, 1)), op.attend.o);
     forget();
 }
 
@@ -652,12 +629,14 @@ typedef enum { AS_HALVES, PACKED_ON_THE_WAY, PACKED_BEFORE } How;
 static void expect_append(const int head[2], int page_tokens, How how, Quant study) {
     enum { NSEQ = 8, TOKENS = 40, ROWS = 65 };
     const int hd = head[0], nh = head[1], h1 = hd * nh, bytes = nh * (int)quant_bytes(hd);
-    int32_t len[NSEQ], seq[ROWS], pos[ROWS];
-    for (int r = 0; r < NSEQ; r++) len[r] = TOKENS;
+    static const int lengths[NSEQ + 1] = {TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS};
+    const Sequences s = sequences_new(lengths, head, 1, 1);
+    int32_t seq[ROWS], pos[ROWS];
     for (int r = 0; r < ROWS; r++) seq[r] = r % 4 * 2 + 1, pos[r] = TOKENS - 1 - r / 4 * 2;
     const Tensor kv = tensor_at(trying_halves(2 * ROWS * 2 * nh, hd).at, F16, ROWS, 2 * h1, 4 * h1),
                  rows = how == PACKED_BEFORE ? blank(U8, ROWS, 2 * bytes) : kv;
-    PageTable t = pages_new(len, NSEQ, page_tokens, 1, hd, nh, how != AS_HALVES), ref = t;
+    const PageTable t = pages_of(&s, page_tokens, how != AS_HALVES, 1);
+    PageTable ref = t;
     ref.k = copy_of(t.k), ref.v = copy_of(t.v);
     for (int r = 0; r < ROWS; r++) {
         const Tensor row = copy_of(tensor_rows(kv, r, 1));
