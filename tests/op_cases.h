@@ -699,11 +699,15 @@ static Sparse sparse_of(Tensor q, PageTable t, double sparsity) {
                     op_weigh(on_lane(FINISH), blank(ACT, q.rows, q.cols), tokens, probs, &t, sparsity)};
 }
 
-static int select_faults(const Op *op, double slack) {
+/* V of what no head has chosen is NaN before it is weighed. */
+static void expect_sparse(Sparse s, double slack) {
+    const Op *op = &s.select;
     const int h1 = op->nh * op->hd, most = op->attend.tokens.cols / op->nh;
     const double *q = dense(op->attend.q, 0), *k = dense(op->attend.k, op->hd);
-    const Tensor nobodys = blank(I32, 1, most);
+    const Tensor nobodys = blank(I32, 1, most), v = s.weigh.attend.v, kept = copy_of(v);
     int wrong = 0;
+    carry_out(*op);
+    memset(v.at, NOBODYS, tensor_bytes(v));
     for (int i = 0, len; i < op->attend.q.rows * op->nh; i++) {
         const int r = i / op->nh, h = i % op->nh, *row = rows_seen(op, r, &len), chosen = sparse_tokens(op->sparsity, len);
         const double *score = plain_scores(q + i * op->hd, k + h * op->hd, h1, op->hd, row, len);
@@ -712,23 +716,10 @@ static int select_faults(const Op *op, double slack) {
         wrong += wrongly_chosen(token, prob, score, len, chosen, slack);
         wrong += memcmp(token + chosen, nobodys.at, (most - chosen) * sizeof *token) != 0;
         wrong += memcmp(prob + chosen, nobodys.at, (most - chosen) * sizeof *prob) != 0;
-    }
-    return wrong;
-}
-
-/* V of what no head has chosen is NaN before it is weighed. */
-static void expect_sparse(Sparse s, double slack) {
-    const Op *weigh = &s.weigh;
-    const Tensor v = weigh->attend.v, kept = copy_of(v);
-    carry_out(s.select);
-    CU_ASSERT_EQUAL(select_faults(&s.select, slack), 0);
-    memset(v.at, NOBODYS, tensor_bytes(v));
-    for (int i = 0, len; i < weigh->attend.o.rows * weigh->nh; i++) {
-        const int *row = rows_seen(weigh, i / weigh->nh, &len);
-        const int32_t *token = chosen_at(weigh, weigh->attend.tokens, i / weigh->nh, i % weigh->nh);
-        for (int c = 0; c < sparse_tokens(weigh->sparsity, len); c++)
+        for (int c = 0; c < chosen && !wrong; c++)
             memcpy(element(v, row[token[c]], 0), element(kept, row[token[c]], 0), v.cols * type_bytes(v.type));
     }
+    CU_ASSERT_EQUAL(wrong, 0);
     expect(s.weigh);
 }
 
