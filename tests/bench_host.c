@@ -93,9 +93,9 @@ static void copy_pieces(const void *what, int first, int n) {
     memcpy(p->dst + first * p->bytes, p->src + first * p->bytes, n * p->bytes);
 }
 
-/* Prints how many bytes a second an op uses, which uses so many, beside the plain loop, and returns the seconds that it
- * takes. They take turns, since a shared machine's bandwidth changes: medians of both, and of the ratios of each turn. */
-static double print_beside(Op op, double bytes, Plain plain) {
+/* Prints how many bytes a second an op uses, which uses so many, beside the plain loop. They take turns, since a shared
+ * machine's bandwidth changes: medians of both, and of the ratios of each turn. */
+static void print_beside(Op op, double bytes, Plain plain) {
     enum { TURNS = 15 };
     double rate[TURNS], beside[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
@@ -106,10 +106,8 @@ static double print_beside(Op op, double bytes, Plain plain) {
         rate[turn] = bytes / (seconds_now() - middle);
         beside[turn] = (double)plain.bytes * plain.pieces / (middle - begin), ratio[turn] = rate[turn] / beside[turn];
     }
-    const double gbs = median(rate, TURNS) / 1e9;
-    printf("   %5.1f GB/s   plain %s %5.1f (%.0f%%)\n", gbs, plain.dst ? "copy" : "read", median(beside, TURNS) / 1e9,
-           100 * median(ratio, TURNS));
-    return bytes / gbs / 1e9;
+    printf("   %5.1f GB/s   plain %s %5.1f (%.0f%%)\n", median(rate, TURNS) / 1e9, plain.dst ? "copy" : "read",
+           median(beside, TURNS) / 1e9, 100 * median(ratio, TURNS));
 }
 
 /* Tables of pages dealt in turns. */
@@ -119,24 +117,8 @@ static int32_t *dealt_pages(int nseq, int max_pages) {
     return pages;
 }
 
-/* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
-static void sparse_rate(const Op *dense, PageTable table, double dense_s) {
-    const double sparsity = 0.1;
-    const Tensor q = dense->attend.q;
-    const int most = sparse_tokens(sparsity, *(int32_t *)table.len.at);
-    int32_t *tokens = room((size_t)q.rows * table.nh * most, 4);
-    float *weights = room((size_t)q.rows * table.nh * most, 4);
-    double scores, select, weigh;
-    SECONDS(scores, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, 0)));
-    SECONDS(select, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, sparsity)));
-    SECONDS(weigh, run(weighing(dense->attend.o.at, F32, tokens, weights, most, q.cols, table, sparsity)));
-    printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           table.k.type == U8 ? "4-bit" : "F16  ", (select + weigh) / dense_s, scores / dense_s,
-           (select - scores) / dense_s, weigh / dense_s);
-}
-
 /* Attention of nseq sequences of `context` tokens, of F16 and packed. Bytes are counted as of F16. */
-static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
+static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh) {
     enum { SLICE = 1 << 20, SLICES = 256 };
     const int max_pages = (context + page_tokens - 1) / page_tokens;
     const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
@@ -158,8 +140,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
         const Op op = attention(o, F32, q, h1, h1, table);
         printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d", nseq, context, i ? "4-bit" : "F16  ", page_tokens,
                h1, h1 / nh);
-        const double seconds = print_beside(op, 4.0 * nseq * context * h1, read);
-        if (sparse) sparse_rate(&op, table, seconds);
+        print_beside(op, 4.0 * nseq * context * h1, read);
     }
     free_rooms();
 }
@@ -204,12 +185,12 @@ int main(int argc, char **argv) {
            sgemm ? "" : ", no OpenBLAS to compare with");
     const double linear = linear_rate(2048, 2048, 2048, sgemm);
     for (int i = 0; i < 5; i++) linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
-    attend_rate(8, 2048, 16, 4096, 32, true);
-    attend_rate(1, 16384, 16, 4096, 32, false);
-    attend_rate(48, 2048, 16, 768, 12, true);
-    attend_rate(16, 2048, 64, 2560, 32, false);
-    attend_rate(10, 2048, 16, 3072, 32, false);
-    attend_rate(8, 2048, 16, 7168, 56, false);
+    attend_rate(8, 2048, 16, 4096, 32);
+    attend_rate(1, 16384, 16, 4096, 32);
+    attend_rate(48, 2048, 16, 768, 12);
+    attend_rate(16, 2048, 64, 2560, 32);
+    attend_rate(10, 2048, 16, 3072, 32);
+    attend_rate(8, 2048, 16, 7168, 56);
     prefill_rate(2, 512, 768, 12, linear);
     prefill_rate(1, 2048, 4096, 32, linear);
     append_rate(16, 512, 16, 768);
