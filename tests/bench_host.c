@@ -7,8 +7,6 @@
 #include "cost/cost.h"
 #include "ops.h"
 
-static int threads;
-
 /* Zeros that begin at a page, as the tiers do, until free_rooms is called. */
 static void *rooms[16];
 static int nrooms;
@@ -21,6 +19,10 @@ static void free_rooms(void) {
 }
 
 static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+static double median(double *x, int n) {
+    qsort(x, n, sizeof *x, compare);
+    return x[n / 2];
+}
 
 /* The median time of `call`, in seconds, over about half a second. */
 #define SECONDS(out, call)                                                        \
@@ -32,8 +34,7 @@ static int compare(const void *a, const void *b) { return *(const double *)a < *
             call;                                                                 \
             times_[runs_] = seconds_now() - begin_;                               \
         }                                                                         \
-        qsort(times_, runs_, sizeof *times_, compare);                            \
-        out = times_[runs_ / 2];                                                  \
+        out = median(times_, runs_);                                              \
     } while (0)
 
 static void fill(float *f, f16 *h, size_t n) {
@@ -47,59 +48,28 @@ static void fill(float *f, f16 *h, size_t n) {
 typedef void Sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                    int ldb, float beta, float *c, int ldc);
 
+/* A product of F16 weights and of the same in 4 bits. Returns the FLOP/s of the first. */
 static double linear_rate(int m, int n, int k, Sgemm *sgemm) {
+    const size_t bytes = quant_matrix_bytes(n, k);
     float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4), *wide = room((size_t)n * k, 4);
     f16 *w = room((size_t)n * k, 2);
-    double t, blas = 0, flops = 2.0 * m * n * k;
+    uint8_t *packed = room(bytes, 1);
+    double t, blas, quick, flops = 2.0 * m * n * k;
     fill(x, NULL, (size_t)m * k);
     fill(wide, w, (size_t)n * k);
+    for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
     SECONDS(t, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
-    if (sgemm) SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
+    SECONDS(quick, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
     printf("linear %4d x %5d x %5d   %7.1f GFLOP/s", m, n, k, flops / t / 1e9);
-    if (sgemm) printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
+    if (sgemm) {
+        SECONDS(blas, sgemm(101, 111, 112, m, n, k, 1, x, k, wide, k, 0, y, n));
+        printf("   sgemm %7.1f (%.0f%%)", flops / blas / 1e9, 100 * blas / t);
+    }
     printf("   weights %.1f GB/s\n", 2e-9 * n * k / t);
+    printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s: %.2f times as fast   weights %.1f GB/s\n", m, n, k,
+           flops / quick / 1e9, t / quick, bytes / quick / 1e9);
     free_rooms();
     return flops / t;
-}
-
-/* w (n, k), n a multiple of a group. */
-static void pack_all(uint8_t *packed, const f16 *w, int n, int k) {
-    for (int r = 0; r < n; r += GROUP) quant_pack_rows(packed + quant_matrix_bytes(r, k), w + (size_t)r * k, k);
-}
-static void unpack_all(f16 *w, const uint8_t *packed, int n, int k) {
-    for (int r = 0; r < n; r += GROUP) quant_unpack_rows(w + (size_t)r * k, packed + quant_matrix_bytes(r, k), k);
-}
-
-/* The same product of weights in 4 bits, beside F16's. */
-static void packed_rate(int m, int n, int k) {
-    size_t bytes = quant_matrix_bytes(n, k);
-    float *x = room((size_t)m * k, 4), *y = room((size_t)m * n, 4);
-    f16 *w = room((size_t)n * k, 2);
-    uint8_t *packed = room(bytes, 1);
-    double plain, t, flops = 2.0 * m * n * k;
-    fill(x, NULL, (size_t)m * k);
-    fill(NULL, w, (size_t)n * k);
-    pack_all(packed, w, n, k);
-    SECONDS(plain, run(product(F32, y, F32, n, x, w, NULL, NULL, false, false, m, n, k)));
-    SECONDS(t, run(product(F32, y, F32, n, x, packed, NULL, NULL, true, false, m, n, k)));
-    printf("linear packed %4d x %5d x %5d %7.1f GFLOP/s, of F16 weights %7.1f: %.2f times as fast   weights %.1f GB/s\n", m,
-           n, k, flops / t / 1e9, flops / plain / 1e9, plain / t, bytes / t / 1e9);
-    free_rooms();
-}
-
-/* Bytes of F16 in memory that quant.c packs and unpacks in a second, on one thread. */
-static void quant_rates(void) {
-    enum { N = 2048, K = 4096, DIM = 128 };
-    f16 *w = room((size_t)N * K, 2);
-    uint8_t *packed = room(quant_matrix_bytes(N, K), 1);
-    double pack, unpack, heads;
-    fill(NULL, w, (size_t)N * K);
-    SECONDS(pack, pack_all(packed, w, N, K));
-    SECONDS(unpack, unpack_all(w, packed, N, K));
-    SECONDS(heads, quant_pack_heads(packed, w, N * K / DIM, DIM));
-    printf("one thread packs %.1f GB/s of weights, unpacks %.1f, packs %.1f of a cache\n", 2e-9 * N * K / pack,
-           2e-9 * N * K / unpack, 2e-9 * N * K / heads);
-    free_rooms();
 }
 
 /* Bytes that all threads read or copy in pieces. */
@@ -123,14 +93,9 @@ static void copy_pieces(const void *what, int first, int n) {
     memcpy(p->dst + first * p->bytes, p->src + first * p->bytes, n * p->bytes);
 }
 
-static double median(double *x, int n) {
-    qsort(x, n, sizeof *x, compare);
-    return x[n / 2];
-}
-
-/* Prints how many bytes a second an op uses, which uses so many, beside the plain loop, and returns the seconds that it
- * takes. They take turns, since a shared machine's bandwidth changes: medians of both, and of the ratios of each turn. */
-static double print_beside(Op op, double bytes, Plain plain) {
+/* Prints how many bytes a second an op uses, which uses so many, beside the plain loop. They take turns, since a shared
+ * machine's bandwidth changes: medians of both, and of the ratios of each turn. */
+static void print_beside(Op op, double bytes, Plain plain) {
     enum { TURNS = 15 };
     double rate[TURNS], beside[TURNS], ratio[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
@@ -141,10 +106,8 @@ static double print_beside(Op op, double bytes, Plain plain) {
         rate[turn] = bytes / (seconds_now() - middle);
         beside[turn] = (double)plain.bytes * plain.pieces / (middle - begin), ratio[turn] = rate[turn] / beside[turn];
     }
-    const double gbs = median(rate, TURNS) / 1e9;
-    printf("   %5.1f GB/s   plain %s %5.1f (%.0f%%)\n", gbs, plain.dst ? "copy" : "read", median(beside, TURNS) / 1e9,
-           100 * median(ratio, TURNS));
-    return bytes / gbs / 1e9;
+    printf("   %5.1f GB/s   plain %s %5.1f (%.0f%%)\n", median(rate, TURNS) / 1e9, plain.dst ? "copy" : "read",
+           median(beside, TURNS) / 1e9, 100 * median(ratio, TURNS));
 }
 
 /* Tables of pages dealt in turns. */
@@ -154,24 +117,8 @@ static int32_t *dealt_pages(int nseq, int max_pages) {
     return pages;
 }
 
-/* One layer's sparse attention beside the `dense` seconds. Sparsity 0 has nothing to choose: what remains is the scores. */
-static void sparse_rate(const Op *dense, PageTable table, double dense_s) {
-    const double sparsity = 0.1;
-    const Tensor q = dense->attend.q;
-    const int most = sparse_tokens(sparsity, *(int32_t *)table.len.at);
-    int32_t *tokens = room((size_t)q.rows * table.nh * most, 4);
-    float *weights = room((size_t)q.rows * table.nh * most, 4);
-    double scores, select, weigh;
-    SECONDS(scores, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, 0)));
-    SECONDS(select, run(selection(tokens, weights, most, q.at, q.cols, q.cols, table, sparsity)));
-    SECONDS(weigh, run(weighing(dense->attend.o.at, F32, tokens, weights, most, q.cols, table, sparsity)));
-    printf("attend sparsely (%.1f)  %s   %.2f of its time: scores %.2f, choosing %.2f, V %.2f\n", sparsity,
-           table.k.type == U8 ? "4-bit" : "F16  ", (select + weigh) / dense_s, scores / dense_s,
-           (select - scores) / dense_s, weigh / dense_s);
-}
-
 /* Attention of nseq sequences of `context` tokens, of F16 and packed. Bytes are counted as of F16. */
-static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, bool sparse) {
+static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh) {
     enum { SLICE = 1 << 20, SLICES = 256 };
     const int max_pages = (context + page_tokens - 1) / page_tokens;
     const size_t rows = (size_t)nseq * max_pages * page_tokens, packed = nh * quant_bytes(h1 / nh);
@@ -193,8 +140,7 @@ static void attend_rate(int nseq, int context, int page_tokens, int h1, int nh, 
         const Op op = attention(o, F32, q, h1, h1, table);
         printf("attend %3d x %5d tokens, %s pages of %3d, h1 %4d hd %3d", nseq, context, i ? "4-bit" : "F16  ", page_tokens,
                h1, h1 / nh);
-        const double seconds = print_beside(op, 4.0 * nseq * context * h1, read);
-        if (sparse) sparse_rate(&op, table, seconds);
+        print_beside(op, 4.0 * nseq * context * h1, read);
     }
     free_rooms();
 }
@@ -229,52 +175,25 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
     free_rooms();
 }
 
-static void row_rates(void) {
-    enum { ROWS = 64, VOCAB = 50272, H1 = 4096 };
-    float *x = room((size_t)ROWS * VOCAB, 4);
-    f16 *w = room(H1, 2);
-    int32_t ids[ROWS], zero[ROWS] = {0};
-    Sampling s[] = {{0, 1, 0, 1}, {1, 1, 0, 1}, {1, 1, 50, 1}, {1, 0.9f, 0, 1}};
-    const char *names[] = {"greedy", "softmax", "top-k 50", "top-p 0.9 (flat)"};
-    double t;
-    fill(x, NULL, (size_t)ROWS * VOCAB);
-    for (int i = 0; i < 4; i++) {
-        SECONDS(t, run(picking(ids, x, zero, zero, &s[i], ROWS, VOCAB)));
-        printf("pick %-17s %7.1f us a row\n", names[i], 1e6 * t / ROWS);
-    }
-    SECONDS(t, run(norm(F32, x, x, w, w, 512, H1)));
-    printf("layernorm of %d       %7.1f us a row\n", H1, 1e6 * t / 512);
-    free_rooms();
-}
-
 int main(int argc, char **argv) {
+    static const int products[][3] = {
+        {16, 2048, 2048}, {1, 8192, 8192}, {4, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
     void *blas = dlopen("libopenblas.so.0", RTLD_NOW);
     Sgemm *sgemm = NULL;
     if (blas) *(void **)&sgemm = dlsym(blas, "cblas_sgemm");
-    threads = host_set_threads(argc > 1 ? atoi(argv[1]) : 0);
-    printf("%s, %d threads%s\n", host_isa(), threads, sgemm ? "" : ", no OpenBLAS to compare with");
-    double linear = linear_rate(2048, 2048, 2048, sgemm);
-    linear_rate(16, 2048, 2048, sgemm);
-    linear_rate(1, 8192, 8192, sgemm);
-    linear_rate(4, 8192, 8192, sgemm);
-    linear_rate(64, 4096, 4096, sgemm);
-    linear_rate(512, 768, 3072, sgemm);
-    packed_rate(1, 8192, 8192);
-    packed_rate(4, 8192, 8192);
-    packed_rate(16, 2048, 2048);
-    packed_rate(64, 4096, 4096);
-    packed_rate(2048, 2048, 2048);
-    quant_rates();
-    attend_rate(8, 2048, 16, 4096, 32, true);
-    attend_rate(1, 16384, 16, 4096, 32, false);
-    attend_rate(48, 2048, 16, 768, 12, true);
-    attend_rate(16, 2048, 64, 2560, 32, false);
-    attend_rate(10, 2048, 16, 3072, 32, false);
-    attend_rate(8, 2048, 16, 7168, 56, false);
+    printf("%s, %d threads%s\n", host_isa(), host_set_threads(argc > 1 ? atoi(argv[1]) : 0),
+           sgemm ? "" : ", no OpenBLAS to compare with");
+    const double linear = linear_rate(2048, 2048, 2048, sgemm);
+    for (int i = 0; i < 5; i++) linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
+    attend_rate(8, 2048, 16, 4096, 32);
+    attend_rate(1, 16384, 16, 4096, 32);
+    attend_rate(48, 2048, 16, 768, 12);
+    attend_rate(16, 2048, 64, 2560, 32);
+    attend_rate(10, 2048, 16, 3072, 32);
+    attend_rate(8, 2048, 16, 7168, 56);
     prefill_rate(2, 512, 768, 12, linear);
     prefill_rate(1, 2048, 4096, 32, linear);
     append_rate(16, 512, 16, 768);
     append_rate(4, 2048, 16, 4096);
-    row_rates();
     return 0;
 }

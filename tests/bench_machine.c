@@ -8,12 +8,8 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <unistd.h>
-#if defined __FMA__
-#include <immintrin.h>
-#endif
 
-#include "cost/cost.h"
-#include "base/base.h"
+#include "base/simd.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
 
@@ -24,45 +20,28 @@ static double median(double *rates) {
     return rates[RUNS / 2];
 }
 
-#if defined __AVX512F__
-typedef __m512 V;
-static inline V multiply_add(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-#elif defined __FMA__
-typedef __m256 V;
-static inline V multiply_add(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-#else
-typedef float V __attribute__((vector_size(16)));
-static inline V multiply_add(V a, V b, V c) { return a * b + c; }
-#endif
-enum { VL = sizeof(V) / 4 };
+enum { CHAINS = 12, TIMES = 10 << 20 };
 
 /* Chains of multiply-adds that need no memory: enough of them that none waits for its own last result. */
-static float multiply_adds(long times) {
-    enum { CHAINS = 12 };
-    V a[CHAINS], x = (V){0} + 0.999f, y = (V){0} + 1e-3f;
-    float sum = 0;
-    for (int c = 0; c < CHAINS; c++) a[c] = (V){0} + (float)c;
-    for (long t = 0; t < times; t++)
-        for (int c = 0; c < CHAINS; c++) a[c] = multiply_add(a[c], x, y);
-    for (int c = 0; c < CHAINS; c++) sum += a[c][0];
-    return sum;
-}
-
-enum { TIMES = 10 << 20 };
-
 static void multiply_parts(const void *sums, int first, int n) {
-    for (int i = first; i < first + n; i++) ((float *const *)sums)[0][i] = multiply_adds(TIMES);
+    for (int i = first; i < first + n; i++) {
+        V a[CHAINS], sum = {0};
+        for (int c = 0; c < CHAINS; c++) a[c] = v_set((float)c);
+        for (long t = 0; t < TIMES; t++)
+            for (int c = 0; c < CHAINS; c++) a[c] = v_fma(a[c], v_set(0.999f), v_set(1e-3f));
+        for (int c = 0; c < CHAINS; c++) sum += a[c];
+        (*(V *const *)sums)[i] = sum; /* keeps the loop */
+    }
 }
 
 static double flop_rate(int threads) {
     double rates[RUNS];
-    float *sums = xcalloc(threads, sizeof *sums); /* keeps the loop */
+    V *sums = aligned_alloc(sizeof *sums, threads * sizeof *sums);
     for (int r = 0; r < RUNS; r++) {
         double begin = seconds_now();
         host_share(INFINITY, threads, multiply_parts, &sums);
-        rates[r] = 2.0 * 12 * VL * TIMES * threads / (seconds_now() - begin);
+        rates[r] = 2.0 * CHAINS * VL * TIMES * threads / (seconds_now() - begin);
     }
-    if (sums[0] == 1) printf(" ");
     free(sums);
     return median(rates);
 }
@@ -112,7 +91,7 @@ static int disk_rates(const char *dir, int megabytes) {
     char path[4096];
     void *memory;
     int pieces = megabytes / 16;
-    double writes[RUNS], one[RUNS], many[RUNS];
+    double rates[3][RUNS]; /* of writes, of reads, of several reads at a time */
     snprintf(path, sizeof path, "%s/flexgen-bench-XXXXXX", dir);
     int fd = mkstemp(path);
     if (fd < 0) return fprintf(stderr, "bench_machine: %s: %s\n", path, strerror(errno)), 1;
@@ -121,15 +100,15 @@ static int disk_rates(const char *dir, int megabytes) {
     memset(memory, 1, (size_t)READERS * PIECE);
     bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
     for (int r = 0; r < RUNS && ok; r++) {
-        writes[r] = transfer_rate(fd, memory, pieces, true, 1);
-        one[r] = transfer_rate(fd, memory, pieces, false, 1);
-        many[r] = transfer_rate(fd, memory, pieces, false, READERS);
-        ok = writes[r] > 0 && one[r] > 0 && many[r] > 0;
+        for (int way = 0; way < 3; way++) {
+            rates[way][r] = transfer_rate(fd, memory, pieces, way == 0, way == 2 ? READERS : 1);
+            ok = ok && rates[way][r] > 0;
+        }
     }
     if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
-    printf("direct_write %.3f\n", ok ? median(writes) / 1e9 : 0);
-    printf("direct_read %.3f\n", ok ? median(one) / 1e9 : 0);
-    printf("direct_read_%d %.3f\n", READERS, ok ? median(many) / 1e9 : 0);
+    printf("direct_write %.3f\n", ok ? median(rates[0]) / 1e9 : 0);
+    printf("direct_read %.3f\n", ok ? median(rates[1]) / 1e9 : 0);
+    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2]) / 1e9 : 0);
     free(memory);
     close(fd);
     return direct && !ok;

@@ -33,37 +33,47 @@ static int every_few(void) { return imin(every_third(), 3); }
 static void **temps;
 static int ntemps;
 
-/* Memory until `forget` is called, of that byte. */
-static void *temp_of(size_t bytes, int byte) {
-    temps = (void **)xrealloc(temps, ntemps + 1, sizeof *temps);
-    return memset(temps[ntemps++] = aligned_alloc(64, bytes / 64 * 64 + 64), byte, bytes);
-}
-static void *temp(size_t bytes) { return temp_of(bytes, 0); }
-
-static void forget(void) {
-    while (ntemps) free(temps[--ntemps]);
-    free(temps);
-    temps = NULL;
+/* Returns zeros, which stay until `forget` is called. */
+static void *temp(size_t bytes) {
+    temps = with_room(temps, ntemps, sizeof *temps);
+    return temps[ntemps++] = xcalloc(bytes, 1);
 }
 
 /* A byte of what nobody has written: as halves and floats NaN, but none that arithmetic gives; as indices far below 0. */
-enum { NOBODYS = 0xfd };
+enum { NOBODYS = 0xfd, GUARD = 192 };
+
+/* Where the views of ops are, GUARD bytes or more of nobody's apart, and where they are when ops have been carried out.
+ * They are aligned to 64 bytes, and no more. */
+static _Alignas(128) uint8_t room[2][1 << 27];
+static size_t used = GUARD;
+
+static void forget(void) {
+    while (ntemps) free(temps[--ntemps]);
+    used = GUARD;
+}
 
 static Tensor blank(Type type, int rows, int cols) {
-    return tensor_at(temp_of((size_t)rows * cols * type_bytes(type), NOBODYS), type, rows, cols, cols);
+    const size_t bytes = (size_t)rows * cols * type_bytes(type);
+    uint8_t *at = room[0] + used;
+    used = (used + bytes + GUARD + 63) / 128 * 128 + 64;
+    CHECK(used < sizeof *room);
+    memset(at - GUARD, NOBODYS, bytes + 2 * GUARD);
+    return tensor_at(at, type, rows, cols, cols);
 }
 
 static const Tensor absent;
 
 static void *element(Tensor t, int row, int col) { return (uint8_t *)t.at + (row * t.ld + col) * type_bytes(t.type); }
+static int32_t *integer(Tensor t, int row, int col) { return element(t, row, col); }
 
 static double number(Tensor t, int row, int col) {
     const void *at = element(t, row, col);
     if (t.type == F32) return *(const float *)at;
+    if (t.type == F16) return f16_to_f32(*(const f16 *)at);
     const uint32_t bits = (uint32_t) * (const f16 *)at << 16;
     float upper;
     memcpy(&upper, &bits, sizeof upper);
-    return t.type == BF16 ? upper : f16_to_f32(*(const f16 *)at);
+    return upper;
 }
 
 static void set_number(Tensor t, int row, int col, double x) {
@@ -82,7 +92,9 @@ static Tensor numbers(Type type, int rows, int cols, double scale) {
 }
 
 static Tensor indices(const int32_t *from, int n) {
-    return row_at(memcpy(temp(n * sizeof *from), from, n * sizeof *from), I32, n);
+    const Tensor t = blank(I32, 1, n);
+    memcpy(t.at, from, n * sizeof *from);
+    return t;
 }
 
 static Tensor copy_of(Tensor t) {
@@ -136,19 +148,8 @@ static double *dense_weights(Tensor w, int n, int k) {
 
 // ---- ops, carried out where everything that they may not write shows ---------------------------------------------------
 
-enum { GUARD = 192, MOST_PIECES = 64 };
-
-/* A piece of memory that views of some ops share, and where it lies when they are carried out. */
-typedef struct {
-    uint8_t *from;
-    size_t bytes, at;
-} Piece;
-
-/* The memory of some ops: its bytes before and after. Views that overlap where the test has them lie as they do there;
- * others are GUARD bytes apart. All are aligned to 64 bytes as the test has them, and no more. */
+/* The memory of some ops: the room from the first of their views on, before and after. */
 static struct {
-    Piece piece[MOST_PIECES];
-    int pieces;
     size_t used;
     uint8_t *before, *after;
 } memory;
@@ -158,58 +159,28 @@ static struct {
 static uint8_t *device_memory(size_t bytes);
 static void on_device(const Op *ops, int n);
 
-static void add_piece(uint8_t *from, size_t bytes) {
-    for (int i = 0; i < memory.pieces; i++) {
-        const Piece other = memory.piece[i];
-        uint8_t *end = from + bytes, *other_end = other.from + other.bytes;
-        if (from >= other_end || other.from >= end) continue;
-        from = from < other.from ? from : other.from;
-        bytes = (size_t)((end > other_end ? end : other_end) - from);
-        memory.piece[i] = memory.piece[--memory.pieces];
-        i = -1; /* it has grown, and may meet those before */
-    }
-    CHECK(memory.pieces < MOST_PIECES);
-    memory.piece[memory.pieces++] = (Piece){from, bytes, 0};
-}
-
-/* Where an address of the test lies in the memory. */
-static size_t place_of(const void *at) {
-    for (const Piece *p = memory.piece; p < memory.piece + memory.pieces; p++)
-        if ((const uint8_t *)at >= p->from && (const uint8_t *)at < p->from + p->bytes)
-            return p->at + (size_t)((const uint8_t *)at - p->from);
-    return GUARD; /* a view that is not used, or has no rows */
-}
-
 static void carry_out_all(const Op *ops, int n) {
-    static int times;
     const int views = n * MAX_VIEWS;
     Op *moved = memcpy(temp(n * sizeof *ops), ops, n * sizeof *ops);
+    size_t first = used;
     Use use;
-    memory.pieces = 0, memory.used = GUARD + times++ % 2 * 128; /* one time after the other at other addresses */
     for (int v = 0; v < views; v++) {
         const Tensor *view = op_view(&ops[v / MAX_VIEWS], v % MAX_VIEWS, &use);
-        if (use && view->rows) add_piece((uint8_t *)view->at, tensor_span(*view));
+        if (use && view->rows) first = size_min(first, (uint8_t *)view->at - room[0]);
     }
-    for (Piece *p = memory.piece; p < memory.piece + memory.pieces; p++) {
-        p->at = memory.used + (uintptr_t)p->from % 64;
-        memory.used = (p->at + p->bytes + GUARD) / 128 * 128 + 64;
-    }
-    memory.used += GUARD;
-    memory.before = temp_of(memory.used, NOBODYS), memory.after = temp(memory.used);
-    for (const Piece *p = memory.piece; p < memory.piece + memory.pieces; p++)
-        memcpy(memory.before + p->at, p->from, p->bytes);
+    first = (first - GUARD) / 128 * 128; /* on the device too no view is aligned to more than 64 bytes */
+    memory.before = room[0] + first, memory.after = room[1] + first, memory.used = used - first;
     uint8_t *base = device_memory(memory.used);
     for (int v = 0; v < views; v++) {
         Tensor *view = &moved[v / MAX_VIEWS].view[v % MAX_VIEWS];
-        if (view->at) view->at = base + place_of(view->at);
+        if (view->at) view->at = base + ((uint8_t *)view->at - memory.before);
     }
     on_device(moved, n);
     for (int v = 0; v < views; v++) { /* what may have changed */
         const Tensor *view = op_view(&ops[v / MAX_VIEWS], v % MAX_VIEWS, &use);
         for (int r = 0; r < view->rows && use == WRITES; r++) {
             uint8_t *row = element(*view, r, 0);
-            memcpy(row, memory.after + place_of(row), view->cols * type_bytes(view->type));
-            memcpy(memory.before + place_of(row), row, view->cols * type_bytes(view->type));
+            memcpy(row, memory.after + (row - memory.before), view->cols * type_bytes(view->type));
         }
     }
     CU_ASSERT(memcmp(memory.before, memory.after, memory.used) == 0);
@@ -229,10 +200,10 @@ typedef struct {
 
 static void plain_embed(Expected *e, const Op *op) {
     const Tensor y = op->embed.y;
-    const int32_t *idx = op->embed.idx.at;
     for (int r = 0; r < y.rows; r++)
         for (int c = 0; c < y.cols; c++)
-            e->value[r * y.cols + c] = number(op->embed.table, idx[r], c) + (op->add ? number(y, r, c) : 0);
+            e->value[r * y.cols + c] =
+                number(op->embed.table, *integer(op->embed.idx, 0, r), c) + (op->add ? number(y, r, c) : 0);
 }
 
 static void plain_layernorm(Expected *e, const Op *op) {
@@ -288,69 +259,49 @@ static void softmax(double *score, int n) {
     for (int t = 0; t < n; t++) score[t] /= sum;
 }
 
-/* Section 3's attention of one query, in all heads. */
-static void attend_plainly(double *o, const double *q, const double *k, const double *v, int ld, const Op *op,
-                           const int *row, int n) {
-    for (int h = 0; h < op->nh; h++) {
-        const int at = h * op->hd;
-        double *weight = plain_scores(q + at, k + at, ld, op->hd, row, n);
-        softmax(weight, n);
-        for (int d = at; d < at + op->hd; d++)
-            for (int t = 0; t < n; t++) o[d] += weight[t] * v[(size_t)row[t] * ld + d];
-    }
+/* The row of pages that token t of a sequence has. */
+static int row_in(Tensor pages, int page_tokens, int seq, int t) {
+    return *integer(pages, seq, t / page_tokens) * page_tokens + t % page_tokens;
 }
 
-static void plain_prefill(Expected *e, const Op *op) {
-    const int h1 = op->prefilled.o.cols, rows = op->prefilled.o.rows;
-    const int32_t *start = op->prefilled.start.at;
-    const double *q = dense(op->prefilled.q, 0), *kv = dense(op->prefilled.kv, 0);
-    int *all = temp(rows * sizeof *all);
-    for (int r = 0; r < rows; r++) {
-        all[r] = r;
-        while (start[1] <= r) start++;
-        attend_plainly(e->value + r * h1, q + r * h1, kv, kv + h1, 2 * h1, op, all + *start, r + 1 - *start);
-    }
-}
-
-/* The rows of K and V that the tokens of sequence r have. */
-static int *page_rows(const Op *op, int r, int *len) {
-    *len = ((const int32_t *)op->attend.len.at)[r];
+/* The rows of K and V that query r of an op attends to, and how many. */
+static int *rows_seen(const Op *op, int r, int *len) {
+    const bool prefill = op->code == OP_ATTEND_PREFILL;
+    int first = 0;
+    for (int s = 0; prefill && *integer(op->prefilled.start, 0, s) <= r; s++) first = *integer(op->prefilled.start, 0, s);
+    *len = prefill ? r + 1 - first : *integer(op->attend.len, 0, r);
     int *row = temp(*len * sizeof *row);
-    for (int t = 0; t < *len; t++)
-        row[t] = *(int32_t *)element(op->attend.pages, r, t / op->page_tokens) * op->page_tokens + t % op->page_tokens;
+    for (int t = 0; t < *len; t++) row[t] = prefill ? first + t : row_in(op->attend.pages, op->page_tokens, r, t);
     return row;
-}
-
-static void plain_attend(Expected *e, const Op *op) {
-    const int h1 = op->nh * op->hd;
-    const double *q = dense(op->attend.q, 0), *k = dense(op->attend.k, op->hd), *v = dense(op->attend.v, op->hd);
-    for (int r = 0, len; r < op->attend.len.cols; r++) {
-        const int *row = page_rows(op, r, &len);
-        attend_plainly(e->value + r * h1, q + r * h1, k, v, h1, op, row, len);
-    }
 }
 
 /* Where the choice of head h of sequence r begins in tokens or probs. */
 static void *chosen_at(const Op *op, Tensor t, int r, int h) { return element(t, r, h * (t.cols / op->nh)); }
 
-static void plain_weigh(Expected *e, const Op *op) {
-    const int h1 = op->nh * op->hd;
-    const double *v = dense(op->attend.v, op->hd);
-    for (int r = 0, len; r < op->attend.len.cols; r++) {
-        const int *row = page_rows(op, r, &len);
-        for (int d = 0; d < h1; d++) {
-            const int32_t *token = chosen_at(op, op->attend.tokens, r, d / op->hd);
-            const float *prob = chosen_at(op, op->attend.probs, r, d / op->hd);
-            for (int i = 0; i < sparse_tokens(op->sparsity, len); i++)
-                e->value[r * h1 + d] += (double)prob[i] * v[(size_t)row[token[i]] * h1 + d];
-        }
+/* Section 3's attention, and the half of sparse attention that is given the weights of some tokens. */
+static void plain_attend(Expected *e, const Op *op) {
+    const bool prefill = op->code == OP_ATTEND_PREFILL;
+    const int hd = op->hd, h1 = op->nh * hd;
+    const double *q = dense(op->view[1], 0), *k = dense(prefill ? tensor_cols(op->prefilled.kv, 0, h1) : op->attend.k, hd),
+                 *v = dense(prefill ? tensor_cols(op->prefilled.kv, h1, h1) : op->attend.v, hd);
+    for (int i = 0, len; i < op->view[0].rows * op->nh; i++) {
+        const int r = i / op->nh, h = i % op->nh, *row = rows_seen(op, r, &len);
+        double *weight = temp(len * sizeof *weight);
+        if (op->code == OP_WEIGH) {
+            const int32_t *token = chosen_at(op, op->attend.tokens, r, h);
+            const float *prob = chosen_at(op, op->attend.probs, r, h);
+            for (int c = 0; c < sparse_tokens(op->sparsity, len); c++) weight[token[c]] = prob[c];
+        } else
+            softmax(weight = plain_scores(q + i * hd, k + h * hd, h1, hd, row, len), len);
+        for (int t = 0; t < len; t++)
+            for (int d = 0; d < hd && weight[t] != 0; d++) /* what has not been chosen may be NaN */
+                e->value[i * hd + d] += weight[t] * v[(size_t)row[t] * h1 + h * hd + d];
     }
 }
 
 static void (*const plain_form[NCODES])(Expected *, const Op *) = {
-    [OP_EMBED] = plain_embed,   [OP_LAYERNORM] = plain_layernorm,
-    [OP_LINEAR] = plain_linear, [OP_ATTEND_PREFILL] = plain_prefill,
-    [OP_ATTEND] = plain_attend, [OP_WEIGH] = plain_weigh};
+    [OP_EMBED] = plain_embed,           [OP_LAYERNORM] = plain_layernorm, [OP_LINEAR] = plain_linear,
+    [OP_ATTEND_PREFILL] = plain_attend, [OP_ATTEND] = plain_attend,       [OP_WEIGH] = plain_attend};
 
 /* Carries the op out and compares its first view with the plain form. The difference may be epsilon times the size of what
  * was added up, and what rounding to its type costs; with epsilon 0 there is none but that rounding. */
@@ -394,7 +345,7 @@ TEST(embed_copies_rows_exactly_and_adds_with_one_rounding) {
         const Type type = ACT == F32 ? host_types[i % 3] : F16;
         const Tensor table = tensor_cols(numbers(type, TABLE, cols + i % 2 * 8, 1), 0, cols);
         const Tensor y = blank(ACT, rows, cols), sum = numbers(ACT, rows, cols, 1), idx = blank(I32, 1, rows);
-        for (int r = 0; r < rows; r++) ((int32_t *)idx.at)[r] = test_below(&state, TABLE);
+        for (int r = 0; r < rows; r++) *integer(idx, 0, r) = test_below(&state, TABLE);
         expect(op_embed(on_lane(lanes[i % 2]), y, table, idx, false));
         expect(op_embed(on_lane(lanes[i % 2]), sum, table, idx, true));
         forget();
@@ -568,50 +519,6 @@ TEST(prefill_matches_its_formula_and_company_changes_no_bit) {
     }
 }
 
-/* Queries are about 1 and keys about first + t * step, so that token t's score is about sqrt(hd) times that. */
-TEST(the_largest_score_may_come_late_or_early_or_be_far_below_zero) {
-    static const double first[] = {0, 16, -40}, step[] = {1. / 8, -1. / 8, 0};
-    static const int length[] = {130, 0}, some_heads[][2] = {{64, 1}, {128, 1}, {7, 2}};
-    for (int i = 0; i < COUNT(first) * COUNT(some_heads); i += imin(4, every_eleventh())) {
-        const Sequences s = sequences_new(length, some_heads[i / COUNT(first)], .125, .125);
-        for (int t = 0; t < s.q.rows; t++)
-            for (int c = 0; c < s.h1; c++) {
-                set_number(s.q, t, c, 1 + number(s.q, t, c));
-                set_number(s.kv, t, c, first[i % COUNT(first)] + t * step[i % COUNT(first)] + number(s.kv, t, c));
-            }
-        expect_within(prefill_of(&s, 0, 1, 0),
-                      fmax(EPSILON[OP_ATTEND_PREFILL], 2e-4)); /* scores of -450 are good to 1e-4 */
-        forget();
-    }
-}
-
-/* Where in memory the row of a token is. */
-static int row_in(const PageTable *t, int seq, int pos) {
-    return *(int32_t *)element(t->pages, seq, pos / t->page_tokens) * t->page_tokens + pos % t->page_tokens;
-}
-
-/* Empty pages, shuffled, for sequences that are so long, and three that are nobody's. A sequence has room for max_pages at
- * least, and for one more than it has; the table sends who looks there far away. */
-static PageTable pages_new(const int32_t *len, int nseq, int page_tokens, int max_pages, int hd, int nh, bool packed) {
-    int npages = 3, next = 0;
-    for (int r = 0; r < nseq; r++) {
-        const int pages = pages_for(len[r], page_tokens);
-        npages += pages, max_pages = imax(max_pages, pages + 1);
-    }
-    const int rows = npages * page_tokens, cols = packed ? nh * (int)quant_bytes(hd) : nh * hd;
-    const Type type = packed ? U8 : F16;
-    const PageTable t = {
-        blank(type, rows, cols), blank(type, rows, cols), blank(I32, nseq, max_pages), indices(len, nseq), page_tokens, nh};
-    int32_t *page = temp(npages * sizeof *page);
-    for (int i = 0; i < npages; i++) {
-        const int other = test_below(&state, i + 1);
-        page[i] = page[other], page[other] = i;
-    }
-    for (int r = 0; r < nseq; r++)
-        for (int i = 0; i < pages_for(len[r], page_tokens); i++) *(int32_t *)element(t.pages, r, i) = page[next++];
-    return t;
-}
-
 /* Writes a row of k and v, (2 h1) halves, to row `row` of pages. */
 static void write_row(const PageTable *t, int row, Tensor kv) {
     const int hd = kv.cols / 2 / t->nh, bytes = t->k.cols * (int)type_bytes(t->k.type) / t->nh;
@@ -625,19 +532,36 @@ static void write_row(const PageTable *t, int row, Tensor kv) {
     }
 }
 
-/* The sequences in pages. What no token has is NaN. max_pages: that the table has at least. */
+/* The sequences in shuffled pages, and three pages that are nobody's. What no token has is NaN. A sequence has room for
+ * max_pages at least, and for one more than it has; the table sends who looks there far away. */
 static PageTable pages_of(const Sequences *s, int page_tokens, bool packed, int max_pages) {
-    int32_t len[16];
-    for (int r = 0; r < s->nseq; r++) len[r] = s->start[r + 1] - s->start[r];
-    const PageTable t = pages_new(len, s->nseq, page_tokens, max_pages, s->hd, s->nh, packed);
+    int npages = 3, next = 0;
+    const Tensor len = blank(I32, 1, s->nseq);
+    for (int r = 0; r < s->nseq; r++) {
+        *integer(len, 0, r) = s->start[r + 1] - s->start[r];
+        const int pages = pages_for(*integer(len, 0, r), page_tokens);
+        npages += pages, max_pages = imax(max_pages, pages + 1);
+    }
+    const int rows = npages * page_tokens, cols = packed ? s->nh * (int)quant_bytes(s->hd) : s->h1;
+    const Type type = packed ? U8 : F16;
+    const PageTable t = {
+        blank(type, rows, cols), blank(type, rows, cols), blank(I32, s->nseq, max_pages), len, page_tokens, s->nh};
+    int *page = temp(npages * sizeof *page);
+    for (int i = 0; i < npages; i++) {
+        const int other = test_below(&state, i + 1);
+        page[i] = page[other], page[other] = i;
+    }
     for (int r = 0; r < s->nseq; r++)
-        for (int i = 0; i < len[r]; i++) write_row(&t, row_in(&t, r, i), tensor_rows(s->kv, s->start[r] + i, 1));
+        for (int i = 0; i < *integer(len, 0, r); i++) {
+            if (i % page_tokens == 0) *integer(t.pages, r, i / page_tokens) = page[next++];
+            write_row(&t, row_in(t.pages, page_tokens, r, i), tensor_rows(s->kv, s->start[r] + i, 1));
+        }
     return t;
 }
 
 /* One of the sequences of a table, which then has only so many pages as it needs. */
 static PageTable only(PageTable t, int r) {
-    const int len = ((int32_t *)t.len.at)[r];
+    const int len = *integer(t.len, 0, r);
     t.pages = tensor_cols(tensor_rows(t.pages, r, 1), 0, pages_for(len, t.page_tokens) + 1),
     t.len = tensor_cols(t.len, r, 1);
     return t;
@@ -659,10 +583,10 @@ static void expect_decode(const int head[2], bool packed) {
     PageTable t = pages_of(&s, page_sizes[0], packed, 1);
     const Op op = attend_of(q, t);
     expect(op);
-    for (int i = 1; i < COUNT(page_sizes); i++)
-        expect_same(attend_of(q, pages_of(&s, page_sizes[i], packed, 1)), op.attend.o);
     for (int r = 0; r < s.nseq; r += every_eleventh())
         expect_same(attend_of(tensor_rows(q, r, 1), only(t, r)), tensor_rows(op.attend.o, r, 1));
+    for (int i = 1; i < COUNT(page_sizes); i++)
+        expect_same(attend_of(q, pages_of(&s, page_sizes[i], packed, 1)), op.attend.o);
     forget();
 }
 
@@ -711,17 +635,19 @@ typedef enum { AS_HALVES, PACKED_ON_THE_WAY, PACKED_BEFORE } How;
 static void expect_append(const int head[2], int page_tokens, How how, Quant study) {
     enum { NSEQ = 8, TOKENS = 40, ROWS = 65 };
     const int hd = head[0], nh = head[1], h1 = hd * nh, bytes = nh * (int)quant_bytes(hd);
-    int32_t len[NSEQ], seq[ROWS], pos[ROWS];
-    for (int r = 0; r < NSEQ; r++) len[r] = TOKENS;
+    static const int lengths[NSEQ + 1] = {TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, TOKENS};
+    const Sequences s = sequences_new(lengths, head, 1, 1);
+    int32_t seq[ROWS], pos[ROWS];
     for (int r = 0; r < ROWS; r++) seq[r] = r % 4 * 2 + 1, pos[r] = TOKENS - 1 - r / 4 * 2;
     const Tensor kv = tensor_at(trying_halves(2 * ROWS * 2 * nh, hd).at, F16, ROWS, 2 * h1, 4 * h1),
                  rows = how == PACKED_BEFORE ? blank(U8, ROWS, 2 * bytes) : kv;
-    PageTable t = pages_new(len, NSEQ, page_tokens, 1, hd, nh, how != AS_HALVES), ref = t;
+    const PageTable t = pages_of(&s, page_tokens, how != AS_HALVES, 1);
+    PageTable ref = t;
     ref.k = copy_of(t.k), ref.v = copy_of(t.v);
     for (int r = 0; r < ROWS; r++) {
         const Tensor row = copy_of(tensor_rows(kv, r, 1));
         for (int h = 0; h < 2 * nh && study.bits; h++) quant_round((f16 *)row.at + h * hd, 1, hd, study);
-        write_row(&ref, row_in(&t, seq[r], pos[r]), row);
+        write_row(&ref, row_in(t.pages, page_tokens, seq[r], pos[r]), row);
     }
     if (how == PACKED_BEFORE) carry_out(op_pack(on_lane(PROJECT), rows, kv, nh));
     Op op = op_append(on_lane(FINISH), &t, rows, indices(seq, ROWS), indices(pos, ROWS));
@@ -779,43 +705,28 @@ static Sparse sparse_of(Tensor q, PageTable t, double sparsity) {
                     op_weigh(on_lane(FINISH), blank(ACT, q.rows, q.cols), tokens, probs, &t, sparsity)};
 }
 
-static int select_faults(const Op *op, double slack) {
+/* V of what no head has chosen is NaN before it is weighed. */
+static void expect_sparse(Sparse s, double slack) {
+    const Op *op = &s.select;
     const int h1 = op->nh * op->hd, most = op->attend.tokens.cols / op->nh;
     const double *q = dense(op->attend.q, 0), *k = dense(op->attend.k, op->hd);
-    const Tensor nobodys = blank(I32, 1, most);
+    const Tensor nobodys = blank(I32, 1, most), v = s.weigh.attend.v, kept = copy_of(v);
     int wrong = 0;
-    for (int r = 0, len; r < op->attend.len.cols; r++) {
-        const int *row = page_rows(op, r, &len), chosen = sparse_tokens(op->sparsity, len);
-        for (int h = 0; h < op->nh; h++) {
-            const double *score = plain_scores(q + r * h1 + h * op->hd, k + h * op->hd, h1, op->hd, row, len);
-            const int32_t *token = chosen_at(op, op->attend.tokens, r, h);
-            const float *prob = chosen_at(op, op->attend.probs, r, h);
-            wrong += wrongly_chosen(token, prob, score, len, chosen, slack);
-            wrong += memcmp(token + chosen, nobodys.at, (most - chosen) * sizeof *token) != 0;
-            wrong += memcmp(prob + chosen, nobodys.at, (most - chosen) * sizeof *prob) != 0;
-        }
-    }
-    return wrong;
-}
-
-static void expect_sparse(Sparse s, double slack) {
-    carry_out(s.select);
-    CU_ASSERT_EQUAL(select_faults(&s.select, slack), 0);
-    expect(s.weigh);
-}
-
-/* Makes V of what no head has chosen NaN. */
-static void lose_the_others(const Op *weigh) {
-    const Tensor v = weigh->attend.v, kept = copy_of(v);
+    carry_out(*op);
     memset(v.at, NOBODYS, tensor_bytes(v));
-    for (int r = 0, len; r < weigh->attend.len.cols; r++) {
-        const int *row = page_rows(weigh, r, &len);
-        for (int h = 0; h < weigh->nh; h++)
-            for (int i = 0; i < sparse_tokens(weigh->sparsity, len); i++) {
-                const int at = row[((int32_t *)chosen_at(weigh, weigh->attend.tokens, r, h))[i]];
-                memcpy(element(v, at, 0), element(kept, at, 0), v.cols * type_bytes(v.type));
-            }
+    for (int i = 0, len; i < op->attend.q.rows * op->nh; i++) {
+        const int r = i / op->nh, h = i % op->nh, *row = rows_seen(op, r, &len), chosen = sparse_tokens(op->sparsity, len);
+        const double *score = plain_scores(q + i * op->hd, k + h * op->hd, h1, op->hd, row, len);
+        const int32_t *token = chosen_at(op, op->attend.tokens, r, h);
+        const float *prob = chosen_at(op, op->attend.probs, r, h);
+        wrong += wrongly_chosen(token, prob, score, len, chosen, slack);
+        wrong += memcmp(token + chosen, nobodys.at, (most - chosen) * sizeof *token) != 0;
+        wrong += memcmp(prob + chosen, nobodys.at, (most - chosen) * sizeof *prob) != 0;
+        for (int c = 0; c < chosen && !wrong; c++)
+            memcpy(element(v, row[token[c]], 0), element(kept, row[token[c]], 0), v.cols * type_bytes(v.type));
     }
+    CU_ASSERT_EQUAL(wrong, 0);
+    expect(s.weigh);
 }
 
 /* Small whole numbers, whose products are summed exactly in any order: equal scores are common, and stay equal. */
@@ -837,7 +748,7 @@ TEST(the_largest_scores_are_chosen_and_of_equals_the_earlier) {
         for (int r = 0; r < s.nseq; r++) {
             if (s.nh > 1) memset(element(q, r, s.hd), 0, s.hd * sizeof(f16)); /* all scores of one head are equal */
             for (int p = 5; p < contexts[r] - 1 && sparsity < 1; p += 11)     /* what is no number is chosen last */
-                *(f16 *)element(t.k, row_in(&t, r, p), p % s.h1) = 0x7e00;
+                set_number(t.k, row_in(t.pages, t.page_tokens, r, p), p % s.h1, NAN);
         }
         /* the host scales q first: scores stay equal where the root of a head's size is a power of two */
         expect_sparse(sparse_of(q, t, sparsity), ACT == F16 || s.hd == 16 || s.hd == 64 ? 0 : 1e-5);
@@ -849,13 +760,9 @@ TEST(weighing_takes_the_values_of_the_chosen_tokens_alone) {
     static const int page_sizes[] = {3, 16, 200};
     for (int i = 0; i < COUNT(cache_heads) * COUNT(sparsities); i += every_third()) {
         const int head = i / COUNT(sparsities);
-        const bool packs = head < PACKABLE && (head + i) % 2;
         const Sequences s = sequences_new(contexts, cache_heads[head], 3, 2);
-        const Sparse sparse = sparse_of(last_queries(&s), pages_of(&s, page_sizes[i / COUNT(sparsities) % 3], packs, 1),
-                                        sparsities[i % COUNT(sparsities)]);
-        expect_sparse(sparse, 1e-5); /* scores of up to 30 */
-        lose_the_others(&sparse.weigh);
-        expect(sparse.weigh);
+        const PageTable t = pages_of(&s, page_sizes[head % 3], head < PACKABLE && (head + i) % 2, 1);
+        expect_sparse(sparse_of(last_queries(&s), t, sparsities[i % COUNT(sparsities)]), 1e-5); /* scores of up to 30 */
         forget();
     }
 }
@@ -911,7 +818,7 @@ TEST(signs_zeros_infinities_and_nan_have_their_place_among_the_scores) {
 /* Logits in steps of 1/64, so that equal ones are common and unequal ones have clearly different probabilities. */
 static Tensor stepped_logits(int rows, int vocab, double scale) {
     const Tensor t = blank(F32, rows, vocab);
-    for (int i = 0; i < rows * vocab; i++) ((float *)t.at)[i] = floorf(64 * scale * test_random(&state)) / 64;
+    for (int i = 0; i < rows * vocab; i++) set_number(t, 0, i, floor(64 * scale * test_random(&state)) / 64);
     return t;
 }
 
@@ -935,7 +842,7 @@ static void expect_greedy(Tensor logits) {
     const Op op = pick_of(logits, &greedy);
     carry_out(op);
     int wrong = 0;
-    for (int r = 0; r < logits.rows; r++) wrong += ((int32_t *)op.pick.ids.at)[r] != plain_pick(logits, r);
+    for (int r = 0; r < logits.rows; r++) wrong += *integer(op.pick.ids, 0, r) != plain_pick(logits, r);
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
@@ -962,10 +869,9 @@ static void check_greedy(void) {
     for (int i = 0; i < COUNT(logit_sizes) - (every_eleventh() > 1); i++) {
         const int rows = logit_sizes[i][0], vocab = logit_sizes[i][1];
         const Tensor logits = stepped_logits(rows, vocab, .5); /* many are equally large */
-        for (int tops = 0; tops < 3; tops++) {                 /* then one is, near the end, then another before it */
-            for (int r = 0; r < rows && tops; r++) set_number(logits, r, vocab - 1 - r * 53 % vocab / tops, 9);
-            expect_greedy(logits);
-        }
+        expect_greedy(logits);
+        for (int r = 0; r < rows; r++) set_number(logits, r, vocab - 1 - r * 53 % vocab, 9); /* one is, near the end */
+        expect_greedy(logits);
         forget();
     }
     enum { EVERY = 100 }; /* a row for each place, whose last logit is as large, with NaN in between */
@@ -986,16 +892,16 @@ static void expect_scores(Tensor logits) {
     const Op op = score_of(logits, target);
     int wrong = 0;
     for (int r = 0; r < logits.rows; r++)
-        ((int32_t *)target.at)[r] = r % 2 ? r % logits.cols : logits.cols - 1 - r % logits.cols;
+        *integer(target, 0, r) = r % 2 ? r % logits.cols : logits.cols - 1 - r % logits.cols;
     carry_out(op);
     for (int r = 0; r < logits.rows; r++) {
         const int best = plain_pick(logits, r);
         const double top = number(logits, r, best), is = number(op.score.logp, 0, r);
         double sum = 0;
         for (int c = 0; c < logits.cols; c++) sum += exp(number(logits, r, c) - top);
-        const double want = number(logits, r, ((int32_t *)target.at)[r]) - top - log(sum);
+        const double want = number(logits, r, *integer(target, 0, r)) - top - log(sum);
         wrong += isnan(want) ? !isnan(is) : is != want && !(fabs(is - want) <= EPSILON[OP_SCORE]);
-        wrong += ((int32_t *)op.score.best.at)[r] != best;
+        wrong += *integer(op.score.best, 0, r) != best;
     }
     CU_ASSERT_EQUAL(wrong, 0);
     forget();

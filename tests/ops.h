@@ -79,12 +79,6 @@ static inline Op selection(const int32_t *tokens, const float *weights, int most
     return op_select(on_lane(PROJECT), tensor_at(tokens, I32, nseq, cols, cols), tensor_at(weights, F32, nseq, cols, cols),
                      tensor_at(q, F16, nseq, h1, ld), &table, sparsity);
 }
-static inline Op weighing(const void *o, Type o_type, const int32_t *tokens, const float *weights, int most, int h1,
-                          PageTable table, double sparsity) {
-    const int nseq = table.len.cols, cols = table.nh * most;
-    return op_weigh(on_lane(PROJECT), tensor_at(o, o_type, nseq, h1, h1), tensor_at(tokens, I32, nseq, cols, cols),
-                    tensor_at(weights, F32, nseq, cols, cols), &table, sparsity);
-}
 
 /* kv (rows, cols) F16, or with packed pages of the same type as these if `packed`; its rows are ld elements apart. */
 static inline Op appending(PageTable table, const void *kv, int cols, bool packed, int ld, const int32_t *seq,

@@ -6,69 +6,23 @@ static uint64_t state;
 
 enum { MOST = 160 }; /* numbers of a test's matrix column or head */
 
-static const int groups[] = {1, 2, 16, 32, 48, 64, 100, 128};
-enum { NGROUPS = sizeof groups / sizeof *groups };
+static int below(int n) { return test_below(&state, n); }
 
-static unsigned random_bits(int n) { return (unsigned)test_below(&state, n); }
+static f16 any_finite_half(void) { return (f16)(below(2) << 15 | below(0x7c00)); }
 
-/* Any finite half. */
-static f16 any_half(void) {
-    unsigned h;
-    do h = random_bits(65536);
-    while ((h & 0x7c00) == 0x7c00);
-    return (f16)h;
-}
-
-/* The kinds of numbers that a group is made of. */
-enum {
-    UNIFORM,
-    ANY,
-    EQUAL,
-    TWO,
-    OUTLIER,
-    SUBNORMAL,
-    FEW_SUBNORMAL,
-    EXTREMES,
-    ZEROS,
-    SIGNED_ZEROS,
-    FAR,
-    TOP,
-    NKINDS_OF_DATA
-};
-
-/* Number i of n of that kind; a and b are any halves. */
-static f16 number_of(int kind, size_t i, size_t n, f16 a, f16 b) {
-    switch (kind) {
-        case UNIFORM:
-            return f32_to_f16(test_random(&state));
-        case ANY:
-            return any_half();
-        case EQUAL:
-            return a;
-        case TWO:
-            return random_bits(2) ? a : b;
-        case OUTLIER:
-            return i == n / 2 ? a : f32_to_f16(test_random(&state) / 100);
-        case SUBNORMAL:
-            return (f16)(random_bits(1024) | random_bits(2) << 15);
-        case FEW_SUBNORMAL:
-            return (f16)(1 + random_bits(4));
-        case EXTREMES:
-            return i % 2 ? 0x7bff : 0xfbff;
-        case ZEROS:
-            return i % 3 ? 0x8000 : 0;
-        case SIGNED_ZEROS:
-            return random_bits(3) ? (f16)(random_bits(2) << 15) : a & 0x7fff;
-        case FAR: /* steps of x as large as those of the codes */
-            return f32_to_f16(1000 + test_random(&state));
-        default:
-            return f32_to_f16(65504 - 30000 * (float)random_bits(2) * (test_random(&state) + 1));
+/* Fills x with finite numbers around one, with any ones, with one or two again and again, or with a mixture. Some groups
+ * are of numbers whose steps are as large as those of codes, of both ends of the range, of subnormal numbers, of both
+ * zeros. */
+static void fill(f16 *x, size_t n) {
+    static const float around[][2] = {{0, 1}, {1000, 1}, {5e4f, 5e4f}, {0, 1e6f}, {0, 6e-5f}, {2e-7f, 2e-7f}, {-0.0f, 0}};
+    const float *middle = around[below(7)];
+    const f16 other[] = {any_finite_half(), any_finite_half()};
+    const int others = below(3), share = (int[]){0, 2, 30, 100}[below(4)];
+    for (size_t i = 0; i < n; i++) {
+        const float value = middle[0] + middle[1] * test_random(&state);
+        x[i] = f32_to_f16(fminf(fmaxf(value, -65504), 65504));
+        if (below(100) < share) x[i] = others ? other[below(others)] : any_finite_half();
     }
-}
-
-static void fill(f16 *x, size_t n, int kind) {
-    const f16 a = any_half(), b = any_half();
-    for (size_t i = 0; i < n; i++) x[i] = number_of(kind, i, n, a, b);
 }
 
 /* Half the distance of halves around x: what rounding to F16 may cost. */
@@ -81,12 +35,13 @@ static double half_ulp(double x) {
 /* Of any group: the code is found in float, so that of at most 255 steps it is off by four roundings of 6e-8. A step is the
  * range of the group over the largest code, but for its own rounding: 2^-10 of it, or one subnormal. */
 TEST(every_number_comes_back_within_half_a_step_and_one_rounding_and_in_its_place_in_the_order) {
+    static const int groups[] = {1, 2, 16, 32, 48, 64, 100, 128};
     int far = 0, turned = 0, moved = 0, touched = 0;
-    for (int round = 0; round < 7 * NGROUPS * NKINDS_OF_DATA * 6; round++) {
-        const Quant quant = {(uint16_t)(2 + round % 7), (uint16_t)groups[round / 7 % NGROUPS]};
-        const int stride = 1 + (int)random_bits(2), n = (1 + (int)random_bits(MOST)) / stride;
+    for (int round = 0; round < 4000; round++) {
+        const Quant quant = {(uint16_t)(2 + round % 7), (uint16_t)groups[round / 7 % 8]};
+        const int stride = 1 + below(2), n = (1 + below(MOST)) / stride;
         f16 x[MOST], back[MOST];
-        fill(x, MOST, round / 7 / NGROUPS % NKINDS_OF_DATA);
+        fill(x, MOST);
         memcpy(back, x, sizeof x);
         CU_ASSERT(quant_round(back, stride, n, quant));
         for (int first = 0; first < n; first += quant.group) {
@@ -111,43 +66,6 @@ TEST(every_number_comes_back_within_half_a_step_and_one_rounding_and_in_its_plac
     CU_ASSERT_EQUAL(turned, 0);
     CU_ASSERT_EQUAL(moved, 0);
     CU_ASSERT_EQUAL(touched, 0);
-}
-
-/* Numbers that are a minimum and whole steps of a power of two are what codes can say exactly. */
-TEST(what_lies_on_the_grid_comes_back_exactly) {
-    int wrong = 0;
-    for (int round = 0; round < 7 * 40; round++) {
-        const Quant quant = {(uint16_t)(2 + round % 7), (uint16_t)groups[2 + round % (NGROUPS - 2)]};
-        const int levels = 1 << quant.bits;
-        const float step = ldexpf(1, (int)random_bits(20) - 12);
-        f16 x[MOST], back[MOST];
-        for (int i = 0; i < MOST; i++) /* each group has both ends */
-            x[i] = f32_to_f16(step * (float)(i % quant.group == 1 ? levels - 1
-                                             : i % quant.group    ? (int)random_bits(levels)
-                                                                  : 0) -
-                              3 * step);
-        memcpy(back, x, sizeof x);
-        quant_round(back, 1, quant.group, quant);
-        wrong += memcmp(x, back, sizeof x) != 0;
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
-}
-
-/* What a study of 4 bits in groups of 64 makes of numbers is what packed ones stand for, as halves. */
-TEST(rounding_is_packing_and_unpacking) {
-    int wrong = 0;
-    for (int round = 0; round < 100 * NKINDS_OF_DATA; round++) {
-        const int n = 16 * (1 + (int)random_bits(10));
-        f16 x[160];
-        float numbers[160];
-        uint8_t packed[3 * GROUP_BYTES];
-        fill(x, n, round % NKINDS_OF_DATA);
-        quant_pack_heads(packed, x, 1, n);
-        plain_numbers(numbers, packed, n);
-        quant_round(x, 1, n, (Quant){4, 64});
-        for (int i = 0; i < n; i++) wrong += x[i] != f32_to_f16(numbers[i]);
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
 }
 
 /* 0, 1, ... 15, then 48 more of them downwards: min 0, scale 15 / 15 = 1, so that a code is its number. In F16 0 is 0x0000
@@ -197,7 +115,7 @@ TEST(what_is_not_finite_is_told_and_poisons_its_group_alone) {
         for (int at = 0; at < 144; at += 3) {
             const Quant quant = {(uint16_t)(2 + (at + b) % 7), 50};
             f16 x[144], plain[144];
-            fill(x, 144, UNIFORM);
+            fill(x, 144);
             memcpy(plain, x, sizeof x);
             x[at] = bad[b];
             wrong += quant_round(x, 1, 144, quant) || !quant_round(plain, 1, 144, quant);
@@ -207,17 +125,17 @@ TEST(what_is_not_finite_is_told_and_poisons_its_group_alone) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-/* Packs n groups of `size` numbers, which lie `stride` apart, plainly and with `pack`; now and then one is not finite. The
- * bytes are the same, and nothing behind them is written. Returns the plain ones. */
-static uint8_t *packed_alike(f16 *x, size_t count, int n, int size, size_t stride, int round, bool rows) {
+/* Packs n groups of `size` numbers, which lie `stride` apart, plainly and with the fast function; now and then one is not
+ * finite. The bytes are the same, and nothing behind them is written. Returns them. */
+static uint8_t *packed_alike(f16 *x, int n, int size, int stride) {
     const size_t each = quant_bytes(size), bytes = n * each;
+    const bool rows = stride > 1, spoiled = below(11) == 0;
     uint8_t *fast = memset(xcalloc(bytes + 1, 1), 0xa5, bytes + 1), *slow = xcalloc(bytes, 1);
-    bool finite = true;
-    fill(x, count, round % NKINDS_OF_DATA);
-    if (round % 11 == 0) x[random_bits((int)count)] = round % 2 ? 0x7c00 : 0xfe00;
-    for (int i = 0; i < n; i++) finite = plain_pack(slow + i * each, x + (rows ? i : i * size), stride, size) && finite;
-    CU_ASSERT_EQUAL(rows ? quant_pack_rows(fast, x, n) : quant_pack_heads(fast, x, n, size), finite);
-    CU_ASSERT(finite == (round % 11 != 0) && memcmp(fast, slow, bytes) == 0 && fast[bytes] == 0xa5);
+    fill(x, n * size);
+    if (spoiled) x[below(n * size)] = below(2) ? 0x7c00 : 0xfe00;
+    for (int i = 0; i < n; i++) plain_pack(slow + i * each, x + (rows ? i : i * size), stride, size);
+    CU_ASSERT_EQUAL(rows ? quant_pack_rows(fast, x, n) : quant_pack_heads(fast, x, n, size), !spoiled);
+    CU_ASSERT(memcmp(fast, slow, bytes) == 0 && fast[bytes] == 0xa5);
     free(fast);
     return slow;
 }
@@ -225,19 +143,15 @@ static uint8_t *packed_alike(f16 *x, size_t count, int n, int size, size_t strid
 TEST(rows_have_the_plain_functions_bytes_and_numbers) {
     int wrong = 0;
     for (int round = 0; round < 300; round++) {
-        const int k = 64 * (1 + round % 3);
-        const size_t count = (size_t)GROUP * k;
+        const int k = 64 * (1 + round % 3), count = GROUP * k;
         f16 *w = xcalloc(count, 2), *back = xcalloc(count + 1, 2);
-        uint8_t *packed = packed_alike(w, count, k, GROUP, k, round, true);
+        uint8_t *packed = packed_alike(w, k, GROUP, k);
         back[count] = 0x1234;
         quant_unpack_rows(back, packed, k);
         for (int c = 0; c < k; c++) {
             float column[GROUP];
             plain_numbers(column, packed + c * GROUP_BYTES, GROUP);
-            for (int r = 0; r < GROUP; r++) {
-                const f16 is = back[(size_t)r * k + c];
-                wrong += isnan(column[r]) ? !isnan(f16_to_f32(is)) : is != f32_to_f16(column[r]);
-            }
+            for (int r = 0; r < GROUP; r++) wrong += back[r * k + c] != f32_to_f16(column[r]);
         }
         wrong += back[count] != 0x1234;
         free(w), free(back), free(packed);
@@ -245,11 +159,20 @@ TEST(rows_have_the_plain_functions_bytes_and_numbers) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
+/* And a study of 4 bits in groups of 64 makes of numbers what packed ones stand for, as halves. */
 TEST(heads_have_the_bytes_of_the_plain_function) {
+    int wrong = 0;
     for (int round = 0; round < 2000; round++) {
-        const int hd = 16 * (1 + round % 12), nh = 1 + (int)random_bits(4);
+        const int hd = 16 * (1 + round % 12), nh = 1 + below(4);
         f16 *x = xcalloc((size_t)nh * hd, 2); /* no more than is there, for the sanitizer */
-        free(packed_alike(x, (size_t)nh * hd, nh, hd, 1, round, false));
-        free(x);
+        uint8_t *packed = packed_alike(x, nh, hd, 1);
+        for (int h = 0; h < nh; h++) {
+            float numbers[192];
+            plain_numbers(numbers, packed + h * quant_bytes(hd), hd);
+            quant_round(x + h * hd, 1, hd, (Quant){4, 64});
+            for (int i = 0; i < hd; i++) wrong += x[h * hd + i] != f32_to_f16(numbers[i]);
+        }
+        free(x), free(packed);
     }
+    CU_ASSERT_EQUAL(wrong, 0);
 }

@@ -10,105 +10,105 @@
 #include "base/base.h"
 #include "tests.h"
 
-enum { MOST = 3000 };
+enum { MOST = 3000, BEHIND = 100 };
 
 typedef struct {
-    atomic_int times[MOST]; /* that each number was done */
-    atomic_int outside;     /* numbers that there are not */
-    int count;
-    atomic_int others; /* parts that another thread did than the one that called */
-    pthread_t caller;
+    atomic_int times[MOST + BEHIND]; /* that each number was done, and of some that there are not */
+    atomic_int parts;
 } Numbers;
 
 static void note(const void *what, int first, int n) {
     Numbers *a = *(Numbers *const *)what;
-    a->others += !pthread_equal(a->caller, pthread_self());
-    for (int i = first; i < first + n; i++)
-        if (i < 0 || i >= a->count)
-            a->outside++;
-        else
-            a->times[i]++;
+    a->parts++;
+    for (int i = first; i < first + n; i++) a->times[i]++;
 }
 
-/* Numbers of a loop that were not done once. */
+/* Returns how many numbers of a loop were not done once. */
 static int missed(Numbers *a, double work, int count) {
     int wrong = 0;
     memset(a, 0, sizeof *a);
-    a->count = count, a->caller = pthread_self();
     host_share(work, count, note, &a);
-    for (int i = 0; i < count; i++) wrong += a->times[i] != 1;
-    return wrong + a->outside;
+    for (int i = 0; i < MOST + BEHIND; i++) wrong += a->times[i] != (i < count);
+    return wrong;
 }
 
-TEST(every_number_is_done_once_by_any_team) {
+TEST(every_number_is_done_once_by_any_team_and_little_by_the_caller_alone) {
     static const int counts[] = {0, 1, 2, 3, 31, 32, 33, 100, 1023, MOST};
     Numbers a;
     for (int threads = 1; threads <= 9; threads++) {
         CU_ASSERT_EQUAL(host_set_threads(threads), threads);
         CU_ASSERT_EQUAL(host_threads(), threads);
         CU_ASSERT_EQUAL(host_threads_missing(), 0);
-        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
-            CU_ASSERT_EQUAL(missed(&a, INFINITY, counts[c]), 0);
-            CU_ASSERT(threads > 1 || a.others == 0);
+        for (size_t i = 0; i < 2 * sizeof counts / sizeof *counts; i++) {
+            CU_ASSERT_EQUAL(missed(&a, i % 2 ? INFINITY : 100, counts[i / 2]), 0);
+            CU_ASSERT((threads > 1 && i % 2) || a.parts <= 1);
         }
     }
-    host_set_threads(0);
 }
 
-TEST(little_is_done_by_the_caller_alone) {
-    Numbers a;
-    host_set_threads(4);
-    for (int i = 0; i < 100; i++) {
-        CU_ASSERT_EQUAL(missed(&a, 100, MOST), 0);
-        CU_ASSERT_EQUAL(a.others, 0);
-    }
-    host_set_threads(0);
-}
-
-/* Parts of a loop that end only when so many threads are in it. */
+/* Where as many threads come as there are parts of a loop; none goes on before all have come. */
 typedef struct {
-    atomic_int here;
+    atomic_int here, wrong;
     int all;
 } Meeting;
 
-static void meet(const void *what, int first, int n) {
-    Meeting *meeting = *(Meeting *const *)what;
-    (void)first;
-    meeting->here += n;
-    while (meeting->here < meeting->all) sched_yield();
+static void come(Meeting *meeting, int times) {
+    meeting->here++;
+    while (meeting->here < times * meeting->all) sched_yield();
 }
 
-static void hold_meeting(int all) {
-    Meeting meeting = {0, all}, *what = &meeting;
-    host_share(INFINITY, all, meet, &what);
-    CU_ASSERT_EQUAL(meeting.here, all);
+static void come_once(const void *what, int first, int n) {
+    (void)first, (void)n;
+    come(*(Meeting *const *)what, 1);
+}
+
+static void use_scratch(const void *what, int first, int n) {
+    Meeting *meeting = *(Meeting *const *)what;
+    come(meeting, n); /* so that each thread has one part */
+    for (int turn = 1; turn < 3; turn++) {
+        const int size = turn * turn * 300;
+        float *mine = scratch(size);
+        meeting->wrong += (uintptr_t)mine % 64 != 0;
+        for (int i = 0; i < size; i++) mine[i] = first;
+        come(meeting, n + turn);
+        for (int i = 0; i < size; i++) meeting->wrong += mine[i] != first;
+    }
+}
+
+static void hold_meeting(int all, LoopPart part) {
+    Meeting meeting = {.all = all}, *what = &meeting;
+    host_share(INFINITY, all, part, &what);
+    CU_ASSERT_EQUAL(meeting.wrong, 0);
 }
 
 TEST(all_of_the_team_take_part_asleep_or_not) {
     host_set_threads(4);
     for (int turn = 0; turn < 5; turn++) {
         if (turn % 2) usleep(20000); /* by now they sleep */
-        hold_meeting(4);
+        hold_meeting(4, come_once);
     }
-    host_set_threads(0);
+}
+
+TEST(each_thread_has_working_memory_of_its_own) {
+    host_set_threads(4);
+    scratch(1000)[999] = 0; /* one thread has more than the others ask for */
+    hold_meeting(4, use_scratch);
 }
 
 static void nest(const void *what, int first, int n) {
     atomic_int *wrong = *(atomic_int *const *)what;
-    Numbers *a = xcalloc(1, sizeof *a);
-    for (int i = first; i < first + n; i++) *wrong += missed(a, INFINITY, 1 + i % 50);
-    free(a);
+    Numbers a;
+    for (int i = first; i < first + n; i++) *wrong += missed(&a, INFINITY, 1 + i % 50);
 }
 
 static void *call(void *what) {
     atomic_int *wrong = what;
-    Numbers *a = xcalloc(1, sizeof *a);
+    Numbers a;
     for (int turn = 0; turn < 200; turn++) {
-        *wrong += missed(a, INFINITY, 1 + turn * 7 % MOST);
+        *wrong += missed(&a, INFINITY, 1 + turn * 7 % MOST);
         if (turn % 10 == 0) host_share(INFINITY, 20, nest, &wrong);
         if (turn % 100 == 0) usleep(1000);
     }
-    free(a);
     return NULL;
 }
 
@@ -120,7 +120,6 @@ TEST(several_threads_call_at_once_and_loops_hold_loops) {
     for (int t = 0; t < CALLERS; t++) CHECK(pthread_create(&caller[t], NULL, call, &wrong) == 0);
     for (int t = 0; t < CALLERS; t++) pthread_join(caller[t], NULL);
     CU_ASSERT_EQUAL(wrong, 0);
-    host_set_threads(0);
 }
 
 /* The loop of one caller has a helper that is slow until another caller's loops have come and gone. */
@@ -146,8 +145,8 @@ static void *call_others(void *what) {
     Slow *a = what;
     while (!a->slow) usleep(100);
     for (int turn = 0; turn < 5; turn++) {
-        usleep(2000);    /* by now the caller sleeps */
-        hold_meeting(2); /* with the team's other helper, who then leaves */
+        usleep(2000);               /* by now the caller sleeps */
+        hold_meeting(2, come_once); /* with the team's other helper, who then leaves */
     }
     usleep(2000); /* for one who has gone on too soon to be found out */
     a->others_gone = true;
@@ -162,26 +161,6 @@ TEST(who_leaves_another_loop_ends_no_wait) {
     host_share(INFINITY, 2, be_slow, &what);
     CU_ASSERT(slow.done);
     pthread_join(other, NULL);
-    host_set_threads(0);
-}
-
-static void use_scratch(const void *what, int first, int n) {
-    atomic_int *wrong = *(atomic_int *const *)what;
-    for (int i = first; i < first + n; i++) {
-        float *mine = scratch(100 + i);
-        *wrong += (uintptr_t)mine % 64 != 0;
-        for (int at = 0; at < 100 + i; at++) mine[at] = i;
-        sched_yield();
-        for (int at = 0; at < 100 + i; at++) *wrong += mine[at] != i;
-    }
-}
-
-TEST(each_thread_has_working_memory_of_its_own) {
-    atomic_int wrong = 0, *what = &wrong;
-    host_set_threads(4);
-    host_share(INFINITY, 400, use_scratch, &what);
-    CU_ASSERT_EQUAL(wrong, 0);
-    host_set_threads(0);
 }
 
 const char *test_missing(const char *name) {
@@ -196,13 +175,11 @@ const char *test_missing(const char *name) {
 TEST(a_child_computes_alone_and_can_have_a_team_of_its_own) {
     Numbers a;
     host_set_threads(3);
-    CHECK(missed(&a, INFINITY, MOST) == 0);
     usleep(20000); /* all sleep */
     const pid_t pid = fork();
     if (!pid) {
         alarm(20); /* ends a child that hangs */
-        int wrong = missed(&a, INFINITY, MOST) || a.others;
-        wrong |= host_set_threads(2) != 2;
+        int wrong = host_threads() != 1 || missed(&a, INFINITY, MOST) || a.parts != 1 || host_set_threads(2) != 2;
         for (int turn = 0; turn < 6; turn++, usleep(20000))
             wrong |= missed(&a, INFINITY, MOST); /* its helper awake or asleep */
         _exit(wrong);
@@ -210,5 +187,4 @@ TEST(a_child_computes_alone_and_can_have_a_team_of_its_own) {
     int status;
     CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
     CU_ASSERT_EQUAL(status, 0);
-    host_set_threads(0);
 }
