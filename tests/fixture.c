@@ -54,7 +54,7 @@ char *contents(const char *path, size_t *len) {
     Error err;
     size_t bytes;
     char *text = file_read(path, MOST, &bytes, &err);
-    if (!text) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!text);
     if (len) *len = bytes;
     return text;
 }

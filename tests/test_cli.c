@@ -66,7 +66,7 @@ static int count_lines(const char *text) {
 static cJSON *parsed(const char *text, size_t len) {
     Error err;
     cJSON *json = json_parse(text, len, &err);
-    if (!json) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!json);
     return keep(json);
 }
 

@@ -10,7 +10,7 @@ static Task task;
 /* One block of equal prompts on the paper's machine; everything is open. */
 static Search open_cluster(const char *name, int n) {
     const OptConfig config = opt_named(name);
-    if (hardware_read(&t4, "hardware/t4.json", &err)) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     model = checkpoint_dummy(&config, 0), task = equal_task(2048, 512, n);
     Search s = open_question(&t4, model, &task);
     s.one_block = true;
@@ -28,7 +28,7 @@ static const Cluster four_nodes = {4, 1.25e9, 1e-4};
 static Found ask(Search s, Cluster cluster) {
     Found found;
     s.cluster = cluster;
-    if (cluster_search(&found, &s, true, &err)) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(cluster_search(&found, &s, true, &err));
     return found;
 }
 

@@ -44,7 +44,7 @@ static void read_prompts(Work *w, const char *lines) {
         snprintf(output, sizeof output, "%s/out", dir);
         snprintf(journal, sizeof journal, "%s.journal", output);
         tokenizer = tokenizer_open(PIECES, VOCAB, &err);
-        if (!tokenizer) CU_FAIL_FATAL(err.text);
+        ASSERT_OK(!tokenizer);
     }
     w->job = (Job){.config = &config, .max_tokens = N, .tokenizer = tokenizer};
     write_file(dir, "prompts", lines, strlen(lines));
@@ -164,7 +164,7 @@ static void assert_completion(const char *text, const char *const stops[2], cons
     Text line = written("a prompt", text, &stop);
     CU_ASSERT(line.len && memchr(line.text, '\n', line.len) == line.text + line.len - 1); /* one line */
     cJSON *json = json_parse(line.text, line.len, &err);
-    if (!json) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!json);
     CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(json_get(json, "completion")), expected);
     CU_ASSERT_STRING_EQUAL(cJSON_GetStringValue(json_get(json, "finish_reason")), "stop");
     for (const cJSON *id = json_get(json, "tokens")->child; id; id = id->next) ids[n++] = id->valueint;
@@ -305,7 +305,7 @@ static void assert_goes_on(const char *left, size_t left_len, const char *out, s
     read_four(&w);
     w.o.resume = true;
     leave(out, len, left, left_len);
-    if (!start(&w)) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!start(&w));
     sweep(&w, says, N);
     ASSERT_OK(completions_end(w.c, 0, &err));
     CU_ASSERT_EQUAL(completions_tokens(w.c), whole_tokens); /* of lines that were there, were cut and are new */
@@ -483,7 +483,7 @@ TEST(a_job_goes_on_as_soon_as_the_one_before_has_ended) {
         _exit(0);
     }
     close(fd); /* the lock is the child's now */
-    if (!start(&w)) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!start(&w));
     CU_ASSERT(waitpid(pid, &status, WNOHANG) == pid && status == 0);
     end(&w);
 }

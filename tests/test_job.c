@@ -13,7 +13,7 @@ static Error err;
 
 static Job empty_job(bool strict, const char *format) {
     if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
-    if (!tokenizer) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!tokenizer);
     return (Job){.tokenizer = tokenizer, .config = &config, .max_tokens = N, .strict = strict, .format = format};
 }
 

@@ -232,7 +232,7 @@ static const Answers *engine_answers(int m, Variant v) {
 static Tokenizer *tokenizer_of(Subject *m) {
     Error err;
     Tokenizer *t = tokenizer_open(dir_of(m), m->c.vocab, &err);
-    if (!t) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!t);
     return t;
 }
 
@@ -242,7 +242,7 @@ static Prompt encoded(Subject *m, int prompt) {
     int32_t *bare;
     Tokenizer *t = tokenizer_of(m);
     const int n = tokenizer_encode(t, prompts[prompt], strlen(prompts[prompt]), &bare, &err);
-    if (n < 0) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(n < 0);
     Prompt p = {.s = n + 1, .ids = keep(xcalloc((size_t)n + 1, sizeof *bare))};
     p.ids[0] = 2;
     memcpy(p.ids + 1, bare, (size_t)n * sizeof *bare);

@@ -411,32 +411,6 @@ static void give_a_page_twice(void) {
 /* A sequence that gave its pages back twice would share them with another one, and nothing else would tell. */
 TEST(a_page_that_is_free_is_not_taken_back) { CU_ASSERT(aborts(give_a_page_twice)); }
 
-/* What wide.c, compiled with these flags, prints; "" where that is not possible here. */
-static void wide_totals(char text[400], const char *flags) {
-    char command[1000];
-    const char *program = in_dir(temp_dir(), "wide");
-    snprintf(command, sizeof command,
-             "cc %s -O1 -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -ffunction-sections -fdata-sections tests/wide.c "
-             "plan.c walk.c admission.c quant.c io/checkpoint.c -Wl,--gc-sections "
-             "-Wl,--unresolved-symbols=ignore-all -lm -lpthread -o %s 2>/dev/null && %s",
-             flags, program, program);
-    FILE *out = popen(command, "r");
-    CHECK(out);
-    text[fread(text, 1, 399, out)] = 0;
-    pclose(out);
-}
-
-/* Byte counts have 64 bits: OPT-175B has as many where size_t has 32. */
-TEST(the_plan_of_opt_175b_is_the_same_on_32_bits) {
-    char wide[400], narrow[400];
-    wide_totals(wide, "");
-    wide_totals(narrow, "-m32 -msse2 -mfpmath=sse");
-    CU_ASSERT(strstr(wide, "CPU 181067731968\n") &&
-              strstr(wide, "disk 834312658944\n")); /* half of 324 GiB and more; the rest */
-    if (!*narrow) puts("skipped: no compiler for 32 bits");
-    CU_ASSERT(!*narrow || !strcmp(wide, narrow));
-}
-
 enum { NAME = 34, NUMBER = 13 }; /* columns of a line of a printed plan */
 
 /* The number of a tier in such a line; 0 where there is none. */

@@ -18,7 +18,7 @@ static Search q;
 
 /* Everything is open. */
 static void open_case(OptConfig config, const char *hardware, int count, int s, int n) {
-    if (hardware_read(&machine, hardware, &err)) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(hardware_read(&machine, hardware, &err));
     model = checkpoint_dummy(&config, 0), task = equal_task(count, s, n);
     q = open_question(&machine, model, &task);
 }

@@ -47,7 +47,7 @@ static Gpu *gpu_of(int stage) {
     Error err;
     if (!test_gpu || !stage) return test_gpu;
     if (!gpu[stage]) gpu[stage] = cuda_open_gpu(&err);
-    if (!gpu[stage]) CU_FAIL_FATAL(err.text);
+    ASSERT_OK(!gpu[stage]);
     return gpu[stage];
 }
 
@@ -73,7 +73,7 @@ TEST(stages_give_the_bits_of_one_machine) {
         Machine alone = {.part = *model, .rig = {.policy = test_gpu ? p : all_gpu(PROMPTS, 1)}}, machine[MOST_STAGES] = {0};
         Net *net[MOST_STAGES];
         run_stage(&alone);
-        if (alone.status) CU_FAIL_FATAL(alone.rig.err.text);
+        CU_ASSERT_EQUAL_FATAL(alone.status, 0);
         local_net_open(net, stages, way / 4 % 2, way % 3 == 2 ? 2000 : 0);
         for (int s = 0; s < stages; s++) {
             Machine *m = &machine[s];
