@@ -202,7 +202,8 @@ static const char *judge(const Result *r, Verdict result) {
     if (r->status == 0 && is_there(path_of("result.journal"))) return "leaves a journal of what is done";
     if (r->status == 0) return result == RIGHT && !lines_with(r->err, "flexgen: ") ? NULL : "calls it done";
     if (r->status != EXIT_FAILED && r->status != EXIT_USAGE) return "ends with another status";
-    if (lines_with(r->err, "flexgen: ") != 1 || strstr(r->err, "flexgen: bug")) return "does not say why in one line";
+    if (lines_with(r->err, "flexgen: ") != 1 || strstr(r->err, "flexgen: bug") || lines_with(r->err, "flexgen: \n"))
+        return "does not say why in one line";
     refused++;
     return NULL;
 }

@@ -280,6 +280,10 @@ TEST(files_are_read_whole_or_refused) {
         }
         free(text);
     }
+    const int ten = open(in_dir(dir, "ten"), O_RDONLY);
+    CU_ASSERT_PTR_NULL(file_read_part(ten, "a part", 6, 5, &err));
+    said(&err, EXIT_FAILED, "a part: read error: the file became shorter");
+    close(ten);
 }
 
 /* Written over an older one, and disturbed: 0, not at all; 1, the disk is full when it comes to writing; 2, the new file is
