@@ -1356,8 +1356,6 @@ __device__ void score_fours(float *score, const half *q, const Head &k, const in
             float2 group = group_header(header[i]);
             float dot =
                 group.x * sum + group.y * ((d[2 * i] + d[2 * i + 1] * HIGH_CODE) * LOW_CODE);
-            if (in_quad >= 2)
-                dot = 0;
             if (HALVES > 2)
                 dot += __shfl_xor_sync(0xffffffff, dot, 1);
             int token = t0 + quad + 8 * i;
