@@ -402,7 +402,8 @@ typedef enum { NET_STATES, NET_TOKENS, NET_SETUP, NKINDS_OF_MESSAGES } NetKind;
  * Several threads may call all functions except close at once, but for one pair of stages and one
  * kind only one thread at a time may call. Messages of one kind from one stage to another arrive in
  * the order in which they were sent. When any stage has failed, the functions return -1 and one
- * line that names the stage; over MPI the launcher ends all processes instead. No function touches
+ * line that names the stage; over MPI the launcher ends all processes instead, and the network of
+ * the tests ends the program. No function touches
  * its arguments after it has returned, however it ends. */
 struct Net {
     int stage, stages; /* stages are counted from 0 */

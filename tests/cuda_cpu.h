@@ -954,7 +954,7 @@ inline std::string name_of(const void *kernel) {
     replace("true", "1"), replace("false", "0");
     return name.substr(0, name.find('('));
 }
-/* Returns what is known of a kernel. Launches order nothing, so they may only read. */
+/* Returns what is known of a kernel. Launches order nothing, so they only read, but for the first. */
 inline Kernel &known(const void *kernel, bool launched) {
     {
         std::shared_lock<std::shared_mutex> guard(host);

@@ -21,9 +21,9 @@ static uint64_t state = 1;
 
 /* Where ThreadSanitizer watches, every eleventh of many combinations: 11 is prime to the lengths of their lists. */
 static int every_eleventh(void) { return test_every > 100 ? 11 : 1; }
-/* The same, and every third where another way is in a hurry. */
+/* The same, and every third in the ways that are in a hurry beside it. */
 static int every_third(void) { return test_every > 95 && test_every <= 100 ? 3 : every_eleventh(); }
-/* The same of what is dear, such as products: every fifth in all ways of `make test`. */
+/* The same of what is dear, such as products: every fifth, where ThreadSanitizer does not watch. */
 static int every_fifth(void) { return test_every > 30 && test_every <= 100 ? 5 : every_eleventh(); }
 /* The same of short lists, whose first, fourth, ... cases have each kernel and each kind of size. */
 static int every_few(void) { return imin(every_third(), 3); }
@@ -360,7 +360,7 @@ TEST(layernorm_matches_its_formula_in_place_and_row_by_row) {
     /* of every four rows: where the mean is far from 0, one-pass formulas lose the variance; one that is below what is
      * added to it */
     static const double mean[] = {ON_GPU ? 1000 : 40, 0, 40, 0}, spread[] = {1, 1. / 1024, 1, 1};
-    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_fifth()) {
+    for (int i = test_every % every_fifth(); i < COUNT(all_cols) * COUNT(some_rows); i += every_fifth()) {
         const int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
         const Tensor x = numbers(ACT, rows, cols, 3), w = numbers(F16, 1, cols, 2), b = numbers(F16, 1, cols, 1);
         for (int r = 0; r < rows; r++)
@@ -428,7 +428,8 @@ static const int packed_shapes[][2] = {{64, 64}, {128, 192}, {192, 128}, {320, 6
 
 TEST(a_few_rows_times_packed_weights_match_their_formula) {
     static const int rows[] = {1, 8, 9, 16, 17, 33, 64};
-    for (int i = 0; i < COUNT(packed_shapes) * COUNT(epilogues) * COUNT(rows); i += every_fifth()) {
+    for (int i = test_every % every_fifth(); i < COUNT(packed_shapes) * COUNT(epilogues) * COUNT(rows);
+         i += every_fifth()) {
         const Epilogue *e = &epilogues[i / COUNT(rows) % COUNT(epilogues)];
         const int *shape = packed_shapes[i / COUNT(rows) / COUNT(epilogues)];
         if (!e->floats) expect_linear(e, true, rows[i % COUNT(rows)], shape[0], shape[1], lanes[i % 2]);
@@ -660,9 +661,9 @@ static void expect_append(const int head[2], int page_tokens, How how, Quant stu
 TEST(append_fills_its_slots_with_the_plain_bytes_and_nothing_else) {
     static const int page_sizes[] = {1, 3, 16};
     for (int i = 0; i < COUNT(heads) * 3; i += every_third())
-        expect_append(heads[i / 3], page_sizes[i % 3], AS_HALVES, (Quant){0, 0});
+        expect_append(heads[i / 3], page_sizes[(i + i / 3) % 3], AS_HALVES, (Quant){0, 0});
     for (int i = 0; i < PACKABLE * 2; i += every_few())
-        expect_append(cache_heads[i / 2], page_sizes[i % 3], i % 2 ? PACKED_ON_THE_WAY : PACKED_BEFORE, (Quant){0, 0});
+        expect_append(cache_heads[i / 2], page_sizes[i / 2 % 3], i % 2 ? PACKED_ON_THE_WAY : PACKED_BEFORE, (Quant){0, 0});
 }
 
 // ---- sparse attention ------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%
 $(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
-# which is an odd number, or the lists' inner loops would never turn.
+# which is prime to the lengths of the lists' inner loops, or these would never turn.
 # What is about numbers or queues, not about threads, runs whole in one or two of the ways, and in all of them in `make sanitize`:
 # see hurried and a model deeper than the queues in test_schedule.c, every_third in op_cases.h.
 #   reverse  blocks and threads that rely on running before others; calls that CUDA refuses, leaks

@@ -108,7 +108,8 @@ TEST(linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes) {
         expect(op);
         forget();
     }
-    expect(linear_new(&ends[1], true, 2, 64, 49152, PROJECT)); /* the longest sum there is: OPT-175B's second FFN matrix */
+    expect(linear_new(&ends[3], false, 49, 33, 2049, PROJECT)); /* in place, and more than one block of columns */
+    expect(linear_new(&ends[1], true, 2, 64, 49152, PROJECT));  /* the longest sum there is: OPT-175B's second FFN matrix */
     forget();
 }
 

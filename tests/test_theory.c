@@ -53,6 +53,7 @@ TEST(a_zigzag_block_moves_what_a21_says) {
         const Rig found = counted(row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, disk ? TIER_DISK : TIER_CPU, b, PLAIN);
         const Bytes(*moved)[NKINDS] = found.moved;
         CU_ASSERT_EQUAL(moved[CTOG][WEIGHT], (row ? b->K : 1) * b->n * streamed_bytes(&c, 64));
+        CU_ASSERT_EQUAL(moved[DTOC][WEIGHT], disk ? moved[CTOG][WEIGHT] : 0);
         CU_ASSERT_EQUAL(moved[CTOG][CACHE] + moved[GTOC][CACHE], cache);
         CU_ASSERT_EQUAL(moved[CTOG][ACTIVATION] + moved[GTOC][ACTIVATION], activations);
         CU_ASSERT_EQUAL(moved[DTOC][CACHE] + moved[CTOD][CACHE], disk ? cache : 0);
