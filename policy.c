@@ -224,7 +224,7 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
     lp_solve(&answer, &lp);
     if (answer.verdict == LP_INFEASIBLE)
         return does_not_fit(&lp, config, block, err);
-    if (answer.verdict != LP_OPTIMAL)
+    if (answer.verdict != LP_OPTIMAL || answer.x[T_PRE] <= 0) /* nothing is prefilled in no time */
         return fail(
             err, EXIT_FAILED,
             "%s: its numbers and those of %s are too far apart to be solved in doubles; check them",

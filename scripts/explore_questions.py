@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask docs/explore.html's program and this one the same questions, and compare what they answer, to the last digit.
 
-    python3 scripts/explore_questions.py [NUMBER]    50 random questions, and some that must be refused; FLEXGEN names the program
+    python3 scripts/explore_questions.py [NUMBER]    50 random questions, a large one, and some that must be refused; FLEXGEN names the program
 
 Exit status 0: all answers are equal, or there is no node (a line says so). Needs Python's standard library and node.
 """
@@ -53,6 +53,9 @@ def random_question(r, machines):
     return args + r.choice([["--explain"], ["--explain"], ["--frontier"]])
 
 
+# More bytes on each tier than 32 bits can count, which is what a page's size_t has.
+LARGE = ["--model", "opt-175b", "--prompt-len", "512", "--gen-len", "32", "--hardware", "t4.json", "--percent", "0", "50", "0", "0", "0", "0",
+         "--gpu-batch-size", "32", "--num-gpu-batches", "8", "--cpu-cache-compute", "--explain"]
 REFUSED = [["--with", "ctog_bdw=0"], ["--prompt-len", "3000"], ["--with", "gmem=1"], ["--model", "opt-900b"], ["--percent", "90", "20", "0", "100", "0", "100"],
            ["--with", "speed=3"], ["--gpu-batch-size", "0"], ["--percent", "100", "0", "100", "0", "100", "0", "--gpu-batch-size", "64", "--num-gpu-batches", "9"]]
 
@@ -78,6 +81,7 @@ def main():
     seed = int(os.environ.get("SEED", random.randrange(10 ** 6)))
     r, machines = random.Random(seed), [f"{name}.json" for name in data["machines"]]
     asked = [random_question(r, machines) for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 50)]
+    asked.append(LARGE)
     asked += [["--model", "opt-30b", "--hardware", "t4.json", *bad] for bad in REFUSED]
     asked = [["policy", *args, "--json", "answer.json"] for args in asked]
     with tempfile.TemporaryDirectory() as directory:

@@ -1,6 +1,6 @@
 /* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words;
  * changes of a file that is open; digests; dummies. Packed checkpoints are test_quantize.c's; what is no JSON is
- * test_json.c's; how a dummy's weights are spread is test_opt_model.c's; random damage is fuzz.c's. */
+ * test_json.c's. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -519,6 +519,17 @@ TEST(a_dummy_depends_on_seed_tensor_and_element_only) {
     for (int i = 0; i < 2; i++) {
         ASSERT_OK(checkpoint_fill(i ? c : other, piece, i ? &c->layer[1][FC1_W] : &w, 0, COLS, &err));
         CU_ASSERT_NOT_EQUAL(memcmp(whole, piece, COLS), 0);
+    }
+    for (int r = 0; r < NROLES; r++) { /* around 1 where they are factors, and else around 0 */
+        const Tensor *t = &c->layer[1][r];
+        const int n = t->rows * t->cols;
+        double sum = 0, squares = 0;
+        float *x = checkpoint_floats(c, t, &err);
+        for (int e = 0; e < n; e++) sum += x[e], squares += x[e] * x[e];
+        const double mean = sum / n, deviation = sqrt(squares / n - mean * mean);
+        CU_ASSERT(fabs(mean - (r == LN1_W || r == LN2_W)) < 4 * deviation / sqrt(n));
+        CU_ASSERT(.01 < deviation && deviation < .5);
+        free(x);
     }
     checkpoint_close(c), checkpoint_close(other);
 }

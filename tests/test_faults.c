@@ -125,6 +125,7 @@ static Verdict judge_lines(void) {
     for (char *line = text; found && line && (end = strchr(line, '\n')); line = end + 1) {
         const size_t len = (size_t)(end + 1 - line);
         found = memmem(known, strlen(known), line, len);
+        if (found && found > known && found[-1] != '\n') found = NULL; /* the end of a line only */
         if (found) *found = ' ';
         missing -= len;
     }

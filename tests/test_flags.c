@@ -37,6 +37,7 @@ static bool right(char **args) {
 
 static void refused(const char *line, const char *says) {
     CU_ASSERT_FALSE(right(words(line)));
+    CU_ASSERT(!strncmp(err.text, says, strlen(says)));
     said(&err, EXIT_USAGE, says);
 }
 

@@ -85,7 +85,9 @@ static const Fault bad[] = {
     {"\"gtoc_bdw_p\": 5", "\"gtoc_bdw\": 5", "has both gtoc_bdw and gtoc_bdw_g"},
     /* unknown */
     {"{", "{\"gmen\": 1,", "unknown key \"gmen\""},
+    {"{", "{\"GMEM\": 1,", "unknown key \"GMEM\""},
     {"{", "{\"gmem_p\": 1,", "unknown key \"gmem_p\""},
+    {"{", "{\"gpu_bdw_p\": 1,", "unknown key \"gpu_bdw_p\""},
     {"{", "{\"ctog_bdw_x\": 1,", "unknown key \"ctog_bdw_x\""},
     {"{", "{\"\": 1,", "unknown key \"\""},
     {"{", "{\"a\\nb\": 1,", "unknown key \"a?b\""},

@@ -21,7 +21,7 @@ enum { LINKS = 4, PROMPTS = 12, FEW_PROMPTS = 5, MOST_TOKENS = 12, POSITIONS = 3
 /* With MINI_ALL every case is taken, else every so many-th, and texts are shorter. */
 static bool all(void) { return getenv("MINI_ALL"); }
 static int step(int stride) { return all() ? 1 : stride * test_every; }
-static int tokens(void) { return all() ? MOST_TOKENS : 4; }
+static int tokens(void) { return all() ? MOST_TOKENS : 6; }
 
 static int between(uint64_t *state, int low, int high) { return low + test_below(state, high - low + 1); }
 

@@ -104,7 +104,7 @@ static void open_random(uint64_t *seed) {
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
-/* Whether the policy's plan fits, asked of the plan alone. */
+/* Whether the policy's plan fits, asked of its plan. */
 static bool plan_of_policy_fits(const Policy *p) {
     Error why;
     Plan *plan = plan_for(&q, p, &why);
@@ -308,7 +308,7 @@ TEST(more_memory_is_at_most_a_little_worse) {
 // Latency against throughput
 // ---------------------------------------------------------------------------------------------------------------
 
-/* With the latency of any of its points as the limit the search finds that point, or one that is nearly as good: it comes
+/* With the latency of one of its points as the limit the search finds that point, or one that is nearly as good: it comes
  * to the limit by steps. Somebody who waits gets a shorter block where that costs little, not much longer than the
  * frontier's shortest one with enough throughput. */
 TEST(the_frontier_rises_and_a_limit_on_latency_finds_its_points) {
@@ -363,6 +363,17 @@ TEST(a_latency_that_cannot_be_is_refused_with_the_least) {
 // ---------------------------------------------------------------------------------------------------------------
 // By hand
 // ---------------------------------------------------------------------------------------------------------------
+
+/* Which is zig-zag with one batch, and is considered only where it is given. */
+TEST(the_row_schedule_is_no_better_than_the_best) {
+    open_squeeze("opt-1.3b", 96, 128, 16);
+    const Found any = best();
+    q.fixed_schedule = q.fixed_batches = true, q.given.schedule = SCHEDULE_ROW, q.given.num_gpu_batches = 4;
+    const Found row = best();
+    CU_ASSERT(any.policy.schedule != SCHEDULE_ROW && row.policy.schedule == SCHEDULE_ROW);
+    CU_ASSERT(worth(&any) >= worth(&row) * (1 - 1e-12));
+    close_case();
+}
 
 /* Where the GPU has room for everything, nothing is gained elsewhere; but for a CPU that is fast enough to attend too. */
 TEST(a_gpu_with_room_for_all_gets_all) {

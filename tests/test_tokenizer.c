@@ -224,6 +224,8 @@ TEST(special_pieces_are_neither_read_nor_written_as_text) {
     for (int i = 0; i < n; i++) CU_ASSERT(ids[i] > 3);
     decodes(tokenizer, ids, n, text);
     decodes(tokenizer, nothing, (int)COUNT(nothing), "");
+    const int32_t among[] = {-1, GAP, VOCAB, ids[0], INT32_MAX};
+    decodes(tokenizer, among, (int)COUNT(among), "a");
     free(ids);
     tokenizer_close(tokenizer);
 }

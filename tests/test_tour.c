@@ -430,7 +430,7 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
     succeeds("python3 -B scripts/experiments.py --check overlap block pages prediction stages 2>&1");
     if (!writes()) succeeds("python3 -B scripts/make_page.py --check"); /* what is written now makes the page old */
     succeeds("python3 -B scripts/make_explore.py --check");
-    succeeds("python3 -B scripts/explore_questions.py 2");
+    succeeds("python3 -B scripts/explore_questions.py 8");
 }
 
 /* Every figure may differ by the tolerance of what is kept, and no word may. */
