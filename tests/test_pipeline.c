@@ -223,10 +223,32 @@ static int local(StagePart *part, int stages, bool rendezvous, int delay_us) {
     return end_threads(stage, stages);
 }
 
+/* A prompt that an earlier run has begun: the last three of its tokens are what it had generated. */
+static int begun(Net *net) {
+    int32_t ids[] = {2, 11, 12, 13, 14};
+    Request request = {.known = 3};
+    Prompt prompt = {.ids = ids, .s = 5, .n = 4};
+    Job job = {.request = &request, .count = 1};
+    Task task = {.prompts = &prompt, .count = 1};
+    Error err;
+    if (net->stage) job = (Job){0}, task = (Task){0};
+    int wrong = stage_share_task(net, &task, &job, &err);
+    if (wrong || !net->stage) return wrong;
+    const Request *r = job.request;
+    wrong += task.count != 1 || memcmp(task.prompts->ids, ids, sizeof ids) != 0;
+    wrong += r->n != 7 || r->known != 3 || memcmp(r->tokens, ids + 2, 3 * sizeof *ids) != 0;
+    prompts_free(&task);
+    free(r->tokens), free(job.request);
+    return wrong;
+}
+
 /* Messages copied and not, at once and later. */
 TEST(between_threads_stages_share_and_agree) {
     for (int stages = 2; stages <= MAX_STAGES; stages++)
-        for (int w = 0; w < 4; w++) CU_ASSERT_EQUAL(local(agreement, stages, w / 2, w % 2 * 1000), 0);
+        for (int w = 0; w < 4; w++) {
+            CU_ASSERT_EQUAL(local(agreement, stages, w / 2, w % 2 * 1000), 0);
+            CU_ASSERT_EQUAL(local(begun, stages, w / 2, w % 2 * 1000), 0);
+        }
 }
 
 static int left_over(Net *net) {
