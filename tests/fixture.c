@@ -54,7 +54,10 @@ char *contents(const char *path, size_t *len) {
     Error err;
     size_t bytes;
     char *text = file_read(path, MOST, &bytes, &err);
-    ASSERT_OK(!text);
+    if (!text) {
+        fprintf(stderr, "\n    %s\n", err.text);
+        CU_FAIL_FATAL("a file cannot be read");
+    }
     if (len) *len = bytes;
     return text;
 }
