@@ -29,43 +29,38 @@ TEST(a_program_that_does_not_say_the_secret_has_no_points) {
 }
 
 /* The points of exercise 1 are 3, 3 and 4. Scripts are in place of the suite `grade`: one reads the secret of a step first,
- * and is called with "--only" and a name. */
+ * and is called with "--only" and a name. The first gets all points, which is success. */
 TEST(the_points_are_those_of_the_steps_that_passed) {
-    static const struct {
-        const char *script, *line;
-        bool good;
-    } cases[] = {
-        {"#!/bin/sh\nread secret\necho $secret passed\n", "10 of 10 points\n", true},
+    static const char *const cases[][2] = {
+        {"#!/bin/sh\nread secret\necho $secret passed\n", "10 of 10 points\n"},
         {"#!/bin/sh\nread secret\ncase $2 in no*) ;; *) echo $secret passed ;; esac\n",
-         "7 of 10 points; next: step 2, no token sees the ones behind it\n", false},
+         "7 of 10 points; next: step 2, no token sees the ones behind it\n"},
         {"#!/bin/sh\nread secret\necho $secret passed\nexit 1\n",
-         "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
-        {"#!/bin/sh\nread secret\necho passed\n", "0 of 10 points; next: step 1, a token alone attends to itself\n", false},
+         "0 of 10 points; next: step 1, a token alone attends to itself\n"},
+        {"#!/bin/sh\nread secret\necho passed\n", "0 of 10 points; next: step 1, a token alone attends to itself\n"},
     };
     const char *dir = temp_dir();
+    setenv("DIR", dir, 1);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        char line[200] = "", command[800];
-        write_file(dir, "grader.sh", cases[c].script, strlen(cases[c].script));
+        char line[200] = "";
+        write_file(dir, "grader.sh", cases[c][0], strlen(cases[c][0]));
         CHECK(!chmod(in_dir(dir, "grader.sh"), 0755));
-        snprintf(command, sizeof command, "python3 -B scripts/exercise.py grade 1 %s/grader.sh", dir);
-        FILE *out = popen(command, "r");
+        FILE *out = popen("python3 -B scripts/exercise.py grade 1 $DIR/grader.sh", "r");
         CHECK(out);
         while (fgets(line, sizeof line, out)) continue;
-        CU_ASSERT_EQUAL(!pclose(out), cases[c].good);
-        CU_ASSERT_STRING_EQUAL(line, cases[c].line);
+        CU_ASSERT_EQUAL(pclose(out) == 0, c == 0);
+        CU_ASSERT_STRING_EQUAL(line, cases[c][1]);
     }
 }
 
 /* Of two trees one is worked in, and the other has links to its files. */
 TEST(what_a_student_hands_in_does_not_come_from_elsewhere) {
-    char command[800];
-    const char *dir = temp_dir();
-    snprintf(command, sizeof command,
-             "mkdir %s/own %s/links && cp opt_model.c %s/own && ln -s ../own/opt_model.c %s/links && "
-             "python3 -B -c 'import sys; sys.path.insert(0, \"scripts\"); import grade_all, exercise\n"
-             "task = exercise.read_table(exercise.TABLE)[1], exercise.tracked()\n"
-             "own, links = (grade_all.submitted(\"%s/\" + of, task[1], task[0]) for of in (\"own\", \"links\"))\n"
-             "sys.exit(list(own[0]) != [\"plain_attention\"] or own[1] is not None or links != ({}, None))'",
-             dir, dir, dir, dir, dir);
-    CU_ASSERT_EQUAL(system(command), 0);
+    setenv("DIR", temp_dir(), 1);
+    CU_ASSERT_EQUAL(system("mkdir $DIR/own $DIR/links && cp opt_model.c $DIR/own && ln -s ../own/opt_model.c $DIR/links && "
+                           "python3 -B -c 'import os, sys; sys.path.insert(0, \"scripts\"); import grade_all, exercise\n"
+                           "table, files = exercise.read_table(exercise.TABLE), exercise.tracked()\n"
+                           "trees = [os.environ[\"DIR\"] + name for name in (\"/own\", \"/links\")]\n"
+                           "own, links = (grade_all.submitted(tree, files, table[1]) for tree in trees)\n"
+                           "sys.exit(list(own[0]) != [\"plain_attention\"] or own[1] is not None or links != ({}, None))'"),
+                    0);
 }

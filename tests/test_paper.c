@@ -7,6 +7,13 @@
 
 enum { FEWEST = 40 /* runs; fewer means that the choice below no longer finds them */ };
 
+static const cJSON *runs(void) {
+    static cJSON *all;
+    if (!all) all = keep(cJSON_Parse(keep(contents("results/paper/runs.json", NULL))));
+    CU_ASSERT_FATAL(cJSON_IsArray(all));
+    return all;
+}
+
 static const char *text_of(const cJSON *object, const char *name) {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
     CU_ASSERT_PTR_NOT_NULL_FATAL(text);
@@ -20,16 +27,6 @@ static double figure(const cJSON *run, const char *name) {
 /* One of those that Table 4 shows. */
 static bool is_broken_down(const cJSON *run) { return !isnan(figure(run, "breakdown.decode.total_s")); }
 
-/* On a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to search for;
- * or in Table 4. */
-static bool is_quick(const cJSON *run) {
-    const char *flags = text_of(run, "flags");
-    bool small = strstr(flags, "opt-6.7b") ||
-                 (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") && !strstr(flags, "--compress-cache"));
-    return is_broken_down(run) || (!strcmp(text_of(run, "command"), "bench") && strstr(flags, "--device sim") && small &&
-                                   !strstr(flags, "--nodes") && !cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed")));
-}
-
 /* Numbers as paper.py writes them: %.6g in runs.json, %.3g in README.md. */
 static bool same(const cJSON *stated, const cJSON *found) {
     char a[32], b[32];
@@ -38,98 +35,94 @@ static bool same(const cJSON *stated, const cJSON *found) {
     return !strcmp(a, b);
 }
 
-/* "planned_GPU" is in `tiers`; "breakdown.decode.total_s" in objects inside each other. */
-static const cJSON *figure_of(const cJSON *found, const char *name) {
-    const char *dot = strchr(name, '.');
-    char outer[40];
-    if (dot) {
-        snprintf(outer, sizeof outer, "%.*s", (int)(dot - name), name);
-        return figure_of(cJSON_GetObjectItem(found, outer), dot + 1);
+/* Those on a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to search
+ * for; and those in Table 4. "breakdown.decode.total_s" is in objects inside each other, and "planned_GPU" in `tiers`. A
+ * run that is refused is so for the size of a tier. */
+TEST(what_results_paper_says_is_what_the_program_does) {
+    const cJSON *run, *stated;
+    int quick = 0;
+    cJSON_ArrayForEach(run, runs()) {
+        const char *flags = text_of(run, "flags"), *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
+        const bool small = strstr(flags, "opt-6.7b") || (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") &&
+                                                         !strstr(flags, "--compress-cache"));
+        if (!is_broken_down(run) && (strcmp(text_of(run, "command"), "bench") || !strstr(flags, "--device sim") || !small ||
+                                     strstr(flags, "--nodes") || cJSON_GetArraySize(cJSON_GetObjectItem(run, "changed"))))
+            continue;
+        quick++;
+        const Result r = flexgen("bench %s --json @json", flags);
+        if (r.status && !refused) fprintf(stderr, "\n    %s: %s\n", flags, r.err);
+        CU_ASSERT_EQUAL_FATAL(r.status != 0, refused != NULL);
+        if (refused) {
+            const char *needs = strstr(r.err, "needs ");
+            char text[64];
+            double mib = 0;
+            CU_ASSERT(needs && sscanf(needs, "needs %lf MiB", &mib) == 1);
+            snprintf(text, sizeof text, "needs %.3g GiB", mib / 1024);
+            CU_ASSERT(!strncmp(refused, text, strlen(text)));
+            continue;
+        }
+        cJSON *object = cJSON_Parse(keep(contents(in_dir(capture, "json"), NULL)));
+        cJSON_ArrayForEach(stated, cJSON_GetObjectItem(run, "figures")) {
+            const cJSON *found = object;
+            const char *tier = strstr(stated->string, "planned_") ? stated->string + strlen("planned_") : NULL;
+            char path[80], *at = path;
+            snprintf(path, sizeof path, tier ? "tiers.%s.planned_bytes" : "%s", tier ? tier : stated->string);
+            for (char *name; (name = strsep(&at, "."));) found = cJSON_GetObjectItem(found, name);
+            if (!same(stated, found)) fprintf(stderr, "\n    %s of: bench %s\n", stated->string, flags);
+            CU_ASSERT(same(stated, found));
+        }
+        cJSON_Delete(object);
     }
-    if (strncmp(name, "planned_", 8)) return cJSON_GetObjectItem(found, name);
-    const cJSON *tier = cJSON_GetObjectItem(cJSON_GetObjectItem(found, "tiers"), name + 8);
-    return cJSON_GetObjectItem(tier, "planned_bytes");
+    CU_ASSERT(quick >= FEWEST);
 }
 
-static void compare(const cJSON *run, const cJSON *found) {
-    const cJSON *stated;
-    cJSON_ArrayForEach(stated, cJSON_GetObjectItem(run, "figures")) {
-        bool equal = same(stated, figure_of(found, stated->string));
-        if (!equal) fprintf(stderr, "\n    %s of: bench %s\n", stated->string, text_of(run, "flags"));
-        CU_ASSERT(equal);
-    }
-}
-
-/* README.md has the lines, and they have the text as a cell or, for a policy that needs a larger GPU, behind it. */
-static void compare_lines(const cJSON *run, const char *readme, const char *text) {
-    char cell[100], behind[100];
-    const cJSON *line;
-    snprintf(cell, sizeof cell, "| %s ", text), snprintf(behind, sizeof behind, "(with them %s)", text);
-    cJSON_ArrayForEach(line, cJSON_GetObjectItem(run, "shown")) {
-        const char *shown = line->valuestring;
+/* README.md has the lines, and they have the throughput, or what a run needs, as a cell or, for a policy that needs a
+ * larger GPU, behind it. */
+TEST(what_results_paper_shows_is_what_it_says) {
+    const char *readme = keep(contents("results/paper/README.md", NULL));
+    const cJSON *run, *line;
+    cJSON_ArrayForEach(run, runs()) cJSON_ArrayForEach(line, cJSON_GetObjectItem(run, "shown")) {
+        const char *shown = line->valuestring, *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
+        const char *end = refused ? strstr(refused, " GiB") : NULL;
+        char text[64], cell[100], behind[100];
+        snprintf(text, sizeof text, "%.3g", figure(run, "throughput"));
+        if (end) snprintf(text, sizeof text, "%.*s GiB", (int)(end - refused), refused);
+        snprintf(cell, sizeof cell, "| %s ", text);
+        snprintf(behind, sizeof behind, "(with them %s)", text);
         const bool right = strstr(readme, shown) && (strstr(shown, cell) || strstr(shown, behind));
         if (!right) fprintf(stderr, "\n    README.md, %s: %s\n", text, shown);
         CU_ASSERT(right);
     }
 }
 
-/* A run that is refused is so for the size of a tier, which must be what the program says. */
-static void check_run(const cJSON *run, const char *readme) {
-    char text[64];
-    double mib = 0;
-    const char *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
-    const Result r = flexgen("bench %s --json @json", text_of(run, "flags"));
-    if (r.status && !refused) fprintf(stderr, "\n    %s: %s\n", text_of(run, "flags"), r.err);
-    CU_ASSERT_EQUAL_FATAL(r.status != 0, refused != NULL);
-    if (refused) {
-        const char *needs = strstr(r.err, "needs ");
-        CU_ASSERT(needs && sscanf(needs, "needs %lf MiB", &mib) == 1);
-        snprintf(text, sizeof text, "needs %.3g GiB", mib / 1024);
-        CU_ASSERT(!strncmp(refused, text, strlen(text)));
-    } else {
-        cJSON *found = cJSON_Parse(keep(contents(in_dir(capture, "json"), NULL)));
-        compare(run, found);
-        cJSON_Delete(found);
-        snprintf(text, sizeof text, "%.3g", figure(run, "throughput"));
-    }
-    compare_lines(run, readme, text);
-}
-
 /* With overlap off one part follows the other, so that they add up to the stage; both stages are the whole run, whose
  * seconds are known by themselves. Sweeps end a little before the last stores of prefill, which belong to it. */
-static void check_sums(const cJSON *run) {
+TEST(without_overlap_the_parts_of_a_run_add_up) {
     static const char *const parts[] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"},
                              *const stages[] = {"prefill", "decode"};
-    double all = 0;
-    for (int s = 0; s < 2; s++) {
-        char name[60];
-        double sum = 0;
-        snprintf(name, sizeof name, "breakdown.%s.total_s", stages[s]);
-        const double total = figure(run, name);
-        for (int p = 0; p < 5; p++) {
-            snprintf(name, sizeof name, "breakdown.%s.%s.busy_s", stages[s], parts[p]);
-            sum += figure(run, name);
+    const cJSON *run;
+    int broken_down = 0;
+    cJSON_ArrayForEach(run, runs()) {
+        double all = 0;
+        if (!is_broken_down(run)) continue;
+        broken_down++;
+        for (int s = 0; s < 2; s++) {
+            char name[60];
+            double sum = 0;
+            snprintf(name, sizeof name, "breakdown.%s.total_s", stages[s]);
+            const double total = figure(run, name);
+            for (int p = 0; p < 5; p++) {
+                snprintf(name, sizeof name, "breakdown.%s.%s.busy_s", stages[s], parts[p]);
+                sum += figure(run, name);
+            }
+            snprintf(name, sizeof name, "%s_s", stages[s]);
+            CU_ASSERT_DOUBLE_EQUAL(sum, total, 1e-3 * total);
+            CU_ASSERT_DOUBLE_EQUAL(total, figure(run, name), .01 * total);
+            all += total;
         }
-        snprintf(name, sizeof name, "%s_s", stages[s]);
-        CU_ASSERT_DOUBLE_EQUAL(sum, total, 1e-3 * total);
-        CU_ASSERT_DOUBLE_EQUAL(total, figure(run, name), .01 * total);
-        all += total;
+        CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-3 * all);
     }
-    CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-3 * all);
-}
-
-TEST(what_results_paper_says_is_what_the_program_does) {
-    const char *readme = keep(contents("results/paper/README.md", NULL));
-    cJSON *runs = cJSON_Parse(keep(contents("results/paper/runs.json", NULL))), *run;
-    int quick = 0, broken_down = 0;
-    CU_ASSERT_FATAL(cJSON_IsArray(runs));
-    cJSON_ArrayForEach(run, runs) {
-        if (is_quick(run)) quick++, check_run(run, readme);
-        if (is_broken_down(run)) broken_down++, check_sums(run);
-    }
-    CU_ASSERT(quick >= FEWEST);
     CU_ASSERT_EQUAL(broken_down, 2);
-    cJSON_Delete(runs);
 }
 
 /* The scripts make these sections anew, from the figures of runs.json, and README.md has each line. The other sections need

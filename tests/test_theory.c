@@ -10,17 +10,12 @@ typedef struct {
 /* As they are; weights and cache packed; with attention on the CPU, to all of the past and to a tenth of it. */
 typedef enum { PLAIN, PACKED, DENSE, SPARSE } How;
 
-static OptConfig config_of(const Load *load) {
-    OptConfig config = opt_named(load->model);
-    config.l = load->l, config.eos = -1;
-    return config;
-}
-
 /* Weights, cache and activations all stream from the CPU or from the disk. */
 static Rig counted(Schedule schedule, Tier from, const Load *load, How how) {
     const double cpu = from == TIER_CPU;
-    const OptConfig config = config_of(load);
     const Hardware machine = test_fast_machine();
+    OptConfig config = opt_named(load->model);
+    config.l = load->l, config.eos = -1;
     Checkpoint *model = checkpoint_dummy(&config, 1);
     Task task = equal_task(load->count, load->s, load->n);
     Rig c = {
@@ -46,7 +41,8 @@ TEST(a_zigzag_block_moves_what_a21_says) {
     for (int i = 0; i < 16; i++) {
         const bool disk = i / 4 % 2, row = i / 8; /* row: the weights once for every GPU batch */
         const Load *b = &cases[i % 4];
-        const OptConfig c = config_of(b);
+        OptConfig c = opt_named(b->model);
+        c.l = b->l;
         const double h1 = c.h1, l = c.l, s = b->s, n = b->n, bls = b->count,
                      cache = 4 * h1 * bls * l * (s * n + n * (n - 1) / 2),
                      activations = 2 * (2 * h1 * s * bls * l + 2 * h1 * bls * l * (n - 1)) - 2 * 2 * h1 * bls * (s - 1);
