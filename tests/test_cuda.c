@@ -144,8 +144,8 @@ TEST(each_packed_number_is_multiplied_as_what_it_unpacks_to) {
     int others = 0, all = 0, wrong = 0;
     for (int i = 0; i < COUNT(packed_shapes); i++) {
         const int n = packed_shapes[i][0], k = packed_shapes[i][1];
-        const Tensor packed = random_groups(n, k, false);
-        const double *w = dense_weights(packed, n, k);
+        const Tensor packed = random_groups(n, k);
+        const Tensor w = unpacked_weights(packed);
         for (int first = 0; first < k; first += PACKED_ROWS * every_eleventh()) {
             const int m = imin(k - first, PACKED_ROWS);
             const Tensor x = numbers(F16, m, k, 0), y = blank(F16, m, n);
@@ -154,8 +154,7 @@ TEST(each_packed_number_is_multiplied_as_what_it_unpacks_to) {
             for (int e = 0; e < m * n; e++) {
                 const int o = e % n, c = first + e / n;
                 const f16 *header = element(packed, o / GROUP, c * GROUP_BYTES);
-                const double is = w[(size_t)o * k + c], min = fabsf(f16_to_f32(header[0])),
-                             scale = fabsf(f16_to_f32(header[1]));
+                const double is = number(w, o, c), min = fabsf(f16_to_f32(header[0])), scale = fabsf(f16_to_f32(header[1]));
                 if (number(y, e / n, o) == is) continue; /* 0 may be -0 */
                 others++;
                 wrong += abs(((f16 *)y.at)[e] - f32_to_f16((float)is)) != 1 || !(min >= 4096 * scale || scale >= 512 * min);
@@ -187,17 +186,16 @@ TEST(a_bias_and_relu_keep_what_is_not_a_number) {
     if (!&cuda_cpu_hold) return;
     const Op op = linear_new(&epilogues[3], false, 3, 70, 64, PROJECT);
     set_number(op.linear.x, 1, 0, NAN);
-    expect(op);
+    expect_linear(op);
     forget();
 }
 
 // ---- batches in pieces -----------------------------------------------------------------------------------------------
 
 /* Partial results have a place of fixed size. Where sequences may become so long that all of them together have none there,
- * the batch is done in pieces: here of eight and of one, whose results would lie across the end of the place. Scores have
- * that place too: those of the last sequence's fourth head would lie across the end of it. */
+ * the batch is done in pieces: here of eight and of one, whose results would lie across the end of the place. */
 TEST(a_batch_in_pieces_gives_the_same_bits) {
-    static const int head[] = {128, 4}, more[] = {128, 5};
+    static const int head[] = {128, 4};
     if (every_eleventh() > 1) return; /* its thousands of blocks share nothing, but take ThreadSanitizer a minute */
     const Sequences s = sequences_new(contexts, head, 3, 2);
     const Tensor q = last_queries(&s);
@@ -205,14 +203,9 @@ TEST(a_batch_in_pieces_gives_the_same_bits) {
     carry_out(op);
     expect_same(attend_of(q, pages_of(&s, 64, false, 4032)), op.attend.o);
     forget();
-    expect_choice_stays(more, false, 64, 3048);
 }
 
 // ---- what is reported ------------------------------------------------------------------------------------------------
-
-TEST(greedy_takes_the_largest_and_the_lowest_id_among_equals_and_never_nan) { check_greedy(); }
-
-TEST(scores_are_log_probabilities_of_the_targets) { check_scores(); }
 
 /* Whether it is chosen or not. */
 TEST(a_logit_that_is_no_number_is_reported) {
