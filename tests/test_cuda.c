@@ -226,39 +226,41 @@ TEST(a_logit_that_is_no_number_is_reported) {
 
 // ---- copies, marks, memory -------------------------------------------------------------------------------------------
 
-enum { IMAGE = 65536 };
-
 /* Copies from the first half of the host's or the GPU's image to the second half of one: up (way 0), within the GPU, down.
- * size: pitches of both, and bytes of a row; rows. */
-static void copy_case(int way, uint8_t *host, const int size[4]) {
-    static const Lane lane[] = {W_LOAD, FINISH, STORE};
-    uint8_t *on_gpu = device_memory(IMAGE), *image = temp(IMAGE), *want[2]; /* of the host, of the GPU */
-    for (int i = 0; i < IMAGE; i++) host[i] = (uint8_t)test_below(&state, 256), image[i] = (uint8_t)~host[i];
-    for (int i = 0; i < 2; i++) want[i] = memcpy(temp(IMAGE), i ? image : host, IMAGE);
-    for (int r = 0; r < size[3]; r++) memcpy(want[way < 2] + IMAGE / 2 + r * size[0], want[way > 0] + r * size[1], size[2]);
-    transfer(on_gpu, image, IMAGE);
-    copy_on(lane[way], (way < 2 ? on_gpu : host) + IMAGE / 2, size[0], way ? on_gpu : host, size[1], size[2], size[3]);
-    transfer(image, on_gpu, IMAGE);
-    CU_ASSERT(memcmp(host, want[0], IMAGE) == 0 && memcmp(image, want[1], IMAGE) == 0);
-    forget();
-}
-
+ */
 TEST(copies_go_up_down_and_across_whole_and_by_rows) {
-    static const int copies[][4] = {{30000, 30000, 30000, 1},
-                                    {100, 100, 100, 65} /* dense */,
-                                    {128, 90, 62, 33},
-                                    {62, 256, 62, 33},
-                                    {2, 14, 2, 31},
-                                    {62, 127, 62, 33},
-                                    {127, 62, 62, 33} /* a border within the last row alone, of one side, of the other */,
-                                    {64, 64, 32, 0}};
+    enum { IMAGE = 65536 };
+    static const Lane lane[] = {W_LOAD, FINISH, STORE};
+    static const struct {
+        int to_pitch, from_pitch, bytes, rows;
+    } copies[] = {{30000, 30000, 30000, 1},
+                  {100, 100, 100, 65} /* dense */,
+                  {128, 90, 62, 33},
+                  {62, 256, 62, 33},
+                  {2, 14, 2, 31},
+                  {62, 127, 62, 33},
+                  {127, 62, 62, 33} /* a border within the last row alone, of one side, of the other */,
+                  {64, 64, 32, 0}};
     gpu_open();
     const size_t usual = gpu->pin_part;
     uint8_t *host = aligned_alloc(4096, IMAGE);
     for (int pinned = getenv("CUDA_CPU_STRICT") != NULL; pinned < 3; pinned++) { /* strict: no others */
         if (pinned == 2) gpu->pin_part = 4096; /* borders within copies, and within their rows */
         if (pinned) ASSERT_OK(gpu->call->pin(gpu, host, IMAGE, &err));
-        for (int i = 0; i < 3 * COUNT(copies); i++) copy_case(i / COUNT(copies), host, copies[i % COUNT(copies)]);
+        for (int n = 0; n < 3 * COUNT(copies); n++) {
+            const int way = n / COUNT(copies), c = n % COUNT(copies), to = copies[c].to_pitch, from = copies[c].from_pitch;
+            uint8_t *on_gpu = device_memory(IMAGE), *image = temp(IMAGE), *want[2]; /* of the host, of the GPU */
+            for (int i = 0; i < IMAGE; i++) host[i] = (uint8_t)test_below(&state, 256), image[i] = (uint8_t)~host[i];
+            for (int i = 0; i < 2; i++) want[i] = memcpy(temp(IMAGE), i ? image : host, IMAGE);
+            for (int r = 0; r < copies[c].rows; r++)
+                memcpy(want[way < 2] + IMAGE / 2 + r * to, want[way > 0] + r * from, copies[c].bytes);
+            transfer(on_gpu, image, IMAGE);
+            copy_on(lane[way], (way < 2 ? on_gpu : host) + IMAGE / 2, to, way ? on_gpu : host, from, copies[c].bytes,
+                    copies[c].rows);
+            transfer(image, on_gpu, IMAGE);
+            CU_ASSERT(memcmp(host, want[0], IMAGE) == 0 && memcmp(image, want[1], IMAGE) == 0);
+            forget();
+        }
         if (pinned) gpu->call->unpin(gpu, host);
     }
     gpu->pin_part = usual;

@@ -35,26 +35,11 @@ static void *run_stage(void *arg) {
     return NULL;
 }
 
-/* The first layer of a stage: of as many stages, evenly or as late as can be. */
-static int first_layer(int l, int stage, int stages, bool uneven) {
-    if (stage == stages) return l;
-    return uneven ? stage : l * stage / stages;
-}
-
-/* A GPU for each stage, where there are GPUs (the emulation has as many as are opened). */
-static Gpu *gpu[MOST_STAGES];
-static Gpu *gpu_of(int stage) {
-    Error err;
-    if (!test_gpu || !stage) return test_gpu;
-    if (!gpu[stage]) gpu[stage] = cuda_open_gpu(&err);
-    ASSERT_OK(!gpu[stage]);
-    return gpu[stage];
-}
-
 TEST(stages_give_the_bits_of_one_machine) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
     OptConfig config = TEST_CONFIG(5, 60, 100, 3, 131, 7);
     int length[PROMPTS], n[PROMPTS];
+    Gpu *gpu[MOST_STAGES] = {test_gpu}; /* of each stage; the emulation has as many as are opened */
     for (int i = 0; i < PROMPTS; i++) length[i] = 1 + i * 5 % 17, n[i] = 1 + i * 7 % 12;
     task = random_task(PROMPTS, length, n, 131, 3);
     task.sampling = (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9};
@@ -77,11 +62,14 @@ TEST(stages_give_the_bits_of_one_machine) {
         run_stage(&alone);
         CU_ASSERT_EQUAL_FATAL(alone.status, 0);
         local_net_open(net, stages, way / 4 % 2, way % 3 == 2 ? 2000 : 0);
-        for (int s = 0; s < stages; s++) {
+        for (int s = 0, first = 0, end; s < stages; s++, first = end) { /* layers evenly, or as late as can be */
             Machine *m = &machine[s];
-            const int first = first_layer(config.l, s, stages, way / 8 % 2);
-            m->part = checkpoint_stage(model, s, stages, first, first_layer(config.l, s + 1, stages, way / 8 % 2) - first);
-            m->rig = (Rig){.policy = p, .net = net[s], .gpu = gpu_of(s)};
+            Error err;
+            if (test_gpu && !gpu[s]) gpu[s] = cuda_open_gpu(&err);
+            ASSERT_OK(test_gpu && !gpu[s]);
+            end = way / 8 % 2 && s < stages - 1 ? s + 1 : config.l * (s + 1) / stages;
+            m->part = checkpoint_stage(model, s, stages, first, end - first);
+            m->rig = (Rig){.policy = p, .net = net[s], .gpu = gpu[s]};
             CHECK(!pthread_create(&m->thread, NULL, run_stage, m));
         }
         for (int s = 0; s < stages; s++) { /* each hears what one machine heard */
@@ -97,5 +85,5 @@ TEST(stages_give_the_bits_of_one_machine) {
     }
     free_task(&task);
     for (int g = 1; g < MOST_STAGES; g++)
-        if (gpu[g]) gpu[g]->close(gpu[g]), gpu[g] = NULL;
+        if (gpu[g]) gpu[g]->close(gpu[g]);
 }

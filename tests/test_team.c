@@ -46,53 +46,39 @@ TEST(every_number_is_done_once_by_any_team_and_little_by_the_caller_alone) {
     }
 }
 
-/* Where as many threads come as there are parts of a loop; none goes on before all have come. */
+/* Where as many threads come as a loop has parts, and each uses its working memory; none goes on before all have come, or,
+ * a turn later, have written. */
 typedef struct {
     atomic_int here, wrong;
     int all;
 } Meeting;
 
-static void come(Meeting *meeting, int times) {
-    meeting->here++;
-    while (meeting->here < times * meeting->all) sched_yield();
-}
-
-static void come_once(const void *what, int first, int n) {
-    (void)first, (void)n;
-    come(*(Meeting *const *)what, 1);
-}
-
-static void use_scratch(const void *what, int first, int n) {
+static void meet(const void *what, int first, int n) {
     Meeting *meeting = *(Meeting *const *)what;
-    come(meeting, n); /* so that each thread has one part */
-    for (int turn = 1; turn < 3; turn++) {
+    for (int turn = 0; turn < 3; turn++) {
         const int size = turn * turn * 300;
         float *mine = scratch(size);
         meeting->wrong += (uintptr_t)mine % 64 != 0;
         for (int i = 0; i < size; i++) mine[i] = first;
-        come(meeting, n + turn);
+        meeting->here++;
+        while (meeting->here < (n + turn) * meeting->all) sched_yield(); /* n is 1 where each thread has a part */
         for (int i = 0; i < size; i++) meeting->wrong += mine[i] != first;
     }
 }
 
-static void hold_meeting(int all, LoopPart part) {
+static void hold_meeting(int all) {
     Meeting meeting = {.all = all}, *what = &meeting;
-    host_share(INFINITY, all, part, &what);
+    host_share(INFINITY, all, meet, &what);
     CU_ASSERT_EQUAL(meeting.wrong, 0);
 }
 
-TEST(all_of_the_team_take_part_asleep_or_not) {
-    host_set_threads(4);
-    for (int turn = 0; turn < 5; turn++) {
-        if (turn % 2) usleep(20000); /* by now they sleep */
-        hold_meeting(4, come_once);
-    }
-}
-
-TEST(each_thread_has_working_memory_of_its_own) {
+TEST(all_of_the_team_take_part_asleep_or_not_each_with_working_memory_of_its_own) {
     host_set_threads(4);
     scratch(1000)[999] = 0; /* one thread has more than the others ask for */
-    hold_meeting(4, use_scratch);
+    for (int turn = 0; turn < 5; turn++) {
+        if (turn % 2) usleep(20000); /* by now they sleep */
+        hold_meeting(4);
+    }
 }
 
 static void nest(const void *what, int first, int n) {
@@ -145,8 +131,8 @@ static void *call_others(void *what) {
     Slow *a = what;
     while (!a->slow) usleep(100);
     for (int turn = 0; turn < 5; turn++) {
-        usleep(2000);               /* by now the caller sleeps */
-        hold_meeting(2, come_once); /* with the team's other helper, who then leaves */
+        usleep(2000);    /* by now the caller sleeps */
+        hold_meeting(2); /* with the team's other helper, who then leaves */
     }
     usleep(2000); /* for one who has gone on too soon to be found out */
     a->others_gone = true;
