@@ -1,8 +1,6 @@
 /* test_cuda.c: the GPU, or its emulation on the CPU (tests/cuda_cpu.h). The cases of op_cases.h, as kernels; and what is
  * about kernels and streams alone: sums that several blocks share, batches that are done in pieces, shared memory, both
  * lanes at once, copies, marks, times, and memory. test_lanes.c and test_schedule.c have the device that is made of it. */
-#include <time.h>
-
 #include "device/parts.h"
 
 #define ACT F16
@@ -323,19 +321,13 @@ TEST(a_copy_is_only_posted) {
     forget();
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 TEST(a_lane_waits_for_the_mark_of_another_and_times_are_taken) {
     enum { N = 64, ROW = N * sizeof(f16), TIMES = 16 };
     const size_t BULK = (size_t)(20 / every_eleventh()) * MIB;
     const Tensor row = numbers(F16, 1, N, 1), back = blank(F16, 1, N);
     uint8_t *there = device_memory(BULK * 2 + MIB), *bulk = there + MIB; /* row number 0, the row, two copies of it */
     transfer(there, temp(ROW), ROW), transfer(there + ROW, row.at, ROW);
-    const double from = seconds();
+    const double from = seconds_now();
     POST(PROJECT, begin, 7);
     for (int i = 0; i < TIMES; i++) POST(PROJECT, copy, (StridedCopy){bulk + BULK, BULK, bulk, BULK, BULK, 1});
     POST(PROJECT, end, 7, true);
@@ -354,7 +346,7 @@ TEST(a_lane_waits_for_the_mark_of_another_and_times_are_taken) {
     ASSERT_OK(gpu->call->run(gpu, &op, &err));
     POST(FINISH, end, 8, true);
     POST(FINISH, sync, 8);
-    const double all = seconds() - from + 1e-4; /* two clocks */
+    const double all = seconds_now() - from + 1e-4; /* two clocks */
     transfer(back.at, there + 3 * ROW, ROW);
     CU_ASSERT(same(back, row));
     double one = gpu->call->took(gpu, PROJECT, 7, 7), both = gpu->call->took(gpu, PROJECT, 7, 8),
