@@ -248,7 +248,10 @@ TEST(copies_go_up_down_and_across_whole_and_by_rows) {
         for (int n = 0; n < 3 * COUNT(copies); n++) {
             const int way = n / COUNT(copies), c = n % COUNT(copies), to = copies[c].to_pitch, from = copies[c].from_pitch;
             uint8_t *on_gpu = device_memory(IMAGE), *image = temp(IMAGE), *want[2]; /* of the host, of the GPU */
-            for (int i = 0; i < IMAGE; i++) host[i] = (uint8_t)test_below(&state, 256), image[i] = (uint8_t)~host[i];
+            for (int i = 0; i < IMAGE; i++) {
+                host[i] = (uint8_t)test_below(&state, 256);
+                image[i] = (uint8_t)~host[i];
+            }
             for (int i = 0; i < 2; i++) want[i] = memcpy(temp(IMAGE), i ? image : host, IMAGE);
             for (int r = 0; r < copies[c].rows; r++)
                 memcpy(want[way < 2] + IMAGE / 2 + r * to, want[way > 0] + r * from, copies[c].bytes);

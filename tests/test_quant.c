@@ -146,7 +146,10 @@ TEST(rows_and_heads_have_the_plain_functions_bytes_and_numbers) {
             for (int i = 0; i < size; i++) wrong += group[i * stride] != f32_to_f16(numbers[i]);
         }
         wrong += back[count] != 0x1234;
-        free(x), free(back), free(fast), free(slow);
+        free(x);
+        free(back);
+        free(fast);
+        free(slow);
     }
     CU_ASSERT_EQUAL(wrong, 0);
 }

@@ -62,13 +62,15 @@ TEST(stages_give_the_bits_of_one_machine) {
         run_stage(&alone);
         CU_ASSERT_EQUAL_FATAL(alone.status, 0);
         local_net_open(net, stages, way / 4 % 2, way % 3 == 2 ? 2000 : 0);
-        for (int s = 0, first = 0, end; s < stages; s++, first = end) { /* layers evenly, or as late as can be */
+        int first = 0;
+        for (int s = 0; s < stages; s++) { /* layers evenly, or as late as can be */
             Machine *m = &machine[s];
             Error err;
             if (test_gpu && !gpu[s]) gpu[s] = cuda_open_gpu(&err);
             ASSERT_OK(test_gpu && !gpu[s]);
-            end = way / 8 % 2 && s < stages - 1 ? s + 1 : config.l * (s + 1) / stages;
+            const int end = way / 8 % 2 && s < stages - 1 ? s + 1 : config.l * (s + 1) / stages;
             m->part = checkpoint_stage(model, s, stages, first, end - first);
+            first = end;
             m->rig = (Rig){.policy = p, .net = net[s], .gpu = gpu[s]};
             CHECK(!pthread_create(&m->thread, NULL, run_stage, m));
         }
