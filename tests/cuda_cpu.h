@@ -154,21 +154,22 @@ CUDA_CPU_UNSEEN void switch_context(Context *from, Context *to) {
 // ---------------------------------------------------------------------------------------------------------------
 
 enum State { READY, AT_BARRIER, AT_WARP_OP, DONE };
-enum WarpOp { SHUFFLE, BALLOT, SYNC, LOAD, MULTIPLY };
 enum { MOST_COPIES = 32 };
+struct Thread;
+typedef void WarpOp(Thread *warp); /* computes the results of all of its threads */
 
 struct Thread { /* a CUDA thread */
     Context context;
     int in_warp;
     State state;
     int line; /* of the barrier or warp operation where it waits */
-    WarpOp op;
+    WarpOp *op;
     int src; /* the operands and the result of a warp operation */
     uint64_t in, out;
-    const uint16_t *row; /* of matrices in shared memory: the one that this thread has read */
-    unsigned *m;         /* and its part of them */
-    unsigned a[4], b[2]; /* its parts of d += a b */
-    float d[4];
+    const uint16_t *row;   /* of matrices in shared memory: the one that this thread has read */
+    unsigned *m;           /* and its part of them */
+    const uint16_t *a, *b; /* its parts of d += a b */
+    float *d;
     struct {
         void *to;
         const void *from; /* null: zeros */
@@ -294,50 +295,6 @@ CUDA_CPU_UNSEEN void run_block() {
 /* Fills memory as the device hands it out: NaN in all float types. TSan, for which a memset is slow, need not see it. */
 inline void poison(void *p, size_t n) { asm volatile("rep stosb" : "+D"(p), "+c"(n) : "a"(0xff) : "memory"); }
 
-/* Makes this OS thread run blocks with these threads. */
-inline void open_block(Thread *threads) {
-    blk.threads = threads;
-    CUDA_CPU_TSAN(blk.scheduler.tsan = __tsan_get_current_fiber());
-    CUDA_CPU_ASAN(pthread_attr_t a; pthread_getattr_np(pthread_self(), &a);
-                  pthread_attr_getstack(&a, (void **)&blk.scheduler.stack, &blk.scheduler.size); pthread_attr_destroy(&a));
-}
-
-struct Grid {
-    const char *name;
-    dim3 grid, block;
-    size_t shared_bytes;
-    const std::function<void()> &kernel;
-    int blocks, first, stride; /* the order of the blocks */
-};
-
-/* Runs every `step`-th block of a grid, from number `from` on. */
-inline void run_blocks(const Grid &g, int from, int step) {
-    gridDim = g.grid, blockDim = g.block;
-    blk.n = g.block.x;
-    blk.kernel = &g.kernel, blk.name = g.name, blk.shared = malloc(g.shared_bytes + 1);
-    for (int i = 0; i < blk.n; i++)
-        if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
-    for (int64_t i = from; i < g.blocks; i += step) {
-        unsigned b = (i * g.stride + g.first) % g.blocks;
-        const dim3 &grid = g.grid;
-        blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
-        poison(blk.shared, g.shared_bytes);
-        run_block();
-    }
-    free(blk.shared);
-}
-
-/* Runs f on a second OS thread, which belongs to this one; then `then` here, and waits. */
-inline void run_beside(std::function<void()> f, std::function<void()> then);
-
-inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel) {
-    CUDA_CPU_ASAN(static std::mutex one_at_a_time; std::lock_guard<std::mutex> lock(one_at_a_time));
-    Grid g{name, grid, block, shared_bytes, kernel, int(grid.x * grid.y * grid.z), 0, 1};
-    choose_order(g.blocks, &g.first, &g.stride);
-    CUDA_CPU_TSAN(if (g.blocks > 1) return run_beside([&g] { run_blocks(g, 1, 2); }, [&g] { run_blocks(g, 0, 2); }));
-    run_blocks(g, 0, 1);
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // What kernels call
 // ---------------------------------------------------------------------------------------------------------------
@@ -351,7 +308,6 @@ CUDA_CPU_UNSEEN void fresh(void *p, size_t n) {
     blk.seen[blk.nseen++] = p;
     poison(p, n);
 }
-inline int in_warp() { return blk.cur->in_warp; }
 
 CUDA_CPU_UNSEEN void sync_threads(int line) {
     CUDA_CPU_TSAN(char *edge = &blk.barrier[blk.phase & 1]; __tsan_release(edge));
@@ -360,68 +316,58 @@ CUDA_CPU_UNSEEN void sync_threads(int line) {
     CUDA_CPU_TSAN(__tsan_acquire(edge));
 }
 
-/* All threads of the warp must come here. Returns true in the last of them, which does what there is to do for all, and
- * lets them go. This orders nothing: where TSan shall see an order, it must be told. */
-CUDA_CPU_UNCHECKED bool last_of_warp(WarpOp op, int line) {
+/* All threads of the warp must come here. The last of them runs op for all, and lets them go. This orders nothing: where
+ * TSan shall see an order, it must be told. */
+CUDA_CPU_UNCHECKED void join_warp(WarpOp *op, int line) {
     Thread *me = blk.cur, *warp = me - me->in_warp;
     me->op = op, me->line = line;
-    if (++warp->arrived < 32) {
-        suspend(AT_WARP_OP);
-        return false;
-    }
+    if (++warp->arrived < 32) return suspend(AT_WARP_OP);
     for (int l = 0; l < 32; l++)
         if (warp[l].line != line || warp[l].op != op)
             complain(true, "%s: thread %d of a warp, at line %d, cannot join thread %d, at line %d", blk.name, l,
                      warp[l].line, me->in_warp, line);
-    return true;
-}
-CUDA_CPU_UNCHECKED void let_go() {
-    Thread *warp = blk.cur - blk.cur->in_warp;
+    op(warp);
     for (int l = 0; l < 32; l++) warp[l].state = READY;
     warp->arrived = 0;
 }
-inline void check_mask(unsigned mask) {
-    if (~mask) complain(true, "%s: a warp operation of some threads is not emulated", blk.name);
-}
 
-CUDA_CPU_UNCHECKED uint64_t exchange(uint64_t in, int src, int line) {
-    Thread *me = blk.cur, *warp = me - me->in_warp;
+/* Gives `in` to the warp. Returns what op makes of it for this thread. */
+CUDA_CPU_UNCHECKED uint64_t exchange(WarpOp *op, int line, unsigned mask, uint64_t in, int src) {
+    Thread *me = blk.cur;
+    if (~mask) complain(true, "%s: a warp operation of some threads is not emulated", blk.name);
     me->in = in, me->src = src;
-    if (last_of_warp(SHUFFLE, line)) {
-        for (int l = 0; l < 32; l++) warp[l].out = warp[warp[l].src].in;
-        let_go();
-    }
+    join_warp(op, line);
     return me->out;
 }
-/* Returns a mask whose bit l is set where thread l of the warp says yes. */
-CUDA_CPU_UNCHECKED unsigned ballot(int line, unsigned mask, bool yes) {
-    Thread *me = blk.cur, *warp = me - me->in_warp;
-    check_mask(mask);
-    me->in = yes;
-    if (last_of_warp(BALLOT, line)) {
-        uint64_t all = 0;
-        for (int l = 0; l < 32; l++) all |= warp[l].in << l;
-        for (int l = 0; l < 32; l++) warp[l].out = all;
-        let_go();
-    }
-    return unsigned(me->out);
+CUDA_CPU_UNCHECKED void shuffle(Thread *warp) {
+    for (int l = 0; l < 32; l++) warp[l].out = warp[warp[l].src].in;
 }
+/* Gives all a mask whose bit l is set where thread l of the warp says yes. */
+CUDA_CPU_UNCHECKED void vote(Thread *warp) {
+    uint64_t all = 0;
+    for (int l = 0; l < 32; l++) all |= warp[l].in << l;
+    for (int l = 0; l < 32; l++) warp[l].out = all;
+}
+inline unsigned ballot(int line, unsigned mask, bool yes) { return unsigned(exchange(vote, line, mask, yes, 0)); }
 template <class T>
 T shfl_xor(int line, unsigned mask, T v, int x) {
     uint64_t bits = 0;
     static_assert(sizeof v <= sizeof bits);
-    check_mask(mask);
     memcpy(&bits, &v, sizeof v);
-    bits = exchange(bits, in_warp() ^ x, line);
+    bits = exchange(shuffle, line, mask, bits, blk.cur->in_warp ^ x);
     memcpy(&v, &bits, sizeof v);
     return v;
 }
 
 CUDA_CPU_UNSEEN void sync_warp(int line) {
-    CUDA_CPU_TSAN(Thread *first = blk.cur - in_warp(); char *edge = &first->sync[first->phase++ / 32 & 1];
+    CUDA_CPU_TSAN(Thread *first = blk.cur - blk.cur->in_warp; char *edge = &first->sync[first->phase++ / 32 & 1];
                   __tsan_release(edge));
-    if (last_of_warp(SYNC, line)) let_go();
+    join_warp([](Thread *) {}, line);
     CUDA_CPU_TSAN(__tsan_acquire(edge));
+}
+/* A block's fence before it counts itself is for what it has written; one behind that, for what others have. */
+CUDA_CPU_UNSEEN void fence() {
+    CUDA_CPU_TSAN(static char edge; blk.counted ? __tsan_acquire(&edge) : __tsan_release(&edge));
 }
 
 /* The toolkit's own conversions are right, but slow on a host. */
@@ -429,18 +375,14 @@ CUDA_CPU_UNSEEN float bits_to_float(uint16_t h) {
 #ifdef __F16C__
     return _cvtsh_ss(h);
 #else
-    __half_raw bits;
-    bits.x = h;
-    return __half2float(bits);
+    return __half2float(__half_raw{h});
 #endif
 }
 inline float to_float(half h) { return bits_to_float(__half_raw(h).x); }
 CUDA_CPU_UNSEEN half to_half(float f) {
     if (blk.cur) blk.cur->roundings++;
 #ifdef __F16C__
-    __half_raw bits;
-    bits.x = _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
-    return bits;
+    return __half_raw{_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT)};
 #else
     return ::__float2half(f);
 #endif
@@ -483,12 +425,6 @@ inline half2 multiply_add2(half2 a, half2 b, half2 c) {
 #define __hsub2(a, b) cuda_cpu::multiply_add2(b, cuda_cpu::to_halfs(-1, -1), a)
 #define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
 #define __threadfence() cuda_cpu::fence()
-namespace cuda_cpu {
-/* A block's fence before it counts itself is for what it has written; one behind that, for what others have. */
-CUDA_CPU_UNSEEN void fence() {
-    CUDA_CPU_TSAN(static char edge; blk.counted ? __tsan_acquire(&edge) : __tsan_release(&edge));
-}
-}  // namespace cuda_cpu
 using std::max;
 using std::min;
 template <class T>
@@ -520,83 +456,66 @@ inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); 
 // ---------------------------------------------------------------------------------------------------------------
 
 namespace cuda_cpu {
-/* Row and column of element i of a thread's fragment, "Matrix Fragments for mma.m16n8k16 with floating point type". */
-struct Place {
-    int row, col;
-};
-CUDA_CPU_UNCHECKED Place place_a(int in_warp, int i) {
-    return {in_warp / 4 + (i < 2 || (4 <= i && i < 6) ? 0 : 8), in_warp % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
-}
-CUDA_CPU_UNCHECKED Place place_b(int in_warp, int i) { return {in_warp % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), in_warp / 4}; }
-CUDA_CPU_UNCHECKED Place place_d(int in_warp, int i) { return {in_warp / 4 + (i < 2 ? 0 : 8), in_warp % 4 * 2 + (i & 1)}; }
-
-/* Returns element i of words that have two halfs each. */
-CUDA_CPU_UNCHECKED float element(const unsigned *words, int i) {
-    return bits_to_float(words[i / 2] >> i % 2 * 16 & 0xffff);
-}
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* Computes d += a b for a warp; every sum is in the order of k. */
+/* Computes d += a b for a warp; every sum is in the order of k. A thread's elements lie as in "Matrix Fragments for
+ * mma.m16n8k16 with floating point type"; those of d as the first four of a. */
 CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
     float a[16][16];
     union {
         float at[16][8];
         Floats row[16];
     } b, d;
-    for (int l = 0; l < 32; l++) {
-        for (int i = 0; i < 8; i++) a[place_a(l, i).row][place_a(l, i).col] = element(warp[l].a, i);
-        for (int i = 0; i < 4; i++) b.at[place_b(l, i).row][place_b(l, i).col] = element(warp[l].b, i);
-        for (int i = 0; i < 4; i++) d.at[place_d(l, i).row][place_d(l, i).col] = warp[l].d[i];
-    }
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < 8; i++) {
+            const int pair = l % 4 * 2 + i % 2, low = l / 4 + i / 2 % 2 * 8;
+            a[low][pair + i / 4 * 8] = bits_to_float(warp[l].a[i]);
+            if (i < 4) b.at[pair + i / 2 * 8][l / 4] = bits_to_float(warp[l].b[i]);
+            if (i < 4) d.at[low][pair] = warp[l].d[i];
+        }
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++) d.row[r] += a[r][k] * b.row[k];
     for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 4; i++) warp[l].d[i] = d.at[place_d(l, i).row][place_d(l, i).col];
+        for (int i = 0; i < 4; i++) warp[l].d[i] = d.at[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
 }
 
 /* Does "ldmatrix": thread l has brought row l % 8 of matrix l / 8 and gets from each matrix two elements of row l / 4, or
  * of that row of the transposed matrix. */
-CUDA_CPU_UNSEEN void deal_rows(unsigned *m, const uint64_t *row, bool transposed, int line) {
-    Thread *me = blk.cur, *warp = me - me->in_warp;
-    me->row = (const uint16_t *)row, me->m = m;
-    if (!last_of_warp(LOAD, line)) return;
+template <bool TRANSPOSED>
+CUDA_CPU_UNSEEN void deal_rows(Thread *warp) {
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) {
             int at = l / 4, pair = l % 4 * 2;
             const Thread *matrix = &warp[8 * i];
-            unsigned low = transposed ? matrix[pair].row[at] : matrix[at].row[pair];
-            unsigned high = transposed ? matrix[pair + 1].row[at] : matrix[at].row[pair + 1];
+            unsigned low = TRANSPOSED ? matrix[pair].row[at] : matrix[at].row[pair];
+            unsigned high = TRANSPOSED ? matrix[pair + 1].row[at] : matrix[at].row[pair + 1];
             warp[l].m[i] = high << 16 | low;
         }
-    let_go();
 }
 inline void write16(void *to, uint64_t low, uint64_t high) { ((uint64_t *)to)[0] = low, ((uint64_t *)to)[1] = high; }
 inline void check_aligned(const void *p, int line) {
     if ((uintptr_t)p % 16) complain(true, "%s, line %d: an address is not a multiple of 16", blk.name, line);
 }
-inline void load_rows(unsigned *m, const half *p, bool transposed, int line) {
+inline void load_rows(unsigned *m, const half *p, WarpOp *deal, int line) {
     check_aligned(p, line);
     uint64_t row[2] = {((const uint64_t *)p)[0], ((const uint64_t *)p)[1]}; /* TSan does not see a short memcpy */
-    deal_rows(m, row, transposed, line);
+    blk.cur->row = (const uint16_t *)row, blk.cur->m = m;
+    join_warp(deal, line);
 }
 }  // namespace cuda_cpu
 
 inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
-    for (int i = 0; i < 4; i++) me->a[i] = a[i], me->b[i / 2] = b[i / 2], me->d[i] = d[i];
-    if (cuda_cpu::last_of_warp(cuda_cpu::MULTIPLY, line)) {
-        cuda_cpu::multiply_fragments(me - me->in_warp);
-        cuda_cpu::let_go();
-    }
-    for (int i = 0; i < 4; i++) d[i] = me->d[i];
+    me->a = (const uint16_t *)a, me->b = (const uint16_t *)b, me->d = d;
+    cuda_cpu::join_warp(cuda_cpu::multiply_fragments, line);
 }
 inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
-    cuda_cpu::load_rows(m, row, false, line);
+    cuda_cpu::load_rows(m, row, cuda_cpu::deal_rows<false>, line);
 }
 inline void load_transposed(unsigned m[4], const half *row, int line = __builtin_LINE()) {
-    cuda_cpu::load_rows(m, row, true, line);
+    cuda_cpu::load_rows(m, row, cuda_cpu::deal_rows<true>, line);
 }
 /* Writes NaN, since until the wait nothing certain is there. wait_for_copies writes what was asked for. */
 inline void copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
@@ -676,9 +595,11 @@ inline std::atomic<bool> pin_failed;
 inline thread_local cudaError_t last_error = cudaSuccess;
 
 inline cudaError_t error(cudaError_t e) { return last_error = e; }
-inline cudaError_t refuse(cudaError_t e, const char *where, const char *why) {
+inline cublasStatus_t error(cublasStatus_t s) { return s; } /* the library keeps none */
+template <class Status>
+Status refuse(Status s, const char *where, const char *why) {
     complain(false, "%s: %s", where, why);
-    return error(e);
+    return error(s);
 }
 
 inline Thread *take_threads() {
@@ -686,11 +607,8 @@ inline Thread *take_threads() {
     if (idle.empty()) idle.push_back((Thread *)calloc(1024, sizeof(Thread)));
     Thread *t = idle.back();
     if (!t) complain(true, "no memory for threads");
-    return idle.pop_back(), t;
-}
-inline void give_threads(Thread *t) {
-    std::lock_guard<std::shared_mutex> guard(host);
-    idle.push_back(t);
+    idle.pop_back();
+    return t;
 }
 }  // namespace cuda_cpu
 
@@ -700,7 +618,12 @@ struct CUstream_st {
     cuda_cpu::Thread *threads = cuda_cpu::take_threads();
     cuda_cpu::Op *tail = new cuda_cpu::Op;
     std::thread worker{[this, op = tail]() mutable {
-        cuda_cpu::open_block(threads);
+        using cuda_cpu::blk;
+        blk.threads = threads;
+        CUDA_CPU_TSAN(blk.scheduler.tsan = __tsan_get_current_fiber());
+        CUDA_CPU_ASAN(pthread_attr_t a; pthread_getattr_np(pthread_self(), &a);
+                      pthread_attr_getstack(&a, (void **)&blk.scheduler.stack, &blk.scheduler.size);
+                      pthread_attr_destroy(&a));
         while (!quit) {
             op->has_next.wait();
             delete std::exchange(op, op->next);
@@ -723,15 +646,11 @@ struct CUstream_st {
     ~CUstream_st() {
         submit([this] { quit = true; });
         worker.join();
-        cuda_cpu::give_threads(threads);
+        std::lock_guard<std::shared_mutex> guard(cuda_cpu::host);
+        cuda_cpu::idle.push_back(threads);
     }
 };
-inline void cuda_cpu::run_beside(std::function<void()> f, std::function<void()> then) {
-    static thread_local CUstream_st second;
-    second.submit(std::move(f));
-    then();
-    second.wait();
-}
+
 struct CUevent_st {
     bool timed;
     std::mutex lock;
@@ -741,10 +660,6 @@ struct CUevent_st {
     cuda_cpu::Record *latest() {
         std::lock_guard<std::mutex> guard(lock);
         return records.empty() ? nullptr : &records.back();
-    }
-    cuda_cpu::Record *record() {
-        std::lock_guard<std::mutex> guard(lock);
-        return &records.emplace_back();
     }
 };
 
@@ -794,6 +709,7 @@ inline Allocation rest_of(const void *p) {
     return at <= whole.size ? Allocation{whole.size - at, whole.kind} : Allocation{0, NONE};
 }
 inline bool allocated(const void *p, size_t n) { return n <= rest_of(p).size; }
+inline bool on_device(const void *p, size_t n) { return is_device(p) && allocated(p, n); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     std::lock_guard<std::shared_mutex> guard(host);
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
@@ -835,10 +751,10 @@ inline cudaError_t register_memory(void *p, size_t n) {
     return cudaSuccess;
 }
 
-extern "C" int cuda_cpu_hold;
+extern "C" {
 int cuda_cpu_hold;
-extern "C" long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
 long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
+}
 inline void hold_copies() {
     for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -976,20 +892,37 @@ inline const char *excess(const Kernel &k, size_t threads, size_t shared) {
     return of_warp * ((threads + 31) / 32) > 65536 ? "more registers than there are" : nullptr;
 }
 
-/* Calls a kernel. TSan would be slow to look at each thread's copy of an op. */
-template <class... P, size_t... I>
-CUDA_CPU_UNSEEN void call_with(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
-    kernel(std::get<I>(values)...);
+inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel) {
+    CUDA_CPU_ASAN(static std::mutex one_at_a_time; std::lock_guard<std::mutex> lock(one_at_a_time));
+    const int blocks = grid.x * grid.y * grid.z;
+    int first, stride;
+    choose_order(blocks, &first, &stride);
+    const auto run = [&](int from, int step) { /* every `step`-th block, from number `from` on */
+                                               gridDim = grid, blockDim = block;
+                                               blk.n = block.x;
+                                               blk.kernel = &kernel, blk.name = name, blk.shared = malloc(shared + 1);
+                                               for (int i = 0; i < blk.n; i++)
+                                                   if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
+                                               for (int64_t i = from; i < blocks; i += step) {
+                                                   unsigned b = (i * stride + first) % blocks;
+                                                   blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
+                                                   poison(blk.shared, shared);
+                                                   run_block();
+                                               }
+                                               free(blk.shared);
+    };
+    CUDA_CPU_TSAN(if (blocks > 1) {
+        static thread_local CUstream_st second;
+        second.submit([&] { run(1, 2); });
+        run(0, 2);
+        return second.wait();
+    })
+    run(0, 1);
 }
 
 template <class... P>
-struct Launch {
-    void (*kernel)(P...);
-    dim3 grid, block;
-    size_t shared;
-    cudaStream_t stream;
-
-    void operator()(P... args) const {
+auto launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = nullptr) {
+    return [=](P... args) {
         const Kernel &k = known((const void *)kernel, true);
         const char *name = k.name.c_str();
         const size_t threads = block.x;
@@ -1002,13 +935,9 @@ struct Launch {
             return (void)error(cudaErrorLaunchOutOfResources);
         __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
         std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
-        std::function<void()> call = [f = kernel, values] { call_with(f, values, std::index_sequence_for<P...>()); };
-        submit(stream, [=, *this] { run_grid(name, grid, block, shared, call); });
-    }
-};
-template <class... P>
-Launch<P...> launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = nullptr) {
-    return {kernel, grid, block, shared, stream};
+        std::function<void()> call = [=] { std::apply(kernel, values); };
+        submit(stream, [=] { run_grid(name, grid, block, shared, call); });
+    };
 }
 
 inline struct AtExit {
@@ -1126,7 +1055,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
-    submit(s, [r = e->record()] {
+    std::lock_guard<std::mutex> guard(e->lock);
+    submit(s, [r = &e->records.emplace_back()] {
         r->when = now_ns();
         r->done.set();
     });
@@ -1188,11 +1118,6 @@ struct Algorithm {
 static_assert(sizeof(Algorithm) == 40 && sizeof(cublasLtMatmulAlgo_t) >= 40); /* compared as bytes: no padding */
 const uint32_t WORKSPACE_USED = 1 << 20;                                      /* at most */
 
-inline cublasStatus_t refuse(cublasStatus_t s, const char *where, const char *why) {
-    complain(false, "%s: %s", where, why);
-    return s;
-}
-
 /* Returns the problem D = A^T B + beta D as an Algorithm with nothing to rely on; `known` is 0 when the parts do not fit
  * together. */
 inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
@@ -1206,60 +1131,51 @@ inline Algorithm problem(const Product *p, const Layout *a, const Layout *b, con
     return r;
 }
 
-enum { ROWS = 16, COLS = 4 }; /* of a tile of D; ROWS are two Floats */
+enum { ROWS = 64 }; /* of D that are computed at a time: several Floats */
 
-/* Computes d[col][row] = the sum of a[k][row] b[k][col] over k, in the order of k, each element for itself. */
-CUDA_CPU_UNCHECKED void multiply_panels(float *d, const float *a, const float *b, size_t k) {
-    Floats sum[COLS][2] = {};
+/* Computes d[row] = the sum of a[k][row] b[k] over k, in the order of k, each element for itself. */
+CUDA_CPU_UNCHECKED void multiply_rows(float *d, const float *a, const float *b, size_t k) {
+    Floats sum[ROWS / 8] = {};
     for (size_t i = 0; i < k; i++)
-        for (int c = 0; c < COLS; c++) {
-            sum[c][0] += ((const Floats *)a)[2 * i] * b[i * COLS + c];
-            sum[c][1] += ((const Floats *)a)[2 * i + 1] * b[i * COLS + c];
-        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS / 8; r++) sum[r] += ((const Floats *)a)[i * (ROWS / 8) + r] * b[i];
     memcpy(d, sum, sizeof sum);
-}
-
-/* Sets panel[i][c] to element i of column first + c of m for i < k, c < width, or to zero from column `all` on. */
-inline void fill_panel(float *panel, const half *m, size_t ld, size_t first, size_t all, size_t k, size_t width) {
-    size_t n = std::min(width, all - first);
-    const uint16_t *bits = (const uint16_t *)m;
-    if (n < width) std::fill(panel, panel + k * width, 0.f);
-    for (size_t c = 0; c < n; c++)
-        for (size_t i = 0; i < k; i++) panel[i * width + c] = bits_to_float(bits[(first + c) * ld + i]);
 }
 
 inline void run_product(const Algorithm &q, float alpha, const half *a, const half *b, float beta, void *d,
                         const void *bias) {
     static thread_local std::vector<float> of_a, of_b;
-    float tile[COLS * ROWS];
+    float sum[ROWS];
     const auto load = [&q](const void *p, size_t i) {
         return q.type_d == CUDA_R_16F ? to_float(((const half *)p)[i]) : ((const float *)p)[i];
     };
-    of_a.resize(size_t(q.k) * ROWS), of_b.resize(size_t(q.k) * (q.n + COLS));
-    for (size_t j = 0; j < q.n; j += COLS) fill_panel(&of_b[j * q.k], b, q.ld[1], j, q.n, q.k, COLS);
+    of_a.resize(size_t(q.k) * ROWS), of_b.resize(size_t(q.k) * q.n);
+    for (size_t j = 0; j < q.n; j++)
+        for (size_t k = 0; k < q.k; k++) of_b[j * q.k + k] = to_float(b[j * q.ld[1] + k]);
     for (size_t i = 0; i < q.m; i += ROWS) {
-        fill_panel(&of_a[0], a, q.ld[0], i, q.m, q.k, ROWS);
-        for (size_t j = 0; j < q.n; j += COLS) {
-            multiply_panels(tile, &of_a[0], &of_b[j * q.k], q.k);
-            for (size_t col = j; col < std::min<size_t>(j + COLS, q.n); col++)
-                for (size_t row = i; row < std::min<size_t>(i + ROWS, q.m); row++) {
-                    const size_t at = col * q.ld[2] + row;
-                    float v = alpha * tile[(col - j) * ROWS + row - i];
-                    if (beta != 0) v += beta * load(d, at);
-                    if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load(bias, row);
-                    if ((q.epilogue & CUBLASLT_EPILOGUE_RELU) && v < 0) v = 0; /* NaN stays */
-                    if (q.type_d == CUDA_R_16F)
-                        ((half *)d)[at] = to_half(v);
-                    else
-                        ((float *)d)[at] = v;
-                }
+        const size_t end = std::min<size_t>(i + ROWS, q.m);
+        for (size_t row = i; row < end; row++)
+            for (size_t k = 0; k < q.k; k++) of_a[k * ROWS + row - i] = to_float(a[row * q.ld[0] + k]);
+        for (size_t j = 0; j < q.n; j++) {
+            multiply_rows(sum, &of_a[0], &of_b[j * q.k], q.k);
+            for (size_t row = i; row < end; row++) {
+                const size_t at = j * q.ld[2] + row;
+                float v = alpha * sum[row - i];
+                if (beta != 0) v += beta * load(d, at);
+                if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load(bias, row);
+                if ((q.epilogue & CUBLASLT_EPILOGUE_RELU) && v < 0) v = 0; /* NaN stays */
+                if (q.type_d == CUDA_R_16F)
+                    ((half *)d)[at] = to_half(v);
+                else
+                    ((float *)d)[at] = v;
+            }
         }
     }
 }
 
 /* Returns why a matrix may not be used, or null. */
 inline const char *matrix_fault(const void *p, const Layout *l, uint32_t align) {
-    if (!is_device(p) || !allocated(p, l->bytes())) return "a matrix is not within a device allocation";
+    if (!on_device(p, l->bytes())) return "a matrix is not within a device allocation";
     if ((uintptr_t)p % align || (uintptr_t)p % l->element()) return "an address is less aligned than was promised";
     if (l->cols > 1 && l->ld * l->element() % std::min(align, 16u))
         return "a leading dimension is less aligned than was promised";
@@ -1364,10 +1280,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (!(fault = matrix_fault(a, of_a, q.align[0])) && !(fault = matrix_fault(b, of_b, q.align[1])))
         fault = matrix_fault(d, of_d, std::max(q.align[2], q.align[3]));
     if (!fault && (q.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
-        (!is_device(p->bias) || !allocated(p->bias, q.m * of_d->element()) || (uintptr_t)p->bias % of_d->element()))
+        (!on_device(p->bias, q.m * of_d->element()) || (uintptr_t)p->bias % of_d->element()))
         fault = "the bias is not within a device allocation";
-    if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 || !is_device(workspace) ||
-                   !allocated(workspace, workspace_bytes)))
+    if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 || !on_device(workspace, workspace_bytes)))
         fault = "the workspace is too small, not aligned to 256 bytes or not within a device allocation";
     if (!fault && (char *)d < (char *)b + of_b->bytes() && (char *)b < (char *)d + of_d->bytes())
         fault = "the result lies over what is multiplied";
