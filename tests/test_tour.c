@@ -138,7 +138,12 @@ static void print_views(const Op *op, Use wanted) {
     }
 }
 
-static void print_op(const Op *op, int number) {
+static Event record(Device *device, const Op *op) {
+    const int number = ++tape.number[op->i];
+    const Event event = tape.post(device, op);
+    CHECK(event.seq < 400);
+    tape.op[event.lane][event.seq].sweep = op->i, tape.op[event.lane][event.seq].number = number;
+    if (op->i != SWEEP) return event;
     const Slice slice = slice_of(op, 0, 0, 0);
     const char *call = trace_call(&slice);
     const bool next = op->kind == WEIGHT && op->j == 0; /* layer 0 of the next sweep */
@@ -155,14 +160,6 @@ static void print_op(const Op *op, int number) {
         if (sweep != SWEEP) fprintf(tape.out, " (%s)", lane_name[a.lane]);
     }
     fprintf(tape.out, "\n");
-}
-
-static Event record(Device *device, const Op *op) {
-    const int number = ++tape.number[op->i];
-    if (op->i == SWEEP) print_op(op, number);
-    const Event event = tape.post(device, op);
-    CHECK(event.seq < 400);
-    tape.op[event.lane][event.seq].sweep = op->i, tape.op[event.lane][event.seq].number = number;
     return event;
 }
 
@@ -243,30 +240,26 @@ static const struct {
 } listings[] = {{"weights", list_weights}, {"plan", list_plan},     {"ops", list_ops},
                 {"lanes", list_lanes},     {"tokens", list_tokens}, {"bytes", list_bytes}};
 
-/* What the document shows is what is made now; with TOUR=write it becomes that, and the result is the document. */
-static char *with_listing(char *document, int i) {
-    char mark[80], *text, *all;
-    size_t len;
-    FILE *out = open_memstream(&text, &len);
-    CHECK(out);
-    listings[i].write(out);
-    fclose(out);
-    snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", listings[i].name);
-    char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), "```\n") : NULL;
-    CU_ASSERT_PTR_NOT_NULL_FATAL(end);
-    const bool same = len == (size_t)(end - begin) && !memcmp(begin, text, len);
-    if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", listings[i].name, text);
-    CU_ASSERT(same || writes());
-    out = open_memstream(&all, &len);
-    CHECK(out);
-    fprintf(out, "%.*s%s%s", (int)(begin - document), document, text, end);
-    fclose(out), free(text), free(document);
-    return all;
-}
-
+/* What the tour shows is what is made now; with TOUR=write it becomes that. */
 TEST(every_listing_of_the_tour_is_what_the_engine_says) {
     char *document = contents(TOUR, NULL);
-    for (size_t i = 0; i < sizeof listings / sizeof *listings; i++) document = with_listing(document, (int)i);
+    for (size_t i = 0; i < sizeof listings / sizeof *listings; i++) {
+        char mark[80], *text, *all;
+        size_t len;
+        FILE *out = open_memstream(&text, &len);
+        CHECK(out);
+        listings[i].write(out);
+        fclose(out);
+        snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", listings[i].name);
+        char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), "```\n") : NULL;
+        CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+        const bool same = len == (size_t)(end - begin) && !memcmp(begin, text, len);
+        if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", listings[i].name, text);
+        CU_ASSERT(same || writes());
+        CHECK(asprintf(&all, "%.*s%s%s", (int)(begin - document), document, text, end) >= 0);
+        free(text), free(document);
+        document = all;
+    }
     if (writes()) write_file(".", TOUR, document, strlen(document));
     free(document);
 }
