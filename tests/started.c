@@ -67,17 +67,6 @@ static void watch(pid_t pid, const char *const *argv) {
     alarm(patience());
 }
 
-/* What makes one program hang can make all hang; the suite is to end all the same, and soon. */
-static void say_that_it_hangs(void) {
-    static int hangs;
-    fprintf(stderr, "\n    hangs:%s\n", newest.command);
-    CU_FAIL("a program hangs");
-    if (++hangs < MOST_HANGS) return;
-    fprintf(stderr, "    the suite ends: %d programs hang\n", hangs);
-    remove_temp_dirs();
-    exit(EXIT_FAILED);
-}
-
 /* In the child: limits, files, and off it goes. */
 __attribute__((noreturn)) static void become(const char *const *argv) {
     redirect(0, with.input ? with.input : "/dev/null", O_RDONLY);
@@ -110,6 +99,7 @@ bool program_runs(pid_t pid) {
 }
 
 Result finish(pid_t pid) {
+    static int hangs;
     struct rusage usage;
     int status;
     CHECK(wait4(pid, &status, 0, &usage) == pid);
@@ -120,8 +110,14 @@ Result finish(pid_t pid) {
     r.err = keep(contents(in_dir(capture, "err"), &r.err_len));
     memset(&with, 0, sizeof with);
     CU_ASSERT_EQUAL(count_files(offload), 0);
-    if (r.status == 1000 + SIGALRM) say_that_it_hangs();
-    return r;
+    if (r.status != 1000 + SIGALRM) return r;
+    fprintf(stderr, "\n    hangs:%s\n", newest.command);
+    CU_FAIL("a program hangs");
+    if (++hangs < MOST_HANGS) return r;
+    /* what makes one program hang can make all hang; the suite is to end all the same, and soon */
+    fprintf(stderr, "    the suite ends: %d programs hang\n", hangs);
+    remove_temp_dirs();
+    exit(EXIT_FAILED);
 }
 
 void result_free(Result *r) { free(r->out), free(r->err); }
