@@ -572,29 +572,26 @@ TEST(a_full_disk_cuts_no_line) {
     }
 }
 
+/* Returns what is left after n sweeps of so many rows and seconds, of which the first is a prefill. */
+static double left_after(Progress p, const double swept[][2], int n) {
+    RunStats stats = {0};
+    for (int i = 0; i < n; i++) {
+        *(i ? &stats.decoded : &stats.prefill_tokens) += (long)swept[i][0];
+        stats.sweeps++, stats.total_s += swept[i][1];
+        progress_show(&p, &stats, 0);
+    }
+    return progress_left(&p);
+}
+
 /* Of a prefill of 50 prompts of 20 tokens and 99 tokens each; a sweep takes .3 s and .01 s a row. Then of two sweeps of
  * together 60 rows behind others of 10 and 20: rows take all of the time, or none, and not less than nothing. */
 TEST(the_remaining_time_is_known_early) {
-    static const struct {
-        Progress all;
-        double swept[3][2]; /* rows and seconds of its first sweeps, of which the first is a prefill */
-        double left;
-    } runs[] = {
-        {{.sweeps = 100, .work = 50 * 20 + 99 * 50}, {{1000, 10.3}, {50, .8}, {50, .8}}, 97 * .8},
-        {{.sweeps = 4, .work = 90}, {{10, 1}, {20, 4}}, 60 * 5. / 30},
-        {{.sweeps = 4, .work = 90}, {{10, 4}, {20, 1}}, 2 * 5. / 2},
-    };
-    for (size_t run = 0; run < COUNT(runs); run++) {
-        Progress p = runs[run].all;
-        RunStats stats = {0};
-        for (int i = 0; i < 3 && runs[run].swept[i][0] > 0; i++) {
-            *(i ? &stats.decoded : &stats.prefill_tokens) += (long)runs[run].swept[i][0];
-            stats.sweeps++;
-            stats.total_s += runs[run].swept[i][1];
-            progress_show(&p, &stats, 0);
-        }
-        CU_ASSERT_DOUBLE_EQUAL(progress_left(&p), runs[run].left, run ? 1e-9 : 1e-6);
-    }
+    const Progress whole_run = {.sweeps = 100, .work = 50 * 20 + 99 * 50}, short_run = {.sweeps = 4, .work = 90};
+    const double known[][2] = {{1000, 10.3}, {50, .8}, {50, .8}}, rising[][2] = {{10, 1}, {20, 4}},
+                 falling[][2] = {{10, 4}, {20, 1}};
+    CU_ASSERT_DOUBLE_EQUAL(left_after(whole_run, known, 3), 97 * .8, 1e-6);
+    CU_ASSERT_DOUBLE_EQUAL(left_after(short_run, rising, 2), 60 * 5. / 30, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(left_after(short_run, falling, 2), 2 * 5. / 2, 1e-9);
 }
 
 static int show_sweep(void *ctx, const RunStats *stats, Error *error) {
