@@ -111,25 +111,12 @@ static Clock known(const Checker *c, const Op *op, int left_out) {
     return clock;
 }
 
-/* An op begins, and becomes who touches memory. */
-static Checker *begin(Device *device, const Op *op) {
-    Checker *c = (Checker *)device;
-    memset(&c->need, 0, sizeof c->need);
-    const uint32_t seq = ++c->n[op->lane];
-    if (!(seq & (seq - 1))) c->posted[op->lane] = xrealloc(c->posted[op->lane], 2 * (size_t)seq, sizeof(Posted));
-    c->now = known(c, op, -1);
-    c->posted[op->lane][seq] = (Posted){*op, c->now};
-    c->self = (Event){op->lane, seq};
-    return c;
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // What each op touches, by this suite's own account and not by the table of reads and writes; the rest is the host's
 // arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
-/* The views that are read (r) or written (w) as a whole, and those of which single tokens are (R, W), see touch_tokens. y
- * of an embedding is read as well if it is added to. */
+/* The views that are read (r) or written (w) as a whole, and those of which single tokens are (R, W), see touch_tokens. */
 static const char uses_of[NCODES][MAX_VIEWS + 1] = {
     [OP_COPY] = "",           [OP_EMBED] = "wrr",      [OP_LAYERNORM] = "wrrr",      [OP_LINEAR] = "wrrrr",
     [OP_UNPACK] = "wr",       [OP_PACK] = "wr",        [OP_ATTEND_PREFILL] = "wrrr", [OP_ATTEND] = "wr__RRRr",
@@ -137,83 +124,77 @@ static const char uses_of[NCODES][MAX_VIEWS + 1] = {
     [OP_PICK] = "wrrr",       [OP_SCORE] = "wwrr",     [OP_RECEIVE] = "w",           [OP_SEND] = "r",
 };
 
-static void touch_views(Checker *c, const Op *op, char use) {
-    for (int v = 0; v < MAX_VIEWS; v++)
-        if (uses_of[op->code][v] == use) touch(c, op->view[v], use == 'w');
-}
-
-static void check_copy(Checker *c, const Op *op) {
-    c->most_moves = imax(c->most_moves, op->nmoves);
-    for (int i = 0; i < op->nmoves; i++) {
-        const Tensor to = op->moves[i].dst, from = op->moves[i].src;
-        const size_t bytes = type_bytes(to.type);
-        CHECK(to.rows == from.rows && to.cols == from.cols && to.type == from.type);
-        touch(c, from, false), touch(c, to, true);
-        for (int r = 0; r < to.rows; r++)
-            memcpy((uint8_t *)address(c, to) + r * to.ld * bytes, (uint8_t *)address(c, from) + r * from.ld * bytes,
-                   to.cols * bytes);
-    }
-}
-
-/* One token of a sequence: its entry of the page table is read. Returns its row in a tier's pages. */
-static Tensor find_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token) {
+/* A token of a sequence: its entry of the page table is read, and its row in a tier's pages, or one head's part of that, is
+ * read or written. Returns what is. */
+enum { WHOLE = -1 };
+static Tensor touch_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token, int head, bool writes) {
     const Tensor entry = tensor_cols(tensor_rows(pages, seq, 1), token / op->page_tokens, 1);
     CHECK(seq >= 0 && seq < pages.rows && token >= 0 && token / op->page_tokens < (int)pages.ld);
     touch(c, entry, false);
     const int row = *(int32_t *)address(c, entry) * op->page_tokens + token % op->page_tokens;
     CHECK(row >= 0 && row < rows.rows);
-    return tensor_rows(rows, row, 1);
-}
-
-/* One head's part of a row of V. */
-static Tensor head_of(const Op *op, Tensor row, int h) {
-    return tensor_cols(row, h * (row.cols / op->nh), row.cols / op->nh);
-}
-
-/* Of the chosen tokens a fetch brings V from its home, all but the new one's, and the second half of sparse attention reads
- * it. */
-static void touch_chosen(Checker *c, const Op *op, Tensor v, Tensor pages, Tensor length, Tensor tokens) {
-    const bool fetch = op->code == OP_FETCH;
-    const int32_t *len = address(c, length), *chosen = address(c, tokens);
-    for (int r = 0; r < length.cols; r++)
-        for (int h = 0; h < op->nh; h++, chosen += tokens.cols / op->nh)
-            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - fetch; i++) {
-                const Tensor here = head_of(op, find_token(c, op, pages, v, r, chosen[i]), h);
-                touch(c, here, fetch);
-                if (!fetch) continue;
-                const Tensor home = head_of(op, find_token(c, op, op->fetch.home_pages, op->fetch.home_v, r, chosen[i]), h);
-                touch(c, home, false);
-                memcpy(address(c, here), address(c, home), tensor_span(here));
-            }
+    Tensor t = tensor_rows(rows, row, 1);
+    if (head != WHOLE) t = tensor_cols(t, head * (t.cols / op->nh), t.cols / op->nh);
+    touch(c, t, writes);
+    return t;
 }
 
 static void touch_tokens(Checker *c, const Op *op) {
-    if (op->code == OP_WEIGH) touch_chosen(c, op, op->attend.v, op->attend.pages, op->attend.len, op->attend.tokens);
-    if (op->code == OP_FETCH) touch_chosen(c, op, op->fetch.v, op->fetch.pages, op->fetch.len, op->fetch.tokens);
-    if (op->code == OP_ATTEND || op->code == OP_SELECT) { /* to K and V of all tokens, or only to K */
+    const bool fetch = op->code == OP_FETCH;
+    if (op->code == OP_ATTEND || op->code == OP_SELECT) { /* K and V of all tokens, or only K */
         const int32_t *len = address(c, op->attend.len);
         for (int r = 0; r < op->attend.q.rows; r++)
             for (int t = 0; t < len[r]; t++) {
-                touch(c, find_token(c, op, op->attend.pages, op->attend.k, r, t), false);
-                if (op->code == OP_ATTEND) touch(c, find_token(c, op, op->attend.pages, op->attend.v, r, t), false);
+                touch_token(c, op, op->attend.pages, op->attend.k, r, t, WHOLE, false);
+                if (op->code == OP_ATTEND) touch_token(c, op, op->attend.pages, op->attend.v, r, t, WHOLE, false);
             }
     }
     if (op->code == OP_APPEND) {
         const int32_t *seq = address(c, op->append.seq), *pos = address(c, op->append.pos);
         for (int r = 0; r < op->append.kv.rows; r++) {
-            touch(c, find_token(c, op, op->append.pages, op->append.k, seq[r], pos[r]), true);
-            touch(c, find_token(c, op, op->append.pages, op->append.v, seq[r], pos[r]), true);
+            touch_token(c, op, op->append.pages, op->append.k, seq[r], pos[r], WHOLE, true);
+            touch_token(c, op, op->append.pages, op->append.v, seq[r], pos[r], WHOLE, true);
         }
     }
+    if (op->code != OP_WEIGH && !fetch) return;
+    /* Of the chosen tokens a fetch brings V from its home, all but the new one's; OP_WEIGH reads it. */
+    const Tensor v = fetch ? op->fetch.v : op->attend.v, pages = fetch ? op->fetch.pages : op->attend.pages;
+    const Tensor tokens = fetch ? op->fetch.tokens : op->attend.tokens;
+    const int32_t *len = address(c, fetch ? op->fetch.len : op->attend.len), *chosen = address(c, tokens);
+    for (int r = 0; r < tokens.rows; r++)
+        for (int h = 0; h < op->nh; h++, chosen += tokens.cols / op->nh)
+            for (int i = 0; i < sparse_tokens(op->sparsity, len[r]) - fetch; i++) {
+                const Tensor here = touch_token(c, op, pages, v, r, chosen[i], h, fetch);
+                if (!fetch) continue;
+                const Tensor home = touch_token(c, op, op->fetch.home_pages, op->fetch.home_v, r, chosen[i], h, false);
+                memcpy(address(c, here), address(c, home), tensor_span(here));
+            }
 }
 
-/* A copy, a fetch and a message have been carried out, or are not. */
-static void carry_out(const Checker *c, const Op *op) {
+static bool ran[NCODES]; /* of all trials */
+
+/* The op touches what it touches, and is carried out. */
+static void carry_out(Checker *c, const Op *op) {
     Op run = *op;
-    if (c->blind || op->code == OP_COPY || op->code == OP_FETCH || op->code >= OP_RECEIVE) return;
-    for (int v = 0; v < MAX_VIEWS; v++)
+    ran[op->code] = true;
+    for (int v = 0; v < MAX_VIEWS; v++) {
+        const char use = uses_of[op->code][v];
+        if (use == 'r' || use == 'w') touch(c, op->view[v], use == 'w');
         if (run.view[v].rows) run.view[v].at = address(c, run.view[v]);
-    host_run(&run);
+    }
+    for (int i = 0; i < op->nmoves; i++) {
+        const Tensor to = op->moves[i].dst, from = op->moves[i].src;
+        CHECK(to.rows == from.rows && to.cols == from.cols && to.type == from.type);
+        touch(c, from, false), touch(c, to, true);
+        for (int r = 0; r < to.rows; r++) {
+            const Tensor row = tensor_rows(to, r, 1);
+            memcpy(address(c, row), address(c, tensor_rows(from, r, 1)), tensor_span(row));
+        }
+    }
+    touch_tokens(c, op);
+    c->most_moves = imax(c->most_moves, op->nmoves), c->unpacked += op->code == OP_UNPACK;
+    c->packed_products += op->code == OP_LINEAR && op->linear.w.type == U8;
+    if (!c->blind && op->code != OP_COPY && op->code != OP_FETCH && op->code < OP_RECEIVE) host_run(&run);
 }
 
 /* Waits that no two bytes ask for: cells are coarser than bytes. Which lanes wait for which, and why that stays. */
@@ -240,8 +221,18 @@ static const char *const surplus_reason[NLANES][NLANES] = {
     [W_LOAD][PROJECT] = "the same of the head, which had the slot",
 };
 
-/* The op has touched what it touches. Which of its events were not needed, the others being there? */
-static void note_surplus(Checker *c, const Op *op) {
+/* An op begins, becomes who touches memory, and is carried out. Which of its events were not needed, the others being
+ * there?
+ */
+static Event check_post(Device *device, const Op *op) {
+    Checker *c = (Checker *)device;
+    const uint32_t seq = ++c->n[op->lane];
+    if (!(seq & (seq - 1))) c->posted[op->lane] = xrealloc(c->posted[op->lane], 2 * (size_t)seq, sizeof(Posted));
+    c->now = known(c, op, -1);
+    c->need = (Clock){{0}};
+    c->posted[op->lane][seq] = (Posted){*op, c->now};
+    c->self = (Event){op->lane, seq};
+    carry_out(c, op);
     c->waits += op->nafter;
     for (int left_out = 0; left_out < op->nafter; left_out++) {
         const Clock without = known(c, op, left_out);
@@ -252,22 +243,6 @@ static void note_surplus(Checker *c, const Op *op) {
         if (!surplus_reason[op->lane][op->after[left_out].lane])
             report(c, c->unexplained++, "waits, though no byte asks for it, for", op->after[left_out]);
     }
-}
-
-static bool ran[NCODES]; /* of all trials */
-
-/* An op begins, becomes who touches memory, and is carried out. */
-static Event check_post(Device *device, const Op *op) {
-    Checker *c = begin(device, op);
-    ran[op->code] = true;
-    touch_views(c, op, 'r');
-    if (op->code == OP_EMBED && op->add) touch(c, op->embed.y, false);
-    if (op->code == OP_COPY) check_copy(c, op);
-    touch_tokens(c, op);
-    touch_views(c, op, 'w');
-    carry_out(c, op);
-    c->unpacked += op->code == OP_UNPACK, c->packed_products += op->code == OP_LINEAR && op->linear.w.type == U8;
-    note_surplus(c, op);
     return c->self;
 }
 
@@ -302,18 +277,15 @@ static void check_close(Device *device) {
     free(c);
 }
 
-static const Device functions = {.name = "checker",
-                                 .act_type = F32,
-                                 .post = check_post,
-                                 .upload = check_upload,
-                                 .wait = check_wait,
-                                 .cpu_address = check_host,
-                                 .now = check_now,
-                                 .close = check_close};
-
 static Checker *checker_open(const Plan *plan) {
     Checker *c = xcalloc(1, sizeof *c);
-    c->base = functions;
+    c->base = (Device){.act_type = F32,
+                       .post = check_post,
+                       .upload = check_upload,
+                       .wait = check_wait,
+                       .cpu_address = check_host,
+                       .now = check_now,
+                       .close = check_close};
     reach_open(&c->reach, c->base.peak, plan);
     for (int t = 0; t < NTIERS; t++) {
         c->bytes[t] = t == TIER_DISK ? plan->offload_bytes : plan->total[t];
@@ -359,13 +331,17 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     return n == trial.stop[prompt];
 }
 
-/* What was heard of a prompt is what the reference heard, up to where it stops: behind so many tokens, or before </s>. In a
- * scored task given tokens end nothing. */
-static void compare_answers(const Answer *a, int prompt) {
-    const Answer *all = &trial.reference.answer[prompt];
+/* What was heard of a prompt is complete, and what the reference heard, up to where it stops: behind so many tokens, or
+ * before </s>. In a scored task given tokens end nothing. */
+static void check_answer(const Answer *a, int prompt) {
     const Prompt *p = &trial.task.prompts[prompt];
     const int eos = trial.task.scored ? -1 : trial.model->config.eos, vocab = trial.model->config.vocab;
     int length = 0;
+    expect(a->done == 1, "a prompt is done once");
+    expect(a->scored >= 0, "every token is scored once, in order");
+    expect(!trial.task.scored || trial.stop[prompt] || a->scored == p->s + p->n - p->from, "all are scored");
+    if (!trial.reference.prompts) return;
+    const Answer *all = &trial.reference.answer[prompt];
     while (length < p->n && all->tokens[length] != eos && ++length != trial.stop[prompt]) continue;
     const bool stops = length < p->n || length == trial.stop[prompt];
     expect(a->n == length && a->reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
@@ -377,8 +353,8 @@ static void compare_answers(const Answer *a, int prompt) {
 }
 
 /* Runs the trial's task under its policy on a checker of its own. Nothing may be wrong; if something is, says under which
- * policy. */
-static Rig run(void) {
+ * policy. The rig stays in *kept, if that is not NULL: the reference, whose policy open_task has left. */
+static void run(Rig *kept) {
     bool early = trial.model->config.eos >= 0;
     for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
     Rig r = {.model = trial.model, .policy = trial.policy, .task = &trial.task, .hears = {.ctx = &r}};
@@ -392,14 +368,7 @@ static Rig run(void) {
     trial.wrong = NULL;
     CU_ASSERT_EQUAL_FATAL(weights_load(r.plan, trial.model, r.device, &r.err), 0);
     expect(!rig_run(&r), "the run failed");
-    for (int i = 0; i < r.prompts; i++) {
-        const Prompt *p = &trial.task.prompts[i];
-        const int scored = r.answer[i].scored;
-        expect(r.answer[i].done == 1, "a prompt is done once");
-        expect(scored >= 0, "every token is scored once, in order");
-        expect(!trial.task.scored || trial.stop[i] || scored == p->s + p->n - p->from, "all are scored");
-    }
-    for (int i = 0; i < trial.reference.prompts; i++) compare_answers(&r.answer[i], i);
+    for (int i = 0; i < r.prompts; i++) check_answer(&r.answer[i], i);
     for (int t = 0; t < NTIERS; t++) expect(r.peak[t] <= r.planned[t], "the plan is too small");
     expect(early || r.stats.sweeps == r.plan->sweeps, "sweeps");
     expect(!c->races, "races");
@@ -409,18 +378,10 @@ static Rig run(void) {
     trial.waits += c->waits, trial.surplus += c->surplus;
     trial.latest = *c;
     rig_stop(&r);
-    return r;
-}
-
-static void run_policy(void) {
-    Rig r = run();
-    rig_close(&r);
-}
-
-/* The task as the policy says, which is of one batch of all on the GPU. */
-static void run_reference(void) {
-    trial.task.keep_logits = !trial.task.scored;
-    trial.reference = run();
+    if (kept)
+        *kept = r;
+    else
+        rig_close(&r);
 }
 
 /* packs: of whole groups, so that weights and cache can be packed. What a trial may have besides is at first not there. */
@@ -440,6 +401,7 @@ static void open_task(int count, const int *s, const int *n) {
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
     rig_close(&trial.reference);
+    trial.task.keep_logits = true;
     trial.policy = all_gpu(count, 1);
     trial.policy.overlap = false;
 }
@@ -449,8 +411,13 @@ static void close_trial(void) {
     checkpoint_close(trial.model);
 }
 
-/* Lengths of many kinds: all the same, all of one token (batches then follow each other without a cache to load), any. */
-static void draw_task(void) {
+/* Opens a random trial. Seeds are far apart, since the generator counts up from them. Lengths are of many kinds: all the
+ * same, all of one token (batches then follow each other without a cache to load), any. Packed or not, rounded or not,
+ * dense or sparse are all policies of a trial. */
+static void open_trial(uint64_t seed, int least_layers, bool packs) {
+    static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
+    dice = trial.seed = seed;
+    open_model(roll(least_layers, 4), packs || one_in(2));
     const int kind = roll(0, 5), count = roll(1, PROMPTS);
     int s[PROMPTS], n[PROMPTS];
     s[0] = roll(1, 12), n[0] = kind == 1 ? 1 : roll(1, MAX_N);
@@ -459,27 +426,14 @@ static void draw_task(void) {
         n[i] = kind < 2 ? n[0] : one_in(10) ? 1 : roll(1, MAX_N);
     }
     open_task(count, s, n);
-    trial.task.scored = one_in(3);
-}
-
-/* Packed or not, rounded or not, dense or sparse: of all policies of a trial. */
-static void draw_numbers(void) {
-    static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
-    const bool packs = trial.model->config.h1 % GROUP == 0;
+    trial.task.scored = one_in(3), trial.task.keep_logits = !trial.task.scored;
+    packs = trial.model->config.h1 % GROUP == 0;
     Policy *p = &trial.policy;
     p->weight_packed = packs && roll(0, 4) > 1, p->cache_packed = packs && roll(0, 4) > 1;
     const Quant study = studies[roll(0, 3)];
     if (!p->weight_packed) p->weight_study = study;
     if (!p->cache_packed) p->cache_study = study;
     p->sparsity = one_in(3) ? .05 + .3 * roll(0, 3) : 1, p->delegated = is_sparse(p);
-}
-
-/* Opens a random trial. Seeds are far apart, since the generator counts up from them. */
-static void open_trial(uint64_t seed, int least_layers, bool packs) {
-    dice = trial.seed = seed;
-    open_model(roll(least_layers, 4), packs || one_in(2));
-    draw_task();
-    draw_numbers();
 }
 
 static void draw_policy(void) {
@@ -495,23 +449,19 @@ static void draw_policy(void) {
     trial.task.keep_logits = !trial.task.scored && !one_in(4);
 }
 
-/* Sequences that end early: at some token of some prompt, wherever it comes, or where the listener says so. */
-static void draw_stops(void) {
-    const int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
-    const int at = roll(0, trial.task.prompts[prompt].n - 1);
-    trial.model->config.eos = one_in(3) ? trial.reference.answer[prompt].tokens[at] : -1;
-    for (int i = 0; i < trial.task.count; i++) trial.stop[i] = some && one_in(some) ? roll(1, MAX_N) : 0;
-}
-
+/* Sequences end early, too: at some token of some prompt, wherever it comes, or where the listener says so. */
 TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
     enum { SEEDS = 60, POLICIES = 6 };
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         open_trial(seed << 32, 1, false);
-        run_reference();
+        run(&trial.reference);
         for (int i = 0; i < POLICIES; i++) {
             draw_policy();
-            draw_stops();
-            run_policy();
+            const int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
+            const int at = roll(0, trial.task.prompts[prompt].n - 1);
+            trial.model->config.eos = one_in(3) ? trial.reference.answer[prompt].tokens[at] : -1;
+            for (int q = 0; q < trial.task.count; q++) trial.stop[q] = some && one_in(some) ? roll(1, MAX_N) : 0;
+            run(NULL);
         }
         close_trial();
     }
@@ -525,7 +475,7 @@ TEST(nor_where_packed_weights_are_unpacked_first) {
         trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0}, trial.policy.sparsity = 1;
         trial.blind = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         draw_policy();
-        run_policy();
+        run(NULL);
         close_trial();
     }
 }
@@ -543,7 +493,7 @@ TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
     trial.policy.piece_rows = 5, trial.policy.weight_packed = true;
     for (int rows = 9; rows <= 10; rows++) {
         trial.packed_rows = rows;
-        run_policy();
+        run(NULL);
         CU_ASSERT_EQUAL(trial.latest.unpacked, rows < 10 ? L * MATRICES : 0);
         CU_ASSERT_EQUAL(trial.latest.packed_products, L * PRODUCTS * (BATCHES * (SWEEPS - 1) + (rows < 10 ? 1 : 5)));
     }
@@ -578,7 +528,7 @@ TEST(nor_in_a_stage_of_a_pipeline) {
         part.config.eos = one_in(3) ? roll(0, part.config.vocab - 1) : -1;
         trial.model = &part;
         trial.net = &(Net){.stage = stage, .stages = stages, .receive = receive_any, .post = send_nowhere};
-        run_policy();
+        run(NULL);
         trial.model = whole;
         close_trial();
     }
@@ -624,12 +574,12 @@ TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
         int s[PROMPTS], n[PROMPTS];
         for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_task(left_open[i].count, s, n);
-        run_reference();
+        run(&trial.reference);
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);
             trial.policy.schedule = SCHEDULE_DIAGONAL, trial.policy.page_tokens = left_open[i].page_tokens;
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
-            run_policy();
+            run(NULL);
         }
         free_task(&trial.task);
     }
@@ -646,7 +596,7 @@ TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     trial.blind = true;
     trial.policy = on_tiers(1, 0, 0, 0, 1, 0, 1, 2);
     trial.policy.page_tokens = 1;
-    run_policy();
+    run(NULL);
     CU_ASSERT_EQUAL(trial.latest.most_moves, 2 * (N - 1));
     close_trial();
 }
