@@ -4,12 +4,14 @@
 #include "tests.h"
 
 static Error err;
+static Hardware machine;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Appendix A.3
 // ---------------------------------------------------------------------------------------------------------------
 
-static const Block block_30b = {.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
+static OptConfig opt;
+static Block block;
 
 // clang-format off
 /* OPT-30B: l = 48, h1 = 7168, h2 = 28672, nh = 56; s = 512, n = 32, gbs = 48, bls = 144. In bytes:
@@ -87,13 +89,13 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
-    const OptConfig config = opt_named("opt-30b");
+    opt = opt_named("opt-30b"), block = (Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
     /* every rate is another round number, so that a wrong one shows */
-    const Hardware h = machine_with(
+    machine = machine_with(
         "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 "
         "dtoc_bdw_p=1.6e9 ctod_bdw_g=1e9 ctod_bdw_p=.8e9 mm_flops_g=4e12 mm_flops_p=20e12 bmm_flops_g=.3e12 "
         "bmm_flops_p=8e12 cpu_flops_g=.05e12 cpu_flops_p=.04e12");
-    paper_lp(&lp, &h, &config, &block_30b);
+    paper_lp(&lp, &machine, &opt, &block);
     CU_ASSERT_EQUAL(lp.n, NVARS);
     CU_ASSERT_EQUAL_FATAL(lp.m, NROWS);
     for (int i = 0; i < NROWS; i++) {
@@ -112,31 +114,23 @@ TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
 // Any machine
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    OptConfig config;
-    Hardware hardware;
-    Block block;
-} Case;
-
 /* The numbers of a machine of which more is never worse, which lie side by side: its memories, then its rates. */
 enum { RATES = 14, NUMBERS = NTIERS + RATES };
-static double *number(Hardware *h, int i) { return (double *)&h->mem + i; }
+static double *number(int i) { return (double *)&machine.mem + i; }
 
 /* A machine on which the model is a squeeze, mostly. */
-static Case random_case(uint64_t *seed) {
+static void draw_case(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-1.3b", "opt-13b", "opt-175b"};
     static const double range[][2] = {{1e9, 6e10},  {1e9, 6e10},  {1e8, 1e10}, {5e7, 1e10}, /* of the links */
                                       {1e12, 1e15}, {1e10, 1e14}, {1e9, 1e12}};
-    Case c = {.config = opt_named(names[test_below(seed, 4)]), .hardware = {.name = "random"}};
-    double weights = 24. * c.config.h1 * c.config.h1 * c.config.l;
-    Hardware *h = &c.hardware;
-    c.block.s = (int)test_spread(seed, 1, 1500), c.block.n = (int)test_spread(seed, 1, 500);
-    c.block.gbs = (int)test_spread(seed, 1, 200), c.block.num_gpu_batches = (int)test_spread(seed, 1, 20);
-    h->gmem = weights * test_spread(seed, .02, 3);
-    h->cmem = weights * test_spread(seed, .05, 10);
-    h->nmem = weights * test_spread(seed, .1, 100);
-    for (int i = 0; i < RATES; i++) *number(h, NTIERS + i) = test_spread(seed, range[i / 2][0], range[i / 2][1]);
-    return c;
+    opt = opt_named(names[test_below(seed, 4)]), machine = (Hardware){.name = "random"};
+    const double weights = 24. * opt.h1 * opt.h1 * opt.l;
+    block.s = (int)test_spread(seed, 1, 1500), block.n = (int)test_spread(seed, 1, 500);
+    block.gbs = (int)test_spread(seed, 1, 200), block.num_gpu_batches = (int)test_spread(seed, 1, 20);
+    machine.gmem = weights * test_spread(seed, .02, 3);
+    machine.cmem = weights * test_spread(seed, .05, 10);
+    machine.nmem = weights * test_spread(seed, .1, 100);
+    for (int i = 0; i < RATES; i++) *number(NTIERS + i) = test_spread(seed, range[i / 2][0], range[i / 2][1]);
 }
 
 /* Its seconds are those of the rows, and it names the rows that bind: of a time, and of a tier that is full. None of the
@@ -147,13 +141,12 @@ TEST(the_best_placement_is_one_and_takes_what_the_rows_say) {
     uint64_t seed = 1;
     int fits = 0;
     for (int trial = 0; trial < 400; trial++) {
-        Case c = random_case(&seed);
-        const Block *b = &c.block;
         Cost cost;
         double x[NVARS] = {0}, held[NTIERS] = {0};
-        if (trial % 4 == 0) c.block.n = 1;
-        if (paper_cost(&cost, &c.hardware, &c.config, b, &err)) continue;
-        paper_lp(&lp, &c.hardware, &c.config, b);
+        draw_case(&seed);
+        if (trial % 4 == 0) block.n = 1;
+        if (paper_cost(&cost, &machine, &opt, &block, &err)) continue;
+        paper_lp(&lp, &machine, &opt, &block);
         memcpy(x, cost.fraction, sizeof cost.fraction);
         x[T_PRE] = cost.T_pre, x[T_GEN] = cost.T_gen;
         for (int f = 0; f < NFRACTIONS; f++) CU_ASSERT(x[f] >= 0);
@@ -164,12 +157,12 @@ TEST(the_best_placement_is_one_and_takes_what_the_rows_say) {
             const char *named = i < GPU_ROWS ? cost.slowest[i < T_GEN_ROWS] : cost.full[tier];
             const double excess = lp_excess(row, x, NVARS), size = i < GPU_ROWS ? x[T_GEN - (i < T_GEN_ROWS)] : row->b;
             CU_ASSERT(excess <= 1e-9 * fabs(size) && (i < FRACTION_ROWS ? binds == !!strstr(named, row->name) : binds));
-            if (i >= GPU_ROWS && i < FRACTION_ROWS) held[tier] = fmax(held[tier], excess + c.hardware.mem[tier]);
+            if (i >= GPU_ROWS && i < FRACTION_ROWS) held[tier] = fmax(held[tier], excess + machine.mem[tier]);
         }
-        for (int t = 0; t < NTIERS; t++) CU_ASSERT(fabs(cost.peak[t] - held[t]) <= 1e-9 * c.hardware.mem[t]);
+        for (int t = 0; t < NTIERS; t++) CU_ASSERT(fabs(cost.peak[t] - held[t]) <= 1e-9 * machine.mem[t]);
         CU_ASSERT(cost.slowest[0][0] && cost.slowest[1][0]);
-        CU_ASSERT(near(cost.T, (cost.T_pre + cost.T_gen * (b->n - 1)) * c.config.l));
-        CU_ASSERT(near(cost.throughput * cost.T, (double)b->gbs * b->num_gpu_batches * b->n));
+        CU_ASSERT(near(cost.T, (cost.T_pre + cost.T_gen * (block.n - 1)) * opt.l));
+        CU_ASSERT(near(cost.throughput * cost.T, (double)block.gbs * block.num_gpu_batches * block.n));
         fits++;
     }
     CU_ASSERT(fits > 100 && fits < 390);
@@ -182,21 +175,21 @@ TEST(with_what_the_tiers_lack_there_is_a_placement) {
     uint64_t seed = 2;
     int named[NTIERS] = {0};
     for (int trial = 0; trial < 600; trial++) {
-        Case c = random_case(&seed);
         Cost cost;
         int lacking = 0, last = 0;
-        if (!paper_cost(&cost, &c.hardware, &c.config, &c.block, &err)) continue;
+        draw_case(&seed);
+        if (!paper_cost(&cost, &machine, &opt, &block, &err)) continue;
         CU_ASSERT_EQUAL(err.code, EXIT_USAGE);
         CU_ASSERT(strstr(err.text, "no placement fits: the ") && strstr(err.text, " GiB; use a smaller --gpu-batch-size"));
         for (int t = 0; t < NTIERS; t++) {
             const char *at = strstr(err.text, lacks[t]);
             if (!at) continue;
-            c.hardware.mem[t] += atof(at + strlen(lacks[t])) * 0x1p30;
+            machine.mem[t] += atof(at + strlen(lacks[t])) * 0x1p30;
             named[t]++, lacking++, last = t;
         }
-        ASSERT_OK(paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
-        c.hardware.mem[last] -= .0101 * 0x1p30;
-        CU_ASSERT(lacking > 1 || paper_cost(&cost, &c.hardware, &c.config, &c.block, &err));
+        ASSERT_OK(paper_cost(&cost, &machine, &opt, &block, &err));
+        machine.mem[last] -= .0101 * 0x1p30;
+        CU_ASSERT(lacking > 1 || paper_cost(&cost, &machine, &opt, &block, &err));
     }
     CU_ASSERT(named[TIER_GPU] > 50 && named[TIER_CPU] > 0 && named[TIER_DISK] > 50);
 }
@@ -208,12 +201,12 @@ TEST(impossible_machines_get_an_answer_or_a_line) {
     int lost = 0;
     for (int trial = 0; trial < 2000; trial++) {
         const bool at_bounds = trial >= 1000;
-        Case c = random_case(&seed);
         Cost cost;
+        draw_case(&seed);
         for (int i = NTIERS; i < NUMBERS; i++)
-            *number(&c.hardware, i) = at_bounds ? test_spread(&seed, 1e-9, 1e30) : test_spread(&seed, 1e8, 1e16);
+            *number(i) = at_bounds ? test_spread(&seed, 1e-9, 1e30) : test_spread(&seed, 1e8, 1e16);
         err = (Error){0, ""};
-        const bool ok = !paper_cost(&cost, &c.hardware, &c.config, &c.block, &err);
+        const bool ok = !paper_cost(&cost, &machine, &opt, &block, &err);
         CU_ASSERT(ok ? isfinite(cost.T) && cost.T > 0 && isfinite(cost.throughput)
                      : (err.code == EXIT_USAGE || err.code == EXIT_FAILED) && err.text[0]);
         lost += !at_bounds && err.code == EXIT_FAILED;
@@ -225,8 +218,7 @@ TEST(impossible_machines_get_an_answer_or_a_line) {
 // The model `runtime`: one task under one policy
 // ---------------------------------------------------------------------------------------------------------------
 
-/* A task on a machine, its plan, and the plan that runtime_lp starts from. */
-static Hardware machine;
+/* A task on the machine, its plan, and the plan that runtime_lp starts from. */
 static Checkpoint *model;
 static Task task;
 static Plan *plan, *corner;
@@ -246,13 +238,6 @@ static void close_plan(void) {
     plan_free(plan), plan_free(corner);
     free_task(&task);
     checkpoint_close(model);
-}
-
-/* The seconds of all sweeps at a point of the LP, without the small price of what others hide. */
-static double all_sweeps(const double *x) {
-    double sweep_s[2];
-    runtime_sweeps(sweep_s, x, plan->config.l);
-    return plan->work[0].sweeps * sweep_s[0] + plan->work[1].sweeps * sweep_s[1];
 }
 
 static Lp *open_lp(void) {
@@ -281,45 +266,30 @@ static const double KV = 4 * H1, HIDDEN_ROW = 2 * H1; /* bytes of a token's K an
 static const double MATRICES = 4. * H1 * H1 + 2. * H1 * H2, HEAD = 2. * VOCAB * H1; /* numbers; flops, or bytes */
 static const double LAYER_BYTES = 2 * (4. * H1 * H1 + 2. * H1 * H2 + 9 * H1 + H2);  /* with biases and layernorms */
 
-/* Opens the case; close_plan ends it. */
-static Cost cost_of(Policy p, const char *slow) {
+static void open_by_hand(Policy p, const char *slow) {
     open_plan(opt_named("opt-125m"), p, machine_with(slow), COUNT, S, N);
-    return expected();
 }
 
 static Cost expect_takes(Policy p, const char *slow, double seconds) {
-    const Cost cost = cost_of(p, slow);
+    open_by_hand(p, slow);
+    const Cost cost = expected();
     CU_ASSERT(fabs(cost.T / seconds - 1) < 1e-9);
     close_plan();
     return cost;
 }
 
-/* Everything on the GPU but the weights, the cache or the states, which are on a lower tier. */
-static Policy away(int what, Tier tier) {
+/* Everything on the GPU but the weights, the cache, the states or the table, which are on that tier. ALONE is without
+ * overlap; IN_TURN is one square at a time. */
+enum { WEIGHTS = 0, KEPT = 2, STATES = 4, TABLE = 6 };
+enum { DELEGATED = 1, ALONE = 2, IN_TURN = 4, PACKED = 8 };
+static Policy on(Tier tier, int what, int ways) {
     Policy p = all_gpu(4, K);
-    p.share[what] = 0, p.share[what + 1] = tier == TIER_CPU;
-    return p;
-}
-enum { WEIGHTS = 0, KEPT = 2, STATES = 4 };
-static Policy delegated(Policy p) {
-    p.delegated = true;
-    return p;
-}
-static Policy table_away(Tier tier) {
-    Policy p = all_gpu(4, K);
-    p.table_home = tier;
-    return p;
-}
-static Policy in_turn(Policy p) { /* one square at a time */
-    p.synchronize = true;
-    return p;
-}
-static Policy alone(Policy p) { /* without overlap */
-    p.overlap = false;
-    return p;
-}
-static Policy packed_weights(Policy p) {
-    p.weight_packed = true;
+    if (what == TABLE)
+        p.table_home = tier;
+    else
+        p.share[what] = tier == TIER_GPU, p.share[what + 1] = tier == TIER_CPU;
+    p.delegated = ways & DELEGATED, p.overlap = !(ways & ALONE), p.synchronize = ways & IN_TURN;
+    p.weight_packed = ways & PACKED;
     return p;
 }
 
@@ -337,23 +307,24 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
                  states = L * HIDDEN_ROW * ROWS / 1e9, queries = L * HIDDEN_ROW * NEW / 1e9;
     const double layers = 2. * L * MATRICES, attention = L * 4. * H1, gpu = NEW * (layers + HEAD) / 1e12,
                  cpu = attention * SEEN / 2e9, attending = attention * (SEEN / 1e10 + PAIRS / 4e10);
-    const Policy on_cpu = delegated(away(KEPT, TIER_CPU)), staged = away(KEPT, TIER_CPU),
-                 on_disk = delegated(away(KEPT, TIER_DISK)), from_disk = away(KEPT, TIER_DISK),
-                 x_on_cpu = away(STATES, TIER_CPU), x_on_disk = away(STATES, TIER_DISK);
-    Policy sparse = on_disk, row = away(WEIGHTS, TIER_CPU);
+    const Policy on_cpu = on(TIER_CPU, KEPT, DELEGATED), staged = on(TIER_CPU, KEPT, 0),
+                 on_disk = on(TIER_DISK, KEPT, DELEGATED), from_disk = on(TIER_DISK, KEPT, 0),
+                 x_on_cpu = on(TIER_CPU, STATES, 0), x_on_disk = on(TIER_DISK, STATES, 0),
+                 weights_on_cpu = on(TIER_CPU, WEIGHTS, 0), table_on_cpu = on(TIER_CPU, TABLE, 0);
+    Policy sparse = on_disk, row = weights_on_cpu;
     sparse.sparsity = .25, row.schedule = SCHEDULE_ROW;
     const struct {
         const char *slow;
         Policy policy;
         double seconds;
-    } cases[] = {{"ctog_bdw=1e9", away(WEIGHTS, TIER_CPU), SWEEPS * LAYER_BYTES * L / 1e9},
+    } cases[] = {{"ctog_bdw=1e9", weights_on_cpu, SWEEPS * LAYER_BYTES * L / 1e9},
                  {"ctog_bdw=1e9", row, 6 * N * LAYER_BYTES * L / 1e9},
-                 {two_rates, table_away(TIER_CPU),
+                 {two_rates, table_on_cpu,
                   (2 * HEAD + IN_PREFILL * HIDDEN_ROW) / 2e9 + ((SWEEPS - 2) * HEAD + NEW * HIDDEN_ROW) / 1e9},
                  {"mm_flops_g=1e12 mm_flops_p=5e12", all_gpu(4, K), COUNT * (S * layers + HEAD) / 5e12 + gpu},
                  {"bmm_flops_g=1e10 bmm_flops_p=4e10", all_gpu(4, K), attending},
                  {side_by_side, on_cpu, fmax(gpu, cpu)},
-                 {side_by_side, alone(on_cpu), gpu + cpu},
+                 {side_by_side, on(TIER_CPU, KEPT, DELEGATED | ALONE), gpu + cpu},
                  {"ctog_bdw=1e9", staged, pages},
                  {"ctog_bdw=1e9", from_disk, pages},
                  {"ctog_bdw=1e9", on_cpu, queries}, /* the results */
@@ -370,10 +341,10 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
                  {"ctod_bdw=1e9", x_on_disk, states},
                  {"cpu_bdw=1e9", staged, fresh}, /* to their pages; and K and V that it attends to */
                  {"cpu_bdw=1e9", on_cpu, L * KV * (ROWS + SEEN) / 1e9},
-                 {"cpu_bdw=1e9", table_away(TIER_CPU), HIDDEN_ROW * ROWS / 1e9}}; /* rows that it gathers */
+                 {"cpu_bdw=1e9", table_on_cpu, HIDDEN_ROW * ROWS / 1e9}}; /* rows that it gathers */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_takes(cases[i].policy, cases[i].slow, cases[i].seconds);
-    const Cost read = expect_takes(away(WEIGHTS, TIER_DISK), "ctog_bdw=1e9 dtoc_bdw=2e8", SWEEPS * LAYER_BYTES * L / 2e8),
+    const Cost read = expect_takes(on(TIER_DISK, WEIGHTS, 0), "ctog_bdw=1e9 dtoc_bdw=2e8", SWEEPS * LAYER_BYTES * L / 2e8),
                attended = expect_takes(on_cpu, "cpu_flops_g=1e10 bmm_flops_p=4e10", attending);
     CU_ASSERT(!strcmp(read.slowest[0], "dtoc^g") && !strcmp(read.slowest[1], "dtoc^p"));
     CU_ASSERT(!strcmp(attended.slowest[0], "cpu^g") && !strcmp(attended.slowest[1], "gpu^p"));
@@ -381,7 +352,7 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
     expect_takes(all_gpu(4, K), "gtoc_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
     expect_takes(all_gpu(4, K), "cpu_bdw=1e9", COUNT * N * 4. * VOCAB / 1e9);
     temperature = 0;
-    cost_of(on_cpu, side_by_side); /* shared cores compute one after the other */
+    open_by_hand(on_cpu, side_by_side); /* shared cores compute one after the other */
     machine.shared_cores = true;
     CU_ASSERT(near(expected().T, gpu + cpu));
     close_plan();
@@ -390,27 +361,21 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
 /* From the disk comes what lies there: a copy as it is packed (4.5 bits of 16), the checkpoint's own matrices in their own
  * type. */
 TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
-    cost_of(packed_weights(away(WEIGHTS, TIER_DISK)), "dtoc_bdw=1e9");
+    open_by_hand(on(TIER_DISK, WEIGHTS, PACKED), "dtoc_bdw=1e9");
     const double copy = (double)plan_layer_bytes(plan);
     CU_ASSERT(copy < .3 * LAYER_BYTES);
     CU_ASSERT(near(expected().T, SWEEPS * L * copy / 1e9));
     close_plan();
-    cost_of(away(WEIGHTS, TIER_DISK), "dtoc_bdw=1e9");
+    open_by_hand(on(TIER_DISK, WEIGHTS, 0), "dtoc_bdw=1e9");
     for (int role = 0; role < NROLES; role++) model->layer[0][role].type = F32;
     model->dummy = false; /* whose weights would be copied */
     CU_ASSERT(near(expected().T, SWEEPS * L * 2 * LAYER_BYTES / 1e9));
     model->dummy = true;
     close_plan();
-    cost_of(table_away(TIER_DISK), "dtoc_bdw=1e9");
+    open_by_hand(on(TIER_DISK, TABLE, 0), "dtoc_bdw=1e9");
     model->global[TOK_EMBED].type = F32;
     CU_ASSERT(near(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
     close_plan();
-}
-
-/* Seconds of all ops of a millisecond, of which a layer of a sweep has so many in prefill and in generation, and the last
- * one those of the head besides. */
-static double ops_seconds(double prefill, double generation, double head) {
-    return 1e-3 * (2 * (L * prefill + head) + (SWEEPS - 2) * (L * generation + head));
 }
 
 /* Of a batch: four products, one op that puts k and v away and two layernorms, attention to the cache in generation, and 6
@@ -419,14 +384,20 @@ static double ops_seconds(double prefill, double generation, double head) {
  * other: the whole way to the CPU and back counts, but not beside the head. Without overlap, an op up and one down for
  * every batch. */
 TEST(where_ops_count_time_is_their_number) {
-    const Policy on_cpu = delegated(away(KEPT, TIER_CPU));
-    const double last = 7 * K + 6 * K, way = 7 * K + 4 * K;
-    expect_takes(all_gpu(4, K), "op_s=1e-3", ops_seconds(7 * K, 8 * K, 6 * K));
-    expect_takes(packed_weights(all_gpu(4, K)), "op_s=1e-3", ops_seconds(7 * K + 6, 8 * K, 6 * K));
-    expect_takes(all_gpu(12, 1), "op_s=1e-3", ops_seconds(2 * 5 + 2, 8, 6));
-    expect_takes(on_cpu, "op_s=1e-3", ops_seconds(7 * K, 7 * K, 6 * K));
-    expect_takes(in_turn(on_cpu), "op_s=1e-3", 1e-3 * (2 * (11 * 7 * K + last) + (SWEEPS - 2) * (11 * way + last)));
-    expect_takes(alone(away(STATES, TIER_CPU)), "op_s=1e-3", ops_seconds(9 * K, 10 * K, 6 * K));
+    const struct {
+        Policy policy;
+        double layer[2], head[2]; /* ops of a layer and of the head: in prefill, in generation */
+    } cases[] = {{all_gpu(4, K), {7 * K, 8 * K}, {6 * K, 6 * K}},
+                 {on(TIER_GPU, WEIGHTS, PACKED), {7 * K + 6, 8 * K}, {6 * K, 6 * K}},
+                 {all_gpu(12, 1), {2 * 5 + 2, 8}, {6, 6}},
+                 {on(TIER_CPU, KEPT, DELEGATED), {7 * K, 7 * K}, {6 * K, 6 * K}},
+                 {on(TIER_CPU, KEPT, DELEGATED | IN_TURN), {7 * K, 7 * K + 4 * K}, {6 * K, 6 * K - 4 * K}},
+                 {on(TIER_CPU, STATES, ALONE), {9 * K, 10 * K}, {6 * K, 6 * K}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const double *layer = cases[i].layer, *head = cases[i].head;
+        const double ops = 2 * (L * layer[0] + head[0]) + (SWEEPS - 2) * (L * layer[1] + head[1]);
+        expect_takes(cases[i].policy, "op_s=1e-3", 1e-3 * ops);
+    }
 }
 
 // clang-format off
@@ -450,7 +421,7 @@ TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
                         cache[] = {61636608 + 7962624, 61636608 + 589824, 17335296 + 165888 + 10202112};
     for (int way = 0; way < 6; way++) {
         const int kept = way / 2; /* on the GPU, on the CPU, and there packed */
-        Policy p = kept ? away(KEPT, TIER_CPU) : all_gpu(4, K);
+        Policy p = kept ? on(TIER_CPU, KEPT, 0) : all_gpu(4, K);
         p.weight_packed = way % 2, p.cache_packed = kept == 2;
         expect_takes(p, "gpu_bdw=1e9", (L * (prefill + (way % 2 ? packed : generation) + cache[kept]) + head) / 1e9);
     }
@@ -460,12 +431,12 @@ TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
  * products: where they are slow to store, they are behind the rest. */
 TEST(a_square_alone_takes_its_whole_way) {
     char slow[100];
-    expect_takes(in_turn(away(STATES, TIER_DISK)), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
+    expect_takes(on(TIER_DISK, STATES, IN_TURN), "ctog_bdw=1e9 gtoc_bdw=2e9 dtoc_bdw=4e9 ctod_bdw=.5e9",
                  L * HIDDEN_ROW * ROWS * (1 + .5 + .25 + 2) / 1e9);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) { /* a layer of both prefills takes a second */
         snprintf(slow, sizeof slow, "mm_flops_p=%.17g %s_bdw_p=%.17g", 2 * IN_PREFILL * MATRICES,
                  tier == TIER_CPU ? "gtoc" : "ctod", KV * IN_PREFILL / .9);
-        expect_takes(in_turn(away(KEPT, tier)), slow, L * (.25 + .9));
+        expect_takes(on(tier, KEPT, IN_TURN), slow, L * (.25 + .9));
     }
 }
 
@@ -508,14 +479,15 @@ TEST(beside_the_last_layer_the_first_is_loaded) {
 
 /* What it minimizes are these seconds, and a price that is small beside them. */
 TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
-    double x[RUNTIME_VARS] = {0}, sum = 0;
+    double x[RUNTIME_VARS] = {0}, sum = 0, sweep_s[2];
     Policy p = all_gpu(4, K);
     p.schedule = SCHEDULE_DIAGONAL;
-    cost_of(p, "");
+    open_by_hand(p, "");
     const Lp *lp = open_lp();
     for (int v = 0; v < NFRACTIONS; v++) CU_ASSERT(lp->c[v] >= 0);
     for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) x[v] = v, sum += lp->c[v] * v;
-    CU_ASSERT(near(sum, all_sweeps(x)));
+    runtime_sweeps(sweep_s, x, L);
+    CU_ASSERT(near(sum, plan->work[0].sweeps * sweep_s[0] + plan->work[1].sweeps * sweep_s[1]));
     close_plan();
 }
 
@@ -595,32 +567,31 @@ TEST(the_sim_takes_what_the_model_expects) {
     CU_ASSERT(near_by >= TRIALS * 9 / 10 && far <= 1);
 }
 
-/* The least value of the LP, infinite where nothing fits; *seconds: what all sweeps take there. */
-static double least(double *seconds) {
-    LpAnswer answer;
-    lp_solve(&answer, open_lp());
-    const bool fits = answer.verdict == LP_OPTIMAL;
-    CU_ASSERT(fits || answer.verdict == LP_INFEASIBLE);
-    *seconds = fits ? all_sweeps(answer.x) : INFINITY;
-    return fits ? answer.value : INFINITY;
-}
-
-/* The price of idling is 2%, and may be worth it. */
+/* Nothing fits: infinitely many seconds. The price of idling is 2%, and may be worth it. */
 TEST(more_memory_or_bandwidth_never_costs_time) {
     uint64_t seed = 10;
     int better = 0;
     for (int trial = 0; trial < 100; trial++) {
-        double before, after;
+        double least = INFINITY, before = INFINITY;
         open_random(&seed);
         for (int t = 0; t < NTIERS; t++) machine.mem[t] = (double)plan->total[t] * test_spread(&seed, .3, 2) + 1;
-        const double value = least(&before);
-        for (int i = 0; i < NUMBERS; i++) {
-            const double was = *number(&machine, i);
-            *number(&machine, i) *= 1.5;
-            CU_ASSERT(least(&after) <= value * (1 + 1e-9));
-            CU_ASSERT(after <= before * 1.02);
-            better += after < before * (1 - 1e-6);
-            *number(&machine, i) = was;
+        const Hardware was = machine;
+        for (int i = -1; i < NUMBERS; i++) { /* as it is, then with half as much again of each number */
+            LpAnswer answer;
+            double value = INFINITY, seconds = INFINITY;
+            if (i >= 0) *number(i) *= 1.5;
+            const Lp *lp = open_lp();
+            lp_solve(&answer, lp);
+            if (answer.verdict == LP_OPTIMAL) {
+                value = answer.value, seconds = 0;
+                for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) seconds += lp->c[v] * answer.x[v];
+            } else
+                CU_ASSERT_EQUAL(answer.verdict, LP_INFEASIBLE);
+            if (i < 0) least = value, before = seconds;
+            CU_ASSERT(value <= least * (1 + 1e-9));
+            CU_ASSERT(seconds <= before * 1.02);
+            better += seconds < before * (1 - 1e-6);
+            machine = was;
         }
         close_plan();
     }
