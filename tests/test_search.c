@@ -57,29 +57,7 @@ static void vary_machine(uint64_t *seed) {
     q.act_type = machine.shared_cores ? F32 : F16;
 }
 
-/* Some of what the search would look for is given. */
-static void vary_given(uint64_t *seed) {
-    Policy *p = &q.given;
-    for (int i = 0; i < 6; i++) {
-        if (i % 2 == 0) draw_shares(&p->share[i], &p->share[i + 1], seed);
-        q.fixed[i] = one_in(seed, 6);
-        p->share[i] *= q.fixed[i];
-    }
-    q.fixed_gbs = one_in(seed, 4), q.fixed_schedule = one_in(seed, 3), q.fixed_attention = one_in(seed, 4);
-    if (q.fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * task.count + 1);
-    if (q.fixed_schedule) p->schedule = test_below(seed, 3);
-    q.fixed_batches = p->schedule == SCHEDULE_ROW || one_in(seed, 4);
-    if (q.fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
-    if (q.fixed_attention) p->delegated = one_in(seed, 2);
-    const bool packs = model->config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
-    p->weight_packed = packs && one_in(seed, 4), p->cache_packed = packs && one_in(seed, 4);
-    q.may_pack = packs && one_in(seed, 4);
-    if (one_in(seed, 4)) p->sparsity = .1, q.fixed_attention = p->delegated = true;
-    p->overlap = !one_in(seed, 8), p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
-    q.one_block = one_in(seed, 4);
-}
-
-/* Large models mean more layers to plan, so that they get few prompts. */
+/* Some of what the search would look for is given. Large models mean more layers to plan, so that they get few prompts. */
 static void open_random(uint64_t *seed) {
     static const char *const names[] = {"opt-350m", "opt-1.3b", "opt-6.7b", "opt-30b", "opt-175b"};
     static const char *const machines[] = {"hardware/t4.json", "hardware/rtx4090.json", "hardware/h100.json",
@@ -95,7 +73,24 @@ static void open_random(uint64_t *seed) {
         prompt->n = mixed || !i ? (int)test_spread(seed, 1, 20) : prompt[-1].n;
     }
     vary_machine(seed);
-    vary_given(seed);
+    Policy *p = &q.given;
+    for (int i = 0; i < 6; i++) {
+        if (i % 2 == 0) draw_shares(&p->share[i], &p->share[i + 1], seed);
+        q.fixed[i] = one_in(seed, 6);
+        p->share[i] *= q.fixed[i];
+    }
+    q.fixed_gbs = one_in(seed, 4), q.fixed_schedule = one_in(seed, 3), q.fixed_attention = one_in(seed, 4);
+    if (q.fixed_gbs) p->gbs = (int)test_spread(seed, 1, 2 * count + 1);
+    if (q.fixed_schedule) p->schedule = test_below(seed, 3);
+    q.fixed_batches = p->schedule == SCHEDULE_ROW || one_in(seed, 4);
+    if (q.fixed_batches) p->num_gpu_batches = (int)test_spread(seed, 1, 12);
+    if (q.fixed_attention) p->delegated = one_in(seed, 2);
+    const bool packs = config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
+    p->weight_packed = packs && one_in(seed, 4), p->cache_packed = packs && one_in(seed, 4);
+    q.may_pack = packs && one_in(seed, 4);
+    if (one_in(seed, 4)) p->sparsity = .1, q.fixed_attention = p->delegated = true;
+    p->overlap = !one_in(seed, 8), p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
+    q.one_block = one_in(seed, 4);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -103,45 +98,6 @@ static void open_random(uint64_t *seed) {
 // ---------------------------------------------------------------------------------------------------------------
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
-/* Whether the policy's plan fits, asked of its plan. */
-static bool plan_of_policy_fits(const Policy *p) {
-    Error why;
-    Plan *plan = plan_for(&q, p, &why);
-    const bool fits = plan && !plan_missing(plan, q.capacity);
-    plan_free(plan);
-    return fits;
-}
-
-/* Whether the policy is still the same with what was given. A plan fills in a sparsity that was left open. */
-static bool keeps_what_was_given(const Policy *p) {
-    const Policy *g = &q.given;
-    const bool adds_nothing = p->schedule == SCHEDULE_ZIGZAG && g->schedule == SCHEDULE_DIAGONAL && !q.fixed_batches;
-    Policy given = *p;
-    given.overlap = g->overlap, given.page_tokens = g->page_tokens, given.sparsity = g->sparsity > 0 ? g->sparsity : 1;
-    for (int i = 0; i < 6; i++)
-        if (q.fixed[i]) given.share[i] = g->share[i];
-    if (q.fixed_gbs) given.gbs = g->gbs;
-    if (q.fixed_batches) given.num_gpu_batches = g->num_gpu_batches;
-    if (q.fixed_attention) given.delegated = g->delegated;
-    if (q.fixed_schedule && !adds_nothing) given.schedule = g->schedule;
-    given.weight_packed = g->weight_packed || (p->weight_packed && q.may_pack);
-    given.cache_packed = g->cache_packed || (p->cache_packed && q.may_pack);
-    return !memcmp(&given, p, sizeof given);
-}
-
-/* Where nothing was given, a tier has nothing at all or a step at least: of weights a tenth of a percent, of the rest a
- * sequence. */
-static bool has_shares(const Policy *p) {
-    const int sequences = imin(block_size(p), ceil_div(task.count, flight_count(p)));
-    bool ok = true;
-    for (int i = 0; i < 6; i += 2) {
-        const double *two = p->share + i, share[] = {two[0], two[1], 1 - two[0] - two[1]};
-        const double least = q.fixed[i] || q.fixed[i + 1] ? -1e-9 : .5 / (i ? imin(sequences, 1000) : 1000);
-        for (int t = 0; t < NTIERS; t++) ok = ok && (share[t] == 0 || share[t] > least);
-    }
-    return ok;
-}
 
 static Found predicted(const Policy *given) {
     Found f = {.latency = 0};
@@ -151,13 +107,30 @@ static Found predicted(const Policy *given) {
     return f;
 }
 
-/* The cost model, asked about the policy as it is, says the same; which tiers bind only the search knows. */
+/* What was given is kept: a plan fills in a sparsity that was left open, and zig-zag stands for a diagonal that adds
+ * nothing. Where nothing was given, a tier has nothing at all or a step at least: of weights a tenth of a percent, of the
+ * rest a sequence. The cost model, asked about the policy as it is, says that it fits, and the same cost; which tiers bind
+ * only the search knows. */
 static void check_found(const Found *f) {
-    const Found again = predicted(&f->policy);
+    const Policy *p = &f->policy, *given = &q.given;
+    const bool adds_nothing = p->schedule == SCHEDULE_ZIGZAG && given->schedule == SCHEDULE_DIAGONAL && !q.fixed_batches;
+    CU_ASSERT(p->overlap == given->overlap && p->page_tokens == given->page_tokens);
+    CU_ASSERT(p->sparsity == (given->sparsity > 0 ? given->sparsity : 1));
+    CU_ASSERT(!q.fixed_gbs || p->gbs == given->gbs);
+    CU_ASSERT(!q.fixed_batches || p->num_gpu_batches == given->num_gpu_batches);
+    CU_ASSERT(!q.fixed_attention || p->delegated == given->delegated);
+    CU_ASSERT(!q.fixed_schedule || p->schedule == given->schedule || adds_nothing);
+    CU_ASSERT(p->weight_packed == (given->weight_packed || (p->weight_packed && q.may_pack)));
+    CU_ASSERT(p->cache_packed == (given->cache_packed || (p->cache_packed && q.may_pack)));
+    const int sequences = imin(block_size(p), ceil_div(task.count, flight_count(p)));
+    for (int i = 0; i < 6; i += 2) {
+        const double *two = p->share + i, share[] = {two[0], two[1], 1 - two[0] - two[1]};
+        const double least = q.fixed[i] || q.fixed[i + 1] ? -1e-9 : .5 / (i ? imin(sequences, 1000) : 1000);
+        for (int t = 0; t < 2; t++) CU_ASSERT(!q.fixed[i + t] || share[t] == given->share[i + t]);
+        for (int t = 0; t < NTIERS; t++) CU_ASSERT(share[t] == 0 || share[t] > least);
+    }
+    const Found again = predicted(p);
     const Cost *c = &f->cost;
-    CU_ASSERT(plan_of_policy_fits(&f->policy));
-    CU_ASSERT(keeps_what_was_given(&f->policy));
-    CU_ASSERT(has_shares(&f->policy));
     CU_ASSERT(isfinite(c->T) && c->throughput > 0 && isfinite(c->throughput) && c->T_pre > 0 && c->T_gen >= 0);
     CU_ASSERT(!memcmp(c, &again.cost, offsetof(Cost, full)) && f->latency == again.latency);
     for (int t = 0; t < NTIERS; t++) CU_ASSERT(c->peak[t] <= (double)q.capacity[t]);
@@ -173,52 +146,41 @@ static double worth(const Found *f) {
            (1 + (machine.shared_cores ? .02 * log2(batches) : 0) + (q.one_block ? .01 * log2(block) : 0));
 }
 
-/* The smallest block that the question allows, with all that is open on one tier: some corner that fits, and that is quick
- * enough. */
-static bool some_corner_does(void) {
+enum { TEN = 10, FRONTIER = 64 };
+static Found found[FRONTIER];
+
+/* Returns the number of policies, at most `most`; 0 where the search refused, with one line for the user: which tier is too
+ * small, or that the latency is. Then the smallest block that the question allows, with all that is open on one tier, does
+ * not fit or is not quick enough at any corner. Planning all corners of a deep model takes its time: of those every fourth
+ * is looked at. */
+static int ask(int most) {
     enum { HOMES = NTIERS * NTIERS * NTIERS * NTIERS };
-    Search one = q;
-    Policy *p = &one.given;
-    Found found;
+    static int deep;
+    Search least = q;
+    Policy *p = &least.given;
+    err = (Error){0, ""};
+    const int n = policy_search(found, most, &q, &err);
+    CU_ASSERT(n <= most && n != 0);
+    for (int i = 0; i < n; i++) check_found(&found[i]);
+    for (int i = 1; i < n; i++) CU_ASSERT(worth(&found[i]) <= worth(&found[i - 1]));
+    if (n > 0) return n;
+    CU_ASSERT(err.code == EXIT_USAGE && !strchr(err.text, '\n'));
+    CU_ASSERT(strstr(err.text, "-mem") || strstr(err.text, "--max-latency"));
+    if (model->config.l > 12 && ++deep % 4) return 0;
     p->weight_packed |= q.may_pack, p->cache_packed |= q.may_pack;
     if (!q.fixed_gbs) p->gbs = 1;
     if (!q.fixed_batches) p->num_gpu_batches = 1;
     for (int where = 0; where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
         const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
+        Found corner;
+        Error why;
         p->table_home = where / 27 % 3;
         if (!q.fixed_attention) p->delegated = where >= HOMES;
         for (int i = 0; i < 6; i++)
             if (!q.fixed[i]) p->share[i] = home[i / 2] == i % 2 ? 1 - (q.fixed[i ^ 1] ? p->share[i ^ 1] : 0) : 0;
-        if (plan_of_policy_fits(p) &&
-            (q.max_latency <= 0 || (!policy_predict(&found, &one, &err) && found.latency <= q.max_latency)))
-            return true;
+        CU_ASSERT(policy_predict(&corner, &least, &why) || (q.max_latency > 0 && corner.latency > q.max_latency));
     }
-    return false;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Four hundred searches
-// ---------------------------------------------------------------------------------------------------------------
-
-enum { TEN = 10, FRONTIER = 64 };
-static Found found[FRONTIER];
-
-/* Returns the number of policies, at most `most`; 0 where the search refused, with one line for the user: which tier is too
- * small, or that the latency is. Planning all corners of a deep model takes its time: of those every fourth is looked at.
- */
-static int ask(int most) {
-    static int deep;
-    err = (Error){0, ""};
-    const int n = policy_search(found, most, &q, &err);
-    CU_ASSERT(n <= most && n != 0);
-    if (n < 0) {
-        CU_ASSERT(err.code == EXIT_USAGE && !strchr(err.text, '\n'));
-        CU_ASSERT(strstr(err.text, "-mem") || strstr(err.text, "--max-latency"));
-        CU_ASSERT((model->config.l > 12 && ++deep % 4) || !some_corner_does());
-    }
-    for (int i = 0; i < n; i++) check_found(&found[i]);
-    for (int i = 1; i < n; i++) CU_ASSERT(worth(&found[i]) <= worth(&found[i - 1]));
-    return imax(n, 0);
+    return 0;
 }
 
 /* The best policy, where there must be one. */
@@ -347,12 +309,11 @@ TEST(a_latency_that_cannot_be_is_refused_with_the_least) {
     double least = 0;
     open_squeeze("opt-125m", 96, 128, 16);
     q.max_latency = 1e-6;
-    CU_ASSERT_EQUAL(policy_search(found, 1, &q, &err), -1);
-    CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
+    CU_ASSERT(!ask(1) && strstr(err.text, "1e-06 s") && strstr(err.text, "--max-latency"));
     const char *takes = strstr(err.text, "takes ");
     CU_ASSERT_FATAL(takes && sscanf(takes, "takes %lf", &least) == 1);
     q.max_latency = least * .99;
-    CU_ASSERT(!some_corner_does());
+    CU_ASSERT(!ask(1));
     q.max_latency = least * 1.01; /* it is said in three digits */
     best();
     CU_ASSERT_EQUAL(policy_frontier(found, 1, &q, &err), 1);
@@ -387,29 +348,29 @@ TEST(a_gpu_with_room_for_all_gets_all) {
     close_case();
 }
 
-/* Returns the token/s that the LP of a policy promises with so many workspaces. */
-static double bound_with(Policy p, int workspaces) {
-    static Lp lp;
-    LpAnswer answer;
-    double tokens, seconds = 0;
-    p.workspaces = workspaces;
-    policy_lp(&lp, &tokens, &q, &p);
-    lp_solve(&answer, &lp);
-    CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
-    for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp.c[v] * answer.x[v];
-    return tokens / seconds;
-}
-
 /* Of policies that promise nearly the same, the search finds the one with more workspaces. Here the smaller batches gain
  * more than a percent with fewer, the largest less. */
 TEST(fewer_workspaces_must_bring_one_percent) {
+    static Lp lp;
     int fewer = 0, nearly = 0;
     for (int gbs = 24; gbs <= 48; gbs += 8) {
         open_squeeze("opt-125m", 4 * gbs, 128, 16);
         q.capacity[TIER_GPU] *= 2;
         give_block(gbs, 4);
         const Policy p = best().policy;
-        const double more = bound_with(p, 3), less = bound_with(p, 2);
+        double promised[4] = {0}; /* token/s by the LP with so many workspaces */
+        for (int n = 2; n <= 3; n++) {
+            LpAnswer answer;
+            Policy with = p;
+            double tokens, seconds = 0;
+            with.workspaces = n;
+            policy_lp(&lp, &tokens, &q, &with);
+            lp_solve(&answer, &lp);
+            CU_ASSERT_EQUAL_FATAL(answer.verdict, LP_OPTIMAL);
+            for (int v = LAYER_S; v < RUNTIME_VARS; v++) seconds += lp.c[v] * answer.x[v];
+            promised[n] = tokens / seconds;
+        }
+        const double less = promised[2], more = promised[3];
         CU_ASSERT_EQUAL(p.workspaces, less > 1.01 * more ? 2 : 3);
         fewer += less > 1.01 * more, nearly += less > more && less <= 1.01 * more;
         close_case();
