@@ -11,25 +11,6 @@ typedef struct {
     int seat[MOST_PROMPTS], peak[NTIERS], most_in_flight, most_topups;
 } Walk;
 
-/* Counts one by one the batches in flight, and by tier the pages that the seated hold in this sweep. */
-static void count_pages(Walk *w, const Admission *a) {
-    int pages[NTIERS] = {0}, batches = 0, in[MOST_PROMPTS] = {0};
-    for (int e = 0; e < a->nseats; e++) {
-        const Seat *seat = &a->seat[e];
-        if (seat->prompt < 0) continue;
-        const Prompt *q = &a->task->prompts[seat->prompt];
-        const int x = (int)(w->sweeps - seat->since);
-        pages[seat->kv] += pages_for(q->s + x, a->policy->page_tokens);
-        batches += !in[seat->k]++;
-        CU_ASSERT(in[seat->k] <= a->policy->gbs && x < q->n);
-    }
-    w->most_in_flight = imax(w->most_in_flight, batches);
-    for (int t = 0; t < NTIERS; t++) {
-        w->peak[t] = imax(w->peak[t], pages[t]);
-        CU_ASSERT(!a->limit || pages[t] <= a->limit[t]);
-    }
-}
-
 /* limit: pages by tier; stop: tokens after which each prompt stops. NULL: none. Prompts enter in the order of the input,
  * and batch by batch. */
 static Walk walked(const Task *task, const Policy *policy, const int *limit, const int *stop) {
@@ -49,12 +30,23 @@ static Walk walked(const Task *task, const Policy *policy, const int *limit, con
             CU_ASSERT(e <= topups || seat->k >= a.seat[entered[e - 1]].k);
             w.first[seen + e] = w.sweeps, w.seat[seen + e] = entered[e];
         }
-        count_pages(&w, &a);
+        int pages[NTIERS] = {0}, batches = 0, in[MOST_PROMPTS] = {0}; /* in use in this sweep, counted one by one */
         for (int e = 0; e < a.nseats; e++) {
-            const int prompt = a.seat[e].prompt, x = (int)(w.sweeps - a.seat[e].since) + 1;
-            if (prompt < 0 || (x < task->prompts[prompt].n && (!stop || x < stop[prompt]))) continue;
+            const Seat *seat = &a.seat[e];
+            const int prompt = seat->prompt, x = (int)(w.sweeps - seat->since);
+            if (prompt < 0) continue;
+            const Prompt *q = &task->prompts[prompt];
+            pages[seat->kv] += pages_for(q->s + x, policy->page_tokens);
+            batches += !in[seat->k]++;
+            CU_ASSERT(in[seat->k] <= policy->gbs && x < q->n);
+            if (x + 1 < q->n && (!stop || x + 1 < stop[prompt])) continue;
             w.last[prompt] = w.sweeps;
-            admission_leave(&a, e, x);
+            admission_leave(&a, e, x + 1);
+        }
+        w.most_in_flight = imax(w.most_in_flight, batches);
+        for (int t = 0; t < NTIERS; t++) {
+            w.peak[t] = imax(w.peak[t], pages[t]);
+            CU_ASSERT(!limit || pages[t] <= limit[t]);
         }
     }
     CU_ASSERT_EQUAL(line, task->count);
