@@ -297,17 +297,6 @@ TEST(the_planned_work_is_what_runs) {
     }
 }
 
-/* By hand: five prompts of 10 tokens, 4 new ones each, in blocks of 2 x 2. Twice one sweep of prefill and three others. */
-TEST(the_work_of_two_blocks_by_hand) {
-    static const Workload expected[] = {{6, 0, 0, 0, 0, 3 * 3, 5 * 3, 5 * (11 + 12 + 13), 5 * 3},
-                                        {2, 3, 5, 50, 5 * 55, 0, 0, 0, 5}};
-    const Policy p = all_gpu(2, 2);
-    open_task(small, 5, 10, 4);
-    make(&p);
-    CU_ASSERT(plan->sweeps == 8 && !memcmp(plan->work, expected, sizeof expected));
-    close_task();
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // What is chosen for a plan to fit
 // ---------------------------------------------------------------------------------------------------------------

@@ -386,17 +386,17 @@ TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
 TEST(where_ops_count_time_is_their_number) {
     const struct {
         Policy policy;
-        double layer[2], head[2]; /* ops of a layer and of the head: in prefill, in generation */
-    } cases[] = {{all_gpu(4, K), {7 * K, 8 * K}, {6 * K, 6 * K}},
-                 {on(TIER_GPU, WEIGHTS, PACKED), {7 * K + 6, 8 * K}, {6 * K, 6 * K}},
-                 {all_gpu(12, 1), {2 * 5 + 2, 8}, {6, 6}},
-                 {on(TIER_CPU, KEPT, DELEGATED), {7 * K, 7 * K}, {6 * K, 6 * K}},
-                 {on(TIER_CPU, KEPT, DELEGATED | IN_TURN), {7 * K, 7 * K + 4 * K}, {6 * K, 6 * K - 4 * K}},
-                 {on(TIER_CPU, STATES, ALONE), {9 * K, 10 * K}, {6 * K, 6 * K}}};
+        double prefill, generation, head; /* ops of a layer for each batch; those of the head in generation */
+    } cases[] = {{all_gpu(4, K), 7, 8, 6},
+                 {on(TIER_GPU, WEIGHTS, PACKED), 7 + 6. / K, 8, 6},
+                 {all_gpu(12, 1), 2 * 5 + 2, 8, 6},
+                 {on(TIER_CPU, KEPT, DELEGATED), 7, 7, 6},
+                 {on(TIER_CPU, KEPT, DELEGATED | IN_TURN), 7, 7 + 4, 6 - 4},
+                 {on(TIER_CPU, STATES, ALONE), 9, 10, 6}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const double *layer = cases[i].layer, *head = cases[i].head;
-        const double ops = 2 * (L * layer[0] + head[0]) + (SWEEPS - 2) * (L * layer[1] + head[1]);
-        expect_takes(cases[i].policy, "op_s=1e-3", 1e-3 * ops);
+        const Policy *p = &cases[i].policy;
+        const double ops = 2 * (L * cases[i].prefill + 6) + (SWEEPS - 2) * (L * cases[i].generation + cases[i].head);
+        expect_takes(*p, "op_s=1e-3", 1e-3 * p->num_gpu_batches * ops);
     }
 }
 
