@@ -37,7 +37,8 @@ static Said explain(const Hardware *hardware, bool paper) {
     search.given = on_tiers(0, 0, 0, 0, 0, 0, block.gbs, block.num_gpu_batches);
     search.given.delegated = true;
     ASSERT_OK(report_explained(&run, &search, paper ? NULL : &search.given, &block, &err));
-    said.lp = cJSON_GetObjectItem(said.json, "lp"), said.more = cJSON_GetObjectItem(said.json, "more");
+    said.lp = cJSON_GetObjectItem(said.json, "lp");
+    said.more = cJSON_GetObjectItem(said.json, "more");
     fclose(run.text), free_task(&task), checkpoint_close(checkpoint);
     return said;
 }

@@ -89,7 +89,8 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } 
 
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
-    opt = opt_named("opt-30b"), block = (Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
+    opt = opt_named("opt-30b");
+    block = (Block){.s = 512, .n = 32, .gbs = 48, .num_gpu_batches = 3};
     /* every rate is another round number, so that a wrong one shows */
     machine = machine_with(
         "gmem=16e9 cmem=200e9 nmem=1500e9 ctog_bdw_g=12e9 ctog_bdw_p=10e9 gtoc_bdw_g=6e9 gtoc_bdw_p=5e9 dtoc_bdw_g=2e9 "
@@ -123,7 +124,8 @@ static void draw_case(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-1.3b", "opt-13b", "opt-175b"};
     static const double range[][2] = {{1e9, 6e10},  {1e9, 6e10},  {1e8, 1e10}, {5e7, 1e10}, /* of the links */
                                       {1e12, 1e15}, {1e10, 1e14}, {1e9, 1e12}};
-    opt = opt_named(names[test_below(seed, 4)]), machine = (Hardware){.name = "random"};
+    opt = opt_named(names[test_below(seed, 4)]);
+    machine = (Hardware){.name = "random"};
     const double weights = 24. * opt.h1 * opt.h1 * opt.l;
     block.s = (int)test_spread(seed, 1, 1500), block.n = (int)test_spread(seed, 1, 500);
     block.gbs = (int)test_spread(seed, 1, 200), block.num_gpu_batches = (int)test_spread(seed, 1, 20);
@@ -284,11 +286,15 @@ enum { WEIGHTS = 0, KEPT = 2, STATES = 4, TABLE = 6 };
 enum { DELEGATED = 1, ALONE = 2, IN_TURN = 4, PACKED = 8 };
 static Policy on(Tier tier, int what, int ways) {
     Policy p = all_gpu(4, K);
-    if (what == TABLE)
+    if (what == TABLE) {
         p.table_home = tier;
-    else
-        p.share[what] = tier == TIER_GPU, p.share[what + 1] = tier == TIER_CPU;
-    p.delegated = ways & DELEGATED, p.overlap = !(ways & ALONE), p.synchronize = ways & IN_TURN;
+    } else {
+        p.share[what] = tier == TIER_GPU;
+        p.share[what + 1] = tier == TIER_CPU;
+    }
+    p.delegated = ways & DELEGATED;
+    p.overlap = !(ways & ALONE);
+    p.synchronize = ways & IN_TURN;
     p.weight_packed = ways & PACKED;
     return p;
 }
@@ -567,7 +573,7 @@ TEST(the_sim_takes_what_the_model_expects) {
     CU_ASSERT(near_by >= TRIALS * 9 / 10 && far <= 1);
 }
 
-/* Nothing fits: infinitely many seconds. The price of idling is 2%, and may be worth it. */
+/* The price of idling is 2%, and may be worth it. */
 TEST(more_memory_or_bandwidth_never_costs_time) {
     uint64_t seed = 10;
     int better = 0;
@@ -578,16 +584,20 @@ TEST(more_memory_or_bandwidth_never_costs_time) {
         const Hardware was = machine;
         for (int i = -1; i < NUMBERS; i++) { /* as it is, then with half as much again of each number */
             LpAnswer answer;
-            double value = INFINITY, seconds = INFINITY;
+            double value = INFINITY, seconds = INFINITY; /* where nothing fits */
             if (i >= 0) *number(i) *= 1.5;
             const Lp *lp = open_lp();
             lp_solve(&answer, lp);
             if (answer.verdict == LP_OPTIMAL) {
-                value = answer.value, seconds = 0;
+                value = answer.value;
+                seconds = 0;
                 for (int v = NFRACTIONS; v < RUNTIME_VARS; v++) seconds += lp->c[v] * answer.x[v];
             } else
                 CU_ASSERT_EQUAL(answer.verdict, LP_INFEASIBLE);
-            if (i < 0) least = value, before = seconds;
+            if (i < 0) {
+                least = value;
+                before = seconds;
+            }
             CU_ASSERT(value <= least * (1 + 1e-9));
             CU_ASSERT(seconds <= before * 1.02);
             better += seconds < before * (1 - 1e-6);

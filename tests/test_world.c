@@ -156,7 +156,7 @@ static int dawdle(void *ctx, const RunStats *so_far, Error *e) {
     return 0;
 }
 
-/* As far as all that three stages have done tells, as a number. */
+/* All that three stages have done is compared as one number. */
 TEST(results_do_not_depend_on_the_speed_of_threads) {
     uint64_t chance = 1;
     for (int way = 0; way < 6; way++) {
