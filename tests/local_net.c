@@ -26,7 +26,6 @@ typedef struct {
 typedef struct {
     pthread_mutex_t lock; /* guards everything */
     pthread_cond_t news;
-    bool rendezvous;
     int delay_us, stages, open;
     bool closed[MAX_STAGES];
     uint64_t random;
@@ -44,25 +43,21 @@ static void bug(const char *what, int from, int to, NetKind kind) {
     abort();
 }
 
-/* Puts a letter behind the others; later ones do not overtake it. With the lock held. */
-static void put(Hub *h, Queue *q, Letter *letter) {
+/* Puts a letter behind the others; later ones do not overtake it. A sender that waits does so until it is taken. */
+static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t size, bool waits) {
+    Hub *h = ((End *)net)->hub;
+    CHECK(to >= 0 && to < h->stages && to != net->stage);
+    bool taken = false;
+    Queue *q = &h->queue[net->stage][to][kind];
+    Letter *letter = xcalloc(1, sizeof *letter + size);
+    letter->size = size, letter->taken = waits ? &taken : NULL;
+    memcpy(letter->bytes, bytes, size);
+    pthread_mutex_lock(&h->lock);
     letter->visible = fmax(q->visible, seconds_now() + (test_random(&h->random) + 1) / 2 * h->delay_us * 1e-6);
     q->visible = letter->visible;
     *(q->first ? &q->last->next : &q->first) = letter;
     q->last = letter;
     pthread_cond_broadcast(&h->news);
-}
-
-/* A sender that waits does so until the letter is taken. */
-static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t size, bool waits) {
-    Hub *h = ((End *)net)->hub;
-    CHECK(to >= 0 && to < h->stages && to != net->stage);
-    bool taken = false;
-    Letter *letter = xcalloc(1, sizeof *letter + size);
-    letter->size = size, letter->taken = waits ? &taken : NULL;
-    memcpy(letter->bytes, bytes, size);
-    pthread_mutex_lock(&h->lock);
-    put(h, &h->queue[net->stage][to][kind], letter);
     while (waits && !taken) {
         if (h->closed[to]) bug("nobody receives the message", net->stage, to, kind);
         pthread_cond_wait(&h->news, &h->lock);
@@ -73,7 +68,7 @@ static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t si
 
 static int local_send(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     (void)err;
-    return send_one(net, to, kind, bytes, size, ((End *)net)->hub->rendezvous);
+    return send_one(net, to, kind, bytes, size, true);
 }
 
 static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
@@ -131,11 +126,12 @@ static void local_close(Net *net) {
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
     Hub *h = xcalloc(1, sizeof *h);
     CHECK(stages <= MAX_STAGES);
-    h->rendezvous = rendezvous, h->delay_us = delay_us, h->stages = h->open = stages;
+    h->delay_us = delay_us, h->stages = h->open = stages;
     pthread_mutex_init(&h->lock, NULL), cond_open(&h->news);
     for (int s = 0; s < stages; s++) {
         End *end = xcalloc(1, sizeof *end);
-        end->base = (Net){s, stages, stages, local_send, local_receive, local_post, local_fail, local_close};
+        end->base = (Net){s,          stages,     stages,     rendezvous ? local_send : local_post, local_receive,
+                          local_post, local_fail, local_close};
         end->hub = h;
         net[s] = &end->base;
     }
