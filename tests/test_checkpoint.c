@@ -20,17 +20,9 @@ static Error err;
 
 enum { LAYERS = 2, H1 = 4, H2 = 8, VOCAB = 6, LAST = VOCAB * H1 - 1, LAST_FC2_W = NGLOBALS + NROLES + FC2_W };
 
-/* One element that has another number than the rest; t -1: there is none. */
-static struct {
-    int t;
-    size_t e;
-    float number;
-} odd = {-1, 0, 0};
-
 static float value(const OptConfig *config, int t, size_t e) {
     const size_t tensor = t == LM_HEAD ? TOK_EMBED : (size_t)t;
     (void)config;
-    if (t == odd.t && e == odd.e) return odd.number;
     return (float)(1 + (7 * tensor + 3 * e) % 255) / 16; /* exact in BF16, too */
 }
 
@@ -39,14 +31,8 @@ static float value(const OptConfig *config, int t, size_t e) {
 static const Model small = {SIZES, F16, "model.", .number = value};
 static const Model headed = {SIZES, F16, "model.", .head = true, F16, value};
 
-static Model small_of(Type type) {
-    Model m = small;
-    m.type = type;
-    return m;
-}
-
-/* Opens the small model: every tensor of it is there, and holds its values, whole and in pieces. */
-static Checkpoint *holds(const char *dir, bool head) {
+/* Opens the small model: every tensor of it is there, and holds its numbers, whole and in pieces. */
+static Checkpoint *holds(const char *dir, const Model *m, bool head) {
     Checkpoint *c = opens(dir);
     int present = 0;
     for (int t = 0; t < part_count(&c->config); t++) {
@@ -57,8 +43,7 @@ static Checkpoint *holds(const char *dir, bool head) {
         present += count > 0;
         for (size_t less = 0; count && less < 2; less++) {
             ASSERT_OK(checkpoint_fill(c, bits, tensor, less, count - 2 * less, &err));
-            for (size_t e = less; e < count - less; e++)
-                CU_ASSERT_EQUAL(bits[e - less], f32_to_f16(value(&c->config, t, e)));
+            for (size_t e = less; e < count - less; e++) CU_ASSERT_EQUAL(bits[e - less], f32_to_f16(model_number(m, t, e)));
         }
     }
     CU_ASSERT_EQUAL(present, 4 + head + LAYERS * NROLES);
@@ -71,11 +56,11 @@ static Checkpoint *holds(const char *dir, bool head) {
 
 TEST(all_float_types_names_and_alignments_are_read) {
     for (int i = 0; i < 24; i++) {
-        Model m = small_of((Type)(i % 3));
-        m.prefix = i / 3 % 2 ? "" : "model.";
+        Model m = small;
+        m.type = (Type)(i % 3), m.prefix = i / 3 % 2 ? "" : "model.";
         const char *dir = model_dir(m);
         spoil(dir, TENSORS, "", &"   "[i / 6]); /* blanks, behind which the data lies */
-        Checkpoint *c = holds(dir, false);
+        Checkpoint *c = holds(dir, &small, false);
         CU_ASSERT_EQUAL(c->layer[1][FC2_W].type, m.type);
         checkpoint_close(c);
     }
@@ -87,7 +72,7 @@ TEST(shards_of_different_types_make_one_model) {
     const char *dir = model_dir(m);
     m.type = F32;
     copy_file(model_dir(m), dir, "b.safetensors");
-    Checkpoint *c = holds(dir, false);
+    Checkpoint *c = holds(dir, &small, false);
     CU_ASSERT(c->nfiles == 3 && c->layer[0][FC2_W].type == F32 && c->layer[1][FC2_W].type == F16);
     checkpoint_close(c);
 }
@@ -98,19 +83,18 @@ TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
     static const float more[] = {0, .0625f, 1e-6f};
     for (int i = 0; i < 27; i++) {
         const bool differs = i / 9 == 1;
-        odd.t = LM_HEAD, odd.e = LAST, odd.number = value(NULL, TOK_EMBED, LAST) + more[i / 9];
         Model m = headed;
+        m.odd = LM_HEAD, m.odd_at = LAST, m.odd_number = value(NULL, TOK_EMBED, LAST) + more[i / 9];
         m.type = (Type)(i % 3), m.head_type = (Type)(i / 3 % 3);
         const char *dir = model_dir(m);
-        Checkpoint *c = holds(dir, differs);
+        Checkpoint *c = holds(dir, &m, differs);
         CU_ASSERT_EQUAL(c->untied, differs);
         checkpoint_close(c);
         spoil(dir, CONFIG, "embeddings\": true", "embeddings\": false");
-        c = holds(dir, true);
+        c = holds(dir, &m, true);
         CU_ASSERT_FALSE(c->untied);
         checkpoint_close(c);
     }
-    odd.t = -1;
 }
 
 /* Of tensors so large that they are read in pieces. */
@@ -118,19 +102,18 @@ TEST(a_tied_head_is_compared_to_its_last_number) {
     Model m = headed;
     m.config.vocab = 300000;
     for (int differs = 0; differs < 2; differs++) {
-        odd.t = differs ? LM_HEAD : -1, odd.e = 300000 * H1 - 1;
+        m.odd = differs ? LM_HEAD : 0, m.odd_at = 300000 * H1 - 1;
         Checkpoint *c = opens(model_dir(m));
         CU_ASSERT_EQUAL(c->untied, differs);
         checkpoint_close(c);
     }
-    odd.t = -1;
 }
 
 /* Of tensors that are one, writers of safetensors leave out either. */
 TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
     const char *dir = model_dir(headed);
     spoil(dir, TENSORS, "embed_tokens", "embed_tokenz");
-    Checkpoint *c = holds(dir, false);
+    Checkpoint *c = holds(dir, &small, false);
     CU_ASSERT_FALSE(c->untied);
     checkpoint_close(c);
 }
@@ -139,15 +122,14 @@ TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
 TEST(a_separate_head_makes_the_logits) {
     const int32_t id = 2;
     float logits[2][VOCAB];
-    odd.e = LAST, odd.number = 0;
     for (int separate = 0; separate < 2; separate++) {
-        odd.t = separate ? LM_HEAD : -1;
-        Checkpoint *c = holds(model_dir(headed), separate);
+        Model m = headed;
+        m.odd = separate ? LM_HEAD : 0, m.odd_at = LAST;
+        Checkpoint *c = holds(model_dir(m), &m, separate);
         ASSERT_OK(reference_forward(logits[separate], c, &id, 1, &err));
         checkpoint_close(c);
     }
     for (int v = 0; v < VOCAB; v++) CU_ASSERT_EQUAL(logits[0][v] == logits[1][v], v < VOCAB - 1);
-    odd.t = -1;
 }
 
 /* One of the tensors is empty, so that it overlaps nothing. */
@@ -157,7 +139,7 @@ TEST(unknown_tensors_and_keys_do_no_harm) {
     spoil(dir, TENSORS, "lm_head.weight\":{\"dtype\":\"F16", "decoder.version\":{\"dtype\":\"F4");
     spoil(dir, TENSORS, "{",
           "{\"__metadata__\":{\"format\":\"pt\"},\"odd\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[48,48]},");
-    checkpoint_close(holds(dir, false));
+    checkpoint_close(holds(dir, &small, false));
 }
 
 /* Beside a change: the fields in the order of OptConfig, and whether the head is tied. */
@@ -197,7 +179,9 @@ TEST(a_configuration_is_read_alone) {
 TEST(what_torch_saved_is_converted_doubles_too) {
     if (!has_python()) return;
     char command[1200];
-    const char *dir = model_dir(small_of(F32));
+    Model m = small;
+    m.type = F32;
+    const char *dir = model_dir(m);
     snprintf(
         command, sizeof command,
         "d=%s; python3 -B tests/make_bin.py $d && rm $d/model.safetensors && python3 -B -c 'import sys; "
@@ -205,7 +189,7 @@ TEST(what_torch_saved_is_converted_doubles_too) {
         "grep -q '36 tensors, .*; 12 of F64 written as F32' $d/said",
         dir);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    Checkpoint *c = holds(dir, false);
+    Checkpoint *c = holds(dir, &small, false);
     for (int t = 0, written = 0; t < part_count(&c->config); t++)
         if (checkpoint_part(c, t).tensor->rows)
             CU_ASSERT_EQUAL(checkpoint_part(c, t).tensor->type, written++ % 3 == 2 ? F16 : F32);
@@ -304,8 +288,8 @@ TEST(hostile_texts_are_refused_each_in_its_line) {
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, 1);
     spoil(head, CONFIG, "embeddings\": true", "embeddings\": false");
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, COUNT(bad_head));
-    checkpoint_close(holds(shards, false)), checkpoint_close(holds(head, true));
-    Checkpoint *good = holds(dir, false);
+    checkpoint_close(holds(shards, &sharded, false)), checkpoint_close(holds(head, &headed, true));
+    Checkpoint *good = holds(dir, &small, false);
     CHECK(truncate(in_dir(dir, TENSORS), (off_t)good->files[0].size - 1) == 0);
     refuses(checkpoint_opens, EXIT_FAILED, dir, "layers.1.fc2.bias: ends at byte");
     checkpoint_close(good);
@@ -349,9 +333,9 @@ TEST(files_that_are_no_safetensors_are_refused) {
 TEST(values_beyond_f16_are_refused_by_name) {
     static const float bad[] = {65536, -1e30f, INFINITY, NAN};
     for (int i = 0; i < 8; i++) {
-        Model m = small_of(i % 2 ? BF16 : F32);
-        m.shards = 3;
-        odd.t = LAST_FC2_W, odd.e = 29, odd.number = bad[i / 2];
+        Model m = small;
+        m.type = i % 2 ? BF16 : F32, m.shards = 3;
+        m.odd = LAST_FC2_W, m.odd_at = 29, m.odd_number = bad[i / 2];
         Checkpoint *c = opens(model_dir(m));
         f16 bits[32];
         CU_ASSERT_EQUAL(checkpoint_fill(c, bits, &c->layer[1][FC2_W], 4, 28, &err), -1);
@@ -360,7 +344,6 @@ TEST(values_beyond_f16_are_refused_by_name) {
         ASSERT_OK(checkpoint_fill(c, bits, &c->layer[1][FC2_W], 0, 29, &err));
         checkpoint_close(c);
     }
-    odd.t = -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -24,27 +24,9 @@ static Error err;
 // Sources and copies
 // ---------------------------------------------------------------------------------------------------------------
 
-/* One element that has another number than the rest; t -1: there is none. */
-static struct {
-    int t;
-    size_t e;
-    float number;
-} odd = {-1, 0, 0};
-
-static float number(const OptConfig *config, int t, size_t e) {
-    (void)config;
-    return t == odd.t && e == odd.e ? odd.number : any_number(t, e);
-}
-
 /* With projections and a head of its own. */
 static const Model small = {
-    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, 0, 1}, F16, "model.", .head = true, F16, number};
-
-static Model small_of(Type type) {
-    Model m = small;
-    m.type = m.head_type = type;
-    return m;
-}
+    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, 0, 1}, F16, "model.", .head = true, F16};
 
 static int quantized(const char *from, const char *to, size_t shard_bytes) {
     host_set_threads(3);
@@ -80,12 +62,6 @@ static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoin
     free(numbers), free(expected), free(bytes);
 }
 
-static void same_numbers(const Checkpoint *from, const Tensor *t, const Checkpoint *copy, const Tensor *same) {
-    float *a = checkpoint_floats(from, t, &err), *b = checkpoint_floats(copy, same, &err);
-    CU_ASSERT(a && b && !memcmp(a, b, (size_t)t->rows * t->cols * sizeof *a));
-    free(a), free(b);
-}
-
 static void is_packed_copy(const char *to, const char *from) {
     Checkpoint *source = opens(from), *copy = opens(to);
     CU_ASSERT(copy->packed && !source->packed);
@@ -96,29 +72,31 @@ static void is_packed_copy(const char *to, const char *from) {
         CU_ASSERT_EQUAL_FATAL(b->rows, packed ? a->rows / GROUP : a->rows);
         if (!b->rows) continue;
         CU_ASSERT_FATAL(b->type == (packed ? U8 : F16) && b->cols == (packed ? a->cols * GROUP_BYTES : a->cols));
-        (packed ? same_matrix : same_numbers)(source, a, copy, b);
+        if (packed) {
+            same_matrix(source, a, copy, b);
+            continue;
+        }
+        float *numbers = checkpoint_floats(source, a, &err), *same = checkpoint_floats(copy, b, &err);
+        CU_ASSERT(numbers && same && !memcmp(numbers, same, (size_t)a->rows * a->cols * sizeof *same));
+        free(numbers), free(same);
     }
     checkpoint_close(source), checkpoint_close(copy);
 }
 
-TEST(matrices_of_layers_are_packed_and_the_rest_is_kept) {
-    static const char *const dirs[] = {PRE, "tests/golden/opt-post"};
-    for (int d = 0; d < 2; d++) {
-        is_packed_copy(copy_of(dirs[d], WHOLE), dirs[d]);
+TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
+    static const char *const golden[] = {PRE, "tests/golden/opt-post"};
+    Checkpoint *dummy = checkpoint_dummy(&small.config, 5);
+    for (int type = F32; type < BF16 + 3; type++) {
+        Model m = small;
+        m.type = m.head_type = (Type)type;
+        const char *from = type > BF16 ? golden[type - BF16 - 1] : model_dir(m);
+        is_packed_copy(copy_of(from, WHOLE), from);
         CU_ASSERT_EQUAL(stats.files, 1);
         CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
         CU_ASSERT(stats.bits > 4.5 && stats.bits < 16);
     }
-}
-
-TEST(all_float_types_and_a_dummy_can_be_packed) {
-    Checkpoint *c = checkpoint_dummy(&small.config, 5);
-    for (int type = F32; type <= BF16; type++) {
-        const char *from = model_dir(small_of((Type)type));
-        is_packed_copy(copy_of(from, WHOLE), from);
-    }
-    same_matrix(c, &c->layer[1][FC1_W], c, &c->layer[1][FC1_W]); /* (128, 64): two rows of groups */
-    checkpoint_close(c);
+    same_matrix(dummy, &dummy->layer[1][FC1_W], dummy, &dummy->layer[1][FC1_W]); /* (128, 64): two rows of groups */
+    checkpoint_close(dummy);
 }
 
 TEST(a_group_divides_the_rows_of_all_matrices) {
@@ -158,29 +136,6 @@ TEST(the_plain_forward_reads_a_copy) {
 // How it is laid out
 // ---------------------------------------------------------------------------------------------------------------
 
-/* As the format asks: in every file tensors one behind the other, from the first byte of the data to the last of the file;
- * each begins at as round a byte as its size is, up to 64. That none overlap, and the metadata, is a matter of opening. */
-static void follows_the_format(const char *dir, size_t most) {
-    Checkpoint *c = opens(dir);
-    for (int f = 0; f < c->nfiles; f++) {
-        size_t data = 0, first = c->files[f].size;
-        char name[60];
-        for (int t = 0; t < part_count(&c->config); t++) {
-            const Tensor *tensor = checkpoint_part(c, t).tensor;
-            const size_t bytes = tensor_bytes(*tensor);
-            if (tensor->file != f + 1) continue;
-            data += bytes;
-            first = size_min(first, tensor->offset);
-            for (size_t round = 2; round <= 64; round *= 2) CU_ASSERT(bytes % round || tensor->offset % round == 0);
-        }
-        CU_ASSERT(first % 64 == 0 && first + data == c->files[f].size && (most == 1 || data <= most));
-        snprintf(name, sizeof name, c->nfiles > 1 ? "/model-%05d-of-%05d.safetensors" : "/model.safetensors", f + 1,
-                 c->nfiles);
-        CU_ASSERT_STRING_EQUAL(strrchr(c->files[f].path, '/'), name);
-    }
-    checkpoint_close(c);
-}
-
 /* A layer of a copy lies in the file as it will lie in memory: from there one read brings it. */
 TEST(a_layer_of_a_copy_is_read_as_one) {
     const Policy policy = {.gbs = 1, .num_gpu_batches = 1, .page_tokens = 16, .weight_packed = true};
@@ -200,16 +155,39 @@ TEST(a_layer_of_a_copy_is_read_as_one) {
     checkpoint_close(copy);
 }
 
+/* As the format asks: in every file tensors one behind the other, from the first byte of the data to the last of the file;
+ * each begins at as round a byte as its size is, up to 64. That none overlap, and the metadata, is a matter of opening. */
 TEST(large_models_are_cut_between_layers) {
-    static const size_t limit[] = {1, 90000, 120000};
-    static const int files[] = {4, 2, 2};
-    follows_the_format(copy_of(model_dir(small), WHOLE), WHOLE);
-    for (int i = 0; i < 3; i++) {
-        const char *to = copy_of(PRE, limit[i]);
-        CU_ASSERT_EQUAL(stats.files, files[i]);
-        CU_ASSERT_EQUAL(count_files(to), files[i] + 2); /* the index and config.json */
-        is_packed_copy(to, PRE);
-        follows_the_format(to, limit[i]);
+    const struct {
+        const char *from;
+        size_t most;
+        int files;
+    } cases[] = {{model_dir(small), WHOLE, 1}, {PRE, 1, 4}, {PRE, 90000, 2}, {PRE, 120000, 2}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const size_t most = cases[i].most;
+        const char *to = copy_of(cases[i].from, most);
+        Checkpoint *c = opens(to);
+        CU_ASSERT(c->nfiles == cases[i].files && stats.files == c->nfiles);
+        for (int f = 0; f < c->nfiles; f++) {
+            size_t data = 0, first = c->files[f].size;
+            char name[60];
+            for (int t = 0; t < part_count(&c->config); t++) {
+                const Tensor *tensor = checkpoint_part(c, t).tensor;
+                const size_t bytes = tensor_bytes(*tensor);
+                if (tensor->file != f + 1) continue;
+                data += bytes;
+                first = size_min(first, tensor->offset);
+                for (size_t round = 2; round <= 64; round *= 2) CU_ASSERT(bytes % round || tensor->offset % round == 0);
+            }
+            CU_ASSERT(first % 64 == 0 && first + data == c->files[f].size && (most == 1 || data <= most));
+            snprintf(name, sizeof name, c->nfiles > 1 ? "/model-%05d-of-%05d.safetensors" : "/model.safetensors", f + 1,
+                     c->nfiles);
+            CU_ASSERT_STRING_EQUAL(strrchr(c->files[f].path, '/'), name);
+        }
+        checkpoint_close(c);
+        is_packed_copy(to, cases[i].from);
+        if (cases[i].files == 1) continue;
+        CU_ASSERT_EQUAL(count_files(to), cases[i].files + 2); /* the index and config.json */
         cJSON *index = json_read(in_dir(to, TENSORS ".index.json"), 1 << 20, &err);
         CU_ASSERT_DOUBLE_EQUAL(json_get(index->child, "total_size")->valuedouble, stats.after, 0);
         CU_ASSERT_EQUAL(cJSON_GetArraySize(index->child->next), 3 * NROLES + 4);
@@ -289,13 +267,14 @@ TEST(numbers_that_are_not_finite_are_named_and_leave_nothing) {
                  {F16, LAYER_1 + FC1_W, 64 * 64 + 3, NAN, "layers.1.fc1.weight: element 4099 is nan; expected finite"},
                  {F32, LAYER_1 + FC1_W, 5, 1e6f, "layers.1.fc1.weight: element 5 is 1e+06"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
-        odd.t = cases[i].t, odd.e = cases[i].e, odd.number = cases[i].number;
-        const char *from = model_dir(small_of(cases[i].type)), *to = temp_dir();
+        Model m = small;
+        m.type = m.head_type = cases[i].type;
+        m.odd = cases[i].t, m.odd_at = cases[i].e, m.odd_number = cases[i].number;
+        const char *from = model_dir(m), *to = temp_dir();
         refused(from, in_dir(to, "new"), EXIT_FAILED, cases[i].part);
         refused(from, to, EXIT_FAILED, cases[i].part); /* an empty directory is there again */
         CU_ASSERT_EQUAL(count_files(to), 0);
     }
-    odd.t = -1;
 }
 
 /* The link to vocab.json of a download that was broken off; a file that is too large. */

@@ -17,13 +17,12 @@ void write_config(const char *dir, const OptConfig *c) {
     CHECK(fclose(f) == 0);
 }
 
-static void add_number(Text *data, Type type, float x) {
-    const f16 half = f32_to_f16(x);
-    const size_t bytes = type_bytes(type); /* of BF16 the high ones of a float */
-    text_append(data, type == F16 ? (const char *)&half : (const char *)&x + sizeof x - bytes, bytes);
-}
-
 float any_number(int t, size_t e) { return .1f * ((float)(splitmix64((uint64_t)t, e) >> 40) / (1 << 23) - 1); }
+
+float model_number(const Model *m, int t, size_t e) {
+    if (m->odd && t == m->odd && e == m->odd_at) return m->odd_number;
+    return m->number ? m->number(&m->config, t, e) : any_number(t, e);
+}
 
 /* Writes a file with its part of the tensors. */
 static void write_tensors(const char *dir, const char *file, const Model *m, int shard) {
@@ -39,8 +38,12 @@ static void write_tensors(const char *dir, const char *file, const Model *m, int
         const size_t begin = data.len;
         char name[100];
         if (!rows || (part.layer + 1) % imax(m->shards, 1) != shard) continue;
-        for (size_t e = 0; e < (size_t)rows * cols; e++)
-            add_number(&data, type, m->number ? m->number(&m->config, t, e) : any_number(t, e));
+        for (size_t e = 0; e < (size_t)rows * cols; e++) {
+            const float x = model_number(m, t, e);
+            const f16 half = f32_to_f16(x);
+            const size_t bytes = type_bytes(type); /* of BF16 the high ones of a float */
+            text_append(&data, type == F16 ? (const char *)&half : (const char *)&x + sizeof x - bytes, bytes);
+        }
         fprintf(text, "%c\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", begin ? ',' : '{', head ? "" : m->prefix,
                 head ? "lm_head.weight" : checkpoint_name(name, sizes, part.tensor) + strlen("model."), types[type]);
         fprintf(text, part.vector ? "%.0d%d" : "%d,%d", part.vector ? 0 : rows, cols);
