@@ -68,11 +68,10 @@ static void is_packed_copy(const char *to, const char *from) {
     for (int t = 0; t < part_count(&source->config); t++) {
         const Part part = checkpoint_part(source, t);
         const Tensor *a = part.tensor, *b = checkpoint_part(copy, t).tensor;
-        const bool packed = part.matrix;
-        CU_ASSERT_EQUAL_FATAL(b->rows, packed ? a->rows / GROUP : a->rows);
+        CU_ASSERT_EQUAL_FATAL(b->rows, part.matrix ? a->rows / GROUP : a->rows);
         if (!b->rows) continue;
-        CU_ASSERT_FATAL(b->type == (packed ? U8 : F16) && b->cols == (packed ? a->cols * GROUP_BYTES : a->cols));
-        if (packed) {
+        CU_ASSERT_FATAL(b->type == (part.matrix ? U8 : F16) && b->cols == a->cols * (part.matrix ? GROUP_BYTES : 1));
+        if (part.matrix) {
             same_matrix(source, a, copy, b);
             continue;
         }
@@ -91,7 +90,6 @@ TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
         m.type = m.head_type = (Type)type;
         const char *from = type > BF16 ? golden[type - BF16 - 1] : model_dir(m);
         is_packed_copy(copy_of(from, WHOLE), from);
-        CU_ASSERT_EQUAL(stats.files, 1);
         CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
         CU_ASSERT(stats.bits > 4.5 && stats.bits < 16);
     }
@@ -223,10 +221,10 @@ TEST(the_small_files_come_along) {
 /* Nobody has a lock on what a process that has ended had begun. Another process begins one with the same target. */
 TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
     for (int directory = 1; directory >= 0; directory--) {
-        const char *to = in_dir(temp_dir(), "new");
-        char dead[720], foreign[720], mine[720];
+        const char *dir = temp_dir(), *to = in_dir(dir, "new");
+        const char *dead = in_dir(dir, "new.tmp-12345"), *foreign = in_dir(dir, "new.tmp-1x");
+        char mine[720];
         int status;
-        snprintf(dead, sizeof dead, "%s.tmp-12345", to), snprintf(foreign, sizeof foreign, "%s.tmp-1x", to);
         CHECK(!mkdir(dead, 0700) && !mkdir(foreign, 0700));
         write_file(dead, "config.json", "{}", 2);
         const int fd = unfinished_begin(to, directory, &err);
