@@ -897,19 +897,20 @@ inline void run_grid(const char *name, dim3 grid, dim3 block, size_t shared, con
     const int blocks = grid.x * grid.y * grid.z;
     int first, stride;
     choose_order(blocks, &first, &stride);
-    const auto run = [&](int from, int step) { /* every `step`-th block, from number `from` on */
-                                               gridDim = grid, blockDim = block;
-                                               blk.n = block.x;
-                                               blk.kernel = &kernel, blk.name = name, blk.shared = malloc(shared + 1);
-                                               for (int i = 0; i < blk.n; i++)
-                                                   if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
-                                               for (int64_t i = from; i < blocks; i += step) {
-                                                   unsigned b = (i * stride + first) % blocks;
-                                                   blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
-                                                   poison(blk.shared, shared);
-                                                   run_block();
-                                               }
-                                               free(blk.shared);
+    /* Runs every `step`-th block, from number `from` on. */
+    const auto run = [&](int from, int step) {
+        gridDim = grid, blockDim = block;
+        blk.n = block.x;
+        blk.kernel = &kernel, blk.name = name, blk.shared = malloc(shared + 1);
+        for (int i = 0; i < blk.n; i++)
+            if (!blk.threads[i].context.stack) create_fiber(&blk.threads[i].context);
+        for (int64_t i = from; i < blocks; i += step) {
+            unsigned b = (i * stride + first) % blocks;
+            blockIdx = {b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)};
+            poison(blk.shared, shared);
+            run_block();
+        }
+        free(blk.shared);
     };
     CUDA_CPU_TSAN(if (blocks > 1) {
         static thread_local CUstream_st second;

@@ -247,8 +247,9 @@ TEST(no_policy_of_a_grid_is_two_percent_better) {
     CU_ASSERT(off <= 1);
 }
 
-/* The LP's bound never falls (test_policy.c); what is found by steps and rounded may, by little. About once in 500
- * questions it falls by much, since a block of few sequences is missed where it just fits; these 30 are not among them. */
+/* The LP's bound never falls (test_policy.c); what is found by steps and rounded may, by little. About once in a thousand
+ * questions it falls by much, mostly where a share of the cache is given that a block of few sequences cannot have, so that
+ * the LP's optimum is no bound for it; these 30 are not among them. */
 TEST(more_memory_is_at_most_a_little_worse) {
     uint64_t seed = 13;
     for (int trial = 0; trial < 30; trial++) {
