@@ -125,7 +125,7 @@ static const char uses_of[NCODES][MAX_VIEWS + 1] = {
 };
 
 /* A token of a sequence: its entry of the page table is read, and its row in a tier's pages, or one head's part of that, is
- * read or written. Returns what is. */
+ * read or written. Returns that view. */
 enum { WHOLE = -1 };
 static Tensor touch_token(Checker *c, const Op *op, Tensor pages, Tensor rows, int seq, int token, int head, bool writes) {
     const Tensor entry = tensor_cols(tensor_rows(pages, seq, 1), token / op->page_tokens, 1);
@@ -221,9 +221,8 @@ static const char *const surplus_reason[NLANES][NLANES] = {
     [W_LOAD][PROJECT] = "the same of the head, which had the slot",
 };
 
-/* An op begins, becomes who touches memory, and is carried out. Which of its events were not needed, the others being
- * there?
- */
+/* An op begins, becomes who touches memory, and is carried out. Then its events are counted that the others made
+ * needless. */
 static Event check_post(Device *device, const Op *op) {
     Checker *c = (Checker *)device;
     const uint32_t seq = ++c->n[op->lane];
@@ -331,8 +330,8 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
     return n == trial.stop[prompt];
 }
 
-/* What was heard of a prompt is complete, and what the reference heard, up to where it stops: behind so many tokens, or
- * before </s>. In a scored task given tokens end nothing. */
+/* What was heard of a prompt is complete, and what the reference heard, if there is one, up to where it stops: behind so
+ * many tokens, or before </s>. In a scored task given tokens end nothing. */
 static void check_answer(const Answer *a, int prompt) {
     const Prompt *p = &trial.task.prompts[prompt];
     const int eos = trial.task.scored ? -1 : trial.model->config.eos, vocab = trial.model->config.vocab;
@@ -353,7 +352,7 @@ static void check_answer(const Answer *a, int prompt) {
 }
 
 /* Runs the trial's task under its policy on a checker of its own. Nothing may be wrong; if something is, says under which
- * policy. The rig stays in *kept, if that is not NULL: the reference, whose policy open_task has left. */
+ * policy. kept: where the rig stays, for the reference, whose policy is that of open_task; NULL: it is closed. */
 static void run(Rig *kept) {
     bool early = trial.model->config.eos >= 0;
     for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
@@ -401,7 +400,6 @@ static void open_task(int count, const int *s, const int *n) {
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
     rig_close(&trial.reference);
-    trial.task.keep_logits = true;
     trial.policy = all_gpu(count, 1);
     trial.policy.overlap = false;
 }
@@ -426,10 +424,12 @@ static void open_trial(uint64_t seed, int least_layers, bool packs) {
         n[i] = kind < 2 ? n[0] : one_in(10) ? 1 : roll(1, MAX_N);
     }
     open_task(count, s, n);
-    trial.task.scored = one_in(3), trial.task.keep_logits = !trial.task.scored;
-    packs = trial.model->config.h1 % GROUP == 0;
+    trial.task.scored = one_in(3);
+    trial.task.keep_logits = !trial.task.scored;
+    const bool can_pack = trial.model->config.h1 % GROUP == 0;
     Policy *p = &trial.policy;
-    p->weight_packed = packs && roll(0, 4) > 1, p->cache_packed = packs && roll(0, 4) > 1;
+    p->weight_packed = can_pack && roll(0, 4) > 1;
+    p->cache_packed = can_pack && roll(0, 4) > 1;
     const Quant study = studies[roll(0, 3)];
     if (!p->weight_packed) p->weight_study = study;
     if (!p->cache_packed) p->cache_study = study;
@@ -574,6 +574,7 @@ TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
         int s[PROMPTS], n[PROMPTS];
         for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_task(left_open[i].count, s, n);
+        trial.task.keep_logits = true;
         run(&trial.reference);
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);

@@ -21,8 +21,8 @@ static bool holds(Terms s, bool equal) {
     return s.sum <= off && (!equal || s.sum >= -off);
 }
 
-/* Solves it. What the answer claims must follow from its x and y alone. Where there is no optimum these are directions, to
- * which b and c add nothing. */
+/* Solves it. What the answer claims must follow from its x and y alone. Where there is no optimum, x and y are directions:
+ * the rows hold with 0 in place of b, and the columns with 0 in place of c. */
 static LpAnswer proved(const Lp *lp) {
     LpAnswer p;
     lp_solve(&p, lp);

@@ -150,14 +150,12 @@ enum { TEN = 10, FRONTIER = 64 };
 static Found found[FRONTIER];
 
 /* Returns the number of policies, at most `most`; 0 where the search refused, with one line for the user: which tier is too
- * small, or that the latency is. Then the smallest block that the question allows, with all that is open on one tier, does
- * not fit or is not quick enough at any corner. Planning all corners of a deep model takes its time: of those every fourth
- * is looked at. */
+ * small, or that the latency is. In that case the smallest block that the question allows, with all that is open on one
+ * tier, does not fit or is not quick enough at any corner. Planning all corners of a deep model takes its time: of those
+ * every fourth is looked at. */
 static int ask(int most) {
     enum { HOMES = NTIERS * NTIERS * NTIERS * NTIERS };
     static int deep;
-    Search least = q;
-    Policy *p = &least.given;
     err = (Error){0, ""};
     const int n = policy_search(found, most, &q, &err);
     CU_ASSERT(n <= most && n != 0);
@@ -167,6 +165,8 @@ static int ask(int most) {
     CU_ASSERT(err.code == EXIT_USAGE && !strchr(err.text, '\n'));
     CU_ASSERT(strstr(err.text, "-mem") || strstr(err.text, "--max-latency"));
     if (model->config.l > 12 && ++deep % 4) return 0;
+    Search least = q;
+    Policy *p = &least.given;
     p->weight_packed |= q.may_pack, p->cache_packed |= q.may_pack;
     if (!q.fixed_gbs) p->gbs = 1;
     if (!q.fixed_batches) p->num_gpu_batches = 1;

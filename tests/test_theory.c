@@ -42,7 +42,7 @@ TEST(a_zigzag_block_moves_what_a21_says) {
         const bool disk = i / 4 % 2, row = i / 8; /* row: the weights once for every GPU batch */
         const Load *b = &cases[i % 4];
         OptConfig c = opt_named(b->model);
-        c.l = b->l;
+        c.l = b->l; /* as in counted() */
         const double h1 = c.h1, l = c.l, s = b->s, n = b->n, bls = b->count,
                      cache = 4 * h1 * bls * l * (s * n + n * (n - 1) / 2),
                      activations = 2 * (2 * h1 * s * bls * l + 2 * h1 * bls * l * (n - 1)) - 2 * 2 * h1 * bls * (s - 1);

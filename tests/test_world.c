@@ -95,7 +95,7 @@ TEST(pipelines_take_the_time_that_they_must) {
         CU_ASSERT_DOUBLE_EQUAL(stats.total_s, c->total, 1e-6);
         CU_ASSERT_EQUAL(stats.generated, c->count * c->n);
         if (c == by_hand) {
-            for (int i = 0; i < 3; i++) {
+            for (size_t i = 0; i < sizeof slices / sizeof *slices; i++) {
                 const Trace *trace = &traces[slices[i].stage];
                 int found = 0;
                 for (size_t at = 0; at < trace->n; at++) {

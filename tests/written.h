@@ -15,10 +15,11 @@ typedef struct {
     bool head;  /* there is an lm_head.weight, though config.json says that the token table is the head */
     Type head_type;
     float (*number)(const OptConfig *config, int t, size_t e); /* element e of a tensor; NULL: any_number */
-    int odd; /* a tensor, in which element odd_at is odd_number instead; 0, the token table: there is none */
+    int odd; /* the tensor in which element odd_at is odd_number; 0: there is none, so that it cannot be the token table */
     size_t odd_at;
     float odd_number;
 } Model;
+/* Returns element e of tensor t, as write_model writes it. */
 float model_number(const Model *model, int t, size_t e);
 /* Returns a random number in [-.1, .1), which depends on t and e only. */
 float any_number(int t, size_t e);
