@@ -15,7 +15,7 @@
 #include "tests/tests.h"
 #include "tests/written.h"
 
-enum { MOST = 1 << 14, POOL = 64, TIMEOUT = 60 /* seconds, for an input */ };
+enum { MOST = 1 << 15, POOL = 64, TIMEOUT = 60 /* seconds, for an input */ };
 
 typedef struct {
     size_t len;
@@ -43,15 +43,16 @@ enum { VOCAB = 1024 };
 
 static OptConfig config; /* of texts: the tokens of the vocabulary */
 static Tokenizer *tokenizer;
-static uint8_t data[2000]; /* of the small model's tensors, and more */
+/* Bytes of the small model's tensors, and of the packed one's, and more. */
+enum { SMALL_DATA = 2000, PACKED_DATA = 20000 };
 
-/* A safetensors file of that header. */
-static Input framed(const char *header, size_t len) {
+/* A safetensors file of that header, with so much data. */
+static Input framed(const char *header, size_t len, size_t data) {
     Input file = {.len = 0};
-    const size_t n = size_min(len, MOST - 8), rest = size_min(sizeof data, MOST - 8 - n);
+    const size_t n = size_min(len, MOST - 8), rest = size_min(data, MOST - 8 - n);
     for (int i = 0; i < 8; i++) file.bytes[i] = (char)((uint64_t)len >> 8 * i);
     memcpy(file.bytes + 8, header, n);
-    memcpy(file.bytes + 8 + n, data, rest);
+    for (size_t i = 0; i < rest; i++) file.bytes[8 + n + i] = (char)(i % 2 ? 0x30 : i);
     file.len = 8 + n + rest;
     return file;
 }
@@ -213,7 +214,7 @@ static const char index_text[] =
     "{\"metadata\": {\"total_size\": 500}, \"weight_map\": {\"model.decoder.embed_tokens.weight\": "
     "\"a.safetensors\", \"x\": \"b.safetensors\"}}";
 
-static Input small_header, small_file, small_config, small_journal; /* of the small model; of three tokens */
+static Input small_header, small_file, small_config, packed_header, small_journal; /* of the models; of three tokens */
 typedef struct {
     const char *name;
     bool (*read)(const char *, size_t); /* NULL: the input's file is written, and then opened by its path */
@@ -238,6 +239,8 @@ static Target targets[] = {
      read_config, "config", .file = "config/config.json"},
     {"header", NULL, {NULL}, &small_header, JSON_WORDS "U8\nF32\n__metadata__\nformat\nflexgen-packed-1\nmodel.\n",
      read_checkpoint, "model", .file = "model/model.safetensors"},
+    {"packed", NULL, {NULL}, &packed_header, JSON_WORDS "U8\nF16\n__metadata__\nformat\nflexgen-packed-1\nflexgen.bits\n",
+     read_checkpoint, "packed", .file = "packed/model.safetensors"},
     {"safetensors", NULL, {NULL}, &small_file, JSON_WORDS,
      read_checkpoint, "model", .file = "model/model.safetensors"},
     {"index", NULL, {index_text}, NULL, JSON_WORDS "a.safetensors\nb.safetensors\n../\n",
@@ -346,7 +349,8 @@ static bool accepts(const Target *t, const Input *in) {
         free(exact);
         return good;
     }
-    const Input file = t->made == &small_header ? framed(in->bytes, in->len) : *in;
+    const size_t data = t->made == &small_header ? SMALL_DATA : t->made == &packed_header ? PACKED_DATA : 0;
+    const Input file = data ? framed(in->bytes, in->len, data) : *in;
     write_file(root, t->file, file.bytes, file.len);
     return t->open(path_of(t->path));
 }
@@ -403,6 +407,15 @@ static void make_journal(void) {
     cJSON_Delete(head), free(text);
 }
 
+static Input header_of(const char *path) {
+    Input header = {.len = 0};
+    char *file = contents(path_of(path), NULL);
+    memcpy(&header.len, file, sizeof(uint64_t));
+    memcpy(header.bytes, file + sizeof(uint64_t), header.len);
+    free(file);
+    return header;
+}
+
 /* Writes the small model, in one file and in two shards. Names have no "model." in front. */
 static void write_small(void) {
     Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
@@ -412,19 +425,26 @@ static void write_small(void) {
     spoil(root, "model/config.json", "_id\": 2", "_id\": [2]");
     spoil(root, "model/config.json", "embeddings\": true", "embeddings\": null");
     char *text = contents(path_of("model/config.json"), &small_config.len);
-    char *file = contents(path_of("model/model.safetensors"), NULL);
     memcpy(small_config.bytes, text, small_config.len);
-    memcpy(&small_header.len, file, sizeof(uint64_t));
-    memcpy(small_header.bytes, file + sizeof(uint64_t), small_header.len);
-    small_file = framed(small_header.bytes, small_header.len);
-    free(text), free(file);
+    free(text);
+    small_header = header_of("model/model.safetensors");
+    small_file = framed(small_header.bytes, small_header.len, SMALL_DATA);
+}
+
+/* Writes a model whose matrices are of whole groups, and packs it. */
+static void write_packed(void) {
+    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    CopyStats stats;
+    write_model(path_of("whole"), &whole);
+    CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
+    packed_header = header_of("packed/model.safetensors");
 }
 
 static void make_files(void) {
-    static const char *const dirs[] = {"config", "model", "shards", "vocab", "merges"};
+    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
     for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
-    for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i % 2 ? 0x30 : i);
     write_small();
+    write_packed();
     make_journal();
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
