@@ -85,8 +85,8 @@
 #else
 #define CUDA_CPU_TSAN(...)
 #endif
-/* UNSEEN is for the machinery, which runs on all fibers, so that TSan must not judge it. UNCHECKED is for code that touches
- * no memory of a kernel and needs no check at all. */
+/* UNSEEN is for the machinery, which runs on all fibers, so that TSan must not judge it. UNCHECKED is for code that needs
+ * no check at all: it touches no memory of a kernel, or only what its caller has checked. */
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
 #define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
@@ -452,7 +452,9 @@ inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); 
 // ---------------------------------------------------------------------------------------------------------------
 // Tensor cores and asynchronous copies: what device/tensor_core.h declares, from the tables of the PTX ISA
 //
-// Each thread reads and writes memory for itself, for the sanitizers to see; that orders nothing between threads.
+// Each thread reads and writes shared and global memory for itself, for the sanitizers to see; that orders nothing between
+// threads. The registers of all threads of a warp are read and written by the last of them. multiply_add checks their
+// bounds.
 // ---------------------------------------------------------------------------------------------------------------
 
 namespace cuda_cpu {
@@ -508,6 +510,9 @@ inline void load_rows(unsigned *m, const half *p, WarpOp *deal, int line) {
 inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    CUDA_CPU_ASAN(if (__asan_region_is_poisoned(d, 16) || __asan_region_is_poisoned((void *)a, 16) ||
+                      __asan_region_is_poisoned((void *)b, 8))
+                      cuda_cpu::complain(true, "%s, line %d: registers out of bounds", cuda_cpu::blk.name, line));
     me->a = (const uint16_t *)a, me->b = (const uint16_t *)b, me->d = d;
     cuda_cpu::join_warp(cuda_cpu::multiply_fragments, line);
 }
@@ -553,6 +558,7 @@ inline float power_of_2(float x) {
 // ---------------------------------------------------------------------------------------------------------------
 
 namespace cuda_cpu {
+
 /* A flag that is set once. All that precedes set() comes before all that follows wait(). */
 struct Flag {
     int value = 0;
@@ -661,9 +667,15 @@ struct CUevent_st {
         std::lock_guard<std::mutex> guard(lock);
         return records.empty() ? nullptr : &records.back();
     }
+    /* Returns a new one. */
+    cuda_cpu::Record *record() {
+        std::lock_guard<std::mutex> guard(lock);
+        return &records.emplace_back();
+    }
 };
 
 namespace cuda_cpu {
+
 inline void wait_for_streams() {
     std::shared_lock<std::shared_mutex> guard(host);
     for (cudaStream_t s : streams) s->wait();
@@ -1056,8 +1068,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
-    std::lock_guard<std::mutex> guard(e->lock);
-    submit(s, [r = &e->records.emplace_back()] {
+    submit(s, [r = e->record()] {
         r->when = now_ns();
         r->done.set();
     });
