@@ -59,7 +59,9 @@ static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoin
             CU_ASSERT_EQUAL(memcmp(bytes, expected, size), 0);
         }
     }
-    free(numbers), free(expected), free(bytes);
+    free(numbers);
+    free(expected);
+    free(bytes);
 }
 
 static void is_packed_copy(const char *to, const char *from) {
@@ -77,19 +79,28 @@ static void is_packed_copy(const char *to, const char *from) {
         }
         float *numbers = checkpoint_floats(source, a, &err), *same = checkpoint_floats(copy, b, &err);
         CU_ASSERT(numbers && same && !memcmp(numbers, same, (size_t)a->rows * a->cols * sizeof *same));
-        free(numbers), free(same);
+        free(numbers);
+        free(same);
     }
-    checkpoint_close(source), checkpoint_close(copy);
+    checkpoint_close(source);
+    checkpoint_close(copy);
 }
 
 TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
+    static const Type types[] = {F32, F16, BF16};
     static const char *const golden[] = {PRE, "tests/golden/opt-post"};
     Checkpoint *dummy = checkpoint_dummy(&small.config, 5);
-    for (int type = F32; type < BF16 + 3; type++) {
-        Model m = small;
-        m.type = m.head_type = (Type)type;
-        const char *from = type > BF16 ? golden[type - BF16 - 1] : model_dir(m);
+    for (size_t i = 0; i < COUNT(types) + COUNT(golden); i++) {
+        const char *from;
+        if (i < COUNT(types)) {
+            Model m = small;
+            m.type = m.head_type = types[i];
+            from = model_dir(m);
+        } else {
+            from = golden[i - COUNT(types)];
+        }
         is_packed_copy(copy_of(from, WHOLE), from);
+        CU_ASSERT_EQUAL(stats.files, 1);
         CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
         CU_ASSERT(stats.bits > 4.5 && stats.bits < 16);
     }
@@ -153,9 +164,11 @@ TEST(a_layer_of_a_copy_is_read_as_one) {
     checkpoint_close(copy);
 }
 
-/* As the format asks: in every file tensors one behind the other, from the first byte of the data to the last of the file;
- * each begins at as round a byte as its size is, up to 64. That none overlap, and the metadata, is a matter of opening. */
-TEST(large_models_are_cut_between_layers) {
+/* This is about the whole layout of copies: where tensors lie in a file, how files are named, where a model is cut into
+ * several, and what their index says. As the format asks, in every file tensors lie one behind the other, from the first
+ * byte of the data to the last of the file, and each begins at as round a byte as its size is, up to 64. That none overlap,
+ * and the metadata, is a matter of opening. */
+TEST(copies_are_laid_out_as_the_format_asks_and_large_ones_are_cut_between_layers) {
     const struct {
         const char *from;
         size_t most;
