@@ -120,36 +120,58 @@ TEST(what_is_not_finite_is_told_and_poisons_its_group_alone) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-/* Rows have a group in each column, heads lie one after another. Now and then a number is not finite. A study of 4 bits in
- * groups of 64 makes of heads what packed ones stand for, as halves. Nothing is read or written behind the last number. */
-TEST(rows_and_heads_have_the_plain_functions_bytes_and_numbers) {
+/* Packs n groups of `size` numbers, which lie `stride` apart, plainly and with the fast function. A group is a column of
+ * `stride` columns, or, where that is 1, a head. Now and then a number is not finite. The bytes are the same, and nothing
+ * behind them is written. Returns them. */
+static uint8_t *packed_alike(f16 *x, int n, int size, int stride) {
+    const size_t each = quant_bytes(size), bytes = n * each;
+    const bool rows = stride > 1, spoiled = below(11) == 0;
+    uint8_t *fast = memset(xcalloc(bytes + 1, 1), 0xa5, bytes + 1), *slow = xcalloc(bytes, 1);
+    fill(x, n * size);
+    if (spoiled) x[below(n * size)] = below(2) ? 0x7c00 : 0xfe00;
+    for (int g = 0; g < n; g++) plain_pack(slow + g * each, x + (rows ? g : g * size), stride, size);
+    CU_ASSERT_EQUAL(rows ? quant_pack_rows(fast, x, n) : quant_pack_heads(fast, x, n, size), !spoiled);
+    CU_ASSERT(memcmp(fast, slow, bytes) == 0 && fast[bytes] == 0xa5);
+    free(fast);
+    return slow;
+}
+
+TEST(rows_have_the_plain_functions_bytes_and_numbers) {
     int wrong = 0;
-    for (int round = 0; round < 2300; round++) {
-        const bool rows = round < 300, spoiled = below(11) == 0;
-        const int size = rows ? GROUP : 16 * (1 + round % 12), n = rows ? 64 * (1 + round % 3) : 1 + below(4);
-        const int count = n * size, stride = rows ? n : 1; /* n groups of `size` numbers, which lie `stride` apart */
-        const size_t each = quant_bytes(size), bytes = n * each;
-        f16 *x = xcalloc(count, 2), *back = xcalloc(count + 1, 2); /* no more than is there, for the sanitizer */
-        uint8_t *fast = memset(xcalloc(bytes + 1, 1), 0xa5, bytes + 1), *slow = xcalloc(bytes, 1);
-        fill(x, count);
-        if (spoiled) x[below(count)] = below(2) ? 0x7c00 : 0xfe00;
-        for (int g = 0; g < n; g++) plain_pack(slow + g * each, x + g * (rows ? 1 : size), stride, size);
-        CU_ASSERT_EQUAL(rows ? quant_pack_rows(fast, x, n) : quant_pack_heads(fast, x, n, size), !spoiled);
-        CU_ASSERT(memcmp(fast, slow, bytes) == 0 && fast[bytes] == 0xa5);
+    for (int round = 0; round < 300; round++) {
+        const int k = 64 * (1 + round % 3), count = GROUP * k;
+        f16 *x = xcalloc(count, 2), *back = xcalloc(count + 1, 2);
+        uint8_t *packed = packed_alike(x, k, GROUP, k);
         back[count] = 0x1234;
-        if (rows) quant_unpack_rows(back, slow, n);
-        for (int g = 0; g < n; g++) {
-            float numbers[192];
-            f16 *group = rows ? back + g : x + g * size;
-            plain_numbers(numbers, slow + g * each, size);
-            if (!rows) quant_round(group, 1, size, (Quant){4, 64});
-            for (int i = 0; i < size; i++) wrong += group[i * stride] != f32_to_f16(numbers[i]);
+        quant_unpack_rows(back, packed, k);
+        for (int c = 0; c < k; c++) {
+            float column[GROUP];
+            plain_numbers(column, packed + c * GROUP_BYTES, GROUP);
+            for (int r = 0; r < GROUP; r++) wrong += back[r * k + c] != f32_to_f16(column[r]);
         }
         wrong += back[count] != 0x1234;
         free(x);
         free(back);
-        free(fast);
-        free(slow);
+        free(packed);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+/* A study of 4 bits in groups of 64 makes of heads what packed ones stand for, as halves. */
+TEST(heads_have_the_plain_functions_bytes_and_a_study_makes_their_numbers) {
+    int wrong = 0;
+    for (int round = 0; round < 2000; round++) {
+        const int hd = 16 * (1 + round % 12), nh = 1 + below(4);
+        f16 *x = xcalloc(nh * hd, 2); /* no more than is there, for the sanitizer */
+        uint8_t *packed = packed_alike(x, nh, hd, 1);
+        for (int h = 0; h < nh; h++) {
+            float numbers[192];
+            plain_numbers(numbers, packed + h * quant_bytes(hd), hd);
+            quant_round(x + h * hd, 1, hd, (Quant){4, 64});
+            for (int i = 0; i < hd; i++) wrong += x[h * hd + i] != f32_to_f16(numbers[i]);
+        }
+        free(x);
+        free(packed);
     }
     CU_ASSERT_EQUAL(wrong, 0);
 }
