@@ -130,8 +130,8 @@ void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
     pthread_mutex_init(&h->lock, NULL), cond_open(&h->news);
     for (int s = 0; s < stages; s++) {
         End *end = xcalloc(1, sizeof *end);
-        end->base = (Net){s,          stages,     stages,     rendezvous ? local_send : local_post, local_receive,
-                          local_post, local_fail, local_close};
+        end->base = (Net){s, stages, stages, local_post, local_receive, local_post, local_fail, local_close};
+        if (rendezvous) end->base.send = local_send;
         end->hub = h;
         net[s] = &end->base;
     }

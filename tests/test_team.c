@@ -46,8 +46,9 @@ TEST(every_number_is_done_once_by_any_team_and_little_by_the_caller_alone) {
     }
 }
 
-/* Where as many threads come as a loop has parts, and each uses its working memory; none goes on before all have come, or,
- * a turn later, have written. */
+/* As many threads meet as a loop has parts. In each turn every thread fills its working memory, waits until all threads
+ * have done so, and looks whether its numbers are still there. In the first turn there is nothing to fill: the threads only
+ * wait until all of them have come. */
 typedef struct {
     atomic_int here, wrong;
     int all;
