@@ -299,14 +299,16 @@ static Tensor turned(Tensor t) {
 static void expect_linear(Op op) {
     const Tensor y = op.linear.y, x = op.linear.x, b = op.linear.b, residual = copy_of(op.linear.residual);
     const Tensor w = op.linear.w.type == U8 ? unpacked_weights(op.linear.w) : op.linear.w;
+    double *weight = temp(x.cols * sizeof *weight); /* of one output */
     int far = 0;
     carry_out(op);
-    for (int r = 0; r < y.rows; r++)
-        for (int o = 0; o < y.cols; o++) {
+    for (int o = 0; o < y.cols; o++) {
+        for (int c = 0; c < x.cols; c++) weight[c] = number(w, o, c);
+        for (int r = 0; r < y.rows; r++) {
             const double bias = b.rows ? number(b, 0, o) : 0, add = residual.rows ? number(residual, r, o) : 0;
             double sum = 0, size = fabs(bias) + fabs(add);
             for (int c = 0; c < x.cols; c++) {
-                const double term = number(x, r, c) * number(w, o, c);
+                const double term = number(x, r, c) * weight[c];
                 sum += term;
                 size += fabs(term);
             }
@@ -315,6 +317,7 @@ static void expect_linear(Op op) {
             sum += bias;
             far += is_off(y, r, o, (op.relu && sum < 0 ? 0 : sum) + add, EPSILON[OP_LINEAR] * size + cut);
         }
+    }
     CU_ASSERT_EQUAL(far, 0);
 }
 
@@ -331,11 +334,11 @@ TEST(products_match_their_formula_and_the_place_of_a_row_among_others_changes_no
         const int *rows = packs ? few_rows : some_rows, nrows = packs ? COUNT(few_rows) : COUNT(some_rows);
         const int step = packs ? every_fifth() : every_eleventh();
         for (int i = (s + test_every) % step; i < nrows * COUNT(epilogues); i += step) {
-            const Epilogue *e = &epilogues[i / nrows];
+            const Epilogue *e = &epilogues[i % COUNT(epilogues)];
             if (packs && e->floats) continue;
             const Lane lane =
                 lanes[(packs ? i : s) % 2]; /* without packs, what differs in one thing alone meets on one lane */
-            const Op op = linear_new(e, packs, rows[i % nrows], shape[0], shape[1], lane);
+            const Op op = linear_new(e, packs, rows[i / COUNT(epilogues)], shape[0], shape[1], lane);
             Op other = op;
             other.linear.y = turned(op.linear.y);
             other.linear.x = turned(op.linear.x);
@@ -373,11 +376,17 @@ TEST(an_unpacked_matrix_is_what_its_codes_stand_for) {
 // ---- attention -------------------------------------------------------------------------------------------------------
 
 /* Heads: their size and number. The first of them are those for which devices have code of their own. Those of whole units
- * of 16 numbers can be packed, in one group or two. The last, many heads and heads of three groups, are for the host alone,
- * since the emulation of a GPU would take too long. */
+ * of 16 numbers can be packed, in one group or two. The last FOR_HOST, many heads and heads of three groups, are for the
+ * host alone, since the emulation of a GPU would take too long, and there for decode and for packing alone. */
 static const int heads[][2] = {{64, 2}, {80, 1}, {96, 2}, {128, 1}, {112, 1}, {7, 3},  {99, 1},  {40, 2},  {20, 3},
                                {1, 2},  {8, 19}, {48, 2}, {16, 5},  {64, 7},  {80, 7}, {128, 7}, {16, 19}, {144, 2}};
-enum { USUAL_HEADS = 6, HEADS = COUNT(heads) - (ACT == F16 ? 5 : 0), LONGEST = 700 };
+enum {
+    USUAL_HEADS = 6,
+    FOR_HOST = 5,
+    HEADS = COUNT(heads) - FOR_HOST,
+    ALL_HEADS = ACT == F32 ? COUNT(heads) : HEADS,
+    LONGEST = 700
+};
 
 static bool packable(const int head[2]) { return head[0] % 16 == 0; }
 
@@ -552,10 +561,10 @@ static Op attend_of(Tensor q, PageTable t) { return op_attend(on_lane(FINISH), b
 /* No packed number is rounded to a half: it counts as min + scale * code. */
 TEST(decode_to_halves_and_packed_pages_matches_its_formula_and_pages_and_company_change_no_bit) {
     static const int page_sizes[] = {16, 1, 3, 200};
-    for (int i = 0; i < 2 * HEADS; i++) {
-        const bool packs = i / HEADS;
-        const int *head = heads[i % HEADS];
-        if (i % HEADS % every_few() || (packs && !packable(head))) continue;
+    for (int i = 0; i < 2 * ALL_HEADS; i++) {
+        const bool packs = i / ALL_HEADS;
+        const int *head = heads[i % ALL_HEADS];
+        if (i % ALL_HEADS % every_few() || (packs && !packable(head))) continue;
         const Sequences s = sequences_new(contexts, head, 3, 2);
         const Tensor q = last_queries(&s);
         const PageTable t = pages_of(&s, page_sizes[0], packs, 1);
@@ -607,9 +616,9 @@ TEST(append_fills_its_slots_with_the_plain_bytes_and_nothing_else) {
     static const Quant studies[] = {{3, 64}, {4, 16}, {8, 7}};
     for (int how = AS_HALVES; how < STUDIED + (ACT == F32); how++) {
         const bool packs = how == PACKED_ON_THE_WAY || how == PACKED_BEFORE;
-        for (int i = 0; i < HEADS * 3; i += packs ? 3 * every_few() : every_third()) {
+        for (int i = 0; i < (packs ? ALL_HEADS : HEADS) * 3; i += packs ? 3 * every_few() : every_third()) {
             const int *head = heads[i / 3], hd = head[0], nh = head[1], h1 = hd * nh,
-                      page_tokens = page_sizes[(i + i / 3) % 3];
+                      page_tokens = page_sizes[(i + i / 3 + i / 9 + how) % 3]; /* each size, also in steps of nine */
             if (packs && !packable(head)) continue;
             const Sequences s = sequences_new(lengths, head, 1, 1);
             const Tensor kv = tensor_at(trying_halves(2 * ROWS * 2 * nh, hd).at, F16, ROWS, 2 * h1, 4 * h1);
@@ -622,12 +631,12 @@ TEST(append_fills_its_slots_with_the_plain_bytes_and_nothing_else) {
                 *integer(pos, 0, r) = TOKENS - 1 - r / 4 * 2;
                 f16 *row = element(s.kv, s.start[*integer(seq, 0, r)] + *integer(pos, 0, r), 0);
                 memcpy(row, element(kv, r, 0), 2 * h1 * sizeof *row);
-                for (int h = 0; h < 2 * nh && how == STUDIED; h++) quant_round(row + h * hd, 1, hd, studies[i / 3 % 3]);
+                for (int h = 0; h < 2 * nh && how == STUDIED; h++) quant_round(row + h * hd, 1, hd, studies[i % 3]);
             }
             state = before;
             const PageTable want = pages_of(&s, page_tokens, packs, 1);
             Op op = op_append(on_lane(FINISH), &t, rows, seq, pos);
-            if (how == STUDIED) op.study = studies[i / 3 % 3];
+            if (how == STUDIED) op.study = studies[i % 3];
             if (how == PACKED_BEFORE) carry_out(op_pack(on_lane(PROJECT), rows, kv, nh));
             carry_out(op);
             CU_ASSERT(same(t.k, want.k) && same(t.v, want.v));

@@ -149,11 +149,13 @@ TEST(a_row_depends_on_neither_rows_nor_columns_nor_threads) {
 TEST(a_result_in_halves_is_the_float_result_rounded_once) {
     static const int cols[] = {1, 16, 31, 64, 100}, some_heads[][2] = {{64, 5}, {80, 5}, {20, 5}, {1, 5}};
     static const int32_t idx[] = {8, 0, 3, 3, 7, 1, 1};
-    Op ops[30] = {linear_new(&epilogues[3], false, 9, 37, 50, PROJECT),
-                  linear_new(&epilogues[3], true, 9, 192, 64, PROJECT)};
-    int n = 2;
+    Op ops[30];
+    int n = 0;
+    ops[n++] = linear_new(&epilogues[3], false, 9, 37, 50, PROJECT);
+    ops[n++] = linear_new(&epilogues[3], true, 9, 192, 64, PROJECT);
     for (int c = 0; c < 2 * COUNT(cols); c++) {
         const Tensor y = blank(F32, 7, cols[c / 2]), table = numbers(F32, 9, y.cols, 1);
+        CHECK(n < COUNT(ops));
         ops[n++] = op_embed(on_lane(PROJECT), y, table, indices(idx, 7), c % 2);
     }
     for (int h = 0; h < COUNT(some_heads); h++) {
@@ -162,6 +164,7 @@ TEST(a_result_in_halves_is_the_float_result_rounded_once) {
             const PageTable t = pages_of(&s, 16, packs, 1);
             const Sparse sparse = sparse_of(last_queries(&s), t, .1);
             carry_out(sparse.select);
+            CHECK(n + 1 < COUNT(ops));
             ops[n++] = attend_of(last_queries(&s), t);
             ops[n++] = sparse.weigh;
         }
