@@ -466,7 +466,7 @@ TEST(links_carry_the_bytes_of_a_formula) {
             const bool delegated = at / 27 || sparse_in(v);
             const OptConfig *c = &subjects[m].c;
             const double l = c->l, state = 4. * c->h1;
-            /* of a token's k in one layer */
+            /* The k of a token has `row` bytes in one layer. */
             const double row = packs(v, "cache") ? c->nh * quant_bytes(c->h1 / c->nh) : 2. * c->h1;
             double expected[LINKS] = {0};
             for (int i = 0; i < PROMPTS; i++) {
