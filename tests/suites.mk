@@ -9,7 +9,8 @@ SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
 # of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
 SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
-SUITES := $(filter schedule cli exercises,$(SUITES)) $(filter-out schedule cli exercises,$(SUITES)) # the longest begin first
+LONGEST := schedule cli exercises mini tour # which begin first
+SUITES := $(filter $(LONGEST),$(SUITES)) $(filter-out $(LONGEST),$(SUITES))
 # These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
 LINUX := cli completions emulation exercises faults gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
 SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
@@ -170,7 +171,7 @@ tsan:
 	@$(MAKE) $(TSAN) EVERY=383 $(EMULATED:%=build/tsan/emulated/%.log)
 
 ORDERED_LOGS := $(foreach way,reverse random,$(EMULATED:%=$(BUILD)/$(way)/%.log))
-test: $(if $(EMULATED),tsan asan) $(LOGS) $(ORDERED_LOGS)
+test: $(if $(EMULATED),tsan asan) $(ORDERED_LOGS) $(LOGS) # the longest begin first
 	@scripts/summary.sh $(LOGS) $(ORDERED_LOGS) $(foreach way,asan tsan,$(EMULATED:%=build/$(way)/emulated/%.log))
 emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
