@@ -120,8 +120,6 @@ Result finish(pid_t pid) {
     exit(EXIT_FAILED);
 }
 
-void result_free(Result *r) { free(r->out), free(r->err); }
-
 // ---------------------------------------------------------------------------------------------------------------
 // flexgen
 // ---------------------------------------------------------------------------------------------------------------
@@ -177,7 +175,3 @@ bool shows(const char *text, const char *pattern) {
 }
 
 void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && shows(r.err, said)); }
-
-void assert_cases(const Case *rows, size_t n) {
-    for (size_t i = 0; i < n; i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);
-}
