@@ -2,8 +2,8 @@
  * behind.
  *
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Of what is refused there is one row for each place of the
- * program that refuses: test_flags.c has all that the command line can be wrong in, test_checkpoint.c, test_tokenizer.c and
- * test_job.c have all that a file can be. */
+ * program that refuses: test_flags.c has all that the command line can be wrong in, the suites checkpoint, tokenizer, job,
+ * eval, hardware and quantize have all that a file can be. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -678,9 +678,8 @@ TEST(the_sim_runs_a_pipeline_of_machines) {
 /* Left to itself the diagonal schedule takes as many batches as are worth it, and is faster than the others where the CPU
  * has room for few sequences. The JSON of --json has what was expected beside what the clock says. */
 TEST(the_diagonal_schedule_finds_its_number_of_batches) {
-    static const char *const schedule[] = {"row", "zigzag", "diagonal"}, *const lengths[] = {
-                                                                             "--prompt-len 32 --gen-len 64",
-                                                                             "--prompt-len 512 --gen-len 4"};
+    static const char *const schedule[] = {"row", "zigzag", "diagonal"};
+    static const char *const lengths[] = {"--prompt-len 32 --gen-len 64", "--prompt-len 512 --gen-len 4"};
     for (int i = 0; i < 2; i++) {
         double rate[3];
         for (int w = 0; w < 3; w++) {
@@ -863,10 +862,9 @@ TEST(wires_and_links_are_as_fast_as_they_are_given) {
 
 /* By both cost models and on the sim. */
 TEST(a_number_of_the_machine_is_changed_wherever_it_is_read) {
-    static const char paper[] = "policy --model opt-1.3b --cost-model paper --gpu-batch-size 4 --num-gpu-batches 2",
-                      sim[] =
-                          "bench --model opt-1.3b --device sim --percent 0 100 0 100 100 0 --gpu-batch-size 4 "
-                          "--num-gpu-batches 2";
+    static const char paper[] = "policy --model opt-1.3b --cost-model paper --gpu-batch-size 4 --num-gpu-batches 2";
+    static const char sim[] =
+        "bench --model opt-1.3b --device sim --percent 0 100 0 100 100 0 --gpu-batch-size 4 --num-gpu-batches 2";
     /* what does not fit the GPU must pass the link */
     CU_ASSERT(rate_of(paper, "--with gmem=1e9 --with ctog_bdw=1e8") < .01 * rate_of(paper, ""));
     CU_ASSERT(rate_of(sim, "--with ctog_bdw=1e8") < .1 * rate_of(sim, ""));
@@ -1073,19 +1071,19 @@ TEST(a_packed_copy_writes_what_compress_weight_does) {
 
 /* The counters of what is packed, and of what sparse attention reads. */
 TEST(bench_counts_packed_bytes_and_the_v_that_is_read) {
-    double weights[2], k[2], v[2];
-    for (int i = 0; i < 2; i++) {
-        const cJSON *json = FIGURES("bench" TINY
-                                    " --prompt-len 100 --gen-len 3 --gpu-batch-size 2 --num-gpu-batches 2 "
-                                    "--percent 0 100 0 100 100 0 --cpu-cache-compute --json - %s",
-                                    i ? "--attn-sparsity 0.1 --compress-weight --compress-cache" : "");
-        weights[i] = number(json, "lanes.load weights.moved_bytes");
-        k[i] = number(json, "lanes.attend.k_bytes"), v[i] = number(json, "lanes.attend.v_bytes");
-        assert_figures(json, i ? "attn_sparsity=0.1 compress_weight=true compress_cache=true"
-                               : "attn_sparsity=1 compress_weight=false compress_cache=false");
-    }
-    CU_ASSERT(weights[1] < .29 * weights[0]); /* and what stays F16 */
-    CU_ASSERT(v[0] == k[0] && k[1] == k[0] * 4.5 / 16 && v[1] < .12 * k[1]);
+#define COUNTED                                                                                         \
+    "bench" TINY                                                                                        \
+    " --prompt-len 100 --gen-len 3 --gpu-batch-size 2 --num-gpu-batches 2 --percent 0 100 0 100 100 0 " \
+    "--cpu-cache-compute --json - "
+    static const char loaded[] = "lanes.load weights.moved_bytes";
+    const cJSON *plain = FIGURES(COUNTED),
+                *packed = FIGURES(COUNTED "--attn-sparsity 0.1 --compress-weight --compress-cache");
+    const double k = number(packed, "lanes.attend.k_bytes");
+    assert_figures(plain,
+                   "attn_sparsity=1 compress_weight=false compress_cache=false lanes.attend.v_bytes=lanes.attend.k_bytes");
+    assert_figures(packed, "attn_sparsity=0.1 compress_weight=true compress_cache=true lanes.attend.v_bytes<%g", .12 * k);
+    CU_ASSERT_EQUAL(k, number(plain, "lanes.attend.k_bytes") * 4.5 / 16);
+    CU_ASSERT(number(packed, loaded) < .29 * number(plain, loaded)); /* and what stays F16 */
 }
 
 /* Stopped while it is made, or by a disk that is full. */
