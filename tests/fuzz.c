@@ -34,6 +34,16 @@ static size_t below(size_t n) { return n ? draw() % n : 0; }
 
 static const char *path_of(const char *name) { return in_dir(root, name); }
 
+/* A whole file. */
+static Input input_of(const char *path) {
+    Input in = {.len = 0};
+    char *text = contents(path, &in.len);
+    CHECK(in.len <= MOST);
+    memcpy(in.bytes, text, in.len);
+    free(text);
+    return in;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // A small model
 // ---------------------------------------------------------------------------------------------------------------
@@ -330,17 +340,6 @@ static void add_good(Target *t, const Input *in) {
     t->pool[at] = *in;
 }
 
-static void add_text(Target *t, const char *text) {
-    Input in = {0};
-    if (*text == '@') {
-        char *whole = contents(text + 1, &in.len);
-        memcpy(in.bytes, whole, in.len);
-        free(whole);
-    } else
-        memcpy(in.bytes, text, in.len = strlen(text));
-    add_good(t, &in);
-}
-
 /* On a copy without a byte behind it, so that reading further is seen. */
 static bool accepts(const Target *t, const Input *in) {
     if (t->read) {
@@ -400,51 +399,39 @@ static void make_journal(void) {
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
     CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
           !journal_append(j, pairs + 2, 1, &err));
-    char *text = contents(path_of("made.journal"), &small_journal.len);
-    memcpy(small_journal.bytes, text, small_journal.len);
+    small_journal = input_of(path_of("made.journal"));
     CHECK(journal_remove(j, &err) == 0);
     journal_close(j);
-    cJSON_Delete(head), free(text);
+    cJSON_Delete(head);
 }
 
+/* The header of a safetensors file. */
 static Input header_of(const char *path) {
-    Input header = {.len = 0};
-    char *file = contents(path_of(path), NULL);
-    memcpy(&header.len, file, sizeof(uint64_t));
-    memcpy(header.bytes, file + sizeof(uint64_t), header.len);
-    free(file);
-    return header;
+    Input in = input_of(path_of(path));
+    memcpy(&in.len, in.bytes, sizeof(uint64_t));
+    memmove(in.bytes, in.bytes + sizeof(uint64_t), in.len);
+    return in;
 }
 
-/* Writes the small model, in one file and in two shards. Names have no "model." in front. */
-static void write_small(void) {
+/* The small model is in one file and in two shards; names have no "model." in front. Another has matrices of whole groups,
+ * and is packed. */
+static void make_files(void) {
+    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
+    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
     Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    CopyStats stats;
+    for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
     write_model(path_of("model"), &small);
     small.shards = 2;
     write_model(path_of("shards"), &small);
     spoil(root, "model/config.json", "_id\": 2", "_id\": [2]");
     spoil(root, "model/config.json", "embeddings\": true", "embeddings\": null");
-    char *text = contents(path_of("model/config.json"), &small_config.len);
-    memcpy(small_config.bytes, text, small_config.len);
-    free(text);
+    small_config = input_of(path_of("model/config.json"));
     small_header = header_of("model/model.safetensors");
     small_file = framed(small_header.bytes, small_header.len, SMALL_DATA);
-}
-
-/* Writes a model whose matrices are of whole groups, and packs it. */
-static void write_packed(void) {
-    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
-    CopyStats stats;
     write_model(path_of("whole"), &whole);
     CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
-}
-
-static void make_files(void) {
-    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
-    for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
-    write_small();
-    write_packed();
     make_journal();
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
@@ -457,7 +444,13 @@ static void make_files(void) {
 static void open_targets(void) {
     for (Target *t = targets; t < targets + NTARGETS; t++) {
         t->pool = xcalloc(POOL, sizeof *t->pool);
-        for (int i = 0; i < 3 && t->texts[i]; i++) add_text(t, t->texts[i]);
+        for (int i = 0; i < 3 && t->texts[i]; i++) {
+            const char *text = t->texts[i];
+            Input in = {strlen(text), ""};
+            memcpy(in.bytes, text, in.len);
+            if (*text == '@') in = input_of(text + 1);
+            add_good(t, &in);
+        }
         if (t->made) add_good(t, t->made);
         target_name = t->name;
         for (int i = 0; i < t->npool; i++) CHECK(accepts(t, current = &t->pool[i]));

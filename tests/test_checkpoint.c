@@ -31,10 +31,12 @@ static float value(const OptConfig *config, int t, size_t e) {
 static const Model small = {SIZES, F16, "model.", .number = value};
 static const Model headed = {SIZES, F16, "model.", .head = true, F16, value};
 
-/* Opens the small model: every tensor of it is there, and holds its numbers, whole and in pieces. */
-static Checkpoint *holds(const char *dir, const Model *m, bool head) {
-    Checkpoint *c = opens(dir);
+/* Opens the small model, until the next call: every tensor of it is there, and holds its numbers, whole and in pieces. */
+static const Checkpoint *holds(const char *dir, const Model *m, bool head) {
+    static Checkpoint *c;
     int present = 0;
+    checkpoint_close(c);
+    c = opens(dir);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
         const size_t count = (size_t)tensor->rows * tensor->cols;
@@ -61,9 +63,7 @@ TEST(all_float_types_names_and_alignments_are_read) {
         m.prefix = i / 3 % 2 ? "" : "model.";
         const char *dir = model_dir(m);
         spoil(dir, TENSORS, "", &"   "[i / 6]); /* blanks, behind which the data lies */
-        Checkpoint *c = holds(dir, &small, false);
-        CU_ASSERT_EQUAL(c->layer[1][FC2_W].type, m.type);
-        checkpoint_close(c);
+        CU_ASSERT_EQUAL(holds(dir, &small, false)->layer[1][FC2_W].type, m.type);
     }
 }
 
@@ -73,9 +73,8 @@ TEST(shards_of_different_types_make_one_model) {
     const char *dir = model_dir(m);
     m.type = F32;
     copy_file(model_dir(m), dir, "b.safetensors");
-    Checkpoint *c = holds(dir, &small, false);
+    const Checkpoint *c = holds(dir, &small, false);
     CU_ASSERT(c->nfiles == 3 && c->layer[0][FC2_W].type == F32 && c->layer[1][FC2_W].type == F16);
-    checkpoint_close(c);
 }
 
 /* As numbers of F16, whatever the types: the last one may be a little more, by a bit of F16 or by too little for it. A head
@@ -88,13 +87,9 @@ TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
         m.odd = LM_HEAD, m.odd_at = LAST, m.odd_number = value(NULL, TOK_EMBED, LAST) + more[i / 9];
         m.type = (Type)(i % 3), m.head_type = (Type)(i / 3 % 3);
         const char *dir = model_dir(m);
-        Checkpoint *c = holds(dir, &m, differs);
-        CU_ASSERT_EQUAL(c->untied, differs);
-        checkpoint_close(c);
+        CU_ASSERT_EQUAL(holds(dir, &m, differs)->untied, differs);
         spoil(dir, CONFIG, "embeddings\": true", "embeddings\": false");
-        c = holds(dir, &m, true);
-        CU_ASSERT_FALSE(c->untied);
-        checkpoint_close(c);
+        CU_ASSERT_FALSE(holds(dir, &m, true)->untied);
     }
 }
 
@@ -117,9 +112,7 @@ TEST(a_separate_head_makes_the_logits) {
     for (int separate = 0; separate < 2; separate++) {
         Model m = headed;
         m.odd = separate ? LM_HEAD : 0, m.odd_at = LAST;
-        Checkpoint *c = holds(model_dir(m), &m, separate);
-        ASSERT_OK(reference_forward(logits[separate], c, &id, 1, &err));
-        checkpoint_close(c);
+        ASSERT_OK(reference_forward(logits[separate], holds(model_dir(m), &m, separate), &id, 1, &err));
     }
     for (int v = 0; v < VOCAB; v++) CU_ASSERT_EQUAL(logits[0][v] == logits[1][v], v < VOCAB - 1);
 }
@@ -128,9 +121,7 @@ TEST(a_separate_head_makes_the_logits) {
 TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
     const char *dir = model_dir(headed);
     spoil(dir, TENSORS, "embed_tokens", "embed_tokenz");
-    Checkpoint *c = holds(dir, &small, false);
-    CU_ASSERT_FALSE(c->untied);
-    checkpoint_close(c);
+    CU_ASSERT_FALSE(holds(dir, &small, false)->untied);
 }
 
 /* One of the tensors is empty, so that it overlaps nothing. */
@@ -140,7 +131,7 @@ TEST(unknown_tensors_and_keys_do_no_harm) {
     spoil(dir, TENSORS, "lm_head.weight\":{\"dtype\":\"F16", "decoder.version\":{\"dtype\":\"F4");
     spoil(dir, TENSORS, "{",
           "{\"__metadata__\":{\"format\":\"pt\"},\"odd\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[48,48]},");
-    checkpoint_close(holds(dir, &small, false));
+    holds(dir, &small, false);
 }
 
 /* Beside a change: the fields in the order of OptConfig, and whether the head is tied. */
@@ -190,11 +181,11 @@ TEST(what_torch_saved_is_converted_doubles_too) {
         "grep -q '36 tensors, .*; 12 of F64 written as F32' $d/said",
         dir);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    Checkpoint *c = holds(dir, &small, false);
-    for (int t = 0, written = 0; t < part_count(&c->config); t++)
-        if (checkpoint_part(c, t).tensor->rows)
-            CU_ASSERT_EQUAL(checkpoint_part(c, t).tensor->type, written++ % 3 == 2 ? F16 : F32);
-    checkpoint_close(c);
+    const Checkpoint *c = holds(dir, &small, false);
+    for (int t = 0, written = 0; t < part_count(&c->config); t++) {
+        const Tensor *tensor = checkpoint_part(c, t).tensor;
+        if (tensor->rows) CU_ASSERT_EQUAL(tensor->type, written++ % 3 == 2 ? F16 : F32);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -288,11 +279,11 @@ TEST(hostile_texts_are_refused_each_in_its_line) {
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, 1);
     spoil(head, CONFIG, "embeddings\": true", "embeddings\": false");
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, COUNT(bad_head));
-    checkpoint_close(holds(shards, &sharded, false)), checkpoint_close(holds(head, &headed, true));
-    Checkpoint *good = holds(dir, &small, false);
-    CHECK(truncate(in_dir(dir, TENSORS), (off_t)good->files[0].size - 1) == 0);
+    holds(shards, &sharded, false);
+    holds(head, &headed, true);
+    const off_t size = (off_t)holds(dir, &small, false)->files[0].size;
+    CHECK(truncate(in_dir(dir, TENSORS), size - 1) == 0);
     refuses(checkpoint_opens, EXIT_FAILED, dir, "layers.1.fc2.bias: ends at byte");
-    checkpoint_close(good);
 }
 
 TEST(missing_files_are_named) {

@@ -324,9 +324,12 @@ TEST(a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once) {
     }
 }
 
-/* In this program instead of libc's: counts, and fails the one that it is told to. */
+/* In this program instead of libc's: counts, fails the one that it is told to, and says that a file was changed in 1970. */
 static int syncs, failing_sync;
+static const char *changing; /* NULL: none */
 int fsync(int fd) {
+    static const struct timespec then[2];
+    if (changing) CHECK(utimensat(AT_FDCWD, changing, then, 0) == 0);
     if (++syncs == failing_sync) return errno = EIO, -1;
     return (int)syscall(SYS_fsync, fd);
 }
@@ -344,6 +347,13 @@ TEST(a_copy_is_on_the_disk_before_it_has_its_name) {
         refused(from, to, EXIT_FAILED, "Input/output error; make room or write elsewhere");
     }
     failing_sync = 0;
+}
+
+TEST(a_model_that_changes_while_it_is_copied_is_refused) {
+    const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
+    changing = in_dir(from, TENSORS);
+    refused(from, to, EXIT_FAILED, "model.safetensors: was changed while it was in use");
+    changing = NULL;
 }
 
 TEST(an_output_that_is_there_is_refused) {
