@@ -38,6 +38,7 @@
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/parts.h"
@@ -129,46 +130,39 @@ static char *pinned_memory(size_t bytes, const void *from) {
 // Copies
 // ---------------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    void *dst;
-    const void *src;
-    cudaStream_t stream;
-    cudaEvent_t begin, end;
-} Copy;
-
-/* Returns the bytes a second of n copies of `bytes` that start at once, COPIES times each, all together. */
-static double copy_rate(const Copy *copies, int n, size_t bytes) {
+/* Returns the bytes a second of copies (to, from) of `bytes` that start at once, COPIES times each, all together. */
+static double copy_rate(const std::vector<std::pair<char *, const char *>> &copies, size_t bytes) {
+    cudaEvent_t begin;
+    std::vector<cudaStream_t> stream(copies.size());
+    std::vector<cudaEvent_t> end(copies.size());
+    CUDA(cudaEventCreate(&begin));
+    for (cudaStream_t &s : stream) CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : end) CUDA(cudaEventCreate(&e));
     return median_of([&] {
         CUDA(cudaDeviceSynchronize());
-        CUDA(cudaEventRecord(copies[0].begin, copies[0].stream));
-        for (int c = 1; c < n; c++) CUDA(cudaStreamWaitEvent(copies[c].stream, copies[0].begin, 0));
+        CUDA(cudaEventRecord(begin, stream[0]));
+        for (cudaStream_t s : stream) CUDA(cudaStreamWaitEvent(s, begin, 0));
         for (int i = 0; i < COPIES; i++)
-            for (int c = 0; c < n; c++)
-                CUDA(cudaMemcpyAsync(copies[c].dst, copies[c].src, bytes, cudaMemcpyDefault, copies[c].stream));
-        for (int c = 0; c < n; c++) CUDA(cudaEventRecord(copies[c].end, copies[c].stream));
+            for (size_t c = 0; c < copies.size(); c++)
+                CUDA(cudaMemcpyAsync(copies[c].first, copies[c].second, bytes, cudaMemcpyDefault, stream[c]));
+        for (size_t c = 0; c < copies.size(); c++) CUDA(cudaEventRecord(end[c], stream[c]));
         CUDA(cudaDeviceSynchronize());
         double longest = 0;
-        for (int c = 0; c < n; c++) longest = std::max(longest, between(copies[0].begin, copies[c].end));
-        return n * COPIES * (double)bytes / longest;
+        for (cudaEvent_t e : end) longest = std::max(longest, between(begin, e));
+        return copies.size() * COPIES * (double)bytes / longest;
     });
 }
 
 static void print_copies(void) {
     char *a = device_memory<char>(MEMORY), *b = device_memory<char>(MEMORY);
     char *up = pinned_memory(LINK, a), *down = pinned_memory(LINK, b);
-    Copy copies[2] = {{a, up, 0, 0, 0}, {down, b, 0, 0, 0}};
-    for (Copy &c : copies) {
-        CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
-        CUDA(cudaEventCreate(&c.begin));
-        CUDA(cudaEventCreate(&c.end));
-    }
-    printf("h2d %.2f\n", copy_rate(&copies[0], 1, LINK) / 1e9);
-    printf("d2h %.2f\n", copy_rate(&copies[1], 1, LINK) / 1e9);
-    printf("both %.2f\n", copy_rate(copies, 2, LINK) / 1e9);
-    copies[0].src = b;
-    printf("d2d %.1f\n", 2 * copy_rate(&copies[0], 1, MEMORY) / 1e9);
+    printf("h2d %.2f\n", copy_rate({{a, up}}, LINK) / 1e9);
+    printf("d2h %.2f\n", copy_rate({{down, b}}, LINK) / 1e9);
+    printf("both %.2f\n", copy_rate({{a, up}, {down, b}}, LINK) / 1e9);
+    printf("d2d %.1f\n", 2 * copy_rate({{a, b}}, MEMORY) / 1e9);
     CUDA(cudaFreeHost(up));
     CUDA(cudaFreeHost(down));
+    free_rooms();
 }
 
 // ---------------------------------------------------------------------------------------------------------------

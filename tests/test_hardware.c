@@ -9,9 +9,9 @@
 #define FILE_NAME "hw.json"
 
 static const char good[] =
-    "{\"name\": \"a machine\", \"gmem\": 1, \"cmem\": 2e9, \"nmem\": 3, \"ctog_bdw\": 4, \"gtoc_bdw_p\": 5, "
-    "\"gtoc_bdw_g\": 6, "
-    "\"dtoc_bdw\": 7, \"ctod_bdw_g\": 8, \"ctod_bdw_p\": 9, \"mm_flops\": 10.5, \"bmm_flops\": 11, \"cpu_flops\": 12}";
+    "{\"name\": \"a machine\", \"gmem\": 1, \"cmem\": 2e9, \"nmem\": 3, \"ctog_bdw\": 4, "
+    "\"gtoc_bdw_p\": 5, \"gtoc_bdw_g\": 6, \"dtoc_bdw\": 7, \"ctod_bdw_g\": 8, \"ctod_bdw_p\": 9, "
+    "\"mm_flops\": 10.5, \"bmm_flops\": 11, \"cpu_flops\": 12}";
 static Error err;
 
 /* Reads `good` with its first `from` replaced by `to`. */
@@ -45,15 +45,15 @@ static bool same(const Hardware *a, const Hardware *b) {
 
 TEST(a_file_becomes_the_numbers_it_holds) {
     Hardware expected = {.gmem = 1,
-                         .cmem = 2e9,
-                         .nmem = 3,
+                         2e9,
+                         3, /* cmem, nmem; then the rates, in the file's order, of generation and prefill */
                          .ctog_bdw = {4, 4},
-                         .gtoc_bdw = {6, 5}, /* [0]: generation, [1]: prefill */
-                         .dtoc_bdw = {7, 7},
-                         .ctod_bdw = {8, 9},
+                         {6, 5},
+                         {7, 7},
+                         {8, 9},
                          .mm_flops = {10.5, 10.5},
-                         .bmm_flops = {11, 11},
-                         .cpu_flops = {12, 12}};
+                         {11, 11},
+                         {12, 12}};
     Hardware h = edited("{", "{\"op_s\": 0, \"shared_cores\": false, \"copy_core_s\": 0, \"sources\": {},");
     CU_ASSERT_STRING_EQUAL(h.name, "a machine");
     CU_ASSERT(same(&h, &expected));

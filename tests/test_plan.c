@@ -42,12 +42,12 @@ TEST(weight_fractions_are_met_to_the_share_of_one_tensor) {
         }
         for (int g = 0; g <= 100; g++)
             for (int c = 0; c <= 100 - g; c++) {
-                const int percent[NTIERS] = {g, c, 100 - g - c};
+                const double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.};
                 double numbers[NTIERS] = {0};
-                place_weights(home, &config, g / 100., c / 100.);
+                place_weights(home, &config, share[0], share[1]);
                 for (int w = 0; w < config.l * NROLES; w++) numbers[home[w / NROLES][w % NROLES]] += size[w % NROLES];
                 for (int t = 0; t < NTIERS; t++)
-                    CU_ASSERT(fabs(numbers[t] - percent[t] / 100. * total) <= (percent[t] ? largest : 0));
+                    CU_ASSERT(fabs(numbers[t] - share[t] * total) <= (share[t] > 0 ? largest : 0));
             }
         free(home);
     }
