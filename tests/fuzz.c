@@ -7,6 +7,7 @@
  * What a target accepts joins its good inputs, so that later ones lie farther from the first. An input must be accepted, or
  * refused in one line; and what is accepted must hold what it promises (see the targets). The same N and SEED give the same
  * inputs; one that ends the process is left in build/fuzz-input. To add a way in, add a row to the table of targets. */
+#include <inttypes.h>
 #include <sanitizer/asan_interface.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -44,9 +45,7 @@ static Input input_of(const char *path) {
     return in;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small model
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A small model ------------------------------------------------------------------------------------------------
 
 #define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024 };
@@ -67,9 +66,7 @@ static Input framed(const char *header, size_t len, size_t data) {
     return file;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The ways in: each says whether it accepted the input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The ways in: each says whether it accepted the input ---------------------------------------------------------
 
 static bool read_utf8(const char *text, size_t len) {
     const size_t invalid = utf8_invalid_at(text, len);
@@ -269,9 +266,7 @@ static Target targets[] = {
 // clang-format on
 enum { NTARGETS = COUNT(targets) };
 
-// ---------------------------------------------------------------------------------------------------------------
-// Changes
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Changes ------------------------------------------------------------------------------------------------------
 
 /* Bytes [at, at + out) give way to n others, as far as there is room. */
 static void replace(Input *in, size_t at, size_t out, const char *by, size_t n) {
@@ -331,9 +326,7 @@ static void change(Input *in, const Target *target) {
     in->bytes[in->len] = 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Running
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Running ------------------------------------------------------------------------------------------------------
 
 static void add_good(Target *t, const Input *in) {
     const int at = t->npool < POOL ? t->npool++ : (int)below(POOL);
@@ -354,12 +347,6 @@ static bool accepts(const Target *t, const Input *in) {
     return t->open(path_of(t->path));
 }
 
-/* One line, of which a person can make something. */
-static void check_refusal(void) {
-    CHECK((err.code == EXIT_FAILED || err.code == EXIT_USAGE) && err.text[0]);
-    for (const char *c = err.text; *c; c++) CHECK((unsigned char)*c >= ' ' && *c != 127);
-}
-
 static void try(Target *t) {
     static Input in;
     in = t->pool[below((size_t)t->npool)];
@@ -369,20 +356,19 @@ static void try(Target *t) {
     alarm(TIMEOUT);
     const bool good = accepts(t, &in);
     alarm(0);
-    if (!good && t->read != read_utf8) check_refusal();
+    if (!good && t->read != read_utf8) { /* one line, of which a person can make something */
+        CHECK((err.code == EXIT_FAILED || err.code == EXIT_USAGE) && err.text[0]);
+        for (const char *c = err.text; *c; c++) CHECK((unsigned char)*c >= ' ' && *c != 127);
+    }
     t->tried++, t->accepted += good;
     if (good && !below(4)) add_good(t, &in);
 }
 
-/* The input goes where it can be looked at. */
+/* The newest input goes where it can be looked at; also where memory has run out, of which inputs so small need none. */
 static void on_death(void) {
     FILE *f = current ? fopen("build/fuzz-input", "w") : NULL;
     if (f) fwrite(current->bytes, 1, current->len, f), fclose(f);
-    fprintf(stderr, "fuzz: an input of %s, SEED=%llu: see build/fuzz-input\n", target_name, (unsigned long long)seed);
-    remove_temp_dirs();
-}
-static void at_exit(void) {
-    if (current) on_death(); /* out of memory, of which inputs so small need none */
+    if (current) fprintf(stderr, "fuzz: an input of %s, SEED=%" PRIu64 ": see build/fuzz-input\n", target_name, seed);
     remove_temp_dirs();
 }
 static void on_alarm(int signal) {
@@ -391,19 +377,6 @@ static void on_alarm(int signal) {
 }
 
 const char *__asan_default_options(void) { return "handle_abort=1:max_allocation_size_mb=512"; }
-
-/* One with two records. */
-static void make_journal(void) {
-    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
-    Journal *j = journal_open(path_of("made"), 0, &err);
-    cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
-    CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
-          !journal_append(j, pairs + 2, 1, &err));
-    small_journal = input_of(path_of("made.journal"));
-    CHECK(journal_remove(j, &err) == 0);
-    journal_close(j);
-    cJSON_Delete(head);
-}
 
 /* The header of a safetensors file. */
 static Input header_of(const char *path) {
@@ -414,11 +387,12 @@ static Input header_of(const char *path) {
 }
 
 /* The small model is in one file and in two shards; names have no "model." in front. Another has matrices of whole groups,
- * and is packed. */
+ * and is packed. The journal has two records. */
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
     const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
     Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
     CopyStats stats;
     for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
     write_model(path_of("model"), &small);
@@ -432,7 +406,14 @@ static void make_files(void) {
     write_model(path_of("whole"), &whole);
     CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
-    make_journal();
+    Journal *j = journal_open(path_of("made"), 0, &err);
+    cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
+    CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err));
+    CHECK(!journal_append(j, pairs + 2, 1, &err));
+    small_journal = input_of(path_of("made.journal"));
+    CHECK(journal_remove(j, &err) == 0);
+    journal_close(j);
+    cJSON_Delete(head);
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
     copy_file(PIECES, path_of("merges"), "vocab.json");
@@ -463,7 +444,7 @@ int main(int argc, char **argv) {
     if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 1); /* in memory, if there is such a place */
     snprintf(root, sizeof root, "%s", temp_dir());
     signal(SIGALRM, on_alarm);
-    atexit(at_exit);
+    atexit(on_death);
     __sanitizer_set_death_callback(on_death);
     make_files();
     open_targets();
@@ -475,6 +456,6 @@ int main(int argc, char **argv) {
         free(t->pool);
     }
     tokenizer_close(tokenizer);
-    printf("%ld inputs with SEED=%llu, no fault found\n", inputs, (unsigned long long)seed);
+    printf("%ld inputs with SEED=%" PRIu64 ", no fault found\n", inputs, seed);
     return 0;
 }
