@@ -45,15 +45,15 @@ static bool same(const Hardware *a, const Hardware *b) {
 
 TEST(a_file_becomes_the_numbers_it_holds) {
     Hardware expected = {.gmem = 1,
-                         2e9,
-                         3, /* cmem, nmem; then the rates, in the file's order, of generation and prefill */
+                         .cmem = 2e9,
+                         .nmem = 3,
                          .ctog_bdw = {4, 4},
-                         {6, 5},
-                         {7, 7},
-                         {8, 9},
+                         .gtoc_bdw = {6, 5}, /* [0]: generation, [1]: prefill */
+                         .dtoc_bdw = {7, 7},
+                         .ctod_bdw = {8, 9},
                          .mm_flops = {10.5, 10.5},
-                         {11, 11},
-                         {12, 12}};
+                         .bmm_flops = {11, 11},
+                         .cpu_flops = {12, 12}};
     Hardware h = edited("{", "{\"op_s\": 0, \"shared_cores\": false, \"copy_core_s\": 0, \"sources\": {},");
     CU_ASSERT_STRING_EQUAL(h.name, "a machine");
     CU_ASSERT(same(&h, &expected));
@@ -162,9 +162,7 @@ TEST(the_machines_that_come_with_the_program_are_complete) {
     globfree(&files);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// One number changed
-// ---------------------------------------------------------------------------------------------------------------
+// ---- One number changed -------------------------------------------------------------------------------------------
 
 /* A change is the file with another number in it, and nothing else but that the name says so. */
 TEST(a_change_is_the_file_with_another_number) {
@@ -222,9 +220,7 @@ TEST(a_wrong_change_is_refused) {
     for (size_t i = 0; i < COUNT(cases); i++) refuses(change_opens, EXIT_USAGE, cases[i][0], cases[i][1]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Written and read back
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Written and read back ----------------------------------------------------------------------------------------
 
 static Hardware read_back(const Hardware *h, const char *measured) {
     Hardware back;
@@ -286,9 +282,7 @@ TEST(sources_follow_their_keys) {
     cJSON_Delete(json), free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What an op takes
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What an op takes ---------------------------------------------------------------------------------------------
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 

@@ -14,9 +14,7 @@
 #define GB ((size_t)1 << 30)
 static const size_t free_bytes = 8 * GB; /* of the machines below */
 
-// ---------------------------------------------------------------------------------------------------------------
-// Control groups
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Control groups -----------------------------------------------------------------------------------------------
 
 #define V1_MOUNTS                                                                 \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"                             \
@@ -134,10 +132,8 @@ TEST(in_a_container_the_tree_may_begin_at_its_group) {
 
 /* Neither as a limit; of what is no number as the use, the whole limit is left. */
 TEST(what_is_no_number_sets_no_limit) {
-#define LIMIT                                                                                        \
-    "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" >user/a/job/memory.max; printf -- \"$1\" " \
-    ">user/a/job/memory.high; }; "                                                                   \
-    "both "
+#define LIMIT \
+    "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" | tee user/a/job/memory.max >user/a/job/memory.high; }; both "
 #define USE "v2 user/a/job 1073741824 max 0 0; printf >user/a/job/memory.current "
     static const Machine cases[] = {
         {V2, LIMIT "'max\\n'", 8 * GB},     {V2, LIMIT "''", 8 * GB},
@@ -194,9 +190,7 @@ TEST(a_quota_of_cpu_is_so_many_whole_processors) {
     CU_ASSERT(processors_allowed() >= 1);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Limits of the process
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Limits of the process ----------------------------------------------------------------------------------------
 
 /* What is available, in bytes, while the address space, or the data, may grow by so much. */
 static size_t available(int resource, size_t more, int threads) {
@@ -249,9 +243,7 @@ TEST(the_peak_can_be_measured_from_now_on) {
     if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The program
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The program --------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__
 static const bool plain = false; /* AddressSanitizer takes far more memory */
@@ -289,8 +281,7 @@ TEST(a_run_takes_no_more_than_the_plan_and_the_overhead) {
 
 /* In so many MB of address space, or of data, a model of 690 MB or 250 MB, of which one batch is all. Each flag for a tier
  * alone and both: one leaves a little to the other, and where both are large, what is planned decides. The offload file is
- * mapped, so that it counts; one of 580 MB in a directory that is memory counts where a process may have 500 MB of data,
- * too. */
+ * mapped, so that it counts; in a directory that is memory, one of 580 MB counts as data, too. */
 TEST(the_program_keeps_to_what_it_may_have) {
     static const struct {
         rlim_t memory, data;

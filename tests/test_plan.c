@@ -196,8 +196,7 @@ TEST(an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches) {
     }
 }
 
-/* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
- */
+/* For the next token of the 2 sequences of each batch under way. Not on the host, nor for greedy or given tokens. */
 TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
     const Policy p = all_gpu(2, 5);
     open_task(opt_named("opt-125m"), 10, 4, 2);
@@ -218,12 +217,9 @@ TEST(prompts_beyond_the_positions_are_refused) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What the sweeps have to do
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What the sweeps have to do -----------------------------------------------------------------------------------
 
-/* What ran on a sim, in sweeps that only decode and in such that prefill, counted in layer 0 and where tokens are picked.
- */
+/* What ran on a sim, in sweeps that only decode and in others, counted in layer 0 and where tokens are picked. */
 static struct {
     Device was; /* the sim's own functions */
     const Plan *plan;
@@ -288,9 +284,7 @@ TEST(the_planned_work_is_what_runs) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is chosen for a plan to fit
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is chosen for a plan to fit -----------------------------------------------------------------------------
 
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */
@@ -335,8 +329,7 @@ TEST(a_policy_has_three_workspaces_or_two) {
         }
 }
 
-/* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
- */
+/* As many of a prefill's 5,000 rows pass a layer, and its MLP, together as there is room for, and not one more. */
 TEST(pieces_are_as_large_as_there_is_room_for) {
     static const int rows[] = {PIECE_ROWS, 2048, LARGE_PIECE_ROWS};
     Bytes before = 0;

@@ -47,9 +47,7 @@ static void decodes(const int32_t *ids, int n, const char *expected) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small vocabulary
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A small vocabulary -------------------------------------------------------------------------------------------
 
 #define PIECES ",\"ab\":300,\"abc\":301,\"<s\":302"
 
@@ -70,9 +68,7 @@ static const char *write_small(const char *more, const char *merges) {
 
 static void open_small(const char *more, const char *merges) { open_in(write_small(more, merges), LARGE); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Good input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Good input ---------------------------------------------------------------------------------------------------
 
 /* And the words, which are all of a text, have the bytes of the golden ones. A NUL cannot stand in our JSON, so texts with
  * one are in hex. */
@@ -259,8 +255,7 @@ TEST(many_pieces_that_begin_alike_are_found_fast) {
 
 /* Each piece has a bar behind it. Line ends of Windows, and a missing last one, are accepted. Of equal pairs the left one
  * is joined. Where all pieces are bytes, there may be no merges. In the last case each join of a and b makes two new pairs
- * that can be joined, the most there can be, and the word before makes the room for this one exactly as large as it must
- * be. */
+ * that can be joined, the most there can be, and the word before makes the room for this one exactly large enough. */
 TEST(pieces_are_joined_as_the_merges_say) {
     static const struct {
         const char *more, *merges, *text, *pieces;
@@ -297,9 +292,7 @@ TEST(a_piece_that_is_no_byte_symbols_decodes_to_its_text) {
     decodes((int32_t[]){302, 303, 300}, 3, "狐 ab");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Bad input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Bad input ----------------------------------------------------------------------------------------------------
 
 static const Fault bad_vocab[] = {
     {NULL, "[1]", "vocab.json: holds no JSON object"},
