@@ -442,7 +442,7 @@ int main(int argc, char **argv) {
     const long inputs = argc > 1 ? atol(argv[1]) : 100000;
     seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
     if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 1); /* in memory, if there is such a place */
-    snprintf(root, sizeof root, "%s", temp_dir());
+    strcpy(root, temp_dir());
     signal(SIGALRM, on_alarm);
     atexit(on_death);
     __sanitizer_set_death_callback(on_death);

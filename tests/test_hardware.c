@@ -1,6 +1,5 @@
 /* test_hardware.c: what hardware_read accepts, what it refuses and says; that hardware_write is read back; what an op
  * takes, against values by hand. Damaged files of any kind are fuzz.c's, and what is measured test_measure.c's. */
-#include <cjson/cJSON.h>
 #include <glob.h>
 
 #include "tests.h"

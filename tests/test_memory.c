@@ -1,10 +1,8 @@
 /* test_memory.c: how much memory and how many processors a process may have, from trees of files as machines and containers
  * have them, and from limits of its own; that the program keeps to it, and to what it promises. What a plan needs is
  * test_plan.c's; that commands end well where memory is short is also scripts/limit_test.sh. */
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "started.h"
@@ -53,7 +51,7 @@ typedef struct {
 static const char *written(const Machine *m) {
     static char root[300];
     char command[4000];
-    snprintf(root, sizeof root, "%s", temp_dir());
+    strcpy(root, temp_dir());
     CHECK((size_t)snprintf(command, sizeof command, "cd %s && %s%s", root, words, m->tree) < sizeof command);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
     write_file(root, "proc/self/cgroup", m->groups, strlen(m->groups));

@@ -1,7 +1,6 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
  * nothing is left behind where there can be none. Random damage is fuzz.c's. How packing rounds is test_quant.c's, the
  * command line test_cli.c's, a full disk and whatever else fails test_faults.c's. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -87,14 +86,9 @@ TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
     static const char *const golden[] = {PRE, "tests/golden/opt-post"};
     Checkpoint *dummy = checkpoint_dummy(&small.config, 5);
     for (size_t i = 0; i < COUNT(types) + COUNT(golden); i++) {
-        const char *from;
-        if (i < COUNT(types)) {
-            Model m = small;
-            m.type = m.head_type = types[i];
-            from = model_dir(m);
-        } else {
-            from = golden[i - COUNT(types)];
-        }
+        Model m = small;
+        m.type = m.head_type = types[i % COUNT(types)];
+        const char *from = i < COUNT(types) ? model_dir(m) : golden[i - COUNT(types)];
         is_packed_copy(copy_of(from, WHOLE), from);
         CU_ASSERT_EQUAL(stats.files, 1);
         CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
@@ -237,7 +231,7 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
         const int fd = unfinished_begin(to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
         CU_ASSERT(access(dead, F_OK) && !access(foreign, F_OK));
-        snprintf(mine, sizeof mine, "%s", unfinished_name());
+        strcpy(mine, unfinished_name());
         const pid_t other = fork();
         if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
         CU_ASSERT(waitpid(other, &status, 0) == other && !status && !access(mine, F_OK));

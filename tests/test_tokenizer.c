@@ -1,7 +1,6 @@
 /* test_tokenizer.c: the tokenizer against golden ids of Hugging Face, against itself (round trips), and against bad files.
  * scripts/make_tokenizer_golden.py made tests/golden/tokenizer*; with TOKENIZER_GOLDEN=BASE in the environment the golden
  * test reads BASE.jsonl and BASE/ instead, which is how a large comparison is run. What is no JSON is test_json.c's. */
-#include <cjson/cJSON.h>
 
 #include "tests.h"
 #include "written.h"
