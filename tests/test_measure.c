@@ -14,6 +14,7 @@ static Error err;
 
 /* h1, h2, nh; nseq, rows, tokens; bytes of cold memory and of the disk's file; seconds */
 static const ProfileSize size = {256, 1024, 4, 3, 64, 256, 8 << 20, 32 << 20, .01};
+static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};
 static Bytes filled, to_fill, cold;
 
 /* Only index tables have memory, of which the GPU's are the same bytes. */
@@ -61,9 +62,8 @@ static void set_machine(void) {
 }
 
 static Hardware measured(void) {
-    static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
     Hardware h;
-    const ThisMachine here = {.offload_dir = temp_dir(), .threads = 1, .capacity = capacity};
+    const ThisMachine here = {.offload_dir = temp_dir(), .threads = 1, .capacity = tiers};
     ASSERT_OK(profile_measure(&h, &size, &here, &err));
     return h;
 }
@@ -114,8 +114,6 @@ TEST(every_curve_is_measured_where_it_is) {
     assert_is(h.mm_flops[1], machine.mm_rows.rate[6], "mm_flops at 1024 rows");
     assert_is(h.cpu_bdw, machine.cpu_tokens.rate[2], "the best of cpu_tokens");
 }
-
-static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};
 
 /* The machine was measured with so many threads, and with these tiers. */
 static void assert_measured_with(const Hardware *h, int threads) {
