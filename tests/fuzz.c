@@ -296,18 +296,11 @@ static void change_number(Input *in) {
     if (at <= in->len) replace(in, at, size_min(strspn(in->bytes + at, "0123456789"), in->len - at), by, len);
 }
 
-static void insert_word(Input *in, const char *words) {
-    size_t len;
-    const char *word = one_of(words, &len);
-    const size_t at = below(in->len + 1);
-    replace(in, at, draw() % 2 && len <= in->len - at ? len : 0, word, len);
-}
-
 static void change(Input *in, const Target *target) {
     const Input *other = &target->pool[below((size_t)target->npool)];
-    const size_t at = below(in->len), left = in->len - at, from = below(other->len);
-    const size_t piece = below(below(8) ? 20 : 2000), n = size_min(piece, other->len - from);
     const size_t kind = in->len ? below(8) : 5;
+    const size_t at = below(in->len + (kind == 5)), left = in->len - at, from = below(other->len);
+    const size_t piece = below(below(8) ? 20 : 2000);
     char byte = kind ? (char)draw() : (char)(in->bytes[at] ^ 1 << below(8));
     char copy[2000];
     if (kind < 3) /* a bit or a byte of it is another, or there is one more */
@@ -316,11 +309,10 @@ static void change(Input *in, const Target *target) {
         replace(in, at, size_min(piece, left), "", 0);
     else if (kind == 4)
         change_number(in);
-    else if (kind == 5)
-        insert_word(in, target->words);
-    else if (kind == 6) { /* a piece of this or another input */
-        memcpy(copy, other->bytes + from, n);
-        replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
+    else if (kind < 7) { /* a word, or a piece of this or another input */
+        size_t n = size_min(piece, other->len - from);
+        const char *by = kind == 5 ? one_of(target->words, &n) : memcpy(copy, other->bytes + from, n);
+        replace(in, at, draw() % 2 && n <= left ? n : 0, by, n);
     } else if (!below(4))
         in->len = at;
     in->bytes[in->len] = 0;

@@ -1,5 +1,5 @@
 /* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words; files
- * that change while they are open; digests; dummies. test_quantize.c is about packed ones, test_json.c about no JSON. */
+ * that change while they are open; digests; dummies. test_quantize.c has packed ones, test_json.c what is no JSON. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -25,9 +25,9 @@ static const size_t free_bytes = 8 * GB; /* of the machines below */
 #define V1 V1_GROUPS, V1_MOUNTS
 #define V2 "0::/user/a/job\n", V2_MOUNTS
 
-/* Makes a machine with 8 GiB available, of whose tree of groups these are the words: a group of version 1 for memory, with
- * its limit, use and cached files; one of version 2 with max, high, use and cached files; groups of both for the CPU, with
- * quota and period. */
+/* The shell's words for a machine. The first lines give it 8 GiB that are available; v1 makes a group of version 1 for
+ * memory, with limit, use and cached files; v2 one of version 2, with max, high, use and cached files; cpu1 and cpu2 groups
+ * of both for the CPU, with quota and period. */
 static const char words[] =
     "mkdir -p proc/self sys/fs/cgroup && cd sys/fs/cgroup\n"
     "echo 'MemFree: 1048576 kB\nMemAvailable:    8388608 kB\nCached: 1 kB' >../../../proc/meminfo\n"
