@@ -37,6 +37,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "device/parts.h"
@@ -46,27 +48,31 @@ extern "C" void host_run(const Op *op); /* parts.h has it for C alone; ops.h cal
 enum { RUNS = 9, COPIES = 4, ALGORITHMS = 8, WEIGHTS = 4 };
 static const size_t LINK = (size_t)256 << 20, MEMORY = (size_t)1 << 30, WORKSPACE = (size_t)32 << 20;
 
-#define CUDA(call)                                                                                            \
-    do {                                                                                                      \
-        cudaError_t e_ = (call);                                                                              \
-        if (e_ != cudaSuccess) {                                                                              \
-            fprintf(stderr, "bench_gpu: %s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
-            exit(1);                                                                                          \
-        }                                                                                                     \
+static void die(const char *why) {
+    fprintf(stderr, "bench_gpu: %s\n", why);
+    exit(1);
+}
+
+static const char *text_of(cudaError_t e) { return e == cudaSuccess ? NULL : cudaGetErrorString(e); }
+static const char *text_of(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(s); }
+
+/* Ends the program if a call of the CUDA runtime or of cublasLt has failed. */
+#define CUDA(call)                                                                  \
+    do {                                                                            \
+        const char *why_ = text_of(call);                                           \
+        if (why_) die((std::to_string(__LINE__) + ": " #call ": " + why_).c_str()); \
     } while (0)
 
-#define LT(call)                                                                                                   \
-    do {                                                                                                           \
-        cublasStatus_t s_ = (call);                                                                                \
-        if (s_ != CUBLAS_STATUS_SUCCESS) {                                                                         \
-            fprintf(stderr, "bench_gpu: %s:%d: %s: %s\n", __FILE__, __LINE__, #call, cublasLtGetStatusString(s_)); \
-            exit(1);                                                                                               \
-        }                                                                                                          \
-    } while (0)
-
-static double median(std::vector<double> v) {
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
+/* Returns the median of what once() returns in RUNS calls, behind one that warms up. */
+template <class Once>
+static double median_of(Once once) {
+    std::vector<double> results;
+    for (int r = -1; r < RUNS; r++) {
+        const double result = once();
+        if (r >= 0) results.push_back(result);
+    }
+    std::sort(results.begin(), results.end());
+    return results[RUNS / 2];
 }
 
 /* Returns the seconds between two events, both past. */
@@ -86,90 +92,91 @@ static __global__ void fill_kernel(half *x, size_t n, uint32_t seed, float scale
     }
 }
 
-static void *device_memory(size_t bytes, uint32_t seed, float scale) {
+static std::vector<void *> rooms; /* what device_memory has returned; free_rooms frees it */
+
+/* Returns n numbers, each array of others. */
+template <class T = half>
+static T *device_memory(size_t n, float scale = 1) {
     void *p;
-    CUDA(cudaMalloc(&p, bytes));
-    fill_kernel<<<1024, 256>>>((half *)p, bytes / sizeof(half), seed, scale);
+    CUDA(cudaMalloc(&p, n * sizeof(T)));
+    rooms.push_back(p);
+    fill_kernel<<<1024, 256>>>((half *)p, n * sizeof(T) / sizeof(half), (uint32_t)rooms.size(), scale);
     CUDA(cudaGetLastError());
     CUDA(cudaDeviceSynchronize());
+    return (T *)p;
+}
+
+/* Returns a copy of n numbers on the GPU. */
+template <class T>
+static T *on_gpu(const std::vector<T> &numbers) {
+    T *p = device_memory<T>(numbers.size());
+    CUDA(cudaMemcpy(p, numbers.data(), numbers.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 
-static void *pinned_memory(size_t bytes, const void *from) {
-    void *p;
+static void free_rooms(void) {
+    for (void *p : rooms) CUDA(cudaFree(p));
+    rooms.clear();
+}
+
+static char *pinned_memory(size_t bytes, const void *from) {
+    char *p;
     CUDA(cudaMallocHost(&p, bytes));
     CUDA(cudaMemcpy(p, from, bytes, cudaMemcpyDeviceToHost));
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Copies
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    void *dst;
-    const void *src;
-    cudaStream_t stream;
-    cudaEvent_t begin, end;
-} Copy;
-
-/* Returns the bytes a second of n copies of `bytes` that start at once, COPIES times each, all together. */
-static double copy_rate(const Copy *copies, int n, size_t bytes) {
-    std::vector<double> rates;
-    for (int r = -1; r < RUNS; r++) { /* the first warms up */
+/* Returns the bytes a second of copies (to, from) of `bytes` that start at once, COPIES times each, all together. */
+static double copy_rate(const std::vector<std::pair<char *, const char *>> &copies, size_t bytes) {
+    cudaEvent_t begin;
+    std::vector<cudaStream_t> stream(copies.size());
+    std::vector<cudaEvent_t> end(copies.size());
+    CUDA(cudaEventCreate(&begin));
+    for (cudaStream_t &s : stream) CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : end) CUDA(cudaEventCreate(&e));
+    return median_of([&] {
         CUDA(cudaDeviceSynchronize());
-        CUDA(cudaEventRecord(copies[0].begin, copies[0].stream));
-        for (int c = 1; c < n; c++) CUDA(cudaStreamWaitEvent(copies[c].stream, copies[0].begin, 0));
+        CUDA(cudaEventRecord(begin, stream[0]));
+        for (cudaStream_t s : stream) CUDA(cudaStreamWaitEvent(s, begin, 0));
         for (int i = 0; i < COPIES; i++)
-            for (int c = 0; c < n; c++)
-                CUDA(cudaMemcpyAsync(copies[c].dst, copies[c].src, bytes, cudaMemcpyDefault, copies[c].stream));
-        for (int c = 0; c < n; c++) CUDA(cudaEventRecord(copies[c].end, copies[c].stream));
+            for (size_t c = 0; c < copies.size(); c++)
+                CUDA(cudaMemcpyAsync(copies[c].first, copies[c].second, bytes, cudaMemcpyDefault, stream[c]));
+        for (size_t c = 0; c < copies.size(); c++) CUDA(cudaEventRecord(end[c], stream[c]));
         CUDA(cudaDeviceSynchronize());
         double longest = 0;
-        for (int c = 0; c < n; c++) longest = std::max(longest, between(copies[0].begin, copies[c].end));
-        if (r >= 0) rates.push_back(n * COPIES * (double)bytes / longest);
-    }
-    return median(rates);
+        for (cudaEvent_t e : end) longest = std::max(longest, between(begin, e));
+        return copies.size() * COPIES * (double)bytes / longest;
+    });
 }
 
 static void print_copies(void) {
-    void *a = device_memory(MEMORY, 1, 1), *b = device_memory(MEMORY, 2, 1);
-    void *up = pinned_memory(LINK, a), *down = pinned_memory(LINK, b);
-    Copy copies[2] = {{a, up, 0, 0, 0}, {down, b, 0, 0, 0}};
-    for (Copy &c : copies) {
-        CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
-        CUDA(cudaEventCreate(&c.begin));
-        CUDA(cudaEventCreate(&c.end));
-    }
-    printf("h2d %.2f\n", copy_rate(&copies[0], 1, LINK) / 1e9);
-    printf("d2h %.2f\n", copy_rate(&copies[1], 1, LINK) / 1e9);
-    printf("both %.2f\n", copy_rate(copies, 2, LINK) / 1e9);
-    copies[0].src = b;
-    printf("d2d %.1f\n", 2 * copy_rate(&copies[0], 1, MEMORY) / 1e9);
+    char *a = device_memory<char>(MEMORY), *b = device_memory<char>(MEMORY);
+    char *up = pinned_memory(LINK, a), *down = pinned_memory(LINK, b);
+    printf("h2d %.2f\n", copy_rate({{a, up}}, LINK) / 1e9);
+    printf("d2h %.2f\n", copy_rate({{down, b}}, LINK) / 1e9);
+    printf("both %.2f\n", copy_rate({{a, up}, {down, b}}, LINK) / 1e9);
+    printf("d2d %.1f\n", 2 * copy_rate({{a, b}}, MEMORY) / 1e9);
     CUDA(cudaFreeHost(up));
     CUDA(cudaFreeHost(down));
-    CUDA(cudaFree(a));
-    CUDA(cudaFree(b));
+    free_rooms();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Matrix products
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Matrix products ----------------------------------------------------------------------------------------------
 
 /* Describes a matrix of fp16, column by column, as cublasLt sees it. */
 static cublasLtMatrixLayout_t layout(int rows, int cols) {
     cublasLtMatrixLayout_t l;
-    LT(cublasLtMatrixLayoutCreate(&l, CUDA_R_16F, rows, cols, rows));
+    CUDA(cublasLtMatrixLayoutCreate(&l, CUDA_R_16F, rows, cols, rows));
     return l;
 }
 
 /* Prints the 1e9 FLOP a second of y = x w^T with x (m, k), w (n, k), y (m, n), row by row, which to cublasLt is y^T = w
  * x^T, by the fastest of the algorithms that it proposes. */
 static void print_product(const char *name, int m, int n, int k) {
-    half *w = (half *)device_memory((size_t)n * k * sizeof(half), 3, 0.05f),
-         *x = (half *)device_memory((size_t)m * k * sizeof(half), 4, 1),
-         *y = (half *)device_memory((size_t)m * n * sizeof(half), 5, 1);
-    void *workspace = device_memory(WORKSPACE, 6, 1);
+    half *w = device_memory((size_t)n * k, 0.05f), *x = device_memory((size_t)m * k), *y = device_memory((size_t)m * n);
+    char *workspace = device_memory<char>(WORKSPACE);
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t product;
     cublasLtMatmulPreference_t preference;
@@ -180,34 +187,32 @@ static void print_product(const char *name, int m, int n, int k) {
     cudaEvent_t begin, end;
     float one = 1, zero = 0;
     int nfound;
-    LT(cublasLtCreate(&handle));
-    LT(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    LT(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
-    LT(cublasLtMatmulPreferenceCreate(&preference));
-    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
-                                            sizeof WORKSPACE));
-    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                            sizeof reduction));
-    LT(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
+    CUDA(cublasLtCreate(&handle));
+    CUDA(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUDA(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    CUDA(cublasLtMatmulPreferenceCreate(&preference));
+    CUDA(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
+                                              sizeof WORKSPACE));
+    CUDA(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                              sizeof reduction));
+    CUDA(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
     CUDA(cudaEventCreate(&begin));
     CUDA(cudaEventCreate(&end));
     double least = INFINITY;
     for (int a = 0; a < nfound; a++) {
-        std::vector<double> seconds;
         if (found[a].state != CUBLAS_STATUS_SUCCESS) continue;
-        for (int r = -1; r < RUNS; r++) {
-            CUDA(cudaEventRecord(begin));
-            LT(cublasLtMatmul(handle, product, &one, w, lw, x, lx, &zero, y, ly, y, ly, &found[a].algo, workspace,
-                              WORKSPACE, 0));
-            CUDA(cudaEventRecord(end));
-            CUDA(cudaEventSynchronize(end));
-            if (r >= 0) seconds.push_back(between(begin, end));
-        }
-        least = std::min(least, median(seconds));
+        least = std::min(least, median_of([&] {
+                             CUDA(cudaEventRecord(begin));
+                             CUDA(cublasLtMatmul(handle, product, &one, w, lw, x, lx, &zero, y, ly, y, ly, &found[a].algo,
+                                                 workspace, WORKSPACE, 0));
+                             CUDA(cudaEventRecord(end));
+                             CUDA(cudaEventSynchronize(end));
+                             return between(begin, end);
+                         }));
     }
     printf("%s %.1f\n", name, 2.0 * m * n * k / least / 1e9); /* 0 where cublasLt knows no algorithm */
-    LT(cublasLtDestroy(handle));
-    for (void *p : {(void *)w, (void *)x, (void *)y, workspace}) CUDA(cudaFree(p));
+    CUDA(cublasLtDestroy(handle));
+    free_rooms();
 }
 
 static void print_products(void) {
@@ -215,9 +220,7 @@ static void print_products(void) {
     print_product("gemm_prefill", 4096, 16384, 4096);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen's kernels
-// ---------------------------------------------------------------------------------------------------------------
+// ---- flexgen's kernels --------------------------------------------------------------------------------------------
 
 static Gpu *gpu;
 enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
@@ -233,21 +236,16 @@ static bool has_room(const char *name, size_t bytes) {
 /* Returns the median seconds of the ops that make(i) makes, posted on PROJECT. i counts up, for other memory each time. */
 template <class Make>
 static double seconds_of(Make make) {
-    std::vector<double> seconds;
-    Error err;
-    for (int r = -1; r < RUNS; r++) { /* the first warms up */
+    return median_of([&] {
+        Error err;
         int status = gpu->call->begin(gpu, PROJECT, 0, &err);
         for (int i = 0; i < TIMES && !status; i++) {
             const Op op = make(i);
             status = gpu->call->run(gpu, &op, &err);
         }
-        if (status || gpu->call->end(gpu, PROJECT, 0, true, &err) || gpu->call->sync(gpu, PROJECT, 0, &err)) {
-            fprintf(stderr, "bench_gpu: %s\n", err.text);
-            exit(1);
-        }
-        if (r >= 0) seconds.push_back(gpu->call->took(gpu, PROJECT, 0, 0) / TIMES);
-    }
-    return median(seconds);
+        if (status || gpu->call->end(gpu, PROJECT, 0, true, &err) || gpu->call->sync(gpu, PROJECT, 0, &err)) die(err.text);
+        return gpu->call->took(gpu, PROJECT, 0, 0) / TIMES;
+    });
 }
 
 static void print_linear(int m, int n, int k, bool packed) {
@@ -255,13 +253,13 @@ static void print_linear(int m, int n, int k, bool packed) {
     char name[64];
     snprintf(name, sizeof name, "%s_%d_%d_%d", packed ? "packed" : "blas", m, n, k);
     if (!has_room(name, WEIGHTS * each)) return;
-    char *w = (char *)device_memory(WEIGHTS * each, 7, 0.05f);
-    void *x = device_memory((size_t)m * k * sizeof(half), 8, 1), *y = device_memory((size_t)m * n * sizeof(half), 9, 1);
+    const char *w = device_memory<char>(WEIGHTS * each, 0.05f);
+    half *x = device_memory((size_t)m * k), *y = device_memory((size_t)m * n);
     const double s = seconds_of([&](int i) {
         return product(F16, y, F16, n, x, w + (size_t)i % WEIGHTS * each, NULL, NULL, packed, false, m, n, k);
     });
     printf("%s %.1f\n", name, each / s / 1e9);
-    for (void *of : {(void *)w, x, y}) CUDA(cudaFree(of));
+    free_rooms();
 }
 
 static void print_attend(int nseq, int len, bool packed) {
@@ -274,33 +272,27 @@ static void print_attend(int nseq, int len, bool packed) {
     snprintf(name, sizeof name, "attend%s_%d_%d", packed ? "4" : "", nseq, len);
     if (!has_room(name, 2 * copies * bytes)) return;
     for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 7 % table.size()); /* 7 divides no power of two */
-    int32_t *on_gpu = (int32_t *)device_memory((table.size() + nseq) * 4, 1, 1);
-    CUDA(cudaMemcpy(on_gpu, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
-    CUDA(cudaMemcpy(on_gpu + table.size(), lens.data(), nseq * 4, cudaMemcpyHostToDevice));
-    char *k = (char *)device_memory(copies * bytes, 2, 0.05f), *v = (char *)device_memory(copies * bytes, 3, 0.05f);
-    f16 *q = (f16 *)device_memory((size_t)nseq * H1 * sizeof(half), 4, 1);
-    void *o = device_memory((size_t)nseq * H1 * sizeof(half), 5, 1);
+    const int32_t *dealt = on_gpu(table), *len_of = on_gpu(lens);
+    const char *k = device_memory<char>(copies * bytes, 0.05f), *v = device_memory<char>(copies * bytes, 0.05f);
+    f16 *q = device_memory<f16>((size_t)nseq * H1), *o = device_memory<f16>((size_t)nseq * H1);
     const double s = seconds_of([&](int i) {
         const size_t at = i % copies * bytes;
-        return attention(o, F16, q, H1, H1,
-                         paged(k + at, v + at, on_gpu, on_gpu + table.size(), nseq, pages, PAGE, H1, HEADS, packed));
+        return attention(o, F16, q, H1, H1, paged(k + at, v + at, dealt, len_of, nseq, pages, PAGE, H1, HEADS, packed));
     });
     printf("%s %.1f\n", name, 2 * bytes / s / 1e9);
-    for (void *of : {(void *)on_gpu, (void *)k, (void *)v, (void *)q, o}) CUDA(cudaFree(of));
+    free_rooms();
 }
 
 static void print_attend_prefill(int nseq, int len) {
     std::vector<int32_t> start(nseq + 1);
     for (int i = 0; i <= nseq; i++) start[i] = i * len;
     const int rows = nseq * len;
-    f16 *qkv = (f16 *)device_memory((size_t)rows * 3 * H1 * sizeof(half), 1, 1);
-    int32_t *on_gpu = (int32_t *)device_memory(start.size() * 4, 1, 1);
-    CUDA(cudaMemcpy(on_gpu, start.data(), start.size() * 4, cudaMemcpyHostToDevice));
-    void *o = device_memory((size_t)rows * H1 * sizeof(half), 2, 1);
+    const f16 *qkv = device_memory<f16>((size_t)rows * 3 * H1), *o = device_memory<f16>((size_t)rows * H1);
+    const int32_t *starts = on_gpu(start);
     const double s =
-        seconds_of([&](int) { return prefilling(F16, o, qkv, qkv + H1, on_gpu, nseq, rows, H1, HEADS, 3 * H1); });
+        seconds_of([&](int) { return prefilling(F16, o, qkv, qkv + H1, starts, nseq, rows, H1, HEADS, 3 * H1); });
     printf("attend_prefill_%d_%d %.1f\n", nseq, len, 2. * nseq * len * (len + 1.) * H1 / s / 1e9);
-    for (void *of : {(void *)qkv, (void *)on_gpu, o}) CUDA(cudaFree(of));
+    free_rooms();
 }
 
 static void print_pick(void) {
@@ -309,38 +301,30 @@ static void print_pick(void) {
     std::vector<float> logits((size_t)ROWS * VOCAB);
     uint32_t x = 1;
     for (float &l : logits) l = 16.f * (float)((x = x * 1664525u + 1013904223u) >> 8) / (1 << 24); /* an LCG's upper bits */
-    int32_t *ids = (int32_t *)device_memory(3 * ROWS * 4, 1, 1), zero[2 * ROWS] = {};
-    float *on_gpu = (float *)device_memory(logits.size() * 4, 1, 1);
-    CUDA(cudaMemcpy(on_gpu, logits.data(), logits.size() * 4, cudaMemcpyHostToDevice));
-    CUDA(cudaMemcpy(ids + ROWS, zero, sizeof zero, cudaMemcpyHostToDevice));
-    const double s =
-        seconds_of([&](int) { return picking(ids, on_gpu, ids + ROWS, ids + 2 * ROWS, &greedy, ROWS, VOCAB); });
+    const int32_t *ids = on_gpu(std::vector<int32_t>(3 * ROWS));
+    const float *from = on_gpu(logits);
+    const double s = seconds_of([&](int) { return picking(ids, from, ids + ROWS, ids + 2 * ROWS, &greedy, ROWS, VOCAB); });
     printf("pick_greedy %.1f\n", s * 1e6);
-    CUDA(cudaFree(ids));
-    CUDA(cudaFree(on_gpu));
+    free_rooms();
 }
 
 static void print_rows(void) {
-    const size_t packed = quant_matrix_bytes(H2, H1), plain = (size_t)H2 * H1 * sizeof(half);
-    char *x = (char *)device_memory(plain, 1, 1), *y = (char *)device_memory(plain, 2, 1);
+    const size_t packed = quant_matrix_bytes(H2, H1), plain = (size_t)H2 * H1;
+    const half *x = device_memory(plain), *y = device_memory(plain);
     for (int rows : {64, 4096}) {
         const double s = seconds_of([&](int) { return norm(F16, y, x, x, x, rows, H1); });
         printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
     }
     const double s = seconds_of([&](int) { return unpacking(y, x, H2, H1); });
-    printf("unpack %.1f\n", (packed + plain) / s / 1e9);
-    CUDA(cudaFree(x));
-    CUDA(cudaFree(y));
+    printf("unpack %.1f\n", (packed + plain * sizeof(half)) / s / 1e9);
+    free_rooms();
 }
 
 static void print_kernels(void) {
     static const int shapes[][2] = {{3 * H1, H1}, {H1, H1}, {H2, H1}, {H1, H2}};
     Error err;
     gpu = cuda_open_gpu(&err);
-    if (!gpu) {
-        fprintf(stderr, "bench_gpu: %s\n", err.text);
-        exit(1);
-    }
+    if (!gpu) die(err.text);
     for (bool packed : {true, false}) /* flexgen's own first */
         for (const int *shape : shapes)
             for (int m : {1, 8, 16, 32, 64}) print_linear(m, shape[0], shape[1], packed);
@@ -352,24 +336,20 @@ static void print_kernels(void) {
     gpu->close(gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Launches and waits
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Launches and waits -------------------------------------------------------------------------------------------
 
 static __global__ void empty_kernel(void) {}
 
 /* Calls once() n times in a row, and returns the median microseconds of one call, by the host's clock. */
 template <class Once>
 static double microseconds(int n, Once once) {
-    std::vector<double> each;
-    for (int r = -1; r < RUNS; r++) {
+    return median_of([&] {
         CUDA(cudaDeviceSynchronize());
         const double begin = seconds_now();
         for (int i = 0; i < n; i++) once();
         CUDA(cudaDeviceSynchronize());
-        if (r >= 0) each.push_back((seconds_now() - begin) / n * 1e6);
-    }
-    return median(each);
+        return (seconds_now() - begin) / n * 1e6;
+    });
 }
 
 static void print_launches(void) {
@@ -412,35 +392,34 @@ static void print_small_copy(size_t part, char *to, const char *from) {
     enum { SMALL = 64 << 10 };
     cudaStream_t bulk, small;
     cudaEvent_t begin[2], end[2];
-    std::vector<double> seconds, rates;
     for (cudaStream_t *s : {&bulk, &small}) CUDA(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
     for (cudaEvent_t *e : {&begin[0], &begin[1], &end[0], &end[1]}) CUDA(cudaEventCreate(e));
-    for (int r = -1; r < RUNS; r++) {
-        CUDA(cudaEventRecord(begin[0], bulk));
-        for (size_t at = 0; part && at < LINK; at += part)
-            CUDA(cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDefault, bulk));
-        CUDA(cudaEventRecord(end[0], bulk));
-        CUDA(cudaEventRecord(begin[1], small));
-        CUDA(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
-        CUDA(cudaEventRecord(end[1], small));
-        CUDA(cudaDeviceSynchronize());
-        if (r < 0) continue;
-        seconds.push_back(between(begin[1], end[1]));
-        rates.push_back(LINK / between(begin[0], end[0]));
-    }
+    const auto seconds = [&](int of) { /* of all large copies, or of the small one */
+                                       return median_of([&] {
+                                           CUDA(cudaEventRecord(begin[0], bulk));
+                                           for (size_t at = 0; part && at < LINK; at += part)
+                                               CUDA(cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDefault, bulk));
+                                           CUDA(cudaEventRecord(end[0], bulk));
+                                           CUDA(cudaEventRecord(begin[1], small));
+                                           CUDA(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
+                                           CUDA(cudaEventRecord(end[1], small));
+                                           CUDA(cudaDeviceSynchronize());
+                                           return between(begin[of], end[of]);
+                                       });
+    };
     const int mib = (int)(part >> 20);
-    if (!part) return (void)printf("copy_64k %.1f\n", median(seconds) * 1e6);
-    printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
-    printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
+    if (!part) return (void)printf("copy_64k %.1f\n", seconds(1) * 1e6);
+    printf("copy_64k_%dm %.1f\n", mib, seconds(1) * 1e6);
+    printf("pieces_%dm %.2f\n", mib, LINK / seconds(0) / 1e9);
 }
 
 static void print_waits(void) {
     const size_t bytes = LINK + (1 << 20);
     print_launches();
-    char *on_gpu = (char *)device_memory(bytes, 1, 1), *pinned = (char *)pinned_memory(bytes, on_gpu);
-    for (size_t part : {0, 16, 4}) print_small_copy(part << 20, on_gpu, pinned);
+    char *plain = device_memory<char>(bytes), *pinned = pinned_memory(bytes, plain);
+    for (size_t part : {0, 16, 4}) print_small_copy(part << 20, plain, pinned);
     CUDA(cudaFreeHost(pinned));
-    CUDA(cudaFree(on_gpu));
+    free_rooms();
     std::vector<char> own(MEMORY, 1);
     const double begin = seconds_now();
     CUDA(cudaHostRegister(own.data(), MEMORY, cudaHostRegisterDefault));
@@ -460,10 +439,7 @@ int main(int argc, char **argv) {
             fprintf(stderr, "bench_gpu: no part %s; there are copies, products, kernels and waits\n", argv[a]);
             exit(2);
         }
-    for (const auto &p : parts) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++) wanted = wanted || !strcmp(p.name, argv[a]);
-        if (wanted) p.print();
-    }
+    for (const auto &p : parts)
+        if (argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char *a) { return !strcmp(p.name, a); })) p.print();
     return 0;
 }

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "cost/cost.h"
 #include "ops.h"
 
 /* Zeros that begin at a page, as the tiers do, until free_rooms is called. */

@@ -7,6 +7,7 @@
  * What a target accepts joins its good inputs, so that later ones lie farther from the first. An input must be accepted, or
  * refused in one line; and what is accepted must hold what it promises (see the targets). The same N and SEED give the same
  * inputs; one that ends the process is left in build/fuzz-input. To add a way in, add a row to the table of targets. */
+#include <inttypes.h>
 #include <sanitizer/asan_interface.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -34,9 +35,17 @@ static size_t below(size_t n) { return n ? draw() % n : 0; }
 
 static const char *path_of(const char *name) { return in_dir(root, name); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small model
-// ---------------------------------------------------------------------------------------------------------------
+/* A whole file. */
+static Input input_of(const char *path) {
+    Input in = {.len = 0};
+    char *text = contents(path, &in.len);
+    CHECK(in.len <= MOST);
+    memcpy(in.bytes, text, in.len);
+    free(text);
+    return in;
+}
+
+// ---- A small model ------------------------------------------------------------------------------------------------
 
 #define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024 };
@@ -57,9 +66,7 @@ static Input framed(const char *header, size_t len, size_t data) {
     return file;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The ways in: each says whether it accepted the input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The ways in: each says whether it accepted the input ---------------------------------------------------------
 
 static bool read_utf8(const char *text, size_t len) {
     const size_t invalid = utf8_invalid_at(text, len);
@@ -259,9 +266,7 @@ static Target targets[] = {
 // clang-format on
 enum { NTARGETS = COUNT(targets) };
 
-// ---------------------------------------------------------------------------------------------------------------
-// Changes
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Changes ------------------------------------------------------------------------------------------------------
 
 /* Bytes [at, at + out) give way to n others, as far as there is room. */
 static void replace(Input *in, size_t at, size_t out, const char *by, size_t n) {
@@ -291,18 +296,11 @@ static void change_number(Input *in) {
     if (at <= in->len) replace(in, at, size_min(strspn(in->bytes + at, "0123456789"), in->len - at), by, len);
 }
 
-static void insert_word(Input *in, const char *words) {
-    size_t len;
-    const char *word = one_of(words, &len);
-    const size_t at = below(in->len + 1);
-    replace(in, at, draw() % 2 && len <= in->len - at ? len : 0, word, len);
-}
-
 static void change(Input *in, const Target *target) {
     const Input *other = &target->pool[below((size_t)target->npool)];
-    const size_t at = below(in->len), left = in->len - at, from = below(other->len);
-    const size_t piece = below(below(8) ? 20 : 2000), n = size_min(piece, other->len - from);
     const size_t kind = in->len ? below(8) : 5;
+    const size_t at = below(in->len + (kind == 5)), left = in->len - at, from = below(other->len);
+    const size_t piece = below(below(8) ? 20 : 2000);
     char byte = kind ? (char)draw() : (char)(in->bytes[at] ^ 1 << below(8));
     char copy[2000];
     if (kind < 3) /* a bit or a byte of it is another, or there is one more */
@@ -311,34 +309,20 @@ static void change(Input *in, const Target *target) {
         replace(in, at, size_min(piece, left), "", 0);
     else if (kind == 4)
         change_number(in);
-    else if (kind == 5)
-        insert_word(in, target->words);
-    else if (kind == 6) { /* a piece of this or another input */
-        memcpy(copy, other->bytes + from, n);
-        replace(in, at, draw() % 2 && n <= left ? n : 0, copy, n);
+    else if (kind < 7) { /* a word, or a piece of this or another input */
+        size_t n = size_min(piece, other->len - from);
+        const char *by = kind == 5 ? one_of(target->words, &n) : memcpy(copy, other->bytes + from, n);
+        replace(in, at, draw() % 2 && n <= left ? n : 0, by, n);
     } else if (!below(4))
         in->len = at;
     in->bytes[in->len] = 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Running
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Running ------------------------------------------------------------------------------------------------------
 
 static void add_good(Target *t, const Input *in) {
     const int at = t->npool < POOL ? t->npool++ : (int)below(POOL);
     t->pool[at] = *in;
-}
-
-static void add_text(Target *t, const char *text) {
-    Input in = {0};
-    if (*text == '@') {
-        char *whole = contents(text + 1, &in.len);
-        memcpy(in.bytes, whole, in.len);
-        free(whole);
-    } else
-        memcpy(in.bytes, text, in.len = strlen(text));
-    add_good(t, &in);
 }
 
 /* On a copy without a byte behind it, so that reading further is seen. */
@@ -355,12 +339,6 @@ static bool accepts(const Target *t, const Input *in) {
     return t->open(path_of(t->path));
 }
 
-/* One line, of which a person can make something. */
-static void check_refusal(void) {
-    CHECK((err.code == EXIT_FAILED || err.code == EXIT_USAGE) && err.text[0]);
-    for (const char *c = err.text; *c; c++) CHECK((unsigned char)*c >= ' ' && *c != 127);
-}
-
 static void try(Target *t) {
     static Input in;
     in = t->pool[below((size_t)t->npool)];
@@ -370,20 +348,19 @@ static void try(Target *t) {
     alarm(TIMEOUT);
     const bool good = accepts(t, &in);
     alarm(0);
-    if (!good && t->read != read_utf8) check_refusal();
+    if (!good && t->read != read_utf8) { /* one line, of which a person can make something */
+        CHECK((err.code == EXIT_FAILED || err.code == EXIT_USAGE) && err.text[0]);
+        for (const char *c = err.text; *c; c++) CHECK((unsigned char)*c >= ' ' && *c != 127);
+    }
     t->tried++, t->accepted += good;
     if (good && !below(4)) add_good(t, &in);
 }
 
-/* The input goes where it can be looked at. */
+/* The newest input goes where it can be looked at; also where memory has run out, of which inputs so small need none. */
 static void on_death(void) {
     FILE *f = current ? fopen("build/fuzz-input", "w") : NULL;
     if (f) fwrite(current->bytes, 1, current->len, f), fclose(f);
-    fprintf(stderr, "fuzz: an input of %s, SEED=%llu: see build/fuzz-input\n", target_name, (unsigned long long)seed);
-    remove_temp_dirs();
-}
-static void at_exit(void) {
-    if (current) on_death(); /* out of memory, of which inputs so small need none */
+    if (current) fprintf(stderr, "fuzz: an input of %s, SEED=%" PRIu64 ": see build/fuzz-input\n", target_name, seed);
     remove_temp_dirs();
 }
 static void on_alarm(int signal) {
@@ -393,59 +370,42 @@ static void on_alarm(int signal) {
 
 const char *__asan_default_options(void) { return "handle_abort=1:max_allocation_size_mb=512"; }
 
-/* One with two records. */
-static void make_journal(void) {
-    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
-    Journal *j = journal_open(path_of("made"), 0, &err);
-    cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
-    CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err) &&
-          !journal_append(j, pairs + 2, 1, &err));
-    char *text = contents(path_of("made.journal"), &small_journal.len);
-    memcpy(small_journal.bytes, text, small_journal.len);
-    CHECK(journal_remove(j, &err) == 0);
-    journal_close(j);
-    cJSON_Delete(head), free(text);
-}
-
+/* The header of a safetensors file. */
 static Input header_of(const char *path) {
-    Input header = {.len = 0};
-    char *file = contents(path_of(path), NULL);
-    memcpy(&header.len, file, sizeof(uint64_t));
-    memcpy(header.bytes, file + sizeof(uint64_t), header.len);
-    free(file);
-    return header;
+    Input in = input_of(path_of(path));
+    memcpy(&in.len, in.bytes, sizeof(uint64_t));
+    memmove(in.bytes, in.bytes + sizeof(uint64_t), in.len);
+    return in;
 }
 
-/* Writes the small model, in one file and in two shards. Names have no "model." in front. */
-static void write_small(void) {
+/* The small model is in one file and in two shards; names have no "model." in front. Another has matrices of whole groups,
+ * and is packed. The journal has two records. */
+static void make_files(void) {
+    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
+    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
     Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
+    CopyStats stats;
+    for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
     write_model(path_of("model"), &small);
     small.shards = 2;
     write_model(path_of("shards"), &small);
     spoil(root, "model/config.json", "_id\": 2", "_id\": [2]");
     spoil(root, "model/config.json", "embeddings\": true", "embeddings\": null");
-    char *text = contents(path_of("model/config.json"), &small_config.len);
-    memcpy(small_config.bytes, text, small_config.len);
-    free(text);
+    small_config = input_of(path_of("model/config.json"));
     small_header = header_of("model/model.safetensors");
     small_file = framed(small_header.bytes, small_header.len, SMALL_DATA);
-}
-
-/* Writes a model whose matrices are of whole groups, and packs it. */
-static void write_packed(void) {
-    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
-    CopyStats stats;
     write_model(path_of("whole"), &whole);
     CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
-}
-
-static void make_files(void) {
-    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
-    for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
-    write_small();
-    write_packed();
-    make_journal();
+    Journal *j = journal_open(path_of("made"), 0, &err);
+    cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
+    CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err));
+    CHECK(!journal_append(j, pairs + 2, 1, &err));
+    small_journal = input_of(path_of("made.journal"));
+    CHECK(journal_remove(j, &err) == 0);
+    journal_close(j);
+    cJSON_Delete(head);
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
     copy_file(PIECES, path_of("merges"), "vocab.json");
@@ -457,7 +417,13 @@ static void make_files(void) {
 static void open_targets(void) {
     for (Target *t = targets; t < targets + NTARGETS; t++) {
         t->pool = xcalloc(POOL, sizeof *t->pool);
-        for (int i = 0; i < 3 && t->texts[i]; i++) add_text(t, t->texts[i]);
+        for (int i = 0; i < 3 && t->texts[i]; i++) {
+            const char *text = t->texts[i];
+            Input in = {strlen(text), ""};
+            memcpy(in.bytes, text, in.len);
+            if (*text == '@') in = input_of(text + 1);
+            add_good(t, &in);
+        }
         if (t->made) add_good(t, t->made);
         target_name = t->name;
         for (int i = 0; i < t->npool; i++) CHECK(accepts(t, current = &t->pool[i]));
@@ -468,9 +434,9 @@ int main(int argc, char **argv) {
     const long inputs = argc > 1 ? atol(argv[1]) : 100000;
     seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
     if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 1); /* in memory, if there is such a place */
-    snprintf(root, sizeof root, "%s", temp_dir());
+    strcpy(root, temp_dir());
     signal(SIGALRM, on_alarm);
-    atexit(at_exit);
+    atexit(on_death);
     __sanitizer_set_death_callback(on_death);
     make_files();
     open_targets();
@@ -482,6 +448,6 @@ int main(int argc, char **argv) {
         free(t->pool);
     }
     tokenizer_close(tokenizer);
-    printf("%ld inputs with SEED=%llu, no fault found\n", inputs, (unsigned long long)seed);
+    printf("%ld inputs with SEED=%" PRIu64 ", no fault found\n", inputs, seed);
     return 0;
 }

@@ -41,18 +41,6 @@ static void parse_flags(int argc, char **argv) {
 /* Of the emulation (tests/cuda_cpu.h) under AddressSanitizer. */
 void cuda_cpu_forbid(const void *p, size_t bytes) __attribute__((weak));
 
-static void open_gpu(void) {
-    Error err;
-    if (test_ended || !cuda_open_gpu) return;
-    test_gpu = cuda_open_gpu(&err);
-    if (test_gpu) {
-        test_gpu->forbid = cuda_cpu_forbid;
-        return;
-    }
-    fprintf(stderr, "%s\n", err.text);
-    exit(EXIT_FAILED);
-}
-
 /* Without flexgen.cu nothing of the suite `cuda` can run; others know themselves what they miss. The tests that will run
  * are listed for suite.sh, which says what did not run when the suite ends early. */
 static void choose_tests(CU_pSuite suite) {
@@ -76,11 +64,16 @@ static void choose_tests(CU_pSuite suite) {
 
 int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
+    Error err;
     host_set_threads(0);
     if (argc == 3 && !strcmp(argv[1], "--stage") && test_stage) return test_stage(argv[2]);
     parse_flags(argc, argv);
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */
-    open_gpu();
+    if (!test_ended && cuda_open_gpu) {
+        test_gpu = cuda_open_gpu(&err);
+        if (!test_gpu) return fprintf(stderr, "%s\n", err.text), EXIT_FAILED;
+        test_gpu->forbid = cuda_cpu_forbid;
+    }
     if (CU_initialize_registry() != CUE_SUCCESS) return EXIT_FAILED;
     CU_SuiteInfo info[] = {{name ? name + strlen("test_") : argv[0], NULL, NULL, NULL, NULL, tests}, CU_SUITE_INFO_NULL};
     if (CU_register_suites(info) != CUE_SUCCESS) return EXIT_FAILED;

@@ -58,15 +58,6 @@ static void look(int signal) {
     alarm(patience());
 }
 
-static void watch(pid_t pid, const char *const *argv) {
-    size_t len = 0;
-    newest.pid = pid, newest.computed = 0, newest.command[0] = 0;
-    for (; *argv && len < sizeof newest.command; argv++)
-        len += (size_t)snprintf(newest.command + len, sizeof newest.command - len, " %s", *argv);
-    CHECK(!sigaction(SIGALRM, &(struct sigaction){.sa_handler = look, .sa_flags = SA_RESTART}, NULL));
-    alarm(patience());
-}
-
 /* In the child: limits, files, and off it goes. */
 __attribute__((noreturn)) static void become(const char *const *argv) {
     redirect(0, with.input ? with.input : "/dev/null", O_RDONLY);
@@ -89,7 +80,12 @@ pid_t start_program(const char *const *argv) {
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (!pid) become(argv);
-    watch(pid, argv);
+    size_t len = 0;
+    newest.pid = pid, newest.computed = 0, newest.command[0] = 0;
+    for (; *argv && len < sizeof newest.command; argv++)
+        len += (size_t)snprintf(newest.command + len, sizeof newest.command - len, " %s", *argv);
+    CHECK(!sigaction(SIGALRM, &(struct sigaction){.sa_handler = look, .sa_flags = SA_RESTART}, NULL));
+    alarm(patience());
     return pid;
 }
 
@@ -120,11 +116,7 @@ Result finish(pid_t pid) {
     exit(EXIT_FAILED);
 }
 
-void result_free(Result *r) { free(r->out), free(r->err); }
-
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen
-// ---------------------------------------------------------------------------------------------------------------
+// ---- flexgen -----------------------------------------------------------------------------------------------------------
 
 pid_t start_flexgen(const char *format, ...) {
     enum { MOST = 64 };
@@ -177,7 +169,3 @@ bool shows(const char *text, const char *pattern) {
 }
 
 void assert_ends(Result r, int status, const char *said) { CU_ASSERT(ended_with(&r, status) && shows(r.err, said)); }
-
-void assert_cases(const Case *rows, size_t n) {
-    for (size_t i = 0; i < n; i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);
-}

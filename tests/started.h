@@ -1,5 +1,4 @@
-/* started.h: programs that a test starts, what they write and what they leave behind. What the program refuses is a table
- * of cases, a row each. */
+/* started.h: programs that a test starts, what they write and what they leave behind. */
 #ifndef STARTED_H
 #define STARTED_H
 #include <sys/resource.h>
@@ -7,7 +6,7 @@
 
 #include "tests.h"
 
-/* What it wrote is kept to the end of the suite, unless result_free frees it before. */
+/* What it wrote is kept to the end of the suite. */
 typedef struct {
     int status;      /* exit status, or 1000 + the signal that ended it */
     char *out, *err; /* what it wrote */
@@ -33,7 +32,6 @@ pid_t start_program(const char *const *argv);
 bool program_runs(pid_t pid); /* false: it has ended, and finish does not wait */
 /* Waits for it. Whatever happened, nothing may be left in `offload`. */
 Result finish(pid_t pid);
-void result_free(Result *r);
 
 // ---- flexgen ------------------------------------------------------------------------------------------------------------
 
@@ -49,14 +47,6 @@ bool shows(const char *text, const char *pattern);
 /* Asserts that the run ended with that status and says this on standard error. A run that failed must have said it in one
  * line, and must have written no result. */
 void assert_ends(Result r, int status, const char *said);
-/* A row of a table: the arguments, the status, and what is said. */
-typedef struct {
-    const char *args;
-    int status;
-    const char *said;
-} Case;
-void assert_cases(const Case *rows, size_t n);
-#define ASSERT_CASES(rows) assert_cases(rows, sizeof rows / sizeof *rows)
 
 /* Keeps memory, such as JSON, to the end of the suite. */
 void *keep(void *p);

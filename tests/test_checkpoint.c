@@ -1,6 +1,5 @@
-/* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words;
- * changes of a file that is open; digests; dummies. Packed checkpoints are test_quantize.c's; what is no JSON is
- * test_json.c's. */
+/* test_checkpoint.c: which checkpoints are opened, and what is read from them; which are refused, and in which words; files
+ * that change while they are open; digests; dummies. test_quantize.c has packed ones, test_json.c what is no JSON. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,9 +13,7 @@
 
 static Error err;
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small model
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A small model ------------------------------------------------------------------------------------------------
 
 enum { LAYERS = 2, H1 = 4, H2 = 8, VOCAB = 6, LAST = VOCAB * H1 - 1, LAST_FC2_W = NGLOBALS + NROLES + FC2_W };
 
@@ -31,10 +28,12 @@ static float value(const OptConfig *config, int t, size_t e) {
 static const Model small = {SIZES, F16, "model.", .number = value};
 static const Model headed = {SIZES, F16, "model.", .head = true, F16, value};
 
-/* Opens the small model: every tensor of it is there, and holds its numbers, whole and in pieces. */
-static Checkpoint *holds(const char *dir, const Model *m, bool head) {
-    Checkpoint *c = opens(dir);
+/* Opens the small model, until the next call: every tensor of it is there, and holds its numbers, whole and in pieces. */
+static const Checkpoint *holds(const char *dir, const Model *m, bool head) {
+    static Checkpoint *c;
     int present = 0;
+    checkpoint_close(c);
+    c = opens(dir);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;
         const size_t count = (size_t)tensor->rows * tensor->cols;
@@ -50,9 +49,7 @@ static Checkpoint *holds(const char *dir, const Model *m, bool head) {
     return c;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is opened
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is opened -----------------------------------------------------------------------------------------------
 
 TEST(all_float_types_names_and_alignments_are_read) {
     for (int i = 0; i < 24; i++) {
@@ -61,9 +58,7 @@ TEST(all_float_types_names_and_alignments_are_read) {
         m.prefix = i / 3 % 2 ? "" : "model.";
         const char *dir = model_dir(m);
         spoil(dir, TENSORS, "", &"   "[i / 6]); /* blanks, behind which the data lies */
-        Checkpoint *c = holds(dir, &small, false);
-        CU_ASSERT_EQUAL(c->layer[1][FC2_W].type, m.type);
-        checkpoint_close(c);
+        CU_ASSERT_EQUAL(holds(dir, &small, false)->layer[1][FC2_W].type, m.type);
     }
 }
 
@@ -73,9 +68,8 @@ TEST(shards_of_different_types_make_one_model) {
     const char *dir = model_dir(m);
     m.type = F32;
     copy_file(model_dir(m), dir, "b.safetensors");
-    Checkpoint *c = holds(dir, &small, false);
+    const Checkpoint *c = holds(dir, &small, false);
     CU_ASSERT(c->nfiles == 3 && c->layer[0][FC2_W].type == F32 && c->layer[1][FC2_W].type == F16);
-    checkpoint_close(c);
 }
 
 /* As numbers of F16, whatever the types: the last one may be a little more, by a bit of F16 or by too little for it. A head
@@ -88,13 +82,9 @@ TEST(a_head_is_separate_when_it_differs_as_numbers_whatever_its_type) {
         m.odd = LM_HEAD, m.odd_at = LAST, m.odd_number = value(NULL, TOK_EMBED, LAST) + more[i / 9];
         m.type = (Type)(i % 3), m.head_type = (Type)(i / 3 % 3);
         const char *dir = model_dir(m);
-        Checkpoint *c = holds(dir, &m, differs);
-        CU_ASSERT_EQUAL(c->untied, differs);
-        checkpoint_close(c);
+        CU_ASSERT_EQUAL(holds(dir, &m, differs)->untied, differs);
         spoil(dir, CONFIG, "embeddings\": true", "embeddings\": false");
-        c = holds(dir, &m, true);
-        CU_ASSERT_FALSE(c->untied);
-        checkpoint_close(c);
+        CU_ASSERT_FALSE(holds(dir, &m, true)->untied);
     }
 }
 
@@ -117,9 +107,7 @@ TEST(a_separate_head_makes_the_logits) {
     for (int separate = 0; separate < 2; separate++) {
         Model m = headed;
         m.odd = separate ? LM_HEAD : 0, m.odd_at = LAST;
-        Checkpoint *c = holds(model_dir(m), &m, separate);
-        ASSERT_OK(reference_forward(logits[separate], c, &id, 1, &err));
-        checkpoint_close(c);
+        ASSERT_OK(reference_forward(logits[separate], holds(model_dir(m), &m, separate), &id, 1, &err));
     }
     for (int v = 0; v < VOCAB; v++) CU_ASSERT_EQUAL(logits[0][v] == logits[1][v], v < VOCAB - 1);
 }
@@ -128,9 +116,7 @@ TEST(a_separate_head_makes_the_logits) {
 TEST(a_tied_head_stands_for_a_token_table_that_is_left_out) {
     const char *dir = model_dir(headed);
     spoil(dir, TENSORS, "embed_tokens", "embed_tokenz");
-    Checkpoint *c = holds(dir, &small, false);
-    CU_ASSERT_FALSE(c->untied);
-    checkpoint_close(c);
+    CU_ASSERT_FALSE(holds(dir, &small, false)->untied);
 }
 
 /* One of the tensors is empty, so that it overlaps nothing. */
@@ -140,7 +126,7 @@ TEST(unknown_tensors_and_keys_do_no_harm) {
     spoil(dir, TENSORS, "lm_head.weight\":{\"dtype\":\"F16", "decoder.version\":{\"dtype\":\"F4");
     spoil(dir, TENSORS, "{",
           "{\"__metadata__\":{\"format\":\"pt\"},\"odd\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[48,48]},");
-    checkpoint_close(holds(dir, &small, false));
+    holds(dir, &small, false);
 }
 
 /* Beside a change: the fields in the order of OptConfig, and whether the head is tied. */
@@ -190,16 +176,14 @@ TEST(what_torch_saved_is_converted_doubles_too) {
         "grep -q '36 tensors, .*; 12 of F64 written as F32' $d/said",
         dir);
     CU_ASSERT_EQUAL_FATAL(system(command), 0);
-    Checkpoint *c = holds(dir, &small, false);
-    for (int t = 0, written = 0; t < part_count(&c->config); t++)
-        if (checkpoint_part(c, t).tensor->rows)
-            CU_ASSERT_EQUAL(checkpoint_part(c, t).tensor->type, written++ % 3 == 2 ? F16 : F32);
-    checkpoint_close(c);
+    const Checkpoint *c = holds(dir, &small, false);
+    for (int t = 0, written = 0; t < part_count(&c->config); t++) {
+        const Tensor *tensor = checkpoint_part(c, t).tensor;
+        if (tensor->rows) CU_ASSERT_EQUAL(tensor->type, written++ % 3 == 2 ? F16 : F32);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is refused
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is refused ----------------------------------------------------------------------------------------------
 
 static const Fault bad_config[] = {
     {"\"opt\"", "\"llama\"", "model_type is \"llama\"; expected \"opt\""},
@@ -288,11 +272,11 @@ TEST(hostile_texts_are_refused_each_in_its_line) {
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, 1);
     spoil(head, CONFIG, "embeddings\": true", "embeddings\": false");
     refuses_each(checkpoint_opens, EXIT_FAILED, head, TENSORS, bad_head, COUNT(bad_head));
-    checkpoint_close(holds(shards, &sharded, false)), checkpoint_close(holds(head, &headed, true));
-    Checkpoint *good = holds(dir, &small, false);
-    CHECK(truncate(in_dir(dir, TENSORS), (off_t)good->files[0].size - 1) == 0);
+    holds(shards, &sharded, false);
+    holds(head, &headed, true);
+    const off_t size = (off_t)holds(dir, &small, false)->files[0].size;
+    CHECK(truncate(in_dir(dir, TENSORS), size - 1) == 0);
     refuses(checkpoint_opens, EXIT_FAILED, dir, "layers.1.fc2.bias: ends at byte");
-    checkpoint_close(good);
 }
 
 TEST(missing_files_are_named) {
@@ -347,9 +331,7 @@ TEST(values_beyond_f16_are_refused_by_name) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Files that change, and the disk
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Files that change, and the disk ------------------------------------------------------------------------------
 
 /* It ends within the last bias, then within the token table. */
 TEST(a_file_that_shrinks_is_an_error_and_not_a_signal) {
@@ -420,8 +402,7 @@ TEST(a_change_shows_in_size_seconds_or_nanoseconds) {
     }
 }
 
-/* Another file under its name does no harm, since the first stays open. Of what streams from disk, reads look now and
- * then. */
+/* Another file under its name does no harm, since the first stays open. Reads from disk look at it now and then. */
 TEST(a_file_that_changes_while_it_is_open_is_named) {
     f16 row[H1 * H1];
     const char *dir = model_dir(small), *moved = in_dir(dir, "moved");
@@ -441,9 +422,7 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     checkpoint_close(c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Digests and dummies
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Digests and dummies ------------------------------------------------------------------------------------------
 
 static const OptConfig medium = {"medium", 3, 64, 256, 4, 101, 30, 64, true, true, 2, 0, 1};
 

@@ -2,8 +2,8 @@
  * behind.
  *
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Of what is refused there is one row for each place of the
- * program that refuses: test_flags.c has all that the command line can be wrong in, test_checkpoint.c, test_tokenizer.c and
- * test_job.c have all that a file can be. */
+ * program that refuses: test_flags.c has all that the command line can be wrong in, the suites checkpoint, tokenizer, job,
+ * eval, hardware and quantize have all that a file can be. */
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +25,7 @@
 #define ALL_CPU " --percent 0 100 0 100 0 100"
 #define ALL_DISK " --percent 0 0 0 0 0 0"
 
-// ---------------------------------------------------------------------------------------------------------------
-// Files and results
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Files and results -------------------------------------------------------------------------------------------------
 
 /* Writes a file, which command lines call @name. */
 static void give(const char *name, const char *text) {
@@ -38,23 +36,10 @@ static void give(const char *name, const char *text) {
 static char *text_of(const char *name) { return keep(contents(in_dir(capture, name), NULL)); }
 static bool is_there(const char *name) { return !access(in_dir(capture, name), F_OK); }
 
-/* A fresh directory @name. */
-static void make_dir(const char *name) {
-    open_directories();
-    CHECK(!mkdir(in_dir(capture, name), 0777));
-}
-
 static void give_ten_prompts(void) {
     give("ten",
          "Once upon a time\nThe dog\n\nTom and Lily went to the park.\nShe said: \"Look!\"\nA big red\n"
          "One day\r\nHe was\nThe little bird could not\nMom\nI am caf\xC3\xA9 \xF0\x9F\x98\x80\n");
-}
-
-/* A prompt a line, n times the same. */
-static void give_prompts(const char *line, int n) {
-    char *text = keep(xcalloc(n, strlen(line) + 1));
-    while (n--) strcat(text, line);
-    give("prompts", text);
 }
 
 static int count_lines(const char *text) {
@@ -75,34 +60,27 @@ static cJSON *json_of(const char *name) {
     return parsed(text, strlen(text));
 }
 
-/* The n-th line of a text as JSON, which has so many fields; NULL: there is no further one. */
-static cJSON *json_line(const char *text, int n, int fields) {
+/* The n-th line of a text as JSON; NULL: there is no further one. */
+static cJSON *json_line(const char *text, int n) {
     while (n-- > 0 && (text = strchr(text, '\n'))) text++;
     if (!text || !*text) return NULL;
     const char *end = strchr(text, '\n');
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
-    cJSON *line = parsed(text, (size_t)(end - text));
-    CU_ASSERT_EQUAL(cJSON_GetArraySize(line), fields);
-    return line;
+    return parsed(text, (size_t)(end - text));
 }
 
-static cJSON *completion(const char *text, int n) { return json_line(text, n, 5); }
-
-/* Checks that lines of completions are whole, and counts them. */
-static int count_completions(const char *text) {
+/* Checks that all lines are whole and JSON, and counts them. */
+static int count_json_lines(const char *text) {
     int n = 0;
-    while (completion(text, n)) n++;
+    while (json_line(text, n)) n++;
     return n;
 }
 
 /* What is at "a.b.c" of an object, or NULL. */
 static const cJSON *item(const cJSON *object, const char *path) {
-    char name[100];
-    for (size_t len; object && *path; path += len + (path[len] == '.')) {
-        len = strcspn(path, ".");
-        snprintf(name, sizeof name, "%.*s", (int)len, path);
-        object = cJSON_GetObjectItemCaseSensitive(object, name);
-    }
+    char names[100], *rest = names, *name;
+    snprintf(names, sizeof names, "%s", path);
+    while ((name = strsep(&rest, "."))) object = cJSON_GetObjectItemCaseSensitive(object, name);
     return object;
 }
 
@@ -150,24 +128,21 @@ __attribute__((format(printf, 2, 3))) static void assert_figures(const cJSON *ob
 static cJSON *figures_of(Result r) { return parsed(r.out, r.out_len); }
 #define FIGURES(...) figures_of(flexgen_done(__VA_ARGS__))
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small checkpoint to spoil
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A small checkpoint to spoil ---------------------------------------------------------------------------------------
 
 /* Makes the directory @small with a model of two layers, which is so many numbers wide. A head is of its own, though
  * config.json ties it to the token table. */
 static void give_model(int width, bool with_head) {
     const Model model = {
         {"", 2, width, 64, 4, 1024, 64, width, true, true, 2, 0, 1}, F16, "model.", .head = with_head, F16, NULL};
-    if (!is_there("small")) make_dir("small");
+    open_directories();
+    mkdir(in_dir(capture, "small"), 0777);
     write_model(in_dir(capture, "small"), &model);
     copy_file("tests/golden/tokenizer", in_dir(capture, "small"), "vocab.json");
     copy_file("tests/golden/tokenizer", in_dir(capture, "small"), "merges.txt");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Wrong use
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Wrong use ---------------------------------------------------------------------------------------------------------
 
 #define POLICY "policy --model opt-30b"
 #define ON_T4 " --hardware hardware/t4.json"
@@ -182,38 +157,32 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
 #define NO_GROUPS                                                                                                      \
     "have 32 and 64 rows ... whole groups of 64 ... leave the weights unpacked ... --compress-cache still packs a KV " \
     "cache"
-    static const Case rows[] = {
+    static const struct {
+        const char *args;
+        int status;
+        const char *said;
+    } rows[] = {
         {"--model models/opt-tiny", 2, "unknown command --model"},
         {"generate", 2, "--model is missing"},
         /* models */
         {"generate --model opt-125m --prompt a", 2, "--model opt-125m: is a name ... need a model's directory"},
         {"quantize --model opt-125m --output x", 1, "opt-125m: there is no such directory" A_DIRECTORY},
         {"generate --model models/none --prompt a", 1, "models/none: there is no such directory" A_DIRECTORY},
-        {"eval --model models/prompts.txt --perplexity Makefile", 1, "models/prompts.txt: is no directory" A_DIRECTORY},
-        {"generate --model Makefile/none --prompt a", 1, "Makefile/none: Not a directory" A_DIRECTORY},
-        {"bench --model models/none", 2, "models/none: there is no such directory" OR_A_NAME},
         {"policy --model opt-1t" ON_T4, 2, "opt-1t: there is no such directory" OR_A_NAME},
-        {"profile --model models/prompts.txt --threads 1", 2, "models/prompts.txt: is no directory" OR_A_NAME},
         {"policy --model Makefile/none" ON_T4, 2, "Makefile/none: Not a directory" OR_A_NAME},
         /* lengths */
-        {"bench --model models/opt-tiny --prompt-len 512 --gen-len 2", 2,
-         "--gen-len 2: expected at most 513 ... 512 positions"},
-        {"bench --model models/opt-tiny --prompt-len 8 --gen-len 2-510", 2, "--gen-len 510 ... 513"},
+        {"bench --model models/opt-tiny --prompt-len 8 --gen-len 2-510", 2,
+         "--gen-len 510: expected at most 513 ... 512 positions"},
         {"policy --model opt-125m" LAPTOP " --prompt-len 2040 --gen-len 9", 0, ""}, /* the last token takes no position */
         {"policy --model opt-125m" LAPTOP " --prompt-len 2040 --gen-len 10", 2, "at most 2049 together ... 2048"},
         {ON_PAPER " --prompt-len 2048 --gen-len 2", 2, "at most 2049 together ... 2048"},
         {"bench --model opt-125m" ON_T4 " --num-prompts 1048576", 2, "1048576 prompts ... are over 268435456 tokens"},
         {"bench --model opt-125m" ON_T4 " --gpu-batch-size 1048576", 2, "tier needs ... lower --gpu-batch-size"},
-        {STORIES " --window 513", 2, "--window 513 ... 512"},
         /* machines */
         {"bench --model opt-125m --hardware x", 2, "x: cannot open"},
         {"bench --model opt-125m --device sim --hardware none.json", 2, "none.json: cannot open"},
-        {"bench --model opt-125m --device sim --hardware models/opt-tiny/config.json", 2, "config.json ... unknown key"},
         {"bench --model opt-125m" ON_T4 " --with ctog=1e9", 2, "--with ctog=1e9 ... KEY=NUMBER"},
         {"bench --model opt-125m --device sim" ON_T4 " --nodes 13", 2, "13 stages ... 12 layers"},
-        {"generate" TINY " --prompt a --hardware none.json", 2, "none.json: cannot open"},
-        {"generate" TINY " --prompt a --hardware models/opt-tiny/config.json", 2, "config.json ... unknown key"},
-        {POLICY " --hardware none.json", 2, "none.json: cannot open"},
         {POLICY " --hardware none.json --cost-model paper --gpu-batch-size 4 --num-gpu-batches 3", 2,
          "none.json: cannot open"},
         {"profile --device sim", 2, "--device sim ... only bench"},
@@ -223,9 +192,7 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
         {GENERATE " --prompt a --disk-mem 0 --percent 100 0 0 0 100 0", 2,
          "disk tier needs ... its largest part is ... --disk-mem"},
         {GENERATE " --prompt a --max-latency 1e-6", 2, "within 1e-06 s ... the smallest takes ... --max-latency"},
-        {POLICY ON_T4 " --gpu-mem 1M --cpu-mem 1M --disk-mem 1M", 2, "GPU ... --gpu-mem"},
         {POLICY ON_T4 " --disk-mem 0 --cpu-mem 1G", 2, "--gpu-mem"},
-        {POLICY ON_T4 " --max-latency 0.5", 2, "within 0.5 s ... --max-latency"},
         {POLICY ON_T4 " --max-latency 0.5 --frontier", 2, "within 0.5 s ... --max-latency"},
         {POLICY ON_T4 " --gpu-batch-size 48 --num-gpu-batches 3" ALL_CPU " --max-latency 9", 2,
          "within 9 s ... --max-latency"},
@@ -235,12 +202,10 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
         {"generate" TINY " --prompts @prompts --strict", 1, "prompts line 2: the id 7 is that of line 1 ... unique"},
         {"generate" TINY " --prompts @", 1, "directory"},
         {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
-        {EVAL " --last-word @words", 1, "words line 2"},
         {EVAL " --perplexity /dev/null", 1, "/dev/null"},
         /* compression */
         {"quantize --model @small --output @copies/two", 2, NO_GROUPS},
         {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, NO_GROUPS},
-        {"bench --model @small --prompt-len 6" LAPTOP " --compress-weight", 2, NO_GROUPS},
         {"bench --model @small --prompt-len 6" LAPTOP " --compress-cache", 2,
          "--compress-cache: heads of 8 numbers ... multiples of 16 ... leave it out: --compress-weight still packs the "
          "weights"},
@@ -251,37 +216,30 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
          "--bits ... are packed; name the model that it was made from"},
         /* outputs */
         {"quantize" TINY " --output models/opt-tiny", 2, "--output models/opt-tiny ... not empty"},
-        {"quantize" TINY " --output Makefile", 2, "--output Makefile ... Not a directory"},
-        {"quantize" TINY " --output no/such/copy", 1, "--output no/such/copy ... No such file"},
         {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
         {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
-        {GENERATE " --prompt a --output @old --resume", 2, "old ... no journal"},
-        {GENERATE " --prompts @old --output @old", 2, "--output: is the file of --prompts"},
         {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
-        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "no/such"},
+        {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
         {ON_PAPER " --json /nonexistent/x", 1, "--json /nonexistent/x"},
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},
         {GENERATE " --prompt a --output no/such/file", 1, "--output no/such/file ... No such file"},
         {GENERATE " --prompt a --output @", 1, "--output ... directory"},
         {GENERATE " --prompt a --output /dev/full", 1, "/dev/full ... No space left"},
         {GENERATE ALL_DISK " --prompt a --offload-dir Makefile", 1, "offload ... Makefile ... --offload-dir"},
-        {GENERATE ALL_DISK " --prompt a --offload-dir /proc --disk-mem 1G", 1, "/proc ... --offload-dir"},
-        {GENERATE ALL_DISK " --prompt a --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
     };
     give("prompts", "{\"prompt\": \"a\", \"id\": 7}\n{\"prompt\": \"b\", \"id\": 7}\n");
-    give("words", "{\"text\": \"a b\"}\nhello\n");
     give("old", "precious\n");
     give_model(32, false);
-    make_dir("copies");
+    CHECK(!mkdir(in_dir(capture, "copies"), 0777));
     flexgen_done("quantize" TINY " --output @copies/one");
-    ASSERT_CASES(rows);
+    for (size_t i = 0; i < COUNT(rows); i++) assert_ends(flexgen("%s", rows[i].args), rows[i].status, rows[i].said);
     assert_ends(flexgen("generate" TINY " --prompt '%03000d'", 0), EXIT_FAILED, "--prompt: ... takes 512 ... shorten");
     with.input = offload;
     assert_ends(flexgen("generate" TINY " --prompts -"), EXIT_FAILED, "standard input ... directory");
     CU_ASSERT_STRING_EQUAL(text_of("old"), "precious\n");
     CU_ASSERT(!is_there("old.journal") && count_files(in_dir(capture, "copies")) == 1);
     flexgen_done(GENERATE " --prompt a --max-tokens 2 --output @old --overwrite");
-    CU_ASSERT_EQUAL(count_completions(text_of("old")), 1);
+    CU_ASSERT_EQUAL(count_json_lines(text_of("old")), 1);
 }
 
 TEST(help_goes_to_standard_output_and_names_every_flag) {
@@ -332,10 +290,6 @@ TEST(what_was_done_is_told_in_words) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Hostile files
-// ---------------------------------------------------------------------------------------------------------------
-
 #define SMALL "generate --model @small --prompt a --max-tokens 2" LAPTOP
 
 TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
@@ -343,9 +297,7 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
         const char *file, *find, *put, *said;
     } cases[] = {
         {"config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
-        {"config.json", "embeddings\": 64", "embeddings\": 65", "embed_positions ... config.json asks for"},
         {"config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 5", "eos_token_id 5 of config.json is an ordinary piece"},
-        {"model.safetensors", "layers.1.fc2.bias", "layers.1.fc3.bias", "layers.1.fc2.bias is missing"},
         {"vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
         {"merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
     };
@@ -358,9 +310,7 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
     flexgen_done(SMALL); /* what all of them began with is good */
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Outputs, and a disk that does not play along
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Outputs, and a disk that does not play along ----------------------------------------------------------------------
 
 TEST(a_full_offload_directory_is_refused_by_name) {
     with.file = 4096;
@@ -389,31 +339,25 @@ TEST(an_output_that_cannot_be_written_is_an_error) {
 
 /* The file that a link leads to is replaced, and standard output is written where it stands, whatever it is called. */
 TEST(a_link_stays_a_link_and_standard_output_may_have_any_name) {
+#define ONCE GENERATE " --prompt Once --max-tokens 2"
     struct stat st;
     give("file", "old");
     CHECK(symlink("file", in_dir(capture, "link")) == 0);
-    const Result plain = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --trace @link");
+    const Result plain = flexgen_done(ONCE " --trace @link");
     CU_ASSERT(lstat(in_dir(capture, "link"), &st) == 0 && S_ISLNK(st.st_mode));
-    int projects = 0;
-    const cJSON *event;
-    cJSON_ArrayForEach(event, item(json_of("file"), "traceEvents")) projects += !strcmp(string(event, "name"), "project");
-    CU_ASSERT(projects >= 2 * 7); /* 2 tokens through 6 layers and the head */
+    CU_ASSERT(cJSON_GetArraySize(item(json_of("file"), "traceEvents")) > 2 * 7); /* 2 tokens, 6 layers and the head */
     CHECK(unlink(in_dir(capture, "file")) == 0);
-    assert_ends(flexgen(GENERATE " --prompt Once --output @link"), EXIT_FAILED, "--output ... link to nothing");
-    static const char *const names[] = {"-", "/dev/stdout"};
-    for (int i = 0; i < 2; i++) {
-        const Result named = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --output %s", names[i]);
-        CU_ASSERT_STRING_EQUAL(named.out, plain.out);
-    }
-    const Result file = flexgen_done(GENERATE " --prompt Once --max-tokens 2 --output @completions");
+    assert_ends(flexgen(ONCE " --output @link"), EXIT_FAILED, "--output ... link to nothing");
+    CU_ASSERT_STRING_EQUAL(flexgen_done(ONCE " --output -").out, plain.out);
+    CU_ASSERT_STRING_EQUAL(flexgen_done(ONCE " --output /dev/stdout").out, plain.out);
+    CU_ASSERT_EQUAL(flexgen_done(ONCE " --output @completions").out_len, 0);
     CU_ASSERT_STRING_EQUAL(text_of("completions"), plain.out);
-    CU_ASSERT_EQUAL(file.out_len, 0);
 }
 
 /* A full disk has stopped a job. It goes on with the flags that its tokens depend on, as they were, and with no others. */
 TEST(a_job_goes_on_only_as_it_began) {
-#define FORTY \
-    "generate" TINY ALL_GPU " --prompts @prompts --max-tokens 8 --gpu-batch-size 2 --num-gpu-batches 1 --output @began "
+#define TEN_OUT \
+    "generate" TINY ALL_GPU " --prompts @ten --max-tokens 8 --gpu-batch-size 2 --num-gpu-batches 1 --output @began "
 #define ALL_SET "--temperature 0.7 --seed 3 --top-k 50 --top-p 0.75 --stop x --attn-sparsity 0.5 "
 #define PACKED "--compress-weight --compress-cache "
 #define OTHER "is of another job ... "
@@ -433,20 +377,18 @@ TEST(a_job_goes_on_only_as_it_began) {
         {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
         {NULL, "--allow-compression", 0, ""},
     };
-    give_prompts("A dog and a cat.\n", 40);
+    give_ten_prompts();
     for (size_t i = 0; i < COUNT(cases); i++) {
         if (cases[i].began) {
-            with.file = 2000;
-            assert_ends(flexgen(FORTY "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
+            with.file = 1000;
+            assert_ends(flexgen(TEN_OUT "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
         }
-        assert_ends(flexgen(FORTY "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
+        assert_ends(flexgen(TEN_OUT "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
         CU_ASSERT_EQUAL(is_there("began.journal"), cases[i].status != 0); /* or it has ended */
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Jobs that are stopped
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Jobs that are stopped ---------------------------------------------------------------------------------------------
 
 /* Starts a job, waits until its journal has so many bytes, and stops it. */
 static Result stop_at(off_t bytes, int signal, const char *output, const char *job) {
@@ -527,10 +469,10 @@ TEST(a_job_goes_on_beside_prompts_that_are_impossible) {
         give("prompts", prompts[i]);
         const Result r = flexgen(GENERATE " --prompts @prompts --max-tokens 3");
         CU_ASSERT(r.status == EXIT_FAILED && shows(r.err, "flexgen: 1 of 3 prompts could not be completed"));
-        CU_ASSERT(completion(r.out, 0) && completion(r.out, 2) && !completion(r.out, 3));
-        const cJSON *error = json_line(r.out, 1, 2);
+        CU_ASSERT(json_line(r.out, 0) && json_line(r.out, 2) && !json_line(r.out, 3));
+        const cJSON *error = json_line(r.out, 1);
         assert_figures(error, "id=1");
-        CU_ASSERT(shows(string(error, "error"), "line 2: "));
+        CU_ASSERT(shows(string(error, "error"), "line 2: ") && cJSON_GetArraySize(error) == 2);
         give("ended", r.out);
         const Result again = flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
@@ -538,13 +480,12 @@ TEST(a_job_goes_on_beside_prompts_that_are_impossible) {
     }
 }
 
-/* Starts a job of a hundred prompts whose standard output is a pipe; returns its end to read from. */
-static int start_hundred(pid_t *pid, const char *flags) {
+/* Starts a job of more than two hundred prompts whose standard output is a pipe; returns its end to read from. */
+static int start_piped(pid_t *pid, const char *flags) {
     int ends[2];
-    give_prompts("There was a girl who had a red ball.\n", 100);
     CHECK(pipe2(ends, O_CLOEXEC) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 4096) >= 4096);
     with.pipe = ends[1];
-    *pid = start_flexgen(GENERATE " --prompts @prompts %s", flags);
+    *pid = start_flexgen(GENERATE " --prompts models/opt-tiny/stories.txt %s", flags);
     close(ends[1]);
     return ends[0];
 }
@@ -552,7 +493,7 @@ static int start_hundred(pid_t *pid, const char *flags) {
 /* Whose output nobody reads: it has no journal, and does not wait for a reader. */
 TEST(a_signal_stops_a_job_whose_pipe_is_full) {
     pid_t pid;
-    const int from = start_hundred(&pid, "--max-tokens 4");
+    const int from = start_piped(&pid, "--max-tokens 4");
     while (poll(&(struct pollfd){.fd = from, .events = POLLIN}, 1, -1) != 1) CHECK(errno == EINTR);
     usleep(500000); /* or longer than the whole job takes */
     kill(pid, SIGTERM);
@@ -562,44 +503,41 @@ TEST(a_signal_stops_a_job_whose_pipe_is_full) {
     close(from);
 }
 
-/* When the first of the hundred lines has come, the run is under way. */
+/* When the first of the lines has come, the run is under way. */
 TEST(a_killed_run_leaves_no_offload_file_and_whole_lines) {
     for (int killed = 0; killed < 2; killed++) {
         static char out[1 << 16];
         size_t len = 0;
         pid_t pid;
-        const int from =
-            start_hundred(&pid, ALL_DISK " --max-tokens 20 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
+        const int from = start_piped(&pid, ALL_DISK " --max-tokens 20 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1");
         ssize_t n = read(from, out, sizeof out - 1);
         kill(pid, killed ? SIGKILL : SIGTERM);
         for (; n > 0; n = read(from, out + len, sizeof out - 1 - len)) len += (size_t)n;
         close(from);
         out[len] = 0;
         CU_ASSERT_EQUAL(finish(pid).status, killed ? 1000 + SIGKILL : 128 + SIGTERM);
-        const int lines = count_completions(out);
-        CU_ASSERT(lines > 0 && lines < 100);
+        const int lines = count_json_lines(out);
+        CU_ASSERT(lines > 0 && lines < 200);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Good runs
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Good runs ---------------------------------------------------------------------------------------------------------
 
 TEST(prompts_come_from_flags_a_file_or_standard_input) {
     give_ten_prompts();
     const Result file = flexgen_done(TEN_PROMPTS);
     with.input = in_dir(capture, "ten");
     const Result input = flexgen_done(GENERATE " --prompts - --max-tokens 12");
-    CU_ASSERT_EQUAL(count_completions(file.out), 10);
+    CU_ASSERT_EQUAL(count_json_lines(file.out), 10);
     CU_ASSERT_STRING_EQUAL(file.out, input.out);
     const Result flag = flexgen_done(GENERATE " --prompt 'Once upon a time' --prompt 'The dog' --max-tokens 12");
-    CU_ASSERT(!strncmp(flag.out, file.out, flag.out_len));                                       /* ids 0 and 1 */
-    assert_figures(completion(file.out, 9), "id=10 'prompt=I am caf\xC3\xA9 \xF0\x9F\x98\x80'"); /* blank lines count */
+    CU_ASSERT(!strncmp(flag.out, file.out, flag.out_len));                                      /* ids 0 and 1 */
+    assert_figures(json_line(file.out, 9), "id=10 'prompt=I am caf\xC3\xA9 \xF0\x9F\x98\x80'"); /* blank lines count */
     char text[6000]; /* a line longer than a pipe takes at once */
     snprintf(text, sizeof text, "{\"id\": \"%05000d\", \"prompt\": \"a\"}\n", 0);
     give("long", text);
     const Result line = flexgen_done(GENERATE " --prompts @long --max-tokens 1");
-    CU_ASSERT_EQUAL(strlen(string(completion(line.out, 0), "id")), 5000);
+    CU_ASSERT_EQUAL(strlen(string(json_line(line.out, 0), "id")), 5000);
 }
 
 /* Lines are in the order of the prompts, whichever ends first. Found by the search, the policy comes with what is expected;
@@ -620,8 +558,8 @@ TEST(every_policy_writes_the_same_completions) {
                  given = flexgen_done("generate" TINY ALL_CPU EARLY " --gpu-batch-size 3 --num-gpu-batches 2");
     CU_ASSERT(shows(plain.err, "predicted ... measured ... T_pre (s) ... T_gen (s) ... disk peak (MiB)"));
     CU_ASSERT_PTR_NULL(strstr(given.err, "predicted"));
-    assert_figures(completion(plain.out, 0), "finish_reason=stop");
-    CU_ASSERT(cJSON_GetArraySize(item(completion(plain.out, 0), "tokens")) < 12);
+    assert_figures(json_line(plain.out, 0), "finish_reason=stop");
+    CU_ASSERT(cJSON_GetArraySize(item(json_line(plain.out, 0), "tokens")) < 12);
     CU_ASSERT_STRING_EQUAL(given.out, plain.out);
     for (size_t i = 0; i < COUNT(policies); i++)
         CU_ASSERT_STRING_EQUAL(flexgen_done(GENERATE EARLY " %s", policies[i]).out, plain.out);
@@ -642,11 +580,8 @@ TEST(one_seed_gives_one_output_and_another_gives_another) {
 }
 
 TEST(no_prompts_are_no_work_and_no_error) {
-    static const char *const nothing[] = {"", "\n\r\n \t\n", "\xEF\xBB\xBF"};
-    for (int i = 0; i < 3; i++) {
-        give("prompts", nothing[i]);
-        CU_ASSERT_EQUAL(flexgen_done("generate" TINY " --prompts @prompts").out_len, 0);
-    }
+    give("prompts", "\n\r\n \t\n");
+    CU_ASSERT_EQUAL(flexgen_done("generate" TINY " --prompts @prompts").out_len, 0);
 }
 
 /* It is told from one that ends by itself. */
@@ -671,55 +606,50 @@ TEST(a_head_that_differs_from_the_table_is_used_and_said) {
     CU_ASSERT_STRING_NOT_EQUAL(r.out, tied.out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// bench
-// ---------------------------------------------------------------------------------------------------------------
+// ---- bench -------------------------------------------------------------------------------------------------------------
 
 /* One object with all the names of the paper, whose numbers agree with each other. */
-static void assert_bench(const cJSON *json, double wd, double gbs, double batches, double s, double n) {
-    assert_figures(json,
-                   "wg wc wd=%g cg cc cd hg hc hd T_pre T_gen throughput gbs=%g num_gpu_batches=%g bls=%g s=%g n=%g "
-                   "T=total_s prefill_s>0 decode_s>0 channels.gpu.busy_s channels.cpu.busy_s",
-                   wd, gbs, batches, gbs * batches, s, n);
-    const double total = number(json, "total_s"), prefill = number(json, "prefill_s"), decode = number(json, "decode_s");
-    CU_ASSERT_DOUBLE_EQUAL(prefill + decode, total, 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "generation_throughput") * total, gbs * batches * n, 1e-3);
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "decode_throughput") * decode, gbs * batches * (n - 1), 1e-3);
-    for (int t = 0; t < NTIERS; t++) {
-        const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
-        CU_ASSERT(number(tier, "planned_bytes") >= number(tier, "peak_bytes"));
-    }
-    for (Channel c = 0; c < NCHANNELS; c++)
-        assert_figures(item(item(json, "channels"), channel_name[c]), "moved_bytes busy_s");
-}
-
 TEST(bench_reports_one_json_object_with_the_names_of_the_paper) {
-    const Result whole =
-        flexgen_done("bench" TINY ALL_GPU " --prompt-len 8 --gen-len 4 --gpu-batch-size 2 --num-gpu-batches 2 --json -");
-    const cJSON *json = figures_of(whole);
-    assert_bench(json, 0, 2, 2, 8, 4);
-    CU_ASSERT(!item(json, "predicted") && !strstr(whole.err, "predicted")); /* all is given, nothing is expected */
-    const Result halves = flexgen_done("bench" TINY
-                                       " --prompt-len 8 --gen-len 4 --percent 0 50 0 50 0 50 --gpu-batch-size 4 "
-                                       "--num-gpu-batches 1 --json @bench.json");
-    CU_ASSERT(shows(halves.out, "prefill ... decode ... token/s"));
-    json = json_of("bench.json");
-    assert_bench(json, 0.5, 4, 1, 8, 4);
-    assert_figures(json, "channels.dtoc.moved_bytes>0 channels.ctod.moved_bytes>0 tiers.disk.peak_bytes>0");
-}
-
-/* OPT-175B at the paper's 32 x 8, on the paper's machine: no file, no data, and the plan is what is used. */
-TEST(the_sim_runs_opt_175b_on_a_t4) {
-    const Result r = flexgen_done("bench --model opt-175b --device sim" ON_T4
-                                  " --gpu-batch-size 32 --num-gpu-batches 8 "
-                                  "--percent 0 50 0 0 0 100 --cpu-cache-compute --json @sim.json");
-    CU_ASSERT(shows(r.out, "breakdown ... weight (R) ... cache (W)"));
-    const cJSON *json = json_of("sim.json");
-    assert_bench(json, .5, 32, 8, 512, 32);
-    assert_figures(json, /* the paper measured 0.69; the disk alone bounds it by 0.65 here */
-                   "device=sim throughput>.4 throughput<.7 tiers.GPU.planned_bytes=tiers.GPU.peak_bytes "
-                   "tiers.CPU.planned_bytes=tiers.CPU.peak_bytes tiers.disk.planned_bytes=tiers.disk.peak_bytes "
-                   "'breakdown.decode.weight (R).busy_s>breakdown.decode.weight (R).hidden_s'");
+    static const struct {
+        const char *args, *out, *figures; /* out NULL: all is given, nothing is expected, and standard output is the JSON */
+    } cases[] = {
+        {TINY ALL_GPU " --prompt-len 8 --gen-len 4 --gpu-batch-size 2 --num-gpu-batches 2", NULL,
+         "wd=0 gbs=2 num_gpu_batches=2 bls=4 s=8 n=4"},
+        {TINY " --prompt-len 8 --gen-len 4 --percent 0 50 0 50 0 50 --gpu-batch-size 4 --num-gpu-batches 1",
+         "prefill ... decode ... token/s",
+         "wd=0.5 gbs=4 num_gpu_batches=1 bls=4 s=8 n=4 channels.dtoc.moved_bytes>0 channels.ctod.moved_bytes>0 "
+         "tiers.disk.peak_bytes>0"},
+        /* OPT-175B at the paper's 32 x 8, on the paper's machine: no file, no data, and the plan is what is used. The paper
+         * measured 0.69; the disk alone bounds it by 0.65 here */
+        {" --model opt-175b --device sim" ON_T4 " --gpu-batch-size 32 --num-gpu-batches 8 --percent 0 50 0 0 0 100 "
+         "--cpu-cache-compute",
+         "breakdown ... weight (R) ... cache (W)",
+         "wd=0.5 gbs=32 num_gpu_batches=8 bls=256 s=512 n=32 device=sim throughput>.4 throughput<.7 "
+         "tiers.GPU.planned_bytes=tiers.GPU.peak_bytes tiers.CPU.planned_bytes=tiers.CPU.peak_bytes "
+         "tiers.disk.planned_bytes=tiers.disk.peak_bytes "
+         "'breakdown.decode.weight (R).busy_s>breakdown.decode.weight (R).hidden_s'"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *out = cases[i].out;
+        const Result r = flexgen_done("bench%s --json %s", cases[i].args, out ? "@bench.json" : "-");
+        const cJSON *json = out ? json_of("bench.json") : figures_of(r);
+        const double total = number(json, "total_s"), decode = number(json, "decode_s"), bls = number(json, "bls"),
+                     n = number(json, "n");
+        assert_figures(json,
+                       "wg wc cg cc cd hg hc hd T_pre T_gen throughput T=total_s prefill_s>0 decode_s>0 "
+                       "channels.gpu.busy_s channels.cpu.busy_s %s",
+                       cases[i].figures);
+        CU_ASSERT_DOUBLE_EQUAL(number(json, "prefill_s") + decode, total, 1e-6);
+        CU_ASSERT_DOUBLE_EQUAL(number(json, "generation_throughput") * total, bls * n, 1e-3);
+        CU_ASSERT_DOUBLE_EQUAL(number(json, "decode_throughput") * decode, bls * (n - 1), 1e-3);
+        for (int t = 0; t < NTIERS; t++) {
+            const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
+            CU_ASSERT(number(tier, "planned_bytes") >= number(tier, "peak_bytes"));
+        }
+        for (int c = 0; c < NCHANNELS; c++)
+            assert_figures(item(item(json, "channels"), channel_name[c]), "moved_bytes busy_s");
+        CU_ASSERT(out ? shows(r.out, out) : !item(json, "predicted") && !strstr(r.err, "predicted"));
+    }
 }
 
 /* Four machines: a line for each, and in --json the same figures. */
@@ -745,9 +675,8 @@ TEST(the_sim_runs_a_pipeline_of_machines) {
 /* Left to itself the diagonal schedule takes as many batches as are worth it, and is faster than the others where the CPU
  * has room for few sequences. The JSON of --json has what was expected beside what the clock says. */
 TEST(the_diagonal_schedule_finds_its_number_of_batches) {
-    static const char *const schedule[] = {"row", "zigzag", "diagonal"}, *const lengths[] = {
-                                                                             "--prompt-len 32 --gen-len 64",
-                                                                             "--prompt-len 512 --gen-len 4"};
+    static const char *const schedule[] = {"row", "zigzag", "diagonal"};
+    static const char *const lengths[] = {"--prompt-len 32 --gen-len 64", "--prompt-len 512 --gen-len 4"};
     for (int i = 0; i < 2; i++) {
         double rate[3];
         for (int w = 0; w < 3; w++) {
@@ -782,15 +711,14 @@ TEST(bench_says_what_was_expected) {
                                   " --prompt-len 128 --gen-len 16 --gpu-mem 1G --num-prompts 64 --json -");
     const cJSON *json = figures_of(r), *predicted = item(json, "predicted");
     for (int i = 0; i < 4; i++) CU_ASSERT_DOUBLE_EQUAL(number(predicted, names[i]) / number(json, names[i]), 1, .15);
-    assert_figures(json,
-                   "tiers.GPU.planned_bytes=predicted.peak_bytes.GPU tiers.CPU.planned_bytes=predicted.peak_bytes.CPU "
-                   "tiers.disk.planned_bytes=predicted.peak_bytes.disk");
     CU_ASSERT(shows(r.err, "predicted ... measured ... throughput (token/s)"));
     for (int t = 0; t < NTIERS; t++) {
+        const cJSON *tier = item(item(json, "tiers"), tier_name[t]);
+        const double expected = number(item(predicted, "peak_bytes"), tier_name[t]);
         char line[100];
-        snprintf(line, sizeof line, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "",
-                 number(item(predicted, "peak_bytes"), tier_name[t]) / 0x1p20,
-                 number(item(item(json, "tiers"), tier_name[t]), "peak_bytes") / 0x1p20);
+        CU_ASSERT_EQUAL(number(tier, "planned_bytes"), expected);
+        snprintf(line, sizeof line, "%-4s peak (MiB) %18s %12.2f %12.2f\n", tier_name[t], "", expected / 0x1p20,
+                 number(tier, "peak_bytes") / 0x1p20);
         CU_ASSERT_PTR_NOT_NULL(strstr(r.err, line));
     }
 }
@@ -838,28 +766,15 @@ TEST(t_pre_and_t_gen_make_up_t) {
     CU_ASSERT_DOUBLE_EQUAL(number(json, "throughput") * number(json, "T"), 2 * 2 * 3 * 8, 1e-6);
 }
 
-/* What one place says of a run is what another says: of the clock, and of the lane that loads weights. */
-TEST(the_figures_of_a_run_agree_with_each_other) {
-    static const char *const stage[] = {"prefill", "decode"};
-    const cJSON *part, *json = FIGURES(ON_SIM FROM_CPU
-                                       "--gen-len 8 --gpu-batch-size 2 --num-gpu-batches 2 --num-prompts 8 "
-                                       "--no-overlap");
-    const double T = number(json, "T");
-    double loads = 0, all = 0;
-    for (int s = 0; s < 2; s++) {
-        const cJSON *of = item(item(json, "breakdown"), stage[s]);
-        double parts = 0;
-        cJSON_ArrayForEach(part, of) if (cJSON_IsObject(part)) parts += number(part, "busy_s");
-        CU_ASSERT_DOUBLE_EQUAL(parts, number(of, "total_s"), 1e-6 * parts); /* nothing overlaps */
-        loads += number(of, "weight (R).busy_s"), all += parts;
-    }
+/* What one place says of the lane that loads weights is what another says. test_paper.c has that the parts add up. */
+TEST(the_figures_of_a_lane_agree_with_each_other) {
+    const cJSON *json = FIGURES(ON_SIM FROM_CPU "--gen-len 8 --gpu-batch-size 2 --num-gpu-batches 2 --num-prompts 8");
+    const double loads =
+        number(json, "breakdown.prefill.weight (R).busy_s") + number(json, "breakdown.decode.weight (R).busy_s");
     CU_ASSERT_DOUBLE_EQUAL(loads, number(json, "lanes.load weights.busy_s"), 1e-6 * loads);
-    CU_ASSERT_DOUBLE_EQUAL(all, T, 1e-6 * T);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen policy
-// ---------------------------------------------------------------------------------------------------------------
+// ---- flexgen policy ----------------------------------------------------------------------------------------------------
 
 TEST(the_papers_cost_model_places_opt_30b) {
     assert_figures(FIGURES(ON_PAPER " --json -"),
@@ -869,35 +784,34 @@ TEST(the_papers_cost_model_places_opt_30b) {
 
 #define ON_LAPTOP "policy --model opt-1.3b" LAPTOP " --prompt-len 128 --gen-len 16 --gpu-mem 1G"
 
-/* A policy and what it promises, under the paper's names; its numbers agree with each other. */
-static void assert_policy(const cJSON *json) {
-    assert_figures(json, "wg wc wd cg cc cd hg hc hd T T_pre T_gen throughput latency gbs>0");
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "wg") + number(json, "wc") + number(json, "wd"), 1, 1e-9);
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "cg") + number(json, "cc") + number(json, "cd"), 1, 1e-9);
-    CU_ASSERT_DOUBLE_EQUAL(number(json, "hg") + number(json, "hc") + number(json, "hd"), 1, 1e-9);
-    const double batches = strcmp(string(json, "schedule"), "row") ? number(json, "num_gpu_batches") : 1;
-    CU_ASSERT_EQUAL(number(json, "bls"), number(json, "gbs") * batches);
-    CU_ASSERT(cJSON_IsBool(item(json, "cpu_cache_compute")) && string(json, "bound.T_gen"));
-}
-
+/* A policy and what it promises, whose numbers agree with each other. The best one is also in the object itself. */
 TEST(policy_lists_the_ten_best_or_the_frontier_under_the_papers_names) {
-    const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"), *best = item(json, "best"),
-                      *frontier = item(FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"), "frontier");
+    const cJSON *one, *json = FIGURES(ON_LAPTOP " --num-prompts 96 --json -"),
+                      *frontier = FIGURES(ON_LAPTOP " --num-prompts 96 --frontier --json -"),
+                      *lists[] = {item(json, "best"), item(frontier, "frontier")};
     const Result text = flexgen_done(ON_LAPTOP " --num-prompts 96");
     double before = INFINITY;
-    assert_policy(json);
     assert_figures(json, "s=128 n=16 model=opt-1.3b");
     CU_ASSERT(shows(string(json, "hardware"), "RTX 4060"));
-    CU_ASSERT(cJSON_GetArraySize(best) == 10 && cJSON_GetArraySize(frontier) > 3);
-    cJSON_ArrayForEach(one, best) {
-        assert_policy(one);
+    CU_ASSERT(cJSON_GetArraySize(lists[0]) == 10 && cJSON_GetArraySize(lists[1]) > 3);
+    for (int i = 0; i < 2; i++) {
+        cJSON_ArrayForEach(one, lists[i]) {
+            assert_figures(one, "wg wc wd cg cc cd hg hc hd T T_pre T_gen throughput latency gbs>0");
+            CU_ASSERT_DOUBLE_EQUAL(number(one, "wg") + number(one, "wc") + number(one, "wd"), 1, 1e-9);
+            CU_ASSERT_DOUBLE_EQUAL(number(one, "cg") + number(one, "cc") + number(one, "cd"), 1, 1e-9);
+            CU_ASSERT_DOUBLE_EQUAL(number(one, "hg") + number(one, "hc") + number(one, "hd"), 1, 1e-9);
+            const double batches = strcmp(string(one, "schedule"), "row") ? number(one, "num_gpu_batches") : 1;
+            CU_ASSERT_EQUAL(number(one, "bls"), number(one, "gbs") * batches);
+            CU_ASSERT(cJSON_IsBool(item(one, "cpu_cache_compute")) && string(one, "bound.T_gen"));
+        }
+    }
+    cJSON_ArrayForEach(one, lists[0]) {
         CU_ASSERT(number(one, "throughput") <= before);
         before = number(one, "throughput");
         CU_ASSERT_DOUBLE_EQUAL(before * number(one, "T"), 96 * 16, 1e-3);
         CU_ASSERT(number(one, "peak_bytes.GPU") <= 0x1p30);
     }
-    cJSON_ArrayForEach(one, frontier) assert_policy(one);
-    CU_ASSERT(number(json, "T") == number(cJSON_GetArrayItem(best, 0), "T"));
+    cJSON_ArrayForEach(one, lists[0]->child) CU_ASSERT(cJSON_Compare(one, item(json, one->string), true));
     CU_ASSERT_EQUAL(count_lines(text.out), 12); /* two lines of heading */
     CU_ASSERT(shows(text.out, "opt-1.3b ... RTX 4060 ... token/s ... T_pre ... bound by ... zigzag"));
 }
@@ -942,18 +856,14 @@ TEST(wires_and_links_are_as_fast_as_they_are_given) {
     CU_ASSERT_EQUAL(rate_of(best, "--with ctog_bdw=1e9"), slow);
 }
 
-/* By both cost models and on the sim; the machine's name says so. */
+/* By both cost models and on the sim. */
 TEST(a_number_of_the_machine_is_changed_wherever_it_is_read) {
-    static const char paper[] = "policy --model opt-1.3b --cost-model paper --gpu-batch-size 4 --num-gpu-batches 2",
-                      sim[] =
-                          "bench --model opt-1.3b --device sim --percent 0 100 0 100 100 0 --gpu-batch-size 4 "
-                          "--num-gpu-batches 2";
+    static const char paper[] = "policy --model opt-1.3b --cost-model paper --gpu-batch-size 4 --num-gpu-batches 2";
+    static const char sim[] =
+        "bench --model opt-1.3b --device sim --percent 0 100 0 100 100 0 --gpu-batch-size 4 --num-gpu-batches 2";
     /* what does not fit the GPU must pass the link */
-    const double small = rate_of(paper, "--with gmem=1e9");
-    CU_ASSERT(small < rate_of(paper, "") && rate_of(paper, "--with gmem=1e9 --with ctog_bdw=1e8") < .5 * small);
+    CU_ASSERT(rate_of(paper, "--with gmem=1e9 --with ctog_bdw=1e8") < .01 * rate_of(paper, ""));
     CU_ASSERT(rate_of(sim, "--with ctog_bdw=1e8") < .1 * rate_of(sim, ""));
-    CU_ASSERT(
-        shows(string(FIGURES(ON_LAPTOP " --json - --with gmem=2e9 --with op_s=0"), "hardware"), ", gmem=2e9, op_s=0"));
 }
 
 /* Without --hardware it is this machine: the one that was measured before, if there is one. */
@@ -974,19 +884,14 @@ TEST(the_machine_that_was_measured_before_is_used) {
 
 /* Of a longer block it is said what it would bring, where that is anything: with zigzag it is not. */
 TEST(what_a_longer_block_would_bring_is_at_least_a_percent) {
-    for (int zigzag = 0; zigzag < 2; zigzag++) {
-        const Result r = flexgen_done("generate" TINY
-                                      " --prompts models/prompts.txt --max-tokens 5 --hardware "
-                                      "hardware/t4-fitted.json%s",
-                                      zigzag ? " --schedule zigzag" : "");
-        const char *said = strstr(r.err, " would bring ");
-        CU_ASSERT(zigzag ? !said : said && atoi(said + strlen(" would bring ")) >= 1);
-    }
+#define FIVE_PROMPTS "generate" TINY " --prompts models/prompts.txt --max-tokens 5 --hardware hardware/t4-fitted.json"
+    static const char would[] = " would bring ";
+    const char *said = strstr(flexgen_done(FIVE_PROMPTS).err, would);
+    CU_ASSERT(said && atoi(said + strlen(would)) >= 1);
+    CU_ASSERT_PTR_NULL(strstr(flexgen_done(FIVE_PROMPTS " --schedule zigzag").err, would));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// eval
-// ---------------------------------------------------------------------------------------------------------------
+// ---- eval --------------------------------------------------------------------------------------------------------------
 
 /* The policy searched for, and one that leaves nothing on the GPU. */
 TEST(eval_gives_the_same_perplexity_under_every_policy) {
@@ -1024,9 +929,7 @@ TEST(a_study_rounds_and_says_so) {
     CU_ASSERT(loss[0] < loss[3] && loss[3] < loss[1] && loss[1] == loss[2]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The GPU: without one, and with the emulation where the Makefile could build it
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The GPU: without one, and with the emulation where the Makefile could build it ------------------------------------
 
 #define DOG GENERATE " --prompt 'The dog' --max-tokens 6 "
 
@@ -1148,9 +1051,7 @@ TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
     assert_figures(json_of("early.json"), "throughput>0");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// flexgen quantize
-// ---------------------------------------------------------------------------------------------------------------
+// ---- flexgen quantize --------------------------------------------------------------------------------------------------
 
 /* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
 TEST(a_packed_copy_writes_what_compress_weight_does) {
@@ -1166,28 +1067,27 @@ TEST(a_packed_copy_writes_what_compress_weight_does) {
 
 /* The counters of what is packed, and of what sparse attention reads. */
 TEST(bench_counts_packed_bytes_and_the_v_that_is_read) {
-    double weights[2], k[2], v[2];
-    for (int i = 0; i < 2; i++) {
-        const cJSON *json = FIGURES("bench" TINY
-                                    " --prompt-len 100 --gen-len 3 --gpu-batch-size 2 --num-gpu-batches 2 "
-                                    "--percent 0 100 0 100 100 0 --cpu-cache-compute --json - %s",
-                                    i ? "--attn-sparsity 0.1 --compress-weight --compress-cache" : "");
-        weights[i] = number(json, "lanes.load weights.moved_bytes");
-        k[i] = number(json, "lanes.attend.k_bytes"), v[i] = number(json, "lanes.attend.v_bytes");
-        assert_figures(json, i ? "attn_sparsity=0.1 compress_weight=true compress_cache=true"
-                               : "attn_sparsity=1 compress_weight=false compress_cache=false");
-    }
-    CU_ASSERT(weights[1] < .29 * weights[0]); /* and what stays F16 */
-    CU_ASSERT(v[0] == k[0] && k[1] == k[0] * 4.5 / 16 && v[1] < .12 * k[1]);
+#define COUNTED                                                                                         \
+    "bench" TINY                                                                                        \
+    " --prompt-len 100 --gen-len 3 --gpu-batch-size 2 --num-gpu-batches 2 --percent 0 100 0 100 100 0 " \
+    "--cpu-cache-compute --json - "
+    static const char loaded[] = "lanes.load weights.moved_bytes";
+    const cJSON *plain = FIGURES(COUNTED),
+                *packed = FIGURES(COUNTED "--attn-sparsity 0.1 --compress-weight --compress-cache");
+    const double k = number(packed, "lanes.attend.k_bytes");
+    assert_figures(plain,
+                   "attn_sparsity=1 compress_weight=false compress_cache=false lanes.attend.v_bytes=lanes.attend.k_bytes");
+    assert_figures(packed, "attn_sparsity=0.1 compress_weight=true compress_cache=true lanes.attend.v_bytes<%g", .12 * k);
+    CU_ASSERT_EQUAL(k, number(plain, "lanes.attend.k_bytes") * 4.5 / 16);
+    CU_ASSERT(number(packed, loaded) < .29 * number(plain, loaded)); /* and what stays F16 */
 }
 
 /* Stopped while it is made, or by a disk that is full. */
 TEST(a_copy_that_is_stopped_leaves_nothing) {
-    make_dir("stopped-copy");
-    const char *dir = keep(xstrdup(in_dir(capture, "stopped-copy")));
+    const char *dir = keep(xstrdup(temp_dir()));
     for (int i = 0; i < 3; i++) {
         const int before = count_files(dir);
-        const pid_t pid = start_flexgen("quantize" TINY " --output @stopped-copy/%d --threads 1", i);
+        const pid_t pid = start_flexgen("quantize" TINY " --output %s/%d --threads 1", dir, i);
         while (program_runs(pid) && count_files(dir) == before) usleep(1000); /* it has begun */
         kill(pid, SIGTERM);
         const Result r = finish(pid);
@@ -1196,7 +1096,7 @@ TEST(a_copy_that_is_stopped_leaves_nothing) {
     }
     const int before = count_files(dir);
     with.file = 100000;
-    assert_ends(flexgen("quantize" TINY " --output @stopped-copy/full"), EXIT_FAILED,
+    assert_ends(flexgen("quantize" TINY " --output %s/full", dir), EXIT_FAILED,
                 "full ... model.safetensors ... File too large ... make room");
     CU_ASSERT_EQUAL(count_files(dir), before);
 }

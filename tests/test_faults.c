@@ -22,9 +22,7 @@ enum { MAX_BYTES = 1 << 28, SPACE = 250 << 20, HALF = 640 /* bytes of a result a
 
 static long cases, refused; /* so far; of them that ended with our line */
 
-// ---------------------------------------------------------------------------------------------------------------
-// Jobs
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Jobs --------------------------------------------------------------------------------------------------------------
 
 /* What a result is: lines in any order; JSON with figures that depend on no time; a text; a directory; a machine. */
 typedef enum { LINES, FIGURES, TEXT, MODEL_DIRECTORY, MACHINE } Form;
@@ -67,22 +65,6 @@ static const Errand jobs[] = {
 
 static const char *path_of(const char *name) { return in_dir(capture, name); }
 
-/* Runs a job, disturbed by `fault`; "": its calls are counted. */
-static Result run(const Errand *job, const char *fault, const char *more) {
-    char counts[400];
-    snprintf(counts, sizeof counts, "FAULT_COUNTS=%s", *fault ? "" : path_of("counts"));
-    with = (With){.input = "models/prompts.txt", .fault = fault, .set = {counts}};
-    if (job->to_stdout) with.output = path_of("result");
-    if (job->measures) with.set[1] = "FAULT_HASTE=2000", with.memory = SPACE;
-    return flexgen("%s %s", job->args, more);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Results
-// ---------------------------------------------------------------------------------------------------------------
-
-typedef enum { RIGHT, SHORT, WRONG } Verdict; /* short: it says itself that it is not whole */
-
 /* In the directory of the results. */
 static int shell(const char *command) {
     char line[900];
@@ -90,17 +72,31 @@ static int shell(const char *command) {
     return system(line);
 }
 
-static void restore_half(void) { CHECK(!shell("cp half result && cp half.journal result.journal")); }
+/* Runs a job, disturbed by `fault`; "": its calls are counted. Unless it is resumed, one that goes on finds what a job
+ * stopped on a full disk has left. */
+static Result run(const Errand *job, const char *fault, const char *more) {
+    char counts[400];
+    if (job->goes_on && !*more) CHECK(!shell("cp half result && cp half.journal result.journal"));
+    snprintf(counts, sizeof counts, "FAULT_COUNTS=%s", *fault || *more ? "" : path_of("counts"));
+    with = (With){.input = "models/prompts.txt", .fault = fault, .set = {counts}};
+    if (job->to_stdout) with.output = path_of("result");
+    if (job->measures) with.set[1] = "FAULT_HASTE=2000", with.memory = SPACE;
+    return flexgen("%s %s", job->args, more);
+}
+
+// ---- Results -----------------------------------------------------------------------------------------------------------
+
+typedef enum { RIGHT, SHORT, WRONG } Verdict; /* short: it says itself that it is not whole */
 
 static bool is_there(const char *pattern) {
     glob_t found;
-    const bool there = glob(pattern, 0, NULL, &found) == 0;
-    if (there) globfree(&found);
+    const bool there = !glob(path_of(pattern), 0, NULL, &found);
+    globfree(&found);
     return there;
 }
 
 /* NULL: there is no such file. */
-static char *text_of(const char *name) { return is_there(path_of(name)) ? contents(path_of(name), NULL) : NULL; }
+static char *text_of(const char *name) { return is_there(name) ? contents(path_of(name), NULL) : NULL; }
 
 /* Every line that ends is one of the reference, and not twice: what was found there is not found again. */
 static Verdict judge_lines(void) {
@@ -121,31 +117,26 @@ static Verdict judge_figures(void) {
     static const char *const keys[] = {"sweeps", "tiers", "best", "frontier", "perplexity", "tokens", "windows"};
     Error err;
     cJSON *now = json_read(path_of("result"), MAX_BYTES, &err), *then = json_read(path_of("reference"), MAX_BYTES, &err);
-    Verdict verdict = now ? RIGHT : SHORT;
-    for (size_t k = 0; now && k < COUNT(keys); k++)
-        if (json_get(then, keys[k]) && !cJSON_Compare(json_get(then, keys[k]), json_get(now, keys[k]), true))
-            verdict = WRONG;
-    if (now && cJSON_GetArraySize(now) != cJSON_GetArraySize(then)) verdict = WRONG;
+    bool same = cJSON_GetArraySize(now) == cJSON_GetArraySize(then);
+    for (size_t k = 0; k < COUNT(keys); k++)
+        if (json_get(then, keys[k])) same &= cJSON_Compare(json_get(then, keys[k]), json_get(now, keys[k]), true);
+    const Verdict verdict = !now ? SHORT : same ? RIGHT : WRONG;
     cJSON_Delete(now), cJSON_Delete(then);
     return verdict;
 }
 
-/* The same, or not: what is on standard output cannot be taken back, so the exit status must say it. */
-static Verdict judge_text(void) { return shell("cmp -s result reference") ? SHORT : RIGHT; }
-
-static Verdict judge_directory(void) {
-    return !is_there(path_of("result")) ? SHORT : shell("diff -r result reference >/dev/null") ? WRONG : RIGHT;
-}
-
-static Verdict judge_machine(void) {
+static Verdict judge_result(Form form) {
     Hardware h;
     Error err;
-    return hardware_read(&h, path_of("result"), &err) ? SHORT : RIGHT;
+    if (form == LINES) return judge_lines();
+    if (form == FIGURES) return judge_figures();
+    if (form == MACHINE) return hardware_read(&h, path_of("result"), &err) ? SHORT : RIGHT;
+    if (!shell("diff -r result reference >/dev/null 2>&1")) return RIGHT;
+    /* what is on standard output cannot be taken back, so the exit status must say it */
+    return form == TEXT || !is_there("result") ? SHORT : WRONG;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Cases
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Cases -------------------------------------------------------------------------------------------------------------
 
 /* Ways to fail: a class and an errno; 0: to be short. + : and all calls after it */
 static const char *const ways[] = {
@@ -157,74 +148,49 @@ static const char *const ways[] = {
 
 /* Calls of a way's class in the undisturbed run. */
 static long count_of(const char *way) {
-    char *counts = text_of("counts"), key[20];
+    char key[20];
     snprintf(key, sizeof key, "\n%.*s ", (int)strcspn(way, "+:"), way);
-    const char *at = counts ? strstr(counts, key) : NULL;
-    const long n = at ? atol(at + strlen(key)) : 0;
-    free(counts);
-    return n;
+    const char *counts = keep(text_of("counts")), *at = counts ? strstr(counts, key) : NULL;
+    return at ? atol(at + strlen(key)) : 0;
 }
 
 /* The lines of standard error that begin so. */
 static int lines_with(const char *text, const char *prefix) {
     int n = 0;
-    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
-        n += !strncmp(line, prefix, strlen(prefix));
+    for (const char *at = text; (at = strstr(at, prefix)); at++) n += at == text || at[-1] == '\n';
     return n;
 }
 
-/* What is wrong with what a run ended with and left behind; NULL: nothing. finish has looked for an offload file. */
-static const char *judge(const Result *r, Verdict result) {
-    if (r->status >= 1000) return "crashes";
-    if (result == WRONG) return "leaves a wrong result";
-    if (r->status == 0 && is_there(path_of("result.journal"))) return "leaves a journal of what is done";
-    if (r->status == 0) return result == RIGHT && !lines_with(r->err, "flexgen: ") ? NULL : "calls it done";
-    if (r->status != EXIT_FAILED && r->status != EXIT_USAGE) return "ends with another status";
-    if (lines_with(r->err, "flexgen: ") != 1 || strstr(r->err, "flexgen: bug") || lines_with(r->err, "flexgen: \n"))
-        return "does not say why in one line";
-    refused++;
-    return NULL;
-}
-
-static void remove_result(void) { shell("rm -rf result result.*"); }
-
-static bool try(const Errand *job, const char *fault) {
-    static Verdict (*const judges[])(void) = {judge_lines, judge_figures, judge_text, judge_directory, judge_machine};
-    char machines[400]; /* that a run measured, and would have renamed */
-    snprintf(machines, sizeof machines, "%s/flexgen/*.json?*", getenv("XDG_CACHE_HOME"));
-    if (job->goes_on) restore_half();
-    Result r = run(job, fault, "");
-    const char *wrong = judge(&r, judges[job->form]());
-    const bool unfinished = is_there(path_of("result.tmp*")) || is_there(machines);
-    if (!wrong && strncmp(fault, "unlink", 6) && unfinished) wrong = "leaves an unfinished file";
-    const bool kept = job->form == LINES && !job->to_stdout;
-    if (!wrong && r.status && kept && (run(job, "", job->goes_on ? "" : "--resume").status || judge_lines() != RIGHT))
+/* True if the disturbed run ends with the right result, or with a line that says why not and nothing that looks whole.
+ * finish has looked for an offload file. */
+static bool ends_well(const Errand *job, const char *fault) {
+    const Result r = run(job, fault, "");
+    const Verdict result = judge_result(job->form);
+    const int lines = lines_with(r.err, "flexgen: ");
+    const bool journal = is_there("result.journal"), kept = job->form == LINES && !job->to_stdout,
+               unfinished = is_there("result.tmp*") || is_there("flexgen/*.json?*");
+    const char *wrong = r.status >= 1000                          ? "crashes"
+                        : result == WRONG                         ? "leaves a wrong result"
+                        : !r.status && journal                    ? "leaves a journal of what is done"
+                        : !r.status && (result != RIGHT || lines) ? "calls it done"
+                        : r.status > EXIT_USAGE                   ? "ends with another status"
+                        : r.status && (lines != 1 || strstr(r.err, "flexgen: bug") || lines_with(r.err, "flexgen: \n"))
+                            ? "does not say why in one line"
+                        : unfinished && strncmp(fault, "unlink", 6) ? "leaves an unfinished file"
+                                                                    : NULL;
+    if (!wrong && r.status && kept && (run(job, "", "--resume").status || judge_lines() != RIGHT))
         wrong = "leaves what cannot go on";
     if (wrong) fprintf(stderr, "\n    %s with FAULT=%s %s: status %d: %s", job->name, fault, wrong, r.status, r.err);
-    result_free(&r);
-    remove_result();
-    cases++;
+    shell("rm -rf result result.*");
+    cases++, refused += r.status && !wrong;
     return !wrong;
 }
 
-/* N = 1, and so on in equal steps, in at most so many. In `make test` one N for every third way, another for each job; of a
- * job that measures for every twelfth. */
-static void try_way(const Errand *job, int w, long most) {
-    const int number = (int)(job - jobs);
-    const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;
-    long n = most ? 1 : 1 + (7919L * (w + 1) * (number + 1)) % (calls ? calls : 1);
-    for (; n <= calls && (most || (w + number) % (job->measures ? 12 : 3) == 0); n += step) {
-        char fault[60];
-        const int len = (int)strcspn(ways[w], "+:"); /* of the class */
-        snprintf(fault, sizeof fault, "%.*s:%ld%s", len, ways[w], n, ways[w] + len);
-        CU_ASSERT(try(job, fault));
-    }
-}
-
 /* Runs the job undisturbed: its calls are counted, and its result is the reference. */
-static void make_reference(const Errand *job) {
-    CU_ASSERT_EQUAL_FATAL(run(job, "", "").status, 0);
-    CU_ASSERT_EQUAL_FATAL(shell("rm -rf reference && mv result reference"), 0);
+static bool make_reference(const Errand *job) {
+    const bool made = !run(job, "", "").status && !shell("rm -rf reference && mv result reference");
+    CU_ASSERT(made);
+    return made;
 }
 
 static void *ask_for_too_much(void *unused) {
@@ -250,9 +216,7 @@ TEST(threads_that_find_no_memory_say_so_once) {
         _exit(0);
     }
     CU_ASSERT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILED);
-    char *err = text_of("err");
-    CU_ASSERT_EQUAL(lines_with(err, "flexgen: out of memory"), 1);
-    free(err);
+    CU_ASSERT_EQUAL(lines_with(keep(text_of("err")), "flexgen: out of memory"), 1);
 }
 
 /* Whatever read of a directory fails, and these are the last: a copy is not refused because of what another run has left,
@@ -261,30 +225,29 @@ TEST(what_a_killed_run_has_left_harms_no_other) {
     const Errand job = {.args = "quantize" TINY " --output @result"};
     int said = 0;
     open_directories();
-    make_reference(&job);
-    if (!count_of("read")) return; /* nothing but memory and threads can be disturbed here */
+    if (!make_reference(&job) || !count_of("read")) return; /* nothing but memory and threads can be disturbed here */
     for (long calls = count_of("read"), n = calls - 10; n <= calls + 4; n++) {
         char fault[30];
         snprintf(fault, sizeof fault, "read:%ld:5", n);
         CHECK(!shell("mkdir -p result.tmp-1 && echo '{}' >result.tmp-1/config.json"));
         const Result r = run(&job, fault, "");
-        const bool left = is_there(path_of("result.tmp-1"));
+        const bool left = is_there("result.tmp-1");
         const int lines = lines_with(r.err, path_of("result.tmp-*: cannot remove"));
-        CU_ASSERT(r.status == EXIT_FAILED || (!r.status && judge_directory() == RIGHT));
+        CU_ASSERT(r.status == EXIT_FAILED || (!r.status && judge_result(MODEL_DIRECTORY) == RIGHT));
         CU_ASSERT(lines <= 1 && (lines || !left)); /* where the end alone cannot be read, all has been removed */
         CU_ASSERT(!lines || (!r.status && !lines_with(r.err, "flexgen: ")));
         said += left;
         shell("rm -rf result");
     }
     CU_ASSERT_EQUAL(said, 2); /* what is beside cannot be read, or what is in it */
-    remove_result();
+    shell("rm -rf result.*");
 }
 
 /* The last calls read the last layers, where the large matrices are read around the page cache. */
 TEST(a_read_of_weights_that_is_interrupted_is_repeated) {
     const Errand job = {.args = BENCHED " --percent 0 0 100 0 100 0 --gen-len 1 --json @result"};
     open_directories();
-    make_reference(&job);
+    if (!make_reference(&job)) return;
     for (long calls = count_of("pread"), n = calls - 11; n <= calls && calls; n++) {
         char fault[30];
         snprintf(fault, sizeof fault, "pread:%ld:4", n);
@@ -292,46 +255,40 @@ TEST(a_read_of_weights_that_is_interrupted_is_repeated) {
         const bool right = !r.status && judge_figures() == RIGHT;
         if (!right) fprintf(stderr, "\n    with FAULT=%s: status %d: %s", fault, r.status, r.err);
         CU_ASSERT(right);
-        remove_result();
+        shell("rm result");
     }
 }
 
-/* The jobs whose command that is. */
-static void try_jobs(const char *command) {
+/* In `make test` one N for every third way, another for each job; of a job that measures for every twelfth. Otherwise N is
+ * 1, and so on in equal steps, in at most so many. */
+TEST(whatever_call_fails_a_command_says_so) {
     enum { LINE = 21000, PROMPTS = 3, LETTERS = 20000 /* of a prompt's id */ };
     const char *given = getenv("FAULT_CASES"), *only = getenv("FAULT_JOB"), *class = getenv("FAULT_CLASS");
-    char *text = xcalloc(PROMPTS, LINE), *end = text;
+    const long most = given ? atol(given) : 0;
+    char *text = keep(xcalloc(PROMPTS, LINE)), *end = text;
     open_directories();
     for (int i = 0; i < PROMPTS; i++)
         end += sprintf(end, "{\"id\": \"%d%0*d\", \"prompt\": \"Once upon\"}\n", i, LETTERS, 0);
     write_file(capture, "long.jsonl", text, (size_t)(end - text));
-    free(text);
-    for (const Errand *job = jobs; job < jobs + COUNT(jobs); job++) {
+    setenv("XDG_CACHE_HOME", capture, 1); /* where a machine that was measured is kept */
+    with.file = HALF;                     /* a job is stopped on a full disk, with some of its lines written */
+    CU_ASSERT_EQUAL(flexgen(GENERATED " --percent 100 0 100 0 100 0 --num-gpu-batches 1").status, EXIT_FAILED);
+    CU_ASSERT_EQUAL_FATAL(shell("test -s result && mv result half && mv result.journal half.journal"), 0);
+    for (int j = 0; j < (int)COUNT(jobs); j++) {
+        const Errand *job = &jobs[j];
         const long before = cases;
-        if (strncmp(job->args, command, strlen(command)) || (only && strcmp(only, job->name))) continue;
-        if (job->goes_on) { /* stopped on a full disk, with some of its lines written */
-            with.file = HALF;
-            const Result r = flexgen(GENERATED " --percent 100 0 100 0 100 0 --num-gpu-batches 1");
-            CU_ASSERT_EQUAL_FATAL(r.status, EXIT_FAILED);
-            CU_ASSERT_EQUAL_FATAL(shell("test -s result && mv result half && mv result.journal half.journal"), 0);
-            restore_half();
-        }
-        make_reference(job);
+        if ((only && strcmp(only, job->name)) || !make_reference(job)) continue;
         if (!count_of("malloc")) continue; /* a sanitizer's, say: nothing is counted */
-        for (int w = 0; w < (int)COUNT(ways); w++)
-            if (!class || !strncmp(class, ways[w], strcspn(ways[w], "+:"))) try_way(job, w, given ? atol(given) : 0);
+        for (int w = 0; w < (int)COUNT(ways); w++) {
+            const int len = (int)strcspn(ways[w], "+:"); /* of the class */
+            const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;
+            if ((class && strncmp(class, ways[w], len)) || (!most && (w + j) % (job->measures ? 12 : 3))) continue;
+            for (long n = most ? 1 : 1 + 7919L * (w + 1) * (j + 1) % imax(calls, 1); n <= calls; n += step) {
+                char fault[60];
+                snprintf(fault, sizeof fault, "%.*s:%ld%s", len, ways[w], n, ways[w] + len);
+                CU_ASSERT(ends_well(job, fault));
+            }
+        }
         printf("\n    %s: %ld cases; so far %ld refused ", job->name, cases - before, refused);
     }
 }
-
-TEST(whatever_fails_generate_says_so) { try_jobs("generate"); }
-
-TEST(whatever_fails_bench_says_so) { try_jobs("bench"); }
-
-TEST(whatever_fails_policy_says_so) { try_jobs("policy"); }
-
-TEST(whatever_fails_quantize_says_so) { try_jobs("quantize"); }
-
-TEST(whatever_fails_eval_says_so) { try_jobs("eval"); }
-
-TEST(whatever_fails_profile_says_so) { try_jobs("profile"); }

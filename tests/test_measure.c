@@ -12,15 +12,9 @@
 static Hardware machine; /* that the sim plays */
 static Error err;
 
-static const ProfileSize size = {.h1 = 256,
-                                 .h2 = 1024,
-                                 .nh = 4,
-                                 .nseq = 3,
-                                 .rows = 64,
-                                 .tokens = 256,
-                                 .cold = (size_t)8 << 20,
-                                 .disk = (size_t)32 << 20,
-                                 .seconds = .01};
+/* h1, h2, nh; nseq, rows, tokens; bytes of cold memory and of the disk's file; seconds */
+static const ProfileSize size = {256, 1024, 4, 3, 64, 256, 8 << 20, 32 << 20, .01};
+static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};
 static Bytes filled, to_fill, cold;
 
 /* Only index tables have memory, of which the GPU's are the same bytes. */
@@ -39,9 +33,8 @@ static Event watched_post(Device *device, const Op *op) {
         Tensor pages = tensor_flat(op->attend.pages);
         pages.tier = TIER_CPU;
         const int32_t *page = device->cpu_address(device, pages);
-        int others = 0;
-        for (int i = 0; i < pages.cols; i++) others += page[i] != i;
-        CU_ASSERT(!others && op->attend.k.offset != last && op->attend.v.offset == op->attend.k.offset + cold / 2);
+        for (int i = 0; i < pages.cols; i++) CU_ASSERT_EQUAL(page[i], i);
+        CU_ASSERT(op->attend.k.offset != last && op->attend.v.offset == op->attend.k.offset + cold / 2);
         last = op->attend.k.offset;
     }
     return sim_post(device, op);
@@ -69,9 +62,8 @@ static void set_machine(void) {
 }
 
 static Hardware measured(void) {
-    static const Bytes capacity[NTIERS] = {(size_t)1 << 30, (size_t)2 << 30, (size_t)3 << 30};
     Hardware h;
-    const ThisMachine here = {.offload_dir = temp_dir(), .threads = 1, .capacity = capacity};
+    const ThisMachine here = {.offload_dir = temp_dir(), .threads = 1, .capacity = tiers};
     ASSERT_OK(profile_measure(&h, &size, &here, &err));
     return h;
 }
@@ -123,8 +115,6 @@ TEST(every_curve_is_measured_where_it_is) {
     assert_is(h.cpu_bdw, machine.cpu_tokens.rate[2], "the best of cpu_tokens");
 }
 
-static const Bytes tiers[NTIERS] = {64 << 20, 96 << 20, 128 << 20};
-
 /* The machine was measured with so many threads, and with these tiers. */
 static void assert_measured_with(const Hardware *h, int threads) {
     char name[40];
@@ -155,21 +145,20 @@ TEST(a_search_measures_with_the_threads_and_tiers_of_its_run) {
 }
 
 TEST(the_command_profile_measures_with_the_threads_and_tiers_of_its_flags) {
-    char path[400], dir[300], threads[2] = "1";
-    snprintf(dir, sizeof dir, "%s", temp_dir());
-    snprintf(path, sizeof path, "%s/machine.json", dir);
+    const char *dir = temp_dir(), *path = in_dir(dir, "machine.json");
+    char threads[] = "1";
     set_machine();
     setenv("XDG_CACHE_HOME", dir, 1);
     for (; *threads <= '2'; ++*threads) {
-        char *args[] = {"flexgen",   "profile", "--device",   "host", "--threads",     threads, "--gpu-mem", "64M",
-                        "--cpu-mem", "96M",     "--disk-mem", "128M", "--offload-dir", dir,     "--output",  path};
+        const char *args[] = {"flexgen",   "profile", "--device",   "host", "--threads",     threads, "--gpu-mem", "64M",
+                              "--cpu-mem", "96M",     "--disk-mem", "128M", "--offload-dir", dir,     "--output",  path};
         int status;
         Hardware h;
         const pid_t pid = fork();
         CHECK(pid >= 0);
         if (!pid) {
             redirect(STDERR_FILENO, "/dev/null", O_WRONLY); /* the progress */
-            _exit(flexgen_main(sizeof args / sizeof *args, args));
+            _exit(flexgen_main(sizeof args / sizeof *args, (char **)args));
         }
         CU_ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
         ASSERT_OK(hardware_read(&h, path, &err));

@@ -1,10 +1,8 @@
 /* test_memory.c: how much memory and how many processors a process may have, from trees of files as machines and containers
  * have them, and from limits of its own; that the program keeps to it, and to what it promises. What a plan needs is
  * test_plan.c's; that commands end well where memory is short is also scripts/limit_test.sh. */
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "started.h"
@@ -14,27 +12,7 @@
 #define GB ((size_t)1 << 30)
 static const size_t free_bytes = 8 * GB; /* of the machines below */
 
-/* Runs a command of the shell in a directory, which is made. */
-static void shell(const char *root, const char *dir, const char *command) {
-    char line[4000];
-    CHECK((size_t)snprintf(line, sizeof line, "mkdir -p %s%s && cd %s%s && %s", root, dir, root, dir, command) <
-          sizeof line);
-    CU_ASSERT_EQUAL_FATAL(system(line), 0);
-}
-
-/* A machine with 8 GiB available; our groups and the mounts as /proc shows them. */
-static const char *machine(const char *groups, const char *mounts) {
-    static char root[300];
-    snprintf(root, sizeof root, "%s", temp_dir());
-    shell(root, "/proc/self", "echo 'MemFree: 1048576 kB\nMemAvailable:    8388608 kB\nCached: 1 kB' >../meminfo");
-    write_file(root, "proc/self/cgroup", groups, strlen(groups));
-    write_file(root, "proc/self/mountinfo", mounts, strlen(mounts));
-    return root;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Control groups
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Control groups -----------------------------------------------------------------------------------------------
 
 #define V1_MOUNTS                                                                 \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"                             \
@@ -47,9 +25,12 @@ static const char *machine(const char *groups, const char *mounts) {
 #define V1 V1_GROUPS, V1_MOUNTS
 #define V2 "0::/user/a/job\n", V2_MOUNTS
 
-/* What `tree` below consists of, in the shell's words: a group of version 1 for memory, with its limit, use and cached
- * files; one of version 2 with max, high, use and cached files; groups of both for the CPU, with quota and period. */
+/* The shell's words for a machine. The first lines give it 8 GiB that are available; v1 makes a group of version 1 for
+ * memory, with limit, use and cached files; v2 one of version 2, with max, high, use and cached files; cpu1 and cpu2 groups
+ * of both for the CPU, with quota and period. */
 static const char words[] =
+    "mkdir -p proc/self sys/fs/cgroup && cd sys/fs/cgroup\n"
+    "echo 'MemFree: 1048576 kB\nMemAvailable:    8388608 kB\nCached: 1 kB' >../../../proc/meminfo\n"
     "M=1048576 G=1073741824\n"
     "put() { test -d $1 || mkdir -p $1; printf -- \"$3\\n\" >$1/$2; }\n"
     "v1() { put memory/$1 memory.limit_in_bytes $(($2)); put memory/$1 memory.usage_in_bytes $(($3))\n"
@@ -61,17 +42,26 @@ static const char words[] =
     "cpu2() { put $1 cpu.max \"$2 $3\"; }\n";
 
 typedef struct {
-    const char *groups, *mounts, *tree; /* of directories at /sys/fs/cgroup */
-    size_t left;                        /* bytes, or processors; of the other there is all */
+    const char *groups, *mounts; /* ours, and those of the file systems, as /proc shows them */
+    const char *tree;            /* at /sys/fs/cgroup, in these words */
+    size_t left;                 /* bytes, or processors; of the other there is all */
 } Machine;
+
+/* Writes the files of a machine. Returns their root. */
+static const char *written(const Machine *m) {
+    static char root[300];
+    char command[4000];
+    strcpy(root, temp_dir());
+    CHECK((size_t)snprintf(command, sizeof command, "cd %s && %s%s", root, words, m->tree) < sizeof command);
+    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    write_file(root, "proc/self/cgroup", m->groups, strlen(m->groups));
+    write_file(root, "proc/self/mountinfo", m->mounts, strlen(m->mounts));
+    return root;
+}
 
 static void check(const Machine *m, size_t n, bool of_processors) {
     for (; n > 0; n--, m++) {
-        char command[3000];
-        const char *root = machine(m->groups, m->mounts);
-        snprintf(command, sizeof command, "%s%s", words, m->tree);
-        shell(root, "/sys/fs/cgroup", command);
-        const Allowance a = process_allowance(root, 0);
+        const Allowance a = process_allowance(written(m), 0);
         const bool right = of_processors ? a.memory == free_bytes && (size_t)a.processors == m->left
                                          : a.memory == m->left && a.processors == INT_MAX;
         if (!right) fprintf(stderr, "\n    %s: %zu bytes, %d processors", m->tree, a.memory, a.processors);
@@ -140,10 +130,8 @@ TEST(in_a_container_the_tree_may_begin_at_its_group) {
 
 /* Neither as a limit; of what is no number as the use, the whole limit is left. */
 TEST(what_is_no_number_sets_no_limit) {
-#define LIMIT                                                                                        \
-    "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" >user/a/job/memory.max; printf -- \"$1\" " \
-    ">user/a/job/memory.high; }; "                                                                   \
-    "both "
+#define LIMIT \
+    "both() { v2 user/a/job x x 100*M 0; printf -- \"$1\" | tee user/a/job/memory.max >user/a/job/memory.high; }; both "
 #define USE "v2 user/a/job 1073741824 max 0 0; printf >user/a/job/memory.current "
     static const Machine cases[] = {
         {V2, LIMIT "'max\\n'", 8 * GB},     {V2, LIMIT "''", 8 * GB},
@@ -178,38 +166,33 @@ TEST(long_names_do_not_overflow) {
 
 /* So many whole processors, and at least one. */
 TEST(a_quota_of_cpu_is_so_many_whole_processors) {
-#define QUOTA "cpu1 other 1000 1000; cpu1 batch/job 1000 1000; cpu1 elsewhere "
+#define QUOTA_1 "cpu1 other 1000 1000; cpu1 batch/job 1000 1000; cpu1 elsewhere "
+#define QUOTA_2 "cpu2 user/a/job "
+#define IN_BOTH(quota, left) \
+    {V1, QUOTA_1 quota, left}, { V2, QUOTA_2 quota, left }
     static const Machine cases[] = {
-        {V1, QUOTA "-1 100000", INT_MAX},
-        {V1, QUOTA "200000 100000", 2},
-        {V1, QUOTA "190000 100000", 1},
-        {V1, QUOTA "30000 10000", 3},
-        {V1, QUOTA "1000 1000000", 1},
-        {V1, QUOTA "50000 0", INT_MAX},
-        {V1, QUOTA "'' ''", INT_MAX},
-        {V2, "cpu2 user/a/job max 100000", INT_MAX},
-        {V2, "cpu2 user/a/job 200000 100000", 2},
-        {V2, "cpu2 user/a/job 190000 100000", 1},
-        {V2, "cpu2 user/a/job 30000 10000", 3},
-        {V2, "cpu2 user/a/job 1000 1000000", 1},
-        {V2, "cpu2 user/a/job 50000 0", INT_MAX},
-        {V2, "cpu2 user/a/job '' ''", INT_MAX},
-        {V2, "cpu2 user/a/job 200000 100000; cpu2 user/a 300000 100000; cpu2 user max 100000", 2},
-        {V2, "cpu2 user/a/job max 100000; cpu2 user/a 200000 100000; cpu2 user 400000 100000", 2},
-        {V2, "cpu2 user/a/job 800000 100000; cpu2 user/a max 100000; cpu2 user 200000 100000", 2},
+        {V1, QUOTA_1 "-1 100000", INT_MAX},
+        {V2, QUOTA_2 "max 100000", INT_MAX},
+        IN_BOTH("200000 100000", 2),
+        IN_BOTH("190000 100000", 1),
+        IN_BOTH("30000 10000", 3),
+        IN_BOTH("1000 1000000", 1),
+        IN_BOTH("50000 0", INT_MAX),
+        IN_BOTH("'' ''", INT_MAX),
+        {V2, QUOTA_2 "200000 100000; cpu2 user/a 300000 100000; cpu2 user max 100000", 2},
+        {V2, QUOTA_2 "max 100000; cpu2 user/a 200000 100000; cpu2 user 400000 100000", 2},
+        {V2, QUOTA_2 "800000 100000; cpu2 user/a max 100000; cpu2 user 200000 100000", 2},
     };
     check(cases, COUNT(cases), true);
     CU_ASSERT_EQUAL(process_allowance(temp_dir(), 0).processors, INT_MAX);
     CU_ASSERT(processors_allowed() >= 1);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Limits of the process
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Limits of the process ----------------------------------------------------------------------------------------
 
 /* What is available, in bytes, while the address space, or the data, may grow by so much. */
 static size_t available(int resource, size_t more, int threads) {
-    const char *root = machine("", ""), *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
+    const char *root = written(&(Machine){"", "", "", 0}), *key = resource == RLIMIT_AS ? "VmSize:" : "VmData:";
     struct rlimit before;
     size_t used = 0;
     char line[200];
@@ -258,9 +241,7 @@ TEST(the_peak_can_be_measured_from_now_on) {
     if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The program
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The program --------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__
 static const bool plain = false; /* AddressSanitizer takes far more memory */
@@ -298,8 +279,7 @@ TEST(a_run_takes_no_more_than_the_plan_and_the_overhead) {
 
 /* In so many MB of address space, or of data, a model of 690 MB or 250 MB, of which one batch is all. Each flag for a tier
  * alone and both: one leaves a little to the other, and where both are large, what is planned decides. The offload file is
- * mapped, so that it counts; one of 580 MB in a directory that is memory counts where a process may have 500 MB of data,
- * too. */
+ * mapped, so that it counts; in a directory that is memory, one of 580 MB counts as data, too. */
 TEST(the_program_keeps_to_what_it_may_have) {
     static const struct {
         rlim_t memory, data;

@@ -3,21 +3,20 @@
 #include "tests.h"
 #include "batch.h"
 
+/* Of the test that runs: its model and task, and the newest plan of these. */
 static Checkpoint *model;
 static Task task;
-static Plan *plan; /* the newest one of the task */
+static Plan *plan;
 static Error err;
 
+/* Opens a dummy and a task of equal prompts, and closes those of the test before. */
 static void open_task(OptConfig config, int count, int s, int n) {
-    model = checkpoint_dummy(&config, 0);
-    task = equal_task(count, s, n);
-}
-
-static void close_task(void) {
     plan_free(plan);
     plan = NULL;
     free_task(&task);
     checkpoint_close(model);
+    model = checkpoint_dummy(&config, 0);
+    task = equal_task(count, s, n);
 }
 
 static bool makes(const Policy *p, Type act) {
@@ -43,12 +42,12 @@ TEST(weight_fractions_are_met_to_the_share_of_one_tensor) {
         }
         for (int g = 0; g <= 100; g++)
             for (int c = 0; c <= 100 - g; c++) {
-                const int percent[NTIERS] = {g, c, 100 - g - c};
+                const double share[NTIERS] = {g / 100., c / 100., (100 - g - c) / 100.};
                 double numbers[NTIERS] = {0};
-                place_weights(home, &config, g / 100., c / 100.);
+                place_weights(home, &config, share[0], share[1]);
                 for (int w = 0; w < config.l * NROLES; w++) numbers[home[w / NROLES][w % NROLES]] += size[w % NROLES];
                 for (int t = 0; t < NTIERS; t++)
-                    CU_ASSERT(fabs(numbers[t] - percent[t] / 100. * total) <= (percent[t] ? largest : 0));
+                    CU_ASSERT(fabs(numbers[t] - share[t] * total) <= (share[t] > 0 ? largest : 0));
             }
         free(home);
     }
@@ -112,7 +111,6 @@ TEST(the_plan_of_opt_30b_has_the_papers_sizes) {
         }
         CU_ASSERT_EQUAL(at, plan->total[t]);
     }
-    close_task();
 }
 
 /* A.2.1: at the end of a block every sequence has the KV of s + n tokens. In the diagonal schedule with K = n a
@@ -131,7 +129,6 @@ TEST(the_papers_estimate_of_the_cache_is_of_its_schedule) {
         const double expected = schedule == SCHEDULE_DIAGONAL ? diagonal : block_size(&p) * token * (S + N);
         CU_ASSERT_DOUBLE_EQUAL(plan->a21_kv, expected, 1e-9 * expected);
     }
-    close_task();
 }
 
 /* With smaller batches, or fewer; where one batch of one prompt is all, with neither. */
@@ -151,7 +148,6 @@ TEST(the_advice_is_about_what_can_be_smaller) {
         CU_ASSERT_EQUAL(strstr(err.text, "--percent") != NULL, given);
         CU_ASSERT_EQUAL(plan_missing(plan, capacity), plan->total[TIER_CPU] - capacity[TIER_CPU]);
     }
-    close_task();
 }
 
 /* The largest term, 16 GiB of it, is the cache. */
@@ -173,7 +169,6 @@ TEST(a_plan_that_does_not_fit_names_term_and_flag) {
     room[TIER_GPU] = (Bytes)1 << 30;
     CU_ASSERT_EQUAL(check_fits(plan, room, true, &err), -1);
     CU_ASSERT(strstr(err.text, "KV cache") && strstr(err.text, "--percent"));
-    close_task();
 }
 
 /* The entrance of the diagonal schedule may hold any number of topups up to the batch size: their plan takes no time that
@@ -186,7 +181,6 @@ TEST(a_diagonal_of_very_large_batches_is_planned) {
     make(&p);
     CU_ASSERT_EQUAL(plan->batches, 3);
     CU_ASSERT_EQUAL(plan->act_rows[TIER_CPU][2], GBS / 4 * 4); /* a quarter of the topups, four rows each */
-    close_task();
 }
 
 /* Of each batch a quarter is on the GPU. Two have six sequences off it between them, four of which may end in one sweep, so
@@ -200,11 +194,9 @@ TEST(an_entrance_has_room_for_the_rows_off_the_gpu_of_all_batches) {
         make(&p);
         CU_ASSERT_EQUAL(plan->off_rows, (batches == 1 ? 3 : GBS) * S);
     }
-    close_task();
 }
 
-/* For the next token of 2 sequences, of as many batches as are under way. Not on the host, nor for greedy or given tokens.
- */
+/* For the next token of the 2 sequences of each batch under way. Not on the host, nor for greedy or given tokens. */
 TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
     const Policy p = all_gpu(2, 5);
     open_task(opt_named("opt-125m"), 10, 4, 2);
@@ -213,7 +205,6 @@ TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
         CU_ASSERT_FATAL(makes(&p, way & 4 ? F16 : F32));
         CU_ASSERT_EQUAL(plan->region[LOGITS][TIER_CPU].bytes, way == 5 ? WORKSPACES * 2 * 50272 * 4 : 0);
     }
-    close_task();
 }
 
 TEST(prompts_beyond_the_positions_are_refused) {
@@ -224,15 +215,11 @@ TEST(prompts_beyond_the_positions_are_refused) {
         task.prompts->s = lengths[i][0], task.prompts->n = lengths[i][1];
         CU_ASSERT_EQUAL(makes(&p, F32), i == 0);
     }
-    close_task();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What the sweeps have to do
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What the sweeps have to do -----------------------------------------------------------------------------------
 
-/* What ran on a sim, in sweeps that only decode and in such that prefill, counted in layer 0 and where tokens are picked.
- */
+/* What ran on a sim, in sweeps that only decode and in others, counted in layer 0 and where tokens are picked. */
 static struct {
     Device was; /* the sim's own functions */
     const Plan *plan;
@@ -294,13 +281,10 @@ TEST(the_planned_work_is_what_runs) {
         CU_ASSERT(work[0].sweeps + work[1].sweeps == r.plan->sweeps && work[0].prompts == 0);
         CU_ASSERT(work[0].decoded + work[1].decoded + count == r.stats.generated && work[1].prompts == count);
         rig_close(&r);
-        close_task();
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is chosen for a plan to fit
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is chosen for a plan to fit -----------------------------------------------------------------------------
 
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */
@@ -326,7 +310,6 @@ TEST(the_table_rests_on_the_highest_tier_that_has_room) {
     double needs = 0, has = 0; /* by a byte, which shows */
     CU_ASSERT_EQUAL(sscanf(strstr(err.text, "needs"), "needs %lf MiB and has %lf MiB", &needs, &has), 2);
     CU_ASSERT(needs > has && needs < has + 1e-4);
-    close_task();
 }
 
 /* A GPU that holds exactly the plan with three workspaces gives a policy three, and with a byte less two. One that holds
@@ -344,11 +327,9 @@ TEST(a_policy_has_three_workspaces_or_two) {
             CU_ASSERT_EQUAL(fits, n - less >= LEAST_WORKSPACES);
             CU_ASSERT_EQUAL(p.workspaces, fits ? n - less : WORKSPACES);
         }
-    close_task();
 }
 
-/* Of a prefill of 5,000 rows: as many of them pass a layer, and its MLP, together as there is room for, and not one more.
- */
+/* As many of a prefill's 5,000 rows pass a layer, and its MLP, together as there is room for, and not one more. */
 TEST(pieces_are_as_large_as_there_is_room_for) {
     static const int rows[] = {PIECE_ROWS, 2048, LARGE_PIECE_ROWS};
     Bytes before = 0;
@@ -366,7 +347,6 @@ TEST(pieces_are_as_large_as_there_is_room_for) {
             CU_ASSERT_EQUAL(p.piece_rows, rows[imax(i - less, 0)]);
         }
     }
-    close_task();
 }
 
 TEST(pools_hand_out_the_lowest_page_and_remember_their_peak) {
@@ -421,5 +401,5 @@ TEST(a_printed_plan_has_a_line_for_each_name_and_adds_up) {
         snprintf(number, sizeof number, "%s", line + NAME + t * NUMBER);
         CU_ASSERT_DOUBLE_EQUAL(sum[t], atof(number), .005 * (n + 1)); /* what rounding takes */
     }
-    free(text), close_task();
+    free(text);
 }

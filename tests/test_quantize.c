@@ -1,7 +1,6 @@
 /* test_quantize.c: packed copies of checkpoints: what is in them, how they are laid out, what of them is refused, and that
  * nothing is left behind where there can be none. Random damage is fuzz.c's. How packing rounds is test_quant.c's, the
  * command line test_cli.c's, a full disk and whatever else fails test_faults.c's. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -20,9 +19,7 @@ enum { LAYERS = 2, LAYER_0 = NGLOBALS, LAYER_1 = NGLOBALS + NROLES, WHOLE = 1 <<
 static CopyStats stats;
 static Error err;
 
-// ---------------------------------------------------------------------------------------------------------------
-// Sources and copies
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Sources and copies -------------------------------------------------------------------------------------------
 
 /* With projections and a head of its own. */
 static const Model small = {
@@ -41,9 +38,7 @@ static const char *copy_of(const char *from, size_t shard_bytes) {
     return to;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is in a copy
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is in a copy --------------------------------------------------------------------------------------------
 
 /* By checkpoint_fill and quant_pack_rows; and checkpoint_pack says the same of both, row by row of groups. */
 static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoint *copy, const Tensor *packed) {
@@ -91,14 +86,9 @@ TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
     static const char *const golden[] = {PRE, "tests/golden/opt-post"};
     Checkpoint *dummy = checkpoint_dummy(&small.config, 5);
     for (size_t i = 0; i < COUNT(types) + COUNT(golden); i++) {
-        const char *from;
-        if (i < COUNT(types)) {
-            Model m = small;
-            m.type = m.head_type = types[i];
-            from = model_dir(m);
-        } else {
-            from = golden[i - COUNT(types)];
-        }
+        Model m = small;
+        m.type = m.head_type = types[i % COUNT(types)];
+        const char *from = i < COUNT(types) ? model_dir(m) : golden[i - COUNT(types)];
         is_packed_copy(copy_of(from, WHOLE), from);
         CU_ASSERT_EQUAL(stats.files, 1);
         CU_ASSERT_DOUBLE_EQUAL(stats.packed_bits, 4.5, 1e-9);
@@ -141,9 +131,7 @@ TEST(the_plain_forward_reads_a_copy) {
     CU_ASSERT(logits[0][0] != logits[0][1] && logits[0][0] != logits[0][70]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// How it is laid out
-// ---------------------------------------------------------------------------------------------------------------
+// ---- How it is laid out -------------------------------------------------------------------------------------------
 
 /* A layer of a copy lies in the file as it will lie in memory: from there one read brings it. */
 TEST(a_layer_of_a_copy_is_read_as_one) {
@@ -243,7 +231,7 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
         const int fd = unfinished_begin(to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
         CU_ASSERT(access(dead, F_OK) && !access(foreign, F_OK));
-        snprintf(mine, sizeof mine, "%s", unfinished_name());
+        strcpy(mine, unfinished_name());
         const pid_t other = fork();
         if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
         CU_ASSERT(waitpid(other, &status, 0) == other && !status && !access(mine, F_OK));
@@ -253,9 +241,7 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is refused
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is refused ----------------------------------------------------------------------------------------------
 
 /* No copy, one line that has part, and the directory that would hold it has as many files as before. */
 static void refused(const char *from, const char *to, int code, const char *part) {
@@ -324,9 +310,12 @@ TEST(a_signal_leaves_nothing_and_a_second_one_ends_the_program_at_once) {
     }
 }
 
-/* In this program instead of libc's: counts, and fails the one that it is told to. */
+/* In this program instead of libc's: counts, fails the one that it is told to, and says that a file was changed in 1970. */
 static int syncs, failing_sync;
+static const char *changing; /* NULL: none */
 int fsync(int fd) {
+    static const struct timespec then[2];
+    if (changing) CHECK(utimensat(AT_FDCWD, changing, then, 0) == 0);
     if (++syncs == failing_sync) return errno = EIO, -1;
     return (int)syscall(SYS_fsync, fd);
 }
@@ -346,6 +335,13 @@ TEST(a_copy_is_on_the_disk_before_it_has_its_name) {
     failing_sync = 0;
 }
 
+TEST(a_model_that_changes_while_it_is_copied_is_refused) {
+    const char *from = model_dir(small), *to = in_dir(temp_dir(), "new");
+    changing = in_dir(from, TENSORS);
+    refused(from, to, EXIT_FAILED, "model.safetensors: was changed while it was in use");
+    changing = NULL;
+}
+
 TEST(an_output_that_is_there_is_refused) {
     const char *from = model_dir(small), *to = temp_dir();
     write_file(to, "mine", "precious", 8);
@@ -363,9 +359,7 @@ TEST(an_output_that_is_there_is_refused) {
     refused(in_dir(to, "empty"), in_dir(to, "new"), EXIT_USAGE, "is packed already; name");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Hostile copies
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Hostile copies -----------------------------------------------------------------------------------------------
 
 /* small: q_proj is (64, 64): [1, 64 x 36]; fc1 (128, 64): [2, 2304] */
 static const Fault bad_copy[] = {

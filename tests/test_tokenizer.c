@@ -1,7 +1,6 @@
 /* test_tokenizer.c: the tokenizer against golden ids of Hugging Face, against itself (round trips), and against bad files.
  * scripts/make_tokenizer_golden.py made tests/golden/tokenizer*; with TOKENIZER_GOLDEN=BASE in the environment the golden
  * test reads BASE.jsonl and BASE/ instead, which is how a large comparison is run. What is no JSON is test_json.c's. */
-#include <cjson/cJSON.h>
 
 #include "tests.h"
 #include "written.h"
@@ -13,30 +12,33 @@ enum { VOCAB = 1024, GAP = 310, SMALL = 800, LARGE = 1 << 20 };
 
 static Error err;
 
-static Tokenizer *open_in(const char *dir, int vocab) {
-    Tokenizer *tokenizer = tokenizer_open(dir, vocab, &err);
+static Tokenizer *tokenizer; /* the newest that has been opened */
+
+/* Opens a tokenizer, and closes the one before. */
+static void open_in(const char *dir, int vocab) {
+    tokenizer_close(tokenizer);
+    tokenizer = tokenizer_open(dir, vocab, &err);
     ASSERT_OK(!tokenizer);
-    return tokenizer;
 }
 
-static int encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids) {
+static int encode(const char *text, size_t len, int32_t **ids) {
     const int n = tokenizer_encode(tokenizer, text, len, ids, &err);
     CU_ASSERT_FATAL(n >= 0);
     return n;
 }
 
 /* Returns true if a text is the same when it has been encoded and decoded. */
-static bool comes_back(const Tokenizer *tokenizer, const char *text, size_t len) {
+static bool comes_back(const char *text, size_t len) {
     int32_t *ids;
     size_t back_len;
-    const int n = encode(tokenizer, text, len, &ids);
+    const int n = encode(text, len, &ids);
     char *back = tokenizer_decode(tokenizer, ids, n, &back_len);
     const bool same = back_len == len && !memcmp(back, text, len) && !back[len];
     free(back), free(ids);
     return same;
 }
 
-static void decodes(const Tokenizer *tokenizer, const int32_t *ids, int n, const char *expected) {
+static void decodes(const int32_t *ids, int n, const char *expected) {
     size_t len = 9;
     char *text = tokenizer_decode(tokenizer, ids, n, &len);
     CU_ASSERT_STRING_EQUAL(text, expected);
@@ -44,9 +46,7 @@ static void decodes(const Tokenizer *tokenizer, const int32_t *ids, int n, const
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A small vocabulary
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A small vocabulary -------------------------------------------------------------------------------------------
 
 #define PIECES ",\"ab\":300,\"abc\":301,\"<s\":302"
 
@@ -65,11 +65,9 @@ static const char *write_small(const char *more, const char *merges) {
     return dir;
 }
 
-static Tokenizer *open_small(const char *more, const char *merges) { return open_in(write_small(more, merges), LARGE); }
+static void open_small(const char *more, const char *merges) { open_in(write_small(more, merges), LARGE); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Good input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Good input ---------------------------------------------------------------------------------------------------
 
 /* And the words, which are all of a text, have the bytes of the golden ones. A NUL cannot stand in our JSON, so texts with
  * one are in hex. */
@@ -77,7 +75,7 @@ TEST(ids_equal_hugging_face) {
     const char *given = getenv("TOKENIZER_GOLDEN"), *base = given ? given : GOLDEN;
     char path[500];
     int different = 0;
-    Tokenizer *tokenizer = open_in(base, given ? 50272 : VOCAB);
+    open_in(base, given ? 50272 : VOCAB);
     snprintf(path, sizeof path, "%s.jsonl", base);
     Lines lines = {.name = path};
     char *all = contents(path, &lines.len);
@@ -90,8 +88,8 @@ TEST(ids_equal_hugging_face) {
         for (size_t i = 0; hex && i < len; i++) sscanf(hex->valuestring + 2 * i, "%2hhx", (unsigned char *)text + i);
         size_t at = 0;
         int32_t *ids;
-        const int n = encode(tokenizer, text, len, &ids);
-        bool same = n == cJSON_GetArraySize(golden) && comes_back(tokenizer, text, len);
+        const int n = encode(text, len, &ids);
+        bool same = n == cJSON_GetArraySize(golden) && comes_back(text, len);
         for (int i = 0; same && i < n; i++, id = id->next) same = ids[i] == id->valueint;
         for (const cJSON *word = json_get(line, "words")->child; word && same; word = word->next) {
             const size_t end = at + (size_t)word->valueint;
@@ -107,7 +105,6 @@ TEST(ids_equal_hugging_face) {
     CU_ASSERT_EQUAL(different, 0);
     CU_ASSERT(lines.number >= 300);
     free(all);
-    tokenizer_close(tokenizer);
 }
 
 static size_t put_utf8(char *out, uint32_t c) {
@@ -119,7 +116,7 @@ static size_t put_utf8(char *out, uint32_t c) {
 
 TEST(decoding_undoes_encoding_on_random_text) {
     static const int below[] = {0x80, 0x80, 0x300, 0x3100, 0x10000, 0x110000};
-    Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
+    open_in(GOLDEN, VOCAB);
     uint64_t state = 7;
     for (int round = 0; round < 3000; round++) {
         char text[4 * 64];
@@ -128,9 +125,8 @@ TEST(decoding_undoes_encoding_on_random_text) {
             const uint32_t c = (uint32_t)test_below(&state, below[kind]);
             len += put_utf8(text + len, c >= 0xD800 && c < 0xE000 ? ' ' : c);
         }
-        CU_ASSERT(utf8_valid(text, len) && comes_back(tokenizer, text, len));
+        CU_ASSERT(utf8_valid(text, len) && comes_back(text, len));
     }
-    tokenizer_close(tokenizer);
 }
 
 /* Each word with a bar behind it. */
@@ -195,18 +191,17 @@ TEST(every_character_is_of_the_kind_that_hugging_face_knows) {
 TEST(special_pieces_are_neither_read_nor_written_as_text) {
     static const char text[] = "a</s><s><pad><unk>";
     static const int32_t nothing[] = {2, 0, -1, GAP, VOCAB, INT32_MAX, INT32_MIN, 1, 3, 2};
-    Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
+    open_in(GOLDEN, VOCAB);
     int32_t *ids;
-    CU_ASSERT(encode(tokenizer, "", 0, &ids) == 0 && ids);
+    CU_ASSERT(encode("", 0, &ids) == 0 && ids);
     free(ids);
-    const int n = encode(tokenizer, text, strlen(text), &ids);
+    const int n = encode(text, strlen(text), &ids);
     for (int i = 0; i < n; i++) CU_ASSERT(ids[i] > 3);
-    decodes(tokenizer, ids, n, text);
-    decodes(tokenizer, nothing, (int)COUNT(nothing), "");
+    decodes(ids, n, text);
+    decodes(nothing, (int)COUNT(nothing), "");
     const int32_t among[] = {-1, GAP, VOCAB, ids[0], INT32_MAX};
-    decodes(tokenizer, among, (int)COUNT(among), "a");
+    decodes(among, (int)COUNT(among), "a");
     free(ids);
-    tokenizer_close(tokenizer);
 }
 
 /* As Python replaces them; ids of single bytes, as a model may give them. */
@@ -220,30 +215,28 @@ TEST(invalid_bytes_decode_as_replacements_and_characters_whole) {
         {"\xE7\x8Bx\xF0\x9Fy", "\uFFFDx\uFFFDy"}, /* one for each start that is broken off */
         {"\xE7\x8B\xE7\x8B\x90", "\uFFFD狐"},
     };
-    Tokenizer *tokenizer = open_small("", "#version: 0.2\n");
-    CU_ASSERT(comes_back(tokenizer, "aé狐🦊", 10));
+    open_small("", "#version: 0.2\n");
+    CU_ASSERT(comes_back("aé狐🦊", 10));
     for (size_t i = 0; i < COUNT(cases); i++) {
         int32_t ids[64], n = 0;
         for (const char *c = cases[i][0]; *c; c++) ids[n++] = 4 + (unsigned char)*c;
-        decodes(tokenizer, ids, n, cases[i][1]);
+        decodes(ids, n, cases[i][1]);
     }
-    tokenizer_close(tokenizer);
 }
 
 /* With a quadratic encoder this test does not end in reasonable time, and with a pattern that backtracks it fails. */
 TEST(a_word_of_a_megabyte_is_encoded) {
     static const char *fills[] = {"a", " ", "the", "9", "!?", "狐", "\u0301", "\n"};
     enum { LEN = 1 << 20 };
-    Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
+    open_in(GOLDEN, VOCAB);
     char *text = xcalloc(LEN + 8, 1);
     for (size_t f = 0; f < COUNT(fills); f++) {
         size_t len = 0;
         for (const size_t step = strlen(fills[f]); len + step <= LEN; len += step) memcpy(text + len, fills[f], step);
         text[len++] = 'x';
-        CU_ASSERT(comes_back(tokenizer, text, len));
+        CU_ASSERT(comes_back(text, len));
     }
     free(text);
-    tokenizer_close(tokenizer);
 }
 
 /* Where the hash of a piece is of its first characters only, this test does not end in reasonable time. */
@@ -251,19 +244,17 @@ TEST(many_pieces_that_begin_alike_are_found_fast) {
     enum { MANY = 200000 };
     char *more = xcalloc(MANY, 32), *at = stpcpy(more, PIECES);
     for (int i = 0; i < MANY; i++) at += sprintf(at, ",\"a_long_prefix%d\":%d", i, SMALL + i);
-    Tokenizer *tokenizer = open_small(more, "a b\n");
+    open_small(more, "a b\n");
     int32_t *ids;
-    CU_ASSERT_EQUAL(encode(tokenizer, "cab", 3, &ids), 2);
+    CU_ASSERT_EQUAL(encode("cab", 3, &ids), 2);
     CU_ASSERT(ids[0] == 4 + 'c' && ids[1] == 300); /* c and ab */
-    tokenizer_close(tokenizer);
     free(more);
     free(ids);
 }
 
 /* Each piece has a bar behind it. Line ends of Windows, and a missing last one, are accepted. Of equal pairs the left one
  * is joined. Where all pieces are bytes, there may be no merges. In the last case each join of a and b makes two new pairs
- * that can be joined, the most there can be, and the word before makes the room for this one exactly as large as it must
- * be. */
+ * that can be joined, the most there can be, and the word before makes the room for this one exactly large enough. */
 TEST(pieces_are_joined_as_the_merges_say) {
     static const struct {
         const char *more, *merges, *text, *pieces;
@@ -280,10 +271,10 @@ TEST(pieces_are_joined_as_the_merges_say) {
          "1|2|3|4|5|6|7|8|abab|abab|abab|abab|"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        Tokenizer *tokenizer = open_small(cases[i].more, cases[i].merges);
+        open_small(cases[i].more, cases[i].merges);
         char pieces[100] = "";
         int32_t *ids;
-        const int n = encode(tokenizer, cases[i].text, strlen(cases[i].text), &ids);
+        const int n = encode(cases[i].text, strlen(cases[i].text), &ids);
         for (int t = 0; t < n; t++) {
             size_t len;
             char *piece = tokenizer_decode(tokenizer, ids + t, 1, &len);
@@ -292,19 +283,15 @@ TEST(pieces_are_joined_as_the_merges_say) {
         }
         CU_ASSERT_STRING_EQUAL(pieces, cases[i].pieces);
         free(ids);
-        tokenizer_close(tokenizer);
     }
 }
 
 TEST(a_piece_that_is_no_byte_symbols_decodes_to_its_text) {
-    Tokenizer *tokenizer = open_small(",\"ab\":300,\"狐 \":302,\"\":303", "a b\n");
-    decodes(tokenizer, (int32_t[]){302, 303, 300}, 3, "狐 ab");
-    tokenizer_close(tokenizer);
+    open_small(",\"ab\":300,\"狐 \":302,\"\":303", "a b\n");
+    decodes((int32_t[]){302, 303, 300}, 3, "狐 ab");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Bad input
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Bad input ----------------------------------------------------------------------------------------------------
 
 static const Fault bad_vocab[] = {
     {NULL, "[1]", "vocab.json: holds no JSON object"},
@@ -335,9 +322,9 @@ static const Fault bad_merges[] = {
 };
 
 static bool small_opens(const char *dir, Error *why) {
-    Tokenizer *tokenizer = tokenizer_open(dir, SMALL, why);
-    tokenizer_close(tokenizer);
-    return tokenizer;
+    Tokenizer *opened = tokenizer_open(dir, SMALL, why);
+    tokenizer_close(opened);
+    return opened;
 }
 
 TEST(bad_files_are_refused_each_in_its_line) {
@@ -363,9 +350,8 @@ TEST(a_long_name_does_not_spoil_the_message) {
 }
 
 TEST(invalid_text_is_refused) {
-    Tokenizer *tokenizer = open_in(GOLDEN, VOCAB);
+    open_in(GOLDEN, VOCAB);
     int32_t *ids = (int32_t *)tokenizer;
     CU_ASSERT(tokenizer_encode(tokenizer, "ab\xC3", 3, &ids, &err) == -1 && !ids);
     said(&err, EXIT_FAILED, "text: invalid UTF-8 at byte 2 (0xC3)");
-    tokenizer_close(tokenizer);
 }

@@ -37,8 +37,7 @@ bool has_python(void);                                              /* without i
 void redirect(int fd, const char *path, int flags);
 /* True if the function aborts, in a process of its own. */
 bool aborts(void (*run)(void));
-/* Cuts a text, in place, into words at blanks, but not within '...'; NULL is behind the last. Returns how many there are.
- */
+/* Cuts a text, in place, into words at blanks, but not within '...'; NULL is behind the last. Returns their number. */
 int split_words(char *text, char *words[], int most);
 /* A small reproducible generator for test data: uniform in [-1, 1); 0 to n - 1; over orders of magnitude. */
 float test_random(uint64_t *state);

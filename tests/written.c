@@ -2,7 +2,6 @@
  * those that the program knows; the checkpoints in tests/golden and models, which Python wrote, hold these to be right. */
 #include "written.h"
 
-#include "base/simd.h"
 #include "tests.h"
 
 void write_config(const char *dir, const OptConfig *c) {
