@@ -13,6 +13,7 @@ typedef struct {
     int entering, leaving;
     bool fresh;
 } LpTableau;
-void lp_part_decide(LpTableau *part);
+extern LpTableau lp_part;
+void lp_part_decide(void);
 
 #endif
