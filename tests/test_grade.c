@@ -118,7 +118,7 @@ static struct {
     Prompt prompts[LINE];
     Policy policy;
     int count, sweeps, first;         /* the first sweep that is looked at */
-    int stops;                        /* the seat whose sequence stops before it, in the last step */
+    int stops;                        /* the seat whose sequence stops before it; -1: none */
     int limit[NTIERS];                /* of pages; -1: none */
     int may[SWEEPS], entered[SWEEPS]; /* before each sweep: what seats_for said, who entered */
 } line;
@@ -132,8 +132,7 @@ static void enter(void) {
         for (int e = 0; e < a.nseats; e++) {
             const Seat *seat = &a.seat[e];
             const int had = (int)(i - seat->since);
-            if (seat->prompt >= 0 &&
-                (had == line.prompts[seat->prompt].n || (step == 3 && i == line.first && e == line.stops)))
+            if (seat->prompt >= 0 && (had == line.prompts[seat->prompt].n || (i == line.first && e == line.stops)))
                 admission_leave(&a, e, had);
         }
         a.sweep = i;
@@ -152,7 +151,7 @@ static bool draw_seats(void) {
     line.policy.schedule = SCHEDULE_DIAGONAL;
     line.count = step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
     line.sweeps = step == 1 ? 1 : step == 2 ? imin(3 * n, SWEEPS) : n;
-    line.first = step == 3 ? n - 1 : 0, line.stops = draw(0, gbs * K - 1);
+    line.first = step == 3 ? n - 1 : 0, line.stops = step == 3 ? draw(0, gbs * K - 1) : -1;
     for (int i = 0; i < line.count; i++) line.prompts[i] = (Prompt){.s = 5, .n = n};
     return true;
 }
@@ -191,7 +190,7 @@ static int most_held(int m) {
 /* A batch of prompts, equal ones but in the last step, of which at least one could enter alone. */
 static bool draw_pages(void) {
     line.count = draw(2, 8);
-    line.sweeps = 1;
+    line.sweeps = 1, line.stops = -1;
     line.policy = all_gpu(line.count, 1), line.policy.page_tokens = draw(2, 5);
     for (int i = 0; i < line.count; i++)
         line.prompts[i] = i && step < 3 ? line.prompts[0] : (Prompt){.s = draw(1, 16), .n = step == 2 ? 1 : draw(1, 14)};
@@ -304,7 +303,6 @@ static const struct {
     {6, 0, "100 0 0 0 100 0"},
     {6, 0, "100 0 20 40 100 0"},
 };
-enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 static bool draw_run(void) {
     const int *block = blocks[number % BLOCKS];
@@ -614,8 +612,7 @@ static void check_decided(void) {
         if (reach[r] < reach[row] || (reach[r] == reach[row] && lp_part.basis[r] < lp_part.basis[row])) row = r;
     }
     near_to(lp_part.entering, first < LP_PART_N ? first : -1, 0, "the column that enters (-1: no cost is below 0)");
-    near_to(lp_part.leaving, row, 0, "the row that leaves, whose variable %d reaches 0 at %g", lp_part.basis[row],
-            reach[row]);
+    near_to(lp_part.leaving, row, 0, "the row that leaves, which reaches 0 at %g", reach[row]);
     if (lp_part.fresh) wrong("after a pivot the tableau is still said to be fresh");
 }
 
@@ -881,15 +878,16 @@ static bool draw_norm(void) {
     Data *data = &kernel.before;
     kernel.code = OP_LAYERNORM, kernel.within = 8e-3, kernel.onto = step > 1 && number % 2;
     kernel.rows = draw(1, 2), kernel.cols = of[step - 1].cols[number];
+    if (!kernel.cols) return false;
     fill(data->pair, kernel.cols, 1, 3);
     fill(data->pair + MOST_NUMBERS, kernel.cols, -2, 2);
-    for (int r = 0; r < kernel.rows && kernel.cols; r++) {
+    for (int r = 0; r < kernel.rows; r++) {
         f16 *row = data->act + r * kernel.cols;
         fill(row, kernel.cols, low, high);
         row[0] = f32_to_f16(low);
         row[kernel.cols - 1] = f32_to_f16(high);
     }
-    return cuda_open_gpu && kernel.cols;
+    return cuda_open_gpu;
 }
 
 static bool draw_gather(void) {
@@ -1259,7 +1257,7 @@ const Exercise exercises[] = {
     {{"with everything on the GPU the logits are right", "the weights may stream",
       "cache and activations may rest anywhere", "the CPU attends to a cache on the CPU",
       "GPU and CPU attend to their parts of a batch", "the CPU attends to a cache on disk"},
-     BLOCKS * PLACEMENTS, CASE(gen, ended), draw_run, generate, check_run},
+     BLOCKS * COUNT(placements), CASE(gen, ended), draw_run, generate, check_run},
     {{"the rows of the link between CPU and GPU", "the rows of the disk", "the row of the processors"},
      10, CASE(a3, row), draw_rows, make_rows, check_rows},
     {{"a textbook's programs are solved", "both phases end with the right verdict", "the known cycles end",
@@ -1278,7 +1276,7 @@ const Exercise exercises[] = {
      8, CASE(kernel, after), draw_gather, carry_out, check_kernel},
     {{"mini.c: a pivot exchanges two variables"}, 20, CASE(exchange, after), draw_pivot, pivot, check_pivot},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
-      "mini.c: the weights may stream"}, BLOCKS * PLACEMENTS, CASE(gen, ended), draw_mini, generate_by_mini, check_run},
+      "mini.c: the weights may stream"}, BLOCKS * COUNT(placements), CASE(gen, ended), draw_mini, generate_by_mini, check_run},
     {{"a reader waits for the writer", "a writer waits for all who use it", "whatever may overlap does"},
      24, CASE(posted, after), draw_posted, post_ops, check_order},
     {{"no block that was tried is better", "what is given stays", "the frontier is not below what was tried"},
