@@ -112,7 +112,6 @@ static void check_attention(void) {
 
 // ---- 2 and 3: who may be seated -------------------------------------------------------------------------------
 
-/* A line of prompts. */
 enum { LINE = 64, SWEEPS = 40 };
 static struct {
     Prompt prompts[LINE];
