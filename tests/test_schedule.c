@@ -7,38 +7,18 @@
 #include <unistd.h>
 
 #include "golden.h"
+#include "ops.h"
 
 /* Odd sizes on purpose, and prompts end at every place of a page. */
 static const OptConfig small = SMALL_CONFIG(-1);
-enum { PROMPTS = 9 };
+enum { PROMPTS = 9, KNOWN = 16 };
 static const int prompt_len[PROMPTS] = {5, 1, 17, 33, 16, 2, 64, 31, 9},
                  prompt_n[PROMPTS] = {12, 7, 1, 9, 12, 3, 12, 2, 10};
 
 static Checkpoint *model;
 static Task task;
-static Rig reference;      /* what the others are compared with */
+static Rig known[KNOWN];   /* references of the task */
 static int slow_lane = -1; /* every op of it waits for a millisecond first */
-
-/* On a GPU: what a policy is compared with. cuBLAS may sum differently for another number of rows, and the CPU attends in
- * float, so bits are the same for the same members of a batch and where the same processor attends. All else is on the GPU,
- * one op after another. */
-static Rig known[16];
-static int nknown;
-
-static void forget_known(void) {
-    while (nknown > 0) rig_close(&known[--nknown]);
-}
-
-static const Rig *gpu_reference(const Policy *policy) {
-    Policy p = *policy;
-    p.wg = p.hg = 1, p.wc = p.hc = 0, p.table_home = TIER_GPU, p.page_tokens = 16, p.overlap = false;
-    if (!p.delegated) p.cg = 1, p.cc = 0;
-    for (int i = 0; i < nknown; i++)
-        if (known[i].model == model && !memcmp(&known[i].policy, &p, sizeof p)) return &known[i];
-    if (nknown == sizeof known / sizeof *known) forget_known();
-    known[nknown] = rig_ran(model, &p, &task, NULL);
-    return &known[nknown++];
-}
 
 /* True when the turn of the next one of a long list of combinations has come. */
 static bool taken(void) {
@@ -48,20 +28,6 @@ static bool taken(void) {
 
 /* So slow a way that tests which the others run whole are cut short. */
 static bool hurried(void) { return test_every > 96; }
-
-/* Asserts that the policy gives on a fresh device what the reference gave. */
-static void expect_same(Policy p) {
-    Rig r = {.model = model, .policy = p, .task = &task};
-    if (!taken()) return;
-    const bool opens = !rig_open(&r);
-    if (opens && slow_lane >= 0) r.device->delay_us[slow_lane] = 1000;
-    const bool runs = opens && !rig_run(&r);
-    rig_stop(&r);
-    const bool same = runs && rig_same(&r, test_gpu ? gpu_reference(&p) : &reference);
-    if (!same) say_policy(&p), fprintf(stderr, "%s\n", runs ? "differs" : r.err.text);
-    CU_ASSERT(same);
-    rig_close(&r);
-}
 
 /* Where lanes have most to do: the cache, or states, or everything below the GPU; a bit of everything everywhere. */
 enum { ALL_GPU, ON_DISK, CACHE_ON_CPU, CACHE_ON_DISK, STATES_ON_DISK, MIXED, PLACEMENTS };
@@ -103,13 +69,35 @@ static Policy drawn(int i) {
     return p;
 }
 
-/* Everything on the GPU, one batch of all, pages of one size, no overlap. */
-static void run_reference(void) {
-    Policy p = all_gpu(PROMPTS, 1);
-    p.overlap = false;
+/* What a policy is compared with: everything on the GPU, one op after another. On the host all prompts are one batch. On a
+ * GPU cuBLAS may sum differently for another number of rows, and the CPU attends in float, so bits are the same for the
+ * same members of a batch and where the same processor attends. */
+static const Rig *reference_for(Policy p) {
+    static int next;
+    if (!test_gpu) p = all_gpu(PROMPTS, 1);
+    p.wg = p.hg = 1, p.wc = p.hc = 0, p.table_home = TIER_GPU, p.page_tokens = 16, p.overlap = false;
+    if (!p.delegated) p.cg = 1, p.cc = 0;
     set_numbers(&p);
-    rig_close(&reference);
-    reference = rig_ran(model, &p, &task, NULL);
+    for (int i = 0; i < KNOWN; i++)
+        if (!memcmp(&known[i].policy, &p, sizeof p)) return &known[i];
+    Rig *r = &known[next++ % KNOWN];
+    rig_close(r);
+    *r = rig_ran(model, &p, &task, NULL);
+    return r;
+}
+
+/* Asserts that the policy gives on a fresh device what the reference gave. */
+static void expect_same(Policy p) {
+    Rig r = {.model = model, .policy = p, .task = &task};
+    if (!taken()) return;
+    const bool opens = !rig_open(&r);
+    if (opens && slow_lane >= 0) r.device->delay_us[slow_lane] = 1000;
+    const bool runs = opens && !rig_run(&r);
+    rig_stop(&r);
+    const bool same = runs && rig_same(&r, reference_for(p));
+    if (!same) say_policy(&p), fprintf(stderr, "%s: %s\n", model->config.name, runs ? "differs" : r.err.text);
+    CU_ASSERT(same);
+    rig_close(&r);
 }
 
 /* The task on a random model. */
@@ -119,56 +107,37 @@ static void open_task(const OptConfig *config) {
     task.keep_logits = true;
 }
 
-static void open_reference(const OptConfig *config) {
-    open_task(config);
-    if (!test_gpu) run_reference(); /* on a GPU expect_same has others */
-}
-
 static void close_task(void) {
-    forget_known();
-    rig_close(&reference);
+    for (int i = 0; i < KNOWN; i++) rig_close(&known[i]);
+    memset(known, 0, sizeof known);
     free_task(&task);
     checkpoint_close(model);
-}
-
-/* The first n drawn policies. */
-static void expect_drawn(int n) {
-    for (int i = 0; i < n; i++) expect_same(drawn(i));
 }
 
 static const OptConfig post_norm = {
     .name = "post", .l = 3, .h1 = 60, .h2 = 100, .nh = 3, .vocab = 131, .max_pos = 128, .embed = 28, .eos = -1};
 
 TEST(every_policy_gives_the_same_bits) {
-    open_reference(&small);
-    for (int i = 0; i < 400; i++) {
-        host_set_threads(i % 4);
-        expect_same(drawn(i));
+    for (int post = 0; post < 2; post++) {
+        open_task(post ? &post_norm : &small);
+        for (int i = 0; i < (post ? 13 : 400); i++) {
+            host_set_threads(i % 4);
+            expect_same(drawn(i));
+        }
+        close_task();
     }
     host_set_threads(0);
-    close_task();
-}
-
-TEST(the_post_norm_form_gives_the_same_bits_too) {
-    open_reference(&post_norm);
-    expect_drawn(13);
-    close_task();
 }
 
 /* Its matrices are of whole groups. */
 static const OptConfig grouped = TEST_CONFIG(3, 64, 128, 4, 131, -1);
 
 TEST(packed_and_sparse_every_policy_gives_the_same_bits_too) {
-    open_reference(&grouped);
+    open_task(&grouped);
+    const Rig *plain = test_gpu ? NULL : reference_for(drawn(0));
     for (kept = 1; kept < NUMBERS; kept++) {
-        if (!test_gpu) {
-            Rig plain = reference;
-            reference = (Rig){0};
-            run_reference();
-            CU_ASSERT(!rig_same(&reference, &plain)); /* or nothing would have been packed */
-            rig_close(&plain);
-        }
-        expect_drawn(50);
+        CU_ASSERT(!plain || !rig_same(reference_for(drawn(0)), plain)); /* or nothing would have been packed */
+        for (int i = 0; i < 50; i++) expect_same(drawn(i));
     }
     kept = 0;
     close_task();
@@ -179,7 +148,7 @@ TEST(packed_and_sparse_every_policy_gives_the_same_bits_too) {
 TEST(no_lane_may_be_so_slow_that_the_bits_change) {
     for (int packed = 0; packed < 2; packed++) {
         kept = 3 * packed;
-        open_reference(packed ? &grouped : &small);
+        open_task(packed ? &grouped : &small);
         for (slow_lane = 0; slow_lane < NLANES; slow_lane++)
             for (int i = 0; i < (packed ? 4 : 10); i++) {
                 Policy p = placed(placements[ON_DISK + i / 2 * (packed ? MIXED - ON_DISK : 1)], 2 + i % 2, 5 - 2 * (i % 2));
@@ -193,33 +162,24 @@ TEST(no_lane_may_be_so_slow_that_the_bits_change) {
     }
 }
 
-static Tensor row_of(void *at, Type type, int n) {
-    return (Tensor){.type = type, .rows = 1, .cols = n, .ld = (size_t)n, .at = at};
-}
-
-/* What the host's sampler takes for the last token of prompt i, from the logits of the run. */
-static int32_t host_choice(const Rig *r, int i) {
-    int32_t id, at = prompt_len[i] + r->answer[i].n - 1, place = task.prompts[i].place;
-    const Op op = op_pick((Call){.lane = ATTEND}, row_of(&id, I32, 1), row_of(r->answer[i].logits, F32, small.vocab),
-                          row_of(&place, I32, 1), row_of(&at, I32, 1), &task.sampling);
-    host_run(&op);
-    return id;
-}
-
 /* A prompt alone, at another place of the batch, or sampled: only seed, index and position count. The index is the place in
  * the input, so the same input is dealt to other batches. */
 TEST(sampling_depends_on_nothing_but_seed_place_and_position) {
     if (hurried()) return;
     open_task(&small);
     task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
-    run_reference();
-    expect_drawn(9);
     const Policy p = drawn(8);
+    const Rig *reference = reference_for(p);
+    for (int i = 0; i < 9; i++) expect_same(drawn(i));
     task.sampling.seed = 12;
     Rig other = rig_ran(model, &p, &task, NULL);
-    CU_ASSERT(!rig_same(&other, &reference)); /* and the seed does count */
-    for (int i = 0; i < PROMPTS; i++)         /* of a GPU, too */
-        CU_ASSERT_EQUAL(other.answer[i].tokens[other.answer[i].n - 1], host_choice(&other, i));
+    CU_ASSERT(!rig_same(&other, reference)); /* and the seed does count */
+    for (int i = 0; i < PROMPTS; i++) {      /* a GPU takes what the host takes of its logits */
+        const Answer *a = &other.answer[i];
+        int32_t id, at = prompt_len[i] + a->n - 1;
+        run(picking(&id, a->logits, &task.prompts[i].place, &at, &task.sampling, 1, small.vocab));
+        CU_ASSERT_EQUAL(a->tokens[a->n - 1], id);
+    }
     task.keep_logits = false;
     Rig unseen = rig_ran(model, &p, &task, NULL);
     CU_ASSERT(rig_same(&unseen, &other));
@@ -236,7 +196,6 @@ TEST(large_reads_from_disk_bring_the_same_bits) {
     model = checkpoint_dummy(&wide, 5);
     task = random_task(PROMPTS, lengths, few, wide.vocab, 7);
     task.keep_logits = true;
-    if (!test_gpu) run_reference();
     for (int cpu = 0; cpu < 2; cpu++) {
         Policy p = placed(placements[ON_DISK], 4, 3);
         p.table_home = TIER_DISK, p.delegated = cpu;
@@ -252,7 +211,6 @@ TEST(a_model_deeper_than_the_queues_gives_the_same_bits) {
     if (hurried()) return;
     open_task(&deep);
     for (int i = 0; i < PROMPTS; i++) task.prompts[i].s = imin(task.prompts[i].s, 3), task.prompts[i].n = 1 + i % 2;
-    if (!test_gpu) run_reference();
     test_every = 1; /* there are no others that do this */
     for (int way = every > 16 ? 3 : 0; way < 4; way++) {
         Policy p = placed(placements[way % 2 ? MIXED : ALL_GPU], 3, 3);
@@ -287,14 +245,13 @@ TEST(sequences_that_stop_early_change_nothing_for_the_others) {
     OptConfig config = small;
     int stopped = 0;
     open_task(&small);
-    run_reference();
-    config.eos = reference.answer[4].tokens[5];
+    config.eos = reference_for(all_gpu(PROMPTS, 1))->answer[4].tokens[5];
     close_task();
     open_task(&config);
-    run_reference();
-    for (int i = 0; i < PROMPTS; i++) stopped += reference.answer[i].reason == FINISH_STOP;
+    const Rig *reference = reference_for(all_gpu(PROMPTS, 1));
+    for (int i = 0; i < PROMPTS; i++) stopped += reference->answer[i].reason == FINISH_STOP;
     CU_ASSERT(0 < stopped && stopped < PROMPTS);
-    expect_drawn(38);
+    for (int i = 0; i < 38; i++) expect_same(drawn(i));
     close_task();
 }
 
@@ -352,9 +309,8 @@ TEST(the_engine_agrees_with_the_plain_forward) {
     if (hurried()) return;
     for (int post = 0; post < 2; post++) {
         open_task(post ? &post_norm : &small);
-        run_reference();
         for (int i = 0; i < PROMPTS; i++) {
-            const Answer *a = &reference.answer[i];
+            const Answer *a = &reference_for(all_gpu(PROMPTS, 1))->answer[i];
             const int s = prompt_len[i], total = s + a->n - 1;
             memcpy(task.prompts[i].ids + s, a->tokens, a->n * sizeof(int32_t));
             ASSERT_OK(reference_forward(logits, model, task.prompts[i].ids, total, &err));
@@ -477,12 +433,6 @@ TEST(the_plan_is_what_is_used_to_the_byte) {
     checkpoint_close(model);
 }
 
-/* True if no more threads than n are left of this process. One that has been joined may be listed for a moment. */
-static bool threads_are(int n) {
-    for (int ms = 0; ms < 1000 && count_files("/proc/self/task") > n; ms++) usleep(1000);
-    return count_files("/proc/self/task") <= n;
-}
-
 /* Pages of memory that are mapped. A sanitizer maps more and more. */
 static int mapped(void) {
     int pages = 0;
@@ -518,7 +468,8 @@ TEST(nothing_is_left_behind_after_success_or_failure) {
         rig_close(&r);
         CU_ASSERT_EQUAL(count_files(dir), 0);
         CU_ASSERT_EQUAL(count_files("/proc/self/fd"), files);
-        CU_ASSERT(threads_are(threads));
+        for (int ms = 0; ms < 1000 && count_files("/proc/self/task") > threads; ms++) usleep(1000); /* they may linger */
+        CU_ASSERT(count_files("/proc/self/task") <= threads);
     }
     CU_ASSERT(hurried() ||
               mapped() < pages + (test_gpu ? DEVICES * PAGES : 32)); /* three devices have mapped 37 of their disks each */
