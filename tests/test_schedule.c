@@ -331,8 +331,7 @@ TEST(the_engine_agrees_with_hugging_face) {
     for (int m = 0; m < 2; m++) {
         Checkpoint *c = opens(dirs[m]);
         Golden golden = golden_read(dirs[m]);
-        const GoldenSequence *of[MOST];
-        Prompt prompts[MOST];
+        Prompt prompts[MOST]; /* each with the number of its sequence as its place */
         Task t = {.prompts = prompts, .keep_logits = true, .sampling = {.top_p = 1}};
         double worst = 0;
         c->config.eos = -1; /* Hugging Face was told to go on */
@@ -341,19 +340,19 @@ TEST(the_engine_agrees_with_hugging_face) {
                 const GoldenSequence *q = &golden.sequence[i];
                 if (s % (1 + test_every / 8) && s < q->n) continue;
                 CU_ASSERT_FATAL(t.count < MOST);
-                of[t.count] = q;
-                prompts[t.count++] = (Prompt){.ids = q->ids, .s = imin(s, q->n), .n = s > q->n ? golden.greedy : 1};
+                prompts[t.count++] = (Prompt){q->ids, imin(s, q->n), s > q->n ? golden.greedy : 1, .place = i};
             }
         Policy p = placed(placements[MIXED], 16, 3); /* a bit of everything everywhere */
         p.delegated = true, p.table_home = TIER_DISK;
         Rig r = rig_ran(c, &p, &t, NULL);
         for (int i = 0; i < t.count; i++) {
             const Answer *a = &r.answer[i];
-            const int row = prompts[i].s - 1 - (of[i]->n - of[i]->rows);
+            const GoldenSequence *q = &golden.sequence[prompts[i].place];
+            const int row = prompts[i].s - 1 - (q->n - q->rows);
             if (prompts[i].n > 1)
-                CU_ASSERT(a->n == golden.greedy && !memcmp(a->tokens, of[i]->tokens, a->n * sizeof(int32_t)))
+                CU_ASSERT(a->n == golden.greedy && !memcmp(a->tokens, q->tokens, a->n * sizeof(int32_t)))
             else if (row >= 0)
-                worst = fmax(worst, max_norm_error(a->logits, of[i]->logits + (size_t)row * golden.vocab, golden.vocab));
+                worst = fmax(worst, max_norm_error(a->logits, q->logits + (size_t)row * golden.vocab, golden.vocab));
         }
         CU_ASSERT(0 < worst && worst <= (test_gpu ? 1e-2 : 2e-3));
         CU_ASSERT_EQUAL(r.peak[TIER_DISK], r.planned[TIER_DISK]); /* with what rests in the checkpoint */
