@@ -100,7 +100,6 @@ static void expect_same(Policy p) {
     rig_close(&r);
 }
 
-/* The task on a random model. */
 static void open_task(const OptConfig *config) {
     model = checkpoint_dummy(config, 3);
     task = random_task(PROMPTS, prompt_len, prompt_n, config->vocab, 7);
@@ -361,10 +360,6 @@ TEST(the_engine_agrees_with_hugging_face) {
         checkpoint_close(c);
     }
 }
-
-// ---------------------------------------------------------------------------------------------------------------
-// Bytes
-// ---------------------------------------------------------------------------------------------------------------
 
 enum { S = 20, N = 6, SEQS = 6 };
 
