@@ -140,8 +140,9 @@ TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
         const Tensor ids = tensor_cols(plan_view(rig.plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
         device->upload(device, logits, 0, numbers, ROWS * VOCAB);
         const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
-        CU_ASSERT_EQUAL(device->wait(device, device->post(device, &op), &rig.err), i ? -1 : 0);
-        for (size_t w = 0; w <= COUNT(copying) && i; w++) {
+        const int status = device->wait(device, device->post(device, &op), &rig.err);
+        CU_ASSERT_EQUAL(status, i ? -1 : 0);
+        for (size_t w = 0; w <= COUNT(copying) && status; w++) {
             if (w == COUNT(copying)) { /* a later reason to end does not replace the first */
                 device->stop = &stop;
                 waiting[w] = copy(STORE, 0, 1);
