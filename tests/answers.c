@@ -9,30 +9,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST_SECONDS = 20, MOST_SAID = 3, SECRET = 32 };
+enum { MOST_SAID = 3, SECRET = 32 };
 
 static char secret[SECRET + 1]; /* of a run: whoever does not know it cannot say that a test has passed */
+static double most_seconds = 20;
+static uint64_t seed, state; /* of the run; of what is drawn */
 int step, number;
 static int said;          /* in this step */
-static bool died;         /* in this step it has not returned; it is not asked again */
 static char context[400]; /* what in_case said of this case */
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is drawn
-// ---------------------------------------------------------------------------------------------------------------
-
-static uint64_t state;
-
-static uint64_t run_seed(void) {
-    static uint64_t seed;
-    const char *given = getenv("GRADE_SEED");
-    if (!seed) {
-        seed = given && *given ? strtoull(given, NULL, 10) : (uint64_t)(seconds_now() * 1e6) % 1000000;
-        if (!given) printf("GRADE_SEED=%llu\n", (unsigned long long)seed);
-        seed = seed * 2 + 1; /* never 0 */
-    }
-    return seed;
-}
+// ---- What is drawn --------------------------------------------------------------------------------------------
 
 double draw_real(double low, double high) { return low + (high - low) * (test_random(&state) + 1) / 2; }
 int draw(int low, int high) { return low + (int)((test_random(&state) + 1) / 2 * (high - low + 1)); }
@@ -40,13 +26,12 @@ int draw(int low, int high) { return low + (int)((test_random(&state) + 1) / 2 *
 void draw_order(int *order, int n) {
     for (int i = 0; i < n; i++) {
         const int other = draw(0, i);
-        order[i] = order[other], order[other] = i;
+        order[i] = order[other];
+        order[other] = i;
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What is said
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What is said ---------------------------------------------------------------------------------------------
 
 void in_case(const char *format, ...) {
     va_list list;
@@ -79,42 +64,15 @@ bool near_to(double found, double expected, double tolerance, const char *where,
 
 bool near_row(const float *found, const float *expected, int n, double tolerance) {
     double largest = 0;
-    bool good = true;
     for (int i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i]));
-    for (int i = 0; i < n && good; i++) good = near_to(found[i], expected[i], tolerance * largest, "number %d", i);
-    return good;
+    for (int i = 0; i < n; i++)
+        if (!near_to(found[i], expected[i], tolerance * largest, "number %d", i)) return false;
+    return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The child
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A step ---------------------------------------------------------------------------------------------------
 
-static double most_seconds(void) { return getenv("GRADE_SECONDS") ? atof(getenv("GRADE_SECONDS")) : MOST_SECONDS; }
-
-/* It knows no secret, and of what is open it has its errors alone. */
-static void run_child(void *answer, int errors, Work *work, const void *about) {
-    setpgid(0, 0);
-    memset(secret, 0, sizeof secret);
-    unsetenv("GRADE_SEED");
-    CHECK(dup2(open("/dev/null", O_RDWR), 0) == 0 && dup2(0, 1) == 1 && dup2(errors, 2) == 2);
-    for (int fd = 3; fd < 64; fd++) close(fd);
-    work(answer, about);
-}
-
-/* Its exit status, or -1 after so many seconds; then it and all of its group are ended. */
-static int await(pid_t pid, double seconds) {
-    int status = -1;
-    pid_t ended = 0;
-    for (double begin = seconds_now(); !ended && seconds_now() < begin + seconds;) {
-        ended = waitpid(pid, &status, WNOHANG);
-        if (!ended) usleep(300);
-    }
-    kill(-pid, SIGKILL), kill(pid, SIGKILL);
-    if (!ended) waitpid(pid, NULL, 0);
-    return ended == pid ? status : -1;
-}
-
-/* Why it gave no answer, and the last line of its errors. */
+/* Why a child gave no answer (status -1: it was ended), and the last line of its errors. */
 static void say_end(int status, int errors) {
     char text[2000] = "", *line = text;
     const ssize_t n = pread(errors, text, sizeof text - 1, 0);
@@ -122,79 +80,84 @@ static void say_end(int status, int errors) {
     for (char *end = strchr(text, 0); end > text && end[-1] == '\n';) *--end = 0;
     if (strrchr(text, '\n')) line = strrchr(text, '\n') + 1;
     if (status == -1)
-        wrong("it did not end within %g seconds", most_seconds());
+        wrong("it did not end within %g seconds", most_seconds);
     else if (WIFSIGNALED(status))
         wrong("it crashed: %s%s%s", strsignal(WTERMSIG(status)), *line ? ": " : "", line);
     else
         wrong("it ended the program, exit status %d, and did not return%s%s", WEXITSTATUS(status), *line ? ": " : "", line);
 }
 
-const void *ask(size_t bytes, Work *work, const void *about) {
-    static void *shared;
-    static size_t have;
-    if (died) return NULL;
+/* Takes the answer of a child, which knows no secret and has of what is open its errors alone. After most_seconds it and
+ * all of its group are ended. Returns false if it did not return, which is said. */
+static bool answered(const Exercise *e) {
+    const size_t given = (char *)e->answer - (char *)e->c;
     const int errors = memfd_create("errors", MFD_CLOEXEC);
-    if (shared) munmap(shared, have);
-    have = bytes + 1; /* and whether work has returned */
-    shared = mmap(NULL, have, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    /* the case, and whether work has returned */
+    char *shared = mmap(NULL, e->bytes + 1, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int status = -1;
+    pid_t ended = 0;
     CHECK(errors >= 0 && shared != MAP_FAILED);
     fflush(NULL);
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (!pid) {
-        run_child(shared, errors, work, about);
-        ((char *)shared)[bytes] = 1;
+        setpgid(0, 0);
+        memset(secret, 0, sizeof secret);
+        unsetenv("GRADE_SEED");
+        CHECK(dup2(open("/dev/null", O_RDWR), 0) == 0 && dup2(0, 1) == 1 && dup2(errors, 2) == 2);
+        for (int fd = 3; fd < 64; fd++) close(fd);
+        e->work();
+        memcpy(shared, e->c, e->bytes);
+        shared[e->bytes] = 1;
         _exit(0);
     }
-    const int status = await(pid, most_seconds());
-    const bool answered = status == 0 && ((char *)shared)[bytes] == 1;
-    if (!answered) died = true, say_end(status, errors);
-    close(errors);
-    return answered ? shared : NULL;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// A step
-// ---------------------------------------------------------------------------------------------------------------
-
-static const Exercise *taken;
-
-static void answer_case(void *answer, const void *about) {
-    (void)about;
-    taken->answer();
-    memcpy(answer, taken->c, taken->bytes);
-}
-
-static void take_step_of(const Exercise *e, const char *name) {
-    taken = e;
-    state = run_seed(), said = 0, died = false;
-    for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
-    for (number = 0; number < e->cases && !died; number++) {
-        memset(e->c, 0, e->bytes), *context = 0;
-        const void *answer = e->draw() ? ask(e->bytes, answer_case, NULL) : NULL;
-        if (answer) e->check(answer);
+    for (const double begin = seconds_now(); !ended && seconds_now() < begin + most_seconds;) {
+        ended = waitpid(pid, &status, WNOHANG);
+        if (!ended) usleep(300);
     }
+    kill(-pid, SIGKILL);
+    kill(pid, SIGKILL);
+    if (!ended) waitpid(pid, NULL, 0);
+    const bool good = status == 0 && shared[e->bytes] == 1;
+    if (!good)
+        say_end(status, errors);
+    else if (memcmp(e->c, shared, given))
+        wrong("what was given has been written to");
+    memcpy(e->answer, shared + given, e->bytes - given);
+    munmap(shared, e->bytes + 1);
+    close(errors);
+    return good;
 }
 
 /* The step by whose name the test is called. */
 static void take_step(void) {
     const char *name = CU_get_current_test()->pName;
-    for (const Exercise *e = exercises; e->steps[0]; e++)
-        for (step = 1; step <= MOST_STEPS && e->steps[step - 1]; step++)
-            if (!strcmp(e->steps[step - 1], name)) return take_step_of(e, name);
+    const Exercise *e = exercises;
+    for (step = 1; !e->steps[step - 1] || strcmp(e->steps[step - 1], name); step = step % MOST_STEPS + 1)
+        if (step == MOST_STEPS) e++;
+    state = seed;
+    said = 0;
+    for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
+    for (number = 0; number < e->cases; number++) {
+        memset(e->c, 0, e->bytes);
+        *context = 0;
+        if (!e->draw()) continue;
+        if (!answered(e)) return;
+        e->check();
+    }
 }
 
-__attribute__((constructor)) static void list_steps(void) {
+// ---- The run --------------------------------------------------------------------------------------------------
+
+/* Before main, which may start threads. Once the secret is read, no other process of this user may look into this one. */
+__attribute__((constructor)) static void begin(void) {
+    const char *given = getenv("GRADE_SEED"), *seconds = getenv("GRADE_SECONDS");
+    if (seconds) most_seconds = atof(seconds);
+    seed = given && *given ? strtoull(given, NULL, 10) : (uint64_t)(seconds_now() * 1e6) % 1000000;
+    if (!given) printf("GRADE_SEED=%llu\n", (unsigned long long)seed);
+    seed = seed * 2 + 1; /* never 0 */
     for (const Exercise *e = exercises; e->steps[0]; e++)
         for (int i = 0; i < MOST_STEPS && e->steps[i]; i++) test_add(e->steps[i], take_step);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// The verdict
-// ---------------------------------------------------------------------------------------------------------------
-
-/* Before main, which may start threads. Then no other process of this user may look into this one. */
-__attribute__((constructor)) static void read_secret(void) {
     if (!getenv("GRADE_SECRET")) return;
     prctl(PR_SET_DUMPABLE, 0);
     if (read(0, secret, SECRET) != SECRET) secret[0] = 0;

@@ -15,26 +15,17 @@
 enum { MOST_STEPS = 6 };
 extern int step, number;
 typedef struct {
-    const char *steps[MOST_STEPS];     /* sentences, the names of the tests */
-    int cases;                         /* that are drawn, at most */
-    void *c;                           /* the case, with the place of its answer; 0 at first */
-    size_t bytes;                      /* of it */
-    bool (*draw)(void);                /* fills it in; false: the step has no such case */
-    void (*answer)(void);              /* in a child: the code that is graded answers in its copy of the case */
-    void (*check)(const void *answer); /* compares this copy with the case, and says what is wrong */
+    const char *steps[MOST_STEPS]; /* sentences, the names of the tests */
+    int cases;                     /* that are drawn, at most */
+    void *c;                       /* the case; 0 at first */
+    size_t bytes;                  /* of it */
+    void *answer;                  /* in the case, behind what is given: what the code that is graded fills in */
+    bool (*draw)(void);            /* fills in what is given; false: the step has no such case */
+    void (*work)(void);            /* in a child: has the code that is graded fill in the answer */
+    void (*check)(void);           /* says what is wrong with the answer */
 } Exercise;
-extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
-
-/* In a child: work(answer, about), answer being `bytes` that are 0 at first. Returns them, until the next call. NULL: it
- * did not return, which has been said, and the test has failed. */
-typedef void Work(void *answer, const void *about);
-const void *ask(size_t bytes, Work *work, const void *about);
-
-/* Within work: what should not happen whatever the code that is graded does. */
-#define MUST(call)                                                  \
-    do {                                                            \
-        if (!(call)) fprintf(stderr, "%s\n", err.text), _exit(127); \
-    } while (0)
+#define CASE(c, answer) &(c), sizeof(c), &(c).answer /* of a struct, and the first field of the answer */
+extern const Exercise exercises[];                   /* up to one without steps; answers.c makes tests of their steps */
 
 /* Says what the case is, before what is wrong with it. */
 void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));

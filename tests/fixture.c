@@ -107,10 +107,10 @@ int split_words(char *text, char *words[], int most) {
 double max_norm_error(const float *a, const float *b, size_t n) {
     double diff = 0, ref = 0;
     for (size_t i = 0; i < n; i++) {
-        double d = fabs((double)a[i] - b[i]);
+        const double d = fabs((double)a[i] - b[i]);
         if (isnan(d)) return NAN;
-        if (d > diff) diff = d;
-        if (fabs(b[i]) > ref) ref = fabs(b[i]);
+        diff = fmax(diff, d);
+        ref = fmax(ref, fabs(b[i]));
     }
     return ref > 0 ? diff / ref : diff;
 }
@@ -119,22 +119,23 @@ bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n) {
     bool all = true;
     for (int first = 0; first < n; first += GROUP, to += GROUP_BYTES) {
         const int count = imin(GROUP, n - first);
-        const f16 *group = x + first * stride;
-        float min = INFINITY, max = -INFINITY;
+        float v[GROUP], min = INFINITY, max = -INFINITY;
         f16 header[2] = {0x7e00, 0};
         bool finite = true;
         for (int i = 0; i < count; i++) {
-            const float v = f16_to_f32(group[i * stride]);
-            min = fminf(min, v), max = fmaxf(max, v), finite &= isfinite(v) != 0;
+            v[i] = f16_to_f32(x[(first + i) * stride]);
+            min = fminf(min, v[i]), max = fmaxf(max, v[i]), finite &= isfinite(v[i]) != 0;
         }
-        const float exact = (max - min) / 15;
-        if (finite) header[0] = f32_to_f16(min + 0.f), header[1] = f32_to_f16(exact);
-        if (finite && f16_to_f32(header[1]) < exact) header[1]++;
-        if (finite && min + 15 * f16_to_f32(header[1]) >= 65520) header[1]--;
+        if (finite) {
+            const float exact = (max - min) / 15;
+            header[0] = f32_to_f16(min + 0.f), header[1] = f32_to_f16(exact);
+            header[1] += f16_to_f32(header[1]) < exact;
+            header[1] -= min + 15 * f16_to_f32(header[1]) >= 65520;
+        }
         memset(to, 0, quant_bytes(count));
         memcpy(to, header, sizeof header);
         for (int i = 0; i < count && header[1]; i++) {
-            const int code = (int)rintf((f16_to_f32(group[i * stride]) - min) * (1 / f16_to_f32(header[1])));
+            const int code = (int)rintf((v[i] - min) * (1 / f16_to_f32(header[1])));
             to[4 + i / 32 * 16 + i % 16] |= (uint8_t)(code << i % 32 / 16 * 4);
         }
         all &= finite;
@@ -216,16 +217,14 @@ void remove_temp_dirs(void) {
     if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches) {
-    return (Policy){.share = {wg, wc, cg, cc, hg, hc},
-                    .gbs = gbs,
-                    .num_gpu_batches = num_gpu_batches,
-                    .overlap = true,
-                    .page_tokens = 16};
+Policy placed(const double share[6], int gbs, int num_gpu_batches) {
+    Policy p = {.gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
+    memcpy(p.share, share, sizeof p.share);
+    return p;
 }
 
-Policy placed(const double share[6], int gbs, int num_gpu_batches) {
-    return on_tiers(share[0], share[1], share[2], share[3], share[4], share[5], gbs, num_gpu_batches);
+Policy on_tiers(double wg, double wc, double cg, double cc, double hg, double hc, int gbs, int num_gpu_batches) {
+    return placed((double[]){wg, wc, cg, cc, hg, hc}, gbs, num_gpu_batches);
 }
 
 Policy all_gpu(int gbs, int num_gpu_batches) { return on_tiers(1, 0, 1, 0, 1, 0, gbs, num_gpu_batches); }
@@ -304,19 +303,6 @@ static int pass_sweep(void *ctx, const RunStats *stats, Error *err) {
     return hears->sweep(hears->ctx, stats, err);
 }
 
-static void open_answers(Rig *r) {
-    r->prompts = r->task->count;
-    r->answer = xcalloc(r->prompts, sizeof *r->answer);
-    for (int i = 0; i < r->prompts; i++) {
-        const int n = r->task->prompts[i].n, all = r->task->scored ? r->task->prompts[i].s + n : 0;
-        const size_t vocab = r->model->config.vocab;
-        r->answer[i] = (Answer){.tokens = xcalloc(n, sizeof(int32_t)),
-                                .steps = r->task->keep_logits ? xcalloc(n * vocab, sizeof(float)) : NULL,
-                                .logp = xcalloc(all, sizeof(float)),
-                                .best = xcalloc(all, sizeof(int32_t))};
-    }
-}
-
 int rig_run(Rig *r) {
     const Listener listener = {.ctx = r,
                                .token = r->hears.token ? pass_token : NULL,
@@ -324,7 +310,15 @@ int rig_run(Rig *r) {
                                .logits = note_logits,
                                .scored = note_scored,
                                .sweep = r->hears.sweep ? pass_sweep : NULL};
-    open_answers(r);
+    r->prompts = r->task->count;
+    r->answer = xcalloc(r->prompts, sizeof *r->answer);
+    for (int i = 0; i < r->prompts; i++) {
+        const int n = r->task->prompts[i].n, all = r->task->scored ? r->task->prompts[i].s + n : 0;
+        r->answer[i] = (Answer){.tokens = xcalloc(n, sizeof(int32_t)),
+                                .steps = r->task->keep_logits ? xcalloc(n * r->model->config.vocab, sizeof(float)) : NULL,
+                                .logp = xcalloc(all, sizeof(float)),
+                                .best = xcalloc(all, sizeof(int32_t))};
+    }
     if (!r->device && rig_open(r)) return -1;
     const int status = schedule_run(r->plan, r->task, r->device, &listener, &r->stats, &r->err);
     memcpy(r->planned, r->plan->total, sizeof r->planned);
@@ -359,17 +353,15 @@ Rig rig_ran(const Checkpoint *model, const Policy *policy, const Task *task, con
     return r;
 }
 
-static bool same_numbers(const void *a, const void *b, size_t bytes) { return !a || !b || !memcmp(a, b, bytes); }
-
 bool rig_same(const Rig *a, const Rig *b) {
     bool same = a->prompts == b->prompts;
     for (int i = 0; same && i < a->prompts; i++) {
         const Answer *x = &a->answer[i], *y = &b->answer[i];
+        const size_t steps = x->steps && y->steps ? x->n * a->model->config.vocab * sizeof(float) : 0;
         const size_t scored = a->task->scored ? (a->task->prompts[i].s + a->task->prompts[i].n) * sizeof(float) : 0;
         same = x->done == 1 && x->n == y->n && x->reason == y->reason && x->scored == y->scored &&
-               same_numbers(x->tokens, y->tokens, x->n * sizeof(int32_t)) &&
-               same_numbers(x->steps, y->steps, x->n * a->model->config.vocab * sizeof(float)) &&
-               same_numbers(x->logp, y->logp, scored) && same_numbers(x->best, y->best, scored);
+               !memcmp(x->tokens, y->tokens, x->n * sizeof(int32_t)) && (!steps || !memcmp(x->steps, y->steps, steps)) &&
+               !memcmp(x->logp, y->logp, scored) && !memcmp(x->best, y->best, scored);
     }
     return same;
 }

@@ -6,14 +6,16 @@
 #include "lp.c"
 #include "tests/lp_parts.h"
 
-void lp_part_decide(LpTableau *part) {
+LpTableau lp_part;
+
+void lp_part_decide(void) {
     Tableau t = {.n = LP_PART_N, .m = LP_PART_M, .width = LP_PART_N + LP_PART_M + 1, .fresh = true};
-    memcpy(t.cell[t.m + PHASE_2], part->cost, sizeof part->cost);
+    memcpy(t.cell[t.m + PHASE_2], lp_part.cost, sizeof lp_part.cost);
     for (int i = 0; i < LP_PART_M; i++) {
-        t.basis[i] = part->basis[i];
-        t.cell[i][part->column] = part->entry[i], t.cell[i][t.width - 1] = part->right[i];
+        t.basis[i] = lp_part.basis[i];
+        t.cell[i][lp_part.column] = lp_part.entry[i], t.cell[i][t.width - 1] = lp_part.right[i];
     }
-    part->entering = entering(&t, PHASE_2), part->leaving = leaving(&t, PHASE_2, part->column);
-    pivot(&t, 0, part->column);
-    part->fresh = t.fresh;
+    lp_part.entering = entering(&t, PHASE_2), lp_part.leaving = leaving(&t, PHASE_2, lp_part.column);
+    pivot(&t, 0, lp_part.column);
+    lp_part.fresh = t.fresh;
 }

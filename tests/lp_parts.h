@@ -7,12 +7,12 @@
  * that enters and the row that leaves in phase 2, and `fresh` after a pivot in the column's first row. */
 enum { LP_PART_M = 4, LP_PART_N = 5 };
 typedef struct {
-    double cost[LP_PART_N];
+    double cost[LP_PART_N], entry[LP_PART_M], right[LP_PART_M];
     int column, basis[LP_PART_M];
-    double entry[LP_PART_M], right[LP_PART_M];
     int entering, leaving;
     bool fresh;
 } LpTableau;
-void lp_part_decide(LpTableau *part);
+extern LpTableau lp_part;
+void lp_part_decide(void);
 
 #endif

@@ -11,26 +11,20 @@
 #include "mini.c"
 #include "tests/mini_parts.h"
 
-static const int part_rows[4] = {0, 1, COST, PHASE_1}, part_columns[3] = {0, 1, RIGHT};
+_Static_assert(sizeof(MiniTableau) == sizeof(Tableau) && MINI_COST == (int)COST && MINI_COLUMNS == (int)RIGHT,
+               "the tableaus are the same");
 
-void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c) {
-    Tableau t = {.basic = {basic[0], basic[1]}, .other = {other[0], other[1]}};
-    for (int e = 0; e < 4 * 3; e++) t.at[part_rows[e / 3]][part_columns[e % 3]] = at[e / 3][e % 3];
+void mini_pivot(MiniTableau *after, const MiniTableau *before, int r, int c) {
+    Tableau t;
+    memcpy(&t, before, sizeof t);
     pivot(&t, r, c);
-    for (int e = 0; e < 4 * 3; e++) at[e / 3][e % 3] = t.at[part_rows[e / 3]][part_columns[e % 3]];
-    memcpy(basic, t.basic, 2 * sizeof *basic), memcpy(other, t.other, 2 * sizeof *other);
+    memcpy(after, &t, sizeof t);
 }
 
-bool mini_minimize(double *value, int m, int n, int width, double at[][width]) {
-    Tableau t = {0};
-    for (int v = 0; v <= LEAN; v++) t.other[v] = v;
-    for (int i = 0; i < NROWS; i++) t.basic[i] = FIRST_SLACK + i;
-    for (int i = 0; i <= m; i++) {
-        double *row = t.at[i ? i - 1 : COST];
-        memcpy(row, at[i], n * sizeof *row);
-        row[RIGHT] = i ? at[i][n] : 0;
-    }
+bool mini_minimize(MiniTableau *mini) {
+    Tableau t;
+    memcpy(&t, mini, sizeof t);
     const bool ended = minimize(&t, COST);
-    *value = -t.at[COST][RIGHT];
+    memcpy(mini, &t, sizeof t);
     return ended;
 }

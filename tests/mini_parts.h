@@ -6,11 +6,13 @@
 /* The program: main of mini.c, which may end the process. */
 int mini_main(int argc, char **argv);
 
-/* pivot(t, r, c) of a tableau with two rows, two columns and a right side; at: the rows, and both costs. */
-void mini_pivot(double at[4][3], int basic[2], int other[2], int r, int c);
-
-/* Minimizes c x, x >= 0, where a x <= b of m rows, b >= 0. at: c, then the rows of a, b behind each. False: it has no end.
- * *value: the minimum. */
-bool mini_minimize(double *value, int m, int n, int width, double at[][width]);
+/* Its Tableau: behind the columns are the right sides, and behind the rows the costs, and those of phase 1. */
+enum { MINI_ROWS = 31, MINI_COLUMNS = 12, MINI_COST = MINI_ROWS };
+typedef struct {
+    int basic[MINI_ROWS], other[MINI_COLUMNS];
+    double at[MINI_ROWS + 2][MINI_COLUMNS + 1];
+} MiniTableau;
+void mini_pivot(MiniTableau *after, const MiniTableau *before, int r, int c);
+bool mini_minimize(MiniTableau *mini); /* in phase 2 */
 
 #endif

@@ -19,10 +19,9 @@ static Walk walked(const Task *task, const Policy *policy, const int *limit, con
     int topups, entered[MOST_PROMPTS], line = 0;
     admission_open(&a, policy, task, &line, limit);
     for (;; w.sweeps++) {
-        const bool empty = !a.seated;
         const int seen = line, n = admission_next(&a, w.sweeps, entered, &topups);
         if (!a.seated) break;
-        CU_ASSERT((!empty || n > 0) && topups <= policy->gbs);
+        CU_ASSERT(n == line - seen && topups <= policy->gbs);
         w.most_topups = imax(w.most_topups, topups);
         for (int e = 0; e < n; e++) {
             const Seat *seat = &a.seat[entered[e]];

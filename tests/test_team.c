@@ -18,7 +18,7 @@ typedef struct {
 } Numbers;
 
 static void note(const void *what, int first, int n) {
-    Numbers *a = *(Numbers *const *)what;
+    Numbers *a = (Numbers *)what;
     a->parts++;
     for (int i = first; i < first + n; i++) a->times[i]++;
 }
@@ -27,7 +27,7 @@ static void note(const void *what, int first, int n) {
 static int missed(Numbers *a, double work, int count) {
     int wrong = 0;
     memset(a, 0, sizeof *a);
-    host_share(work, count, note, &a);
+    host_share(work, count, note, a);
     for (int i = 0; i < MOST + BEHIND; i++) wrong += a->times[i] != (i < count);
     return wrong;
 }
@@ -55,7 +55,7 @@ typedef struct {
 } Meeting;
 
 static void meet(const void *what, int first, int n) {
-    Meeting *meeting = *(Meeting *const *)what;
+    Meeting *meeting = (Meeting *)what;
     for (int turn = 0; turn < 3; turn++) {
         const int size = turn * turn * 300;
         float *mine = scratch(size);
@@ -68,8 +68,8 @@ static void meet(const void *what, int first, int n) {
 }
 
 static void hold_meeting(int all) {
-    Meeting meeting = {.all = all}, *what = &meeting;
-    host_share(INFINITY, all, meet, &what);
+    Meeting meeting = {.all = all};
+    host_share(INFINITY, all, meet, &meeting);
     CU_ASSERT_EQUAL(meeting.wrong, 0);
 }
 
@@ -83,7 +83,7 @@ TEST(all_of_the_team_take_part_asleep_or_not_each_with_working_memory_of_its_own
 }
 
 static void nest(const void *what, int first, int n) {
-    atomic_int *wrong = *(atomic_int *const *)what;
+    atomic_int *wrong = (atomic_int *)what;
     Numbers a;
     for (int i = first; i < first + n; i++) *wrong += missed(&a, INFINITY, 1 + i % 50);
 }
@@ -93,7 +93,7 @@ static void *call(void *what) {
     Numbers a;
     for (int turn = 0; turn < 200; turn++) {
         *wrong += missed(&a, INFINITY, 1 + turn * 7 % MOST);
-        if (turn % 10 == 0) host_share(INFINITY, 20, nest, &wrong);
+        if (turn % 10 == 0) host_share(INFINITY, 20, nest, wrong);
         if (turn % 100 == 0) usleep(1000);
     }
     return NULL;
@@ -112,42 +112,42 @@ TEST(several_threads_call_at_once_and_loops_hold_loops) {
 /* The loop of one caller has a helper that is slow until another caller's loops have come and gone. */
 typedef struct {
     pthread_t caller;
-    atomic_int helpers;
-    atomic_bool slow, others_gone, done;
+    atomic_bool slow, others_gone, done, waited;
 } Slow;
 
 static void be_slow(const void *what, int first, int n) {
-    Slow *a = *(Slow *const *)what;
+    Slow *a = (Slow *)what;
     (void)first, (void)n;
     if (pthread_equal(a->caller, pthread_self())) {
         while (!a->slow) sched_yield();
-    } else if (a->helpers++ == 0) {
-        a->slow = true;
+    } else if (!atomic_exchange(&a->slow, true)) {
         while (!a->others_gone) usleep(100);
         a->done = true;
     }
 }
 
-static void *call_others(void *what) {
+static void *call_slow(void *what) {
     Slow *a = what;
-    while (!a->slow) usleep(100);
+    a->caller = pthread_self();
+    host_share(INFINITY, 2, be_slow, a);
+    a->waited = a->done;
+    return NULL;
+}
+
+TEST(who_leaves_another_loop_ends_no_wait) {
+    Slow slow = {.done = false};
+    pthread_t caller;
+    host_set_threads(3);
+    CHECK(pthread_create(&caller, NULL, call_slow, &slow) == 0);
+    while (!slow.slow) usleep(100);
     for (int turn = 0; turn < 5; turn++) {
         usleep(2000);    /* by now the caller sleeps */
         hold_meeting(2); /* with the team's other helper, who then leaves */
     }
     usleep(2000); /* for one who has gone on too soon to be found out */
-    a->others_gone = true;
-    return NULL;
-}
-
-TEST(who_leaves_another_loop_ends_no_wait) {
-    Slow slow = {.caller = pthread_self()}, *what = &slow;
-    pthread_t other;
-    host_set_threads(3);
-    CHECK(pthread_create(&other, NULL, call_others, &slow) == 0);
-    host_share(INFINITY, 2, be_slow, &what);
-    CU_ASSERT(slow.done);
-    pthread_join(other, NULL);
+    slow.others_gone = true;
+    pthread_join(caller, NULL);
+    CU_ASSERT(slow.waited);
 }
 
 const char *test_missing(const char *name) {
