@@ -38,10 +38,7 @@ static int run_threads(Thread *t, int n, void *(*run)(void *)) {
 
 static uint8_t *filled(size_t size, uint64_t x) {
     uint8_t *bytes = xcalloc(size, 1);
-    for (size_t i = 0; i < size; i += 8) {
-        x = (x + i) * 0x9E3779B97F4A7C15ull;
-        memcpy(bytes + i, &x, size - i < 8 ? size - i : 8);
-    }
+    for (size_t i = 0; i < size; i++) bytes[i] = (uint8_t)((x + i) * 0x9E3779B97F4A7C15ull >> 56);
     return bytes;
 }
 

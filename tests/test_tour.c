@@ -325,11 +325,6 @@ static bool alike(const char *a, const char *b) {
     return fabs(x[0] / y[0] - 1) <= .005 && fabs(x[1] / y[1] - 1) <= .005 && !strcmp(a + a_len, b + b_len);
 }
 
-static const char *next_line(const char *line) {
-    line += strcspn(line, "\n");
-    return line + (*line != 0);
-}
-
 /* A document shows "$ command", which may go on behind a backslash, and below it all that the command prints; all
  * indented. README.md has commands of both programs; of the experiments each study has at least one. */
 TEST(the_commands_of_the_documents_print_what_is_below_them) {
@@ -345,10 +340,11 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
         FILE *written = open_memstream(&anew, &len);
         CHECK(written);
         for (const char *line = keep(contents(documents[d].path, NULL)), *end, *below; *line; line = below) {
-            below = end = next_line(line);
+            below = end = strchr(line, '\n') + 1;
             const bool command = !strncmp(line, "    $ ", 6);
-            while (command && !strncmp(end - 2, "\\\n", 2)) below = end = next_line(end);
-            while (command && !strncmp(below, "    ", 4) && strncmp(below, "    $ ", 6) != 0) below = next_line(below);
+            while (command && !strncmp(end - 2, "\\\n", 2)) below = end = strchr(end, '\n') + 1;
+            while (command && !strncmp(below, "    ", 4) && strncmp(below, "    $ ", 6) != 0)
+                below = strchr(below, '\n') + 1;
             const char *shown = keep(strndup(end, (size_t)(below - end))), *said = shown;
             if (command && (python || strncmp(line + 6, "python3", 7) != 0)) {
                 const char *script = keep(strndup(line + 6, (size_t)(end - line - 6)));
