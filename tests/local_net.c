@@ -23,19 +23,15 @@ typedef struct {
     double visible; /* the newest letter */
 } Queue;
 
-typedef struct {
+/* The network; there is one at a time. */
+static struct {
     pthread_mutex_t lock; /* guards everything */
     pthread_cond_t news;
     int delay_us, stages, open;
     bool closed[MAX_STAGES];
     uint64_t random;
     Queue queue[MAX_STAGES][MAX_STAGES][NKINDS_OF_MESSAGES]; /* from, to */
-} Hub;
-
-typedef struct {
-    Net base;
-    Hub *hub;
-} End;
+} hub;
 
 static void bug(const char *what, int from, int to, NetKind kind) {
     static const char *const names[] = {"states", "tokens", "setup"};
@@ -45,24 +41,23 @@ static void bug(const char *what, int from, int to, NetKind kind) {
 
 /* Puts a letter behind the others; later ones do not overtake it. A sender that waits does so until it is taken. */
 static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t size, bool waits) {
-    Hub *h = ((End *)net)->hub;
-    CHECK(to >= 0 && to < h->stages && to != net->stage);
+    CHECK(to >= 0 && to < hub.stages && to != net->stage);
     bool taken = false;
-    Queue *q = &h->queue[net->stage][to][kind];
+    Queue *q = &hub.queue[net->stage][to][kind];
     Letter *letter = xcalloc(1, sizeof *letter + size);
     letter->size = size, letter->taken = waits ? &taken : NULL;
     memcpy(letter->bytes, bytes, size);
-    pthread_mutex_lock(&h->lock);
-    letter->visible = fmax(q->visible, seconds_now() + (test_random(&h->random) + 1) / 2 * h->delay_us * 1e-6);
+    pthread_mutex_lock(&hub.lock);
+    letter->visible = fmax(q->visible, seconds_now() + (test_random(&hub.random) + 1) / 2 * hub.delay_us * 1e-6);
     q->visible = letter->visible;
     *(q->first ? &q->last->next : &q->first) = letter;
     q->last = letter;
-    pthread_cond_broadcast(&h->news);
+    pthread_cond_broadcast(&hub.news);
     while (waits && !taken) {
-        if (h->closed[to]) bug("nobody receives the message", net->stage, to, kind);
-        pthread_cond_wait(&h->news, &h->lock);
+        if (hub.closed[to]) bug("nobody receives the message", net->stage, to, kind);
+        pthread_cond_wait(&hub.news, &hub.lock);
     }
-    pthread_mutex_unlock(&h->lock);
+    pthread_mutex_unlock(&hub.lock);
     return 0;
 }
 
@@ -77,17 +72,16 @@ static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t 
 }
 
 static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
-    Hub *h = ((End *)net)->hub;
-    CHECK(from >= 0 && from < h->stages && from != net->stage);
-    Queue *q = &h->queue[from][net->stage][kind];
-    pthread_mutex_lock(&h->lock);
+    CHECK(from >= 0 && from < hub.stages && from != net->stage);
+    Queue *q = &hub.queue[from][net->stage][kind];
+    pthread_mutex_lock(&hub.lock);
     (void)err;
     while (!(q->first && q->first->visible <= seconds_now())) {
-        if (!q->first && h->closed[from]) bug("there is no message", from, net->stage, kind);
+        if (!q->first && hub.closed[from]) bug("there is no message", from, net->stage, kind);
         if (q->first)
-            cond_wait_until(&h->news, &h->lock, q->first->visible);
+            cond_wait_until(&hub.news, &hub.lock, q->first->visible);
         else
-            pthread_cond_wait(&h->news, &h->lock);
+            pthread_cond_wait(&hub.news, &hub.lock);
     }
     Letter *letter = q->first;
     if (letter->size != size) bug("a message of another size", from, net->stage, kind);
@@ -95,8 +89,8 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     q->first = letter->next;
     if (letter->taken) *letter->taken = true;
     free(letter);
-    pthread_cond_broadcast(&h->news);
-    pthread_mutex_unlock(&h->lock);
+    pthread_cond_broadcast(&hub.news);
+    pthread_mutex_unlock(&hub.lock);
     return 0;
 }
 
@@ -107,32 +101,28 @@ static void local_fail(Net *net, const Error *err) {
 
 /* The last one to close looks what is left. */
 static void local_close(Net *net) {
-    Hub *h = ((End *)net)->hub;
-    pthread_mutex_lock(&h->lock);
-    h->closed[net->stage] = true;
-    pthread_cond_broadcast(&h->news);
-    bool last = !--h->open;
-    pthread_mutex_unlock(&h->lock);
+    pthread_mutex_lock(&hub.lock);
+    hub.closed[net->stage] = true;
+    pthread_cond_broadcast(&hub.news);
+    bool last = !--hub.open;
+    pthread_mutex_unlock(&hub.lock);
     free(net);
     if (!last) return;
-    for (int from = 0; from < h->stages; from++)
-        for (int to = 0; to < h->stages; to++)
+    for (int from = 0; from < hub.stages; from++)
+        for (int to = 0; to < hub.stages; to++)
             for (NetKind kind = 0; kind < NKINDS_OF_MESSAGES; kind++)
-                if (h->queue[from][to][kind].first) bug("nobody has received the message", from, to, kind);
-    pthread_cond_destroy(&h->news), pthread_mutex_destroy(&h->lock);
-    free(h);
+                if (hub.queue[from][to][kind].first) bug("nobody has received the message", from, to, kind);
+    pthread_cond_destroy(&hub.news), pthread_mutex_destroy(&hub.lock);
 }
 
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us) {
-    Hub *h = xcalloc(1, sizeof *h);
-    CHECK(stages <= MAX_STAGES);
-    h->delay_us = delay_us, h->stages = h->open = stages;
-    pthread_mutex_init(&h->lock, NULL), cond_open(&h->news);
+    CHECK(stages <= MAX_STAGES && !hub.open);
+    memset(&hub, 0, sizeof hub);
+    hub.delay_us = delay_us, hub.stages = hub.open = stages;
+    pthread_mutex_init(&hub.lock, NULL), cond_open(&hub.news);
     for (int s = 0; s < stages; s++) {
-        End *end = xcalloc(1, sizeof *end);
-        end->base = (Net){s, stages, stages, local_post, local_receive, local_post, local_fail, local_close};
-        if (rendezvous) end->base.send = local_send;
-        end->hub = h;
-        net[s] = &end->base;
+        net[s] = xcalloc(1, sizeof **net);
+        *net[s] = (Net){s, stages, stages, local_post, local_receive, local_post, local_fail, local_close};
+        if (rendezvous) net[s]->send = local_send;
     }
 }

@@ -8,9 +8,7 @@
  * it, test_schedule.c's. */
 #include "tests.h"
 
-// ---------------------------------------------------------------------------------------------------------------
-// The device: vector clocks and shadow memory
-// ---------------------------------------------------------------------------------------------------------------
+// ---- the device: vector clocks and shadow memory -------------------------------------------------------------------
 
 /* How many ops of each lane are known to be over. */
 typedef struct {
@@ -64,10 +62,10 @@ static void report(const Checker *c, int before, const char *what, Event e) {
     if (before >= c->shown) return;
     fprintf(stderr, "\n    %s:", what);
     for (int i = 0; i < 2; i++) {
-        const Posted *p = c->posted[pair[i].lane] + pair[i].seq;
-        const Op op = pair[i].seq ? p->op : (Op){.i = -1}; /* the posting thread */
-        fprintf(stderr, " %s %d (%s, i %d, j %d, k %d)", lane_name[op.lane], (int)pair[i].seq, op_info[op.code].name, op.i,
-                op.j, op.k);
+        if (!pair[i].seq) continue; /* the posting thread */
+        const Op *op = &c->posted[pair[i].lane][pair[i].seq].op;
+        fprintf(stderr, " %s %d (%s, i %d, j %d, k %d)", lane_name[op->lane], (int)pair[i].seq, op_info[op->code].name,
+                op->i, op->j, op->k);
     }
 }
 
@@ -111,10 +109,7 @@ static Clock known(const Checker *c, const Op *op, int left_out) {
     return clock;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What each op touches, by this suite's own account and not by the table of reads and writes; the rest is the host's
-// arithmetic
-// ---------------------------------------------------------------------------------------------------------------
+// ---- what each op touches, by this suite's own account and not by the table of reads and writes --------------------
 
 /* The views that are read (r) or written (w) as a whole, and those of which single tokens are (R, W), see touch_tokens. */
 static const char uses_of[NCODES][MAX_VIEWS + 1] = {
@@ -226,7 +221,7 @@ static const char *const surplus_reason[NLANES][NLANES] = {
 static Event check_post(Device *device, const Op *op) {
     Checker *c = (Checker *)device;
     const uint32_t seq = ++c->n[op->lane];
-    if (!(seq & (seq - 1))) c->posted[op->lane] = xrealloc(c->posted[op->lane], 2 * (size_t)seq, sizeof(Posted));
+    c->posted[op->lane] = with_room(c->posted[op->lane], seq, sizeof(Posted));
     c->now = known(c, op, -1);
     c->need = (Clock){{0}};
     c->posted[op->lane][seq] = (Posted){*op, c->now};
@@ -294,9 +289,7 @@ static Checker *checker_open(const Plan *plan) {
     return c;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A trial: a small model, a task, what it gives in one batch on one tier
-// ---------------------------------------------------------------------------------------------------------------
+// ---- a trial: a small model, a task, what it gives in one batch on one tier ----------------------------------------
 
 enum { PROMPTS = 16, MAX_S = 40, MAX_N = 10, VOCAB = 24 };
 
@@ -352,7 +345,7 @@ static void check_answer(const Answer *a, int prompt) {
 }
 
 /* Runs the trial's task under its policy on a checker of its own. Nothing may be wrong; if something is, says under which
- * policy. kept: where the rig stays, for the reference, whose policy is that of open_task; NULL: it is closed. */
+ * policy. kept: where the rig stays, for the reference, whose policy is that of open_trial; NULL: it is closed. */
 static void run(Rig *kept) {
     bool early = trial.model->config.eos >= 0;
     for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
@@ -383,28 +376,27 @@ static void run(Rig *kept) {
         rig_close(&r);
 }
 
-/* packs: of whole groups, so that weights and cache can be packed. What a trial may have besides is at first not there. */
-static void open_model(int l, bool packs) {
+/* Opens a trial of these lengths, with a random model; packs: of whole groups, so that weights and cache can be packed.
+ * What a trial may have besides is at first not there. */
+static void open_trial(uint64_t seed, int l, bool packs, int count, const int *s, const int *n) {
     host_set_threads(1); /* the tensors are tiny */
+    dice = trial.seed = seed;
     const int nh = packs ? 1 << roll(0, 2) : roll(1, 2), h1 = packs ? GROUP : nh * 4 * roll(1, 2);
     OptConfig config = TEST_CONFIG(l, h1, packs ? GROUP * roll(1, 2) : 4 * roll(1, 4), nh, roll(5, VOCAB), -1);
     config.max_pos = MAX_S + MAX_N, config.embed = one_in(4) ? 4 * roll(1, 3) : h1;
     config.pre_norm = !one_in(4), config.final_norm = !one_in(4);
     trial.model = checkpoint_dummy(&config, dice);
     trial.blind = false, trial.packed_rows = 0, trial.net = NULL;
-}
-
-static void open_task(int count, const int *s, const int *n) {
-    trial.task = random_task(count, s, n, trial.model->config.vocab, dice);
+    trial.task = random_task(count, s, n, config.vocab, dice);
     trial.task.sampling = (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice};
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
-    rig_close(&trial.reference);
     trial.policy = all_gpu(count, 1);
     trial.policy.overlap = false;
 }
 
 static void close_trial(void) {
+    rig_close(&trial.reference);
     free_task(&trial.task);
     checkpoint_close(trial.model);
 }
@@ -412,10 +404,9 @@ static void close_trial(void) {
 /* Opens a random trial. Seeds are far apart, since the generator counts up from them. Lengths are of many kinds: all the
  * same, all of one token (batches then follow each other without a cache to load), any. Packed or not, rounded or not,
  * dense or sparse are all policies of a trial. */
-static void open_trial(uint64_t seed, int least_layers, bool packs) {
+static void open_random(uint64_t seed, int least_layers, bool packs) {
     static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
-    dice = trial.seed = seed;
-    open_model(roll(least_layers, 4), packs || one_in(2));
+    dice = ~seed; /* far from it, which the model is drawn from */
     const int kind = roll(0, 5), count = roll(1, PROMPTS);
     int s[PROMPTS], n[PROMPTS];
     s[0] = roll(1, 12), n[0] = kind == 1 ? 1 : roll(1, MAX_N);
@@ -423,7 +414,7 @@ static void open_trial(uint64_t seed, int least_layers, bool packs) {
         s[i] = kind == 0 ? s[0] : one_in(10) ? roll(1, MAX_S) : roll(1, 12);
         n[i] = kind < 2 ? n[0] : one_in(10) ? 1 : roll(1, MAX_N);
     }
-    open_task(count, s, n);
+    open_trial(seed, roll(least_layers, 4), packs || one_in(2), count, s, n);
     trial.task.scored = one_in(3);
     trial.task.keep_logits = !trial.task.scored;
     const bool can_pack = trial.model->config.h1 % GROUP == 0;
@@ -453,7 +444,7 @@ static void draw_policy(void) {
 TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
     enum { SEEDS = 60, POLICIES = 6 };
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
-        open_trial(seed << 32, 1, false);
+        open_random(seed << 32, 1, false);
         run(&trial.reference);
         for (int i = 0; i < POLICIES; i++) {
             draw_policy();
@@ -471,7 +462,7 @@ TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
 /* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
 TEST(nor_where_packed_weights_are_unpacked_first) {
     for (uint64_t seed = 0; seed < 40; seed++) {
-        open_trial((seed << 32) + 7, 1, true);
+        open_random((seed << 32) + 7, 1, true);
         trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0}, trial.policy.sparsity = 1;
         trial.blind = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);
         draw_policy();
@@ -485,9 +476,7 @@ TEST(nor_where_packed_weights_are_unpacked_first) {
  * rows that decode, take them as they lie. */
 TEST(weights_are_unpacked_once_and_only_for_batches_of_many_rows) {
     enum { L = 3, MATRICES = 6, PRODUCTS = 4, SWEEPS = 4, BATCHES = 3 }; /* q, k and v are one product */
-    dice = trial.seed = 3;
-    open_model(L, true);
-    open_task(6, (int[]){5, 5, 1, 1, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS});
+    open_trial(3, L, true, 6, (int[]){5, 5, 1, 1, 5, 5}, (int[]){SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS, SWEEPS});
     trial.blind = true;
     trial.policy = on_tiers(.5, 0, 1, 0, 1, 0, 2, BATCHES);
     trial.policy.piece_rows = 5, trial.policy.weight_packed = true;
@@ -518,7 +507,7 @@ static int send_nowhere(Net *net, int to, NetKind kind, const void *bytes, size_
 /* States are written before they are sent, and read before the next ones come to their place. */
 TEST(nor_in_a_stage_of_a_pipeline) {
     for (uint64_t seed = 0; seed < 80; seed++) {
-        open_trial((seed << 32) + 11, 2, false);
+        open_random((seed << 32) + 11, 2, false);
         trial.policy.sparsity = 1;
         draw_policy();
         trial.blind = true;
@@ -568,12 +557,10 @@ static const struct {
 };
 
 TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
-    dice = trial.seed = 2;
-    open_model(1, false);
     for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
         int s[PROMPTS], n[PROMPTS];
         for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
-        open_task(left_open[i].count, s, n);
+        open_trial(2, 1, false, left_open[i].count, s, n);
         trial.task.keep_logits = true;
         run(&trial.reference);
         for (int disk = 0; disk < 2; disk++) {
@@ -582,18 +569,15 @@ TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
             memcpy(trial.stop, left_open[i].stop, sizeof left_open[i].stop);
             run(NULL);
         }
-        free_task(&trial.task);
+        close_trial();
     }
-    checkpoint_close(trial.model);
 }
 
 /* Two prompts of one token, each a batch, that grow by a page a sweep in turn: no page of one has a neighbour, so each page
  * of the past is a move, its K and its V, from the disk to the CPU and on to the GPU. */
 TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     enum { N = 40 };
-    dice = trial.seed = 5;
-    open_model(1, false);
-    open_task(2, (int[]){1, 1}, (int[]){N, N});
+    open_trial(5, 1, false, 2, (int[]){1, 1}, (int[]){N, N});
     trial.blind = true;
     trial.policy = on_tiers(1, 0, 0, 0, 1, 0, 1, 2);
     trial.policy.page_tokens = 1;
@@ -602,44 +586,37 @@ TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     close_trial();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The checker itself
-// ---------------------------------------------------------------------------------------------------------------
+// ---- the checker itself --------------------------------------------------------------------------------------------
 
-/* W_LOAD copies a row from the CPU to the GPU; then another lane copies the same row, with nothing between them, an earlier
- * event of W_LOAD, or its event. The posting thread is held to it as well. */
+/* W_LOAD copies a row from the CPU to the GPU; then another lane copies the same row, or the posting thread writes it, with
+ * nothing between them, an earlier event of W_LOAD, or its event. */
 TEST(ops_without_an_event_are_races_and_with_one_they_are_none) {
-    enum { N = 3, WAYS = 3 };
+    enum { N = 3, WAYS = 3, POSTER = NLANES };
     static const struct {
-        Lane lane;
-        int races;
-    } seconds[] = {{STORE, 2 * N}, {C_LOAD, N}, {W_READ, N}, {D_WRITE, 0}}; /* the last one only reads, too */
+        int lane, races;
+    } seconds[] = {{STORE, 2 * N}, {C_LOAD, N}, {W_READ, N}, {D_WRITE, 0}, {POSTER, N}}; /* D_WRITE only reads, too */
     Error err;
     Tensor on[NTIERS];
-    dice = trial.seed = 1;
-    open_model(1, false);
-    open_task(3, (int[]){1, 1, 1}, (int[]){1, 1, 1});
+    open_trial(1, 1, false, 3, (int[]){1, 1, 1}, (int[]){1, 1, 1});
     trial.policy = on_tiers(1, 0, .34, .33, 1, 0, 3, 1);
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     for (int t = 0; t < NTIERS; t++) on[t] = plan_view(plan, KV_CACHE, t, 0, 0, 1);
-    for (int i = 0; i < 4 * WAYS; i++) {
+    for (int i = 0; i < 5 * WAYS; i++) {
+        const int lane = seconds[i / WAYS].lane;
         Checker *c = checker_open(plan);
         Device *device = &c->base;
         const Event earlier = post_row(device, (Call){.lane = W_LOAD}, on, 0, 0, no_event);
         const Event first = post_row(device, (Call){.lane = W_LOAD}, on, 0, N, no_event);
-        const Event after[WAYS] = {no_event, earlier, first};
-        post_row(device, (Call){.lane = seconds[i / WAYS].lane}, on, 0, N, after[i % WAYS]);
+        const Event after = (Event[WAYS]){no_event, earlier, first}[i % WAYS];
+        if (lane == POSTER) {
+            device->wait(device, after, &err);
+            device->cpu_address(device, tensor_cols(on[TIER_CPU], 0, N));
+        } else {
+            post_row(device, (Call){.lane = lane}, on, 0, N, after);
+        }
         CU_ASSERT_EQUAL(c->races, i % WAYS < 2 ? seconds[i / WAYS].races : 0);
         device->close(device);
-    }
-    for (int waits = 0; waits < 2; waits++) {
-        Checker *c = checker_open(plan);
-        const Event up = post_row(&c->base, (Call){.lane = W_LOAD}, on, 0, N, no_event);
-        if (waits) c->base.wait(&c->base, up, &err);
-        c->base.cpu_address(&c->base, tensor_cols(on[TIER_CPU], 0, N));
-        CU_ASSERT_EQUAL(c->races, waits ? 0 : N);
-        check_close(&c->base);
     }
     plan_free(plan);
     close_trial();

@@ -7,23 +7,7 @@
 
 #include "tests/started.h"
 
-/* Runs a copy of the program on a GPU, with a library for GPUs beside it, with the stub of a driver or without one. */
-static Result run_copy(const char *library, bool driver) {
-    char command[2000], path[1000];
-    const char *dir = temp_dir(), *bin = keep(xstrdup(getenv("FLEXGEN_BIN")));
-    snprintf(command, sizeof command, "cp '%1$s' '%2$s/flexgen' && { [ -z '%3$s' ] || cp '%3$s' '%2$s/flexgen_cuda.so'; }",
-             bin, dir, library);
-    CHECK(system(command) == 0);
-    snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", driver ? getenv("FLEXGEN_DRIVER") : "");
-    with.set[0] = path;
-    setenv("FLEXGEN_BIN", in_dir(dir, "flexgen"), 1);
-    const Result r = flexgen(
-        "generate --device cuda --model models/opt-tiny --prompt x --max-tokens 1 --gpu-batch-size 1 "
-        "--num-gpu-batches 1 --percent 100 0 100 0 100 0");
-    setenv("FLEXGEN_BIN", bin, 1);
-    return r;
-}
-
+/* A copy of the program has a library for GPUs beside it, with the stub of a driver or without one. */
 TEST(a_program_finds_its_library_or_says_what_is_missing) {
     static const struct {
         const char *library;
@@ -33,16 +17,24 @@ TEST(a_program_finds_its_library_or_says_what_is_missing) {
     } cases[] = {
         {"", true, 2, "flexgen_cuda.so; build it where nvcc is installed"},
         {"README.md", false, 2, "nvidia-smi"}, /* nothing is loaded without a driver, or where the real one has no GPU */
-        {"README.md", true, 1, "invalid ELF header; install the CUDA toolkit"}};
-    for (int i = 0; i < 3; i++) assert_ends(run_copy(cases[i].library, cases[i].driver), cases[i].status, cases[i].said);
-}
-
-TEST(the_library_beside_the_program_runs_the_model) {
-    char library[1000];
-    if (!getenv("FLEXGEN_EMULATED")) return;
-    snprintf(library, sizeof library, "%s_cuda.so", getenv("FLEXGEN_EMULATED"));
-    const Result r = run_copy(library, true);
-    CU_ASSERT(r.status == 0 && shows(r.err, "emulated GPU"));
+        {"README.md", true, 1, "invalid ELF header; install the CUDA toolkit"},
+        {"${FLEXGEN_EMULATED}_cuda.so", true, 0, "emulated GPU"}};
+    const char *bin = keep(xstrdup(getenv("FLEXGEN_BIN")));
+    char command[1000], path[1000];
+    for (int i = 0; i < (getenv("FLEXGEN_EMULATED") ? 4 : 3); i++) {
+        const char *dir = temp_dir();
+        snprintf(command, sizeof command, "cp \"$FLEXGEN_BIN\" %s/flexgen; [ -z '%s' ] || cp \"%s\" %s/flexgen_cuda.so",
+                 dir, cases[i].library, cases[i].library, dir);
+        CHECK(system(command) == 0);
+        snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", cases[i].driver ? getenv("FLEXGEN_DRIVER") : "");
+        with.set[0] = path;
+        setenv("FLEXGEN_BIN", in_dir(dir, "flexgen"), 1);
+        const Result r = flexgen(
+            "generate --device cuda --model models/opt-tiny --prompt x --max-tokens 1 --gpu-batch-size 1 "
+            "--num-gpu-batches 1 --percent 100 0 100 0 100 0");
+        setenv("FLEXGEN_BIN", bin, 1);
+        assert_ends(r, cases[i].status, cases[i].said);
+    }
 }
 
 // ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
@@ -167,52 +159,50 @@ static double least_seconds(void) {
     return seconds;
 }
 
-/* What `flexgen bench --json` writes of a run whose prefill takes 2 s and whose decoding takes 4. */
-static void write_run(const char *name, bool packed) {
-    char text[600];
-    const char *is_packed = packed ? "true" : "false";
-    snprintf(text, sizeof text,
-             "{\n  \"model\": \"opt-6.7b\",\n  \"s\": %d,\n  \"n\": %d,\n  \"gbs\": %d,\n  \"num_gpu_batches\": 2,\n"
-             "  \"wc\": 0.5,\n  \"cg\": 0,\n  \"compress_weight\": %s,\n  \"compress_cache\": %s,\n"
-             "  \"throughput\": 85.3,\n  \"prefill_s\": 2,\n  \"decode_s\": 4,\n  \"total_s\": 6\n}\n",
-             S, N, SEQS / 2, is_packed, is_packed);
-    write_file(checked, name, text, strlen(text));
-}
-
-/* One of figures.json: its value, and its bound. */
-static void expect_figure(const cJSON *figures, const char *name, double value, double bound) {
-    const cJSON *one;
-    double found = NAN, limit = NAN;
-    cJSON_ArrayForEach(one, figures) {
-        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(one, "name")), name) != 0) continue;
-        found = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "value"));
-        limit = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "bound"));
-        break;
-    }
-    const bool right = fabs(found / value - 1) < 1e-5 && fabs(limit / bound - 1) < 1e-5;
-    if (!right) fprintf(stderr, "\n    %s: %g of %g, expected %g of %g", name, found, limit, value, bound);
-    CU_ASSERT(right);
-}
-
+/* Of two runs on the GPU alone, of 4-bit numbers and not, and of one that offloads: prefill takes 2 s, decoding 4. */
 TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
     static const char bounds[] = "h2d 25\nd2h 20\nd2d 800\nplain_read 60\ngemm_large 90000\ngemm_prefill 70000\n";
+    static const char *const runs[] = {"all-fp16-8.json", "all-w4c4-8.json", "offload.json"};
+#define ALL_GPU "opt-6.7b, all on the GPU, 16 x 512 + 32, "
+    const struct {
+        const char *name;
+        double value, bound;
+    } expected[] = {{ALL_GPU "fp16: decode", decoded_bytes(false) / 4 / 1e9, d2d / 1e9},
+                    {ALL_GPU "w4c4: decode", decoded_bytes(true) / 4 / 1e9, d2d / 1e9},
+                    {ALL_GPU "fp16: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12},
+                    {ALL_GPU "w4c4: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12},
+                    {"opt-6.7b, 8 GiB, 8 x 2, 512 + 32: time", 6, least_seconds()}};
+    char text[1000];
     snprintf(checked, sizeof checked, "%s", temp_dir());
     write_file(checked, "bounds-gpu", bounds, sizeof bounds - 1);
-    write_run("all-fp16-8.json", false), write_run("all-w4c4-8.json", true), write_run("offload.json", false);
-    char command[1000];
-    snprintf(command, sizeof command,
+    for (int i = 0; i < 3; i++) {
+        const char *packed = i == 1 ? "true" : "false";
+        const int len = snprintf(
+            text, sizeof text,
+            "{\n  \"model\": \"opt-6.7b\",\n  \"s\": %d,\n  \"n\": %d,\n  \"gbs\": %d,\n  \"num_gpu_batches\": 2,\n"
+            "  \"wc\": 0.5,\n  \"cg\": 0,\n  \"compress_weight\": %s,\n  \"compress_cache\": %s,\n"
+            "  \"throughput\": 85.3,\n  \"prefill_s\": 2,\n  \"decode_s\": 4,\n  \"total_s\": 6\n}\n",
+            S, N, SEQS / 2, packed, packed);
+        write_file(checked, runs[i], text, len);
+    }
+    snprintf(text, sizeof text,
              "f=$PWD/scripts/gpu_figures.awk; cd %s && awk -v card=card -v memory='8 GiB' -f $f bounds-gpu *.json >table",
              checked);
-    CU_ASSERT_EQUAL_FATAL(system(command), 0);
+    CU_ASSERT_EQUAL_FATAL(system(text), 0);
     cJSON *json = keep(cJSON_Parse(keep(contents(in_dir(checked, "figures.json"), NULL))));
-    const cJSON *figures = cJSON_GetObjectItem(json, "figures");
-    CU_ASSERT_FATAL(cJSON_IsArray(figures));
-#define ALL_GPU "opt-6.7b, all on the GPU, 16 x 512 + 32, "
-    expect_figure(figures, ALL_GPU "fp16: decode", decoded_bytes(false) / 4 / 1e9, d2d / 1e9);
-    expect_figure(figures, ALL_GPU "w4c4: decode", decoded_bytes(true) / 4 / 1e9, d2d / 1e9);
-    expect_figure(figures, ALL_GPU "fp16: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12);
-    expect_figure(figures, ALL_GPU "w4c4: prefill", prefill_flops() / 2 / 1e12, gemm / 1e12);
-    expect_figure(figures, "opt-6.7b, 8 GiB, 8 x 2, 512 + 32: time", 6, least_seconds());
+    const cJSON *figures = cJSON_GetObjectItem(json, "figures"), *one;
+    for (int i = 0; i < 5; i++) {
+        double value = NAN, bound = NAN;
+        cJSON_ArrayForEach(one, figures) {
+            if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(one, "name")), expected[i].name) != 0) continue;
+            value = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "value"));
+            bound = cJSON_GetNumberValue(cJSON_GetObjectItem(one, "bound"));
+            break;
+        }
+        const bool right = fabs(value / expected[i].value - 1) < 1e-5 && fabs(bound / expected[i].bound - 1) < 1e-5;
+        if (!right) fprintf(stderr, "\n    %s: %g of %g", expected[i].name, value, bound);
+        CU_ASSERT(right);
+    }
 }
 
 // ---- docs/GPU.md -----------------------------------------------------------------------------------------------------

@@ -36,48 +36,40 @@ static const char *dir;
 
 /* Writes a program of the machine: a shell script, or one that is not found. */
 static void stub(const char *name, const char *format, const char *a, const char *b, int n) {
-    char text[1000], path[400];
+    char text[1000];
     int len = snprintf(text, sizeof text, "#!/bin/sh\n");
     len += a ? snprintf(text + len, sizeof text - len, format, a, b, n)
              : snprintf(text + len, sizeof text - len, "exit 127\n");
     write_file(dir, name, text, len);
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    CU_ASSERT_FATAL(chmod(path, 0755) == 0);
+    CU_ASSERT_FATAL(chmod(in_dir(dir, name), 0755) == 0);
 }
 
-static void build_machine(const Machine *m) {
+TEST(each_machine_goes_on_or_is_told_what_to_do) {
     static const char smi[] =
         "case $* in\n*-L*) i=0; while [ $i -lt %3$d ]; do echo \"GPU $i: one\"; i=$((i + 1)); done ;;\n"
         "*memory.free*) echo '%1$s' | sed 's/.*, //' ;;\n*query*) echo '%1$s, 8.6, 580.1' ;;\n"
         "*) echo '| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: %2$s  |' ;;\nesac\n";
-    static const char *const toolkit[] = {"include/cublasLt.h", "lib64/libcublasLt.so.13", "lib64/libcudart_static.a"};
-    dir = temp_dir();
-    mkdir(in_dir(dir, "include"), 0755), mkdir(in_dir(dir, "lib64"), 0755);
-    for (int i = 0; i < 3; i++)
-        if (!m->no_cublas) write_file(dir, toolkit[i], "", 0);
-    stub("nvidia-smi", smi, m->card, m->driver, 1 + m->two_gpus);
-    stub("nvcc", "echo 'Cuda compilation tools, release %1$s, V%2$s.88'\n", m->nvcc, m->nvcc, 0);
-    stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->wsl ? "6.6.87.2-microsoft-standard-WSL2" : "6.1.0", "", 0);
-    stub("ldconfig", "echo '%1$s%2$s'\n", m->no_library ? "" : "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1", "",
-         0);
-    stub("python3", NULL, NULL, NULL, 0);
-}
-
-/* Elsewhere than in the toolkit, where Debian's own packages put it. */
-static bool system_has_cublas(void) { return system("ls /usr/lib/*-linux-gnu/libcublasLt.so.* >/dev/null 2>&1") == 0; }
-
-TEST(each_machine_goes_on_or_is_told_what_to_do) {
+    /* Elsewhere than in the toolkit, where Debian's own packages put it. */
+    const bool system_has_cublas = system("ls /usr/lib/*-linux-gnu/libcublasLt.so.* >/dev/null 2>&1") == 0;
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
         const Machine *m = &machines[i];
         char command[1500];
-        if (m->no_cublas && m->nvcc && system_has_cublas()) continue;
-        build_machine(m);
+        if (m->no_cublas && m->nvcc && system_has_cublas) continue;
+        dir = temp_dir();
+        stub("nvidia-smi", smi, m->card, m->driver, 1 + m->two_gpus);
+        stub("nvcc", "echo 'Cuda compilation tools, release %1$s, V%2$s.88'\n", m->nvcc, m->nvcc, 0);
+        stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->wsl ? "6.6.87.2-microsoft-standard-WSL2" : "6.1.0", "", 0);
+        stub("ldconfig", "echo '%1$s%2$s'\n", m->no_library ? "" : "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1",
+             "", 0);
+        stub("python3", NULL, NULL, NULL, 0);
         snprintf(command, sizeof command,
-                 "mkdir %1$s/home && cp -r scripts %1$s/home && cd %1$s/home && env -u CUDA_VISIBLE_DEVICES -u GPU_MEM_GB "
+                 "cd %1$s && mkdir home include lib64 && cp -r $OLDPWD/scripts home && { %2$s || touch "
+                 "include/cublasLt.h lib64/libcublasLt.so.13 lib64/libcudart_static.a; } && cd home && "
+                 "env -u CUDA_VISIBLE_DEVICES -u GPU_MEM_GB "
                  "PATH=%1$s:$PATH CUDA_HOME=%1$s TMPDIR=%1$s scripts/gpu_check.sh correctness %1$s/a.tar.gz 20 card "
                  ">%1$s/said 2>&1; rc=$?; cat correctness/*card.log >>%1$s/said 2>/dev/null; "
                  "tar xzOf %1$s/a.tar.gz >>%1$s/said 2>/dev/null; exit $rc",
-                 dir);
+                 dir, m->no_cublas ? "true" : "false");
         const int status = system(command);
         char *said = contents(in_dir(dir, "said"), NULL);
         bool right = WIFEXITED(status) && WEXITSTATUS(status) == m->status;

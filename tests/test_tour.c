@@ -7,110 +7,119 @@
  * the documents; without it the suite compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c,
  * test_schedule.c. */
 #include <cjson/cJSON.h>
-#include <ctype.h>
 
 #include "tests/started.h"
 
 #define TOUR "docs/TOUR.md"
 
-static Error err;
 static bool writes(void) { return getenv("TOUR") && !strcmp(getenv("TOUR"), "write"); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The example: two layers, two GPU batches of one prompt, three tiers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- the example: two layers, two GPU batches of one prompt, three tiers --------------------------------------------
 
-enum { SWEEP = 1, PROMPTS = 2, S = 3, N = 3, VOCAB = 64 };
+enum { LAYERS = 2, SWEEP = 1, PROMPTS = 2, S = 3, N = 3, VOCAB = 64 };
 
-static const OptConfig two_layers = {.name = "two-layers",
-                                     .l = 2,
-                                     .h1 = 32,
-                                     .h2 = 128,
-                                     .nh = 2,
-                                     .vocab = VOCAB,
-                                     .max_pos = 14,
-                                     .embed = 32,
-                                     .pre_norm = true,
-                                     .final_norm = true,
-                                     .eos = -1};
-
-/* A quarter of the weights on the GPU and half on the CPU; one sequence's KV cache on the CPU, the other's on disk; one
- * sequence's activations on the GPU, the other's on the CPU. */
-static Policy mixed(void) {
-    Policy p = on_tiers(.25, .5, 0, .5, .5, .5, 1, 2);
-    p.page_tokens = 4, p.table_home = TIER_GPU;
-    return p;
+/* A quarter of the weights is on the GPU and half on the CPU; one sequence's KV cache on the CPU, the other's on disk; one
+ * sequence's activations on the GPU, the other's on the CPU. The sim is so slow that a layer takes a millisecond: links of
+ * 10 and 5 MB/s, 40 million flops a second; memory is too fast to notice. */
+static Rig example(void) {
+    static int32_t ids[PROMPTS][S] = {{2, 5, 6}, {2, 9, 40}};
+    static Prompt prompts[] = {{.ids = ids[0], .s = S, .n = N}, {.ids = ids[1], .s = S, .n = N, .place = 1}};
+    static const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    static const Checkpoint *model;
+    static Hardware slow;
+    OptConfig config = TEST_CONFIG(LAYERS, 32, 128, 2, VOCAB, -1);
+    config.max_pos = 14;
+    if (!model) model = checkpoint_dummy(&config, 1);
+    slow = machine_with("ctog_bdw=10e6 gtoc_bdw=10e6 dtoc_bdw=5e6 ctod_bdw=5e6 mm_flops=40e6 bmm_flops=10e6");
+    Rig r = {.model = model, .policy = on_tiers(.25, .5, 0, .5, .5, .5, 1, 2), .task = &task, .sim = &slow};
+    r.policy.page_tokens = 4, r.policy.table_home = TIER_GPU;
+    return r;
 }
 
-static int32_t ids[PROMPTS][S] = {{2, 5, 6}, {2, 9, 40}};
-static Prompt prompts[PROMPTS] = {{.ids = ids[0], .s = S, .n = N}, {.ids = ids[1], .s = S, .n = N, .place = 1}};
-static const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
-
-static const Checkpoint *model(void) {
-    static const Checkpoint *checkpoint;
-    if (!checkpoint) checkpoint = checkpoint_dummy(&two_layers, 1);
-    return checkpoint;
-}
-
-/* The example on the sim, which is so slow that a layer takes a millisecond: links of 10 and 5 MB/s, 40 million flops a
- * second; memory is too fast to notice. */
-static Rig opened(Policy policy) {
-    static Hardware h;
-    h = machine_with("ctog_bdw=10e6 gtoc_bdw=10e6 dtoc_bdw=5e6 ctod_bdw=5e6 mm_flops=40e6 bmm_flops=10e6");
-    Rig r = {.model = model(), .policy = policy, .task = &task, .sim = &h};
+static Rig opened(void) {
+    Rig r = example();
     CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     return r;
 }
 
-static void run(Rig *r) {
-    CU_ASSERT_EQUAL_FATAL(rig_run(r), 0);
-    rig_close(r);
+static Trace traced(void) {
+    Trace trace = {.name = "two-layers"};
+    Rig r = opened();
+    r.device->trace = &trace;
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    rig_close(&r);
+    return trace;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The listings
-// ---------------------------------------------------------------------------------------------------------------
+// ---- its listings ---------------------------------------------------------------------------------------------------
 
-static void list_plan(FILE *out) {
+static FILE *out; /* the listing that a test makes */
+static char *listing;
+static size_t listing_len;
+
+static void begin_listing(void) {
+    out = open_memstream(&listing, &listing_len);
+    CHECK(out);
+}
+
+/* What the tour shows under that name is what was made now; with TOUR=write it becomes that. */
+static void assert_shown(const char *name) {
+    char mark[80], *document = keep(contents(TOUR, NULL)), *all;
+    fclose(out);
+    snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", name);
+    char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), "```\n") : NULL;
+    CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+    const bool same = listing_len == (size_t)(end - begin) && !memcmp(begin, listing, listing_len);
+    if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", name, listing);
+    CU_ASSERT(same || writes());
+    const int len = asprintf(&all, "%.*s%s%s", (int)(begin - document), document, listing, end);
+    if (writes()) write_file(".", TOUR, all, len);
+    free(listing), free(all);
+}
+
+TEST(the_tour_lists_the_weights_of_a_layer_and_where_they_rest) {
+    Rig r = opened();
+    size_t sum = 0;
+    begin_listing();
+    fprintf(out, "            ln1      q      k      v      o    ln2    fc1    fc2    layer\n%-8s", "bytes");
+    for (int role = 0; role < NROLES; role += 2) {
+        const size_t bytes = tensor_bytes(r.model->layer[0][role]) + tensor_bytes(r.model->layer[0][role + 1]);
+        sum += bytes;
+        fprintf(out, "%7zu", bytes);
+    }
+    fprintf(out, "%9zu\n", sum);
+    for (int j = 0; j < LAYERS; j++) {
+        fprintf(out, "layer %-2d", j);
+        for (int role = 0; role < NROLES; role += 2) fprintf(out, "%7s", tier_name[r.plan->weight[j][role].home.tier]);
+        fprintf(out, "\n");
+    }
+    assert_shown("weights");
+    rig_close(&r);
+}
+
+TEST(the_tour_lists_the_regions_of_the_plan) {
     static const char *const type[] = {"F32", "F16", "BF16", "I32", "U8"};
-    Rig e = opened(mixed());
+    Rig rig = opened();
+    begin_listing();
     for (int t = 0; t < NTIERS; t++) {
         fprintf(out, "%s\n", tier_name[t]);
         for (int id = 0; id < NREGIONS; id++) {
-            const Region *r = &e.plan->region[id][t];
+            const Region *r = &rig.plan->region[id][t];
             if (!r->bytes) continue;
             fprintf(out, "  %-34s %8zu", r->name, r->bytes);
             if (r->cols) fprintf(out, " = %d x (%d, %d) %s", r->slots, r->rows, r->cols, type[r->type]);
             fprintf(out, "\n");
         }
-        fprintf(out, "  %-34s %8zu\n", "together", e.plan->total[t]);
+        fprintf(out, "  %-34s %8zu\n", "together", rig.plan->total[t]);
     }
-    rig_close(&e);
-}
-
-static void list_weights(FILE *out) {
-    Rig e = opened(mixed());
-    size_t sum = 0;
-    fprintf(out, "            ln1      q      k      v      o    ln2    fc1    fc2    layer\n%-8s", "bytes");
-    for (int r = 0; r < NROLES; r += 2) {
-        const size_t bytes = tensor_bytes(e.model->layer[0][r]) + tensor_bytes(e.model->layer[0][r + 1]);
-        sum += bytes;
-        fprintf(out, "%7zu", bytes);
-    }
-    fprintf(out, "%9zu\n", sum);
-    for (int j = 0; j < two_layers.l; j++) {
-        fprintf(out, "layer %-2d", j);
-        for (int r = 0; r < NROLES; r += 2) fprintf(out, "%7s", tier_name[e.plan->weight[j][r].home.tier]);
-        fprintf(out, "\n");
-    }
-    rig_close(&e);
+    assert_shown("plan");
+    rig_close(&rig);
 }
 
 /* Ops as they are posted. What an op waits for is known by its lane and its number there; here ops have the number of their
  * sweep and their number in it. */
 static struct {
     Event (*post)(Device *, const Op *);
-    FILE *out;
     const Plan *plan;
     int number[4]; /* of each sweep's newest op */
     struct {
@@ -134,7 +143,7 @@ static void print_views(const Op *op, Use wanted) {
         if (t->ncells > 1) snprintf(text[n] + used, sizeof text[n] - used, "-%d", t->cell + t->ncells - 1);
         int same = 0;
         while (strcmp(text[same], text[n]) != 0) same++;
-        if (same == n) fprintf(tape.out, "%s%s", n ? ", " : "", text[n]), n++;
+        if (same == n) fprintf(out, "%s%s", n ? ", " : "", text[n]), n++;
     }
 }
 
@@ -148,42 +157,37 @@ static Event record(Device *device, const Op *op) {
     const char *call = trace_call(&slice);
     const bool next = op->kind == WEIGHT && op->j == 0; /* layer 0 of the next sweep */
     if (number == 1 || strcmp(call, trace_call(&tape.last)) != 0 || op->j != tape.last.j || op->k != tape.last.k)
-        fprintf(tape.out, "%s(i=%d, j=%d, k=%d)\n", call, op->i + next, op->j, op->k);
+        fprintf(out, "%s(i=%d, j=%d, k=%d)\n", call, op->i + next, op->j, op->k);
     tape.last = slice;
-    fprintf(tape.out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane],
+    fprintf(out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane],
             op->code == OP_EMBED && op->add ? "embed +" : op_info[op->code].name);
-    print_views(op, WRITES), fprintf(tape.out, " <- "), print_views(op, READS);
+    print_views(op, WRITES), fprintf(out, " <- "), print_views(op, READS);
     for (int e = 0; e < op->nafter; e++) {
         const Event a = op->after[e];
         const int sweep = tape.op[a.lane][a.seq].sweep;
-        fprintf(tape.out, "%s%d.%d", e ? ", " : "; after ", sweep, tape.op[a.lane][a.seq].number);
-        if (sweep != SWEEP) fprintf(tape.out, " (%s)", lane_name[a.lane]);
+        fprintf(out, "%s%d.%d", e ? ", " : "; after ", sweep, tape.op[a.lane][a.seq].number);
+        if (sweep != SWEEP) fprintf(out, " (%s)", lane_name[a.lane]);
     }
-    fprintf(tape.out, "\n");
+    fprintf(out, "\n");
     return event;
 }
 
-static void list_ops(FILE *out) {
-    Rig e = opened(mixed());
-    memset(&tape, 0, sizeof tape);
-    tape.out = out, tape.plan = e.plan, tape.post = e.device->post;
-    e.device->post = record;
-    run(&e);
+TEST(the_tour_lists_the_ops_of_a_sweep) {
+    Rig r = opened();
+    tape.plan = r.plan, tape.post = r.device->post;
+    r.device->post = record;
+    begin_listing();
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    assert_shown("ops");
+    rig_close(&r);
 }
 
-static Trace traced(void) {
-    Trace trace = {.name = "two-layers"};
-    Rig e = opened(mixed());
-    e.device->trace = &trace;
-    run(&e);
-    return trace;
-}
-
-/* The lanes of the sim during the sweep: a letter for each quarter of a millisecond. */
-static void list_lanes(FILE *out) {
+/* Those of the sim: a letter for each quarter of a millisecond. */
+TEST(the_tour_lists_what_the_lanes_do_in_a_sweep) {
     enum { WIDTH = 110 };
     Trace trace = traced();
     const double from = trace.held[SWEEP].at, step = (trace.held[SWEEP + 1].at - from) / WIDTH;
+    begin_listing();
     for (int lane = 0; lane < NLANES; lane++) {
         char row[WIDTH + 1];
         memset(row, '.', WIDTH), row[WIDTH] = 0;
@@ -191,26 +195,29 @@ static void list_lanes(FILE *out) {
             const Slice *s = &trace.slice[n];
             for (int c = 0; c < WIDTH && (int)s->lane == lane; c++) /* by what is done in the middle of a column */
                 if (s->begin <= from + (c + .5) * step && s->end > from + (c + .5) * step)
-                    row[c] = "012h"[imin(s->j, 2) + (s->j == two_layers.l)];
+                    row[c] = "012h"[imin(s->j, 2) + (s->j == LAYERS)];
         }
         if (strspn(row, ".") < WIDTH) fprintf(out, "%-14s |%s|\n", lane_name[lane], row);
     }
     fprintf(out, "a column is %.4g ms; 0, 1: of that layer, h: of the head\n", 1e3 * step);
+    assert_shown("lanes");
     trace_free(&trace);
 }
 
-/* The engine on the host device, and the plain forward pass. */
-static void list_tokens(FILE *out) {
+TEST(the_tour_lists_the_tokens_of_the_host_device_and_of_the_plain_forward_pass) {
     float logits[(S + N) * VOCAB];
-    const Policy policy = mixed();
-    Rig e = rig_ran(model(), &policy, &task, NULL);
+    Error err;
+    Rig r = example();
+    r.sim = NULL;
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    begin_listing();
     for (int p = 0; p < PROMPTS; p++) {
-        const int32_t *s = ids[p], *n = e.answer[p].tokens;
+        const int32_t *s = r.task->prompts[p].ids, *n = r.answer[p].tokens;
         int32_t all[S + N] = {s[0], s[1], s[2]};
         fprintf(out, "prompt %d: %d %d %d, the engine: %d %d %d, reference_forward:", p, s[0], s[1], s[2], n[0], n[1],
                 n[2]);
         for (int i = S; i < S + N; i++) {
-            ASSERT_OK(reference_forward(logits, model(), all, i, &err));
+            ASSERT_OK(reference_forward(logits, r.model, all, i, &err));
             const float *row = logits + (size_t)(i - 1) * VOCAB;
             for (int v = 1; v < VOCAB; v++)
                 if (row[v] > row[all[i]]) all[i] = v;
@@ -218,55 +225,25 @@ static void list_tokens(FILE *out) {
         }
         fprintf(out, "\n");
     }
-    rig_close(&e);
+    assert_shown("tokens");
+    rig_close(&r);
 }
 
-/* Bytes of weights over the two links, row by row and zig-zag. */
-static void list_bytes(FILE *out) {
+TEST(the_tour_lists_the_bytes_of_weights_over_the_links_row_by_row_and_zig_zag) {
+    begin_listing();
     fprintf(out, "%-8s %7s %14s %14s %12s\n", "", "sweeps", "disk to CPU", "CPU to GPU", "seconds");
     for (int row = 0; row < 2; row++) {
-        Policy p = mixed();
-        p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, p.num_gpu_batches = row ? 1 : 2;
-        Rig e = opened(p);
-        run(&e);
-        fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[p.schedule], e.stats.sweeps, e.moved[DTOC][WEIGHT],
-                e.moved[CTOG][WEIGHT], e.stats.total_s);
+        Rig r = example();
+        r.policy.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, r.policy.num_gpu_batches = row ? 1 : 2;
+        CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+        fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[r.policy.schedule], r.stats.sweeps,
+                r.moved[DTOC][WEIGHT], r.moved[CTOG][WEIGHT], r.stats.total_s);
+        rig_close(&r);
     }
+    assert_shown("bytes");
 }
 
-static const struct {
-    const char *name;
-    void (*write)(FILE *out);
-} listings[] = {{"weights", list_weights}, {"plan", list_plan},     {"ops", list_ops},
-                {"lanes", list_lanes},     {"tokens", list_tokens}, {"bytes", list_bytes}};
-
-/* What the tour shows is what is made now; with TOUR=write it becomes that. */
-TEST(every_listing_of_the_tour_is_what_the_engine_says) {
-    char *document = contents(TOUR, NULL);
-    for (size_t i = 0; i < sizeof listings / sizeof *listings; i++) {
-        char mark[80], *text, *all;
-        size_t len;
-        FILE *out = open_memstream(&text, &len);
-        CHECK(out);
-        listings[i].write(out);
-        fclose(out);
-        snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", listings[i].name);
-        char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), "```\n") : NULL;
-        CU_ASSERT_PTR_NOT_NULL_FATAL(end);
-        const bool same = len == (size_t)(end - begin) && !memcmp(begin, text, len);
-        if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", listings[i].name, text);
-        CU_ASSERT(same || writes());
-        CHECK(asprintf(&all, "%.*s%s%s", (int)(begin - document), document, text, end) >= 0);
-        free(text), free(document);
-        document = all;
-    }
-    if (writes()) write_file(".", TOUR, document, strlen(document));
-    free(document);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Commands
-// ---------------------------------------------------------------------------------------------------------------
+// ---- commands -------------------------------------------------------------------------------------------------------
 
 /* A directory in the place of /tmp. */
 static const char *tmp_place(void) {
@@ -283,15 +260,13 @@ static const char *tmp_place(void) {
 /* What a command of the shell prints whose "./flexgen" and "./mini" are the programs under test, and whose /tmp is a
  * directory of this suite; each line behind `indent`. */
 static const char *printed_by(const char *command, const char *indent) {
-    char line[1600];
     write_file(tmp_place(), "command", command, strlen(command));
-    snprintf(
-        line, sizeof line,
-        "cd $TMP_PLACE && sed \"s,/tmp/,$TMP_PLACE/,g; s,[.]/flexgen,$FLEXGEN,g; s,[.]/mini,$MINI,g\" command >script; "
-        "cd $OLDPWD && sh $TMP_PLACE/script >$TMP_PLACE/raw 2>$TMP_PLACE/errors || { cat $TMP_PLACE/errors >&2; exit 1; }; "
-        "sed 's/^/%s/' $TMP_PLACE/raw >$TMP_PLACE/printed",
-        indent);
-    const int status = system(line);
+    setenv("INDENT", indent, 1);
+    const int status = system(
+        "sed \"s,/tmp/,$TMP_PLACE/,g; s,[.]/flexgen,$FLEXGEN,g; s,[.]/mini,$MINI,g\" $TMP_PLACE/command "
+        ">$TMP_PLACE/script\n"
+        "sh $TMP_PLACE/script >$TMP_PLACE/raw 2>$TMP_PLACE/errors || { cat $TMP_PLACE/errors >&2; exit 1; }\n"
+        "sed \"s/^/$INDENT/\" $TMP_PLACE/raw >$TMP_PLACE/printed");
     if (status) fprintf(stderr, "\n    fails: %s\n", command);
     CU_ASSERT_EQUAL(status, 0);
     return keep(contents(in_dir(tmp_place(), "printed"), NULL));
@@ -340,67 +315,57 @@ TEST(the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings) {
         "pages on disk\ntour: at most 4 pages, 2 sequences\n");
 }
 
-/* Equal texts, but that numbers may differ by a share. */
-static bool alike(const char *a, size_t len, const char *b, double share) {
-    const char *const a_end = a + len;
-    while (a < a_end && *b) {
-        char *next;
-        if (!isdigit(*a) || !isdigit(*b)) {
-            if (*a++ != *b++) return false;
-            continue;
-        }
-        const double x = strtod(a, &next), y = strtod(b, (char **)&b);
-        a = next;
-        if (!(fabs(x - y) <= share * fmax(x, y))) return false;
-    }
-    return a == a_end && !*b;
-}
-
-static const char *next_line(const char *line) {
-    line += strcspn(line, "\n");
-    return line + (*line != 0);
+/* Equal texts, but that a perplexity has the roundings of the processor's instructions, see scripts/experiments.py. */
+static bool alike(const char *a, const char *b) {
+    static const char perplexity[] = " perplexity %lf, %lf bits per byte%n";
+    double x[2], y[2];
+    int a_len, b_len;
+    if (sscanf(a, perplexity, &x[0], &x[1], &a_len) != 2 || sscanf(b, perplexity, &y[0], &y[1], &b_len) != 2)
+        return !strcmp(a, b);
+    return fabs(x[0] / y[0] - 1) <= .005 && fabs(x[1] / y[1] - 1) <= .005 && !strcmp(a + a_len, b + b_len);
 }
 
 /* A document shows "$ command", which may go on behind a backslash, and below it all that the command prints; all
- * indented. A perplexity has the roundings of the processor's instructions, see scripts/experiments.py. */
-static int commands_print_what_is_below_them(const char *path) {
-    const bool python = has_python();
-    char *document = keep(contents(path, NULL)), *anew;
-    int count = 0;
-    size_t len;
-    FILE *out = open_memstream(&anew, &len);
-    CHECK(out);
-    for (const char *line = document, *end, *below; *line; line = below) {
-        below = end = next_line(line);
-        const bool command = !strncmp(line, "    $ ", 6);
-        while (command && !strncmp(end - 2, "\\\n", 2)) below = end = next_line(end);
-        while (command && !strncmp(below, "    ", 4) && strncmp(below, "    $ ", 6) != 0) below = next_line(below);
-        fprintf(out, "%.*s", (int)(end - line), line);
-        if (!command || (!python && !strncmp(line + 6, "python3", 7))) {
-            fprintf(out, "%.*s", (int)(below - end), end);
-            continue;
-        }
-        const char *script = keep(strndup(line + 6, (size_t)(end - line - 6))), *said = printed_by(script, "    ");
-        const bool same = alike(end, below - end, said, strstr(said, "perplexity") ? .005 : 0);
-        if (!same && !writes()) fprintf(stderr, "\n    %s: %s    prints\n%s", path, script, said);
-        CU_ASSERT(same || writes());
-        same ? fprintf(out, "%.*s", (int)(below - end), end) : fputs(said, out);
-        count++;
-    }
-    fclose(out);
-    if (writes()) write_file(".", path, anew, len);
-    free(anew);
-    return count;
-}
-
-/* Those of README.md are of both programs. Those of the tour draw one of its pictures, and leave nothing large behind. Of
- * the experiments each study has at least one. */
+ * indented. README.md has commands of both programs; of the experiments each study has at least one. */
 TEST(the_commands_of_the_documents_print_what_is_below_them) {
-    CU_ASSERT(commands_print_what_is_below_them("README.md") >= 2);
-    CU_ASSERT(commands_print_what_is_below_them(TOUR) >= 17);
-    if (has_python()) is_kept("pages.svg", "docs/pages-same-memory.svg");
-    prints("find /tmp/ -size +8192", "");
-    CU_ASSERT(commands_print_what_is_below_them("docs/EXPERIMENTS.md") >= 10);
+    static const struct {
+        const char *path;
+        int least; /* commands */
+    } documents[] = {{"README.md", 2}, {TOUR, 17}, {"docs/EXPERIMENTS.md", 10}};
+    const bool python = has_python();
+    for (int d = 0; d < 3; d++) {
+        char *anew;
+        int count = 0;
+        size_t len;
+        FILE *written = open_memstream(&anew, &len);
+        CHECK(written);
+        for (const char *line = keep(contents(documents[d].path, NULL)), *end, *below; *line; line = below) {
+            below = end = strchr(line, '\n') + 1;
+            const bool command = !strncmp(line, "    $ ", 6);
+            while (command && !strncmp(end - 2, "\\\n", 2)) below = end = strchr(end, '\n') + 1;
+            while (command && !strncmp(below, "    ", 4) && strncmp(below, "    $ ", 6) != 0)
+                below = strchr(below, '\n') + 1;
+            const char *shown = keep(strndup(end, (size_t)(below - end))), *said = shown;
+            if (command && (python || strncmp(line + 6, "python3", 7) != 0)) {
+                const char *script = keep(strndup(line + 6, (size_t)(end - line - 6)));
+                said = printed_by(script, "    ");
+                const bool same = alike(shown, said);
+                if (same)
+                    said = shown;
+                else if (!writes())
+                    fprintf(stderr, "\n    %s: %s    prints\n%s", documents[d].path, script, said);
+                CU_ASSERT(same || writes());
+                count++;
+            }
+            fprintf(written, "%.*s%s", (int)(end - line), line, said);
+        }
+        fclose(written);
+        CU_ASSERT(count >= documents[d].least);
+        if (writes()) write_file(".", documents[d].path, anew, len);
+        free(anew);
+    }
+    prints("find /tmp/ -size +8192", ""); /* they leave nothing large behind */
+    if (python) is_kept("pages.svg", "docs/pages-same-memory.svg");
 }
 
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
@@ -499,9 +464,7 @@ TEST(a_frontier_is_drawn_where_its_figures_say) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What the documents name
-// ---------------------------------------------------------------------------------------------------------------
+// ---- what the documents name ----------------------------------------------------------------------------------------
 
 /* The last column of README.md's table. */
 TEST(every_function_that_README_finds_in_mini_c_is_there) {
