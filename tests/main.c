@@ -1,7 +1,6 @@
 /* main.c: runs the one suite that this program is linked with; the exit status is 1 when a test failed.
  *
  *     test_NAME [--every N] [--only TEST]
- *     test_NAME --stage WHAT   a stage of a pipeline, which a test starts
  *
  * A program that is linked with flexgen.cu, for a GPU or for the emulation, tests the cuda device. Without it the suite
  * `cuda` has nothing to test: its tests are counted as inactive. --every N: the suite takes every N-th combination of its
@@ -66,7 +65,6 @@ int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
     Error err;
     host_set_threads(0);
-    if (argc == 3 && !strcmp(argv[1], "--stage") && test_stage) return test_stage(argv[2]);
     parse_flags(argc, argv);
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */
     if (!test_ended && cuda_open_gpu) {

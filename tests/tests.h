@@ -137,8 +137,6 @@ void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
 
 /* A suite whose tests cannot all run everywhere defines it: NULL, or why the test of that name cannot run here. */
 const char *test_missing(const char *name) __attribute__((weak));
-/* One that starts its own program as a stage of a pipeline defines it: what `test_NAME --stage WHAT` does. */
-int test_stage(const char *what) __attribute__((weak));
 /* One whose tests run in children, each of which opens the GPU itself, defines it: called at the end. */
 void test_ended(unsigned failures) __attribute__((weak));
 
