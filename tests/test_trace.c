@@ -2,6 +2,7 @@
  * seconds, so that sums are exact. That a device notes what it does, and as much as its lanes count, is
  * test_lanes.c's and test_sim.c's. */
 #include "tests.h"
+#include "written.h"
 
 /* A call of a lane in sweep i, layer j and batch k, and the bytes and the time of an op of it. */
 typedef struct {
@@ -13,20 +14,12 @@ typedef struct {
     size_t bytes;
 } Timed;
 
-static Slice slice_of_timed(Timed p) {
-    const Op op = {.lane = p.lane,
-                   .kind = p.kind,
-                   .prefill = p.prefill,
-                   .prefill_sweep = p.prefill,
-                   .i = p.i,
-                   .j = p.j,
-                   .k = p.k,
-                   .batch = p.batch};
-    return slice_of(&op, p.bytes, p.begin, p.end);
-}
-static void add(Trace *trace, Timed p) {
-    const Slice slice = slice_of_timed(p);
+/* Adds the op, and returns what it is by itself. */
+static Slice add(Trace *trace, Timed p) {
+    const Op op = {.call = {p.lane, p.kind, p.prefill, p.prefill, false, p.i, p.j, p.k, p.batch}};
+    const Slice slice = slice_of(&op, p.bytes, p.begin, p.end);
     trace_add(trace, &slice, 0);
+    return slice;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -56,19 +49,18 @@ TEST(ops_of_one_call_are_one_slice) {
         {{FINISH, OTHER, false, 0, 1, 0, 0, 23, 24, 10}, 9},
         {{PROJECT, OTHER, false, 0, 1, 0, 0, 23, 24, 1}, 11}, /* another call does */
     };
-    enum { OPS = sizeof ops / sizeof *ops, SLICES = 12 };
+    enum { SLICES = 12 };
     Trace trace = {0};
     Slice expected[SLICES] = {{0}};
-    for (int o = 0; o < OPS; o++) {
-        const Slice own = slice_of_timed(ops[o].op);
+    for (size_t o = 0; o < COUNT(ops); o++) {
+        const Slice own = add(&trace, ops[o].op);
         Slice *whole = &expected[ops[o].slice];
-        trace_add(&trace, &own, 0);
         if (!whole->end)
             *whole = own;
         else
             whole->end = own.end, whole->bytes += own.bytes;
     }
-    CU_ASSERT_FATAL(trace.n == SLICES);
+    CU_ASSERT_EQUAL_FATAL(trace.n, SLICES);
     for (int n = 0; n < SLICES; n++) {
         const Slice *s = &trace.slice[n], *e = &expected[n];
         CU_ASSERT(s->begin == e->begin && s->end == e->end && s->bytes == e->bytes);
@@ -226,47 +218,45 @@ TEST(traces_of_all_stages_come_together_with_the_clock_of_the_first) {
 // Table 4
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { TICKS = 64 };
-
-/* Counts by definition, tick by tick, in which a part is busy, in which what hides it (computing hides copies, and copies
- * hide computing) is busy as well, and in which any lane but those of the network is. */
-static Breakdown count_ticks(const Trace *trace) {
-    Breakdown b = {0};
-    for (int tick = 0; tick < TICKS; tick++) {
-        bool busy[2][NPARTS] = {{false}}, computing = false, copying = false, local = false;
-        for (size_t n = 0; n < trace->n; n++) {
-            const Slice *s = &trace->slice[n];
-            if (s->begin > tick || s->end < tick + 1) continue;
-            const int part = calls[s->lane][s->kind].part;
-            busy[s->prefill_sweep][part] = true;
-            *(part == COMPUTE ? &computing : &copying) = true;
-            local = local || (s->lane != RECEIVE && s->lane != SEND);
-        }
-        for (int p = 0; p < 2 * NPARTS; p++) {
-            Share *share = &b.part[p / NPARTS][p % NPARTS];
-            if (!busy[p / NPARTS][p % NPARTS]) continue;
-            share->busy_s++, share->hidden_s += p % NPARTS == COMPUTE ? copying : computing;
-        }
-        for (int prefill = 0; prefill < 2; prefill++) b.total_s[prefill] += memchr(busy[prefill], true, NPARTS) != NULL;
-        b.busy_s += local;
-    }
-    return b;
-}
-
+/* By definition: the ticks in which a part is busy, in which what hides it (computing hides copies, and copies hide
+ * computing) is busy as well, and in which any lane but those of the network is. */
 TEST(random_intervals_agree_with_a_count_of_every_tick) {
+    enum { TICKS = 64, COMPUTES = 1, COPIES = 2 };
     uint64_t state = 5;
     for (int round = 0; round < 2000; round++) {
         Trace trace = {0};
-        int n = test_below(&state, 40), longest = 1 + test_below(&state, 20);
+        Breakdown counted = {0};
+        bool busy[TICKS][2][NPARTS] = {{{false}}}, local[TICKS] = {false};
+        int does[TICKS] = {0}, n = test_below(&state, 40), longest = 1 + test_below(&state, 20);
         for (int i = 0; i < n; i++) {
-            int lane = test_below(&state, NLANES), kind = test_below(&state, NKINDS);
+            const int lane = test_below(&state, NLANES), kind = test_below(&state, NKINDS), part = calls[lane][kind].part;
             if (!calls[lane][kind].name) continue;
-            int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
+            const int begin = test_below(&state, TICKS), end = imin(begin + test_below(&state, longest), TICKS);
             const bool prefill = !test_below(&state, 6);
-            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, 0, begin, imin(end, TICKS), 1});
+            /* i is in all of them another one, so that no two join; some take no tick */
+            add(&trace, (Timed){lane, kind, prefill, i, 0, 0, 0, begin, end, 1});
+            for (int tick = begin; tick < end; tick++) {
+                busy[tick][prefill][part] = true;
+                does[tick] |= part == COMPUTE ? COMPUTES : COPIES;
+                local[tick] |= lane != RECEIVE && lane != SEND;
+            }
         }
-        const Breakdown fast = trace_breakdown(&trace), slow = count_ticks(&trace);
-        CU_ASSERT_FATAL(!memcmp(&fast, &slow, sizeof fast));
+        for (int tick = 0; tick < TICKS; tick++) {
+            for (int prefill = 0; prefill < 2; prefill++) {
+                bool any = false;
+                for (int p = 0; p < NPARTS; p++) {
+                    const int hides = p == COMPUTE ? COPIES : COMPUTES;
+                    if (!busy[tick][prefill][p]) continue;
+                    counted.part[prefill][p].busy_s++;
+                    counted.part[prefill][p].hidden_s += (does[tick] & hides) != 0;
+                    any = true;
+                }
+                counted.total_s[prefill] += any;
+            }
+            counted.busy_s += local[tick];
+        }
+        const Breakdown fast = trace_breakdown(&trace);
+        CU_ASSERT_FATAL(!memcmp(&fast, &counted, sizeof fast));
         trace_free(&trace);
     }
 }
