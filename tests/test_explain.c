@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "tests.h"
+#include "written.h"
 
 static Error err;
 
@@ -21,8 +22,7 @@ static Hardware machine(double cpu_gb) {
 /* A report of the linear program, as text and as an object. */
 typedef struct {
     char *text;
-    cJSON *json;
-    const cJSON *lp, *more; /* of the object: the solution, and what more of a tier or a link brings */
+    cJSON *json, *lp, *more; /* of the object: the solution, and what more of a tier or a link brings */
 } Said;
 
 /* By Appendix A.3, or by this engine's cost model. */
@@ -56,7 +56,7 @@ TEST(a_tier_with_a_little_more_memory_brings_what_its_price_says) {
         const char *name;
     } cases[] = {{ENOUGH, TIER_GPU, "GPU memory"}, {SHORT, TIER_GPU, "GPU memory"}, {SHORT, TIER_CPU, "CPU memory"}};
     const double little = 1e6; /* bytes; so few that the same rows bind */
-    for (size_t way = 0; way < 2 * sizeof cases / sizeof *cases; way++) {
+    for (size_t way = 0; way < 2 * COUNT(cases); way++) {
         const char *name = cases[way / 2].name;
         const bool paper = way % 2;
         char gb[8];

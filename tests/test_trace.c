@@ -333,13 +333,12 @@ TEST(a_million_slices_take_a_moment) {
 
 enum { SWEEPS = 3, SQUARES = 4 };
 
-/* The drawing, or with a range that is wrong what the script says. */
-static char *drawing_of(const char *trace, const char *kind, const char *sweeps) {
-    char command[1500], svg[400], said[400];
-    snprintf(svg, sizeof svg, "%s.svg", trace), snprintf(said, sizeof said, "%s.said", trace);
-    snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py %s %s %s --title T %s 2>%s", kind, trace, svg,
-             sweeps, said);
-    return contents(system(command) ? said : svg, NULL);
+/* The drawing of a directory's trace.json, or with a range that is wrong what the script says. */
+static char *drawing_of(const char *dir, const char *kind, const char *sweeps) {
+    char command[1500];
+    snprintf(command, sizeof command, "in=%s/trace.json; %s %s $in $in.svg --title T %s 2>$in.said", dir,
+             "python3 -B scripts/plot_trace.py", kind, sweeps);
+    return contents(in_dir(dir, system(command) ? "trace.json.said" : "trace.json.svg"), NULL);
 }
 
 /* Three sweeps of two layers and two batches; a square takes a second, and none runs beside another. "--sweeps A:B cuts out
@@ -350,16 +349,15 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
         int first, last;
     } cases[] = {{"", 0, 2}, {"--sweeps 0:1", 0, 1}, {"--sweeps 1:", 1, 2}, {"--sweeps :0", 0, 0}, {"--sweeps 1", 1, 1}};
     if (!has_python()) return;
-    const char *dir = temp_dir(), *path = in_dir(dir, "sweeps.json");
+    const char *dir = temp_dir();
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SQUARES; e++)
         add(&trace, (Timed){PROJECT, OTHER, e < SQUARES, e / SQUARES, e / 2 % 2, e % 2, e % 2, e, e + 1, 1});
     char *text = written(&trace, 1), name[60];
-    write_file(dir, "sweeps.json", text, strlen(text));
+    write_file(dir, "trace.json", text, strlen(text));
     free(text), trace_free(&trace);
     for (int c = 0; c < 5; c++) {
-        char *lanes = drawing_of(path, "--lanes", cases[c].option),
-             *squares = drawing_of(path, "--squares", cases[c].option);
+        char *lanes = drawing_of(dir, "--lanes", cases[c].option), *squares = drawing_of(dir, "--squares", cases[c].option);
         const int n = cases[c].last - cases[c].first + 1;
         for (int i = 0; i < SWEEPS; i++) {
             const bool there = cases[c].first <= i && i <= cases[c].last;
@@ -378,9 +376,9 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
         }
         free(lanes), free(squares);
     }
-    char *said = drawing_of(path, "--lanes", "--sweeps 3:");
+    char *said = drawing_of(dir, "--lanes", "--sweeps 3:");
     CU_ASSERT_STRING_EQUAL(said, "plot_trace.py: --sweeps: nothing was computed in 3:; the trace has sweeps 0 to 2\n");
-    free(said), said = drawing_of(path, "--squares", "--sweeps 2:1");
+    free(said), said = drawing_of(dir, "--squares", "--sweeps 2:1");
     CU_ASSERT_PTR_NOT_NULL(strstr(said, "--sweeps: found '2:1'; expected a range A:B"));
     free(said);
 }
