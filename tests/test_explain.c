@@ -4,7 +4,6 @@
 #include <cjson/cJSON.h>
 
 #include "tests.h"
-#include "written.h"
 
 static Error err;
 
@@ -56,7 +55,7 @@ TEST(a_tier_with_a_little_more_memory_brings_what_its_price_says) {
         const char *name;
     } cases[] = {{ENOUGH, TIER_GPU, "GPU memory"}, {SHORT, TIER_GPU, "GPU memory"}, {SHORT, TIER_CPU, "CPU memory"}};
     const double little = 1e6; /* bytes; so few that the same rows bind */
-    for (size_t way = 0; way < 2 * COUNT(cases); way++) {
+    for (size_t way = 0; way < 2 * sizeof cases / sizeof *cases; way++) {
         const char *name = cases[way / 2].name;
         const bool paper = way % 2;
         char gb[8];
