@@ -21,7 +21,8 @@ static Hardware machine(double cpu_gb) {
 /* A report of the linear program, as text and as an object. */
 typedef struct {
     char *text;
-    cJSON *json, *lp, *more; /* of the object: the solution, and what more of a tier or a link brings */
+    cJSON *json;
+    const cJSON *lp, *more; /* of the object: the solution, and what more of a tier or a link brings */
 } Said;
 
 /* By Appendix A.3, or by this engine's cost model. */
