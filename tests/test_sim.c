@@ -47,6 +47,7 @@ static bool about(double a, double b) { return fabs(a - b) <= 1e-8 * fabs(b); }
 #define EXPECT_SECONDS(found, expected) CU_ASSERT(about(found, expected))
 
 static double now(void) { return device->now(device); }
+static double busy(Lane lane) { return device->count[lane].busy_s; }
 
 /* Waits, and returns the clock. */
 static double wait_for(Event e) {
@@ -133,7 +134,7 @@ TEST(copies_begin_and_end_when_they_must) {
             if (!about(s->end, c->ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
             CU_ASSERT(about(s->begin, c->begins) && about(s->end, c->ends) && s->lane == c->lane && s->bytes == c->bytes);
         }
-        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(device->count[lane].busy_s, busy_s[lane]);
+        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(busy(lane), busy_s[lane]);
         trace_free(&trace);
         close_sim();
     }
@@ -156,6 +157,7 @@ TEST(an_op_never_begins_before_it_is_posted) {
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
+static const Tensor none;
 static Tensor ws(RegionId id, int rows) { return plan_view(plan, id, TIER_GPU, 0, 0, rows); }
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
@@ -191,7 +193,6 @@ static Op attend(Lane lane) {
  * that are read and written; the longer of both. */
 TEST(ops_take_their_flops_or_their_bytes) {
     static const int32_t tables[] = {17, 5, 0, 0, 0, 3, 4, 11}; /* lengths at 0, where prompts begin at 4 */
-    const Tensor none = {.rows = 0};
     for (int bound = 0; bound < 2; bound++) {
         Hardware h = machine_with(round_rates);
         if (bound) h.gpu_bdw = 1000, h.cpu_bdw = 500;
@@ -266,7 +267,7 @@ TEST(appends_take_their_bytes_and_reach_their_pages) {
         if (disk) /* all of K and two pages of V */
             CU_ASSERT_EQUAL(device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
     }
-    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
+    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5);
     const double from = now();
     const Op gather = op_embed(on(C_READ, false), rows, plan->global[TOK_EMBED].home, none, false);
     EXPECT_SECONDS(wait_for(post_op(gather)) - from, 6);
@@ -286,7 +287,7 @@ TEST(shared_cores_go_at_half_speed_while_both_work) {
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
         EXPECT_SECONDS(wait_for(cpu), shared ? 4 : 3);
-        EXPECT_SECONDS(device->count[FINISH].busy_s, shared ? 2 : 1);
+        EXPECT_SECONDS(busy(FINISH), shared ? 2 : 1);
         close_sim();
     }
 }
@@ -342,8 +343,6 @@ static double simulate(Policy policy, Hardware hardware) {
     return now();
 }
 
-static double busy(Lane lane) { return device->count[lane].busy_s; }
-
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
  * sweeps of the diagonal schedule prompts and new tokens are side by side. */
 TEST(products_alone_take_the_flops_of_the_model) {
@@ -370,10 +369,9 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
-        const Hardware h = machine_with(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
         Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-        simulate(p, h);
+        simulate(p, machine_with(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5"));
         const RunStats *stats = &rig.stats;
         const double beside = decode * stats->beside / (SEQS * (N - 1));
         CU_ASSERT((beside > 0) == diagonal);
@@ -388,10 +386,9 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
 TEST(streaming_alone_takes_the_bytes_of_the_weights) {
     for (int row = 0; row < 2; row++) {
-        const Hardware h = machine_with("ctog_bdw=1e6");
         Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
-        const double total = simulate(p, h);
+        const double total = simulate(p, machine_with("ctog_bdw=1e6"));
         const Bytes *up = rig.moved[CTOG];
         CU_ASSERT(total >= up[WEIGHT] / 1e6);
         CU_ASSERT(total <= (up[WEIGHT] + up[OTHER] + up[ACTIVATION] + up[CACHE]) / 1e6 * (1 + 1e-8));

@@ -96,7 +96,7 @@ TEST(calls_have_the_names_of_figure_4) {
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) {
             const char *name = trace_call(&(Slice){.lane = lane, .kind = kind, .delegated = true});
-            CU_ASSERT_FATAL(name != NULL);
+            CU_ASSERT_PTR_NOT_NULL_FATAL(name);
             if (calls[lane][kind].name) CU_ASSERT_STRING_EQUAL(name, calls[lane][kind].name);
         }
     CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = CACHE, .prefill = true}), "store_cache");
