@@ -4,7 +4,6 @@
 #include "tests.h"
 #include "written.h"
 
-#define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024, POSITIONS = 32, N = 8 };
 
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
@@ -12,17 +11,14 @@ static Tokenizer *tokenizer;
 static Error err;
 
 static Job empty_job(bool strict, const char *format) {
-    if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
+    if (!tokenizer) tokenizer = tokenizer_open("tests/golden/tokenizer", VOCAB, &err);
     ASSERT_OK(!tokenizer);
     return (Job){.tokenizer = tokenizer, .config = &config, .max_tokens = N, .strict = strict, .format = format};
 }
 
-/* Writes a prompt file of these bytes, under a name that says nothing, unless it is given. */
 static const char *prompt_file(const char *name, const char *bytes, size_t len) {
-    static char dir[300];
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s", temp_dir());
-    write_file(dir, name, bytes, len);
-    return in_dir(dir, name);
+    write_file(suite_dir(), name, bytes, len);
+    return in_dir(suite_dir(), name);
 }
 
 static Job read_text(const char *text, bool strict) {
@@ -195,21 +191,20 @@ TEST(max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end) {
 
 TEST(a_prompt_may_fill_the_positions_but_not_more) {
     static const char line[] = "There are a few tokens here";
-    Job job = empty_job(true, NULL);
-    int32_t *ids;
-    int n = tokenizer_encode(tokenizer, line, strlen(line), &ids, &err);
-    free(ids);
-    OptConfig exact = config, less = config;
-    exact.max_pos = n + 1, less.max_pos = n; /* </s> takes one */
-    job.config = &exact;
-    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
-    ASSERT_OK(job_settle(&job, "", &err));
-    CU_ASSERT(job.request[0].s == n + 1 && job.request[0].n == 1);
-    job.config = &less;
-    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 2, .where = "here"}, false);
-    CU_ASSERT_EQUAL(job_settle(&job, "", &err), -1);
-    CU_ASSERT(!strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten"));
-    job_free(&job);
+    for (int less = 0; less < 2; less++) {
+        Job job = empty_job(true, NULL);
+        OptConfig own = config;
+        int32_t *ids;
+        const int n = tokenizer_encode(tokenizer, line, strlen(line), &ids, &err);
+        own.max_pos = n + 1 - less; /* </s> takes one */
+        job.config = &own;
+        job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
+        CU_ASSERT_EQUAL(job_settle(&job, "", &err), -less);
+        const Request *r = job.request;
+        CU_ASSERT(less ? !strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten") : r->s == n + 1 && r->n == 1);
+        free(ids);
+        job_free(&job);
+    }
 }
 
 /* What an earlier run has chosen of a prompt is behind its tokens now, and so much less is asked for. */
