@@ -159,7 +159,6 @@ TEST(the_first_stop_text_cuts_the_completion) {
         {"one two three two", {"two"}, "one "},
         {"one two three", {"three", "two"}, "one "},
         {"one two three", {"two", "wo"}, "one "},
-        {"one two three", {"wo", "two"}, "one "},
         {"one two three", {"four"}, "one two three"},
         {"one two", {"one two"}, ""},
         {"a\n\nb", {"\n\n"}, "a"},
