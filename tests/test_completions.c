@@ -24,9 +24,15 @@ static char output[400], journal[420]; /* paths, in suite_dir */
 static Job job;
 static Options options;
 static Completions *completions;
-static bool finished; /* it had ended before */
+static bool finished, runs; /* it had ended before; it has begun and not ended */
+
+static int end_as(int status) {
+    runs = false;
+    return completions_end(completions, status, &err);
+}
 
 static void drop(void) {
+    if (runs) end_as(-1);
     completions_free(completions);
     completions = NULL;
     job_free(&job);
@@ -55,7 +61,8 @@ static bool start(void) {
     if (!completions || completions_resume(completions, head, &finished, &err)) return false;
     if (finished) return true;
     job_rest(&job);
-    return !completions_begin(completions, head, &err);
+    runs = !completions_begin(completions, head, &err);
+    return runs;
 }
 
 static void begin(const char *lines) {
@@ -100,7 +107,7 @@ static void give_ids(const int32_t *ids, int n) {
 static bool is_there(const char *path) { return !access(path, F_OK); }
 
 static void end(void) {
-    ASSERT_OK(completions_end(completions, 0, &err));
+    ASSERT_OK(end_as(0));
     CU_ASSERT(!is_there(journal));
 }
 
@@ -233,7 +240,7 @@ TEST(a_job_that_fails_at_its_end_keeps_its_journal) {
     read_four();
     CU_ASSERT_FATAL(start());
     ASSERT_OK(sweep(says, N));
-    CU_ASSERT_EQUAL(completions_end(completions, -1, &err), -1);
+    CU_ASSERT_EQUAL(end_as(-1), -1);
     whole_tokens = completions_tokens(completions);
     record = text_of(journal);
     whole = text_of(output);
@@ -268,7 +275,7 @@ TEST(a_job_goes_on_with_any_token) {
     static const int32_t ids[] = {0, VOCAB - 1};
     begin("p\n");
     give_ids(ids, 2);
-    CU_ASSERT_EQUAL(completions_end(completions, -1, &err), -1);
+    CU_ASSERT_EQUAL(end_as(-1), -1);
     const Text left = text_of(journal);
     read_prompts("p\n");
     options.resume = true;
@@ -362,7 +369,7 @@ TEST(an_output_that_is_disturbed_is_an_error_and_loses_nothing) {
         const char *aside = in_dir(suite_dir(), "aside");
         CHECK((way == 0 ? unlink(output) : way == 1 ? rename(aside, output) : way == 3 ? truncate(output, 1) : 0) == 0);
         sweep(says, N);
-        CU_ASSERT_EQUAL(completions_end(completions, 0, &err), -1);
+        CU_ASSERT_EQUAL(end_as(0), -1);
         said(&err, EXIT_FAILED, way ? "was changed while the job wrote it: " : "; go on with --resume");
         drop();
         const Text left = text_of(journal);
@@ -376,7 +383,7 @@ TEST(what_replaced_a_journal_is_not_removed_with_it) {
     CHECK(unlink(journal) == 0);
     write_file(suite_dir(), "out.journal", "mine", 4);
     ASSERT_OK(sweep(says, N));
-    ASSERT_OK(completions_end(completions, 0, &err));
+    ASSERT_OK(end_as(0));
     CU_ASSERT_STRING_EQUAL(text_of(journal).text, "mine");
 }
 
@@ -395,7 +402,7 @@ TEST(two_jobs_never_share_an_output) {
         said(&err, EXIT_USAGE, "another job is writing there");
         completions_free(second);
         CU_ASSERT(way == 2 || is_there(journal)); /* the first one's is still there */
-        CU_ASSERT_EQUAL(completions_end(completions, -1, &err), -1);
+        CU_ASSERT_EQUAL(end_as(-1), -1);
         drop();
         second = completions_open(&none, &same, &err);
         CU_ASSERT_PTR_NOT_NULL(second);
@@ -419,7 +426,7 @@ TEST(a_job_goes_on_as_soon_as_the_one_before_has_ended) {
     close(fd); /* the lock is the child's now */
     ASSERT_OK(!start());
     CU_ASSERT(waitpid(pid, &status, WNOHANG) == pid && status == 0);
-    ASSERT_OK(completions_end(completions, 0, &err));
+    ASSERT_OK(end_as(0));
 }
 
 /* In this program instead of libc's. */
@@ -468,7 +475,7 @@ TEST(what_cannot_be_synced_or_removed_is_an_error_of_the_job) {
         synced.fails = cases[i].unsynced;
         sweep(says, N);
         unlink_error = cases[i].unsynced ? 0 : EIO;
-        CU_ASSERT_EQUAL(completions_end(completions, 0, &err), -1);
+        CU_ASSERT_EQUAL(end_as(0), -1);
         said(&err, EXIT_FAILED, cases[i].says);
         unlink_error = 0, synced.fails = NULL;
         drop();
@@ -488,7 +495,7 @@ TEST(a_full_disk_cuts_no_line) {
             setrlimit(RLIMIT_FSIZE, &(struct rlimit){room, room});
             start();
             sweep(says, N);
-            _exit(completions_end(completions, 0, &err) && strstr(err.text, "File too large") ? 0 : 1);
+            _exit(end_as(0) && strstr(err.text, "File too large") ? 0 : 1);
         }
         CU_ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
         const Text part = text_of(output), left = text_of(journal);

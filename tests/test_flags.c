@@ -283,7 +283,6 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --schedule spiral", "--schedule spiral: expected row, zigzag or diagonal"},
         {"generate --format xml", "--format xml: expected jsonl or text"},
         {"policy --cost-model printed", "--cost-model printed: expected runtime or paper"},
-        {"generate --link 1G", "--link 1G" LINKS},
         {"generate --link ctog", "--link ctog" LINKS},
         {"generate --link ctog=", "--link ctog=" LINKS},
         {"generate --link ctog=0", "--link ctog=0" LINKS},
