@@ -1,6 +1,9 @@
 /* test_cluster.c: pipelines of machines on paper: the formulas by hand, and what must hold of any cluster. The search for
  * one machine is test_search.c's; simulated stages, case by case, are test_world.c's. */
-#include "tests.h"
+#include <cjson/cJSON.h>
+
+#include "tests/started.h"
+#include "written.h"
 
 static Error err;
 static Hardware t4;
@@ -123,6 +126,39 @@ TEST(without_offloading_the_gpus_hold_everything) {
     close_cluster();
 }
 
+// clang-format off
+static const char lines[] = /* flights x block, shares, seconds to prefill and for a token, T, token/s, those of decoding */
+    "\n1 machine                            1 x    7 x 9     1.0   2.0   3.0   4.0   5.0   6.0"
+    "         1.5          12       160.2          18        5.25"
+    "\n4 machines, pipeline                 8 x    7 x 9     1.0   2.0   3.0   4.0   5.0   6.0"
+    "         1.5           3        1700          19         168"
+    "\n4 machines, without offloading: it does not fit; 23 would hold one sequence\n";
+// clang-format on
+
+/* What `policy --nodes 4` prints and writes, here of policies that are made up. */
+TEST(a_comparison_has_the_figures_of_its_policies) {
+    const Options options = {.nodes = 4};
+    Found one = {.policy = on_tiers(.01, .02, .03, .04, .05, .06, 7, 9), .pace = {1.5, 12}}, four = one;
+    size_t len;
+    char *text;
+    open_cluster("opt-30b", 32);
+    one.cost = (Cost){.T = 160.25, .throughput = 18};
+    four.policy.flights = 8, four.pace.token_s = 3, four.cost = (Cost){.T = 1700, .throughput = 19};
+    const TaskRun run = {.options = &options,
+                         .checkpoint = model,
+                         .hardware = &t4,
+                         .json = cJSON_CreateObject(),
+                         .text = open_memstream(&text, &len)};
+    report_clusters(&run, (const Found *const[]){&one, &four, NULL}, 23);
+    fclose(run.text);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, lines));
+    free(text), text = cJSON_PrintUnformatted(run.json);
+    CU_ASSERT(shows(text,
+                    "\"pipeline\":{ ... \"wg\":0.01, ... \"flights\":8, ... \"prefill_s\":1.5,\"token_s\":3,"
+                    "\"T\":1700,\"throughput\":19,\"decode_throughput\":168}"));
+    free(text), cJSON_Delete(run.json), close_cluster();
+}
+
 /* On the paper's T4 and its prompts (the new tokens are fewer, for the test's sake), the formulas are within a few percent
  * of what the simulated machines take in all, within a tenth for a token, and of the share of the time that each stage
  * waits within a twentieth. First with the policies that are found. In the last cases weights and cache are on the CPU: a
@@ -139,7 +175,7 @@ TEST(the_formulas_are_near_what_simulated_machines_take) {
                  {"opt-30b", 4, 1, {2, 1e9, 1e-4}},      {"opt-30b", 2, 2, {2, 1e9, 1e-4}},
                  {"opt-30b", 8, 3, {2, 1e9, 1e-4}},      {"opt-30b", 2, 4, {4, 1e9, 1e-4}},
                  {"opt-30b", 8, 4, {4, 1e7, .005}},      {"opt-30b", 8, 5, {4, 1e9, 1e-4}}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         const Cluster *wire = &cases[i].wire;
         const int m = wire->nodes, flights = cases[i].flights;
         Search s = open_cluster(cases[i].model, cases[i].n);

@@ -4,7 +4,6 @@
 #include "tests.h"
 #include "written.h"
 
-#define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024, POSITIONS = 32, N = 8 };
 
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
@@ -12,17 +11,14 @@ static Tokenizer *tokenizer;
 static Error err;
 
 static Job empty_job(bool strict, const char *format) {
-    if (!tokenizer) tokenizer = tokenizer_open(PIECES, VOCAB, &err);
+    if (!tokenizer) tokenizer = tokenizer_open("tests/golden/tokenizer", VOCAB, &err);
     ASSERT_OK(!tokenizer);
     return (Job){.tokenizer = tokenizer, .config = &config, .max_tokens = N, .strict = strict, .format = format};
 }
 
-/* Writes a prompt file of these bytes, under a name that says nothing, unless it is given. */
 static const char *prompt_file(const char *name, const char *bytes, size_t len) {
-    static char dir[300];
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s", temp_dir());
-    write_file(dir, name, bytes, len);
-    return in_dir(dir, name);
+    write_file(suite_dir(), name, bytes, len);
+    return in_dir(suite_dir(), name);
 }
 
 static Job read_text(const char *text, bool strict) {
@@ -45,15 +41,8 @@ TEST(lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines) {
         const char *file, *prompts; /* each as ID|TEXT; */
     } cases[] = {
         {"", ""},
-        {"\n", ""},
-        {"\r\n \t\n\n", ""},
-        {"\xEF\xBB\xBF", ""},
-        {"\xEF\xBB\xBF\n", ""},
         {"one\ntwo\n", "0|one;1|two;"},
-        {"one\ntwo", "0|one;1|two;"},
-        {"one\r\n\r\n  two \r\n", "0|one;2|  two ;"},
         {"\n \t \n\nonly", "3|only;"},
-        {"\xEF\xBB\xBFone\n", "0|one;"},
         {"a\rb\n\"c\"\n[1]\n", "0|a\rb;1|\"c\";2|[1];"},
         {"[1] is a note\n{brace\n", "0|[1] is a note;1|{brace;"},
         {"{\"prompt\": \"a\\n\\u00e9\\\"\"}\n{\"prompt\": \"\", \"more\": [null]}", "0|a\n\xC3\xA9\";1|;"},
@@ -87,31 +76,20 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         const char *file, *part; /* ~ stands for a NUL byte */
     } cases[] = {
         {"fine\nno~ne\n", "line 2: a NUL byte"},
-        {"~\n", "line 1: a NUL byte"},
         {"fine\n\n\xED\xA0\x80\n", "line 3: the prompt is not valid UTF-8"},
-        {"{\"prompt\": \"a\\u0000\"}", "line 1: byte 13"},
         {"{\"prompt\": \"a~\"}", "line 1: byte 13"},
-        {"{\"prompt\": \"\xFF\"}", "line 1: byte 12"},
-        {"{\"prompt\": \"\\ud83d\"}", "surrogate"},
         {"{\"prompt\": \"a\"}\nplain\n", "line 2: byte 0"},
         {"{\"prompt\": \"a\"}\n[]\n", "line 2: expected a JSON object"},
         {"{\"prompt\": \"a\"} {\"prompt\": \"b\"}", "nothing after the value"},
-        {"{\"prompt\": \"a\", \"prompt\": \"b\"}", "twice"},
-        {"{\"prompt\": \"a\"", "the text ends here"},
         {"{\"Prompt\": \"a\"}", "\"prompt\" is missing"},
         {"{\"prompt\": null}", "\"prompt\" is not a string"},
-        {"{\"prompt\": 1e400}", "line 1"},
         {"{\"id\": 9007199254740993, \"prompt\": \"\"}", "below 2^53"}, /* a double makes it ...992 */
         {"{\"id\": 12345678901234567890, \"prompt\": \"\"}",
          "line 1: \"id\" is 1.2345678901234567e+19"}, /* the nearest double */
-        {"{\"id\": 1e300, \"prompt\": \"\"}", "\"id\""},
-        {"{\"id\": 1e400, \"prompt\": \"\"}", "line 1"},
         {"{\"id\": 1.5, \"prompt\": \"\"}", "\"id\" is 1.5; expected a string, or a whole number below 2^53"},
         {"{\"id\": [1], \"prompt\": \"\"}", "\"id\" is a list; expected a string, or"},
         {"{\"id\": true, \"prompt\": \"\"}", "\"id\" is true; expected a string, or"},
         {"{\"prompt\": \"\"}\n{\"prompt\": \"\", \"max_tokens\": 0}", "line 2: \"max_tokens\""},
-        {"{\"prompt\": \"\", \"max_tokens\": -1}", "\"max_tokens\""},
-        {"{\"prompt\": \"\", \"max_tokens\": 1.5}", "\"max_tokens\""},
         {"{\"prompt\": \"\", \"max_tokens\": 1e10}", "\"max_tokens\""},
         {"{\"prompt\": \"\", \"max_tokens\": \"8\"}", "\"max_tokens\""},
         /* of two prompts with one id the first is possible */
@@ -195,21 +173,20 @@ TEST(max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end) {
 
 TEST(a_prompt_may_fill_the_positions_but_not_more) {
     static const char line[] = "There are a few tokens here";
-    Job job = empty_job(true, NULL);
-    int32_t *ids;
-    int n = tokenizer_encode(tokenizer, line, strlen(line), &ids, &err);
-    free(ids);
-    OptConfig exact = config, less = config;
-    exact.max_pos = n + 1, less.max_pos = n; /* </s> takes one */
-    job.config = &exact;
-    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
-    ASSERT_OK(job_settle(&job, "", &err));
-    CU_ASSERT(job.request[0].s == n + 1 && job.request[0].n == 1);
-    job.config = &less;
-    job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 2, .where = "here"}, false);
-    CU_ASSERT_EQUAL(job_settle(&job, "", &err), -1);
-    CU_ASSERT(!strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten"));
-    job_free(&job);
+    for (int less = 0; less < 2; less++) {
+        Job job = empty_job(true, NULL);
+        OptConfig own = config;
+        int32_t *ids;
+        const int n = tokenizer_encode(tokenizer, line, strlen(line), &ids, &err);
+        own.max_pos = n + 1 - less; /* </s> takes one */
+        job.config = &own;
+        job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
+        CU_ASSERT_EQUAL(job_settle(&job, "", &err), -less);
+        const Request *r = job.request;
+        CU_ASSERT(less ? !strncmp(err.text, "here: ", 6) && strstr(err.text, "shorten") : r->s == n + 1 && r->n == 1);
+        free(ids);
+        job_free(&job);
+    }
 }
 
 /* What an earlier run has chosen of a prompt is behind its tokens now, and so much less is asked for. */
@@ -239,12 +216,10 @@ TEST(a_file_is_json_lines_or_plain_as_a_whole) {
     } cases[] = {{"x", NULL, "a"},
                  {"x.jsonl", NULL, "a"},
                  {"x.jsonl", "text", "{\"prompt\": \"a\"}"},
-                 {"x", "text", "{\"prompt\": \"a\"}"},
                  {"x.txt", "jsonl", "a"},
                  {"x.txt", NULL, NULL}};
     static const char *const refused[][2] = {
         {"plain\n{\"prompt\": \"not read\"}\n", "line 2: is a JSON object in a file of plain lines"},
-        {"[{\"prompt\": \"a\"}]", "is one JSON value"},
         {"\n[\n {\"prompt\": \"a\"},\n {\"prompt\": \"b\"}\n]\n", "is one JSON value"},
         {"{\n \"prompt\": \"a\"\n}\n", "is one JSON value"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -254,7 +229,7 @@ TEST(a_file_is_json_lines_or_plain_as_a_whole) {
         CU_ASSERT(read ? !strcmp(job.request[0].text, cases[i].text) : strstr(err.text, "--format jsonl") != NULL);
         job_free(&job);
     }
-    for (int r = 0; r < 4; r++) assert_refused(refused[r][0], strlen(refused[r][0]), false, refused[r][1]);
+    for (size_t r = 0; r < COUNT(refused); r++) assert_refused(refused[r][0], strlen(refused[r][0]), false, refused[r][1]);
 }
 
 /* Two jobs share a digest only if all that was asked for is the same. */

@@ -101,16 +101,14 @@ static const struct {
 
 /* The text is refused; and as a file, in a line that names the file first. */
 static void refused(const char *text, size_t len, const char *says) {
-    static const char *dir;
+    const char *path = in_dir(suite_dir(), "t.json");
     char *exact = xcalloc(len, 1); /* without a 0 behind it, so that ASan sees a read too far */
     for (size_t i = 0; i < len; i++) exact[i] = text[i] == '$' ? 0 : text[i];
     CU_ASSERT_PTR_NULL(json_parse(exact, len, &err));
     said(&err, EXIT_FAILED, says);
-    char path[MAX_PATH], first[1024];
-    if (!dir) dir = temp_dir();
-    snprintf(path, sizeof path, "%s/t.json", dir);
+    char first[1024];
     snprintf(first, sizeof first, "%.900s: %.100s", path, err.text);
-    write_file(dir, "t.json", exact, len);
+    write_file(suite_dir(), "t.json", exact, len);
     CU_ASSERT_PTR_NULL(json_read(path, 1 << 20, &err));
     CU_ASSERT_EQUAL(strncmp(err.text, first, strlen(first)), 0);
     free(exact);

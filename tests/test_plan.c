@@ -136,9 +136,12 @@ TEST(the_advice_is_about_what_can_be_smaller) {
     static const struct {
         int gbs, batches;
         const char *advice;
-    } cases[] = {{4, 2, "lower --gpu-batch-size"}, {1, 8, "lower --num-gpu-batches"}, {1, 1, "shorten prompts"}};
+    } cases[] = {{4, 2, "lower --gpu-batch-size"},
+                 {2, 4, "lower --gpu-batch-size"},
+                 {1, 8, "lower --num-gpu-batches"},
+                 {1, 1, "shorten prompts"}};
     open_task(opt_named("opt-125m"), 8, 64, 8);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         const int given = i % 2; /* --percent */
         const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)given << 12, SIZE_MAX};
         const Policy p = on_tiers(given, !given, !given, given, 1, 0, cases[i / 2].gbs, cases[i / 2].batches);

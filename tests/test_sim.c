@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include "tests.h"
+#include "written.h"
 
 static const OptConfig small = SMALL_CONFIG(2);
 enum { S = 20, N = 6, SEQS = 6 };
@@ -26,24 +27,14 @@ static Rig rig;
 static Device *device; /* of the rig */
 static const Plan *plan;
 
-static void open_sim(const OptConfig *config, const Policy *policy, const Hardware *hardware, int seqs, int s, int n) {
-    checkpoint = checkpoint_dummy(config, 3);
-    task = equal_task(seqs, s, n);
-    rig = (Rig){.model = checkpoint, .policy = *policy, .task = &task, .sim = hardware};
-    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
+static void open_sim(Policy policy, Hardware hardware) {
+    checkpoint = checkpoint_dummy(&small, 3);
+    task = equal_task(SEQS, S, N);
+    rig = (Rig){.model = checkpoint, .policy = policy, .task = &task, .sim = &hardware};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0); /* which copies the hardware */
     device = rig.device, plan = rig.plan;
 }
-
-static void open_mixed(const Hardware *hardware) {
-    const Policy p = mixed(6, 1);
-    open_sim(&small, &p, hardware, SEQS, S, N);
-}
-
-/* The machine of round rates, as it is. */
-static void open_round(void) {
-    const Hardware h = machine_with(round_rates);
-    open_mixed(&h);
-}
+static void open_mixed(Hardware hardware) { open_sim(mixed(6, 1), hardware); }
 
 static void close_sim(void) {
     rig_close(&rig);
@@ -56,6 +47,7 @@ static bool about(double a, double b) { return fabs(a - b) <= 1e-8 * fabs(b); }
 #define EXPECT_SECONDS(found, expected) CU_ASSERT(about(found, expected))
 
 static double now(void) { return device->now(device); }
+static double busy(Lane lane) { return device->count[lane].busy_s; }
 
 /* Waits, and returns the clock. */
 static double wait_for(Event e) {
@@ -63,20 +55,14 @@ static double wait_for(Event e) {
     return now();
 }
 
-/* So many bytes of the tier's largest region. */
-static Tensor piece(Tier tier, size_t bytes) {
-    RegionId largest = RESTING_WEIGHTS;
-    for (int id = 0; id < NREGIONS; id++)
-        if (plan->region[id][tier].bytes > plan->region[largest][tier].bytes) largest = id;
-    return plan_bytes(plan, largest, tier, 0, F16, (int)(bytes / 2));
-}
-
 static Event post_op(Op op) { return device->post(device, &op); }
 static Call on(Lane lane, bool prefill) { return (Call){.lane = lane, .kind = CACHE, .prefill = prefill}; }
 
 static Event copy_behind(Event after, Call call, size_t bytes) {
-    const Tensor all[NTIERS] = {piece(TIER_GPU, bytes), piece(TIER_CPU, bytes), piece(TIER_DISK, bytes)};
-    return post_row(device, call, all, 0, (int)(bytes / 2), after);
+    const int numbers = (int)(bytes / 2);
+    Tensor all[NTIERS];
+    for (int t = 0; t < NTIERS; t++) all[t] = plan_bytes(plan, RESTING_WEIGHTS, t, 0, F16, numbers);
+    return post_row(device, call, all, 0, numbers, after);
 }
 static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lane, false), bytes); }
 
@@ -124,7 +110,7 @@ static const struct {
 };
 
 TEST(copies_begin_and_end_when_they_must) {
-    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
+    for (size_t i = 0; i < COUNT(copies); i++) {
         const Copy *copy = copies[i].copy;
         Hardware h = machine_with(round_rates);
         Trace trace = {0};
@@ -132,7 +118,7 @@ TEST(copies_begin_and_end_when_they_must) {
         double busy_s[NLANES] = {0};
         int n = 0;
         h.gpu_bdw = copies[i].gpu_bdw, h.op_s = copies[i].op_s;
-        open_mixed(&h);
+        open_mixed(h);
         device->trace = &trace;
         for (; n < 4 && copy[n].bytes; n++) {
             Call call = on(copy[n].lane, copies[i].prefill);
@@ -148,14 +134,14 @@ TEST(copies_begin_and_end_when_they_must) {
             if (!about(s->end, c->ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);
             CU_ASSERT(about(s->begin, c->begins) && about(s->end, c->ends) && s->lane == c->lane && s->bytes == c->bytes);
         }
-        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(device->count[lane].busy_s, busy_s[lane]);
+        for (int lane = 0; lane < NLANES; lane++) EXPECT_SECONDS(busy(lane), busy_s[lane]);
         trace_free(&trace);
         close_sim();
     }
 }
 
 TEST(an_op_never_begins_before_it_is_posted) {
-    open_round();
+    open_mixed(machine_with(round_rates));
     const Event first = copy(W_LOAD, 1000);
     CU_ASSERT(first.lane == W_LOAD && first.seq == 1);
     wait_for(first);
@@ -171,6 +157,7 @@ TEST(an_op_never_begins_before_it_is_posted) {
 // Arithmetic
 // ---------------------------------------------------------------------------------------------------------------
 
+static const Tensor none;
 static Tensor ws(RegionId id, int rows) { return plan_view(plan, id, TIER_GPU, 0, 0, rows); }
 
 /* An index table at `ints` of the first batch's block; side: GPU or CPU. */
@@ -206,11 +193,10 @@ static Op attend(Lane lane) {
  * that are read and written; the longer of both. */
 TEST(ops_take_their_flops_or_their_bytes) {
     static const int32_t tables[] = {17, 5, 0, 0, 0, 3, 4, 11}; /* lengths at 0, where prompts begin at 4 */
-    const Tensor none = {.rows = 0};
     for (int bound = 0; bound < 2; bound++) {
         Hardware h = machine_with(round_rates);
         if (bound) h.gpu_bdw = 1000, h.cpu_bdw = 500;
-        open_mixed(&h);
+        open_mixed(h);
         put(0, tables, 8);
         const Call gpu = on(PROJECT, false), cpu = on(ATTEND, false);
         const Tensor x = ws(ATTENDED, 5), qkv = ws(QKV, 11), norm = plan->global[FINAL_LN_W].home,
@@ -239,7 +225,7 @@ TEST(ops_take_their_flops_or_their_bytes) {
              5 * 120},
             {op_pick(gpu, ids, plan_view(plan, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
         };
-        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t i = 0; i < COUNT(cases); i++) {
             const Op *op = &cases[i].op;
             const double from = now(), bdw = lane_channel[op->lane] == CPU ? h.cpu_bdw : h.gpu_bdw;
             const double took = wait_for(post_op(*op)) - from;
@@ -252,7 +238,7 @@ TEST(ops_take_their_flops_or_their_bytes) {
 
 /* Of attention, the lengths that rest in the tables when it is posted. */
 TEST(a_length_counts_when_the_op_is_posted) {
-    open_round();
+    open_mixed(machine_with(round_rates));
     put_lengths(17, 5);
     const Event gpu = post_op(attend(FINISH));
     put_lengths(170, 50);
@@ -266,7 +252,7 @@ TEST(appends_take_their_bytes_and_reach_their_pages) {
     static const int32_t seq[] = {0, 1}, pos[] = {3, 17}, pages[] = {0, 1, 0, 1};
     Hardware h = machine_with(round_rates);
     h.cpu_bdw = 48;
-    open_mixed(&h);
+    open_mixed(h);
     put(0, seq, 2), put(8, pos, 2), put(32, pages, 4);
     const Tensor kv = plan_view(plan, NEW_KV, TIER_CPU, 0, 0, 2);
     for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) {
@@ -281,7 +267,7 @@ TEST(appends_take_their_bytes_and_reach_their_pages) {
         if (disk) /* all of K and two pages of V */
             CU_ASSERT_EQUAL(device->peak[tier] - peak, (half + 32 * 120 + 63) / 64 * 64);
     }
-    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), none = {.rows = 0};
+    const Tensor rows = plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5);
     const double from = now();
     const Op gather = op_embed(on(C_READ, false), rows, plan->global[TOK_EMBED].home, none, false);
     EXPECT_SECONDS(wait_for(post_op(gather)) - from, 6);
@@ -295,13 +281,13 @@ TEST(shared_cores_go_at_half_speed_while_both_work) {
     h.bmm_flops[0] = 24000, h.cpu_flops[0] = 8000;
     for (int shared = 0; shared < 2; shared++) {
         h.shared_cores = shared;
-        open_mixed(&h);
+        open_mixed(h);
         put_lengths(50, 50);
         const Event gpu = post_op(attend(FINISH)), cpu = post_op(attend(ATTEND)), up = copy(W_LOAD, 1000);
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
         EXPECT_SECONDS(wait_for(cpu), shared ? 4 : 3);
-        EXPECT_SECONDS(device->count[FINISH].busy_s, shared ? 2 : 1);
+        EXPECT_SECONDS(busy(FINISH), shared ? 2 : 1);
         close_sim();
     }
 }
@@ -315,7 +301,7 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     h.bmm_flops[0] = 10 * 24000;
     for (int busy = 0; busy < 1 << 4; busy++) {
         double left = 1;
-        open_mixed(&h);
+        open_mixed(h);
         put_lengths(50, 50);
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(busy >> c & 1)) continue;
@@ -332,7 +318,7 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
 // ---------------------------------------------------------------------------------------------------------------
 
 TEST(only_index_tables_have_an_address) {
-    open_round();
+    open_mixed(machine_with(round_rates));
     const size_t bytes = plan->region[INDEX_TABLES][TIER_CPU].bytes;
     uint8_t *first = device->cpu_address(device, table_view(TIER_CPU, 0, 1, 1)),
             *last = device->cpu_address(device, table_view(TIER_CPU, bytes / 4 - 1, 1, 1));
@@ -349,19 +335,12 @@ TEST(only_index_tables_have_an_address) {
 // ---------------------------------------------------------------------------------------------------------------
 
 /* Runs a task; the rig stays open. Returns the clock at the end. */
-static double simulate(const Policy *policy, const Hardware *hardware) {
+static double simulate(Policy policy, Hardware hardware) {
     if (rig.device) close_sim();
-    open_sim(&small, policy, hardware, SEQS, S, N);
+    open_sim(policy, hardware);
     CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
     CU_ASSERT_EQUAL(rig.stats.generated, SEQS * N);
     return now();
-}
-
-static double busy(Lane lane) { return device->count[lane].busy_s; }
-static double all_busy(void) {
-    double sum = 0;
-    for (int lane = 0; lane < NLANES; lane++) sum += busy(lane);
-    return sum;
 }
 
 /* Where only products take time: 2 flops for every weight of a layer and token, and for the head's and last token. In
@@ -373,7 +352,7 @@ TEST(products_alone_take_the_flops_of_the_model) {
     for (int way = 0; way < 4; way++) {
         Policy p = all_gpu(2, 3);
         p.overlap = way > 0, p.schedule = way % 3;
-        const double total = simulate(&p, &h);
+        const double total = simulate(p, h);
         EXPECT_SECONDS(total, prefill + decode);
         if (!p.overlap) continue; /* each batch's tokens are fetched before its next layer 0, behind the others' */
         EXPECT_SECONDS(rig.stats.prefill_s, prefill);
@@ -390,10 +369,9 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
     const double past = SEQS * ((N - 1) * S + N * (N - 1) / 2), decode = flops * past / 1e5;
     for (int way = 0; way < 4; way++) {
         const bool cpu = way & 1, diagonal = way & 2;
-        const Hardware h = machine_with(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5");
         Policy p = on_tiers(1, 0, !cpu, cpu, 1, 0, 2, 3);
         p.delegated = true, p.schedule = diagonal ? SCHEDULE_DIAGONAL : SCHEDULE_ZIGZAG;
-        simulate(&p, &h);
+        simulate(p, machine_with(cpu ? "bmm_flops_p=3e5 cpu_flops_g=1e5" : "bmm_flops_p=3e5 bmm_flops_g=1e5"));
         const RunStats *stats = &rig.stats;
         const double beside = decode * stats->beside / (SEQS * (N - 1));
         CU_ASSERT((beside > 0) == diagonal);
@@ -408,10 +386,9 @@ TEST(attention_alone_takes_the_tokens_of_the_cache) {
 /* The link is never idle where it is all that counts: the bytes of the weights over it, and at most all others'. */
 TEST(streaming_alone_takes_the_bytes_of_the_weights) {
     for (int row = 0; row < 2; row++) {
-        const Hardware h = machine_with("ctog_bdw=1e6");
         Policy p = on_tiers(0, 1, 1, 0, 1, 0, 2, 3);
         p.table_home = TIER_CPU, p.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
-        const double total = simulate(&p, &h);
+        const double total = simulate(p, machine_with("ctog_bdw=1e6"));
         const Bytes *up = rig.moved[CTOG];
         CU_ASSERT(total >= up[WEIGHT] / 1e6);
         CU_ASSERT(total <= (up[WEIGHT] + up[OTHER] + up[ACTIVATION] + up[CACHE]) / 1e6 * (1 + 1e-8));
@@ -426,8 +403,10 @@ TEST(without_overlap_the_times_of_all_ops_add_up) {
     h.dtoc_bdw[1] = h.dtoc_bdw[0], p.overlap = false;
     for (int cpu = 0; cpu < 2; cpu++) {
         p.delegated = cpu;
-        const double total = simulate(&p, &h);
-        EXPECT_SECONDS(total, all_busy());
+        const double total = simulate(p, h);
+        double all_busy = 0;
+        for (int lane = 0; lane < NLANES; lane++) all_busy += busy(lane);
+        EXPECT_SECONDS(total, all_busy);
         EXPECT_SECONDS(busy(W_READ), rig.moved[DTOC][WEIGHT] / 100.);
         CU_ASSERT(rig.moved[DTOC][WEIGHT] > 0);
     }
@@ -446,21 +425,25 @@ TEST(overlap_hides_what_can_be_hidden) {
         Hardware h = machine_with(balanced);
         Policy p = mixed(2, 3);
         p.delegated = way & 1, h.shared_cores = way & 2, p.overlap = false;
-        const double alone = simulate(&p, &h), gpu_alone = busy(PROJECT) + busy(FINISH);
+        const double alone = simulate(p, h), gpu_alone = busy(PROJECT) + busy(FINISH);
         p.overlap = p.synchronize = true;
-        const double waits = simulate(&p, &h);
+        const double waits = simulate(p, h);
         p.synchronize = false;
-        const double total = simulate(&p, &h), gpu = busy(PROJECT) + busy(FINISH); /* one at a time */
+        const double total = simulate(p, h), gpu = busy(PROJECT) + busy(FINISH); /* one at a time */
         CU_ASSERT(h.shared_cores || (waits > 1.02 * total && alone > 1.1 * waits));
         for (int c = CTOG; c <= CTOD; c++) { /* no link carries more than its rate */
             Bytes bytes = 0;
             for (int kind = 0; kind < NKINDS; kind++) bytes += rig.moved[c][kind];
             CU_ASSERT(total * h.bdw[c][0] >= bytes * (1 - 1e-8));
         }
-        for (int lane = 0; lane < NLANES; lane++) CU_ASSERT(total >= busy(lane) * (1 - 1e-8));
+        double all_busy = 0;
+        for (int lane = 0; lane < NLANES; lane++) {
+            CU_ASSERT(total >= busy(lane) * (1 - 1e-8));
+            all_busy += busy(lane);
+        }
         CU_ASSERT(total >= gpu * (1 - 1e-8));
         if (!h.shared_cores) EXPECT_SECONDS(gpu, gpu_alone);
-        CU_ASSERT(total <= all_busy() && total < .9 * alone); /* something was hidden */
+        CU_ASSERT(total <= all_busy && total < .9 * alone); /* something was hidden */
     }
     close_sim();
 }
@@ -476,12 +459,12 @@ TEST(opt_175b_takes_no_memory) {
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);
-    open_sim(&config, &p, &t4, 256, 512, 32);
-    CU_ASSERT_EQUAL_FATAL(rig_run(&rig), 0);
+    checkpoint = checkpoint_dummy(&config, 3), task = equal_task(256, 512, 32);
+    rig = rig_ran(checkpoint, &p, &task, &t4);
     getrusage(RUSAGE_SELF, &after);
     CU_ASSERT(after.ru_maxrss - before.ru_maxrss < 200 * 1024); /* KiB */
     CU_ASSERT(rig.peak[TIER_DISK] > 5e11 && rig.moved[DTOC][WEIGHT] > 5e12);
     const double disk = (rig.moved[DTOC][WEIGHT] + rig.moved[DTOC][CACHE]) / 2e9;
-    CU_ASSERT(disk < now() && now() < 2 * disk);
+    CU_ASSERT(disk < rig.seconds && rig.seconds < 2 * disk);
     close_sim();
 }

@@ -10,33 +10,27 @@
 #include <unistd.h>
 
 #include "tests/started.h"
+#include "written.h"
 
-static const char *said; /* what the newest command has printed */
+static const char *printed; /* by the newest command */
 
-/* A directory with programs and their logs. */
-static const char *place(void) {
-    static char dir[300];
-    if (!dir[0]) snprintf(dir, sizeof dir, "%s", temp_dir());
-    return dir;
-}
-
-/* Runs a command of the shell; returns its exit status. */
+/* Runs a command of the shell in suite_dir; $here is where scripts are. Returns its exit status. */
 __attribute__((format(printf, 1, 2))) static int shell(const char *format, ...) {
     char command[2000], line[3000];
     va_list list;
     va_start(list, format);
     vsnprintf(command, sizeof command, format, list);
     va_end(list);
-    snprintf(line, sizeof line, "cd . && { %s; } >%s/said 2>&1", command, place());
+    snprintf(line, sizeof line, "here=$PWD && cd %s && { %s; } >said 2>&1", suite_dir(), command);
     const int status = system(line);
-    said = keep(contents(in_dir(place(), "said"), NULL));
+    printed = keep(contents(in_dir(suite_dir(), "said"), NULL));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 /* That command has ended with such a status, and has said this part. */
 static void assert_said(int status, int expected, const char *part) {
-    const bool right = status == expected && strstr(said, part);
-    if (!right) fprintf(stderr, "\n    not %d, \"%s\", but %d: %s", expected, part, status, said);
+    const bool right = status == expected && strstr(printed, part);
+    if (!right) fprintf(stderr, "\n    not %d, \"%s\", but %d: %s", expected, part, status, printed);
     CU_ASSERT(right);
 }
 
@@ -51,6 +45,7 @@ static void assert_said(int status, int expected, const char *part) {
     "               tests      3      3      " #passed "      " #failed          \
     "        0\n"                                                                \
     "             asserts     30     30     " #passed "0      " #failed "      n/a\n\nElapsed time = 0\nEND\n"
+#define SUITE_SH "unset GOING_ON; SUITE_SECONDS=1 $here/scripts/suite.sh "
 
 static const struct {
     const char *name, *script;
@@ -61,17 +56,7 @@ static const struct {
     {"leaks", LISTED "echo '  Test: first ...passed'\n" TOTALS(3, 0) "exit 23\n", 23},
     {"crashes", LISTED "echo '  Test: first ...passed'; echo '  Test: second ...'; exit 139\n", 139},
     {"hangs", LISTED "echo '  Test: first ...'; exec sleep 60\n", 124},
-    {"leaves", LISTED "sleep 60 &\n" TOTALS(3, 0), 0},
 };
-enum { SUITES = sizeof suites / sizeof *suites, LEAVES = SUITES - 1 };
-
-/* Runs the suite once; its log is DIR/NAME.log. */
-static void run_suite(int s) {
-    const char *name = suites[s].name;
-    write_file(place(), name, suites[s].script, strlen(suites[s].script));
-    assert_said(shell("unset GOING_ON; SUITE_SECONDS=1 scripts/suite.sh %s/%s.log sh %s/%s", place(), name, place(), name),
-                suites[s].status, suites[s].status ? "FAILED (" : " passed in ");
-}
 
 /* One that sleeps and one that computes, in a child that is a suite of its own: it removes its directories. */
 TEST(a_program_that_hangs_is_named_and_a_second_one_ends_its_suite) {
@@ -113,12 +98,17 @@ TEST(a_summary_adds_up_its_suites_and_names_what_failed) {
         {"good.log crashes.log", 1, "\n4 passed, 1 failed, 1 skipped\n", "  not run: third\n"},
         {"hangs.log good.log", 1, "\n3 passed, 1 failed, 2 skipped\n", "/hangs: ended after 1 s, in test \"first\"\n"},
     };
-    for (int s = 0; s < SUITES; s++) run_suite(s);
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        const int status = shell("here=$PWD; cd %s && $here/scripts/summary.sh %s", place(), cases[c].logs);
+    for (size_t s = 0; s < COUNT(suites); s++) {
+        const char *name = suites[s].name;
+        const int status = suites[s].status;
+        write_file(suite_dir(), name, suites[s].script, strlen(suites[s].script));
+        assert_said(shell(SUITE_SH "./%s.log sh %s", name, name), status, status ? "FAILED (" : " passed in ");
+    }
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        const int status = shell("$here/scripts/summary.sh %s", cases[c].logs);
         assert_said(status, cases[c].status, cases[c].totals);
         assert_said(status, cases[c].status, cases[c].part);
-        CU_ASSERT_EQUAL(!strstr(said, "FAILED: "), !cases[c].status);
+        CU_ASSERT_EQUAL(!strstr(printed, "FAILED: "), !cases[c].status);
     }
 }
 
@@ -127,7 +117,7 @@ TEST(what_a_suite_leaves_running_is_ended) {
     enum { PATIENCE = 20000 }; /* ms, less than it sleeps */
     int ends[2];
     CHECK(!pipe(ends));
-    run_suite(LEAVES);
+    assert_said(shell(SUITE_SH "./leaves.log sh -c 'sleep 60 &'"), 0, " passed in ");
     close(ends[1]);
     struct pollfd left = {.fd = ends[0], .events = POLLIN};
     CU_ASSERT(poll(&left, 1, PATIENCE) == 1 && left.revents == POLLHUP);
@@ -137,18 +127,18 @@ TEST(what_a_suite_leaves_running_is_ended) {
 /* By size, and not as text. */
 TEST(a_bench_says_the_median_of_three) {
     static const char *const runs[] = {"9 10.5 200", "9 200 10.5", "10.5 9 200", "10.5 200 9", "200 9 10.5", "200 10.5 9"};
-    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        CU_ASSERT_EQUAL(shell("eval \"$(grep '^median()' scripts/bench.sh)\"; median %s", runs[r]), 0);
-        CU_ASSERT_STRING_EQUAL(said, "10.5\n");
+    for (size_t r = 0; r < COUNT(runs); r++) {
+        CU_ASSERT_EQUAL(shell("eval \"$(grep '^median()' $here/scripts/bench.sh)\"; median %s", runs[r]), 0);
+        CU_ASSERT_STRING_EQUAL(printed, "10.5\n");
     }
 }
 
 /* All that the script computes from the constants of flexgen.cu alone, without nvcc; it is the file's end. */
 TEST(the_waves_of_the_kernels_are_of_todays_constants) {
     const char *kept = keep(contents("results/kernels.md", NULL));
-    CU_ASSERT_EQUAL(shell("sed -n '/^value()/p; /^constants=/p; /^awk /,$p' scripts/gpu_kernels.sh | bash"), 0);
-    const char *there = strstr(kept, said);
-    CU_ASSERT(strstr(said, "| 30B | FC2 |") && there && !there[strlen(said)]);
+    CU_ASSERT_EQUAL(shell("cd $here && sed -n '/^value()/p; /^constants=/p; /^awk /,$p' scripts/gpu_kernels.sh | bash"), 0);
+    const char *there = strstr(kept, printed);
+    CU_ASSERT(strstr(printed, "| 30B | FC2 |") && there && !there[strlen(printed)]);
 }
 
 typedef struct {
@@ -157,8 +147,8 @@ typedef struct {
 
 /* Makes a fresh directory, DIR/tree, with these folders and files; the last one has no path. */
 static void make_tree(const char *folders, const File *file) {
-    CU_ASSERT_EQUAL_FATAL(shell("rm -rf %1$s/tree && mkdir %1$s/tree && cd %1$s/tree && mkdir %2$s", place(), folders), 0);
-    for (; file->path; file++) write_file(in_dir(place(), "tree"), file->path, file->text, strlen(file->text));
+    CU_ASSERT_EQUAL_FATAL(shell("rm -rf tree && mkdir tree && cd tree && mkdir %s", folders), 0);
+    for (; file->path; file++) write_file(in_dir(suite_dir(), "tree"), file->path, file->text, strlen(file->text));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -198,14 +188,13 @@ TEST(a_rule_of_size_that_is_broken_is_said_and_fails) {
         {{"scripts/size.txt", "31 total\n"}, "base/low.h: has no budget in scripts/size.txt\n"},
     };
     if (!has_python()) return;
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    for (size_t c = 0; c < COUNT(cases); c++) {
         const File *change = &cases[c].change;
         make_tree("base io scripts build build/base build/io", program);
-        write_file(in_dir(place(), "tree"), change->path, change->text, strlen(change->text));
+        write_file(in_dir(suite_dir(), "tree"), change->path, change->text, strlen(change->text));
         const int status = shell(
-            "here=$PWD && cd %s/tree && cc -c -I. base/low.c -o build/base/low.o && cc -c -I. io/high.c "
-            "-o build/io/high.o && python3 -B $here/scripts/size.py build",
-            place());
+            "cd tree && cc -c -I. base/low.c -o build/base/low.o && cc -c -I. io/high.c -o build/io/high.o && "
+            "python3 -B $here/scripts/size.py build");
         assert_said(status, cases[c].said ? 1 : 0, cases[c].said ? cases[c].said : "");
     }
 }
@@ -238,11 +227,11 @@ TEST(a_mutation_is_caught_hangs_or_survives) {
         {"--count 0", "\n0 mutations: 0 caught, 0 hung, 0 survived\n"}};
     if (!has_python()) return;
     make_tree("base scripts tests", mutable);
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    for (size_t c = 0; c < COUNT(cases); c++) {
         const int status = shell(
-            "here=$PWD && cd %s/tree && cp $here/scripts/suite.sh scripts && "
+            "cd tree && cp $here/scripts/suite.sh scripts && "
             "python3 -B $here/scripts/mutate.py --files 'base/*' --limit 1 %s",
-            place(), cases[c][0]);
+            cases[c][0]);
         assert_said(status, 0, cases[c][1]);
     }
 }

@@ -2,6 +2,7 @@
  * seconds, so that sums are exact. That a device notes what it does, and as much as its lanes count, is
  * test_lanes.c's and test_sim.c's. */
 #include "tests.h"
+#include "written.h"
 
 /* A call of a lane in sweep i, layer j and batch k, and the bytes and the time of an op of it. */
 typedef struct {
@@ -13,20 +14,12 @@ typedef struct {
     size_t bytes;
 } Timed;
 
-static Slice slice_of_timed(Timed p) {
-    const Op op = {.lane = p.lane,
-                   .kind = p.kind,
-                   .prefill = p.prefill,
-                   .prefill_sweep = p.prefill,
-                   .i = p.i,
-                   .j = p.j,
-                   .k = p.k,
-                   .batch = p.batch};
-    return slice_of(&op, p.bytes, p.begin, p.end);
-}
-static void add(Trace *trace, Timed p) {
-    const Slice slice = slice_of_timed(p);
+/* Adds the op, and returns what it is by itself. */
+static Slice add(Trace *trace, Timed p) {
+    const Op op = {.call = {p.lane, p.kind, p.prefill, p.prefill, false, p.i, p.j, p.k, p.batch}};
+    const Slice slice = slice_of(&op, p.bytes, p.begin, p.end);
     trace_add(trace, &slice, 0);
+    return slice;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -56,19 +49,18 @@ TEST(ops_of_one_call_are_one_slice) {
         {{FINISH, OTHER, false, 0, 1, 0, 0, 23, 24, 10}, 9},
         {{PROJECT, OTHER, false, 0, 1, 0, 0, 23, 24, 1}, 11}, /* another call does */
     };
-    enum { OPS = sizeof ops / sizeof *ops, SLICES = 12 };
+    enum { SLICES = 12 };
     Trace trace = {0};
     Slice expected[SLICES] = {{0}};
-    for (int o = 0; o < OPS; o++) {
-        const Slice own = slice_of_timed(ops[o].op);
+    for (size_t o = 0; o < COUNT(ops); o++) {
+        const Slice own = add(&trace, ops[o].op);
         Slice *whole = &expected[ops[o].slice];
-        trace_add(&trace, &own, 0);
         if (!whole->end)
             *whole = own;
         else
             whole->end = own.end, whole->bytes += own.bytes;
     }
-    CU_ASSERT_FATAL(trace.n == SLICES);
+    CU_ASSERT_EQUAL_FATAL(trace.n, SLICES);
     for (int n = 0; n < SLICES; n++) {
         const Slice *s = &trace.slice[n], *e = &expected[n];
         CU_ASSERT(s->begin == e->begin && s->end == e->end && s->bytes == e->bytes);
@@ -104,7 +96,7 @@ TEST(calls_have_the_names_of_figure_4) {
     for (int lane = 0; lane < NLANES; lane++)
         for (int kind = 0; kind < NKINDS; kind++) {
             const char *name = trace_call(&(Slice){.lane = lane, .kind = kind, .delegated = true});
-            CU_ASSERT_FATAL(name != NULL);
+            CU_ASSERT_PTR_NOT_NULL_FATAL(name);
             if (calls[lane][kind].name) CU_ASSERT_STRING_EQUAL(name, calls[lane][kind].name);
         }
     CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = CACHE, .prefill = true}), "store_cache");
@@ -226,47 +218,45 @@ TEST(traces_of_all_stages_come_together_with_the_clock_of_the_first) {
 // Table 4
 // ---------------------------------------------------------------------------------------------------------------
 
-enum { TICKS = 64 };
-
-/* Counts by definition, tick by tick, in which a part is busy, in which what hides it (computing hides copies, and copies
- * hide computing) is busy as well, and in which any lane but those of the network is. */
-static Breakdown count_ticks(const Trace *trace) {
-    Breakdown b = {0};
-    for (int tick = 0; tick < TICKS; tick++) {
-        bool busy[2][NPARTS] = {{false}}, computing = false, copying = false, local = false;
-        for (size_t n = 0; n < trace->n; n++) {
-            const Slice *s = &trace->slice[n];
-            if (s->begin > tick || s->end < tick + 1) continue;
-            const int part = calls[s->lane][s->kind].part;
-            busy[s->prefill_sweep][part] = true;
-            *(part == COMPUTE ? &computing : &copying) = true;
-            local = local || (s->lane != RECEIVE && s->lane != SEND);
-        }
-        for (int p = 0; p < 2 * NPARTS; p++) {
-            Share *share = &b.part[p / NPARTS][p % NPARTS];
-            if (!busy[p / NPARTS][p % NPARTS]) continue;
-            share->busy_s++, share->hidden_s += p % NPARTS == COMPUTE ? copying : computing;
-        }
-        for (int prefill = 0; prefill < 2; prefill++) b.total_s[prefill] += memchr(busy[prefill], true, NPARTS) != NULL;
-        b.busy_s += local;
-    }
-    return b;
-}
-
+/* By definition: the ticks in which a part is busy, in which what hides it (computing hides copies, and copies hide
+ * computing) is busy as well, and in which any lane but those of the network is. */
 TEST(random_intervals_agree_with_a_count_of_every_tick) {
+    enum { TICKS = 64, COMPUTES = 1, COPIES = 2 };
     uint64_t state = 5;
     for (int round = 0; round < 2000; round++) {
         Trace trace = {0};
-        int n = test_below(&state, 40), longest = 1 + test_below(&state, 20);
+        Breakdown counted = {0};
+        bool busy[TICKS][2][NPARTS] = {{{false}}}, local[TICKS] = {false};
+        int does[TICKS] = {0}, n = test_below(&state, 40), longest = 1 + test_below(&state, 20);
         for (int i = 0; i < n; i++) {
-            int lane = test_below(&state, NLANES), kind = test_below(&state, NKINDS);
+            const int lane = test_below(&state, NLANES), kind = test_below(&state, NKINDS), part = calls[lane][kind].part;
             if (!calls[lane][kind].name) continue;
-            int begin = test_below(&state, TICKS), end = begin + test_below(&state, longest); /* some are empty */
+            const int begin = test_below(&state, TICKS), end = imin(begin + test_below(&state, longest), TICKS);
             const bool prefill = !test_below(&state, 6);
-            add(&trace, (Timed){lane, kind, prefill, test_below(&state, 4), 0, 0, 0, begin, imin(end, TICKS), 1});
+            /* i is in all of them another one, so that no two join; some take no tick */
+            add(&trace, (Timed){lane, kind, prefill, i, 0, 0, 0, begin, end, 1});
+            for (int tick = begin; tick < end; tick++) {
+                busy[tick][prefill][part] = true;
+                does[tick] |= part == COMPUTE ? COMPUTES : COPIES;
+                local[tick] |= lane != RECEIVE && lane != SEND;
+            }
         }
-        const Breakdown fast = trace_breakdown(&trace), slow = count_ticks(&trace);
-        CU_ASSERT_FATAL(!memcmp(&fast, &slow, sizeof fast));
+        for (int tick = 0; tick < TICKS; tick++) {
+            for (int prefill = 0; prefill < 2; prefill++) {
+                bool any = false;
+                for (int p = 0; p < NPARTS; p++) {
+                    const int hides = p == COMPUTE ? COPIES : COMPUTES;
+                    if (!busy[tick][prefill][p]) continue;
+                    counted.part[prefill][p].busy_s++;
+                    counted.part[prefill][p].hidden_s += (does[tick] & hides) != 0;
+                    any = true;
+                }
+                counted.total_s[prefill] += any;
+            }
+            counted.busy_s += local[tick];
+        }
+        const Breakdown fast = trace_breakdown(&trace);
+        CU_ASSERT_FATAL(!memcmp(&fast, &counted, sizeof fast));
         trace_free(&trace);
     }
 }
@@ -343,13 +333,12 @@ TEST(a_million_slices_take_a_moment) {
 
 enum { SWEEPS = 3, SQUARES = 4 };
 
-/* The drawing, or with a range that is wrong what the script says. */
-static char *drawing_of(const char *trace, const char *kind, const char *sweeps) {
-    char command[1500], svg[400], said[400];
-    snprintf(svg, sizeof svg, "%s.svg", trace), snprintf(said, sizeof said, "%s.said", trace);
-    snprintf(command, sizeof command, "python3 -B scripts/plot_trace.py %s %s %s --title T %s 2>%s", kind, trace, svg,
-             sweeps, said);
-    return contents(system(command) ? said : svg, NULL);
+/* The drawing of a directory's trace.json, or with a range that is wrong what the script says. */
+static char *drawing_of(const char *dir, const char *kind, const char *sweeps) {
+    char command[1500];
+    snprintf(command, sizeof command, "in=%s/trace.json; %s %s $in $in.svg --title T %s 2>$in.said", dir,
+             "python3 -B scripts/plot_trace.py", kind, sweeps);
+    return contents(in_dir(dir, system(command) ? "trace.json.said" : "trace.json.svg"), NULL);
 }
 
 /* Three sweeps of two layers and two batches; a square takes a second, and none runs beside another. "--sweeps A:B cuts out
@@ -360,16 +349,15 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
         int first, last;
     } cases[] = {{"", 0, 2}, {"--sweeps 0:1", 0, 1}, {"--sweeps 1:", 1, 2}, {"--sweeps :0", 0, 0}, {"--sweeps 1", 1, 1}};
     if (!has_python()) return;
-    const char *dir = temp_dir(), *path = in_dir(dir, "sweeps.json");
+    const char *dir = temp_dir();
     Trace trace = {.name = "three sweeps"};
     for (int e = 0; e < SWEEPS * SQUARES; e++)
         add(&trace, (Timed){PROJECT, OTHER, e < SQUARES, e / SQUARES, e / 2 % 2, e % 2, e % 2, e, e + 1, 1});
     char *text = written(&trace, 1), name[60];
-    write_file(dir, "sweeps.json", text, strlen(text));
+    write_file(dir, "trace.json", text, strlen(text));
     free(text), trace_free(&trace);
     for (int c = 0; c < 5; c++) {
-        char *lanes = drawing_of(path, "--lanes", cases[c].option),
-             *squares = drawing_of(path, "--squares", cases[c].option);
+        char *lanes = drawing_of(dir, "--lanes", cases[c].option), *squares = drawing_of(dir, "--squares", cases[c].option);
         const int n = cases[c].last - cases[c].first + 1;
         for (int i = 0; i < SWEEPS; i++) {
             const bool there = cases[c].first <= i && i <= cases[c].last;
@@ -388,9 +376,9 @@ TEST(a_drawing_has_all_of_the_sweeps_that_it_is_asked_for) {
         }
         free(lanes), free(squares);
     }
-    char *said = drawing_of(path, "--lanes", "--sweeps 3:");
+    char *said = drawing_of(dir, "--lanes", "--sweeps 3:");
     CU_ASSERT_STRING_EQUAL(said, "plot_trace.py: --sweeps: nothing was computed in 3:; the trace has sweeps 0 to 2\n");
-    free(said), said = drawing_of(path, "--squares", "--sweeps 2:1");
+    free(said), said = drawing_of(dir, "--squares", "--sweeps 2:1");
     CU_ASSERT_PTR_NOT_NULL(strstr(said, "--sweeps: found '2:1'; expected a range A:B"));
     free(said);
 }

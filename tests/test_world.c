@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "tests.h"
+#include "written.h"
 
 static Error err;
 static Checkpoint *model;
@@ -16,10 +17,7 @@ static const size_t roomy[NTIERS] = {(size_t)1 << 50, (size_t)1 << 50, (size_t)1
 /* Where only products take time. A row of a layer takes 2 (4 h1^2 + 2 h1 h2) flops, which are a second; so are those of a
  * row of the head, 2 h1 vocab. */
 enum { H1 = 60, H2 = 100, VOCAB = 440, FLOPS = 2 * (4 * H1 * H1 + 2 * H1 * H2) };
-static Checkpoint *model_of(int l) {
-    const OptConfig config = TEST_CONFIG(l, H1, H2, 3, VOCAB, 2);
-    return checkpoint_dummy(&config, 3);
-}
+static Checkpoint *model_of(int l) { return checkpoint_dummy(&(OptConfig)TEST_CONFIG(l, H1, H2, 3, VOCAB, 2), 3); }
 
 /* A pipeline of l layers and its task, with a trace on every stage; layers: of each, or NULL. */
 static void open_stages(int l, int m, const char *layers, const Policy *policy, Task whole, const Hardware *hardware,
@@ -61,9 +59,10 @@ static const struct {
 } slices[] = {{0, SEND, {2, 4, 7, 10, 12, 14}},
               {1, RECEIVE, {2.5, 4.5, 7.5, 10.5, 12.5, 14.5}},
               {1, A_DOWN, {5.5, 8.5, 10.5, 12.5, 14.5, 16.5}}};
-/* A wire that takes X s for a state, 2 h1 bytes, and TOKEN_S for a token. */
+/* A wire that takes X s for a state, STATE bytes, and TOKEN_S for a token. */
+#define STATE (2 * H1)
 #define X 1.25
-#define TOKEN_S (4 * X / (2 * H1))
+#define TOKEN_S (4 * X / STATE)
 typedef struct {
     const char *layers;
     int l, m, num_gpu_batches, flights, count, s, n;
@@ -79,52 +78,44 @@ static const Pipeline by_hand[] = {
     /* Two stages of five seconds each, of which the second has four layers and the head. With three flights the wire is
      * hidden: once it is filled, the pipeline computes 15 s a round. With two, a round is 5 + X + 5 + TOKEN_S, and the second
      * flight is 5 s behind. A stage that waited for its wire would take 3 x (5 + X) s for three flights. */
-    {"5,4", 9, 2, 1, 2, 2, 1, 9, 2 * H1 / X, 0, 9 * (5 + X + 5 + TOKEN_S) + 5},
-    {"5,4", 9, 2, 1, 3, 3, 1, 9, 2 * H1 / X, 0, 5 + X + 9 * 3 * 5 + TOKEN_S},
+    {"5,4", 9, 2, 1, 2, 2, 1, 9, STATE / X, 0, 9 * (5 + X + 5 + TOKEN_S) + 5},
+    {"5,4", 9, 2, 1, 3, 3, 1, 9, STATE / X, 0, 5 + X + 9 * 3 * 5 + TOKEN_S},
+    /* A slow wire: eight batches of a prompt of five tokens, 5 s each, one message after the other. The layer of the last
+     * one and the head's rows of all are behind it. Tokens, of four bytes, go back meanwhile, but for the last. */
+    {NULL, 2, 2, 8, 1, 8, 5, 1, 10, .25, 5 + 8 * 5 * STATE / 10 + .25 + 5 + 8 + .4 + .25},
 };
 // clang-format on
 
 TEST(pipelines_take_the_time_that_they_must) {
     Hardware h = test_fast_machine();
     h.mm_flops[0] = h.mm_flops[1] = FLOPS;
-    for (const Pipeline *c = by_hand; c < by_hand + sizeof by_hand / sizeof *by_hand; c++) {
+    for (const Pipeline *c = by_hand; c < by_hand + COUNT(by_hand); c++) {
+        const int states = c->m > 1 ? c->count * (c->s + c->n - 1) * STATE : 0; /* bytes that go to stage 1 */
         Policy p = all_gpu(1, c->num_gpu_batches);
         p.flights = c->flights;
         open_stages(c->l, c->m, c->layers, &p, equal_task(c->count, c->s, c->n), &h, c->bytes_s, c->delay_s);
         ASSERT_OK(run_all((Listener){0}));
         CU_ASSERT_DOUBLE_EQUAL(stats.total_s, c->total, 1e-6);
         CU_ASSERT_EQUAL(stats.generated, c->count * c->n);
+        CU_ASSERT_DOUBLE_EQUAL(stages.stage[0].device->count[SEND].busy_s, states / c->bytes_s, 1e-6);
+        CU_ASSERT_EQUAL(stages.stage[c->m - 1].device->count[RECEIVE].moved[ACTIVATION], (Bytes)states);
         if (c == by_hand) {
-            for (size_t i = 0; i < sizeof slices / sizeof *slices; i++) {
+            for (size_t i = 0; i < COUNT(slices); i++) {
                 const Trace *trace = &traces[slices[i].stage];
-                int found = 0;
-                for (size_t at = 0; at < trace->n; at++) {
-                    if (trace->slice[at].lane != slices[i].lane) continue;
-                    CU_ASSERT_FATAL(found < SLICES);
-                    CU_ASSERT_DOUBLE_EQUAL(trace->slice[at].end, slices[i].end[found], 1e-8 * slices[i].end[found]);
-                    found++;
+                const double *end = slices[i].end;
+                for (const Slice *s = trace->slice; s < trace->slice + trace->n; s++) {
+                    if (s->lane != slices[i].lane) continue;
+                    CU_ASSERT_FATAL(end < slices[i].end + SLICES);
+                    CU_ASSERT_DOUBLE_EQUAL(s->end, *end, 1e-8 * *end);
+                    end++;
                 }
-                CU_ASSERT_EQUAL(found, SLICES);
+                CU_ASSERT_PTR_EQUAL(end, slices[i].end + SLICES);
             }
             CU_ASSERT_DOUBLE_EQUAL(stages.stage[1].stats.total_s, 16.5, 1e-6);
             CU_ASSERT_EQUAL(stages.stage[1].stats.generated, 6);
         }
         close_stages();
     }
-}
-
-/* Only the wire takes time: eight batches of three prompts of five tokens, one message after the other. The head's row
- * begins behind the last of them; then all tokens go the other way, of four bytes each. */
-TEST(a_slow_wire_takes_the_bytes_over_its_rate) {
-    const Hardware fast = test_fast_machine();
-    const Policy p = all_gpu(3, 8);
-    const double rate = 1000, delay = .25, states = 24 * 5 * 2 * H1, tokens = 24 * 4;
-    open_stages(2, 2, NULL, &p, equal_task(24, 5, 1), &fast, rate, delay);
-    ASSERT_OK(run_all((Listener){0}));
-    CU_ASSERT_DOUBLE_EQUAL(stats.total_s, states / rate + delay + tokens / rate + delay, 1e-6);
-    CU_ASSERT_DOUBLE_EQUAL(stages.stage[0].device->count[SEND].busy_s, states / rate, 1e-6);
-    CU_ASSERT_EQUAL(stages.stage[1].device->count[RECEIVE].moved[ACTIVATION], (size_t)states);
-    close_stages();
 }
 
 /* A pipeline on the t4 with a bit of everything everywhere. */
@@ -232,7 +223,7 @@ TEST(a_list_of_layers_is_of_all_stages_and_all_layers) {
         int m, l;
     } wrong[] = {{"3,1,4,2", 4, 11}, {"3,1,4,2", 4, 9}, {"3,1,4,2", 3, 10}, {"3,1,6", 4, 10}, {"3,0,7", 3, 10},
                  {"3,-1,8", 3, 10},  {"3,x,7", 3, 10},  {"", 3, 10},        {"3,7,", 3, 10},  {NULL, 3, 2}};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         int first;
         CU_ASSERT_EQUAL(layers_of(&first, 0, wrong[i].m, wrong[i].l, wrong[i].list), -1);
         CU_ASSERT(err.code == EXIT_USAGE && strstr(err.text, wrong[i].list ? "--stages: " : "of 3 stages: "));
