@@ -18,7 +18,7 @@ int step, number;
 static int said;          /* in this step */
 static char context[400]; /* what in_case said of this case */
 
-// ---- What is drawn --------------------------------------------------------------------------------------------
+// ---- What is drawn --------------------------------------------------------------------------------------------------
 
 double draw_real(double low, double high) { return low + (high - low) * (test_random(&state) + 1) / 2; }
 int draw(int low, int high) { return low + (int)((test_random(&state) + 1) / 2 * (high - low + 1)); }
@@ -31,7 +31,7 @@ void draw_order(int *order, int n) {
     }
 }
 
-// ---- What is said ---------------------------------------------------------------------------------------------
+// ---- What is said ---------------------------------------------------------------------------------------------------
 
 void in_case(const char *format, ...) {
     va_list list;
@@ -70,7 +70,7 @@ bool near_row(const float *found, const float *expected, int n, double tolerance
     return true;
 }
 
-// ---- A step ---------------------------------------------------------------------------------------------------
+// ---- A step ---------------------------------------------------------------------------------------------------------
 
 /* Why a child gave no answer (status -1: it was ended), and the last line of its errors. */
 static void say_end(int status, int errors) {
@@ -147,7 +147,7 @@ static void take_step(void) {
     }
 }
 
-// ---- The run --------------------------------------------------------------------------------------------------
+// ---- The run --------------------------------------------------------------------------------------------------------
 
 /* Before main, which may start threads. Once the secret is read, no other process of this user may look into this one. */
 __attribute__((constructor)) static void begin(void) {

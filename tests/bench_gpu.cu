@@ -126,7 +126,7 @@ static char *pinned_memory(size_t bytes, const void *from) {
     return p;
 }
 
-// ---- Copies -------------------------------------------------------------------------------------------------------
+// ---- Copies ---------------------------------------------------------------------------------------------------------
 
 /* Returns the bytes a second of copies (to, from) of `bytes` that start at once, COPIES times each, all together. */
 static double copy_rate(const std::vector<std::pair<char *, const char *>> &copies, size_t bytes) {
@@ -163,7 +163,7 @@ static void print_copies(void) {
     free_rooms();
 }
 
-// ---- Matrix products ----------------------------------------------------------------------------------------------
+// ---- Matrix products ------------------------------------------------------------------------------------------------
 
 /* Describes a matrix of fp16, column by column, as cublasLt sees it. */
 static cublasLtMatrixLayout_t layout(int rows, int cols) {
@@ -220,7 +220,7 @@ static void print_products(void) {
     print_product("gemm_prefill", 4096, 16384, 4096);
 }
 
-// ---- flexgen's kernels --------------------------------------------------------------------------------------------
+// ---- flexgen's kernels ----------------------------------------------------------------------------------------------
 
 static Gpu *gpu;
 enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
@@ -336,7 +336,7 @@ static void print_kernels(void) {
     gpu->close(gpu);
 }
 
-// ---- Launches and waits -------------------------------------------------------------------------------------------
+// ---- Launches and waits ---------------------------------------------------------------------------------------------
 
 static __global__ void empty_kernel(void) {}
 

@@ -57,7 +57,7 @@ static bool strikes(int class) {
     return class == wanted_class && (n == wanted || (and_after && n > wanted));
 }
 
-// ---- Memory and threads ------------------------------------------------------------------------------------------------
+// ---- Memory and threads ---------------------------------------------------------------------------------------------
 
 void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
     *__libc_memalign(size_t, size_t);
@@ -97,7 +97,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*f)(voi
     return strikes(THREAD) ? EAGAIN : real_create(thread, attr, f, arg);
 }
 
-// ---- The clock ---------------------------------------------------------------------------------------------------------
+// ---- The clock ------------------------------------------------------------------------------------------------------
 
 static long haste = 1;
 static struct timespec begun;
@@ -111,7 +111,7 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
     return status;
 }
 
-// ---- System calls ------------------------------------------------------------------------------------------------------
+// ---- System calls ---------------------------------------------------------------------------------------------------
 
 #ifdef __x86_64__
 long raw_call(long number, long a, long b, long c, long d, long e, long f);
@@ -162,7 +162,7 @@ static void install(void) {
 static void install(void) {}
 #endif
 
-// ---- Beginning and end -------------------------------------------------------------------------------------------------
+// ---- Beginning and end ----------------------------------------------------------------------------------------------
 
 __attribute__((constructor)) static void begin(void) {
     char name[20];

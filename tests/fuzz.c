@@ -45,7 +45,7 @@ static Input input_of(const char *path) {
     return in;
 }
 
-// ---- A small model ------------------------------------------------------------------------------------------------
+// ---- A small model --------------------------------------------------------------------------------------------------
 
 #define PIECES "tests/golden/tokenizer"
 enum { VOCAB = 1024 };
@@ -66,7 +66,7 @@ static Input framed(const char *header, size_t len, size_t data) {
     return file;
 }
 
-// ---- The ways in: each says whether it accepted the input ---------------------------------------------------------
+// ---- The ways in: each says whether it accepted the input -----------------------------------------------------------
 
 static bool read_utf8(const char *text, size_t len) {
     const size_t invalid = utf8_invalid_at(text, len);
@@ -266,7 +266,7 @@ static Target targets[] = {
 // clang-format on
 enum { NTARGETS = COUNT(targets) };
 
-// ---- Changes ------------------------------------------------------------------------------------------------------
+// ---- Changes --------------------------------------------------------------------------------------------------------
 
 /* Bytes [at, at + out) give way to n others, as far as there is room. */
 static void replace(Input *in, size_t at, size_t out, const char *by, size_t n) {
@@ -318,7 +318,7 @@ static void change(Input *in, const Target *target) {
     in->bytes[in->len] = 0;
 }
 
-// ---- Running ------------------------------------------------------------------------------------------------------
+// ---- Running --------------------------------------------------------------------------------------------------------
 
 static void add_good(Target *t, const Input *in) {
     const int at = t->npool < POOL ? t->npool++ : (int)below(POOL);

@@ -33,7 +33,7 @@ bool program_runs(pid_t pid); /* false: it has ended, and finish does not wait *
 /* Waits for it. Whatever happened, nothing may be left in `offload`. */
 Result finish(pid_t pid);
 
-// ---- flexgen ------------------------------------------------------------------------------------------------------------
+// ---- flexgen --------------------------------------------------------------------------------------------------------
 
 /* The program is $FLEXGEN_BIN, or ./flexgen. Its arguments, made with printf, are written as in a shell: see split_words. A
  * word that begins with @ is a file in `capture`. */

@@ -13,7 +13,7 @@
 
 static Error err;
 
-// ---- A small model ------------------------------------------------------------------------------------------------
+// ---- A small model --------------------------------------------------------------------------------------------------
 
 enum { LAYERS = 2, H1 = 4, H2 = 8, VOCAB = 6, LAST = VOCAB * H1 - 1, LAST_FC2_W = NGLOBALS + NROLES + FC2_W };
 
@@ -49,7 +49,7 @@ static const Checkpoint *holds(const char *dir, const Model *m, bool head) {
     return c;
 }
 
-// ---- What is opened -----------------------------------------------------------------------------------------------
+// ---- What is opened -------------------------------------------------------------------------------------------------
 
 TEST(all_float_types_names_and_alignments_are_read) {
     for (int i = 0; i < 24; i++) {
@@ -183,7 +183,7 @@ TEST(what_torch_saved_is_converted_doubles_too) {
     }
 }
 
-// ---- What is refused ----------------------------------------------------------------------------------------------
+// ---- What is refused ------------------------------------------------------------------------------------------------
 
 static const Fault bad_config[] = {
     {"\"opt\"", "\"llama\"", "model_type is \"llama\"; expected \"opt\""},
@@ -331,7 +331,7 @@ TEST(values_beyond_f16_are_refused_by_name) {
     }
 }
 
-// ---- Files that change, and the disk ------------------------------------------------------------------------------
+// ---- Files that change, and the disk --------------------------------------------------------------------------------
 
 /* It ends within the last bias, then within the token table. */
 TEST(a_file_that_shrinks_is_an_error_and_not_a_signal) {
@@ -422,7 +422,7 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     checkpoint_close(c);
 }
 
-// ---- Digests and dummies ------------------------------------------------------------------------------------------
+// ---- Digests and dummies --------------------------------------------------------------------------------------------
 
 static const OptConfig medium = {"medium", 3, 64, 256, 4, 101, 30, 64, true, true, 2, 0, 1};
 

@@ -25,7 +25,7 @@
 #define ALL_CPU " --percent 0 100 0 100 0 100"
 #define ALL_DISK " --percent 0 0 0 0 0 0"
 
-// ---- Files and results -------------------------------------------------------------------------------------------------
+// ---- Files and results ----------------------------------------------------------------------------------------------
 
 /* Writes a file, which command lines call @name. */
 static void give(const char *name, const char *text) {
@@ -128,7 +128,7 @@ __attribute__((format(printf, 2, 3))) static void assert_figures(const cJSON *ob
 static cJSON *figures_of(Result r) { return parsed(r.out, r.out_len); }
 #define FIGURES(...) figures_of(flexgen_done(__VA_ARGS__))
 
-// ---- A small checkpoint to spoil ---------------------------------------------------------------------------------------
+// ---- A small checkpoint to spoil ------------------------------------------------------------------------------------
 
 /* Makes the directory @small with a model of two layers, which is so many numbers wide. A head is of its own, though
  * config.json ties it to the token table. */
@@ -142,7 +142,7 @@ static void give_model(int width, bool with_head) {
     copy_file("tests/golden/tokenizer", in_dir(capture, "small"), "merges.txt");
 }
 
-// ---- Wrong use ---------------------------------------------------------------------------------------------------------
+// ---- Wrong use ------------------------------------------------------------------------------------------------------
 
 #define POLICY "policy --model opt-30b"
 #define ON_T4 " --hardware hardware/t4.json"
@@ -310,7 +310,7 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
     flexgen_done(SMALL); /* what all of them began with is good */
 }
 
-// ---- Outputs, and a disk that does not play along ----------------------------------------------------------------------
+// ---- Outputs, and a disk that does not play along -------------------------------------------------------------------
 
 TEST(a_full_offload_directory_is_refused_by_name) {
     with.file = 4096;
@@ -388,7 +388,7 @@ TEST(a_job_goes_on_only_as_it_began) {
     }
 }
 
-// ---- Jobs that are stopped ---------------------------------------------------------------------------------------------
+// ---- Jobs that are stopped ------------------------------------------------------------------------------------------
 
 /* Starts a job, waits until its journal has so many bytes, and stops it. */
 static Result stop_at(off_t bytes, int signal, const char *output, const char *job) {
@@ -521,7 +521,7 @@ TEST(a_killed_run_leaves_no_offload_file_and_whole_lines) {
     }
 }
 
-// ---- Good runs ---------------------------------------------------------------------------------------------------------
+// ---- Good runs ------------------------------------------------------------------------------------------------------
 
 TEST(prompts_come_from_flags_a_file_or_standard_input) {
     give_ten_prompts();
@@ -606,7 +606,7 @@ TEST(a_head_that_differs_from_the_table_is_used_and_said) {
     CU_ASSERT_STRING_NOT_EQUAL(r.out, tied.out);
 }
 
-// ---- bench -------------------------------------------------------------------------------------------------------------
+// ---- bench ----------------------------------------------------------------------------------------------------------
 
 /* One object with all the names of the paper, whose numbers agree with each other. */
 TEST(bench_reports_one_json_object_with_the_names_of_the_paper) {
@@ -774,7 +774,7 @@ TEST(the_figures_of_a_lane_agree_with_each_other) {
     CU_ASSERT_DOUBLE_EQUAL(loads, number(json, "lanes.load weights.busy_s"), 1e-6 * loads);
 }
 
-// ---- flexgen policy ----------------------------------------------------------------------------------------------------
+// ---- flexgen policy -------------------------------------------------------------------------------------------------
 
 TEST(the_papers_cost_model_places_opt_30b) {
     assert_figures(FIGURES(ON_PAPER " --json -"),
@@ -891,7 +891,7 @@ TEST(what_a_longer_block_would_bring_is_at_least_a_percent) {
     CU_ASSERT_PTR_NULL(strstr(flexgen_done(FIVE_PROMPTS " --schedule zigzag").err, would));
 }
 
-// ---- eval --------------------------------------------------------------------------------------------------------------
+// ---- eval -----------------------------------------------------------------------------------------------------------
 
 /* The policy searched for, and one that leaves nothing on the GPU. */
 TEST(eval_gives_the_same_perplexity_under_every_policy) {
@@ -929,7 +929,7 @@ TEST(a_study_rounds_and_says_so) {
     CU_ASSERT(loss[0] < loss[3] && loss[3] < loss[1] && loss[1] == loss[2]);
 }
 
-// ---- The GPU: without one, and with the emulation where the Makefile could build it ------------------------------------
+// ---- The GPU: without one, and with the emulation where the Makefile could build it ---------------------------------
 
 #define DOG GENERATE " --prompt 'The dog' --max-tokens 6 "
 
@@ -1051,7 +1051,7 @@ TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
     assert_figures(json_of("early.json"), "throughput>0");
 }
 
-// ---- flexgen quantize --------------------------------------------------------------------------------------------------
+// ---- flexgen quantize -----------------------------------------------------------------------------------------------
 
 /* Packed when it is loaded or read from a packed copy, the model writes the same; not what it writes in F16. */
 TEST(a_packed_copy_writes_what_compress_weight_does) {

@@ -222,7 +222,7 @@ TEST(a_stop_text_with_special_tokens_inside_cuts_the_completion) {
     CU_ASSERT(seen_early && seen_late);
 }
 
-// ---- Journals -----------------------------------------------------------------------------------------------------
+// ---- Journals -------------------------------------------------------------------------------------------------------
 
 static const char *const says[] = {" a b c d e f g h i j", " x", "", " 1 2 3 4 5 6"};
 static Text whole, record; /* the output of a job with these prompts, and its journal before the end */
@@ -505,7 +505,7 @@ TEST(a_full_disk_cuts_no_line) {
     }
 }
 
-// ---- Progress -----------------------------------------------------------------------------------------------------
+// ---- Progress -------------------------------------------------------------------------------------------------------
 
 TEST(the_remaining_time_is_known_early) {
     static const struct {

@@ -10,7 +10,7 @@ enum { VOCAB = 1024, POSITIONS = 32 };
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
 static Error err;
 
-// ---- the engine ----------------------------------------------------------------------------------------------------
+// ---- the engine -----------------------------------------------------------------------------------------------------
 
 /* Texts of many lengths with </s> in the middle of some, scored from many places on. */
 enum { PROMPTS = 6, MOST = 80, HEAD_ROWS_WANTED = 79 + 1 + 1 + 61 + 3 + 2 };
@@ -145,7 +145,7 @@ TEST(only_the_rows_that_are_wanted_go_through_the_head) {
     CU_ASSERT_DOUBLE_EQUAL(seconds[0] - seconds[1], (HEAD_ROWS_WANTED - PROMPTS) * 2. * 300 * 64 / 1e9, 1e-9);
 }
 
-// ---- texts ---------------------------------------------------------------------------------------------------------
+// ---- texts ----------------------------------------------------------------------------------------------------------
 
 static const char *written(const char *text) {
     write_file(suite_dir(), "text", text, strlen(text));
@@ -217,7 +217,7 @@ TEST(a_text_that_cannot_be_scored_is_refused) {
     }
 }
 
-// ---- last words ----------------------------------------------------------------------------------------------------
+// ---- last words -----------------------------------------------------------------------------------------------------
 
 TEST(the_last_word_and_the_white_space_before_it_are_scored) {
     static const char *const cases[][3] = {
@@ -313,7 +313,7 @@ TEST(results_are_as_by_hand) {
     eval_free(&e);
 }
 
-// ---- the shipped model ---------------------------------------------------------------------------------------------
+// ---- the shipped model ----------------------------------------------------------------------------------------------
 
 /* scripts/make_golden.py --perplexity (torch 2.15.0, transformers 5.23.0, float32) on the same windows. K and V in F16 are
  * worth 1e-6. */

@@ -8,7 +8,7 @@
  * it, test_schedule.c's. */
 #include "tests.h"
 
-// ---- the device: vector clocks and shadow memory -------------------------------------------------------------------
+// ---- the device: vector clocks and shadow memory --------------------------------------------------------------------
 
 /* How many ops of each lane are known to be over. */
 typedef struct {
@@ -109,7 +109,7 @@ static Clock known(const Checker *c, const Op *op, int left_out) {
     return clock;
 }
 
-// ---- what each op touches, by this suite's own account and not by the table of reads and writes --------------------
+// ---- what each op touches, by this suite's own account and not by the table of reads and writes ---------------------
 
 /* The views that are read (r) or written (w) as a whole, and those of which single tokens are (R, W), see touch_tokens. */
 static const char uses_of[NCODES][MAX_VIEWS + 1] = {
@@ -289,7 +289,7 @@ static Checker *checker_open(const Plan *plan) {
     return c;
 }
 
-// ---- a trial: a small model, a task, what it gives in one batch on one tier ----------------------------------------
+// ---- a trial: a small model, a task, what it gives in one batch on one tier -----------------------------------------
 
 enum { PROMPTS = 16, MAX_S = 40, MAX_N = 10, VOCAB = 24 };
 
@@ -586,7 +586,7 @@ TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
     close_trial();
 }
 
-// ---- the checker itself --------------------------------------------------------------------------------------------
+// ---- the checker itself ---------------------------------------------------------------------------------------------
 
 /* W_LOAD copies a row from the CPU to the GPU; then another lane copies the same row, or the posting thread writes it, with
  * nothing between them, an earlier event of W_LOAD, or its event. */

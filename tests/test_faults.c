@@ -22,7 +22,7 @@ enum { MAX_BYTES = 1 << 28, SPACE = 250 << 20, HALF = 640 /* bytes of a result a
 
 static long cases, refused; /* so far; of them that ended with our line */
 
-// ---- Jobs --------------------------------------------------------------------------------------------------------------
+// ---- Jobs -----------------------------------------------------------------------------------------------------------
 
 /* What a result is: lines in any order; JSON with figures that depend on no time; a text; a directory; a machine. */
 typedef enum { LINES, FIGURES, TEXT, MODEL_DIRECTORY, MACHINE } Form;
@@ -84,7 +84,7 @@ static Result run(const Errand *job, const char *fault, const char *more) {
     return flexgen("%s %s", job->args, more);
 }
 
-// ---- Results -----------------------------------------------------------------------------------------------------------
+// ---- Results --------------------------------------------------------------------------------------------------------
 
 typedef enum { RIGHT, SHORT, WRONG } Verdict; /* short: it says itself that it is not whole */
 
@@ -136,7 +136,7 @@ static Verdict judge_result(Form form) {
     return form == TEXT || !is_there("result") ? SHORT : WRONG;
 }
 
-// ---- Cases -------------------------------------------------------------------------------------------------------------
+// ---- Cases ----------------------------------------------------------------------------------------------------------
 
 /* Ways to fail: a class and an errno; 0: to be short. + : and all calls after it */
 static const char *const ways[] = {

@@ -41,7 +41,7 @@ static bool among(const char *list, const char *flag) {
     return strstr(list, padded);
 }
 
-// ---- One flag -----------------------------------------------------------------------------------------------------
+// ---- One flag -------------------------------------------------------------------------------------------------------
 
 static char tried[2000] = " --prompt --stop --with "; /* the flags; a test of their own has these */
 
@@ -201,7 +201,7 @@ TEST(a_flag_is_known_to_its_commands_only) {
         }
 }
 
-// ---- Bounds -------------------------------------------------------------------------------------------------------
+// ---- Bounds ---------------------------------------------------------------------------------------------------------
 
 static bool takes(const char *name, const char *of, const char *format, double value) {
     char number[400], line[500];
@@ -251,7 +251,7 @@ TEST(percentages_add_up_to_100) {
     }
 }
 
-// ---- What is wrong ------------------------------------------------------------------------------------------------
+// ---- What is wrong --------------------------------------------------------------------------------------------------
 
 TEST(a_wrong_value_is_refused_with_what_is_expected) {
 #define A_SIZE ": expected a size such as 16G, 512M or 4096"

@@ -37,7 +37,7 @@ TEST(a_program_finds_its_library_or_says_what_is_missing) {
     }
 }
 
-// ---- scripts/gpu_check.sh, with programs that are shell scripts ------------------------------------------------------
+// ---- scripts/gpu_check.sh, with programs that are shell scripts -----------------------------------------------------
 
 /* bench_gpu measures one thing, hangs, and takes its time to go; meanwhile it holds the GPU. */
 static const char stub_bench[] =
@@ -127,7 +127,7 @@ TEST(the_steps_of_gpu_check_fit_their_time) {
     }
 }
 
-// ---- gpu_figures.awk: what a run of OPT-6.7B did beside the bounds of its machine ---------------------------------------
+// ---- gpu_figures.awk: what a run of OPT-6.7B did beside the bounds of its machine -----------------------------------
 
 enum { L = 32, H1 = 4096, VOCAB = 50272, S = 512, N = 32, SEQS = 16 };
 /* Bytes a second that are copied up, down, within the GPU, and read by the CPU; FLOP a second. */
@@ -205,7 +205,7 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
     }
 }
 
-// ---- docs/GPU.md -----------------------------------------------------------------------------------------------------
+// ---- docs/GPU.md ----------------------------------------------------------------------------------------------------
 
 /* Runs a shell command with `line` as $line, and gives back what it printed; its exit status has to be 0. */
 static char *shell(const char *line, const char *command) {

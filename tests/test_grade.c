@@ -32,7 +32,7 @@ static int run_rig(Rig *r) {
     return all;
 }
 
-// ---- 1: plain attention, by itself and through the forward pass -----------------------------------------------
+// ---- 1: plain attention, by itself and through the forward pass -----------------------------------------------------
 //
 // Weights are known by construction: at one place of a head k of token u is sqrt(hd) log(a_u), and anything at the others,
 // where q of token t is 0; at the one it is c_t. So their product over sqrt(hd) is c_t log(a_u), and token u weighs
@@ -110,7 +110,7 @@ static void check_attention(void) {
     near_row(att.logits + (s->n - s->rows) * golden.vocab, s->logits, s->rows * golden.vocab, 2e-3);
 }
 
-// ---- 2 and 3: who may be seated -------------------------------------------------------------------------------
+// ---- 2 and 3: who may be seated -------------------------------------------------------------------------------------
 
 enum { LINE = 64, SWEEPS = 40 };
 static struct {
@@ -208,7 +208,7 @@ static void check_pages(void) {
     near_to(line.entered[0], m, 0, "prompts that enter sweep 0");
 }
 
-// ---- 4: error diffusion ---------------------------------------------------------------------------------------
+// ---- 4: error diffusion ---------------------------------------------------------------------------------------------
 
 enum { DEALT = 60, MOST_DEALT = 48 * NROLES }; /* items; the weights of OPT-30B */
 static struct {
@@ -264,7 +264,7 @@ static void check_deal(void) {
     }
 }
 
-// ---- 5, 6 and 14: the engine and mini.c, against the plain forward --------------------------------------------
+// ---- 5, 6 and 14: the engine and mini.c, against the plain forward --------------------------------------------------
 
 enum { PROMPTS = 5, TOKENS = 4, VOCAB = 131, LONGEST = 16, BLOCKS = 5 };
 static struct {
@@ -411,7 +411,7 @@ static void check_run(void) {
     free(logits), free_task(&gen.task), checkpoint_close(gen.model);
 }
 
-// ---- 7: Appendix A.3 in generation, by hand -------------------------------------------------------------------
+// ---- 7: Appendix A.3 in generation, by hand -------------------------------------------------------------------------
 //
 // h1 = 8, h2 = 32, s = 10, n = 6, bls = 2 x 3 = 6. A layer has 8 h1^2 + 4 h1 h2 = 1536 bytes of weights; a new token of
 // each sequence has 2 h1 bls = 96 bytes of activations and 4 h1 bls = 192 of K and V, and attends to 4 bls (s + n/2) h1 =
@@ -481,7 +481,7 @@ static void check_rows(void) {
     }
 }
 
-// ---- 8 and 13: the simplex method -----------------------------------------------------------------------------
+// ---- 8 and 13: the simplex method -----------------------------------------------------------------------------------
 
 static struct {
     LpTable table; /* and what is expected */
@@ -615,7 +615,7 @@ static void check_decided(void) {
     if (lp_part.fresh) wrong("after a pivot the tableau is still said to be fresh");
 }
 
-// ---- 9: groups of a few bits ----------------------------------------------------------------------------------
+// ---- 9: groups of a few bits ----------------------------------------------------------------------------------------
 
 enum { PACKED = 192, MOST_STRIDE = 3 };
 static struct {
@@ -683,7 +683,7 @@ static void check_pack(void) {
     near_to(packed.finite, all, 0, "the result for %d numbers (1: all are finite)", packed.n);
 }
 
-// ---- 10: the tokens with the largest scores -------------------------------------------------------------------
+// ---- 10: the tokens with the largest scores -------------------------------------------------------------------------
 
 enum { NH = 2, HEAD = 4, H1 = NH * HEAD, SEQS = 2, PAGE = 2, PAGES = 8, LEN = PAGE * PAGES, MOST = LEN + 1 };
 static struct {
@@ -753,7 +753,7 @@ static void check_select(void) {
     }
 }
 
-// ---- 11: a pipeline, by the formulas of the first comment of cost/search.c ------------------------------------
+// ---- 11: a pipeline, by the formulas of the first comment of cost/search.c ------------------------------------------
 //
 // A case says what these speak of: t, x, K and so on; what the function gets is the sums over sweeps that a plan has. [0]
 // is generation, [1] prefill.
@@ -809,7 +809,7 @@ static void check_pace(void) {
     near_to(pipeline.pace.T, all, 1e-6 * all, "T");
 }
 
-// ---- 12 and 18: kernels, on the GPU or in its emulation, against their twins on the host ----------------------
+// ---- 12 and 18: kernels, on the GPU or in its emulation, against their twins on the host ----------------------------
 
 /* What the emulation counts: the largest number of roundings of one thread of a kernel, of all that have run. */
 long cuda_cpu_most_roundings(void) __attribute__((weak));
@@ -923,7 +923,7 @@ static void check_kernel(void) {
         wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, kernel.most_work);
 }
 
-// ---- 13: in mini.c, beside the LPs above ----------------------------------------------------------------------
+// ---- 13: in mini.c, beside the LPs above ----------------------------------------------------------------------------
 
 static struct {
     MiniTableau before;
@@ -974,7 +974,7 @@ static void check_pivot(void) {
     }
 }
 
-// ---- 15: what must come after what ----------------------------------------------------------------------------
+// ---- 15: what must come after what ----------------------------------------------------------------------------------
 
 enum { OPS = 24, CELLS = 5, LANES = 4, UNKNOWN = 31 };
 /* In a set of ops bit j is op j; UNKNOWN stands for what was not posted. */
@@ -1048,7 +1048,7 @@ static void check_order(void) {
     }
 }
 
-// ---- 16: the search over blocks, and the frontier of Figure 1 -------------------------------------------------
+// ---- 16: the search over blocks, and the frontier of Figure 1 -------------------------------------------------------
 //
 // What is found is compared with policies that are drawn, by the same cost model: policy_predict says what each takes.
 
@@ -1122,7 +1122,7 @@ static void check_found(void) {
     free_task(&question.task), checkpoint_close(question.model);
 }
 
-// ---- 17 and 19: on the sim, which counts bytes and seconds ----------------------------------------------------
+// ---- 17 and 19: on the sim, which counts bytes and seconds ----------------------------------------------------------
 
 /* An OPT-125M with l layers. */
 static OptConfig short_opt(int l) {
@@ -1239,7 +1239,7 @@ static void check_race(void) {
         wrong("token/s a page: expected .95 of the diagonal's, found %.3g", exp(log_ratios / RACES));
 }
 
-// ---- the exercises --------------------------------------------------------------------------------------------
+// ---- the exercises --------------------------------------------------------------------------------------------------
 
 // clang-format off
 const Exercise exercises[] = {

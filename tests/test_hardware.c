@@ -161,7 +161,7 @@ TEST(the_machines_that_come_with_the_program_are_complete) {
     globfree(&files);
 }
 
-// ---- One number changed -------------------------------------------------------------------------------------------
+// ---- One number changed ---------------------------------------------------------------------------------------------
 
 /* A change is the file with another number in it, and nothing else but that the name says so. */
 TEST(a_change_is_the_file_with_another_number) {
@@ -219,7 +219,7 @@ TEST(a_wrong_change_is_refused) {
     for (size_t i = 0; i < COUNT(cases); i++) refuses(change_opens, EXIT_USAGE, cases[i][0], cases[i][1]);
 }
 
-// ---- Written and read back ----------------------------------------------------------------------------------------
+// ---- Written and read back ------------------------------------------------------------------------------------------
 
 static Hardware read_back(const Hardware *h, const char *measured) {
     Hardware back;
@@ -278,7 +278,7 @@ TEST(sources_follow_their_keys) {
     cJSON_Delete(json), free(text);
 }
 
-// ---- What an op takes ---------------------------------------------------------------------------------------------
+// ---- What an op takes -----------------------------------------------------------------------------------------------
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 

@@ -4,7 +4,7 @@
 #include "lp_tables.h"
 #include "tests.h"
 
-// ---- Proofs ---------------------------------------------------------------------------------------------------
+// ---- Proofs ---------------------------------------------------------------------------------------------------------
 
 /* A sum of products, and what its terms are without their signs. */
 typedef struct {
@@ -65,7 +65,7 @@ static LpAnswer solved_table(const LpTable *t) {
     return solved(&lp, t->verdict, t->at[0][t->n]);
 }
 
-// ---- Whatever the numbers -------------------------------------------------------------------------------------
+// ---- Whatever the numbers -------------------------------------------------------------------------------------------
 
 enum { FEW_VARS = 4, FEW_ROWS = 7 };
 
@@ -176,7 +176,7 @@ TEST(large_ones_end_too) {
     }
 }
 
-// ---- By hand, and from the literature -------------------------------------------------------------------------
+// ---- By hand, and from the literature -------------------------------------------------------------------------------
 
 TEST(the_known_cycles_end) {
     for (int i = 0; i < CYCLES; i++) {

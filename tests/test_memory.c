@@ -12,7 +12,7 @@
 #define GB ((size_t)1 << 30)
 static const size_t free_bytes = 8 * GB; /* of the machines below */
 
-// ---- Control groups -----------------------------------------------------------------------------------------------
+// ---- Control groups -------------------------------------------------------------------------------------------------
 
 #define V1_MOUNTS                                                                 \
     "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"                             \
@@ -188,7 +188,7 @@ TEST(a_quota_of_cpu_is_so_many_whole_processors) {
     CU_ASSERT(processors_allowed() >= 1);
 }
 
-// ---- Limits of the process ----------------------------------------------------------------------------------------
+// ---- Limits of the process ------------------------------------------------------------------------------------------
 
 /* What is available, in bytes, while the address space, or the data, may grow by so much. */
 static size_t available(int resource, size_t more, int threads) {
@@ -241,7 +241,7 @@ TEST(the_peak_can_be_measured_from_now_on) {
     if (access("/proc/self/clear_refs", W_OK) == 0) CU_ASSERT(memory_peak() < high - BYTES / 2);
 }
 
-// ---- The program --------------------------------------------------------------------------------------------------
+// ---- The program ----------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__
 static const bool plain = false; /* AddressSanitizer takes far more memory */

@@ -42,7 +42,7 @@ static uint8_t *filled(size_t size, uint64_t x) {
     return bytes;
 }
 
-// ---- mpirun --------------------------------------------------------------------------------------------------------
+// ---- mpirun ---------------------------------------------------------------------------------------------------------
 
 /* For ThreadSanitizer: the order of Open MPI's own locks is not meant. */
 const char *__tsan_default_suppressions(void) { return "deadlock:openmpi\n"; }
@@ -126,7 +126,7 @@ static void assert_run(int stages, const char *settings, int status, const char 
     CU_ASSERT(right);
 }
 
-// ---- messages among all pairs, of all kinds, at once ---------------------------------------------------------------
+// ---- messages among all pairs, of all kinds, at once ----------------------------------------------------------------
 
 /* Both sides know what each message is. Most are small; some lie at the edges of the pieces that large ones cross in. */
 static void *stream_main(void *arg) {
@@ -173,7 +173,7 @@ TEST(over_mpi_messages_arrive_as_they_were_sent) {
     net->close(net);
 }
 
-// ---- sharing and agreeing ------------------------------------------------------------------------------------------
+// ---- sharing and agreeing -------------------------------------------------------------------------------------------
 
 /* What a stage does. The task has a prompt that an earlier run has begun: the last three of its tokens are what it had
  * generated. */
@@ -250,7 +250,7 @@ TEST(between_threads_a_message_too_many_is_found) {
     for (left_over = 0; left_over < 2; left_over++) CU_ASSERT_EQUAL(aborts(leave_over), left_over);
 }
 
-// ---- the slowed wire -----------------------------------------------------------------------------------------------
+// ---- the slowed wire ------------------------------------------------------------------------------------------------
 
 /* Messages of 20 kB take 10 ms each on the wire and 40 more to arrive; all processes read the same clock. */
 TEST(over_mpi_nothing_arrives_before_the_slowed_wire_allows_it) {
@@ -276,7 +276,7 @@ TEST(over_mpi_nothing_arrives_before_the_slowed_wire_allows_it) {
     net->close(net);
 }
 
-// ---- failing -------------------------------------------------------------------------------------------------------
+// ---- failing --------------------------------------------------------------------------------------------------------
 
 enum { UNHEARD = 40 * MIB }; /* bytes of a message that is never received */
 
@@ -358,7 +358,7 @@ TEST(over_mpi_a_stage_or_an_mpirun_that_is_killed_ends_all) {
     CU_FAIL("it goes on");
 }
 
-// ---- the program ---------------------------------------------------------------------------------------------------
+// ---- the program ----------------------------------------------------------------------------------------------------
 
 /* Starts the program as two stages, each with its model; the second begins with a command of the shell. A file of each
  * stage's name has the number of its process. */

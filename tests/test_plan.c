@@ -220,7 +220,7 @@ TEST(prompts_beyond_the_positions_are_refused) {
     }
 }
 
-// ---- What the sweeps have to do -----------------------------------------------------------------------------------
+// ---- What the sweeps have to do -------------------------------------------------------------------------------------
 
 /* What ran on a sim, in sweeps that only decode and in others, counted in layer 0 and where tokens are picked. */
 static struct {
@@ -287,7 +287,7 @@ TEST(the_planned_work_is_what_runs) {
     }
 }
 
-// ---- What is chosen for a plan to fit -----------------------------------------------------------------------------
+// ---- What is chosen for a plan to fit -------------------------------------------------------------------------------
 
 /* All layers stream from the disk, through slots that are larger than the table: so off the GPU it takes nothing there, and
  * off the CPU nothing on it. */

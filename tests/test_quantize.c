@@ -19,7 +19,7 @@ enum { LAYERS = 2, LAYER_0 = NGLOBALS, LAYER_1 = NGLOBALS + NROLES, WHOLE = 1 <<
 static CopyStats stats;
 static Error err;
 
-// ---- Sources and copies -------------------------------------------------------------------------------------------
+// ---- Sources and copies ---------------------------------------------------------------------------------------------
 
 /* With projections and a head of its own. */
 static const Model small = {
@@ -38,7 +38,7 @@ static const char *copy_of(const char *from, size_t shard_bytes) {
     return to;
 }
 
-// ---- What is in a copy --------------------------------------------------------------------------------------------
+// ---- What is in a copy ----------------------------------------------------------------------------------------------
 
 /* By checkpoint_fill and quant_pack_rows; and checkpoint_pack says the same of both, row by row of groups. */
 static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoint *copy, const Tensor *packed) {
@@ -131,7 +131,7 @@ TEST(the_plain_forward_reads_a_copy) {
     CU_ASSERT(logits[0][0] != logits[0][1] && logits[0][0] != logits[0][70]);
 }
 
-// ---- How it is laid out -------------------------------------------------------------------------------------------
+// ---- How it is laid out ---------------------------------------------------------------------------------------------
 
 /* A layer of a copy lies in the file as it will lie in memory: from there one read brings it. */
 TEST(a_layer_of_a_copy_is_read_as_one) {
@@ -241,7 +241,7 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
     }
 }
 
-// ---- What is refused ----------------------------------------------------------------------------------------------
+// ---- What is refused ------------------------------------------------------------------------------------------------
 
 /* No copy, one line that has part, and the directory that would hold it has as many files as before. */
 static void refused(const char *from, const char *to, int code, const char *part) {
@@ -359,7 +359,7 @@ TEST(an_output_that_is_there_is_refused) {
     refused(in_dir(to, "empty"), in_dir(to, "new"), EXIT_USAGE, "is packed already; name");
 }
 
-// ---- Hostile copies -----------------------------------------------------------------------------------------------
+// ---- Hostile copies -------------------------------------------------------------------------------------------------
 
 /* small: q_proj is (64, 64): [1, 64 x 36]; fc1 (128, 64): [2, 2304] */
 static const Fault bad_copy[] = {

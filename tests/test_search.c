@@ -4,9 +4,7 @@
 
 static Error err;
 
-// ---------------------------------------------------------------------------------------------------------------
-// Questions
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Questions ------------------------------------------------------------------------------------------------------
 
 static bool one_in(uint64_t *seed, int n) { return test_below(seed, n) == 0; }
 
@@ -93,9 +91,7 @@ static void open_random(uint64_t *seed) {
     q.one_block = one_in(seed, 4);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Answers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Answers --------------------------------------------------------------------------------------------------------
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
 
@@ -202,9 +198,7 @@ TEST(four_hundred_searches_find_policies_that_fit_or_say_why_not) {
     CU_ASSERT(fits > 160 && fits < 320 && too_slow > 10);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The best
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The best -------------------------------------------------------------------------------------------------------
 
 /* Twelve prompts on machines of which one thing or another is scarce, and blocks of many sizes, both schedules, either side
  * of attention and all placements in halves, with the table on the highest tier that leaves room for the rest. The LP does
@@ -263,9 +257,7 @@ TEST(more_memory_is_at_most_a_little_worse) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Latency against throughput
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Latency against throughput -------------------------------------------------------------------------------------
 
 /* With the latency of one of its points as the limit the search finds that point, or one that is nearly as good: it comes
  * to the limit by steps. Somebody who waits gets a shorter block where that costs little, not much longer than the
@@ -318,9 +310,7 @@ TEST(a_latency_that_cannot_be_is_refused_with_the_least) {
     close_case();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// By hand
-// ---------------------------------------------------------------------------------------------------------------
+// ---- By hand --------------------------------------------------------------------------------------------------------
 
 /* Which is zig-zag with one batch, and is considered only where it is given. */
 TEST(the_row_schedule_is_no_better_than_the_best) {

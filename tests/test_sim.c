@@ -66,9 +66,7 @@ static Event copy_behind(Event after, Call call, size_t bytes) {
 }
 static Event copy(Lane lane, size_t bytes) { return copy_behind(no_event, on(lane, false), bytes); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Lanes and links
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Lanes and links ------------------------------------------------------------------------------------------------
 
 /* Copies that are posted at 0 s, each behind the event of an earlier one (after: its number from 1 on; 0: none), and when
  * they begin and end. */
@@ -153,9 +151,7 @@ TEST(an_op_never_begins_before_it_is_posted) {
     close_sim();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Arithmetic
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
 static const Tensor none;
 static Tensor ws(RegionId id, int rows) { return plan_view(plan, id, TIER_GPU, 0, 0, rows); }
@@ -313,9 +309,7 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The table of functions
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The table of functions -----------------------------------------------------------------------------------------
 
 TEST(only_index_tables_have_an_address) {
     open_mixed(machine_with(round_rates));
@@ -330,9 +324,7 @@ TEST(only_index_tables_have_an_address) {
     close_sim();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Whole schedules
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Whole schedules ------------------------------------------------------------------------------------------------
 
 /* Runs a task; the rig stays open. Returns the clock at the end. */
 static double simulate(Policy policy, Hardware hardware) {

@@ -34,9 +34,7 @@ static void assert_said(int status, int expected, const char *part) {
     CU_ASSERT(right);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// scripts/suite.sh, scripts/summary.sh
-// ---------------------------------------------------------------------------------------------------------------
+// ---- scripts/suite.sh, scripts/summary.sh ---------------------------------------------------------------------------
 
 #define LISTED "echo '  Listed: first'; echo '  Listed: second'; echo '  Listed: third'\n"
 #define TOTALS(passed, failed)                                                   \
@@ -151,9 +149,7 @@ static void make_tree(const char *folders, const File *file) {
     for (; file->path; file++) write_file(in_dir(suite_dir(), "tree"), file->path, file->text, strlen(file->text));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// scripts/size.py
-// ---------------------------------------------------------------------------------------------------------------
+// ---- scripts/size.py ------------------------------------------------------------------------------------------------
 
 #define TEN "1234567890"
 #define HUNDRED_COLUMNS "//34567890" TEN TEN TEN TEN TEN TEN TEN TEN TEN
@@ -199,9 +195,7 @@ TEST(a_rule_of_size_that_is_broken_is_said_and_fails) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// scripts/mutate.py
-// ---------------------------------------------------------------------------------------------------------------
+// ---- scripts/mutate.py ----------------------------------------------------------------------------------------------
 
 /* A program of three lines that can be mutated: one suite sees the first, hangs by the last, and does not call the other.
  */

@@ -46,7 +46,7 @@ static void decodes(const int32_t *ids, int n, const char *expected) {
     free(text);
 }
 
-// ---- A small vocabulary -------------------------------------------------------------------------------------------
+// ---- A small vocabulary ---------------------------------------------------------------------------------------------
 
 #define PIECES ",\"ab\":300,\"abc\":301,\"<s\":302"
 
@@ -67,7 +67,7 @@ static const char *write_small(const char *more, const char *merges) {
 
 static void open_small(const char *more, const char *merges) { open_in(write_small(more, merges), LARGE); }
 
-// ---- Good input ---------------------------------------------------------------------------------------------------
+// ---- Good input -----------------------------------------------------------------------------------------------------
 
 /* And the words, which are all of a text, have the bytes of the golden ones. A NUL cannot stand in our JSON, so texts with
  * one are in hex. */
@@ -291,7 +291,7 @@ TEST(a_piece_that_is_no_byte_symbols_decodes_to_its_text) {
     decodes((int32_t[]){302, 303, 300}, 3, "狐 ab");
 }
 
-// ---- Bad input ----------------------------------------------------------------------------------------------------
+// ---- Bad input ------------------------------------------------------------------------------------------------------
 
 static const Fault bad_vocab[] = {
     {NULL, "[1]", "vocab.json: holds no JSON object"},

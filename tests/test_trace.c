@@ -22,9 +22,7 @@ static Slice add(Trace *trace, Timed p) {
     return slice;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Slices
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Slices ---------------------------------------------------------------------------------------------------------
 
 /* Ops in the order in which they end, and the slice that each is a part of. Ops of one call are one, but after a pause;
  * what differs in anything begins a new one; slices join over other lanes but not over others of their own. */
@@ -103,9 +101,7 @@ TEST(calls_have_the_names_of_figure_4) {
     CU_ASSERT_STRING_EQUAL(trace_call(&(Slice){.lane = ATTEND, .kind = OTHER, .j = 12}), "tokens"); /* that it samples */
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The file
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The file -------------------------------------------------------------------------------------------------------
 
 /* Writes traces, and returns the text, which the caller frees. */
 static char *written(const Trace *traces, int n) {
@@ -214,9 +210,7 @@ TEST(traces_of_all_stages_come_together_with_the_clock_of_the_first) {
     for (int s = 0; s < M; s++) trace_free(&all[s]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Table 4
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Table 4 --------------------------------------------------------------------------------------------------------
 
 /* By definition: the ticks in which a part is busy, in which what hides it (computing hides copies, and copies hide
  * computing) is busy as well, and in which any lane but those of the network is. */
@@ -327,9 +321,7 @@ TEST(a_million_slices_take_a_moment) {
     trace_free(&trace);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// scripts/plot_trace.py
-// ---------------------------------------------------------------------------------------------------------------
+// ---- scripts/plot_trace.py ------------------------------------------------------------------------------------------
 
 enum { SWEEPS = 3, SQUARES = 4 };
 

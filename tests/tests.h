@@ -70,7 +70,7 @@ Search open_question(const Hardware *hardware, const Checkpoint *model, const Ta
 /* Prints it to standard error, for a test that has failed. */
 void say_policy(const Policy *p);
 
-// ---- the engine -------------------------------------------------------------------------------------------------
+// ---- the engine -----------------------------------------------------------------------------------------------------
 
 /* The answer to a prompt, as the listener has heard it. */
 typedef struct {
@@ -126,14 +126,14 @@ static const Event no_event = {0, 0};
 /* Returns the bytes of all layers and the head as they stream, each tensor on whole lines of so many bytes. */
 Bytes streamed_bytes(const OptConfig *config, Bytes line);
 
-// ---- local_net.c: a network between threads of one process ------------------------------------------------------
+// ---- local_net.c: a network between threads of one process ----------------------------------------------------------
 
 /* The ends of the stages of a pipeline; each is to be closed. With rendezvous a send returns only when its message has been
  * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
  * all are closed no message may be left, and no stage may fail: both abort. */
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
 
-// ---- main.c -----------------------------------------------------------------------------------------------------
+// ---- main.c ---------------------------------------------------------------------------------------------------------
 
 /* A suite whose tests cannot all run everywhere defines it: NULL, or why the test of that name cannot run here. */
 const char *test_missing(const char *name) __attribute__((weak));
