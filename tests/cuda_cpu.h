@@ -16,7 +16,8 @@
  *
  * Environment, read at the start:
  *   CUDA_CPU_STRICT=1              abort on a refused call, a kernel that nobody asked about before its first launch,
- *                                  an asynchronous copy of pageable memory, anything left at exit
+ *                                  an asynchronous copy of pageable memory, memory that was written behind its end
+ *                                  (seen when it is freed), anything left at exit
  *   CUDA_CPU_ORDER=reverse|random  in which blocks and threads take turns
  *   CUDA_CPU_GBPS=12               the speed of copies between host and device, each way
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
@@ -199,12 +200,10 @@ static thread_local Block blk;
 /* Returns the next thread that is ready in this pass, or null when the pass is over. */
 CUDA_CPU_UNCHECKED Thread *next_ready() {
     while (++blk.position < blk.n) {
-        Thread *t = &blk.threads[blk.index];
+        blk.cur = &blk.threads[blk.index];
         threadIdx.x = blk.index;
         if ((blk.index += blk.stride) >= blk.n) blk.index -= blk.n;
-        if (t->state != READY) continue;
-        blk.cur = t;
-        return t;
+        if (blk.cur->state == READY) return blk.cur;
     }
     return nullptr;
 }
@@ -410,44 +409,6 @@ inline half2 multiply_add2(half2 a, half2 b, half2 c) {
     float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
     return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
 }
-}  // namespace cuda_cpu
-
-#define __syncthreads() cuda_cpu::sync_threads(__LINE__)
-#define __syncwarp() cuda_cpu::sync_warp(__LINE__)
-#define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
-#define __ballot_sync(...) cuda_cpu::ballot(__LINE__, __VA_ARGS__)
-#define __popc(u) __builtin_popcount(u)
-#define __half2float(h) cuda_cpu::to_float(h)
-#define __float2half(f) cuda_cpu::to_half(f)
-#define __half22float2(h) cuda_cpu::to_floats(h)
-#define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
-#define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
-#define __hsub2(a, b) cuda_cpu::multiply_add2(b, cuda_cpu::to_halfs(-1, -1), a)
-#define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
-#define __threadfence() cuda_cpu::fence()
-using std::max;
-using std::min;
-template <class T>
-T __ldcg(const T *p) {
-    return *p;
-}
-CUDA_CPU_UNSEEN unsigned atomicInc(unsigned *p, unsigned most) {
-    cuda_cpu::blk.counted = true;
-    unsigned was = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(p, &was, was >= most ? 0 : was + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
-    return was;
-}
-inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
-    uint64_t both = a | (uint64_t)b << 32;
-    unsigned bytes = 0;
-    for (int i = 0; i < 4; i++) bytes |= unsigned(both >> (select >> 4 * i & 7) * 8 & 255) << 8 * i;
-    return bytes;
-}
-inline int atomicExch(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
-inline float rsqrtf(float x) { return 1 / sqrtf(x); }
-inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
-inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Tensor cores and asynchronous copies: what device/tensor_core.h declares, from the tables of the PTX ISA
@@ -456,8 +417,6 @@ inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); 
 // threads. The registers of all threads of a warp are read and written by the last of them. multiply_add checks their
 // bounds.
 // ---------------------------------------------------------------------------------------------------------------
-
-namespace cuda_cpu {
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 
@@ -499,52 +458,85 @@ inline void write16(void *to, uint64_t low, uint64_t high) { ((uint64_t *)to)[0]
 inline void check_aligned(const void *p, int line) {
     if ((uintptr_t)p % 16) complain(true, "%s, line %d: an address is not a multiple of 16", blk.name, line);
 }
-inline void load_rows(unsigned *m, const half *p, WarpOp *deal, int line) {
+template <bool TRANSPOSED>
+void load_rows(unsigned m[4], const half *p, int line) {
     check_aligned(p, line);
     uint64_t row[2] = {((const uint64_t *)p)[0], ((const uint64_t *)p)[1]}; /* TSan does not see a short memcpy */
     blk.cur->row = (const uint16_t *)row, blk.cur->m = m;
-    join_warp(deal, line);
+    join_warp(deal_rows<TRANSPOSED>, line);
 }
-}  // namespace cuda_cpu
-
-inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
+inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) { load_rows<false>(m, row, line); }
+inline void load_transposed(unsigned m[4], const half *row, int line = __builtin_LINE()) { load_rows<true>(m, row, line); }
 CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
-    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
     CUDA_CPU_ASAN(if (__asan_region_is_poisoned(d, 16) || __asan_region_is_poisoned((void *)a, 16) ||
                       __asan_region_is_poisoned((void *)b, 8))
-                      cuda_cpu::complain(true, "%s, line %d: registers out of bounds", cuda_cpu::blk.name, line));
-    me->a = (const uint16_t *)a, me->b = (const uint16_t *)b, me->d = d;
-    cuda_cpu::join_warp(cuda_cpu::multiply_fragments, line);
-}
-inline void load_matrices(unsigned m[4], const half *row, int line = __builtin_LINE()) {
-    cuda_cpu::load_rows(m, row, cuda_cpu::deal_rows<false>, line);
-}
-inline void load_transposed(unsigned m[4], const half *row, int line = __builtin_LINE()) {
-    cuda_cpu::load_rows(m, row, cuda_cpu::deal_rows<true>, line);
+                      complain(true, "%s, line %d: registers out of bounds", blk.name, line));
+    blk.cur->a = (const uint16_t *)a, blk.cur->b = (const uint16_t *)b, blk.cur->d = d;
+    join_warp(multiply_fragments, line);
 }
 /* Writes NaN, since until the wait nothing certain is there. wait_for_copies writes what was asked for. */
 inline void copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
-    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
-    cuda_cpu::check_aligned(to, line), cuda_cpu::check_aligned(from, line);
-    if (me->copies == cuda_cpu::MOST_COPIES) cuda_cpu::complain(true, "line %d: raise MOST_COPIES", line);
-    cuda_cpu::write16(to, ~0ull, ~0ull);
+    Thread *me = blk.cur;
+    check_aligned(to, line), check_aligned(from, line);
+    if (me->copies == MOST_COPIES) complain(true, "line %d: raise MOST_COPIES", line);
+    write16(to, ~0ull, ~0ull);
     me->copy[me->copies++] = {to, there ? from : nullptr, me->groups};
 }
-inline void close_copies() { cuda_cpu::blk.cur->groups++; }
+inline void close_copies() { blk.cur->groups++; }
 template <int OPEN>
 void wait_for_copies() {
-    cuda_cpu::Thread *me = cuda_cpu::blk.cur;
+    Thread *me = blk.cur;
     int left = 0;
     for (int i = 0; i < me->copies; i++) {
         const auto copy = me->copy[i];
         const uint64_t *from = (const uint64_t *)copy.from;
         if (copy.group < me->groups - OPEN)
-            cuda_cpu::write16(copy.to, from ? from[0] : 0, from ? from[1] : 0);
+            write16(copy.to, from ? from[0] : 0, from ? from[1] : 0);
         else
             me->copy[left++] = copy;
     }
     me->copies = left;
 }
+}  // namespace cuda_cpu
+
+#define __syncthreads() cuda_cpu::sync_threads(__LINE__)
+#define __syncwarp() cuda_cpu::sync_warp(__LINE__)
+#define __shfl_xor_sync(...) cuda_cpu::shfl_xor(__LINE__, __VA_ARGS__)
+#define __ballot_sync(...) cuda_cpu::ballot(__LINE__, __VA_ARGS__)
+#define __popc(u) __builtin_popcount(u)
+#define __half2float(h) cuda_cpu::to_float(h)
+#define __float2half(f) cuda_cpu::to_half(f)
+#define __half22float2(h) cuda_cpu::to_floats(h)
+#define __floats2half2_rn(a, b) cuda_cpu::to_halfs(a, b)
+#define __hfma2(a, b, c) cuda_cpu::multiply_add2(a, b, c)
+#define __hsub2(a, b) cuda_cpu::multiply_add2(b, cuda_cpu::to_halfs(-1, -1), a)
+#define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
+#define __threadfence() cuda_cpu::fence()
+using cuda_cpu::copy_async, cuda_cpu::close_copies, cuda_cpu::wait_for_copies;
+using cuda_cpu::multiply_add, cuda_cpu::load_matrices, cuda_cpu::load_transposed;
+using std::max, std::min;
+template <class T>
+T __ldcg(const T *p) {
+    return *p;
+}
+CUDA_CPU_UNSEEN unsigned atomicInc(unsigned *p, unsigned most) {
+    cuda_cpu::blk.counted = true;
+    unsigned was = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(p, &was, was >= most ? 0 : was + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    return was;
+}
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
+    uint64_t both = a | (uint64_t)b << 32;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) bytes |= unsigned(both >> (select >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return bytes;
+}
+inline int atomicExch(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline unsigned __float_as_uint(float f) { return cuda_cpu::bit_cast<unsigned>(f); }
+inline float __uint_as_float(unsigned u) { return cuda_cpu::bit_cast<float>(u); }
+inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 inline float power_of_2(float x) {
     float y = exp2f(x);
     return y < 0x1p-126f ? 0 : y;
@@ -709,6 +701,8 @@ template <class T>
 T *untag(T *p) {
     return (T *)((uintptr_t)p & ~DEVICE_TAG);
 }
+/* Bytes behind an allocation, which nobody may write. AddressSanitizer has its own. */
+const size_t GUARD = CUDA_CPU_ASAN(0 *) 64;
 inline size_t capacity() { return size_t(env_number("CUDA_CPU_MEM_MB", 2048)) << 20; }
 
 /* Returns the allocation in which p lies, or which it ends, with what is left of it from p on. */
@@ -727,9 +721,9 @@ inline cudaError_t allocate(void **p, size_t n, Kind kind) {
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
     if (n && n == spare.first)
         *p = std::exchange(spare, {}).second;
-    else if (posix_memalign(p, 256, n + !n))
+    else if (posix_memalign(p, 256, n + !n + GUARD))
         return error(cudaErrorMemoryAllocation);
-    poison(*p, n);
+    poison(*p, n + GUARD);
     if (kind == DEVICE) *p = (void *)((uintptr_t)*p | DEVICE_TAG), memory_used += n;
     allocations[(uintptr_t)*p] = {n, kind};
     return cudaSuccess;
@@ -743,8 +737,11 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
     size_t size = it->second.size;
     if (kind == DEVICE) memory_used -= size;
     allocations.erase(it);
-    CUDA_CPU_ASAN(size = 0); /* which looks out for use after free */
     p = untag(p);
+    const char *end = (char *)p + size;
+    if (kind != REGISTERED && std::any_of(end, end + GUARD, [](char c) { return c != -1; }))
+        complain(false, "%s: something was written behind the memory", where);
+    CUDA_CPU_ASAN(size = 0); /* which looks out for use after free */
     if (kind == DEVICE && size > spare.first) std::swap(size, spare.first), std::swap(p, spare.second);
     if (kind != REGISTERED) free(p);
     return cudaSuccess;
