@@ -123,9 +123,7 @@ __attribute__((format(printf, 2, 3))) inline void complain(bool fatal, const cha
 }
 inline int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Fibers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Fibers ---------------------------------------------------------------------------------------------------------
 
 struct Context { /* a suspended flow of control */
     void *sp;
@@ -150,9 +148,7 @@ CUDA_CPU_UNSEEN void switch_context(Context *from, Context *to) {
     CUDA_CPU_ASAN(__sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A block
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A block --------------------------------------------------------------------------------------------------------
 
 enum State { READY, AT_BARRIER, AT_WARP_OP, DONE };
 enum { MOST_COPIES = 32 };
@@ -294,9 +290,7 @@ CUDA_CPU_UNSEEN void run_block() {
 /* Fills memory as the device hands it out: NaN in all float types. TSan, for which a memset is slow, need not see it. */
 inline void poison(void *p, size_t n) { asm volatile("rep stosb" : "+D"(p), "+c"(n) : "a"(0xff) : "memory"); }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What kernels call
-// ---------------------------------------------------------------------------------------------------------------
+// ---- What kernels call ----------------------------------------------------------------------------------------------
 
 inline void *dynamic_shared() { return blk.shared; }
 /* Fills a shared array with NaN when a block first comes to its declaration. */
@@ -690,9 +684,7 @@ inline void submit(cudaStream_t s, std::function<void()> f) {
     default_stream.wait();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Memory
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 const uintptr_t DEVICE_TAG = uintptr_t(1) << 62; /* makes an address that the CPU refuses */
 
@@ -815,9 +807,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Launches
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Launches -------------------------------------------------------------------------------------------------------
 
 /* Returns an argument as a kernel gets it, its pointers untagged: the argument itself, or the addresses of an op's views.
  * The host's memory must be cudaHostAlloc's, since under WSL 2 a GPU sees what was registered elsewhere. */
@@ -960,9 +950,7 @@ inline struct AtExit {
     }
 } at_exit;
 
-// ---------------------------------------------------------------------------------------------------------------
-// The runtime's functions
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The runtime's functions ----------------------------------------------------------------------------------------
 
 extern "C" {
 CUDA_CPU_ASAN(void cuda_cpu_forbid(const void *p, size_t n) { __asan_poison_memory_region(untag(p), n); })
@@ -1089,9 +1077,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last)
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats
-// ---------------------------------------------------------------------------------------------------------------
+// ---- cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats
+// ----
 
 /* These three lie in what the toolkit reserves for them. */
 struct Product {

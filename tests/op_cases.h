@@ -30,7 +30,7 @@ static int every_fifth(void) { return test_every > 30 && test_every <= 100 ? 5 :
 /* The same of short lists, whose first, fourth, ... cases have each kernel and each kind of size. */
 static int every_few(void) { return imin(every_third(), 3); }
 
-// ---- numbers in memory -----------------------------------------------------------------------------------------------
+// ---- numbers in memory ----------------------------------------------------------------------------------------------
 
 static void **temps;
 static int ntemps;
@@ -143,7 +143,7 @@ static Tensor unpacked_weights(Tensor packed) {
     return w;
 }
 
-// ---- ops, carried out where everything that they may not write shows ---------------------------------------------------
+// ---- ops, carried out where everything that they may not write shows ------------------------------------------------
 
 /* The memory of some ops: the room from the first of their views on, before and after. */
 static struct {
@@ -204,7 +204,7 @@ static void expect_same(Op op, Tensor whole) {
     CU_ASSERT(same(op.view[0], whole));
 }
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
+// ---- rows -----------------------------------------------------------------------------------------------------------
 
 static const int some_rows[] = {1, 31, 33, 65};
 
@@ -269,7 +269,7 @@ TEST(layernorm_matches_its_formula_in_place_and_row_by_row) {
     }
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------
+// ---- products -------------------------------------------------------------------------------------------------------
 
 /* y = x w^T and what else there is. y has rows of parts * n elements and is the last n of them. */
 typedef struct {
@@ -377,7 +377,7 @@ TEST(an_unpacked_matrix_is_what_its_codes_stand_for) {
     }
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 
 /* Heads: their size and number. The first of them are those for which devices have code of their own. Those of whole units
  * of 16 numbers can be packed, in one group or two. The last FOR_HOST, many heads and heads of three groups, are for the
@@ -592,7 +592,7 @@ TEST(large_scores_neither_overflow_nor_blur) {
     }
 }
 
-// ---- pages -----------------------------------------------------------------------------------------------------------
+// ---- pages ----------------------------------------------------------------------------------------------------------
 
 /* Numbers in rows of n that try a packer: usual ones, equal ones, both zeros, the ends of the range, tiny ones, and ones
  * that are no finite numbers. */
@@ -648,7 +648,7 @@ TEST(append_fills_its_slots_with_the_plain_bytes_and_nothing_else) {
     }
 }
 
-// ---- sparse attention ------------------------------------------------------------------------------------------------
+// ---- sparse attention -----------------------------------------------------------------------------------------------
 
 /* The two halves of sparse attention. */
 typedef struct {
@@ -784,7 +784,7 @@ TEST(signs_zeros_infinities_and_nan_have_their_place_among_the_scores) {
     }
 }
 
-// ---- logits ----------------------------------------------------------------------------------------------------------
+// ---- logits ---------------------------------------------------------------------------------------------------------
 
 /* Logits in steps of 1/64, so that equal ones are common and unequal ones have clearly different probabilities. */
 static Tensor stepped_logits(int rows, int vocab, double scale) {

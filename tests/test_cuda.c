@@ -83,7 +83,7 @@ static void copy_on(Lane lane, void *to, size_t to_pitch, const void *from, size
 extern int cuda_cpu_hold __attribute__((weak));
 extern long cuda_cpu_largest __attribute__((weak));
 
-// ---- products with packed weights ------------------------------------------------------------------------------------
+// ---- products with packed weights -----------------------------------------------------------------------------------
 
 /* The last m of 64 rows, alone. The second half of the columns all but takes back what the first half adds, so that another
  * order of sums would show. */
@@ -189,7 +189,7 @@ TEST(a_bias_and_relu_keep_what_is_not_a_number) {
     forget();
 }
 
-// ---- batches in pieces -----------------------------------------------------------------------------------------------
+// ---- batches in pieces ----------------------------------------------------------------------------------------------
 
 /* Partial results have a place of fixed size. Where sequences may become so long that all of them together have none there,
  * the batch is done in pieces: here of eight and of one, whose results would lie across the end of the place. */
@@ -204,7 +204,7 @@ TEST(a_batch_in_pieces_gives_the_same_bits) {
     forget();
 }
 
-// ---- what is reported ------------------------------------------------------------------------------------------------
+// ---- what is reported -----------------------------------------------------------------------------------------------
 
 /* Whether it is chosen or not. */
 TEST(a_logit_that_is_no_number_is_reported) {
@@ -223,7 +223,7 @@ TEST(a_logit_that_is_no_number_is_reported) {
     forget();
 }
 
-// ---- copies, marks, memory -------------------------------------------------------------------------------------------
+// ---- copies, marks, memory ------------------------------------------------------------------------------------------
 
 /* Copies from the first half of the host's or the GPU's image to the second half of one: up (way 0), within the GPU, down.
  */

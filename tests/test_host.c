@@ -46,7 +46,7 @@ static void on_device(const Op *ops, int n) {
 #endif
 }
 
-// ---- f16 ---------------------------------------------------------------------------------------------------------
+// ---- f16 ------------------------------------------------------------------------------------------------------------
 
 /* The value of a half by the definition of binary16. */
 static double half_value(unsigned h) {
@@ -90,7 +90,7 @@ TEST(floats_round_to_the_nearest_even_half) {
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-// ---- products ----------------------------------------------------------------------------------------------------
+// ---- products -------------------------------------------------------------------------------------------------------
 
 TEST(linear_matches_its_formula_at_every_number_of_rows_and_odd_sizes) {
     static const int sizes[] = {1, 3, 4, 15, 16, 17, 31, 64, 65, 100};
@@ -187,7 +187,7 @@ TEST(a_result_in_halves_is_the_float_result_rounded_once) {
     forget();
 }
 
-// ---- attention ---------------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 
 TEST(decode_of_the_last_token_is_prefill_bit_for_bit) {
     for (int i = 0; i < HEADS; i++) {
@@ -232,7 +232,7 @@ TEST(softmax_weights_are_right_to_a_few_roundings) {
     forget();
 }
 
-// ---- pick --------------------------------------------------------------------------------------------------------
+// ---- pick -----------------------------------------------------------------------------------------------------------
 
 static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
     int32_t id = -1, at = prompt, where = pos;

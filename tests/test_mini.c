@@ -35,9 +35,7 @@ __attribute__((format(printf, 1, 2))) static char *text_of(const char *format, .
     return keep(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Running mini
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Running mini ---------------------------------------------------------------------------------------------------
 
 /* The variables that name its programs: as a reader builds it, with sums in another order, and with sanitizers. */
 #define MINI "MINI_BIN"
@@ -80,9 +78,7 @@ static void assert_refused(const char *program, const char *text, int status) {
     CU_ASSERT(right);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Models with random weights
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Models with random weights -------------------------------------------------------------------------------------
 
 /* What a tensor's numbers are around, and how far from it. The sizes make each layer matter, so that texts do not repeat
  * one token; with larger ones a code of four bits that rounds the other way would change tokens. The table of tokens is the
@@ -143,9 +139,7 @@ static const char *copy_of_victim(void) {
     return dir;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Prompts, and what the engine answers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Prompts, and what the engine answers ---------------------------------------------------------------------------
 
 static const char *const prompts[PROMPTS] = {
     "Once upon a time, there was a little girl named Lily.",
@@ -304,9 +298,7 @@ static void at_most_one_of_fifty_differs(void) {
     compared = differing = 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Tokens
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Tokens ---------------------------------------------------------------------------------------------------------
 
 /* Links of a rate that slows some things down and takes little time; a block of 1 to 4 batches, often a short last one. */
 static const char *random_policy(int m, int number, Variant v) {
@@ -402,9 +394,7 @@ TEST(texts_of_random_weights_are_of_many_tokens) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Links and memory
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Links and memory -----------------------------------------------------------------------------------------------
 
 /* What mini reports on standard error. */
 typedef struct {
@@ -730,9 +720,7 @@ TEST(what_is_searched_for_keeps_to_the_memory) {
     at_most_one_of_fifty_differs();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// A.3
-// ---------------------------------------------------------------------------------------------------------------
+// ---- A.3 ------------------------------------------------------------------------------------------------------------
 
 /* mini prints "wg 0.5", a line each. */
 static double printed(const char *text, const char *name) {
@@ -869,9 +857,7 @@ TEST(a_search_gives_no_tier_more_than_it_has) {
     DONE(TINY " Mum Mum Mum --max-tokens 4 --threads 1 --hardware hardware/t4.json --gpu-mem 6e6 --cpu-mem 3e6");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Wrong use, spoilt files, no room
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Wrong use, spoilt files, no room -------------------------------------------------------------------------------
 
 #define PERCENT "--percent 20 30 20 30 20 30 --gpu-batch-size 2 --num-gpu-batches 2 --threads 2"
 #define ALL_ON_GPU "--percent 100 0 100 0 100 0"
@@ -1150,9 +1136,7 @@ TEST(whatever_call_fails_is_one_line_or_does_no_harm) {
     assert_refused(MINI, text_of("%s --prompts %s " PERCENT, small(), prompts_file(PROMPTS)), 1);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The text of mini.c
-// ---------------------------------------------------------------------------------------------------------------
+// ---- The text of mini.c ---------------------------------------------------------------------------------------------
 
 /* No line has more than 100 columns, no function more than 40 lines, from its name in the first column to its brace there;
  * it includes no file of the engine. scripts/size.py counts tokens. */

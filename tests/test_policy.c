@@ -6,7 +6,7 @@
 static Error err;
 static Hardware machine;
 
-// ---- Appendix A.3 --------------------------------------------------------------------------------------------------
+// ---- Appendix A.3 ---------------------------------------------------------------------------------------------------
 
 static OptConfig opt;
 static Block block;
@@ -109,7 +109,7 @@ TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     CU_ASSERT(near(lp.c[T_PRE], 48 / 144.) && near(lp.c[T_GEN], 31 * 48 / 144.)); /* T / bls */
 }
 
-// ---- Any machine ---------------------------------------------------------------------------------------------------
+// ---- Any machine ----------------------------------------------------------------------------------------------------
 
 /* The numbers of a machine of which more is never worse, which lie side by side: its memories, then its rates. */
 enum { RATES = 14, NUMBERS = NTIERS + RATES };
@@ -212,7 +212,7 @@ TEST(impossible_machines_get_an_answer_or_a_line) {
     CU_ASSERT(lost <= 5);
 }
 
-// ---- The model `runtime`: one task under one policy ----------------------------------------------------------------
+// ---- The model `runtime`: one task under one policy -----------------------------------------------------------------
 
 /* A task on the machine, its plan, and the plan that runtime_lp starts from. */
 static Checkpoint *model;
@@ -248,7 +248,7 @@ static Cost expected(void) {
     return cost;
 }
 
-// ---- By hand -------------------------------------------------------------------------------------------------------
+// ---- By hand --------------------------------------------------------------------------------------------------------
 
 /* Only one thing of a machine takes time, and a case says how much of it a task asks for: of all layers and sweeps
  * together, as bytes, flops or ops. OPT-125M, and two blocks of 4 x K prompts; every new token is attended by those behind
@@ -519,7 +519,7 @@ TEST(the_lps_memory_is_the_plans_at_every_corner) {
     }
 }
 
-// ---- Against the sim, and on any machine ---------------------------------------------------------------------------
+// ---- Against the sim, and on any machine ----------------------------------------------------------------------------
 
 static void open_random(uint64_t *seed) {
     static const char *const names[] = {"opt-125m", "opt-350m", "opt-1.3b"};
