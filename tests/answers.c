@@ -11,9 +11,10 @@
 
 enum { MOST_SAID = 3, SECRET = 32 };
 
-static char secret[SECRET + 1]; /* of a run: whoever does not know it cannot say that a test has passed */
-static double most_seconds = 20;
-static uint64_t seed, state; /* of the run; of what is drawn */
+static char secret[SECRET + 1];  /* of a run: whoever does not know it cannot say that a test has passed */
+static double most_seconds = 20; /* for a case */
+static uint64_t seed;            /* decides all cases of a run */
+static uint64_t state;           /* of the generator, set anew in each step */
 int step, number;
 static int said;          /* in this step */
 static char context[400]; /* what in_case said of this case */
@@ -87,12 +88,12 @@ static void say_end(int status, int errors) {
         wrong("it ended the program, exit status %d, and did not return%s%s", WEXITSTATUS(status), *line ? ": " : "", line);
 }
 
-/* Takes the answer of a child, which knows no secret and has of what is open its errors alone. After most_seconds it and
- * all of its group are ended. Returns false if it did not return, which is said. */
+/* Has a child answer the case. The child does not know the secret, and of the open files it has only its errors. After
+ * most_seconds it is killed with its group. Returns false, and says why, if `work` did not return. */
 static bool answered(const Exercise *e) {
     const size_t given = (char *)e->answer - (char *)e->c;
     const int errors = memfd_create("errors", MFD_CLOEXEC);
-    /* the case, and whether work has returned */
+    /* holds the case, and behind it a byte that is 1 if `work` has returned */
     char *shared = mmap(NULL, e->bytes + 1, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int status = -1;
     pid_t ended = 0;
@@ -129,12 +130,19 @@ static bool answered(const Exercise *e) {
     return good;
 }
 
-/* The step by whose name the test is called. */
+/* Sets `step`, and returns its exercise. */
+static const Exercise *exercise_of(const char *name) {
+    for (const Exercise *e = exercises; e->steps[0]; e++)
+        for (step = 1; step <= MOST_STEPS && e->steps[step - 1]; step++)
+            if (!strcmp(e->steps[step - 1], name)) return e;
+    CHECK(!"a test that is no step");
+    return NULL;
+}
+
+/* Takes the step by whose name the test is called. */
 static void take_step(void) {
     const char *name = CU_get_current_test()->pName;
-    const Exercise *e = exercises;
-    for (step = 1; !e->steps[step - 1] || strcmp(e->steps[step - 1], name); step = step % MOST_STEPS + 1)
-        if (step == MOST_STEPS) e++;
+    const Exercise *e = exercise_of(name);
     state = seed;
     said = 0;
     for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;
@@ -149,7 +157,8 @@ static void take_step(void) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-/* Before main, which may start threads. Once the secret is read, no other process of this user may look into this one. */
+/* Runs before main, since main may start threads: reads the settings of the run, and adds the steps as tests. No other
+ * process of this user may look into this one from before the secret is read. */
 __attribute__((constructor)) static void begin(void) {
     const char *given = getenv("GRADE_SEED"), *seconds = getenv("GRADE_SECONDS");
     if (seconds) most_seconds = atof(seconds);

@@ -18,14 +18,16 @@ typedef struct {
     const char *steps[MOST_STEPS]; /* sentences, the names of the tests */
     int cases;                     /* that are drawn, at most */
     void *c;                       /* the case; 0 at first */
-    size_t bytes;                  /* of it */
-    void *answer;                  /* in the case, behind what is given: what the code that is graded fills in */
-    bool (*draw)(void);            /* fills in what is given; false: the step has no such case */
-    void (*work)(void);            /* in a child: has the code that is graded fill in the answer */
-    void (*check)(void);           /* says what is wrong with the answer */
+    size_t bytes;                  /* the size of the case */
+    void *answer;        /* the last part of the case, which the graded code fills in; it must not write to others */
+    bool (*draw)(void);  /* fills in what is given; false: the step has no such case */
+    void (*work)(void);  /* in a child: has the code that is graded fill in the answer */
+    void (*check)(void); /* says what is wrong with the answer */
 } Exercise;
-#define CASE(c, answer) &(c), sizeof(c), &(c).answer /* of a struct, and the first field of the answer */
-extern const Exercise exercises[];                   /* up to one without steps; answers.c makes tests of their steps */
+#define CASE(c, answer)                                                                                \
+    &(c), sizeof(c), &(c).answer   /* the three fields for struct c, whose answer begins at that field \
+                                    */
+extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
 
 /* Says what the case is, before what is wrong with it. */
 void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));

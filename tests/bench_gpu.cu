@@ -57,11 +57,16 @@ static const char *text_of(cudaError_t e) { return e == cudaSuccess ? NULL : cud
 static const char *text_of(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(s); }
 
 /* Ends the program if a call of the CUDA runtime or of cublasLt has failed. */
-#define CUDA(call)                                                                  \
+#define CHECKED(call)                                                               \
     do {                                                                            \
         const char *why_ = text_of(call);                                           \
         if (why_) die((std::to_string(__LINE__) + ": " #call ": " + why_).c_str()); \
     } while (0)
+
+static double median(std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v[v.size() / 2];
+}
 
 /* Returns the median of what once() returns in RUNS calls, behind one that warms up. */
 template <class Once>
@@ -71,14 +76,13 @@ static double median_of(Once once) {
         const double result = once();
         if (r >= 0) results.push_back(result);
     }
-    std::sort(results.begin(), results.end());
-    return results[RUNS / 2];
+    return median(results);
 }
 
 /* Returns the seconds between two events, both past. */
 static double between(cudaEvent_t begin, cudaEvent_t end) {
     float ms;
-    CUDA(cudaEventElapsedTime(&ms, begin, end));
+    CHECKED(cudaEventElapsedTime(&ms, begin, end));
     return ms / 1e3;
 }
 
@@ -98,11 +102,11 @@ static std::vector<void *> rooms; /* what device_memory has returned; free_rooms
 template <class T = half>
 static T *device_memory(size_t n, float scale = 1) {
     void *p;
-    CUDA(cudaMalloc(&p, n * sizeof(T)));
+    CHECKED(cudaMalloc(&p, n * sizeof(T)));
     rooms.push_back(p);
     fill_kernel<<<1024, 256>>>((half *)p, n * sizeof(T) / sizeof(half), (uint32_t)rooms.size(), scale);
-    CUDA(cudaGetLastError());
-    CUDA(cudaDeviceSynchronize());
+    CHECKED(cudaGetLastError());
+    CHECKED(cudaDeviceSynchronize());
     return (T *)p;
 }
 
@@ -110,19 +114,19 @@ static T *device_memory(size_t n, float scale = 1) {
 template <class T>
 static T *on_gpu(const std::vector<T> &numbers) {
     T *p = device_memory<T>(numbers.size());
-    CUDA(cudaMemcpy(p, numbers.data(), numbers.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CHECKED(cudaMemcpy(p, numbers.data(), numbers.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 
 static void free_rooms(void) {
-    for (void *p : rooms) CUDA(cudaFree(p));
+    for (void *p : rooms) CHECKED(cudaFree(p));
     rooms.clear();
 }
 
 static char *pinned_memory(size_t bytes, const void *from) {
     char *p;
-    CUDA(cudaMallocHost(&p, bytes));
-    CUDA(cudaMemcpy(p, from, bytes, cudaMemcpyDeviceToHost));
+    CHECKED(cudaMallocHost(&p, bytes));
+    CHECKED(cudaMemcpy(p, from, bytes, cudaMemcpyDeviceToHost));
     return p;
 }
 
@@ -133,18 +137,18 @@ static double copy_rate(const std::vector<std::pair<char *, const char *>> &copi
     cudaEvent_t begin;
     std::vector<cudaStream_t> stream(copies.size());
     std::vector<cudaEvent_t> end(copies.size());
-    CUDA(cudaEventCreate(&begin));
-    for (cudaStream_t &s : stream) CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    for (cudaEvent_t &e : end) CUDA(cudaEventCreate(&e));
+    CHECKED(cudaEventCreate(&begin));
+    for (cudaStream_t &s : stream) CHECKED(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : end) CHECKED(cudaEventCreate(&e));
     return median_of([&] {
-        CUDA(cudaDeviceSynchronize());
-        CUDA(cudaEventRecord(begin, stream[0]));
-        for (cudaStream_t s : stream) CUDA(cudaStreamWaitEvent(s, begin, 0));
+        CHECKED(cudaDeviceSynchronize());
+        CHECKED(cudaEventRecord(begin, stream[0]));
+        for (cudaStream_t s : stream) CHECKED(cudaStreamWaitEvent(s, begin, 0));
         for (int i = 0; i < COPIES; i++)
             for (size_t c = 0; c < copies.size(); c++)
-                CUDA(cudaMemcpyAsync(copies[c].first, copies[c].second, bytes, cudaMemcpyDefault, stream[c]));
-        for (size_t c = 0; c < copies.size(); c++) CUDA(cudaEventRecord(end[c], stream[c]));
-        CUDA(cudaDeviceSynchronize());
+                CHECKED(cudaMemcpyAsync(copies[c].first, copies[c].second, bytes, cudaMemcpyDefault, stream[c]));
+        for (size_t c = 0; c < copies.size(); c++) CHECKED(cudaEventRecord(end[c], stream[c]));
+        CHECKED(cudaDeviceSynchronize());
         double longest = 0;
         for (cudaEvent_t e : end) longest = std::max(longest, between(begin, e));
         return copies.size() * COPIES * (double)bytes / longest;
@@ -158,8 +162,8 @@ static void print_copies(void) {
     printf("d2h %.2f\n", copy_rate({{down, b}}, LINK) / 1e9);
     printf("both %.2f\n", copy_rate({{a, up}, {down, b}}, LINK) / 1e9);
     printf("d2d %.1f\n", 2 * copy_rate({{a, b}}, MEMORY) / 1e9);
-    CUDA(cudaFreeHost(up));
-    CUDA(cudaFreeHost(down));
+    CHECKED(cudaFreeHost(up));
+    CHECKED(cudaFreeHost(down));
     free_rooms();
 }
 
@@ -168,7 +172,7 @@ static void print_copies(void) {
 /* Describes a matrix of fp16, column by column, as cublasLt sees it. */
 static cublasLtMatrixLayout_t layout(int rows, int cols) {
     cublasLtMatrixLayout_t l;
-    CUDA(cublasLtMatrixLayoutCreate(&l, CUDA_R_16F, rows, cols, rows));
+    CHECKED(cublasLtMatrixLayoutCreate(&l, CUDA_R_16F, rows, cols, rows));
     return l;
 }
 
@@ -187,31 +191,31 @@ static void print_product(const char *name, int m, int n, int k) {
     cudaEvent_t begin, end;
     float one = 1, zero = 0;
     int nfound;
-    CUDA(cublasLtCreate(&handle));
-    CUDA(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUDA(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
-    CUDA(cublasLtMatmulPreferenceCreate(&preference));
-    CUDA(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
-                                              sizeof WORKSPACE));
-    CUDA(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                              sizeof reduction));
-    CUDA(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
-    CUDA(cudaEventCreate(&begin));
-    CUDA(cudaEventCreate(&end));
+    CHECKED(cublasLtCreate(&handle));
+    CHECKED(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CHECKED(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    CHECKED(cublasLtMatmulPreferenceCreate(&preference));
+    CHECKED(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
+                                                 sizeof WORKSPACE));
+    CHECKED(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof reduction));
+    CHECKED(cublasLtMatmulAlgoGetHeuristic(handle, product, lw, lx, ly, ly, preference, ALGORITHMS, found, &nfound));
+    CHECKED(cudaEventCreate(&begin));
+    CHECKED(cudaEventCreate(&end));
     double least = INFINITY;
     for (int a = 0; a < nfound; a++) {
         if (found[a].state != CUBLAS_STATUS_SUCCESS) continue;
         least = std::min(least, median_of([&] {
-                             CUDA(cudaEventRecord(begin));
-                             CUDA(cublasLtMatmul(handle, product, &one, w, lw, x, lx, &zero, y, ly, y, ly, &found[a].algo,
-                                                 workspace, WORKSPACE, 0));
-                             CUDA(cudaEventRecord(end));
-                             CUDA(cudaEventSynchronize(end));
+                             CHECKED(cudaEventRecord(begin));
+                             CHECKED(cublasLtMatmul(handle, product, &one, w, lw, x, lx, &zero, y, ly, y, ly,
+                                                    &found[a].algo, workspace, WORKSPACE, 0));
+                             CHECKED(cudaEventRecord(end));
+                             CHECKED(cudaEventSynchronize(end));
                              return between(begin, end);
                          }));
     }
     printf("%s %.1f\n", name, 2.0 * m * n * k / least / 1e9); /* 0 where cublasLt knows no algorithm */
-    CUDA(cublasLtDestroy(handle));
+    CHECKED(cublasLtDestroy(handle));
     free_rooms();
 }
 
@@ -228,7 +232,7 @@ enum { H1 = 7168, H2 = 4 * H1, HEADS = 56, VOCAB = 50272, TIMES = 32 };
 /* Returns true if the GPU has so many bytes left; otherwise says that `name` does not fit. */
 static bool has_room(const char *name, size_t bytes) {
     size_t available = 0, total;
-    CUDA(cudaMemGetInfo(&available, &total));
+    CHECKED(cudaMemGetInfo(&available, &total));
     if (bytes + MEMORY > available) fprintf(stderr, "bench_gpu: %s does not fit this GPU\n", name);
     return bytes + MEMORY <= available;
 }
@@ -287,7 +291,7 @@ static void print_attend_prefill(int nseq, int len) {
     std::vector<int32_t> start(nseq + 1);
     for (int i = 0; i <= nseq; i++) start[i] = i * len;
     const int rows = nseq * len;
-    const f16 *qkv = device_memory<f16>((size_t)rows * 3 * H1), *o = device_memory<f16>((size_t)rows * H1);
+    f16 *qkv = device_memory<f16>((size_t)rows * 3 * H1), *o = device_memory<f16>((size_t)rows * H1);
     const int32_t *starts = on_gpu(start);
     const double s =
         seconds_of([&](int) { return prefilling(F16, o, qkv, qkv + H1, starts, nseq, rows, H1, HEADS, 3 * H1); });
@@ -301,7 +305,7 @@ static void print_pick(void) {
     std::vector<float> logits((size_t)ROWS * VOCAB);
     uint32_t x = 1;
     for (float &l : logits) l = 16.f * (float)((x = x * 1664525u + 1013904223u) >> 8) / (1 << 24); /* an LCG's upper bits */
-    const int32_t *ids = on_gpu(std::vector<int32_t>(3 * ROWS));
+    int32_t *ids = on_gpu(std::vector<int32_t>(3 * ROWS));
     const float *from = on_gpu(logits);
     const double s = seconds_of([&](int) { return picking(ids, from, ids + ROWS, ids + 2 * ROWS, &greedy, ROWS, VOCAB); });
     printf("pick_greedy %.1f\n", s * 1e6);
@@ -310,7 +314,7 @@ static void print_pick(void) {
 
 static void print_rows(void) {
     const size_t packed = quant_matrix_bytes(H2, H1), plain = (size_t)H2 * H1;
-    const half *x = device_memory(plain), *y = device_memory(plain);
+    half *x = device_memory(plain), *y = device_memory(plain);
     for (int rows : {64, 4096}) {
         const double s = seconds_of([&](int) { return norm(F16, y, x, x, x, rows, H1); });
         printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
@@ -344,10 +348,10 @@ static __global__ void empty_kernel(void) {}
 template <class Once>
 static double microseconds(int n, Once once) {
     return median_of([&] {
-        CUDA(cudaDeviceSynchronize());
+        CHECKED(cudaDeviceSynchronize());
         const double begin = seconds_now();
         for (int i = 0; i < n; i++) once();
-        CUDA(cudaDeviceSynchronize());
+        CHECKED(cudaDeviceSynchronize());
         return (seconds_now() - begin) / n * 1e6;
     });
 }
@@ -356,33 +360,33 @@ static void print_launches(void) {
     enum { MANY = 2000 };
     cudaStream_t stream;
     cudaEvent_t timed[2], mark;
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (cudaEvent_t &e : timed) CUDA(cudaEventCreateWithFlags(&e, cudaEventBlockingSync));
-    CUDA(cudaEventCreateWithFlags(&mark, cudaEventBlockingSync | cudaEventDisableTiming));
+    CHECKED(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : timed) CHECKED(cudaEventCreateWithFlags(&e, cudaEventBlockingSync));
+    CHECKED(cudaEventCreateWithFlags(&mark, cudaEventBlockingSync | cudaEventDisableTiming));
     const auto launch = [&] {
         empty_kernel<<<1, 32, 0, stream>>>();
-        CUDA(cudaGetLastError());
+        CHECKED(cudaGetLastError());
     };
     const auto marked = [&] {
         launch();
-        CUDA(cudaEventRecord(mark, stream));
+        CHECKED(cudaEventRecord(mark, stream));
     };
     printf("launch %.2f\n", microseconds(MANY, launch));
     printf("launch_mark %.2f\n", microseconds(MANY, marked));
     printf("launch_timed %.2f\n", microseconds(MANY, [&] {
-               CUDA(cudaEventRecord(timed[0], stream));
+               CHECKED(cudaEventRecord(timed[0], stream));
                launch();
-               CUDA(cudaEventRecord(timed[1], stream));
+               CHECKED(cudaEventRecord(timed[1], stream));
            }));
     printf("sync_sleep %.2f\n", microseconds(MANY / 10, [&] {
                marked();
-               CUDA(cudaEventSynchronize(mark));
+               CHECKED(cudaEventSynchronize(mark));
            }));
     printf("sync_poll %.2f\n", microseconds(MANY / 10, [&] {
                cudaError_t e;
                marked();
                while ((e = cudaEventQuery(mark)) == cudaErrorNotReady) cudaGetLastError();
-               CUDA(e);
+               CHECKED(e);
            }));
 }
 
@@ -392,25 +396,26 @@ static void print_small_copy(size_t part, char *to, const char *from) {
     enum { SMALL = 64 << 10 };
     cudaStream_t bulk, small;
     cudaEvent_t begin[2], end[2];
-    for (cudaStream_t *s : {&bulk, &small}) CUDA(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
-    for (cudaEvent_t *e : {&begin[0], &begin[1], &end[0], &end[1]}) CUDA(cudaEventCreate(e));
-    const auto seconds = [&](int of) { /* of all large copies, or of the small one */
-                                       return median_of([&] {
-                                           CUDA(cudaEventRecord(begin[0], bulk));
-                                           for (size_t at = 0; part && at < LINK; at += part)
-                                               CUDA(cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDefault, bulk));
-                                           CUDA(cudaEventRecord(end[0], bulk));
-                                           CUDA(cudaEventRecord(begin[1], small));
-                                           CUDA(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
-                                           CUDA(cudaEventRecord(end[1], small));
-                                           CUDA(cudaDeviceSynchronize());
-                                           return between(begin[of], end[of]);
-                                       });
-    };
+    for (cudaStream_t *s : {&bulk, &small}) CHECKED(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
+    for (cudaEvent_t *e : {&begin[0], &begin[1], &end[0], &end[1]}) CHECKED(cudaEventCreate(e));
+    std::vector<double> seconds, rates;
+    for (int r = -1; r < RUNS; r++) {
+        CHECKED(cudaEventRecord(begin[0], bulk));
+        for (size_t at = 0; part && at < LINK; at += part)
+            CHECKED(cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDefault, bulk));
+        CHECKED(cudaEventRecord(end[0], bulk));
+        CHECKED(cudaEventRecord(begin[1], small));
+        CHECKED(cudaMemcpyAsync(to + LINK, from + LINK, SMALL, cudaMemcpyDefault, small));
+        CHECKED(cudaEventRecord(end[1], small));
+        CHECKED(cudaDeviceSynchronize());
+        if (r < 0) continue;
+        seconds.push_back(between(begin[1], end[1]));
+        rates.push_back(LINK / between(begin[0], end[0]));
+    }
     const int mib = (int)(part >> 20);
-    if (!part) return (void)printf("copy_64k %.1f\n", seconds(1) * 1e6);
-    printf("copy_64k_%dm %.1f\n", mib, seconds(1) * 1e6);
-    printf("pieces_%dm %.2f\n", mib, LINK / seconds(0) / 1e9);
+    if (!part) return (void)printf("copy_64k %.1f\n", median(seconds) * 1e6);
+    printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
+    printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
 }
 
 static void print_waits(void) {
@@ -418,13 +423,13 @@ static void print_waits(void) {
     print_launches();
     char *plain = device_memory<char>(bytes), *pinned = pinned_memory(bytes, plain);
     for (size_t part : {0, 16, 4}) print_small_copy(part << 20, plain, pinned);
-    CUDA(cudaFreeHost(pinned));
+    CHECKED(cudaFreeHost(pinned));
     free_rooms();
     std::vector<char> own(MEMORY, 1);
     const double begin = seconds_now();
-    CUDA(cudaHostRegister(own.data(), MEMORY, cudaHostRegisterDefault));
+    CHECKED(cudaHostRegister(own.data(), MEMORY, cudaHostRegisterDefault));
     printf("register %.1f\n", (seconds_now() - begin) * 1e3 * 1e9 / (double)MEMORY);
-    CUDA(cudaHostUnregister(own.data()));
+    CHECKED(cudaHostUnregister(own.data()));
 }
 
 int main(int argc, char **argv) {

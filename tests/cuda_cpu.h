@@ -732,7 +732,7 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
     p = untag(p);
     const char *end = (char *)p + size;
     if (kind != REGISTERED && std::any_of(end, end + GUARD, [](char c) { return c != -1; }))
-        complain(false, "%s: something was written behind the memory", where);
+        complain(true, "%s: something was written behind the memory", where);
     CUDA_CPU_ASAN(size = 0); /* which looks out for use after free */
     if (kind == DEVICE && size > spare.first) std::swap(size, spare.first), std::swap(p, spare.second);
     if (kind != REGISTERED) free(p);

@@ -129,8 +129,8 @@ bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n) {
         if (finite) {
             const float exact = (max - min) / 15;
             header[0] = f32_to_f16(min + 0.f), header[1] = f32_to_f16(exact);
-            header[1] += f16_to_f32(header[1]) < exact;
-            header[1] -= min + 15 * f16_to_f32(header[1]) >= 65520;
+            if (f16_to_f32(header[1]) < exact) header[1]++;
+            if (min + 15 * f16_to_f32(header[1]) >= 65520) header[1]--;
         }
         memset(to, 0, quant_bytes(count));
         memcpy(to, header, sizeof header);

@@ -19,15 +19,17 @@ static const double HALF = 1.0 / 2048, TINY = 1.0 / (1 << 25);
 
 static uint64_t state = 1;
 
-/* True where ThreadSanitizer watches, for which kernels count and not the numbers that come out. */
+/* Returns true under ThreadSanitizer. It looks for races in each kernel: one case a kernel is enough, and tests about
+ * numbers alone are left out. */
 static bool for_races(void) { return test_every > 100; }
-/* Where it watches, every eleventh of many combinations: 11 is prime to the lengths of their lists. */
+/* These return the step through a list of cases. Under ThreadSanitizer it is 11, which is prime to the lengths of the
+ * lists; elsewhere every case is taken. */
 static int every_eleventh(void) { return for_races() ? 11 : 1; }
-/* The same, and every third in the ways that are in a hurry beside it. */
+/* In the other ways that are in a hurry every third case is taken. */
 static int every_third(void) { return test_every > 95 && test_every <= 100 ? 3 : every_eleventh(); }
-/* The same of what is dear, such as products: every fifth, where ThreadSanitizer does not watch. */
+/* For what takes long, such as products, every fifth case is taken on the emulation without ThreadSanitizer. */
 static int every_fifth(void) { return test_every > 30 && test_every <= 100 ? 5 : every_eleventh(); }
-/* The same of short lists, whose first, fourth, ... cases have each kernel and each kind of size. */
+/* For short lists, whose first, fourth, ... cases have each kernel and each kind of size. */
 static int every_few(void) { return imin(every_third(), 3); }
 
 // ---- numbers in memory ----------------------------------------------------------------------------------------------

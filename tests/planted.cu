@@ -30,6 +30,9 @@ __global__ void leaves_a_loop_too_early(float *sum) {
     *sum = mine;
 }
 
+/* One number more than the memory has. */
+__global__ void writes_behind_its_memory(float *sum) { sum[threadIdx.x] = 1; }
+
 /* Named after one of flexgen.cu whose blocks have 256 threads at most. */
 __global__ void bias_kernel(float *sum) { *sum = 0; }
 __global__ void has_no_row(float *sum) { *sum = 0; }
@@ -50,6 +53,7 @@ int main(int, char **argv) {
     if (is("turns")) leaves_a_loop_too_early<<<1, 32, 0, stream>>>(device);
     if (is("threads")) bias_kernel<<<1, 512, 0, stream>>>(device);
     if (is("row")) has_no_row<<<1, 32, 0, stream>>>(device);
+    if (is("behind")) writes_behind_its_memory<<<1, 257, 0, stream>>>(device);
     cudaStreamSynchronize(stream);
     cudaMemcpy(&sum, device, sizeof sum, cudaMemcpyDefault);
     printf("sum %g\n", sum);

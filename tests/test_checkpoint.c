@@ -33,6 +33,7 @@ static const Checkpoint *holds(const char *dir, const Model *m, bool head) {
     static Checkpoint *c;
     int present = 0;
     checkpoint_close(c);
+    c = NULL; /* opens may leave the test */
     c = opens(dir);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;

@@ -18,6 +18,7 @@ TEST(each_planted_fault_is_found_and_none_where_there_is_none) {
         {"unwritten", false, "sum -nan"},
         {"turns", false, "cannot join thread"},
         {"threads", false, "bias_kernel: more threads than its row"},
+        {"behind", false, "something was written behind the memory"},
         {"row", false, "has_no_row: no row of results/kernels.md"},
         {"none", false, "sum 0\n"},
         {"none", true, "sum 0\n"},

@@ -54,6 +54,7 @@ static Golden golden;
 static bool draw_attention(void) {
     if (!golden.file) golden = golden_read(GOLDEN_DIR);
     att.golden = step == 3 && number < golden.count ? &golden.sequence[number] : NULL;
+    CHECK(!att.golden || att.golden->n * golden.vocab <= GOLDEN_LOGITS);
     att.n = step == 1 ? 1 : draw(2, ATT_N), att.nh = draw(2, 4), att.hd = draw(2, 6);
     att.changed = draw(0, att.n - 1);
     for (int j = 0; j < ATT_MOST + GUARD; j++) att.o[0][j] = UNTOUCHED;
@@ -78,7 +79,7 @@ static void attend(void) {
     for (int i = 0; i < 2; i++) plain_attention(att.o[i], att.q, att.k[i], att.v[i], att.n, &config);
     if (!att.golden) return;
     Checkpoint *checkpoint = checkpoint_open(GOLDEN_DIR, &err);
-    must(checkpoint && att.golden->n * golden.vocab <= GOLDEN_LOGITS, &err);
+    must(checkpoint, &err);
     must(!reference_forward(att.logits, checkpoint, att.golden->ids, att.golden->n, &err), &err);
 }
 
@@ -205,7 +206,8 @@ static void check_pages(void) {
     while (m < line.count && (line.limit[0] < 0 || most_held(m + 1) <= line.limit[0])) m++;
     in_case("prompts of s = %d, n = %d, and others; pages of %d tokens, limit %d (-1: none)", line.prompts->s,
             line.prompts->n, line.policy.page_tokens, line.limit[0]);
-    near_to(line.entered[0], m, 0, "prompts that enter sweep 0");
+    near_to(line.entered[0], m, 0, "prompts that enter sweep 0, of which the first %d need at most %d pages", m,
+            most_held(m));
 }
 
 // ---- 4: error diffusion ---------------------------------------------------------------------------------------------
@@ -528,8 +530,9 @@ static LpTable made(bool any) {
 /* A.3 for OPT-30B on the paper's machine: seconds for each of 144 sequences; 309.12 s a block. */
 #define OPT_30B_SECONDS 2.14667022904
 
-/* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. Tables as given, and then
- * with their cost and each row by a factor of its own; those that were made; of cycles, A.3. */
+/* The steps of the textbook, of two phases and of cycles; then the first and the last of mini.c. Each table comes as given,
+ * and then with its cost and each row scaled by a factor of its own. Behind them come tables that were made, scaled too, or
+ * behind cycles A.3. */
 static bool draw_program(void) {
     static const int first[] = {0, 2, 0, 0, 0}, count[] = {2, TEXTBOOK - 2, CYCLES, NO_EQUATIONS, CYCLES};
     const bool cycles = step == 3 || step == 5;
@@ -584,11 +587,13 @@ static void solve(void) {
 }
 
 static void check_program(void) {
+    static const char *const verdict[] = {"optimal", "infeasible", "unbounded", "lost"};
     const LpTable *t = &program.table;
     const double value = t->at[0][t->n];
     in_case("%s (%d rows, %d variables)", t->what, t->m, t->n);
-    if (near_to(program.verdict, t->verdict, 0, "the verdict (0 optimal, 1 infeasible, 2 unbounded, 3 lost)") &&
-        t->verdict == LP_OPTIMAL)
+    if (program.verdict != t->verdict)
+        wrong("expected %s, found %s", verdict[t->verdict], verdict[program.verdict % 4]);
+    else if (t->verdict == LP_OPTIMAL)
         near_to(program.value, value, 1e-8 * (1 + fabs(value)), "the least cost");
 }
 
@@ -850,10 +855,12 @@ static void carry_out(void) {
     Data *at = gpu ? gpu->call->alloc(gpu, whole_lines(bytes), &err) : NULL;
     must(at, &err);
     const Op op = kernel_op(F16, at->act, at->act + MOST_NUMBERS, at);
-    must(!gpu->call->transfer(gpu, at, &kernel.before, bytes, &err) && !gpu->call->begin(gpu, PROJECT, MARK, &err) &&
-             !gpu->call->run(gpu, &op, &err) && !gpu->call->end(gpu, PROJECT, MARK, true, &err) &&
-             !gpu->call->sync(gpu, PROJECT, MARK, &err) && !gpu->call->transfer(gpu, &kernel.after, at, bytes, &err),
-         &err);
+    must(!gpu->call->transfer(gpu, at, &kernel.before, bytes, &err), &err);
+    must(!gpu->call->begin(gpu, PROJECT, MARK, &err), &err);
+    must(!gpu->call->run(gpu, &op, &err), &err);
+    must(!gpu->call->end(gpu, PROJECT, MARK, true, &err), &err);
+    must(!gpu->call->sync(gpu, PROJECT, MARK, &err), &err);
+    must(!gpu->call->transfer(gpu, &kernel.after, at, bytes, &err), &err);
     if (cuda_cpu_most_roundings) kernel.most_work = cuda_cpu_most_roundings();
     gpu->call->release(gpu, at), gpu->close(gpu);
 }
@@ -870,13 +877,13 @@ static bool draw_norm(void) {
     const struct {
         double spread, mean;
         int cols[6];
-    } of[] = {{number ? 2 : 1, draw_real(-2, 2), {64, 256, 8 * draw(3, 60)}},
-              {1, draw_real(-2, 2), {2, draw(28, 37), draw(60, 69), draw(1022, 1031), 5120, 12288}},
-              {.5, number % 2 ? -1000 : draw(800, 1000), {768, 60, 8 * draw(10, 99)}}};
-    const double low = of[step - 1].mean - of[step - 1].spread, high = low + 2 * of[step - 1].spread;
+    } rows[] = {{number ? 2 : 1, draw_real(-2, 2), {64, 256, 8 * draw(3, 60)}},
+                {1, draw_real(-2, 2), {2, draw(28, 37), draw(60, 69), draw(1022, 1031), 5120, 12288}},
+                {.5, number % 2 ? -1000 : draw(800, 1000), {768, 60, 8 * draw(10, 99)}}};
+    const double low = rows[step - 1].mean - rows[step - 1].spread, high = low + 2 * rows[step - 1].spread;
     Data *data = &kernel.before;
     kernel.code = OP_LAYERNORM, kernel.within = 8e-3, kernel.onto = step > 1 && number % 2;
-    kernel.rows = draw(1, 2), kernel.cols = of[step - 1].cols[number];
+    kernel.rows = draw(1, 2), kernel.cols = rows[step - 1].cols[number];
     if (!kernel.cols) return false;
     fill(data->pair, kernel.cols, 1, 3);
     fill(data->pair + MOST_NUMBERS, kernel.cols, -2, 2);
@@ -1024,8 +1031,9 @@ static bool draw_posted(void) {
  * that others, or its lane, imply. */
 static void check_order(void) {
     enum { READ_AFTER_WRITE = 1, AFTER_USE, OVERLAP }; /* the steps; a conflict is one of the first two, or 0 */
-    uint32_t over[OPS] = {0}, ended[LANES] = {0}; /* what has ended when an op begins; when all so far of a lane have */
-    uint32_t may[OPS] = {0};                      /* what an op may wait for */
+    uint32_t over[OPS] = {0};                          /* the ops that have ended when op j begins */
+    uint32_t ended[LANES] = {0};                       /* the ops that have ended when all of a lane so far have */
+    uint32_t may[OPS] = {0};                           /* the ops that op j may wait for */
     for (int j = 0; j < OPS; j++) {
         const int lane = posted.lane[j];
         const uint32_t after = posted.after[j], written = posted.written[j];
@@ -1040,7 +1048,11 @@ static void check_order(void) {
         }
         over[j] = implied | after;
         ended[lane] = over[j] | 1u << j;
-        if (must & ~over[j]) return wrong("op %d does not wait for op %d", j, ffs(must & ~over[j]) - 1);
+        const int missing = ffs(must & ~over[j]) - 1;
+        if (missing >= 0)
+            return wrong("op %d (lane %d) does not wait for op %d (lane %d), but %s", j, lane, missing,
+                         posted.lane[missing],
+                         posted.written[missing] & posted.read[j] ? "reads what it writes" : "writes what it uses");
         if (step == OVERLAP && over[j] & ~may[j])
             return wrong("op %d waits for op %d, and need not: they could overlap", j, ffs(over[j] & ~may[j]) - 1);
         if (step == OVERLAP && (after & implied || posted.events[j] != __builtin_popcount(after)))
@@ -1284,6 +1296,6 @@ const Exercise exercises[] = {
      12, CASE(counting, found), draw_counting, count, check_count},
     {{"a fourth schedule serves everyone", "a fourth schedule staggers its sequences",
       "a fourth schedule is as good as the diagonal"}, RACES, CASE(both, ended), draw_race, race, check_race},
-    {.cases = 0},
+    {.steps = {NULL}},
 };
 // clang-format on

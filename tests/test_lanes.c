@@ -68,11 +68,12 @@ TEST(ops_take_as_long_as_their_bytes_on_one_lane_of_a_link_and_on_all) {
     enum { OPS = 100 };
     for (int way = 0; way < 2 * (CTOD + 1) && !test_gpu; way++) {
         const Channel link = way / 2;
+        const bool all = way % 2;
         Lane lane[NLANES];
         Event last[NLANES];
         int n = 0;
         for (int l = 0; l < NLANES; l++)
-            if (lane_channel[l] == link && (way % 2 || !n)) lane[n++] = l;
+            if (lane_channel[l] == link && (all || !n)) lane[n++] = l;
         open_rows();
         device->link[link] = 4e6; /* and no other */
         double begin = device->now(device), busy = 0, expected = OPS * n * 1000 / 4e6;
@@ -122,8 +123,8 @@ TEST(the_wait_comes_before_the_copy) {
 #endif
 }
 
-/* Copies that would take days end when an op fails, or the device is closed. The number is of a row that is not the first,
- * and of a token that is not chosen. */
+/* Copies that would take days end when an op fails; behind a number that is one, when the device is closed. The logit is of
+ * a row that is not the first, and of a token that is not chosen. */
 TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
     enum { ROWS = 3, VOCAB = 131 };
     static const Lane copying[] = {W_LOAD, A_UP, STORE, W_READ, C_READ, D_WRITE};

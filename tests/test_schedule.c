@@ -79,10 +79,11 @@ static const Rig *reference_for(Policy p) {
     if (!p.delegated) p.cg = 1, p.cc = 0;
     set_numbers(&p);
     for (int i = 0; i < KNOWN; i++)
-        if (!memcmp(&known[i].policy, &p, sizeof p)) return &known[i];
+        if (known[i].model == model && !memcmp(&known[i].policy, &p, sizeof p)) return &known[i];
+    const Rig fresh = rig_ran(model, &p, &task, NULL);
     Rig *r = &known[test_gpu ? next++ % KNOWN : kept];
     rig_close(r);
-    *r = rig_ran(model, &p, &task, NULL);
+    *r = fresh;
     return r;
 }
 

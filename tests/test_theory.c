@@ -57,8 +57,11 @@ TEST(blocks_of_any_schedule_move_what_a21_says) {
             [CACHE] = 4 * h1 * count * l * (s * n + n * (n - 1) / 2),
             [ACTIVATION] = 2 * count * (2 * h1 * s * l + 2 * h1 * l * (n - 1)) - 2 * 2 * h1 * count * (s - 1),
         };
+        const double stored[NKINDS] = {[CACHE] = 4 * h1 * count * l * (s + n - 1), [ACTIVATION] = expected[ACTIVATION] / 2};
         const Rig found = counted(schedule, disk ? TIER_DISK : TIER_CPU, b, PLAIN);
         for (int kind = WEIGHT; kind <= ACTIVATION; kind++) {
+            CU_ASSERT_EQUAL(found.moved[GTOC][kind], stored[kind]);
+            CU_ASSERT_EQUAL(found.moved[CTOD][kind], disk ? stored[kind] : 0);
             CU_ASSERT_EQUAL(found.moved[CTOG][kind] + found.moved[GTOC][kind], expected[kind]);
             CU_ASSERT_EQUAL(found.moved[DTOC][kind] + found.moved[CTOD][kind], disk ? expected[kind] : 0);
         }
