@@ -135,7 +135,7 @@ static const char lines[] = /* flights x block, shares, seconds to prefill and f
     "\n4 machines, without offloading: it does not fit; 23 would hold one sequence\n";
 // clang-format on
 
-/* What `policy --nodes 4` prints and writes, here of policies that are made up. */
+/* Checks what `policy --nodes 4` prints and writes, with policies that are made up. */
 TEST(a_comparison_has_the_figures_of_its_policies) {
     const Options options = {.nodes = 4};
     Found one = {.policy = on_tiers(.01, .02, .03, .04, .05, .06, 7, 9), .pace = {1.5, 12}}, four = one;

@@ -7,6 +7,7 @@
  * what ops read and write: of both it is the judge. What ops wait for, by hand, is test_depend.c's; that real lanes keep to
  * it, test_schedule.c's. */
 #include "tests.h"
+#include "written.h"
 
 // ---- the device: vector clocks and shadow memory --------------------------------------------------------------------
 
@@ -62,7 +63,10 @@ static void report(const Checker *c, int before, const char *what, Event e) {
     if (before >= c->shown) return;
     fprintf(stderr, "\n    %s:", what);
     for (int i = 0; i < 2; i++) {
-        if (!pair[i].seq) continue; /* the posting thread */
+        if (!pair[i].seq) {
+            fprintf(stderr, " the posting thread");
+            continue;
+        }
         const Op *op = &c->posted[pair[i].lane][pair[i].seq].op;
         fprintf(stderr, " %s %d (%s, i %d, j %d, k %d)", lane_name[op->lane], (int)pair[i].seq, op_info[op->code].name,
                 op->i, op->j, op->k);
@@ -406,7 +410,7 @@ static void close_trial(void) {
  * dense or sparse are all policies of a trial. */
 static void open_random(uint64_t seed, int least_layers, bool packs) {
     static const Quant studies[] = {{0, 0}, {0, 0}, {3, 8}, {4, 5}};
-    dice = ~seed; /* far from it, which the model is drawn from */
+    dice = ~seed; /* The lengths must not be drawn from the same numbers as the model, which begins at seed. */
     const int kind = roll(0, 5), count = roll(1, PROMPTS);
     int s[PROMPTS], n[PROMPTS];
     s[0] = roll(1, 12), n[0] = kind == 1 ? 1 : roll(1, MAX_N);
@@ -557,11 +561,12 @@ static const struct {
 };
 
 TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
-    for (size_t i = 0; i < sizeof left_open / sizeof *left_open; i++) {
+    for (size_t i = 0; i < COUNT(left_open); i++) {
         int s[PROMPTS], n[PROMPTS];
         for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_trial(2, 1, false, left_open[i].count, s, n);
         trial.task.keep_logits = true;
+        trial.task.sampling.temperature = i % 2;
         run(&trial.reference);
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);
@@ -591,7 +596,7 @@ TEST(there_is_room_for_the_moves_of_pages_that_all_lie_apart) {
 /* W_LOAD copies a row from the CPU to the GPU; then another lane copies the same row, or the posting thread writes it, with
  * nothing between them, an earlier event of W_LOAD, or its event. */
 TEST(ops_without_an_event_are_races_and_with_one_they_are_none) {
-    enum { N = 3, WAYS = 3, POSTER = NLANES };
+    enum { N = 3, WAYS = 3, POSTER = NLANES /* as a lane: the posting thread */ };
     static const struct {
         int lane, races;
     } seconds[] = {{STORE, 2 * N}, {C_LOAD, N}, {W_READ, N}, {D_WRITE, 0}, {POSTER, N}}; /* D_WRITE only reads, too */
@@ -602,13 +607,14 @@ TEST(ops_without_an_event_are_races_and_with_one_they_are_none) {
     Plan *plan = plan_make(trial.model, &trial.policy, &trial.task, F32, &err);
     CU_ASSERT_PTR_NOT_NULL_FATAL(plan);
     for (int t = 0; t < NTIERS; t++) on[t] = plan_view(plan, KV_CACHE, t, 0, 0, 1);
-    for (int i = 0; i < 5 * WAYS; i++) {
+    for (size_t i = 0; i < COUNT(seconds) * WAYS; i++) {
         const int lane = seconds[i / WAYS].lane;
         Checker *c = checker_open(plan);
         Device *device = &c->base;
         const Event earlier = post_row(device, (Call){.lane = W_LOAD}, on, 0, 0, no_event);
         const Event first = post_row(device, (Call){.lane = W_LOAD}, on, 0, N, no_event);
-        const Event after = (Event[WAYS]){no_event, earlier, first}[i % WAYS];
+        const Event ways[WAYS] = {no_event, earlier, first};
+        const Event after = ways[i % WAYS];
         if (lane == POSTER) {
             device->wait(device, after, &err);
             device->cpu_address(device, tensor_cols(on[TIER_CPU], 0, N));

@@ -23,8 +23,9 @@ TEST(a_program_finds_its_library_or_says_what_is_missing) {
     char command[1000], path[1000];
     for (int i = 0; i < (getenv("FLEXGEN_EMULATED") ? 4 : 3); i++) {
         const char *dir = temp_dir();
-        snprintf(command, sizeof command, "cp \"$FLEXGEN_BIN\" %s/flexgen; [ -z '%s' ] || cp \"%s\" %s/flexgen_cuda.so",
-                 dir, cases[i].library, cases[i].library, dir);
+        snprintf(command, sizeof command,
+                 "cp \"$FLEXGEN_BIN\" %s/flexgen && { [ -z '%s' ] || cp \"%s\" %s/flexgen_cuda.so; }", dir,
+                 cases[i].library, cases[i].library, dir);
         CHECK(system(command) == 0);
         snprintf(path, sizeof path, "LD_LIBRARY_PATH=%s", cases[i].driver ? getenv("FLEXGEN_DRIVER") : "");
         with.set[0] = path;
@@ -191,6 +192,7 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
     CU_ASSERT_EQUAL_FATAL(system(text), 0);
     cJSON *json = keep(cJSON_Parse(keep(contents(in_dir(checked, "figures.json"), NULL))));
     const cJSON *figures = cJSON_GetObjectItem(json, "figures"), *one;
+    CU_ASSERT_FATAL(cJSON_IsArray(figures));
     for (int i = 0; i < 5; i++) {
         double value = NAN, bound = NAN;
         cJSON_ArrayForEach(one, figures) {
@@ -200,7 +202,9 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
             break;
         }
         const bool right = fabs(value / expected[i].value - 1) < 1e-5 && fabs(bound / expected[i].bound - 1) < 1e-5;
-        if (!right) fprintf(stderr, "\n    %s: %g of %g", expected[i].name, value, bound);
+        if (!right)
+            fprintf(stderr, "\n    %s: %g of %g, expected %g of %g", expected[i].name, value, bound, expected[i].value,
+                    expected[i].bound);
         CU_ASSERT(right);
     }
 }

@@ -1,9 +1,10 @@
 /* test_plan.c: placements achieved, sequences dealt, plans that fit and plans that do not, what the sweeps of a plan do,
  * page pools. That a plan is used to the byte is test_schedule.c's; who is admitted when, test_admission.c's. */
 #include "tests.h"
+#include "written.h"
 #include "batch.h"
 
-/* Of the test that runs: its model and task, and the newest plan of these. */
+/* The model and the task of the current test, and the newest plan for them. */
 static Checkpoint *model;
 static Task task;
 static Plan *plan;
@@ -141,7 +142,7 @@ TEST(the_advice_is_about_what_can_be_smaller) {
                  {1, 8, "lower --num-gpu-batches"},
                  {1, 1, "shorten prompts"}};
     open_task(opt_named("opt-125m"), 8, 64, 8);
-    for (int i = 0; i < 8; i++) {
+    for (size_t i = 0; i < 2 * COUNT(cases); i++) {
         const int given = i % 2; /* --percent */
         const Bytes capacity[NTIERS] = {SIZE_MAX, (size_t)given << 12, SIZE_MAX};
         const Policy p = on_tiers(given, !given, !given, given, 1, 0, cases[i / 2].gbs, cases[i / 2].batches);

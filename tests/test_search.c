@@ -137,12 +137,35 @@ static double worth(const Found *f) {
            (1 + (machine.shared_cores ? .02 * log2(batches) : 0) + (q.one_block ? .01 * log2(block) : 0));
 }
 
+/* If the search refuses, the smallest block that the question allows, with all that is open on one tier, does not fit or is
+ * not quick enough at any corner. */
+static void check_refused(void) {
+    enum { HOMES = NTIERS * NTIERS * NTIERS * NTIERS };
+    Search least = q;
+    Policy *p = &least.given;
+    p->weight_packed |= q.may_pack, p->cache_packed |= q.may_pack;
+    if (!q.fixed_gbs) p->gbs = 1;
+    if (!q.fixed_batches) p->num_gpu_batches = 1;
+    for (int where = 0; where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
+        const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
+        Found corner;
+        Error why;
+        p->table_home = where / 27 % 3;
+        if (!q.fixed_attention) p->delegated = where >= HOMES;
+        for (int i = 0; i < 6; i++)
+            if (!q.fixed[i]) p->share[i] = home[i / 2] == i % 2 ? 1 - (q.fixed[i ^ 1] ? p->share[i ^ 1] : 0) : 0;
+        CU_ASSERT(policy_predict(&corner, &least, &why) || (q.max_latency > 0 && corner.latency > q.max_latency));
+    }
+}
+
 enum { TEN = 10, FRONTIER = 64 };
 static Found found[FRONTIER];
 
 /* Returns the number of policies, at most `most`; 0 where the search refused, with one line for the user: which tier is too
- * small, or that the latency is. */
+ * small, or that the latency is. Planning all corners of a deep model takes its time: of such refusals every fourth is
+ * checked. */
 static int ask(int most) {
+    static int deep;
     err = (Error){0, ""};
     const int n = policy_search(found, most, &q, &err);
     CU_ASSERT(n <= most && n != 0);
@@ -153,6 +176,7 @@ static int ask(int most) {
     if (n > 0) return n;
     CU_ASSERT(err.code == EXIT_USAGE && !strchr(err.text, '\n'));
     CU_ASSERT(strstr(err.text, "-mem") || strstr(err.text, "--max-latency"));
+    if (model->config.l <= 24 || deep++ % 4 == 3) check_refused();
     return 0;
 }
 
@@ -162,36 +186,17 @@ static Found best(void) {
     return found[0];
 }
 
-/* Some are asked again with less time than the best takes, or more. If the search refuses, the smallest block that the
- * question allows, with all that is open on one tier, does not fit or is not quick enough at any corner. Planning all
- * corners of a deep model takes its time: of those every fourth is looked at. */
+/* Some are asked again with less time than the best takes, or more. */
 TEST(four_hundred_searches_find_policies_that_fit_or_say_why_not) {
-    enum { HOMES = NTIERS * NTIERS * NTIERS * NTIERS };
     uint64_t seed = 1;
-    int fits = 0, too_slow = 0, deep = 0;
+    int fits = 0, too_slow = 0;
     for (int trial = 0; trial < 400; trial++) {
         open_random(&seed);
-        int n = ask(one_in(&seed, 8) ? TEN : 1);
+        const int n = ask(one_in(&seed, 8) ? TEN : 1);
         fits += n > 0;
         if (n > 0 && one_in(&seed, 5)) {
             q.max_latency = found[0].latency * test_spread(&seed, .05, 2);
-            n = ask(2);
-            too_slow += !n;
-        }
-        Search least = q;
-        Policy *p = &least.given;
-        p->weight_packed |= q.may_pack, p->cache_packed |= q.may_pack;
-        if (!q.fixed_gbs) p->gbs = 1;
-        if (!q.fixed_batches) p->num_gpu_batches = 1;
-        const bool looked_at = !n && (model->config.l <= 12 || deep++ % 4 == 3);
-        for (int where = 0; looked_at && where < (q.fixed_attention ? HOMES : 2 * HOMES); where++) {
-            const int home[] = {where % 3, where / 3 % 3, where / 9 % 3};
-            Found corner;
-            p->table_home = where / 27 % 3;
-            if (!q.fixed_attention) p->delegated = where >= HOMES;
-            for (int i = 0; i < 6; i++)
-                if (!q.fixed[i]) p->share[i] = home[i / 2] == i % 2 ? 1 - (q.fixed[i ^ 1] ? p->share[i ^ 1] : 0) : 0;
-            CU_ASSERT(policy_predict(&corner, &least, &err) || (q.max_latency > 0 && corner.latency > q.max_latency));
+            too_slow += !ask(2);
         }
         close_case();
     }

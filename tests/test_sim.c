@@ -23,6 +23,7 @@ static Policy mixed(int gbs, int num_gpu_batches) { /* a bit of everything every
 
 static Checkpoint *checkpoint;
 static Task task;
+static Hardware simulated; /* by the rig */
 static Rig rig;
 static Device *device; /* of the rig */
 static const Plan *plan;
@@ -30,8 +31,9 @@ static const Plan *plan;
 static void open_sim(Policy policy, Hardware hardware) {
     checkpoint = checkpoint_dummy(&small, 3);
     task = equal_task(SEQS, S, N);
-    rig = (Rig){.model = checkpoint, .policy = policy, .task = &task, .sim = &hardware};
-    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0); /* which copies the hardware */
+    simulated = hardware;
+    rig = (Rig){.model = checkpoint, .policy = policy, .task = &task, .sim = &simulated};
+    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
     device = rig.device, plan = rig.plan;
 }
 static void open_mixed(Hardware hardware) { open_sim(mixed(6, 1), hardware); }
@@ -295,12 +297,12 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     Hardware h = machine_with(round_rates);
     h.shared_cores = true, h.copy_core_s = part[CTOG] / 1000, h.disk_core_s = part[DTOC] / 100;
     h.bmm_flops[0] = 10 * 24000;
-    for (int busy = 0; busy < 1 << 4; busy++) {
+    for (int busy_links = 0; busy_links < 1 << 4; busy_links++) {
         double left = 1;
         open_mixed(h);
         put_lengths(50, 50);
         for (int c = CTOG; c <= CTOD; c++) {
-            if (!(busy >> c & 1)) continue;
+            if (!(busy_links >> c & 1)) continue;
             copy(lane[c], (size_t)(2 * h.bdw[c][0]));
             left -= part[c];
         }
@@ -451,7 +453,8 @@ TEST(opt_175b_takes_no_memory) {
     p.delegated = true, p.table_home = TIER_CPU;
     ASSERT_OK(hardware_read(&t4, "hardware/t4.json", &err));
     getrusage(RUSAGE_SELF, &before);
-    checkpoint = checkpoint_dummy(&config, 3), task = equal_task(256, 512, 32);
+    checkpoint = checkpoint_dummy(&config, 3);
+    task = equal_task(256, 512, 32);
     rig = rig_ran(checkpoint, &p, &task, &t4);
     getrusage(RUSAGE_SELF, &after);
     CU_ASSERT(after.ru_maxrss - before.ru_maxrss < 200 * 1024); /* KiB */

@@ -337,9 +337,11 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
         char *anew;
         int count = 0;
         size_t len;
+        const char *text = keep(contents(documents[d].path, &len));
+        CU_ASSERT_FATAL(len > 0 && text[len - 1] == '\n');
         FILE *written = open_memstream(&anew, &len);
         CHECK(written);
-        for (const char *line = keep(contents(documents[d].path, NULL)), *end, *below; *line; line = below) {
+        for (const char *line = text, *end, *below; *line; line = below) {
             below = end = strchr(line, '\n') + 1;
             const bool command = !strncmp(line, "    $ ", 6);
             while (command && !strncmp(end - 2, "\\\n", 2)) below = end = strchr(end, '\n') + 1;

@@ -227,7 +227,7 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
             if (!calls[lane][kind].name) continue;
             const int begin = test_below(&state, TICKS), end = imin(begin + test_below(&state, longest), TICKS);
             const bool prefill = !test_below(&state, 6);
-            /* i is in all of them another one, so that no two join; some take no tick */
+            /* Each op has an i of its own, so that no two are joined; some are empty. */
             add(&trace, (Timed){lane, kind, prefill, i, 0, 0, 0, begin, end, 1});
             for (int tick = begin; tick < end; tick++) {
                 busy[tick][prefill][part] = true;

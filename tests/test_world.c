@@ -65,24 +65,24 @@ static const struct {
 #define TOKEN_S (4 * X / STATE)
 typedef struct {
     const char *layers;
-    int l, m, num_gpu_batches, flights, count, s, n;
+    int l, m, gbs, num_gpu_batches, flights, count, s, n;
     double bytes_s, delay_s, total;
 } Pipeline;
 static const Pipeline by_hand[] = {
-    {NULL, 2, 2, 1, 2, 2, 2, 3, 1e30, .5, 17}, /* as above */
+    {NULL, 2, 2, 1, 1, 2, 2, 2, 3, 1e30, .5, 17}, /* as above */
     /* One machine, then two stages of four layers: prefill alone, 16 flights of two batches of one row. Stage 1 begins when
      * the first batch is through stage 0's last row, after 3 x 2 + 1 s, and is busy from then on with its layers and the
      * head: 16 x 2 x 5 s. */
-    {NULL, 8, 1, 2, 16, 32, 1, 1, 1e30, 0, 16 * 2 * 9},
-    {NULL, 8, 2, 2, 16, 32, 1, 1, 1e30, 0, 3 * 2 + 1 + 16 * 2 * 5},
+    {NULL, 8, 1, 1, 2, 16, 32, 1, 1, 1e30, 0, 16 * 2 * 9},
+    {NULL, 8, 2, 1, 2, 16, 32, 1, 1, 1e30, 0, 3 * 2 + 1 + 16 * 2 * 5},
     /* Two stages of five seconds each, of which the second has four layers and the head. With three flights the wire is
      * hidden: once it is filled, the pipeline computes 15 s a round. With two, a round is 5 + X + 5 + TOKEN_S, and the second
      * flight is 5 s behind. A stage that waited for its wire would take 3 x (5 + X) s for three flights. */
-    {"5,4", 9, 2, 1, 2, 2, 1, 9, STATE / X, 0, 9 * (5 + X + 5 + TOKEN_S) + 5},
-    {"5,4", 9, 2, 1, 3, 3, 1, 9, STATE / X, 0, 5 + X + 9 * 3 * 5 + TOKEN_S},
-    /* A slow wire: eight batches of a prompt of five tokens, 5 s each, one message after the other. The layer of the last
-     * one and the head's rows of all are behind it. Tokens, of four bytes, go back meanwhile, but for the last. */
-    {NULL, 2, 2, 8, 1, 8, 5, 1, 10, .25, 5 + 8 * 5 * STATE / 10 + .25 + 5 + 8 + .4 + .25},
+    {"5,4", 9, 2, 1, 1, 2, 2, 1, 9, STATE / X, 0, 9 * (5 + X + 5 + TOKEN_S) + 5},
+    {"5,4", 9, 2, 1, 1, 3, 3, 1, 9, STATE / X, 0, 5 + X + 9 * 3 * 5 + TOKEN_S},
+    /* A slow wire: eight batches of three prompts of five tokens, 15 s each, one message after the other. The layer of the
+     * last one and the head's rows of all are behind it. Tokens, of four bytes, go back meanwhile, but for the last three. */
+    {NULL, 2, 2, 3, 8, 1, 24, 5, 1, 10, .25, 15 + 24 * 5 * STATE / 10 + .25 + 15 + 24 + 3 * .4 + .25},
 };
 // clang-format on
 
@@ -91,7 +91,7 @@ TEST(pipelines_take_the_time_that_they_must) {
     h.mm_flops[0] = h.mm_flops[1] = FLOPS;
     for (const Pipeline *c = by_hand; c < by_hand + COUNT(by_hand); c++) {
         const int states = c->m > 1 ? c->count * (c->s + c->n - 1) * STATE : 0; /* bytes that go to stage 1 */
-        Policy p = all_gpu(1, c->num_gpu_batches);
+        Policy p = all_gpu(c->gbs, c->num_gpu_batches);
         p.flights = c->flights;
         open_stages(c->l, c->m, c->layers, &p, equal_task(c->count, c->s, c->n), &h, c->bytes_s, c->delay_s);
         ASSERT_OK(run_all((Listener){0}));

@@ -130,7 +130,8 @@ Bytes streamed_bytes(const OptConfig *config, Bytes line);
 
 /* The ends of the stages of a pipeline; each is to be closed. With rendezvous a send returns only when its message has been
  * received; otherwise it is copied, as what is posted always is. Each message becomes visible up to delay_us later. When
- * all are closed no message may be left, and no stage may fail: both abort. */
+ * all are closed no message may be left, and no stage may fail: both abort. There is one network at a time: the next one
+ * may be opened when all ends of this one are closed. */
 void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
 
 // ---- main.c ---------------------------------------------------------------------------------------------------------
