@@ -286,6 +286,7 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --link ctog", "--link ctog" LINKS},
         {"generate --link ctog=", "--link ctog=" LINKS},
         {"generate --link ctog=0", "--link ctog=0" LINKS},
+        {"generate --link ctog=-1G", "--link ctog=-1G" LINKS},
         {"generate --link ctog=nan", "--link ctog=nan" LINKS},
         {"generate --link ctog=1G,", "--link ctog=1G," LINKS},
         {"generate --link ctog=1GB", "--link ctog=1GB" LINKS},
