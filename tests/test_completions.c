@@ -24,7 +24,8 @@ static char output[400], journal[420]; /* paths, in suite_dir */
 static Job job;
 static Options options;
 static Completions *completions;
-static bool finished, runs; /* it had ended before; it has begun and not ended */
+static bool finished; /* True if the job had ended before it was started here. */
+static bool runs;     /* True if it has begun and not ended. */
 
 static int end_as(int status) {
     runs = false;
@@ -57,6 +58,7 @@ static void read_prompts(const char *lines) {
 
 /* Opens the output, goes on with what is there, and begins. False: refused. */
 static bool start(void) {
+    finished = false;
     completions = completions_open(&job, &options, &err);
     if (!completions || completions_resume(completions, head, &finished, &err)) return false;
     if (finished) return true;
