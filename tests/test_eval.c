@@ -25,8 +25,6 @@ static void cut(int i, int s) { task.prompts[i].s = s, task.prompts[i].n = lengt
 static void open_task(int which) {
     static const char *const golden[] = {"tests/golden/opt-pre", "tests/golden/opt-post"};
     static const int from[PROMPTS] = {1, 1, 16, 9, 30, 3}, ones[PROMPTS] = {1, 1, 1, 1, 1, 1};
-    free_task(&task); /* of the test before */
-    checkpoint_close(model);
     model = opens(golden[which]);
     task = random_task(PROMPTS, lengths, ones, model->config.vocab, 4);
     task.scored = true, whole = all_gpu(PROMPTS, 1);
@@ -35,6 +33,11 @@ static void open_task(int which) {
         for (int t = 0; t < lengths[i]; t += 13) task.prompts[i].ids[t] = model->config.eos;
         cut(i, lengths[i] - 1);
     }
+}
+
+static void close_task(void) {
+    free_task(&task);
+    checkpoint_close(model);
 }
 
 /* All tokens are told, in order, and what has ended is what was given. */
@@ -74,6 +77,7 @@ TEST(every_score_is_what_the_plain_forward_says) {
         }
         free(logits);
         rig_close(&r);
+        close_task();
     }
 }
 
@@ -105,6 +109,7 @@ TEST(a_prefill_scores_what_token_by_token_scores_under_every_policy) {
             rig_close(&r);
         }
         rig_close(&reference);
+        close_task();
     }
 }
 
@@ -124,6 +129,7 @@ TEST(rounded_weights_give_the_same_scores_on_all_tiers) {
         rig_close(&r);
     }
     rig_close(&exact), rig_close(&reference);
+    close_task();
 }
 
 /* All rows or the last, more rows than become logits at a time. On a sim, which has no data, a row is 2 vocab h1 flops. */
@@ -142,6 +148,7 @@ TEST(only_the_rows_that_are_wanted_go_through_the_head) {
         seconds[last] = r.device->now(r.device);
         rig_close(&r);
     }
+    close_task();
     CU_ASSERT_DOUBLE_EQUAL(seconds[0] - seconds[1], (HEAD_ROWS_WANTED - PROMPTS) * 2. * 300 * 64 / 1e9, 1e-9);
 }
 
