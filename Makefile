@@ -17,8 +17,10 @@
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
 endif
-# compilers for ARM's Macs call this processor otherwise
-NATIVE := $(shell $(CC) -march=native -E -x c /dev/null >/dev/null 2>&1 && echo -march=native || echo -mcpu=native)
+takes = $(shell $(CC) $1 -E -x c /dev/null >/dev/null 2>&1 && echo $1)
+# Compilers for ARM's Macs call this processor otherwise. gcc 12 with AVX-512 may take a struct that it has passed on the stack, such
+# as a Tensor, for still being there when another call has written its return address into it; with this flag none does.
+NATIVE := $(or $(call takes,-march=native),-mcpu=native) $(call takes,-maccumulate-outgoing-args)
 CFLAGS ?= -O3 $(NATIVE)
 # WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed
 WERROR ?= -Werror

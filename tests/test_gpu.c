@@ -101,7 +101,7 @@ TEST(every_step_keeps_its_time_and_its_figures_whatever_the_others_do) {
     write_file(checked, "build/nvcc", nvcc, strlen(nvcc));
     write_file(checked, "build/nvidia-smi", nvidia_smi, strlen(nvidia_smi));
     CU_ASSERT(
-        !holds("chmod 755 build/[bfn]* && PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=1 "
+        !holds("chmod 755 build/[bfn]* && PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=2 "
                "scripts/gpu_check.sh performance out.tar.gz 20 "
                "bounds_gpu gpu limited "
                "offload waits "
