@@ -740,13 +740,13 @@ TEST(weighing_takes_the_values_of_the_chosen_tokens_alone) {
 }
 
 /* A choice is the same alone, and in other pages, whose size and number the cases have. On a GPU the scores have a place of
- * fixed size; those of the last case would lie across the end of it, in the last sequence's fourth head, if its batch were
- * not done in pieces. */
+ * fixed size: three sequences of the second case fill it, so that its batch is done in three pieces; those of the last case
+ * would lie across the end of it, in the last sequence's fourth head, if its batch were not done in pieces. */
 TEST(page_size_and_company_change_no_choice) {
     static const struct {
         int head[2], page_tokens, max_pages;
         bool packs;
-    } cases[] = {{{80, 7}, 3, 1, false}, {{80, 7}, 3, 1, true}, {{128, 5}, 64, 3048, false}};
+    } cases[] = {{{80, 7}, 3, 1, false}, {{80, 7}, 3, 114130, true}, {{128, 5}, 64, 3048, false}};
     if (for_races()) return;
     for (int i = 0; i < COUNT(cases); i++) {
         const Sequences s = sequences_new(contexts, cases[i].head, 3, 2);

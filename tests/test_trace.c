@@ -33,6 +33,7 @@ TEST(ops_of_one_call_are_one_slice) {
     } ops[] = {
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 10, 11, 100}, 0},
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 11.00005, 13, 3}, 0},
+        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 12, 12.5, 2}, 0},    /* within it */
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 13.001, 14, 4}, 1},  /* after a pause */
         {{C_LOAD, ACTIVATION, false, 3, 4, 5, 0, 14, 15, 1}, 2}, /* another kind, stage, i, j, k, batch */
         {{C_LOAD, ACTIVATION, true, 3, 4, 5, 0, 15, 16, 2}, 3},
@@ -56,7 +57,7 @@ TEST(ops_of_one_call_are_one_slice) {
         if (!whole->end)
             *whole = own;
         else
-            whole->end = own.end, whole->bytes += own.bytes;
+            whole->end = fmax(whole->end, own.end), whole->bytes += own.bytes;
     }
     CU_ASSERT_EQUAL_FATAL(trace.n, SLICES);
     for (int n = 0; n < SLICES; n++) {
@@ -255,14 +256,14 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
     }
 }
 
-/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so slow that pauses
- * between ops do not count. */
+/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so fast that between
+ * ops of one call there are pauses too short to part them, which a slice counts as its own. */
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     Task task = equal_task(8, 5, 40);
     Policy policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2);
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
     policy.schedule = schedule, policy.delegated = delegated;
-    run_on_sim(trace, policy, task, machine_with("ctog_bdw=1e5 gtoc_bdw=1e5 dtoc_bdw=5e4 ctod_bdw=5e4 mm_flops=1e6"));
+    run_on_sim(trace, policy, task, machine_with("ctog_bdw=1e9 gtoc_bdw=1e9 dtoc_bdw=5e8 ctod_bdw=5e8 mm_flops=1e10"));
     return trace_breakdown(trace);
 }
 
