@@ -335,6 +335,7 @@ TEST(the_one_slow_thing_takes_its_bytes_or_flops) {
                  {"dtoc_bdw=1e9", on_disk, pages}, /* to the CPU's attention */
                  {"dtoc_bdw=1e9", x_on_disk, states},
                  {"dtoc_bdw_g=1e9", sparse, pages * (1 + .25) / 2}, /* all of K and a quarter of V */
+                 {"cpu_flops_g=2e9", sparse, cpu * (1 + .25) / 2},
                  {"ctod_bdw=1e9", from_disk, fresh},
                  {"ctod_bdw=1e9", x_on_disk, states},
                  {"cpu_bdw=1e9", staged, fresh}, /* to their pages; and K and V that it attends to */

@@ -256,11 +256,11 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
     }
 }
 
-/* A run of eight prompts with everything on every tier, the batches at equal distances or all at once, so fast that between
- * ops of one call there are pauses too short to part them, which a slice counts as its own. */
+/* A run of eight prompts with everything on every tier, but no cache on the GPU, the batches at equal distances or all at
+ * once, so fast that between ops of one call there are pauses too short to part them, which a slice counts as its own. */
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     Task task = equal_task(8, 5, 40);
-    Policy policy = on_tiers(.3, .3, .3, .3, .3, .3, 2, 2);
+    Policy policy = on_tiers(.3, .3, 0, .6, .3, .3, 2, 2);
     for (int p = 0; p < task.count; p++) task.prompts[p].n -= 3 * p;
     policy.schedule = schedule, policy.delegated = delegated;
     run_on_sim(trace, policy, task, machine_with("ctog_bdw=1e9 gtoc_bdw=1e9 dtoc_bdw=5e8 ctod_bdw=5e8 mm_flops=1e10"));
@@ -268,7 +268,7 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
 }
 
 /* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
- */
+ * Those that the GPU attends to are put beside the cache that has come, behind which PROJECT must not wait. */
 TEST(a_slice_knows_its_sweep_and_who_attends) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
@@ -279,6 +279,7 @@ TEST(a_slice_knows_its_sweep_and_who_attends) {
         for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
             const bool attend = !strcmp(trace_call(s), "attend");
             CU_ASSERT_EQUAL(s->prefill_sweep, prefill[s->i]);
+            CU_ASSERT(s->lane != PROJECT || s->kind != CACHE);
             mixed += s->prefill != s->prefill_sweep;
             if (s->lane != ATTEND) continue;
             attends += attend, stores += !strcmp(trace_call(s), "store_cache");
