@@ -153,20 +153,15 @@ void plain_numbers(float *x, const uint8_t *from, int n) {
     }
 }
 
-Hardware test_fast_machine(void) {
+Hardware machine_with(const char *changes) {
+    char change[80];
+    int used;
+    Error err;
     Hardware h = {.name = "fast", .gmem = 1e18, .cmem = 1e18, .nmem = 1e18};
     for (int p = 0; p < 2; p++) {
         h.ctog_bdw[p] = h.gtoc_bdw[p] = h.dtoc_bdw[p] = h.ctod_bdw[p] = 1e25;
         h.mm_flops[p] = h.bmm_flops[p] = h.cpu_flops[p] = 1e25;
     }
-    return h;
-}
-
-Hardware machine_with(const char *changes) {
-    Hardware h = test_fast_machine();
-    char change[80];
-    int used;
-    Error err;
     for (; sscanf(changes, " %79s%n", change, &used) == 1; changes += used) CHECK(!hardware_change(&h, change, &err));
     return h;
 }

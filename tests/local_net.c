@@ -14,7 +14,6 @@ typedef struct Letter {
     struct Letter *next;
     size_t size;
     double visible;
-    bool *taken; /* of a sender that waits for it; NULL: none does */
     uint8_t bytes[];
 } Letter;
 
@@ -39,13 +38,13 @@ static void bug(const char *what, int from, int to, NetKind kind) {
     abort();
 }
 
-/* Puts a letter behind the others; later ones do not overtake it. A sender that waits does so until it is taken. */
-static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t size, bool waits) {
+/* Puts a letter behind the others; later ones do not overtake it. */
+static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     CHECK(to >= 0 && to < hub.stages && to != net->stage);
-    bool taken = false;
     Queue *q = &hub.queue[net->stage][to][kind];
     Letter *letter = xcalloc(1, sizeof *letter + size);
-    letter->size = size, letter->taken = waits ? &taken : NULL;
+    (void)err;
+    letter->size = size;
     memcpy(letter->bytes, bytes, size);
     pthread_mutex_lock(&hub.lock);
     letter->visible = fmax(q->visible, seconds_now() + (test_random(&hub.random) + 1) / 2 * hub.delay_us * 1e-6);
@@ -53,22 +52,20 @@ static int send_one(Net *net, int to, NetKind kind, const void *bytes, size_t si
     *(q->first ? &q->last->next : &q->first) = letter;
     q->last = letter;
     pthread_cond_broadcast(&hub.news);
-    while (waits && !taken) {
+    pthread_mutex_unlock(&hub.lock);
+    return 0;
+}
+
+/* Waits until all letters have been taken. */
+static int local_send(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
+    local_post(net, to, kind, bytes, size, err);
+    pthread_mutex_lock(&hub.lock);
+    while (hub.queue[net->stage][to][kind].first) {
         if (hub.closed[to]) bug("nobody receives the message", net->stage, to, kind);
         pthread_cond_wait(&hub.news, &hub.lock);
     }
     pthread_mutex_unlock(&hub.lock);
     return 0;
-}
-
-static int local_send(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
-    (void)err;
-    return send_one(net, to, kind, bytes, size, true);
-}
-
-static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
-    (void)err;
-    return send_one(net, to, kind, bytes, size, false);
 }
 
 static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t size, Error *err) {
@@ -87,7 +84,6 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     if (letter->size != size) bug("a message of another size", from, net->stage, kind);
     memcpy(bytes, letter->bytes, size);
     q->first = letter->next;
-    if (letter->taken) *letter->taken = true;
     free(letter);
     pthread_cond_broadcast(&hub.news);
     pthread_mutex_unlock(&hub.lock);

@@ -582,7 +582,7 @@ TEST(the_work_of_a_run_is_known_before_it) {
     enum { PROMPTS = 7 };
     static const int s[PROMPTS] = {5, 7, 9, 11, 13, 15, 17}, n[PROMPTS] = {1, 4, 7, 3, 6, 2, 5};
     OptConfig small = SMALL_CONFIG(-1);
-    const Hardware fast = test_fast_machine();
+    const Hardware fast = machine_with("");
     Checkpoint *model = checkpoint_dummy(&small, 0);
     Task task = random_task(PROMPTS, s, n, small.vocab, 0);
     Eval eval = {.limit = 0};

@@ -1177,7 +1177,7 @@ static void count(void) { counting.found = io_count(&counting.io, counting.sched
 static void check_count(void) {
     const IoCase *io = &counting.io;
     const IoCount *found = &counting.found;
-    const Hardware machine = test_fast_machine();
+    const Hardware machine = machine_with("");
     const OptConfig config = short_opt(io->l);
     Checkpoint *model = checkpoint_dummy(&config, 1);
     Task task = equal_task(io->count, io->s, io->n);

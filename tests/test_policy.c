@@ -504,7 +504,7 @@ TEST(the_lps_memory_is_the_plans_at_every_corner) {
         p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
-        open_plan(config, p, test_fast_machine(), 3 * COUNT, S, N);
+        open_plan(config, p, machine_with(""), 3 * COUNT, S, N);
         memset(machine.mem, 0, sizeof machine.mem);
         const Lp *lp = open_lp();
         const bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;

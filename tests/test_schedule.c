@@ -369,7 +369,7 @@ enum { S = 20, N = 6, SEQS = 6 };
  * moves, and queries go down, in F16, and results up. Pages of one token make page traffic exact. What weights and
  * activations move on the sim is test_theory.c's, and the next test says that devices move the same. */
 TEST(the_cache_crosses_as_the_formula_says) {
-    const Hardware fast = test_fast_machine();
+    const Hardware fast = machine_with("");
     const Bytes queries = (N - 1) * SEQS * grouped.l * grouped.h1;
     Task even = equal_task(SEQS, S, N);
     model = checkpoint_dummy(&grouped, 3);
@@ -395,7 +395,7 @@ TEST(the_cache_crosses_as_the_formula_says) {
  * Where a GPU is tested, what it does not run is left out whole. */
 TEST(the_plan_is_what_is_used_to_the_byte) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.3, .3}};
-    Hardware machine[2] = {test_fast_machine(), machine_with("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
+    Hardware machine[2] = {machine_with(""), machine_with("ctog_bdw_g=1e5 dtoc_bdw_p=1e5 cpu_bdw=1e5 op_s=1e-4")};
     Task even = equal_task(SEQS, S, N);
     machine[1].shared_cores = true;
     model = checkpoint_dummy(&small, 3);

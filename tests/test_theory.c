@@ -13,7 +13,7 @@ typedef enum { PLAIN, PACKED, DENSE, SPARSE } How;
 /* Weights, cache and activations all stream from the CPU or from the disk. */
 static Rig counted(Schedule schedule, Tier from, const Load *load, How how) {
     const double cpu = from == TIER_CPU;
-    const Hardware machine = test_fast_machine();
+    const Hardware machine = machine_with("");
     OptConfig config = opt_named(load->model);
     config.l = load->l;
     config.eos = -1;

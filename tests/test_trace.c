@@ -167,7 +167,7 @@ TEST(the_pages_of_every_sweep_are_those_of_its_sequences) {
     Trace trace = {0};
     Policy policy = on_tiers(1, 0, .5, .5, 1, 0, 2, 2);
     policy.page_tokens = PAGE;
-    run_on_sim(&trace, policy, equal_task(PROMPTS, S, N), test_fast_machine());
+    run_on_sim(&trace, policy, equal_task(PROMPTS, S, N), machine_with(""));
     CU_ASSERT_EQUAL_FATAL(trace.sweeps, PROMPTS / BLOCK * N + 1);
     for (size_t i = 1; i < trace.sweeps; i++) CU_ASSERT(trace.held[i].at >= trace.held[i - 1].at);
     char *text = written(&trace, 1);

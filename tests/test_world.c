@@ -87,7 +87,7 @@ static const Pipeline by_hand[] = {
 // clang-format on
 
 TEST(pipelines_take_the_time_that_they_must) {
-    Hardware h = test_fast_machine();
+    Hardware h = machine_with("");
     h.mm_flops[0] = h.mm_flops[1] = FLOPS;
     for (const Pipeline *c = by_hand; c < by_hand + COUNT(by_hand); c++) {
         const int states = c->m > 1 ? c->count * (c->s + c->n - 1) * STATE : 0; /* bytes that go to stage 1 */

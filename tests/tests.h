@@ -54,9 +54,7 @@ OptConfig opt_named(const char *name);
 Task random_task(int count, const int *s, const int *n, int vocab, uint64_t seed);
 Task equal_task(int count, int s, int n);
 void free_task(Task *task);
-/* A machine so fast that nothing takes any time; a test then slows what it looks at. */
-Hardware test_fast_machine(void);
-/* The same with "KEY=NUMBER ...", the keys of a hardware file, changed. */
+/* A machine so fast that nothing takes any time, but for what "KEY=NUMBER ..." changes, the keys of a hardware file. */
 Hardware machine_with(const char *changes);
 /* One block of num_gpu_batches batches of gbs prompts, with overlap and pages of 16 tokens: everything rests on the GPU, or
  * as the shares say. */
