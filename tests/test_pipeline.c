@@ -96,14 +96,39 @@ static int hear(FILE *f, int stages) {
     return status;
 }
 
-/* Returns the network of the stage that this process is, with a wire as slow as is said; NULL: it is no stage. A stage
- * leaves a file with the number of its process, so that the test can look whether it is gone. */
-static Net *stage_net(double bytes_s, double delay_s) {
-    char pid[16];
+enum { NOT_0 = -1, MOST_RUNS = 4 };
+
+/* A run of a test as so many stages, with which status mpirun ends, and what it prints. With status 0 the test passes in
+ * all stages; otherwise nobody gets to its end. */
+typedef struct {
+    int stages;
+    const char *settings;
+    int status;
+    const char *says;
+} Run;
+
+/* Makes all of these runs of the current test, asserts that they end so, and returns NULL. In a process that is one of
+ * their stages it returns the network, with a wire as slow as is said. A stage leaves a file with the number of its
+ * process, so that the test can look whether it is gone. */
+static Net *stage_net(double bytes_s, double delay_s, const Run runs[MOST_RUNS]) {
+    char program[MAX_PATH], arguments[MAX_PATH + 200], pid[16];
+    const char *dir = getenv("FLEXGEN_TEST_PIDS"); /* NULL: this process is no stage */
     Error err;
-    if (!getenv("FLEXGEN_TEST_PIDS")) return NULL;
+    program_file(program, "");
+    for (const Run *r = runs; !dir && r < runs + MOST_RUNS && r->stages; r++) {
+        snprintf(arguments, sizeof arguments, "-n %d '%s' --only '%s'", r->stages, program, CU_get_current_test()->pName);
+        const int ended = hear(start(r->settings, arguments), r->stages);
+        int passed = 0;
+        for (const char *s = said; (s = strstr(s, "passed")); s++) passed++;
+        const bool right = (r->status == NOT_0 ? ended != 0 : WIFEXITED(ended) && WEXITSTATUS(ended) == r->status) &&
+                           passed == (r->status ? 0 : r->stages) && strstr(said, r->says) && !strstr(said, "FAILED") &&
+                           strlen(said) < sizeof said - 1; /* nothing was left out */
+        if (!right) fprintf(stderr, "\n    %d stages, %s: status %d\n%s\n", r->stages, r->settings, ended, said);
+        CU_ASSERT(right);
+    }
+    if (!dir) return NULL;
     snprintf(pid, sizeof pid, "%d", (int)getpid());
-    write_file(getenv("FLEXGEN_TEST_PIDS"), pid, "", 0);
+    write_file(dir, pid, "", 0);
     Net *net = net_open(bytes_s, delay_s, &err);
     if (!net) fprintf(stderr, "no network: %s\n", err.text);
     CU_ASSERT_PTR_NOT_NULL_FATAL(net);
@@ -114,24 +139,6 @@ static Net *stage_net(double bytes_s, double delay_s) {
 static void goes_on(void) {
     fprintf(stderr, "FAILED: it goes on\n");
     _exit(99);
-}
-
-enum { NOT_0 = -1 };
-
-/* Runs this test as so many stages, and asserts that mpirun ends with this status and prints this text. With status 0 the
- * test passes in all stages; otherwise nobody gets to its end. */
-static void assert_run(int stages, const char *settings, int status, const char *says) {
-    char program[MAX_PATH], arguments[MAX_PATH + 200];
-    program_file(program, "");
-    snprintf(arguments, sizeof arguments, "-n %d '%s' --only '%s'", stages, program, CU_get_current_test()->pName);
-    const int ended = hear(start(settings, arguments), stages);
-    int passed = 0;
-    for (const char *s = said; (s = strstr(s, "passed")); s++) passed++;
-    const bool right = (status == NOT_0 ? ended != 0 : WIFEXITED(ended) && WEXITSTATUS(ended) == status) &&
-                       passed == (status ? 0 : stages) && strstr(said, says) && !strstr(said, "FAILED") &&
-                       strlen(said) < sizeof said - 1; /* nothing was left out */
-    if (!right) fprintf(stderr, "\n    %d stages, %s: status %d\n%s\n", stages, settings, ended, said);
-    CU_ASSERT(right);
 }
 
 // ---- messages among all pairs, of all kinds, at once ----------------------------------------------------------------
@@ -163,13 +170,12 @@ static void *stream_main(void *arg) {
 /* Messages go through memory and through sockets; they are copied as far as MPI copies (32 KiB, more than most), or not at
  * all. */
 TEST(over_mpi_messages_arrive_as_they_were_sent) {
-    Net *net = stage_net(0, 0);
-    if (!net) {
-        assert_run(2, "OMPI_MCA_btl_vader_eager_limit=32768 OMPI_MCA_btl=vader,self", 0, "");
-        assert_run(3, "OMPI_MCA_btl_tcp_eager_limit=128 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo", 0, "");
-        assert_run(5, "OMPI_MCA_btl_vader_eager_limit=128 OMPI_MCA_btl=vader,self", 0, "");
-        return;
-    }
+    static const Run runs[MOST_RUNS] = {
+        {2, "OMPI_MCA_btl_vader_eager_limit=32768 OMPI_MCA_btl=vader,self", 0, ""},
+        {3, "OMPI_MCA_btl_tcp_eager_limit=128 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo", 0, ""},
+        {5, "OMPI_MCA_btl_vader_eager_limit=128 OMPI_MCA_btl=vader,self", 0, ""}};
+    Net *net = stage_net(0, 0, runs);
+    if (!net) return;
     Thread stream[MAX_THREADS];
     int n = 0;
     for (int i = 0; i < net->stages * 2 * NKINDS_OF_MESSAGES; i++) {
@@ -233,14 +239,10 @@ TEST(between_threads_stages_share_and_agree) {
 }
 
 TEST(over_mpi_stages_share_and_agree) {
-    Thread self = {.net = stage_net(0, 0)};
-    if (self.net) {
-        agree(&self);
-        CU_ASSERT_EQUAL(self.wrong, 0);
-        return;
-    }
-    assert_run(2, "", 0, "");
-    assert_run(5, "", 0, "");
+    Thread self = {.net = stage_net(0, 0, (Run[MOST_RUNS]){{2, "", 0, ""}, {5, "", 0, ""}})};
+    if (!self.net) return;
+    agree(&self);
+    CU_ASSERT_EQUAL(self.wrong, 0);
 }
 
 static int left_over; /* messages that nobody receives */
@@ -266,11 +268,8 @@ TEST(over_mpi_nothing_arrives_before_the_slowed_wire_allows_it) {
     const double bytes_s = 2e6, delay_s = .04;
     char bytes[BYTES] = "";
     Error err;
-    Net *net = stage_net(bytes_s, delay_s);
-    if (!net) {
-        assert_run(2, "", 0, "");
-        return;
-    }
+    Net *net = stage_net(bytes_s, delay_s, (Run[MOST_RUNS]){{2, "", 0, ""}});
+    if (!net) return;
     double begin = seconds_now();
     CU_ASSERT_EQUAL(stage_share(net, &begin, sizeof begin, &err), 0); /* not slowed */
     for (int i = 1; i <= N; i++) {
@@ -306,11 +305,8 @@ static void *wait_for_nothing(void *arg) {
 /* Stage 1 fails while messages to it are under way and the others wait for each other. */
 TEST(over_mpi_a_stage_that_fails_ends_all) {
     Error err;
-    Net *net = stage_net(0, 0);
-    if (!net) {
-        assert_run(3, "", EXIT_FAILED, "");
-        return;
-    }
+    Net *net = stage_net(0, 0, (Run[MOST_RUNS]){{3, "", EXIT_FAILED, ""}});
+    if (!net) return;
     if (net->stage == 1) {
         char *bytes = xcalloc(UNHEARD, 1);
         for (int i = 0; i < 3; i++) net->receive(net, 0, NET_TOKENS, bytes, UNHEARD, &err);
@@ -329,23 +325,21 @@ TEST(over_mpi_a_stage_that_fails_ends_all) {
 
 /* Large messages cross in pieces of 4 MiB. */
 TEST(over_mpi_a_message_of_another_size_ends_all) {
-    static const struct {
-        const char *settings, *says;
-        size_t sent, expected;
-    } cases[] = {{"CASE=0", "stage 1: stage 0 has sent a message of 12 bytes instead of 16", 12, 16},
-                 {"CASE=1", "stage 1: stage 0 has sent a message of 16 bytes instead of 12", 16, 12},
-                 {"CASE=2", "of 8388608 bytes or more instead of 4194304", 8 * MIB, 4 * MIB},
-                 {"CASE=3", "a message of 5242880 bytes instead of 9437184", 5 * MIB, 9 * MIB}};
+    static const Run runs[MOST_RUNS] = {
+        {2, "CASE=0", EXIT_FAILED, "stage 1: stage 0 has sent a message of 12 bytes instead of 16"},
+        {2, "CASE=1", EXIT_FAILED, "stage 1: stage 0 has sent a message of 16 bytes instead of 12"},
+        {2, "CASE=2", EXIT_FAILED, "of 8388608 bytes or more instead of 4194304"},
+        {2, "CASE=3", EXIT_FAILED, "a message of 5242880 bytes instead of 9437184"}};
+    static const size_t cases[MOST_RUNS][2] = {{12, 16}, {16, 12}, {8 * MIB, 4 * MIB}, {5 * MIB, 9 * MIB}};
     Error err;
-    Net *net = stage_net(0, 0);
-    for (int i = 0; !net && i < COUNT(cases); i++) assert_run(2, cases[i].settings, EXIT_FAILED, cases[i].says);
+    Net *net = stage_net(0, 0, runs);
     if (!net) return;
-    const int i = atoi(getenv("CASE"));
-    char *bytes = xcalloc(cases[i].sent + cases[i].expected, 1);
+    const size_t *size = cases[atoi(getenv("CASE"))]; /* sent, expected */
+    char *bytes = xcalloc(size[0] + size[1], 1);
     if (net->stage)
-        net->receive(net, 0, NET_STATES, bytes, cases[i].expected, &err);
+        net->receive(net, 0, NET_STATES, bytes, size[1], &err);
     else
-        net->send(net, 1, NET_STATES, bytes, cases[i].sent, &err);
+        net->send(net, 1, NET_STATES, bytes, size[0], &err);
     net->receive(net, !net->stage, NET_TOKENS, bytes, 1, &err);
     goes_on();
 }
@@ -354,12 +348,8 @@ TEST(over_mpi_a_message_of_another_size_ends_all) {
 TEST(over_mpi_a_stage_or_an_mpirun_that_is_killed_ends_all) {
     char bytes[64] = "";
     Error err;
-    Net *net = stage_net(0, 0);
-    if (!net) {
-        assert_run(3, "KILLED=stage", NOT_0, "rank 1");
-        assert_run(3, "KILLED=mpirun", NOT_0, "");
-        return;
-    }
+    Net *net = stage_net(0, 0, (Run[MOST_RUNS]){{3, "KILLED=stage", NOT_0, "rank 1"}, {3, "KILLED=mpirun", NOT_0, ""}});
+    if (!net) return;
     CU_ASSERT_EQUAL(stage_share(net, bytes, sizeof bytes, &err), 0);
     CU_ASSERT_EQUAL(stage_agree(net, 0, &err), 0);
     if (net->stage == 1) kill(strcmp(getenv("KILLED"), "stage") ? getppid() : getpid(), SIGKILL);
