@@ -75,10 +75,7 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     (void)err;
     while (!(q->first && q->first->visible <= seconds_now())) {
         if (!q->first && hub.closed[from]) bug("there is no message", from, net->stage, kind);
-        if (q->first)
-            cond_wait_until(&hub.news, &hub.lock, q->first->visible);
-        else
-            pthread_cond_wait(&hub.news, &hub.lock);
+        cond_wait_until(&hub.news, &hub.lock, q->first ? q->first->visible : seconds_now() + 1);
     }
     Letter *letter = q->first;
     if (letter->size != size) bug("a message of another size", from, net->stage, kind);

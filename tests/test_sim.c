@@ -169,9 +169,6 @@ static void put(int ints, const int32_t *values, int n) {
     memcpy(device->cpu_address(device, table_view(TIER_CPU, ints, 1, n)), values, n * sizeof *values);
 }
 
-/* The lengths of two sequences, of which attend() is. */
-static void put_lengths(int32_t first, int32_t second) { put(0, &first, 1), put(1, &second, 1); }
-
 static PageTable pool(Tier tier) {
     Tier side = tier == TIER_GPU ? TIER_GPU : TIER_CPU;
     PageTable table = plan_pages(plan, KV_CACHE, tier, 0, 2);
@@ -180,6 +177,7 @@ static PageTable pool(Tier tier) {
     return table;
 }
 
+/* Of two sequences, whose lengths are at 0. */
 static Op attend(Lane lane) {
     const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
     const PageTable table = pool(side);
@@ -237,9 +235,9 @@ TEST(ops_take_their_flops_or_their_bytes) {
 /* Of attention, the lengths that rest in the tables when it is posted. */
 TEST(a_length_counts_when_the_op_is_posted) {
     open_mixed(machine_with(round_rates));
-    put_lengths(17, 5);
+    put(0, (int32_t[]){17, 5}, 2);
     const Event gpu = post_op(attend(FINISH));
-    put_lengths(170, 50);
+    put(0, (int32_t[]){170, 50}, 2);
     EXPECT_SECONDS(wait_for(gpu), 4. * 60 * (17 + 5) / 1e5);
     close_sim();
 }
@@ -280,7 +278,7 @@ TEST(shared_cores_go_at_half_speed_while_both_work) {
     for (int shared = 0; shared < 2; shared++) {
         h.shared_cores = shared;
         open_mixed(h);
-        put_lengths(50, 50);
+        put(0, (int32_t[]){50, 50}, 2);
         const Event gpu = post_op(attend(FINISH)), cpu = post_op(attend(ATTEND)), up = copy(W_LOAD, 1000);
         EXPECT_SECONDS(wait_for(up), 1);
         EXPECT_SECONDS(wait_for(gpu), shared ? 2 : 1);
@@ -300,7 +298,7 @@ TEST(copies_on_every_link_take_their_part_of_shared_cores) {
     for (int busy_links = 0; busy_links < 1 << 4; busy_links++) {
         double left = 1;
         open_mixed(h);
-        put_lengths(50, 50);
+        put(0, (int32_t[]){50, 50}, 2);
         for (int c = CTOG; c <= CTOD; c++) {
             if (!(busy_links >> c & 1)) continue;
             copy(lane[c], (size_t)(2 * h.bdw[c][0]));
