@@ -369,13 +369,7 @@ Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, in
     return device->post(device, &op);
 }
 
-Bytes streamed_bytes(const OptConfig *config, Bytes line) {
-    Bytes layer = 0, head = (Bytes)config->vocab * config->h1 * sizeof(f16);
-    for (int r = 0; r < NROLES; r++) {
-        int rows, cols;
-        opt_role_shape(config, r, &rows, &cols);
-        if (role_goes_on(r)) continue; /* q, k and v begin at one together */
-        layer += ((Bytes)rows * cols * (r == V_W || r == V_B ? 6 : 2) + line - 1) / line * line;
-    }
-    return config->l * layer + (head + line - 1) / line * line;
+Bytes streamed_bytes(const OptConfig *config) {
+    const Bytes h1 = config->h1, h2 = config->h2; /* four matrices of attention, two of the MLP; biases, layernorms */
+    return 2 * (config->l * (4 * h1 * h1 + 2 * h1 * h2 + 9 * h1 + h2) + config->vocab * h1);
 }

@@ -1163,7 +1163,7 @@ static bool draw_counting(void) {
     io->l = config.l;
     io->h1 = config.h1;
     io->head_bytes = 2. * config.vocab * config.h1;
-    io->layer_bytes = ((double)streamed_bytes(&config, 64) - io->head_bytes) / config.l;
+    io->layer_bytes = ((double)streamed_bytes(&config) - io->head_bytes) / config.l;
     io->gbs = draw(1, 3);
     io->K = draw(1, 4);
     io->s = draw(1, 20);

@@ -420,7 +420,7 @@ TEST(the_plan_is_what_is_used_to_the_byte) {
             CU_ASSERT_EQUAL(r[2].moved[channel][kind], r[0].moved[channel][kind] * size);
         }
         const bool streams = !w[0] && !w[1] && p.table_home == TIER_DISK; /* all weights, and a file has no padding */
-        if (streams) CU_ASSERT_EQUAL(r[0].moved[DTOC][WEIGHT], N * streamed_bytes(&small, 1));
+        if (streams) CU_ASSERT_EQUAL(r[0].moved[DTOC][WEIGHT], N * streamed_bytes(&small));
     }
     free_task(&even);
     checkpoint_close(model);

@@ -53,7 +53,7 @@ TEST(blocks_of_any_schedule_move_what_a21_says) {
             [SCHEDULE_DIAGONAL] = (floor(last / b->K) + 1) * n + ceil(fmod(last, b->K) * n / b->K),
         };
         const double expected[NKINDS] = {
-            [WEIGHT] = sweeps[schedule] * streamed_bytes(&c, 64),
+            [WEIGHT] = sweeps[schedule] * streamed_bytes(&c),
             [CACHE] = 4 * h1 * count * l * (s * n + n * (n - 1) / 2),
             [ACTIVATION] = 2 * count * (2 * h1 * s * l + 2 * h1 * l * (n - 1)) - 2 * 2 * h1 * count * (s - 1),
         };
@@ -75,7 +75,7 @@ TEST(packed_it_moves_four_and_a_half_bits_a_number) {
     const double matrices = c.l * (8. * c.h1 * c.h1 + 4. * c.h1 * c.h2), table = 2. * c.vocab * c.h1;
     for (Tier from = TIER_CPU; from <= TIER_DISK; from++) {
         const Rig plain = counted(SCHEDULE_ZIGZAG, from, &load, PLAIN), b = counted(SCHEDULE_ZIGZAG, from, &load, PACKED);
-        CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], load.n * (streamed_bytes(&c, 64) - matrices * 11.5 / 16));
+        CU_ASSERT_EQUAL(b.moved[CTOG][WEIGHT], load.n * (streamed_bytes(&c) - matrices * 11.5 / 16));
         CU_ASSERT((b.moved[CTOG][WEIGHT] - load.n * table) / (plain.moved[CTOG][WEIGHT] - load.n * table) < .2825);
         for (int link = CTOG; link <= CTOD; link++) {
             CU_ASSERT_EQUAL(b.moved[link][CACHE], plain.moved[link][CACHE] * 4.5 / 16);

@@ -121,8 +121,9 @@ bool rig_same(const Rig *a, const Rig *b);
  * behind an event. */
 Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, int n, Event after);
 static const Event no_event = {0, 0};
-/* Returns the bytes of all layers and the head as they stream, each tensor on whole lines of so many bytes. */
-Bytes streamed_bytes(const OptConfig *config, Bytes line);
+/* Returns the bytes of all layers and the head as they stream, where each tensor fills its lines of 64 bytes, as those of
+ * the published models do, or where there are no such lines. */
+Bytes streamed_bytes(const OptConfig *config);
 
 // ---- local_net.c: a network between threads of one process ----------------------------------------------------------
 
