@@ -98,8 +98,8 @@ static int hear(FILE *f, int stages) {
 
 enum { NOT_0 = -1, MOST_RUNS = 4 };
 
-/* A run of a test as so many stages, with which status mpirun ends, and what it prints. With status 0 the test passes in
- * all stages; otherwise nobody gets to its end. */
+/* One value stands for a run of a test as so many stages: mpirun must end with this status and print this text. With status
+ * 0 the test passes in all stages; otherwise nobody gets to its end. */
 typedef struct {
     int stages;
     const char *settings;

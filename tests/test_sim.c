@@ -177,7 +177,7 @@ static PageTable pool(Tier tier) {
     return table;
 }
 
-/* Of two sequences, whose lengths are at 0. */
+/* Attends for two sequences, whose lengths are at 0. */
 static Op attend(Lane lane) {
     const Tier side = lane == ATTEND ? TIER_CPU : TIER_GPU;
     const PageTable table = pool(side);

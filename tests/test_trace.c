@@ -33,7 +33,7 @@ TEST(ops_of_one_call_are_one_slice) {
     } ops[] = {
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 10, 11, 100}, 0},
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 11.00005, 13, 3}, 0},
-        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 12, 12.5, 2}, 0},    /* within it */
+        {{C_LOAD, CACHE, false, 3, 4, 5, 0, 12, 12.5, 2}, 0},    /* ends before the slice does */
         {{C_LOAD, CACHE, false, 3, 4, 5, 0, 13.001, 14, 4}, 1},  /* after a pause */
         {{C_LOAD, ACTIVATION, false, 3, 4, 5, 0, 14, 15, 1}, 2}, /* another kind, stage, i, j, k, batch */
         {{C_LOAD, ACTIVATION, true, 3, 4, 5, 0, 15, 16, 2}, 3},
@@ -246,8 +246,8 @@ TEST(random_intervals_agree_with_a_count_of_every_tick) {
     }
 }
 
-/* A run of eight prompts with everything on every tier, but no cache on the GPU, the batches at equal distances or all at
- * once, so fast that between ops of one call there are pauses too short to part them, which a slice counts as its own. */
+/* Runs eight prompts with everything on every tier, but no cache on the GPU, the batches at equal distances or all at once.
+ * It is so fast that pauses between ops of one call are too short to part them, and a slice counts these as its own. */
 static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     Task task = equal_task(8, 5, 40);
     Policy policy = on_tiers(.3, .3, 0, .6, .3, .3, 2, 2);
@@ -258,7 +258,7 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
 }
 
 /* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
- * Those that the GPU attends to are put beside the cache that has come, behind which PROJECT must not wait. */
+ * Those that the GPU attends to go to the cache that has come up, and on FINISH, since PROJECT must not wait for it. */
 TEST(a_slice_knows_its_sweep_and_who_attends) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
