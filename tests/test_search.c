@@ -420,7 +420,8 @@ TEST(every_flight_has_its_own_cache_tokens_and_block) {
     }
 }
 
-/* Where it does not fit, it is refused as it is. */
+/* Also where it just fits, which the LP does not know, for whole tensors, and is just quick enough. Where it does not fit, it
+ * is refused as it is. */
 TEST(a_given_policy_is_found_as_it_is) {
     open_squeeze("opt-1.3b", 24, 64, 8);
     q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
@@ -428,6 +429,9 @@ TEST(a_given_policy_is_found_as_it_is) {
     q.given.delegated = true;
     memset(q.fixed, true, sizeof q.fixed);
     CU_ASSERT_EQUAL_FATAL(ask(TEN), 1);
+    for (int t = 0; t < NTIERS; t++) q.capacity[t] = (Bytes)found[0].cost.peak[t];
+    q.max_latency = found[0].latency;
+    CU_ASSERT_EQUAL(ask(TEN), 1);
     q.capacity[TIER_CPU] = 1 << 20;
     CU_ASSERT_EQUAL(ask(TEN), 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--cpu-mem"));
