@@ -9,16 +9,9 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "base/simd.h"
+#include "ops.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
-
-static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
-
-static double median(double *rates) {
-    qsort(rates, RUNS, sizeof *rates, compare);
-    return rates[RUNS / 2];
-}
 
 enum { CHAINS = 12, TIMES = 10 << 20 };
 
@@ -43,7 +36,7 @@ static double flop_rate(int threads) {
         rates[r] = 2.0 * CHAINS * VL * TIMES * threads / (seconds_now() - begin);
     }
     free(sums);
-    return median(rates);
+    return median(rates, RUNS);
 }
 
 /* Bytes copied a second: each is read once and written once. */
@@ -58,7 +51,7 @@ static double copy_rate(void) {
         rates[r] = n / (seconds_now() - begin);
     }
     free(a), free(b);
-    return median(rates);
+    return median(rates, RUNS);
 }
 
 typedef struct {
@@ -106,9 +99,9 @@ static int disk_rates(const char *dir, int megabytes) {
         }
     }
     if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
-    printf("direct_write %.3f\n", ok ? median(rates[0]) / 1e9 : 0);
-    printf("direct_read %.3f\n", ok ? median(rates[1]) / 1e9 : 0);
-    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2]) / 1e9 : 0);
+    printf("direct_write %.3f\n", ok ? median(rates[0], RUNS) / 1e9 : 0);
+    printf("direct_read %.3f\n", ok ? median(rates[1], RUNS) / 1e9 : 0);
+    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2], RUNS) / 1e9 : 0);
     free(memory);
     close(fd);
     return direct && !ok;
