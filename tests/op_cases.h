@@ -74,10 +74,9 @@ static double number(Tensor t, int row, int col) {
     const void *at = element(t, row, col);
     if (t.type == F32) return *(const float *)at;
     if (t.type == F16) return f16_to_f32(*(const f16 *)at);
-    const uint32_t bits = (uint32_t) * (const f16 *)at << 16;
-    float upper;
-    memcpy(&upper, &bits, sizeof upper);
-    return upper;
+    float f = 0;
+    memcpy((uint8_t *)&f + 2, at, sizeof(f16));
+    return f;
 }
 
 static void set_number(Tensor t, int row, int col, double x) {
