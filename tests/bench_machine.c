@@ -70,16 +70,6 @@ static void transfer_pieces(const void *transfer, int first, int n) {
     }
 }
 
-/* The whole file once, in pieces, with `readers` of them under way at a time; negative when it failed. */
-static double transfer_rate(int fd, uint8_t *memory, int pieces, bool write, int readers) {
-    atomic_int bad = 0;
-    host_set_threads(readers);
-    double begin = seconds_now();
-    host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
-    if (write) bad += fdatasync(fd) != 0;
-    return bad ? -1 : (double)pieces * PIECE / (seconds_now() - begin);
-}
-
 static int disk_rates(const char *dir, int megabytes) {
     char path[4096];
     void *memory;
@@ -93,9 +83,15 @@ static int disk_rates(const char *dir, int megabytes) {
     memset(memory, 1, (size_t)READERS * PIECE);
     bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
     for (int r = 0; r < RUNS && ok; r++) {
-        for (int way = 0; way < 3; way++) {
-            rates[way][r] = transfer_rate(fd, memory, pieces, way == 0, way == 2 ? READERS : 1);
-            ok = ok && rates[way][r] > 0;
+        for (int way = 0; way < 3; way++) { /* the whole file once, with so many pieces under way at a time */
+            const bool write = way == 0;
+            atomic_int bad = 0;
+            host_set_threads(way == 2 ? READERS : 1);
+            const double begin = seconds_now();
+            host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
+            if (write) bad += fdatasync(fd) != 0;
+            rates[way][r] = (double)pieces * PIECE / (seconds_now() - begin);
+            ok = ok && !bad;
         }
     }
     if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
