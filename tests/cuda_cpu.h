@@ -658,10 +658,6 @@ struct CUevent_st {
 
 namespace cuda_cpu {
 
-inline void wait_for_streams() {
-    std::shared_lock<std::shared_mutex> guard(host);
-    for (cudaStream_t s : streams) s->wait();
-}
 /* Copies that cudaMemcpy has taken from pageable memory and that are not yet on the device. */
 inline struct {
     std::mutex lock;
@@ -718,7 +714,10 @@ inline cudaError_t allocate(void **p, size_t n, Kind kind) {
 }
 inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char *where) {
     submit(nullptr, [] {});
-    wait_for_streams();
+    {
+        std::shared_lock<std::shared_mutex> guard(host);
+        for (cudaStream_t s : streams) s->wait();
+    }
     std::lock_guard<std::shared_mutex> guard(host);
     auto it = allocations.find((uintptr_t)p);
     if (it == allocations.end() || it->second.kind != kind) return refuse(otherwise, where, "not a pointer of this kind");

@@ -746,7 +746,8 @@ TEST(page_size_and_company_change_no_choice) {
     static const struct {
         int head[2], page_tokens, max_pages;
         bool packs;
-    } cases[] = {{{80, 7}, 3, 1, false}, {{80, 12}, 3, 1, true} /* two tasks of six heads */, {{128, 5}, 64, 3048, false}};
+    } cases[] = {
+        {{80, 12} /* two threads have six each */, 3, 1, false}, {{80, 7}, 3, 1, true}, {{128, 5}, 64, 3048, false}};
     if (for_races()) return;
     for (int i = 0; i < COUNT(cases); i++) {
         const Sequences s = sequences_new(contexts, cases[i].head, 3, 2);

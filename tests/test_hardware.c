@@ -280,8 +280,6 @@ TEST(sources_follow_their_keys) {
 
 // ---- What an op takes -----------------------------------------------------------------------------------------------
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
 /* A product of `size` x 10 x 100, or attention of 3 sequences of `size` tokens each with h1 100. */
 enum { PACKED = 1, ON_CPU = 2, PRODUCT = 4 };
 typedef struct {

@@ -83,8 +83,6 @@ static const struct {
 };
 // clang-format on
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
     opt = opt_named("opt-30b");
@@ -498,12 +496,12 @@ TEST(the_lps_memory_is_the_plans_at_every_corner) {
     for (int way = 0; way < 3 * WAYS; way++) {
         const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, four flights, packed */
         OptConfig config = SMALL_CONFIG(2);
-        Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 12, 3);
+        Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 6, 3);
         double x[RUNTIME_VARS] = {0};
         p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
         p.flights = kind == 1 ? 4 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
-        open_plan(config, p, test_fast_machine(), 6 * COUNT, S, N);
+        open_plan(config, p, test_fast_machine(), 3 * COUNT, S, N);
         memset(machine.mem, 0, sizeof machine.mem);
         const Lp *lp = open_lp();
         const bool start = w == TIER_CPU && c == TIER_CPU && h == TIER_CPU && !p.delegated;

@@ -93,8 +93,6 @@ static void open_random(uint64_t *seed) {
 
 // ---- Answers --------------------------------------------------------------------------------------------------------
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
 /* What was given is kept: a plan fills in a sparsity that was left open, and zig-zag stands for a diagonal that adds
  * nothing. Where nothing was given, a tier has nothing at all or a step at least: of weights a tenth of a percent, of the
  * rest a sequence. The cost model, asked about the policy as it is, says that it fits, and the same cost; which tiers bind
