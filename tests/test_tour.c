@@ -338,7 +338,11 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
         int count = 0;
         size_t len;
         const char *text = keep(contents(documents[d].path, &len));
-        CU_ASSERT_FATAL(len > 0 && text[len - 1] == '\n');
+        /* The last line ends, and no command goes on behind it: there is nothing behind it to be read. */
+        const bool whole = len > 1 && text[len - 1] == '\n' && text[len - 2] != '\\';
+        if (!whole) fprintf(stderr, "\n    %s: its last line goes on behind its end\n", documents[d].path);
+        CU_ASSERT(whole);
+        if (!whole) continue;
         FILE *written = open_memstream(&anew, &len);
         CHECK(written);
         for (const char *line = text, *end, *below; *line; line = below) {
