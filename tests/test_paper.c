@@ -20,11 +20,6 @@ static const char *text_of(const cJSON *run, const char *name) {
     return text;
 }
 
-/* Returns what the refusal of a run says, or NULL if the run is not refused. */
-static const char *refusal_of(const cJSON *run) {
-    return cJSON_HasObjectItem(run, "refused") ? text_of(run, "refused") : NULL;
-}
-
 static double figure(const cJSON *run, const char *name) {
     return cJSON_GetNumberValue(cJSON_GetObjectItem(cJSON_GetObjectItem(run, "figures"), name));
 }
@@ -47,7 +42,7 @@ TEST(what_results_paper_says_is_what_the_program_does) {
     const cJSON *run, *stated;
     int quick = 0;
     cJSON_ArrayForEach(run, runs()) {
-        const char *flags = text_of(run, "flags"), *refused = refusal_of(run);
+        const char *flags = text_of(run, "flags"), *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
         const bool small = strstr(flags, "opt-6.7b") || (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") &&
                                                          !strstr(flags, "--compress-cache"));
         if (!is_broken_down(run) && (strcmp(text_of(run, "command"), "bench") || !strstr(flags, "--device sim") || !small ||
@@ -89,7 +84,7 @@ TEST(what_results_paper_shows_is_what_it_says) {
     const cJSON *run, *line;
     int lines = 0;
     cJSON_ArrayForEach(run, runs()) {
-        const char *refused = refusal_of(run);
+        const char *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
         const char *end = refused ? strstr(refused, " GiB") : NULL;
         char text[64], cell[100], behind[100];
         snprintf(text, sizeof text, "%.3g", figure(run, "throughput"));

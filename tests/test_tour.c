@@ -9,6 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include "tests/started.h"
+#include "tests/written.h"
 
 #define TOUR "docs/TOUR.md"
 
@@ -245,22 +246,14 @@ TEST(the_tour_lists_the_bytes_of_weights_over_the_links_row_by_row_and_zig_zag) 
 
 // ---- commands -------------------------------------------------------------------------------------------------------
 
-/* A directory in the place of /tmp. */
-static const char *tmp_place(void) {
-    static char dir[400];
-    if (dir[0]) return dir;
-    snprintf(dir, sizeof dir, "%s", temp_dir());
-    setenv("TMP_PLACE", dir, 1);
+/* What a command of the shell prints whose "./flexgen" and "./mini" are the programs under test, and whose /tmp is
+ * the directory of this suite; each line behind `indent`. */
+static const char *printed_by(const char *command, const char *indent) {
+    write_file(suite_dir(), "command", command, strlen(command));
+    setenv("TMP_PLACE", suite_dir(), 1);
     setenv("FLEXGEN", getenv("FLEXGEN_BIN") ? getenv("FLEXGEN_BIN") : "./flexgen", 1); /* for scripts, too */
     setenv("MINI", getenv("MINI_BIN") ? getenv("MINI_BIN") : "./mini", 1);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* mini leaves its memory to the system when it ends */
-    return dir;
-}
-
-/* What a command of the shell prints whose "./flexgen" and "./mini" are the programs under test, and whose /tmp is a
- * directory of this suite; each line behind `indent`. */
-static const char *printed_by(const char *command, const char *indent) {
-    write_file(tmp_place(), "command", command, strlen(command));
     setenv("INDENT", indent, 1);
     const int status = system(
         "sed \"s,/tmp/,$TMP_PLACE/,g; s,[.]/flexgen,$FLEXGEN,g; s,[.]/mini,$MINI,g\" $TMP_PLACE/command "
@@ -269,7 +262,7 @@ static const char *printed_by(const char *command, const char *indent) {
         "sed \"s/^/$INDENT/\" $TMP_PLACE/raw >$TMP_PLACE/printed");
     if (status) fprintf(stderr, "\n    fails: %s\n", command);
     CU_ASSERT_EQUAL(status, 0);
-    return keep(contents(in_dir(tmp_place(), "printed"), NULL));
+    return keep(contents(in_dir(suite_dir(), "printed"), NULL));
 }
 
 static void prints(const char *command, const char *expected) {
@@ -282,7 +275,7 @@ static void succeeds(const char *command) { printed_by(command, ""); }
 
 /* A drawing is the one that the documents show; with TOUR=write it becomes that. */
 static void is_kept(const char *drawing, const char *path) {
-    const char *drawn = keep(contents(in_dir(tmp_place(), drawing), NULL));
+    const char *drawn = keep(contents(in_dir(suite_dir(), drawing), NULL));
     if (writes()) write_file(".", path, drawn, strlen(drawn));
     const bool same = !strcmp(drawn, keep(contents(path, NULL)));
     if (!same)
@@ -299,7 +292,7 @@ TEST(the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings) {
     char text[200];
     if (!has_python()) return;
     Trace trace = traced();
-    FILE *file = fopen(in_dir(tmp_place(), "tour.json"), "w");
+    FILE *file = fopen(in_dir(suite_dir(), "tour.json"), "w");
     CHECK(file);
     trace_write(&trace, 1, file);
     fclose(file), trace_free(&trace);
@@ -426,7 +419,7 @@ TEST(make_bench_reads_the_figures_of_a_run) {
     succeeds(
         "./flexgen bench --device sim --hardware hardware/t4.json --model opt-125m --prompt-len 8 --gen-len 4 "
         "--gpu-batch-size 2 --num-gpu-batches 2 --percent 0 50 0 50 100 0 --cpu-cache-compute --json /tmp/run.json");
-    cJSON *run_json = cJSON_Parse(keep(contents(in_dir(tmp_place(), "run.json"), NULL)));
+    cJSON *run_json = cJSON_Parse(keep(contents(in_dir(suite_dir(), "run.json"), NULL)));
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         const char *outer = names[n][0], *inner = names[n][1];
         const cJSON *place = *inner ? cJSON_GetObjectItem(run_json, "channels") : run_json,
