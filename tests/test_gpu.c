@@ -61,17 +61,10 @@ static const char stub_flexgen[] =
     "*/offload.json) ! grep -q ') [^Z]' /proc/$(<left)/stat || touch was-left; kill -KILL $$ ;;\n"
     "esac\n";
 
-static char checked[300]; /* the directory of the script's copy */
-
-/* Whether a shell command, run there, succeeds. */
-static bool holds(const char *command) {
-    char line[1000];
-    snprintf(line, sizeof line, "cd '%s' && { %s; } >/dev/null 2>&1", checked, command);
-    return system(line) == 0;
-}
-
 TEST(every_step_keeps_its_time_and_its_figures_whatever_the_others_do) {
-    static const char *const after[] = {
+    static const char *const done[] = {
+        "chmod 755 build/[bfn]* && ! PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=2 "
+        "scripts/gpu_check.sh performance out.tar.gz 20 bounds_gpu gpu limited offload waits >said 2>errors",
         "tar xzf out.tar.gz && cd performance",
         "grep -q '\"name\": \"bounds_gpu\".*\"exit_status\": 124.*\"note\": \"ended after' performance/summary.json",
         "grep -q '\"name\": \"gpu\".*\"exit_status\": 124' performance/summary.json",
@@ -88,44 +81,49 @@ TEST(every_step_keeps_its_time_and_its_figures_whatever_the_others_do) {
         "test -e left && test ! -e was-left",   /* and so is what it left running */
         "grep -q '^gpu  *opt-6.7b all on the GPU.*at most [0-9.]* s' said"};
     static const char nvcc[] = "#!/bin/sh\necho release 13.0,\n", nvidia_smi[] = "#!/bin/sh\necho CUDA Version: 13.0\n";
-    snprintf(checked, sizeof checked, "%s", temp_dir());
-    char copy[1000];
-    snprintf(copy, sizeof copy,
+    const char *checked = temp_dir();
+    char line[1000];
+    snprintf(line, sizeof line,
              "cp -r scripts '%s' && cd '%s' && mkdir -p build/include build/lib64 && touch build/include/cublasLt.h "
              "build/lib64/libcublasLt.so.13 build/lib64/libcudart_static.a",
              checked, checked);
-    CU_ASSERT_FATAL(system(copy) == 0);
+    CU_ASSERT_FATAL(system(line) == 0);
     write_file(checked, "build/bench_gpu", stub_bench, strlen(stub_bench));
     write_file(checked, "build/flexgen", stub_flexgen, strlen(stub_flexgen));
     /* a machine that will do; the rest of what may be asked of it is test_rehearsal.c's */
     write_file(checked, "build/nvcc", nvcc, strlen(nvcc));
     write_file(checked, "build/nvidia-smi", nvidia_smi, strlen(nvidia_smi));
-    CU_ASSERT(
-        !holds("chmod 755 build/[bfn]* && PATH=$PWD/build:$PATH CUDA_HOME=$PWD/build BUILD=build TMPDIR=$PWD GRACE=2 "
-               "scripts/gpu_check.sh performance out.tar.gz 20 "
-               "bounds_gpu gpu limited "
-               "offload waits "
-               ">said 2>errors"));
-    for (size_t i = 0; i < sizeof after / sizeof *after; i++) {
-        const bool right = holds(after[i]);
-        if (!right) fprintf(stderr, "\n    not so: %s\n", after[i]);
+    for (size_t i = 0; i < sizeof done / sizeof *done; i++) {
+        snprintf(line, sizeof line, "cd '%s' && { %s; } >/dev/null 2>&1", checked, done[i]);
+        const bool right = system(line) == 0;
+        if (!right) fprintf(stderr, "\n    not so: %s\n", done[i]);
         CU_ASSERT(right);
     }
+}
+
+/* Runs a shell command with `line` as $line, and gives back what it printed; its exit status has to be 0. */
+static char *shell(const char *line, const char *command) {
+    static char said[1 << 16];
+    setenv("line", line, 1);
+    setenv("scratch", temp_dir(), 1);
+    FILE *f = popen(command, "r");
+    CHECK(f);
+    said[fread(said, 1, sizeof said - 1, f)] = 0;
+    const int status = pclose(f);
+    if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
+    CU_ASSERT_EQUAL(status, 0);
+    return said;
 }
 
 /* The table of a part adds up, and every step that it names is there and says what it does. */
 TEST(the_steps_of_gpu_check_fit_their_time) {
     static const char *const parts[] = {"correctness", "performance"};
-    snprintf(checked, sizeof checked, ".");
-    for (int p = 0; p < 2; p++) {
-        char lines[100], sum[400], named[400];
-        snprintf(lines, sizeof lines, "sed -n '/^%s=\"/,/\"$/p' scripts/gpu_check.sh | grep ' [0-9]'", parts[p]);
-        snprintf(sum, sizeof sum, "%s | awk '{ s += $2 } !/ : [a-zA-Z]/ { s = -1000 } END { exit s != 530 }'", lines);
-        snprintf(named, sizeof named,
-                 "%s | while read -r step rest; do grep -q \"^step_$step()\" scripts/gpu_check.sh || exit 1; done", lines);
-        CU_ASSERT(holds(sum));
-        CU_ASSERT(holds(named));
-    }
+    for (int p = 0; p < 2; p++)
+        shell(parts[p],
+              "sed -n \"/^$line=\\\"/,/\\\"$/p\" scripts/gpu_check.sh | grep ' [0-9]' >$scratch/steps\n"
+              "! { awk '{ s += $2 } !/ : [a-zA-Z]/; END { if (s != 530) print s, \"s\" }' $scratch/steps\n"
+              "while read -r step rest; do grep -q \"^step_$step()\" scripts/gpu_check.sh || echo no $step\n"
+              "done <$scratch/steps; } | grep .");
 }
 
 // ---- gpu_figures.awk: what a run of OPT-6.7B did beside the bounds of its machine -----------------------------------
@@ -151,7 +149,7 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
                     {ALL_GPU "w4c4: prefill", 106.652627894 / 2, 90},
                     {"opt-6.7b, 8 GiB, 8 x 2, 512 + 32: time", 6, 1.18502920 + 10 * .257766195 + 11193 * 4.93447529e-4}};
     char text[1000];
-    snprintf(checked, sizeof checked, "%s", temp_dir());
+    const char *checked = temp_dir();
     write_file(checked, "bounds-gpu", bounds, sizeof bounds - 1);
     for (int i = 0; i < 3; i++) {
         const char *packed = i == 1 ? "true" : "false";
@@ -187,20 +185,6 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
 }
 
 // ---- docs/GPU.md ----------------------------------------------------------------------------------------------------
-
-/* Runs a shell command with `line` as $line, and gives back what it printed; its exit status has to be 0. */
-static char *shell(const char *line, const char *command) {
-    static char said[1 << 16];
-    setenv("line", line, 1);
-    setenv("scratch", temp_dir(), 1);
-    FILE *f = popen(command, "r");
-    CHECK(f);
-    said[fread(said, 1, sizeof said - 1, f)] = 0;
-    const int status = pclose(f);
-    if (status) fprintf(stderr, "\n   %s: %s\n", line, said);
-    CU_ASSERT_EQUAL(status, 0);
-    return said;
-}
 
 /* Its commands, on the emulation and with less to do: the shipped model for the one that is to be fetched, fewer tokens,
  * one small batch, a machine from a file for this one. Profiling is only parsed. */
