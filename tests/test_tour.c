@@ -37,15 +37,10 @@ static Rig example(void) {
     return r;
 }
 
-static Rig opened(void) {
-    Rig r = example();
-    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
-    return r;
-}
-
 static Trace traced(void) {
     Trace trace = {.name = "two-layers"};
-    Rig r = opened();
+    Rig r = example();
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     r.device->trace = &trace;
     CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
     rig_close(&r);
@@ -79,8 +74,9 @@ static void assert_shown(const char *name) {
 }
 
 TEST(the_tour_lists_the_weights_of_a_layer_and_where_they_rest) {
-    Rig r = opened();
+    Rig r = example();
     size_t sum = 0;
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     begin_listing();
     fprintf(out, "            ln1      q      k      v      o    ln2    fc1    fc2    layer\n%-8s", "bytes");
     for (int role = 0; role < NROLES; role += 2) {
@@ -100,7 +96,8 @@ TEST(the_tour_lists_the_weights_of_a_layer_and_where_they_rest) {
 
 TEST(the_tour_lists_the_regions_of_the_plan) {
     static const char *const type[] = {"F32", "F16", "BF16", "I32", "U8"};
-    Rig rig = opened();
+    Rig rig = example();
+    CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
     begin_listing();
     for (int t = 0; t < NTIERS; t++) {
         fprintf(out, "%s\n", tier_name[t]);
@@ -174,7 +171,8 @@ static Event record(Device *device, const Op *op) {
 }
 
 TEST(the_tour_lists_the_ops_of_a_sweep) {
-    Rig r = opened();
+    Rig r = example();
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     tape.plan = r.plan, tape.post = r.device->post;
     r.device->post = record;
     begin_listing();
