@@ -209,11 +209,11 @@ TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
         if (strncmp(line, "    ./flexgen ", 14) != 0) continue;
         line[strcspn(line, "\n")] = 0;
         const char *said = shell(line, less);
-        const char *rate = strstr(line, " sim ") ? strstr(said, "generation throughput ") : NULL;
-        char figure[64];
-        if (rate) { /* what the page says of it */
-            snprintf(figure, sizeof figure, "%.0f token/s", atof(rate + strlen("generation throughput ")));
-            shell(figure, "grep -o \"$line\" docs/GPU.md");
+        if (strstr(line, " sim ")) { /* what the page says of it */
+            const char *rate = strstr(said, "generation throughput ");
+            char figure[64];
+            snprintf(figure, sizeof figure, "%.0f token/s", rate ? atof(rate + strlen("generation throughput ")) : NAN);
+            shell(figure, "grep -w \"$line\" docs/GPU.md");
         }
         n++;
     }

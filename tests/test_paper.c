@@ -43,7 +43,7 @@ TEST(what_results_paper_says_is_what_the_program_does) {
         quick++;
         const Result r = flexgen("bench %s --json @json", flags);
         if (r.status && !refused) fprintf(stderr, "\n    %s: %s\n", flags, r.err);
-        CU_ASSERT_EQUAL_FATAL(r.status != 0, refused != NULL);
+        CU_ASSERT_EQUAL(r.status != 0, refused != NULL);
         if (refused) {
             const char *needs = strstr(r.err, "needs ");
             char text[64];
@@ -53,6 +53,7 @@ TEST(what_results_paper_says_is_what_the_program_does) {
             CU_ASSERT(!strncmp(refused, text, strlen(text)));
             continue;
         }
+        if (r.status) continue;
         cJSON *object = cJSON_Parse(keep(contents(in_dir(capture, "json"), NULL)));
         cJSON_ArrayForEach(stated, cJSON_GetObjectItem(run, "figures")) {
             const cJSON *found = object;

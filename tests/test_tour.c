@@ -411,21 +411,19 @@ TEST(an_experiment_is_measured_on_the_host) {
 
 /* Lanes have a busy_s too, of which none is asked for. */
 TEST(make_bench_reads_the_figures_of_a_run) {
-    static const char *const names[][2] = {{"prefill_s", ""},        {"decode_s", ""},    {"decode_throughput", ""},
-                                           {"dtoc", ".moved_bytes"}, {"dtoc", ".busy_s"}, {"ctog", ".moved_bytes"},
-                                           {"gpu", ".busy_s"},       {"cpu", ".busy_s"}};
+    static const char *const names[] = {"prefill_s",   "decode_s",         "decode_throughput", "dtoc.moved_bytes",
+                                        "dtoc.busy_s", "ctog.moved_bytes", "gpu.busy_s",        "cpu.busy_s"};
     succeeds(
         "./flexgen bench --device sim --hardware hardware/t4.json --model opt-125m --prompt-len 8 --gen-len 4 "
         "--gpu-batch-size 2 --num-gpu-batches 2 --percent 0 50 0 50 100 0 --cpu-cache-compute --json /tmp/run.json");
     cJSON *run_json = cJSON_Parse(keep(contents(in_dir(suite_dir(), "run.json"), NULL)));
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        const char *outer = names[n][0], *inner = names[n][1];
-        const cJSON *place = *inner ? cJSON_GetObjectItem(run_json, "channels") : run_json,
-                    *figure = cJSON_GetObjectItem(place, outer);
-        if (*inner) figure = cJSON_GetObjectItem(figure, inner + 1);
-        char command[200], *end;
-        snprintf(command, sizeof command, "eval \"$(sed -n '/^get()/,/^}/p' scripts/bench.sh)\"; tmp=/tmp/; get run %s%s",
-                 outer, inner);
+        char command[200], name[40], *at = name, *end;
+        const cJSON *figure = strchr(names[n], '.') ? cJSON_GetObjectItem(run_json, "channels") : run_json;
+        snprintf(name, sizeof name, "%s", names[n]);
+        for (char *part; (part = strsep(&at, "."));) figure = cJSON_GetObjectItem(figure, part);
+        snprintf(command, sizeof command, "eval \"$(sed -n '/^get()/,/^}/p' scripts/bench.sh)\"; tmp=/tmp/; get run %s",
+                 names[n]);
         const char *said = printed_by(command, "");
         CU_ASSERT(cJSON_GetNumberValue(figure) > 0 && strtod(said, &end) == figure->valuedouble && !strcmp(end, "\n"));
     }
