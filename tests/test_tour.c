@@ -33,7 +33,8 @@ static Rig example(void) {
     if (!model) model = checkpoint_dummy(&config, 1);
     slow = machine_with("ctog_bdw=10e6 gtoc_bdw=10e6 dtoc_bdw=5e6 ctod_bdw=5e6 mm_flops=40e6 bmm_flops=10e6");
     Rig r = {.model = model, .policy = on_tiers(.25, .5, 0, .5, .5, .5, 1, 2), .task = &task, .sim = &slow};
-    r.policy.page_tokens = 4, r.policy.table_home = TIER_GPU;
+    r.policy.page_tokens = 4;
+    r.policy.table_home = TIER_GPU;
     return r;
 }
 
@@ -70,7 +71,8 @@ static void assert_shown(const char *name) {
     CU_ASSERT(same || writes());
     const int len = asprintf(&all, "%.*s%s%s", (int)(begin - document), document, listing, end);
     if (writes()) write_file(".", TOUR, all, len);
-    free(listing), free(all);
+    free(listing);
+    free(all);
 }
 
 TEST(the_tour_lists_the_weights_of_a_layer_and_where_they_rest) {
@@ -293,7 +295,8 @@ TEST(the_pictures_of_the_tour_are_drawn_from_its_trace_and_listings) {
     FILE *file = fopen(in_dir(suite_dir(), "tour.json"), "w");
     CHECK(file);
     trace_write(&trace, 1, file);
-    fclose(file), trace_free(&trace);
+    fclose(file);
+    trace_free(&trace);
     for (int i = 0; i < 3; i++) {
         snprintf(text, sizeof text, "python3 -B scripts/%s", drawn[i][0]);
         succeeds(text);
