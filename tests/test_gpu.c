@@ -208,6 +208,7 @@ TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
     while (fgets(line, sizeof line, page)) {
         if (strncmp(line, "    ./flexgen ", 14) != 0) continue;
         line[strcspn(line, "\n")] = 0;
+        CU_ASSERT_PTR_NULL(strchr(line, '\\')); /* it does not go on in the next line, which is not read */
         const char *said = shell(line, less);
         if (strstr(line, " sim ")) { /* what the page says of it */
             const char *rate = strstr(said, "generation throughput ");
