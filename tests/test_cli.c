@@ -221,6 +221,7 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
         {GENERATE " --prompt a --output @old", 2, "old ... --resume ... --overwrite"},
         {GENERATE " --prompt a --output @old --overwrite --gpu-mem 1K", 2, "--gpu-mem"},
         {GENERATE " --prompt a --resume", 2, "--resume ... --output"},
+        {GENERATE " --prompt a --resume --output /dev/stdout", 2, "--resume: standard output has no journal"},
         {"profile --output @old --gpu-mem 1K --offload-dir no/such", 2, "--offload-dir no/such ... directory"},
         {ON_PAPER " --json /nonexistent/x", 1, "--json /nonexistent/x"},
         {GENERATE " --prompt a --trace /nonexistent/x", 1, "--trace /nonexistent/x"},

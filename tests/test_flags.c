@@ -299,6 +299,7 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --link ctog=nan", "--link ctog=nan" LINKS},
         {"generate --link ctog=1G,", "--link ctog=1G," LINKS},
         {"generate --link ctog=1GB", "--link ctog=1GB" LINKS},
+        {"generate --link 1G", "--link 1G" LINKS},
         {"generate --link gpu=1G", "--link gpu=1G" LINKS},
         {"bench --net 1G,1s", "--net 1G,1s" A_WIRE},
         {"bench --net 0", "--net 0" A_WIRE},
