@@ -376,41 +376,29 @@ TEST(lines_that_are_not_the_journals_are_refused) {
     assert_goes_on(record.text, record.len, "", 0);
 }
 
-/* Somebody disturbs the output of a job between two sweeps, in one of four ways. */
-static void disturb(int way) {
-    if (way == 1) write_file(suite_dir(), "aside", "", 0);
-    if (way == 2) write_file(suite_dir(), "out", "somebody else's\n", 16);
-    const char *aside = in_dir(suite_dir(), "aside");
-    CHECK((way == 0 ? unlink(output) : way == 1 ? rename(aside, output) : way == 3 ? truncate(output, 1) : 0) == 0);
-}
-
-/* Sweeps until a sweep fails, which it does soon after the thread has failed. Returns 0 if none does. */
-static int sweep_until_failure(void) {
-    enum { PATIENCE = 10000 }; /* ms */
-    int status = sweep(says, N);
-    for (int ms = 0; !status && ms < PATIENCE; ms++) {
-        usleep(1000);
-        status = sweep(says, 1);
-    }
-    return status;
-}
-
-/* The job stops, and its journal stays: nothing is lost. The thread meets the disturbance after a sweep, which a later
- * sweep and the end report; or no sweep follows, and the thread meets it when the job ends. */
+/* Somebody disturbs the output of a job between two sweeps. The job stops, and its journal stays: nothing is lost. The
+ * thread meets the disturbance after a sweep, which a later sweep and the end report; or no sweep follows, and the thread
+ * meets it when the job ends. */
 TEST(an_output_that_is_disturbed_is_an_error_and_loses_nothing) {
+    enum { PATIENCE = 10000 }; /* ms, until a sweep fails because the thread has failed */
+    const char *aside = keep(xstrdup(in_dir(suite_dir(), "aside")));
     make_whole_job();
     for (int i = 0; i < 8; i++) {
         const int way = i / 2;
         const bool swept = i % 2;
+        int status = 0;
         const char *why = way ? "was changed while the job wrote it: " : "; go on with --resume";
         read_four();
         CU_ASSERT_FATAL(start());
         ASSERT_OK(sweep(says, 3));
-        disturb(way);
-        if (swept) {
-            CU_ASSERT_EQUAL(sweep_until_failure(), -1);
-            said(&err, EXIT_FAILED, why);
+        write_file(suite_dir(), way == 2 ? "out" : "aside", "somebody else's\n", 16);
+        CHECK((way == 0 ? unlink(output) : way == 1 ? rename(aside, output) : way == 3 ? truncate(output, 1) : 0) == 0);
+        for (int ms = 0; swept && !status && ms < PATIENCE; ms++) {
+            usleep(1000);
+            status = sweep(says, N);
         }
+        CU_ASSERT_EQUAL(status, swept ? -1 : 0);
+        if (swept) said(&err, EXIT_FAILED, why);
         while (give_tokens(says)) continue;
         CU_ASSERT_EQUAL(end_as(0), -1);
         said(&err, EXIT_FAILED, why);
