@@ -30,11 +30,6 @@ static bool hardware_opens(const char *dir, Error *why) {
     return accepted;
 }
 
-static void refuses_edits(const Fault *fault, size_t n) {
-    edited("", "");
-    refuses_each(hardware_opens, EXIT_USAGE, suite_dir(), FILE_NAME, fault, n);
-}
-
 /* The same numbers; names aside. */
 static bool same(const Hardware *a, const Hardware *b) {
     return !memcmp(&a->gmem, &b->gmem, offsetof(Hardware, shared_cores) - offsetof(Hardware, gmem)) &&
@@ -118,7 +113,8 @@ static const Fault bad[] = {
 };
 
 TEST(what_is_wrong_in_a_file_is_named) {
-    refuses_edits(bad, COUNT(bad));
+    edited("", "");
+    refuses_each(hardware_opens, EXIT_USAGE, suite_dir(), FILE_NAME, bad, COUNT(bad));
     refuses(hardware_opens, EXIT_USAGE, "/nonexistent", "/nonexistent/hw.json: cannot open");
 }
 
@@ -134,7 +130,8 @@ TEST(a_name_has_95_bytes_and_a_curve_16_points) {
     strcat(text, "x"), strcpy(end, ", [99, 2]],");
     const Fault longer[] = {{"a machine", text, "expected a text of 1 to 95 bytes"},
                             {"{", keys, "mm_rows has 17 points; expected 1 to 16"}};
-    refuses_edits(longer, COUNT(longer));
+    edited("", "");
+    refuses_each(hardware_opens, EXIT_USAGE, suite_dir(), FILE_NAME, longer, COUNT(longer));
 }
 
 /* The files that come with the program are read, every value has its source, and none is off by a thousand. */
