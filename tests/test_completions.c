@@ -256,11 +256,6 @@ static void make_whole_job(void) {
     whole = text_of(output);
 }
 
-TEST(a_job_that_fails_at_its_end_keeps_its_journal) {
-    make_whole_job();
-    CU_ASSERT(shows(whole.text, " a b c d e f g h i j\" ... {\"id\": 1 ... {\"id\": 2, \"error\" ... \" 1 2 3 4 \""));
-}
-
 /* Goes on with so many bytes of a journal and of an output. The job ends as if it had not been broken. */
 static void assert_goes_on(const char *left, size_t left_len, const char *out, size_t len) {
     read_four();
