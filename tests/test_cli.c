@@ -1049,14 +1049,13 @@ TEST(a_gpu_with_room_takes_prompts_in_larger_pieces) {
 /* A launch that fails once the measured run is over: without --trace it would never have been. */
 TEST(what_was_measured_on_a_gpu_is_written_before_the_second_run) {
     char fails[40];
-    Result r;
     for (int n = 60; n < 1000000; n += n / 2) {
         snprintf(fails, sizeof fails, "CUDA_CPU_LAUNCH_FAILS=%d", n);
         with = (With){.emulated = true, .set = {fails}};
         if (!flexgen(BENCH_GPU).status) break;
     }
     with = (With){.emulated = true, .set = {fails}};
-    r = flexgen(BENCH_GPU "--json @early.json --trace @early-trace.json");
+    const Result r = flexgen(BENCH_GPU "--json @early.json --trace @early-trace.json");
     CU_ASSERT_EQUAL(r.status, EXIT_FAILED);
     CU_ASSERT(strstr(r.out, "generation throughput") && strstr(r.err, "in use on the GPU") && !strstr(r.out, "breakdown"));
     assert_figures(json_of("early.json"), "throughput>0");
