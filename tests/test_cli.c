@@ -4,13 +4,10 @@
  * Runs the built ./flexgen, or the one that FLEXGEN_BIN names. Of what is refused there is one row for each place of the
  * program that refuses: test_flags.c has all that the command line can be wrong in, the suites checkpoint, tokenizer, job,
  * eval, hardware and quantize have all that a file can be. */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/started.h"

@@ -4,14 +4,10 @@
  * Each command does a small job with faults.so loaded before it, first undisturbed, which counts its calls, and then once
  * for each case: the N-th call of a class fails, is short or is interrupted; or that one and all after it. `make test`
  * takes some cases of each job; scripts/fault_test.sh takes them all (FAULT_CASES: at most so many N for each way to fail;
- * FAULT_JOB, FAULT_CLASS: only of this job, only calls of this class).
- */
-#include <cjson/cJSON.h>
+ * FAULT_JOB, FAULT_CLASS: only of this job, only calls of this class). */
 #include <fcntl.h>
 #include <glob.h>
-#include <pthread.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

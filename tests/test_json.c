@@ -1,12 +1,8 @@
 /* test_json.c: what json_parse accepts, and what it refuses and says; UTF-8; how input files are read and results written.
  * Hostile files of a model are test_checkpoint.c's and test_tokenizer.c's. */
-#include <cjson/cJSON.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests.h"
