@@ -401,17 +401,15 @@ TEST(nothing_is_written_over_the_model) {
     static const char *const flags[] = {"--output", "--trace", "--json"};
     const char *dir = temp_dir();
     char line[900], says[60];
-    for (int f = 0; f < 6; f++) {
-        write_file(dir, files[f], "", 0);
-        for (int w = 0; w < 3; w++) {
-            snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", w < 2 ? "generate --prompt p" : "bench", dir, flags[w],
-                     dir, files[f]);
-            snprintf(says, sizeof says, "%s: is a file of the model", flags[w]);
-            if (f == 5)
-                CU_ASSERT(right(line))
-            else
-                refused(line, says);
-        }
+    for (int i = 0; i < 6 * 3; i++) {
+        const char *file = files[i / 3], *flag = flags[i % 3], *start = i % 3 < 2 ? "generate --prompt p" : "bench";
+        write_file(dir, file, "", 0);
+        snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", start, dir, flag, dir, file);
+        snprintf(says, sizeof says, "%s: is a file of the model", flag);
+        if (i / 3 == 5)
+            CU_ASSERT(right(line))
+        else
+            refused(line, says);
     }
 }
 
