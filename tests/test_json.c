@@ -276,9 +276,15 @@ TEST(files_are_read_whole_or_refused) {
     close(ten);
 }
 
-static bool unsynced;
+static bool unsynced, no_memory; /* for streams */
 
-int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; } /* instead of the C library's; syncs nothing */
+/* Both stand for the C library's. This one syncs nothing. */
+int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; }
+
+FILE *fdopen(int fd, const char *mode) {
+    FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
+    return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
+}
 
 /* Written over an older one, and disturbed: 0, not at all; 1, the disk is full when it comes to writing; 2, the new file is
  * gone when it is to take its place; 3, its bytes do not reach the disk, which must be known before it takes its place. */
@@ -302,13 +308,6 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
         CU_ASSERT_STRING_EQUAL(text, way ? "older" : "newer, and longer");
         free(text);
     }
-}
-
-static bool no_memory; /* for streams */
-
-FILE *fdopen(int fd, const char *mode) { /* instead of the C library's */
-    FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
-    return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
 }
 
 TEST(a_result_without_memory_to_write_it_leaves_nothing) {
