@@ -278,8 +278,7 @@ TEST(whatever_call_fails_a_command_says_so) {
             CU_ASSERT_EQUAL(flexgen(GENERATED " --percent 100 0 100 0 100 0 --num-gpu-batches 1").status, EXIT_FAILED);
             CU_ASSERT_EQUAL_FATAL(shell("test -s result && mv result half && mv result.journal half.journal"), 0);
         }
-        if (!make_reference(job)) continue;
-        if (!count_of("malloc")) continue; /* a sanitizer's, say: nothing is counted */
+        if (!make_reference(job) || !count_of("malloc")) continue; /* a sanitizer's, say: nothing is counted */
         for (int w = 0; w < (int)COUNT(ways); w++) {
             const int len = (int)strcspn(ways[w], "+:"); /* of the class */
             const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;
