@@ -1,8 +1,6 @@
 /* test_explain.c: that the linear program which is printed is the one that is solved, and that its prices are right: what a
  * little more memory brings is measured by solving again, which would tell if a dual price were wrong. How rows and prices
  * read is in docs/TOUR.md, which test_tour.c holds. */
-#include <cjson/cJSON.h>
-
 #include "tests.h"
 
 static Error err;
