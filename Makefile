@@ -18,9 +18,11 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
 endif
 takes = $(shell $(CC) $1 -E -x c /dev/null >/dev/null 2>&1 && echo $1)
-# Compilers for ARM's Macs call this processor otherwise. gcc 12 with AVX-512 may take a struct that it has passed on the stack, such
-# as a Tensor, for still being there when another call has written its return address into it; with this flag none does.
-NATIVE := $(or $(call takes,-march=native),-mcpu=native) $(call takes,-maccumulate-outgoing-args)
+# compilers for ARM's Macs call this processor otherwise
+NATIVE := $(or $(call takes,-march=native),-mcpu=native)
+# gcc 12 with AVX-512 may take a struct that it has passed on the stack, such as a Tensor, for still being there when another call
+# has written its return address into it. With this flag no call does.
+ARGS := $(call takes,-maccumulate-outgoing-args)
 CFLAGS ?= -O3 $(NATIVE)
 # WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed
 WERROR ?= -Werror
@@ -32,7 +34,7 @@ ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{
 # for a Mac, whose libraries are Homebrew's
 MAC := $(shell echo | $(CC) -dM -E - 2>/dev/null | grep -o __APPLE__)
 BREW := $(if $(MAC),$(shell brew --prefix 2>/dev/null))
-ALL = $(CFLAGS) $(WARN) $(SANITIZE) -I. $(BREW:%=-I%/include) -MMD -MP
+ALL = $(CFLAGS) $(ARGS) $(WARN) $(SANITIZE) -I. $(BREW:%=-I%/include) -MMD -MP
 LIBS := $(BREW:%=-L%/lib) -lcjson -lm -lpthread -ldl
 
 # The CUDA toolkit: nvcc and cuBLAS build the device for GPUs, the headers alone its emulation on the CPU for the tests.

@@ -24,9 +24,8 @@ typedef struct {
     void (*work)(void);  /* in a child: has the code that is graded fill in the answer */
     void (*check)(void); /* says what is wrong with the answer */
 } Exercise;
-#define CASE(c, answer)                                                                                \
-    &(c), sizeof(c), &(c).answer   /* the three fields for struct c, whose answer begins at that field \
-                                    */
+/* The three fields for struct c, whose answer begins at that field. */
+#define CASE(c, answer) &(c), sizeof(c), &(c).answer
 extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
 
 /* Says what the case is, before what is wrong with it. */

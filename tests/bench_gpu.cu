@@ -63,11 +63,6 @@ static const char *text_of(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS
         if (why_) die((std::to_string(__LINE__) + ": " #call ": " + why_).c_str()); \
     } while (0)
 
-static double median(std::vector<double> v) {
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
-}
-
 /* Returns the median of what once() returns in RUNS calls, behind one that warms up. */
 template <class Once>
 static double median_of(Once once) {
@@ -76,7 +71,7 @@ static double median_of(Once once) {
         const double result = once();
         if (r >= 0) results.push_back(result);
     }
-    return median(results);
+    return median(results.data(), RUNS);
 }
 
 /* Returns the seconds between two events, both past. */
@@ -319,7 +314,8 @@ static void print_rows(void) {
         const double s = seconds_of([&](int) { return norm(F16, y, x, x, x, rows, H1); });
         printf("layernorm_%d %.1f\n", rows, 2. * rows * H1 * sizeof(half) / s / 1e9);
     }
-    const double s = seconds_of([&](int) { return unpacking(y, x, H2, H1); });
+    const Tensor all = tensor_at(y, F16, H2, H1, H1), groups = row_at(x, U8, (int)packed);
+    const double s = seconds_of([&](int) { return op_unpack(on_lane(PROJECT), all, groups); });
     printf("unpack %.1f\n", (packed + plain * sizeof(half)) / s / 1e9);
     free_rooms();
 }
@@ -413,9 +409,9 @@ static void print_small_copy(size_t part, char *to, const char *from) {
         rates.push_back(LINK / between(begin[0], end[0]));
     }
     const int mib = (int)(part >> 20);
-    if (!part) return (void)printf("copy_64k %.1f\n", median(seconds) * 1e6);
-    printf("copy_64k_%dm %.1f\n", mib, median(seconds) * 1e6);
-    printf("pieces_%dm %.2f\n", mib, median(rates) / 1e9);
+    if (!part) return (void)printf("copy_64k %.1f\n", median(seconds.data(), RUNS) * 1e6);
+    printf("copy_64k_%dm %.1f\n", mib, median(seconds.data(), RUNS) * 1e6);
+    printf("pieces_%dm %.2f\n", mib, median(rates.data(), RUNS) / 1e9);
 }
 
 static void print_waits(void) {

@@ -17,12 +17,6 @@ static void free_rooms(void) {
     while (nrooms) free(rooms[--nrooms]);
 }
 
-static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
-static double median(double *x, int n) {
-    qsort(x, n, sizeof *x, compare);
-    return x[n / 2];
-}
-
 /* The median time of `call`, in seconds, over about half a second. */
 #define SECONDS(out, call)                                                        \
     do {                                                                          \

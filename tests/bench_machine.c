@@ -9,16 +9,9 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "base/simd.h"
+#include "ops.h"
 
 enum { RUNS = 5, PIECE = 16 << 20, READERS = 4 };
-
-static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
-
-static double median(double *rates) {
-    qsort(rates, RUNS, sizeof *rates, compare);
-    return rates[RUNS / 2];
-}
 
 enum { CHAINS = 12, TIMES = 10 << 20 };
 
@@ -43,7 +36,7 @@ static double flop_rate(int threads) {
         rates[r] = 2.0 * CHAINS * VL * TIMES * threads / (seconds_now() - begin);
     }
     free(sums);
-    return median(rates);
+    return median(rates, RUNS);
 }
 
 /* Bytes copied a second: each is read once and written once. */
@@ -58,7 +51,7 @@ static double copy_rate(void) {
         rates[r] = n / (seconds_now() - begin);
     }
     free(a), free(b);
-    return median(rates);
+    return median(rates, RUNS);
 }
 
 typedef struct {
@@ -77,16 +70,6 @@ static void transfer_pieces(const void *transfer, int first, int n) {
     }
 }
 
-/* The whole file once, in pieces, with `readers` of them under way at a time; negative when it failed. */
-static double transfer_rate(int fd, uint8_t *memory, int pieces, bool write, int readers) {
-    atomic_int bad = 0;
-    host_set_threads(readers);
-    double begin = seconds_now();
-    host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
-    if (write) bad += fdatasync(fd) != 0;
-    return bad ? -1 : (double)pieces * PIECE / (seconds_now() - begin);
-}
-
 static int disk_rates(const char *dir, int megabytes) {
     char path[4096];
     void *memory;
@@ -100,15 +83,21 @@ static int disk_rates(const char *dir, int megabytes) {
     memset(memory, 1, (size_t)READERS * PIECE);
     bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
     for (int r = 0; r < RUNS && ok; r++) {
-        for (int way = 0; way < 3; way++) {
-            rates[way][r] = transfer_rate(fd, memory, pieces, way == 0, way == 2 ? READERS : 1);
-            ok = ok && rates[way][r] > 0;
+        for (int way = 0; way < 3; way++) { /* the whole file once, with so many pieces under way at a time */
+            const bool write = way == 0;
+            atomic_int bad = 0;
+            host_set_threads(way == 2 ? READERS : 1);
+            const double begin = seconds_now();
+            host_share(INFINITY, pieces, transfer_pieces, &(Transfer){fd, memory, write, &bad});
+            if (write) bad += fdatasync(fd) != 0;
+            rates[way][r] = (double)pieces * PIECE / (seconds_now() - begin);
+            ok = ok && !bad;
         }
     }
     if (direct && !ok) fprintf(stderr, "bench_machine: %s: %s; is the disk full?\n", dir, strerror(errno));
-    printf("direct_write %.3f\n", ok ? median(rates[0]) / 1e9 : 0);
-    printf("direct_read %.3f\n", ok ? median(rates[1]) / 1e9 : 0);
-    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2]) / 1e9 : 0);
+    printf("direct_write %.3f\n", ok ? median(rates[0], RUNS) / 1e9 : 0);
+    printf("direct_read %.3f\n", ok ? median(rates[1], RUNS) / 1e9 : 0);
+    printf("direct_read_%d %.3f\n", READERS, ok ? median(rates[2], RUNS) / 1e9 : 0);
     free(memory);
     close(fd);
     return direct && !ok;

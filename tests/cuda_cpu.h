@@ -404,13 +404,11 @@ inline half2 multiply_add2(half2 a, half2 b, half2 c) {
     return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Tensor cores and asynchronous copies: what device/tensor_core.h declares, from the tables of the PTX ISA
-//
-// Each thread reads and writes shared and global memory for itself, for the sanitizers to see; that orders nothing between
-// threads. The registers of all threads of a warp are read and written by the last of them. multiply_add checks their
-// bounds.
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Tensor cores and asynchronous copies ---------------------------------------------------------------------------
+
+/* This is what device/tensor_core.h declares, from the tables of the PTX ISA. Each thread reads and writes shared and
+ * global memory for itself, for the sanitizers to see; that orders nothing between threads. The registers of all threads of
+ * a warp are read and written by the last of them. multiply_add checks their bounds. */
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 
@@ -536,12 +534,10 @@ inline float power_of_2(float x) {
     return y < 0x1p-126f ? 0 : y;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Streams and events
-//
-// TSan shall find a missing wait, so nothing here may order more than CUDA does: no lock is common to all host threads but
-// for reading, workers take none, and what only keeps count uses relaxed atomics, which on x86 are fences nevertheless.
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Streams and events ---------------------------------------------------------------------------------------------
+
+/* TSan shall find a missing wait, so nothing here may order more than CUDA does: no lock is common to all host threads but
+ * for reading, workers take none, and what only keeps count uses relaxed atomics, which on x86 are fences nevertheless. */
 
 namespace cuda_cpu {
 
@@ -662,10 +658,6 @@ struct CUevent_st {
 
 namespace cuda_cpu {
 
-inline void wait_for_streams() {
-    std::shared_lock<std::shared_mutex> guard(host);
-    for (cudaStream_t s : streams) s->wait();
-}
 /* Copies that cudaMemcpy has taken from pageable memory and that are not yet on the device. */
 inline struct {
     std::mutex lock;
@@ -722,7 +714,10 @@ inline cudaError_t allocate(void **p, size_t n, Kind kind) {
 }
 inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char *where) {
     submit(nullptr, [] {});
-    wait_for_streams();
+    {
+        std::shared_lock<std::shared_mutex> guard(host);
+        for (cudaStream_t s : streams) s->wait();
+    }
     std::lock_guard<std::shared_mutex> guard(host);
     auto it = allocations.find((uintptr_t)p);
     if (it == allocations.end() || it->second.kind != kind) return refuse(otherwise, where, "not a pointer of this kind");
@@ -738,27 +733,10 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
     if (kind != REGISTERED) free(p);
     return cudaSuccess;
 }
-inline cudaError_t register_memory(void *p, size_t n) {
-    if (!p || !n || is_device(p)) return refuse(cudaErrorInvalidValue, "cudaHostRegister", "not memory of the host");
-    std::lock_guard<std::shared_mutex> guard(host);
-    const auto pinned = [](const auto &a) { return a.second.kind == REGISTERED; };
-    const long fails = env_number("CUDA_CPU_PIN_FAILS", 0);
-    pin_failed = fails && std::count_if(allocations.begin(), allocations.end(), pinned) + 1 >= fails;
-    if (pin_failed) return error(cudaErrorMemoryAllocation);
-    auto next = allocations.lower_bound((uintptr_t)p + n); /* the first that begins behind it */
-    if (next != allocations.begin() && (--next, next->first + next->second.size > (uintptr_t)p))
-        return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister", "overlaps memory that is pinned");
-    allocations[(uintptr_t)p] = {n, REGISTERED};
-    return cudaSuccess;
-}
 
 extern "C" {
 int cuda_cpu_hold;
 long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
-}
-inline void hold_copies() {
-    for (int ms = 0; ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 /* Sleeps as long as the bytes take on the link, which has one copy engine each way. */
@@ -798,7 +776,8 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
     if (s && long(width * height) > __atomic_load_n(&cuda_cpu_largest, __ATOMIC_RELAXED)) /* orders nothing */
         __atomic_store_n(&cuda_cpu_largest, width * height, __ATOMIC_RELAXED);
     submit(s, [=] {
-        if (s) hold_copies();
+        for (int ms = 0; s && ms < 10000 && __atomic_load_n(&cuda_cpu_hold, __ATOMIC_ACQUIRE); ms++)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (to != from) throttle(width * height, to); /* the data come last */
         for (size_t y = 0; y < height; y++)
             memcpy((char *)untag(dst) + y * dst_pitch, (const char *)untag(src) + y * src_pitch, width);
@@ -1002,7 +981,19 @@ cudaError_t cudaMalloc(void **p, size_t n) { return allocate(p, n, DEVICE); }
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, HOST); }
 cudaError_t cudaFree(void *p) { return p ? release(p, DEVICE, cudaErrorInvalidValue, "cudaFree") : cudaSuccess; }
 cudaError_t cudaFreeHost(void *p) { return p ? release(p, HOST, cudaErrorInvalidValue, "cudaFreeHost") : cudaSuccess; }
-cudaError_t cudaHostRegister(void *p, size_t n, unsigned) { return register_memory(p, n); }
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned) {
+    if (!p || !n || is_device(p)) return refuse(cudaErrorInvalidValue, "cudaHostRegister", "not memory of the host");
+    std::lock_guard<std::shared_mutex> guard(host);
+    const auto pinned = [](const auto &a) { return a.second.kind == REGISTERED; };
+    const long fails = env_number("CUDA_CPU_PIN_FAILS", 0);
+    pin_failed = fails && std::count_if(allocations.begin(), allocations.end(), pinned) + 1 >= fails;
+    if (pin_failed) return error(cudaErrorMemoryAllocation);
+    auto next = allocations.lower_bound((uintptr_t)p + n); /* the first that begins behind it */
+    if (next != allocations.begin() && (--next, next->first + next->second.size > (uintptr_t)p))
+        return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister", "overlaps memory that is pinned");
+    allocations[(uintptr_t)p] = {n, REGISTERED};
+    return cudaSuccess;
+}
 cudaError_t cudaHostUnregister(void *p) {
     return release(p, REGISTERED, cudaErrorHostMemoryNotRegistered, "cudaHostUnregister");
 }
@@ -1077,8 +1068,9 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last)
 }
 }
 
-// ---- cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats
-// ----
+// ---- cuBLASLt -------------------------------------------------------------------------------------------------------
+
+/* D = epilogue(alpha op(A) op(B) + beta C), column by column; halfs in, halfs or floats out, sums of floats. */
 
 /* These three lie in what the toolkit reserves for them. */
 struct Product {

@@ -20,7 +20,7 @@ enum { MOST = 1 << 15, POOL = 64, TIMEOUT = 60 /* seconds, for an input */ };
 
 typedef struct {
     size_t len;
-    char bytes[MOST + 1]; /* with a 0 behind them */
+    char bytes[MOST + 1]; /* with room for a 0 behind them */
 } Input;
 
 static uint64_t seed, drawn;
@@ -285,37 +285,32 @@ static const char *one_of(const char *words, size_t *len) {
     return words;
 }
 
-/* A number of the text becomes another. */
-static void change_number(Input *in) {
+static void change(Input *in, const Target *target) {
     static const char numbers[] =
         "0\n-1\n1\n2\n3\n64\n65536\n1e9\n2147483648\n0.5\n1e308\n1e309\n-0\n9007199254740993\n1e-9\n18446744073709551615\n"
         "00\n1.\n1e\n[]\n\"4\"\n";
-    const size_t begin = below(in->len), at = begin + strcspn(in->bytes + begin, "0123456789");
-    size_t len;
-    const char *by = one_of(numbers, &len);
-    if (at <= in->len) replace(in, at, size_min(strspn(in->bytes + at, "0123456789"), in->len - at), by, len);
-}
-
-static void change(Input *in, const Target *target) {
     const Input *other = &target->pool[below((size_t)target->npool)];
     const size_t kind = in->len ? below(8) : 5;
     const size_t at = below(in->len + (kind == 5)), left = in->len - at, from = below(other->len);
     const size_t piece = below(below(8) ? 20 : 2000);
     char byte = kind ? (char)draw() : (char)(in->bytes[at] ^ 1 << below(8));
     char copy[2000];
-    if (kind < 3) /* a bit or a byte of it is another, or there is one more */
+    in->bytes[in->len] = 0; /* where the last digits end */
+    if (kind < 3)           /* a bit or a byte of it is another, or there is one more */
         replace(in, at, kind < 2, &byte, 1);
     else if (kind == 3)
         replace(in, at, size_min(piece, left), "", 0);
-    else if (kind == 4)
-        change_number(in);
-    else if (kind < 7) { /* a word, or a piece of this or another input */
+    else if (kind == 4) { /* a number of the text behind `at` is another */
+        size_t n;
+        const size_t digits = at + strcspn(in->bytes + at, "0123456789");
+        const char *by = one_of(numbers, &n);
+        replace(in, digits, strspn(in->bytes + digits, "0123456789"), by, n);
+    } else if (kind < 7) { /* a word, or a piece of this or another input */
         size_t n = size_min(piece, other->len - from);
         const char *by = kind == 5 ? one_of(target->words, &n) : memcpy(copy, other->bytes + from, n);
         replace(in, at, draw() % 2 && n <= left ? n : 0, by, n);
     } else if (!below(4))
         in->len = at;
-    in->bytes[in->len] = 0;
 }
 
 // ---- Running --------------------------------------------------------------------------------------------------------

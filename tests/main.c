@@ -25,18 +25,6 @@ void test_add(const char *name, void (*run)(void)) {
     tests[ntests++] = (CU_TestInfo){sentence, run};
 }
 
-static void parse_flags(int argc, char **argv) {
-    for (int a = 1; a < argc; a++)
-        if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {
-            test_every = atoi(argv[++a]);
-        } else if (!strcmp(argv[a], "--only") && a + 1 < argc) {
-            only = argv[++a];
-        } else {
-            fprintf(stderr, "%s: unknown flag %s; it takes --every N and --only TEST\n", argv[0], argv[a]);
-            exit(EXIT_USAGE);
-        }
-}
-
 /* Of the emulation (tests/cuda_cpu.h) under AddressSanitizer. */
 void cuda_cpu_forbid(const void *p, size_t bytes) __attribute__((weak));
 
@@ -65,7 +53,15 @@ int main(int argc, char **argv) {
     const char *program = strrchr(argv[0], '/'), *name = strstr(program ? program : argv[0], "test_");
     Error err;
     host_set_threads(0);
-    parse_flags(argc, argv);
+    for (int a = 1; a < argc; a++)
+        if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {
+            test_every = atoi(argv[++a]);
+        } else if (!strcmp(argv[a], "--only") && a + 1 < argc) {
+            only = argv[++a];
+        } else {
+            fprintf(stderr, "%s: unknown flag %s; it takes --every N and --only TEST\n", argv[0], argv[a]);
+            return EXIT_USAGE;
+        }
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */
     if (!test_ended && cuda_open_gpu) {
         test_gpu = cuda_open_gpu(&err);

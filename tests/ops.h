@@ -42,12 +42,6 @@ static inline Op product(Type act, const void *y, Type y_type, size_t y_ld, cons
     return op;
 }
 
-/* All of w (n, k), whose rows of groups lie one after the other. */
-static inline Op unpacking(const void *w, const void *packed, int n, int k) {
-    return op_unpack(on_lane(PROJECT), tensor_at(w, F16, n, k, k),
-                     tensor_at(packed, U8, n / GROUP, k * GROUP_BYTES, k * GROUP_BYTES));
-}
-
 /* start (nseq + 1) ends at row `rows`; q and kv have rows ld apart. */
 static inline Op prefilling(Type act, const void *o, const f16 *q, const f16 *kv, const int32_t *start, int nseq, int rows,
                             int h1, int nh, int ld) {
@@ -95,5 +89,12 @@ static inline Op picking(const int32_t *ids, const float *logits, const int32_t 
 
 /* On the host. */
 static inline void run(Op op) { host_run(&op); }
+
+static inline int by_size(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+/* Sorts what was measured n times, and returns the median. */
+static inline double median(double *x, int n) {
+    qsort(x, n, sizeof *x, by_size);
+    return x[n / 2];
+}
 
 #endif

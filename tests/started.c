@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,24 +120,16 @@ Result finish(pid_t pid) {
 pid_t start_flexgen(const char *format, ...) {
     enum { MOST = 64 };
     const char *bin = getenv(with.emulated ? "FLEXGEN_EMULATED" : "FLEXGEN_BIN");
-    char *line, *whole, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
-    size_t len;
+    char *line, *words[MOST] = {(char *)(bin ? bin : "./flexgen")};
     va_list list;
     open_directories();
     va_start(list, format);
     CHECK(vasprintf(&line, format, list) >= 0);
     va_end(list);
-    FILE *out = open_memstream(&whole, &len);
-    for (const char *c = line; *c; c++)
-        if (*c == '@' && (c == line || strchr(" '", c[-1])))
-            fprintf(out, "%s/", capture);
-        else
-            putc(*c, out);
-    CHECK(!fclose(out));
-    split_words(whole, words + 1, MOST - 1);
-    const pid_t pid = start_program((const char *const *)words);
-    free(line), free(whole);
-    return pid;
+    split_words(keep(line), words + 1, MOST - 1);
+    for (char **word = words + 1; *word; word++)
+        if (**word == '@') *word = keep(xstrdup(in_dir(capture, *word + 1)));
+    return start_program((const char *const *)words);
 }
 
 static bool ended_with(const Result *r, int status) {

@@ -122,7 +122,7 @@ $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
 DEVICE_O ?= $(if $(SANITIZE),-O1,-O2)
 $(BUILD)/flexgen_cpu.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
-	$(CXX) -std=c++17 $(CFLAGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
+	$(CXX) -std=c++17 $(CFLAGS) $(ARGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # Faults in kernels, which the suite `emulation` asks it to find.
 $(BUILD)/planted: CHECKS :=

@@ -4,14 +4,10 @@
  * Each command does a small job with faults.so loaded before it, first undisturbed, which counts its calls, and then once
  * for each case: the N-th call of a class fails, is short or is interrupted; or that one and all after it. `make test`
  * takes some cases of each job; scripts/fault_test.sh takes them all (FAULT_CASES: at most so many N for each way to fail;
- * FAULT_JOB, FAULT_CLASS: only of this job, only calls of this class).
- */
-#include <cjson/cJSON.h>
+ * FAULT_JOB, FAULT_CLASS: only of this job, only calls of this class). */
 #include <fcntl.h>
 #include <glob.h>
-#include <pthread.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -282,8 +278,7 @@ TEST(whatever_call_fails_a_command_says_so) {
             CU_ASSERT_EQUAL(flexgen(GENERATED " --percent 100 0 100 0 100 0 --num-gpu-batches 1").status, EXIT_FAILED);
             CU_ASSERT_EQUAL_FATAL(shell("test -s result && mv result half && mv result.journal half.journal"), 0);
         }
-        if (!make_reference(job)) continue;
-        if (!count_of("malloc")) continue; /* a sanitizer's, say: nothing is counted */
+        if (!make_reference(job) || !count_of("malloc")) continue; /* a sanitizer's, say: nothing is counted */
         for (int w = 0; w < (int)COUNT(ways); w++) {
             const int len = (int)strcspn(ways[w], "+:"); /* of the class */
             const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;

@@ -72,7 +72,29 @@ static void assert_sets(Options *parsed, const Options *fields) {
     } while (0)
 #define VALUE word[2]
 
-TEST(texts_and_files_set_their_field) {
+/* Those of the help text, each with the letters of the commands that know it. */
+static struct { char name[40], letters[10]; } known[100];
+static int nknown;
+
+/* Finds the flags of the help text, unless an earlier test has done so. */
+static void read_help(void) {
+    if (nknown) return;
+    char *text;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+    flags_help(out);
+    CHECK(fclose(out) == 0);
+    for (const char *at = text; (at = strstr(at, "\n  --")); nknown++) {
+        at += strlen("\n  ");
+        CHECK(sscanf(at, "%39s %9s", known[nknown].name, known[nknown].letters) == 2);
+    }
+    free(text);
+    CU_ASSERT_FATAL(nknown > 40);
+}
+
+/* And each flag of the help text is tried. */
+TEST(each_flag_sets_its_field_and_no_other) {
+    /* texts and files */
     SETS("generate --model x", o.model = VALUE);
     SETS("generate --prompts x", o.prompts = VALUE);
     SETS("generate --output x", o.output = VALUE);
@@ -85,9 +107,7 @@ TEST(texts_and_files_set_their_field) {
     SETS("bench --trace x", o.trace = VALUE);
     SETS("bench --offload-dir x", o.offload_dir = VALUE);
     SETS("generate --format jsonl", o.format = VALUE);
-}
-
-TEST(switches_set_their_field) {
+    /* switches */
     SETS("generate --resume", o.resume = true);
     SETS("generate --overwrite", o.overwrite = true);
     SETS("generate --strict", o.strict = true);
@@ -101,9 +121,7 @@ TEST(switches_set_their_field) {
     SETS("bench --synchronize", o.policy.synchronize = true);
     SETS("policy --frontier", o.frontier = true);
     SETS("policy --explain", o.explain = true);
-}
-
-TEST(numbers_set_their_field) {
+    /* numbers */
     SETS("generate --max-tokens 7", o.max_tokens = 7);
     SETS("bench --prompt-len 16-512", (o.prompt_len[0] = 16, o.prompt_len[1] = 512));
     SETS("bench --prompt-len 9", o.prompt_len[0] = o.prompt_len[1] = 9);
@@ -127,10 +145,7 @@ TEST(numbers_set_their_field) {
     SETS("generate --top-p 0.5 --temperature 1", (o.sampling.temperature = 1, o.sampling.top_p = .5f));
     SETS("generate --top-k 17 --temperature 1", (o.sampling.temperature = 1, o.sampling.top_k = 17));
     SETS("generate --seed 18 --temperature 1", (o.sampling.temperature = 1, o.sampling.seed = 18));
-}
-
-/* Memory in powers of 1024, rates in powers of 1000, delays in milliseconds, shares in percent. */
-TEST(units_are_those_of_the_help_text) {
+    /* memory in powers of 1024, rates in powers of 1000, delays in milliseconds, shares in percent */
     SETS("bench --gpu-mem 16G", o.capacity[TIER_GPU] = (size_t)16 << 30);
     SETS("bench --cpu-mem 1.5m", o.capacity[TIER_CPU] = (size_t)3 << 19);
     SETS("bench --disk-mem 2T", o.capacity[TIER_DISK] = (size_t)2 << 40);
@@ -143,14 +158,18 @@ TEST(units_are_those_of_the_help_text) {
     SETS("bench --percent 12.5 25 50 0 - 100",
          (o.policy.wg = .125, o.policy.wc = .25, o.policy.cg = .5, o.policy.cc = 0, o.policy.hc = 1,
           o.fixed[0] = o.fixed[1] = o.fixed[2] = o.fixed[3] = o.fixed[5] = true));
-}
-
-TEST(words_set_their_field) {
+    /* words */
     SETS("bench --schedule row", (o.policy.schedule = SCHEDULE_ROW, o.fixed_schedule = true));
     SETS("bench --schedule zigzag", (o.policy.schedule = SCHEDULE_ZIGZAG, o.fixed_schedule = true));
     SETS("bench --schedule diagonal", (o.policy.schedule = SCHEDULE_DIAGONAL, o.fixed_schedule = true));
     SETS("policy --cost-model paper", o.paper_model = true);
     SETS("policy --cost-model runtime", o.paper_model = false);
+    read_help();
+    for (int i = 0; i < nknown; i++) {
+        const bool was_tried = among(tried, known[i].name);
+        if (!was_tried) fprintf(stderr, "\n    nothing tries %s\n", known[i].name);
+        CU_ASSERT(was_tried);
+    }
 }
 
 /* What may be given several times is kept in its order. */
@@ -162,35 +181,6 @@ TEST(lists_keep_what_is_given_in_order) {
     CU_ASSERT_EQUAL(parse(&o, "policy --with gmem=1e9 --with ctog_bdw=2e9"), 0);
     CU_ASSERT(o.with.n == 2 && !strcmp(o.with.text[0], "gmem=1e9") && !strcmp(o.with.text[1], "ctog_bdw=2e9"));
     free_lists(&o);
-}
-
-/* Those of the help text, each with the letters of the commands that know it. */
-static struct { char name[40], letters[10]; } known[100];
-static int nknown;
-
-/* Finds the flags of the help text, unless an earlier test has done so. */
-static void read_help(void) {
-    if (nknown) return;
-    char *text;
-    size_t len;
-    FILE *out = open_memstream(&text, &len);
-    flags_help(out);
-    CHECK(fclose(out) == 0);
-    for (const char *at = text; (at = strstr(at, "\n  --")); nknown++) {
-        at += strlen("\n  ");
-        CHECK(sscanf(at, "%39s %9s", known[nknown].name, known[nknown].letters) == 2);
-    }
-    free(text);
-    CU_ASSERT_FATAL(nknown > 40);
-}
-
-/* The tests above try them, so this one fails if it runs alone. */
-TEST(every_flag_of_the_help_text_was_tried) {
-    read_help();
-    for (int i = 0; i < nknown; i++) {
-        if (!among(tried, known[i].name)) fprintf(stderr, "\n    nothing tries %s\n", known[i].name);
-        CU_ASSERT(among(tried, known[i].name));
-    }
 }
 
 static const char *const commands[NCOMMANDS] = {"generate", "bench", "policy", "profile", "quantize", "eval"};
@@ -299,6 +289,7 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --link ctog=nan", "--link ctog=nan" LINKS},
         {"generate --link ctog=1G,", "--link ctog=1G," LINKS},
         {"generate --link ctog=1GB", "--link ctog=1GB" LINKS},
+        {"generate --link 1G", "--link 1G" LINKS},
         {"generate --link gpu=1G", "--link gpu=1G" LINKS},
         {"bench --net 1G,1s", "--net 1G,1s" A_WIRE},
         {"bench --net 0", "--net 0" A_WIRE},
@@ -410,17 +401,15 @@ TEST(nothing_is_written_over_the_model) {
     static const char *const flags[] = {"--output", "--trace", "--json"};
     const char *dir = temp_dir();
     char line[900], says[60];
-    for (int f = 0; f < 6; f++) {
-        write_file(dir, files[f], "", 0);
-        for (int w = 0; w < 3; w++) {
-            snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", w < 2 ? "generate --prompt p" : "bench", dir, flags[w],
-                     dir, files[f]);
-            snprintf(says, sizeof says, "%s: is a file of the model", flags[w]);
-            if (f == 5)
-                CU_ASSERT(right(line))
-            else
-                refused(line, says);
-        }
+    for (int i = 0; i < 6 * 3; i++) {
+        const char *file = files[i / 3], *flag = flags[i % 3], *start = i % 3 < 2 ? "generate --prompt p" : "bench";
+        write_file(dir, file, "", 0);
+        snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", start, dir, flag, dir, file);
+        snprintf(says, sizeof says, "%s: is a file of the model", flag);
+        if (i / 3 == 5)
+            CU_ASSERT(right(line))
+        else
+            refused(line, says);
     }
 }
 

@@ -1,12 +1,8 @@
 /* test_json.c: what json_parse accepts, and what it refuses and says; UTF-8; how input files are read and results written.
  * Hostile files of a model are test_checkpoint.c's and test_tokenizer.c's. */
-#include <cjson/cJSON.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -280,11 +276,21 @@ TEST(files_are_read_whole_or_refused) {
     close(ten);
 }
 
+static bool unsynced, no_memory; /* for streams */
+
+/* Both stand for the C library's. This one syncs nothing. */
+int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; }
+
+FILE *fdopen(int fd, const char *mode) {
+    FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
+    return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
+}
+
 /* Written over an older one, and disturbed: 0, not at all; 1, the disk is full when it comes to writing; 2, the new file is
- * gone when it is to take its place. */
+ * gone when it is to take its place; 3, its bytes do not reach the disk, which must be known before it takes its place. */
 TEST(a_result_is_there_as_a_whole_or_not_at_all) {
-    static const char *const says[] = {"", "No space left on device", "No such file"};
-    for (int way = 0; way < 3; way++) {
+    static const char *const says[] = {"", "No space left on device", "No such file", "Input/output error"};
+    for (int way = 0; way < 4; way++) {
         const char *dir = temp_dir(), *path = in_dir(dir, "result");
         write_file(dir, "result", "older", 5);
         FILE *file = output_open("--json", path, &err);
@@ -292,7 +298,9 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
         CU_ASSERT(fputs("newer, and longer", file) >= 0);
         if (way == 1) redirect(fileno(file), "/dev/full", O_WRONLY);
         if (way == 2) CHECK(unlink(unfinished_name()) == 0);
+        unsynced = way == 3;
         CU_ASSERT_EQUAL(output_close(file, "--json", path, &err), way ? -1 : 0);
+        unsynced = false;
         CU_ASSERT(!way || !strncmp(err.text, "--json ", 7));
         if (way) said(&err, EXIT_FAILED, says[way]);
         CU_ASSERT_EQUAL(count_files(dir), 1); /* nothing half beside it */
@@ -300,13 +308,6 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
         CU_ASSERT_STRING_EQUAL(text, way ? "older" : "newer, and longer");
         free(text);
     }
-}
-
-static bool no_memory; /* for streams */
-
-FILE *fdopen(int fd, const char *mode) { /* instead of the C library's */
-    FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
-    return no_memory ? errno = ENOMEM, NULL : real(fd, mode);
 }
 
 TEST(a_result_without_memory_to_write_it_leaves_nothing) {

@@ -20,11 +20,6 @@ static const char *text_of(const cJSON *run, const char *name) {
     return text;
 }
 
-/* Returns what the refusal of a run says, or NULL if the run is not refused. */
-static const char *refusal_of(const cJSON *run) {
-    return cJSON_HasObjectItem(run, "refused") ? text_of(run, "refused") : NULL;
-}
-
 static double figure(const cJSON *run, const char *name) {
     return cJSON_GetNumberValue(cJSON_GetObjectItem(cJSON_GetObjectItem(run, "figures"), name));
 }
@@ -32,22 +27,14 @@ static double figure(const cJSON *run, const char *name) {
 /* One of those that Table 4 shows. */
 static bool is_broken_down(const cJSON *run) { return !isnan(figure(run, "breakdown.decode.total_s")); }
 
-/* Numbers as paper.py writes them: %.6g in runs.json, %.3g in README.md. */
-static bool same(const cJSON *stated, const cJSON *found) {
-    char a[32], b[32];
-    if (!cJSON_IsNumber(stated) || !cJSON_IsNumber(found)) return cJSON_Compare(stated, found, true);
-    snprintf(a, sizeof a, "%.6g", stated->valuedouble), snprintf(b, sizeof b, "%.6g", found->valuedouble);
-    return !strcmp(a, b);
-}
-
 /* The runs on a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to
- * search for; and those in Table 4. "breakdown.decode.total_s" is in objects inside each other, and "planned_GPU" in
- * `tiers`. A run that is refused is so for the size of a tier. */
+ * search for; and those in Table 4. Numbers have six digits there. "breakdown.decode.total_s" is in objects inside each
+ * other, and "planned_GPU" in `tiers`. A run that is refused is so for the size of a tier. */
 TEST(what_results_paper_says_is_what_the_program_does) {
     const cJSON *run, *stated;
     int quick = 0;
     cJSON_ArrayForEach(run, runs()) {
-        const char *flags = text_of(run, "flags"), *refused = refusal_of(run);
+        const char *flags = text_of(run, "flags"), *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
         const bool small = strstr(flags, "opt-6.7b") || (strstr(flags, "opt-30b") && strstr(flags, "--gpu-batch-size") &&
                                                          !strstr(flags, "--compress-cache"));
         if (!is_broken_down(run) && (strcmp(text_of(run, "command"), "bench") || !strstr(flags, "--device sim") || !small ||
@@ -56,7 +43,7 @@ TEST(what_results_paper_says_is_what_the_program_does) {
         quick++;
         const Result r = flexgen("bench %s --json @json", flags);
         if (r.status && !refused) fprintf(stderr, "\n    %s: %s\n", flags, r.err);
-        CU_ASSERT_EQUAL_FATAL(r.status != 0, refused != NULL);
+        CU_ASSERT_EQUAL(r.status != 0, refused != NULL);
         if (refused) {
             const char *needs = strstr(r.err, "needs ");
             char text[64];
@@ -66,14 +53,17 @@ TEST(what_results_paper_says_is_what_the_program_does) {
             CU_ASSERT(!strncmp(refused, text, strlen(text)));
             continue;
         }
+        if (r.status) continue;
         cJSON *object = cJSON_Parse(keep(contents(in_dir(capture, "json"), NULL)));
         cJSON_ArrayForEach(stated, cJSON_GetObjectItem(run, "figures")) {
             const cJSON *found = object;
             const int planned = !strncmp(stated->string, "planned_", 8) ? 8 : 0;
-            char path[80], *at = path;
+            char path[80], *at = path, a[32], b[32];
             snprintf(path, sizeof path, planned ? "tiers.%s.planned_bytes" : "%s", stated->string + planned);
             for (char *name; (name = strsep(&at, "."));) found = cJSON_GetObjectItem(found, name);
-            const bool equal = same(stated, found);
+            snprintf(a, sizeof a, "%.6g", cJSON_GetNumberValue(stated));
+            snprintf(b, sizeof b, "%.6g", cJSON_GetNumberValue(found));
+            const bool equal = cJSON_IsNumber(stated) ? !strcmp(a, b) : cJSON_Compare(stated, found, true);
             if (!equal) fprintf(stderr, "\n    %s of: bench %s\n", stated->string, flags);
             CU_ASSERT(equal);
         }
@@ -89,7 +79,7 @@ TEST(what_results_paper_shows_is_what_it_says) {
     const cJSON *run, *line;
     int lines = 0;
     cJSON_ArrayForEach(run, runs()) {
-        const char *refused = refusal_of(run);
+        const char *refused = cJSON_GetStringValue(cJSON_GetObjectItem(run, "refused"));
         const char *end = refused ? strstr(refused, " GiB") : NULL;
         char text[64], cell[100], behind[100];
         snprintf(text, sizeof text, "%.3g", figure(run, "throughput"));
@@ -108,7 +98,8 @@ TEST(what_results_paper_shows_is_what_it_says) {
 }
 
 /* With overlap off one part follows the other, so that they add up to the stage; both stages are the whole run, whose
- * seconds are known by themselves. Sweeps end a little before the last stores of prefill, which belong to it. */
+ * seconds are known by themselves. Figures of six digits are off by 5e-6 of themselves at most; so are their sum and what
+ * it is compared with. Sweeps end a little before the last stores of prefill, which belong to it. */
 TEST(without_overlap_the_parts_of_a_run_add_up) {
     static const char *const parts[] = {"compute", "weight (R)", "cache (R)", "cache (W)", "activation"},
                              *const stages[] = {"prefill", "decode"};
@@ -128,11 +119,11 @@ TEST(without_overlap_the_parts_of_a_run_add_up) {
                 sum += figure(run, name);
             }
             snprintf(name, sizeof name, "%s_s", stages[s]);
-            CU_ASSERT_DOUBLE_EQUAL(sum, total, 1e-3 * total);
+            CU_ASSERT_DOUBLE_EQUAL(sum, total, 1e-5 * total);
             CU_ASSERT_DOUBLE_EQUAL(total, figure(run, name), .01 * total);
             all += total;
         }
-        CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-3 * all);
+        CU_ASSERT_DOUBLE_EQUAL(all, figure(run, "T"), 1e-5 * all);
     }
     CU_ASSERT_EQUAL(broken_down, 2);
 }

@@ -211,6 +211,19 @@ TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
     }
 }
 
+/* Of the 8 sequences of a batch half are off the GPU. Their last tokens attend to 71, of which each of 12 heads chooses a
+ * tenth of the past ones and the token itself: 8 numbers, and as many weights. */
+TEST(each_head_of_a_sparse_query_has_room_for_what_it_chooses) {
+    Policy p = on_tiers(1, 0, .5, .25, 1, 0, 8, 2);
+    p.delegated = true, p.sparsity = .1;
+    open_task(opt_named("opt-125m"), 16, 64, 8);
+    make(&p);
+    for (RegionId id = CHOSEN; id <= CHOSEN_PROBS; id++) {
+        CU_ASSERT_EQUAL(bytes_of(id, TIER_GPU), 8 * 12 * 8 * 4);
+        CU_ASSERT_EQUAL(bytes_of(id, TIER_CPU), 4 * 12 * 8 * 4);
+    }
+}
+
 TEST(prompts_beyond_the_positions_are_refused) {
     static const int lengths[][2] = {{2048, 1}, {2049, 1}, {2048, 2}, {0, 1}, {1, 0}, {1, 2049}, {1, 0x7fffffff}};
     const Policy p = all_gpu(1, 1);

@@ -83,8 +83,6 @@ static const struct {
 };
 // clang-format on
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
 TEST(the_rows_of_opt_30b_are_those_of_a_3_by_hand) {
     static Lp lp;
     opt = opt_named("opt-30b");
@@ -490,19 +488,19 @@ TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
     close_plan();
 }
 
-/* Weights, cache and activations each on one tier, under every schedule, with either side attending, in two flights or one
+/* Weights, cache and activations each on one tier, under every schedule, with either side attending, in four flights or one
  * and with packed pages: the rows of memory have the plan's totals. To the byte where everything is on the CPU, from where
  * they start; elsewhere to the padding of tensors and regions, which begin at whole multiples of 64 bytes. What a row could
  * leave out is thousands of bytes. */
 TEST(the_lps_memory_is_the_plans_at_every_corner) {
     enum { CORNERS = NTIERS * NTIERS * NTIERS, WAYS = 3 * 2 * CORNERS };
     for (int way = 0; way < 3 * WAYS; way++) {
-        const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, two flights, packed */
+        const int w = way % 3, c = way / 3 % 3, h = way / 9 % 3, kind = way / WAYS; /* plain, four flights, packed */
         OptConfig config = SMALL_CONFIG(2);
-        Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 12, 3);
+        Policy p = on_tiers(w == 0, w == 1, c == 0, c == 1, h == 0, h == 1, 6, 3);
         double x[RUNTIME_VARS] = {0};
         p.schedule = way / CORNERS / 2 % 3, p.delegated = way / CORNERS % 2;
-        p.flights = kind == 1 ? 2 : 1, p.cache_packed = kind == 2;
+        p.flights = kind == 1 ? 4 : 1, p.cache_packed = kind == 2;
         if (p.cache_packed) config.h1 = config.embed = 48; /* heads of whole sixteens */
         open_plan(config, p, machine_with(""), 3 * COUNT, S, N);
         memset(machine.mem, 0, sizeof machine.mem);

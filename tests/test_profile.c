@@ -1,7 +1,6 @@
 /* test_profile.c: that a measured machine is one, and where it is kept. No time is compared with any other (test_measure.c
  * does, on a machine whose times are known): only that everything has been measured. On a profile of small sizes; the suite
  * runs on the host device. */
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -32,18 +32,6 @@ static const Machine machines[] = {
     {"no driver", NULL, NULL, "13.0", 2, .says = {"no driver of NVIDIA's", "--gpus all"}, .no_library = true},
 };
 
-static const char *dir;
-
-/* Writes a program of the machine: a shell script, or one that is not found. */
-static void stub(const char *name, const char *format, const char *a, const char *b, int n) {
-    char text[1000];
-    int len = snprintf(text, sizeof text, "#!/bin/sh\n");
-    len += a ? snprintf(text + len, sizeof text - len, format, a, b, n)
-             : snprintf(text + len, sizeof text - len, "exit 127\n");
-    write_file(dir, name, text, len);
-    CU_ASSERT_FATAL(chmod(in_dir(dir, name), 0755) == 0);
-}
-
 TEST(each_machine_goes_on_or_is_told_what_to_do) {
     static const char smi[] =
         "case $* in\n*-L*) i=0; while [ $i -lt %3$d ]; do echo \"GPU $i: one\"; i=$((i + 1)); done ;;\n"
@@ -55,13 +43,24 @@ TEST(each_machine_goes_on_or_is_told_what_to_do) {
         const Machine *m = &machines[i];
         char command[1500];
         if (m->no_cublas && m->nvcc && system_has_cublas) continue;
-        dir = temp_dir();
-        stub("nvidia-smi", smi, m->card, m->driver, 1 + m->two_gpus);
-        stub("nvcc", "echo 'Cuda compilation tools, release %1$s, V%2$s.88'\n", m->nvcc, m->nvcc, 0);
-        stub("uname", "[ \"$1\" = -r ] && echo %1$s%2$s\n", m->wsl ? "6.6.87.2-microsoft-standard-WSL2" : "6.1.0", "", 0);
-        stub("ldconfig", "echo '%1$s%2$s'\n", m->no_library ? "" : "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1",
-             "", 0);
-        stub("python3", NULL, NULL, NULL, 0);
+        /* Its programs are shell scripts, or are not found. */
+        const struct {
+            const char *name, *format, *a, *b;
+        } programs[] = {
+            {"nvidia-smi", smi, m->card, m->driver},
+            {"nvcc", "echo 'Cuda compilation tools, release %1$s, V%1$s.88'\n", m->nvcc, ""},
+            {"uname", "[ \"$1\" = -r ] && echo %1$s\n", m->wsl ? "6.6.87.2-microsoft-standard-WSL2" : "6.1.0", ""},
+            {"ldconfig", "echo '%1$s'\n", m->no_library ? "" : "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1", ""},
+            {"python3", "", NULL, ""}};
+        const char *dir = temp_dir();
+        for (int p = 0; p < 5; p++) {
+            char body[900] = "exit 127\n", text[1000];
+            if (programs[p].a)
+                snprintf(body, sizeof body, programs[p].format, programs[p].a, programs[p].b, 1 + m->two_gpus);
+            const int len = snprintf(text, sizeof text, "#!/bin/sh\n%s", body);
+            write_file(dir, programs[p].name, text, len);
+            CHECK(chmod(in_dir(dir, programs[p].name), 0755) == 0);
+        }
         snprintf(command, sizeof command,
                  "cd %1$s && mkdir home include lib64 && cp -r $OLDPWD/scripts home && { %2$s || touch "
                  "include/cublasLt.h lib64/libcublasLt.so.13 lib64/libcudart_static.a; } && cd home && "

@@ -93,8 +93,6 @@ static void open_random(uint64_t *seed) {
 
 // ---- Answers --------------------------------------------------------------------------------------------------------
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); } /* a few roundings */
-
 /* What was given is kept: a plan fills in a sparsity that was left open, and zig-zag stands for a diagonal that adds
  * nothing. Where nothing was given, a tier has nothing at all or a step at least: of weights a tenth of a percent, of the
  * rest a sequence. The cost model, asked about the policy as it is, says that it fits, and the same cost; which tiers bind
@@ -384,11 +382,9 @@ TEST(a_long_task_is_looked_at_from_its_beginning_to_its_end) {
     CU_ASSERT(p[0].gbs == p[1].gbs && p[0].num_gpu_batches == p[1].num_gpu_batches);
 }
 
-/* Several flights sweep in turn: each has a cache of its own, which the search's LP counts as the plan does (but for
- * layers that stream more than the mean one), makes its own tokens, and the block that counts is one of each. Its sweeps
- * are as many as its longest output has tokens. 48 prompts are four blocks, of which each flight has one or more, one after
- * the other. */
-TEST(every_flight_has_its_own_cache_tokens_and_block) {
+/* Several flights sweep in turn: each makes its own tokens, and the block that counts is one of each. Its sweeps are as
+ * many as its longest output has tokens. 48 prompts are four blocks: each flight has one or more, one after the other. */
+TEST(every_flight_has_its_own_tokens_and_block) {
     enum { BLOCK = 12, SHORT = 2, LONG = 8 };
     static Lp lp;
     for (int flights = 1; flights <= 4; flights++) {
@@ -404,12 +400,6 @@ TEST(every_flight_has_its_own_cache_tokens_and_block) {
         policy_lp(&lp, &tokens, &q, &f.policy);
         lp_solve(&answer, &lp);
         CU_ASSERT(fabs(answer.x[CG] - .5) < 1e-9 && fabs(answer.x[CC]) < 1e-9); /* as given */
-        memcpy(answer.x, f.cost.fraction, sizeof f.cost.fraction);
-        for (int i = 0, t = 0; t < NTIERS; i++) {
-            if (strcmp(lp.row[i].name, memory_row[t])) continue;
-            const double room = (double)q.capacity[t], held = room + lp_excess(&lp.row[i], answer.x, lp.n);
-            CU_ASSERT(fabs(held - f.cost.peak[t++]) <= .05 * room);
-        }
         CU_ASSERT_EQUAL(tokens, flights * ((BLOCK - 1) * SHORT + LONG));
         CU_ASSERT(near(f.latency, f.cost.T) && near(f.cost.throughput * f.cost.T, tokens));
         q.one_block = false, q.given = f.policy;
@@ -420,7 +410,8 @@ TEST(every_flight_has_its_own_cache_tokens_and_block) {
     }
 }
 
-/* Where it does not fit, it is refused as it is. */
+/* Also where it just fits, which the LP does not know, for whole tensors, and is just quick enough. Where it does not fit,
+ * it is refused as it is. */
 TEST(a_given_policy_is_found_as_it_is) {
     open_squeeze("opt-1.3b", 24, 64, 8);
     q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);
@@ -428,6 +419,9 @@ TEST(a_given_policy_is_found_as_it_is) {
     q.given.delegated = true;
     memset(q.fixed, true, sizeof q.fixed);
     CU_ASSERT_EQUAL_FATAL(ask(TEN), 1);
+    for (int t = 0; t < NTIERS; t++) q.capacity[t] = (Bytes)found[0].cost.peak[t];
+    q.max_latency = found[0].latency;
+    CU_ASSERT_EQUAL(ask(TEN), 1);
     q.capacity[TIER_CPU] = 1 << 20;
     CU_ASSERT_EQUAL(ask(TEN), 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "--cpu-mem"));

@@ -47,6 +47,8 @@ bool plain_pack(uint8_t *to, const f16 *x, size_t stride, int n);
 void plain_numbers(float *x, const uint8_t *from, int n);
 int test_below(uint64_t *state, int n);
 double test_spread(uint64_t *state, double low, double high);
+/* True if a is b, but for a few roundings. */
+static inline bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fabs(b); }
 /* A published OPT. */
 OptConfig opt_named(const char *name);
 /* Tasks of prompts with lengths s[i] and n[i], of random tokens below vocab behind a first </s>, given ones included, or of
