@@ -11,7 +11,7 @@ typedef struct {
     int status;      /* exit status, or 1000 + the signal that ended it */
     char *out, *err; /* what it wrote */
     size_t out_len, err_len;
-    long resident; /* bytes of memory, at most */
+    long resident; /* bytes of memory, at most; those of this suite, of which it is a copy at first, count as its own */
 } Result;
 
 /* What the next run gets; all zero again behind it. */
