@@ -436,8 +436,8 @@ TEST(nothing_is_left_behind_after_success_or_failure) {
     enum { SUCCESS, FAILURE, NO_DEVICE, DEVICES = 4, PAGES = 256 }; /* of both tiers of a device */
     int mapped[2] = {0, 0}; /* pages of memory: behind the first four rounds, which leave what others use, and at the end */
     open_task(&small);
-    memory_share_heap(); /* malloc maps no memory for threads that happen to meet, */
-    host_set_threads(1); /* and there is no helper, which would keep working memory from when it first comes in time */
+    memory_share_heap();          /* malloc maps no memory for threads that happen to meet, */
+    host_set_threads(1);          /* and there are no helpers, which would keep working memory from their first task on */
     reference_for(all_gpu(4, 3)); /* the threads of a GPU's streams stay */
     for (int round = 0; round < (hurried() ? 2 : 9); round++) {
         const char *dir = temp_dir();
