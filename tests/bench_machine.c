@@ -83,7 +83,7 @@ static int disk_rates(const char *dir, int megabytes) {
     memset(memory, 1, (size_t)READERS * PIECE);
     bool direct = fcntl(fd, F_SETFL, O_DIRECT) == 0, ok = direct;
     for (int r = 0; r < RUNS && ok; r++) {
-        for (int way = 0; way < 3; way++) { /* the whole file once, with so many pieces under way at a time */
+        for (int way = 0; way < 3; way++) { /* each moves the whole file once */
             const bool write = way == 0;
             atomic_int bad = 0;
             host_set_threads(way == 2 ? READERS : 1);

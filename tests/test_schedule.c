@@ -4,7 +4,6 @@
  * main.c was told so. test_events.c says whether the events are enough, test_stages.c is about pipelines, test_eval.c about
  * scored tasks.
  */
-#include <malloc.h>
 #include <unistd.h>
 
 #include "golden.h"
@@ -437,10 +436,8 @@ TEST(nothing_is_left_behind_after_success_or_failure) {
     enum { SUCCESS, FAILURE, NO_DEVICE, DEVICES = 4, PAGES = 256 }; /* of both tiers of a device */
     int mapped[2] = {0, 0}; /* pages of memory: behind the first four rounds, which leave what others use, and at the end */
     open_task(&small);
-    memory_share_heap(); /* malloc maps no memory for threads that happen to meet, */
-#ifdef M_TOP_PAD         /* and, in glibc, none for a heap in which they happen to leave gaps */
-    mallopt(M_TOP_PAD, 1 << 23);
-#endif
+    memory_share_heap();          /* malloc maps no memory for threads that happen to meet, */
+    host_set_threads(1);          /* and there are no helpers, which would keep working memory from their first task on */
     reference_for(all_gpu(4, 3)); /* the threads of a GPU's streams stay */
     for (int round = 0; round < (hurried() ? 2 : 9); round++) {
         const char *dir = temp_dir();
@@ -464,6 +461,7 @@ TEST(nothing_is_left_behind_after_success_or_failure) {
     }
     /* three devices have mapped 37 of their disks each */
     CU_ASSERT(hurried() || mapped[1] < mapped[0] + (test_gpu ? DEVICES * PAGES : 32));
+    host_set_threads(0);
     close_task();
 }
 

@@ -410,8 +410,8 @@ TEST(every_flight_has_its_own_tokens_and_block) {
     }
 }
 
-/* Also where it just fits, which the LP does not know, for whole tensors, and is just quick enough. Where it does not fit,
- * it is refused as it is. */
+/* It is also found where it just fits, though the LP, which knows no whole tensors, may say that it does not, and where it
+ * is just quick enough. Where it does not fit, it is refused as it is. */
 TEST(a_given_policy_is_found_as_it_is) {
     open_squeeze("opt-1.3b", 24, 64, 8);
     q.given = on_tiers(.123, .456, .1, .8999, .01, .99, 7, 3);

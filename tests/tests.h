@@ -123,8 +123,8 @@ bool rig_same(const Rig *a, const Rig *b);
  * behind an event. */
 Event post_row(Device *device, Call call, const Tensor on[NTIERS], int first, int n, Event after);
 static const Event no_event = {0, 0};
-/* Returns the bytes of all layers and the head as they stream, where each tensor fills its lines of 64 bytes, as those of
- * the published models do, or where there are no such lines. */
+/* Returns the bytes of all layers and the head as they stream, of a model whose embeddings have h1 numbers. Each tensor
+ * must fill its lines of 64 bytes, as those of the published models do, or lie in a file, which has no such lines. */
 Bytes streamed_bytes(const OptConfig *config);
 
 // ---- local_net.c: a network between threads of one process ----------------------------------------------------------
