@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -130,12 +129,15 @@ static bool answered(const Exercise *e) {
     return good;
 }
 
-/* Takes the step by whose name the test is called; each test is one. */
+/* Takes the step that has the name of the test; each test is a step. */
 static void take_step(void) {
     const char *name = CU_get_current_test()->pName;
     const Exercise *e = exercises;
-    for (step = 1; strcmp(e->steps[step - 1], name) != 0; step++)
-        if (step == MOST_STEPS || !e->steps[step]) step = 0, e++;
+    for (step = 1; strcmp(e->steps[step - 1], name) != 0; step++) {
+        if (step < MOST_STEPS && e->steps[step]) continue;
+        step = 0; /* of the next exercise */
+        e++;
+    }
     state = seed;
     said = 0;
     for (; *name; name++) state = state * 1099511628211u + (unsigned char)*name;

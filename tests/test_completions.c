@@ -254,6 +254,7 @@ static void make_whole_job(void) {
     whole_tokens = completions_tokens(completions);
     record = text_of(journal);
     whole = text_of(output);
+    CU_ASSERT(shows(whole.text, " a b c d e f g h i j\" ... {\"id\": 1 ... {\"id\": 2, \"error\" ... \" 1 2 3 4 \""));
 }
 
 /* Goes on with so many bytes of a journal and of an output. The job ends as if it had not been broken. */
@@ -500,7 +501,7 @@ TEST(a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk) {
     CU_ASSERT(synced.output > 0 && synced.output == (off_t)text_of(output).len);
 }
 
-/* All of the job comes when it ends, so that no sweep meets the error. */
+/* No sweep follows the tokens, so that only the end of the job can meet the error. */
 TEST(what_cannot_be_written_synced_or_removed_at_the_end_is_an_error_of_the_job) {
     static const struct {
         const char *unwritten, *unsynced, *says; /* both NULL: the journal is not removed */
@@ -511,12 +512,14 @@ TEST(what_cannot_be_written_synced_or_removed_at_the_end_is_an_error_of_the_job)
                  {NULL, NULL, "out.journal: cannot remove: Input/output error"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         begin("p\n");
-        unwritten = cases[i].unwritten, synced.fails = cases[i].unsynced;
+        unwritten = cases[i].unwritten;
+        synced.fails = cases[i].unsynced;
         while (give_tokens(says)) continue;
         unlink_error = unwritten || synced.fails ? 0 : EIO;
         CU_ASSERT_EQUAL(end_as(0), -1);
         said(&err, EXIT_FAILED, cases[i].says);
-        unlink_error = 0, unwritten = synced.fails = NULL;
+        unwritten = synced.fails = NULL;
+        unlink_error = 0;
         drop();
         CU_ASSERT(is_there(journal)); /* it can still go on */
     }

@@ -92,7 +92,7 @@ static void read_help(void) {
     CU_ASSERT_FATAL(nknown > 40);
 }
 
-/* And each flag of the help text is tried. */
+/* Each flag of the help text is tried. */
 TEST(each_flag_sets_its_field_and_no_other) {
     /* texts and files */
     SETS("generate --model x", o.model = VALUE);

@@ -1,10 +1,6 @@
 /* test_gpu.c: how the program finds a GPU: a copy of it with different files beside it, with and without a driver. And how
  * scripts/gpu_check.sh, which has one chance on a borrowed GPU, does when its programs hang, crash and are killed; what it
  * computes; and the page for readers with a GPU, docs/GPU.md. test_cli.c has the program on a GPU that it has found. */
-#include <cjson/cJSON.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "tests/started.h"
 
 /* A copy of the program has a library for GPUs beside it, with the stub of a driver or without one. */

@@ -276,9 +276,9 @@ TEST(files_are_read_whole_or_refused) {
     close(ten);
 }
 
-static bool unsynced, no_memory; /* for streams */
+static bool unsynced, no_memory; /* True if fsync fails; if fdopen does. */
 
-/* Both stand for the C library's. This one syncs nothing. */
+/* These two are called instead of the C library's. This one syncs nothing. */
 int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; }
 
 FILE *fdopen(int fd, const char *mode) {

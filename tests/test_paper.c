@@ -1,8 +1,6 @@
 /* test_paper.c: results/paper says what the program does. `make paper` wrote README.md there and, for every run, a line of
  * runs.json: its flags, its figures to six digits, and the lines of README.md that show it. Those that are quick to
  * simulate run again here. If one fails because the engine has become another, `make paper` writes the folder anew. */
-#include <cjson/cJSON.h>
-
 #include "tests/started.h"
 
 enum { FEWEST = 40 /* runs or lines; fewer means that the tests below no longer find them */ };
@@ -28,8 +26,8 @@ static double figure(const cJSON *run, const char *name) {
 static bool is_broken_down(const cJSON *run) { return !isnan(figure(run, "breakdown.decode.total_s")); }
 
 /* The runs on a hardware file as it is, of one machine, and of OPT-6.7B, or of OPT-30B with few batches and nothing to
- * search for; and those in Table 4. Numbers have six digits there. "breakdown.decode.total_s" is in objects inside each
- * other, and "planned_GPU" in `tiers`. A run that is refused is so for the size of a tier. */
+ * search for; and those in Table 4. Numbers have six digits in runs.json. "breakdown.decode.total_s" is in objects inside
+ * each other, and "planned_GPU" in `tiers`. A run that is refused is so for the size of a tier. */
 TEST(what_results_paper_says_is_what_the_program_does) {
     const cJSON *run, *stated;
     int quick = 0;

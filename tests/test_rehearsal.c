@@ -1,8 +1,6 @@
-/* test_rehearsal.c: the first minute of scripts/gpu_check.sh on eight machines, which are shell scripts in the place of
+/* test_rehearsal.c: the first minute of scripts/gpu_check.sh on nine machines, which are shell scripts in the place of
  * nvidia-smi, nvcc, uname and ldconfig. On each it goes on, or it ends with one line that says what to do. What its steps
  * do with their time is test_gpu.c's. */
-#include <sys/stat.h>
-
 #include "tests.h"
 
 typedef struct {

@@ -6,8 +6,6 @@
  * layers whose sizes are so small that one can add up its bytes by hand. TOUR=write make test SUITE=tour writes both into
  * the documents; without it the suite compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c,
  * test_schedule.c. */
-#include <cjson/cJSON.h>
-
 #include "tests/started.h"
 #include "tests/written.h"
 
@@ -161,7 +159,9 @@ static Event record(Device *device, const Op *op) {
     tape.last = slice;
     fprintf(out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane],
             op->code == OP_EMBED && op->add ? "embed +" : op_info[op->code].name);
-    print_views(op, WRITES), fprintf(out, " <- "), print_views(op, READS);
+    print_views(op, WRITES);
+    fprintf(out, " <- ");
+    print_views(op, READS);
     for (int e = 0; e < op->nafter; e++) {
         const Event a = op->after[e];
         const int sweep = tape.op[a.lane][a.seq].sweep;
@@ -175,7 +175,8 @@ static Event record(Device *device, const Op *op) {
 TEST(the_tour_lists_the_ops_of_a_sweep) {
     Rig r = example();
     CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
-    tape.plan = r.plan, tape.post = r.device->post;
+    tape.plan = r.plan;
+    tape.post = r.device->post;
     r.device->post = record;
     begin_listing();
     CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
@@ -235,7 +236,8 @@ TEST(the_tour_lists_the_bytes_of_weights_over_the_links_row_by_row_and_zig_zag) 
     fprintf(out, "%-8s %7s %14s %14s %12s\n", "", "sweeps", "disk to CPU", "CPU to GPU", "seconds");
     for (int row = 0; row < 2; row++) {
         Rig r = example();
-        r.policy.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG, r.policy.num_gpu_batches = row ? 1 : 2;
+        r.policy.schedule = row ? SCHEDULE_ROW : SCHEDULE_ZIGZAG;
+        r.policy.num_gpu_batches = row ? 1 : 2;
         CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
         fprintf(out, "%-8s %7ld %14zu %14zu %12.4g\n", schedule_name[r.policy.schedule], r.stats.sweeps,
                 r.moved[DTOC][WEIGHT], r.moved[CTOG][WEIGHT], r.stats.total_s);
