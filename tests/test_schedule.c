@@ -176,7 +176,7 @@ TEST(sampling_depends_on_nothing_but_seed_place_and_position) {
     CU_ASSERT(!rig_same(&other, reference)); /* and the seed does count */
     for (int i = 0; i < PROMPTS; i++) {      /* a GPU takes what the host takes of its logits */
         const Answer *a = &other.answer[i];
-        int32_t id, at = prompt_len[i] + a->n - 1;
+        int32_t id = -1, at = prompt_len[i] + a->n - 1;
         run(picking(&id, a->logits, &task.prompts[i].place, &at, &task.sampling, 1, small.vocab));
         CU_ASSERT_EQUAL(a->tokens[a->n - 1], id);
     }
