@@ -17,11 +17,12 @@
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
 endif
+# gives back a flag that the compiler takes
 takes = $(shell $(CC) $1 -E -x c /dev/null >/dev/null 2>&1 && echo $1)
 # compilers for ARM's Macs call this processor otherwise
 NATIVE := $(or $(call takes,-march=native),-mcpu=native)
-# gcc 12 with AVX-512 may take a struct that it has passed on the stack, such as a Tensor, for still being there when another call
-# has written its return address into it. With this flag no call does.
+# Where two calls get the same struct on the stack, such as a Tensor, gcc 12 with AVX-512 may store it once, for the first of them,
+# although the return address of a call between the two has overwritten it. With this flag no return address lies there.
 ARGS := $(call takes,-maccumulate-outgoing-args)
 CFLAGS ?= -O3 $(NATIVE)
 # WERROR= is for other compilers, which warn of other things; SETUP= for machines where nothing can be installed

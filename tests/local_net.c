@@ -56,7 +56,7 @@ static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t 
     return 0;
 }
 
-/* Waits until all letters have been taken. */
+/* Puts a letter behind the others, and waits until all of them have been taken. */
 static int local_send(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     local_post(net, to, kind, bytes, size, err);
     pthread_mutex_lock(&hub.lock);
@@ -75,7 +75,10 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
     (void)err;
     while (!(q->first && q->first->visible <= seconds_now())) {
         if (!q->first && hub.closed[from]) bug("there is no message", from, net->stage, kind);
-        cond_wait_until(&hub.news, &hub.lock, q->first ? q->first->visible : seconds_now() + 1);
+        if (q->first)
+            cond_wait_until(&hub.news, &hub.lock, q->first->visible);
+        else
+            pthread_cond_wait(&hub.news, &hub.lock);
     }
     Letter *letter = q->first;
     if (letter->size != size) bug("a message of another size", from, net->stage, kind);
