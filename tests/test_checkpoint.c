@@ -184,6 +184,65 @@ TEST(what_torch_saved_is_converted_doubles_too) {
     }
 }
 
+/* In a directory with a checkpoint that has a fault of some kind (tests/bad_bin.py), a command of the shell succeeds.
+ * $convert is the program, with little memory and time, and what it says goes to ../said. */
+static bool bad_bin(const char *kind, const char *command) {
+    char text[1500];
+    snprintf(text, sizeof text,
+             "d=%s; here=$PWD; mkdir $d/d && python3 -B tests/bad_bin.py $d/d '%s' && cd $d/d && ls >../before && "
+             "convert() { ulimit -v 400000; exec timeout 30 python3 -B $here/scripts/convert_bin.py . 2>../said; }\n%s",
+             temp_dir(), kind, command);
+    const bool good = !system(text);
+    if (!good) fprintf(stderr, "\n    %s: %s", kind, command);
+    return good;
+}
+
+#define REFUSED "(convert); test $? = 1 && ls | cmp -s - ../before && test $(wc -l <../said) = 1 && "
+
+/* Nothing is left of what was written, and nothing takes long. */
+TEST(a_hostile_bin_is_refused_in_one_line) {
+    static const struct {
+        const char *kind, *said;
+    } bad[] = {
+        {"nested key", "a tuple that describes no tensor"},
+        {"nested value", "a tuple that describes no tensor"},
+        {"dimensions", "a tuple that describes no tensor"},
+        {"long number", "data.pkl cannot be read"},
+        {"metadata", "tensor __metadata__: "},
+        {"byteorder", "its archive/byteorder has 268435456 bytes; expected at most 1048576"},
+        {"pipe", "pytorch_model.bin: is no regular file"},
+        {"pipe for an index", "index.json: is no regular file"},
+        {"two names of one", "two files that would both become model-1.safetensors"},
+        {"one tensor in two", "tensor w: is in two shards, model-1.safetensors and model-2.safetensors"},
+        {"bad second shard", "pytorch_model-2.bin: the pickle has a tuple"},
+    };
+    for (size_t b = 0; b < COUNT(bad) && has_python(); b++) {
+        char command[300];
+        snprintf(command, sizeof command, REFUSED "grep -q '%s' ../said", bad[b].said);
+        CU_ASSERT(bad_bin(bad[b].kind, command));
+    }
+}
+
+/* Also if it is found late, or is a link to nothing; and a signal leaves nothing behind. */
+TEST(a_bin_that_is_converted_overwrites_nothing_and_leaves_nothing_half) {
+    static const char *const cases[][2] = {
+        {"good", "umask 027; (convert) && ls -l | grep -q '^-rw-r-----.* model.safetensors$' && test $(ls | wc -l) = 2"},
+        {"shards",
+         "(convert) && test $(ls | wc -l) = 6 && grep -q 'w1.: .model-2.safetensors' model.safetensors.index.json"},
+        {"good", "ln -s nowhere model.safetensors; ls >../before; " REFUSED "grep -q 'is already there' ../said"},
+        {"shards", "echo mine >model-2.safetensors; ls >../before; " REFUSED
+                   "grep -q 'model-2.safetensors: is already there' ../said && grep -q mine model-2.safetensors"},
+        {"slow",
+         "convert & n=0; while ! ls | grep -q tmp && test $n -lt 200; do sleep .05; n=$((n + 1)); done; ls | grep -q tmp "
+         "&& "
+         "kill $! && wait $!; test $? = 1 && ls | cmp -s - ../before && grep -q 'interrupted; nothing' ../said"},
+        {"slow",
+         "convert & n=0; while ! ls | grep -q tmp && test $n -lt 200; do sleep .05; n=$((n + 1)); done; "
+         "echo mine >model.safetensors; wait $!; test $? = 1 && grep -q mine model.safetensors && test $(ls | wc -l) = 2"},
+    };
+    for (size_t c = 0; c < COUNT(cases) && has_python(); c++) CU_ASSERT(bad_bin(cases[c][0], cases[c][1]));
+}
+
 // ---- What is refused ------------------------------------------------------------------------------------------------
 
 static const Fault bad_config[] = {
