@@ -508,8 +508,6 @@ Completions *completions_follow(Job *job, const Options *o) {
 /* Looks at the output, and opens the journal if it has one. */
 static int look_at_output(Completions *c, Error *err) {
     const Options *o = c->options;
-    if (c->path && output_check("--output", c->path, err))
-        return -1;
     if (!c->path || output_is_special(c->path))
         return o->resume
                    ? fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output",
