@@ -290,7 +290,8 @@ static void clear_dead(const char *name) {
         int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             continue;
-        bool dead = file_is_dead(fd, e->d_name);
+        /* before it ended, its maker may have given it another name: that of a result */
+        bool dead = file_is_dead(fd, e->d_name) && !faccessat(dirfd(beside), e->d_name, F_OK, 0);
         DIR *dir = dead ? fdopendir(fd) : NULL;
         if (dir)
             empty_directory(dir);
@@ -334,7 +335,7 @@ int unfinished_begin(const char *path, bool directory, Error *err) {
         }
     }
     if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
+        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", path, strerror(errno));
         unfinished_remove();
         return -1;
     }

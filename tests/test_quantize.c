@@ -329,6 +329,28 @@ TEST(what_is_not_proven_to_be_ours_stays) {
     }
 }
 
+/* In this program instead of libc's: what is to be locked gets another name before. */
+static const char *moved, *place; /* NULL: nothing */
+int flock(int fd, int how) {
+    if (moved) CHECK(!rename(moved, place));
+    moved = NULL;
+    return (int)syscall(SYS_flock, fd, how);
+}
+
+/* Between the moments in which another process sees it and could lock it. */
+TEST(a_copy_that_is_just_being_completed_stays) {
+    char done[400];
+    const char *dir = temp_dir(), *to = in_dir(dir, "new");
+    strcpy(done, in_dir(dir, "done"));
+    moved = leave_unfinished(to, true);
+    place = done;
+    const int fd = unfinished_begin(to, false, &err);
+    CU_ASSERT_FATAL(fd >= 0);
+    unfinished_remove();
+    close(fd);
+    CU_ASSERT(!moved && !access(in_dir(done, "config.json"), F_OK));
+}
+
 /* At a name that somebody else could guess. */
 TEST(a_planted_link_is_not_written_through) {
     char planted[60];
