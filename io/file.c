@@ -253,25 +253,33 @@ void unfinished_remove(void) {
     unfinished_forget();
 }
 
-void file_prove(char name[MAX_PATH], int fd, uint64_t random) {
-    char proven[MAX_PATH + 32]; /* the system refuses one that is too long */
-    struct stat st;
-    if (fstat(fd, &st))
-        return;
-    snprintf(proven, sizeof proven, "%s-%016" PRIx64, name, splitmix64(random, st.st_ino));
+/* Hexadecimal digits of the random number and of the proof; bytes of a name that may be too long.
+ */
+enum { DIGITS = 16, PROVEN = MAX_PATH + DIGITS + 1 };
+
+/* Adds -PROOF to a name that ends with a random number, for the open file. */
+static void add_proof(char proven[PROVEN], const char *name, int fd) {
+    uint64_t named = hash_bytes(geteuid(), name + strlen(name) - DIGITS, DIGITS);
+    struct stat st = {.st_ino = 0}; /* which no file has, if this one cannot be read */
+    fstat(fd, &st);
+    snprintf(proven, PROVEN, "%s-%016" PRIx64, name, splitmix64(named, st.st_ino));
+}
+
+void file_prove(char name[MAX_PATH], int fd) {
+    char proven[PROVEN];
+    add_proof(proven, name, fd);
     if (!rename(name, proven))
         strcpy(name, proven);
 }
 
 bool file_is_dead(int fd, const char *name) {
-    enum { DIGITS = 16 };
-    size_t len = strlen(name), last = 2 * DIGITS + 1;
-    uint64_t random, proof;
-    struct stat st;
-    return len > last &&
-           sscanf(name + len - last, "%16" SCNx64 "-%16" SCNx64, &random, &proof) == 2 &&
-           !fstat(fd, &st) && proof == splitmix64(random, st.st_ino) && st.st_uid == geteuid() &&
-           file_lock(fd, 0);
+    char proven[PROVEN], before[MAX_PATH];
+    size_t len = strlen(name);
+    if (len < 2 * (DIGITS + 1))
+        return false;
+    snprintf(before, len - DIGITS, "%s", name);
+    add_proof(proven, before, fd);
+    return !strcmp(proven, name) && file_lock(fd, 0);
 }
 
 /* Removes every dead PATH.tmp-RANDOM-PROOF; `name` is PATH.tmp-RANDOM of this process. If one
@@ -345,7 +353,7 @@ int unfinished_begin(const char *path, bool directory, Error *err) {
         fchmod(fd, st.st_mode & 0777);
     }
     if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
-        file_prove(unfinished.name, fd, random);
+        file_prove(unfinished.name, fd);
     return fd;
 }
 

@@ -297,12 +297,13 @@ static const char *make_foreign(const char *dir, Way way, bool directory, int *l
     static const char *const chosen[] = {"new.tmp-77", "new.tmp-", "new.tmp-0123456789abcdef-0123456789abcdef"};
     static char name[MAX_PATH];
     const char *aside = in_dir(dir, "aside");
+    if (way == OWNED) CHECK(!chmod(in_dir(dir, ".."), 0711) && !chmod(dir, 0777) && !seteuid(1));
     strcpy(name, way <= PICKED ? in_dir(dir, chosen[way]) : leave_unfinished(in_dir(dir, "new"), directory));
+    if (way == OWNED) CHECK(!seteuid(0));
     if (way == OUR_LINK || way == REPLACED) CHECK(!rename(name, aside));
     if (way == OUR_LINK) CHECK(!symlink("aside", name));
     if (way <= PICKED || way == REPLACED) make_plain(name, directory);
     if (way == LOCKED) CHECK((*lock = open(name, O_RDONLY)) >= 0 && !flock(*lock, LOCK_EX));
-    if (way == OWNED) CHECK(!chown(name, 1, 1));
     if (way == FILLED) write_file(name, "notes", "precious", 8);
     return name;
 }
