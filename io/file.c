@@ -350,7 +350,7 @@ int unfinished_begin(const char *path, bool directory, Error *err) {
     if (there) { /* it will replace this one: it gets its mode, and its owner as far as may be */
         int unused = fchown(fd, st.st_uid, st.st_gid);
         (void)unused;
-        fchmod(fd, st.st_mode & 0777);
+        fchmod(fd, st.st_mode & 07777);
     }
     if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
         file_prove(unfinished.name, fd);

@@ -76,11 +76,11 @@ bool file_lock(int fd, double patience);
  * to the caller), or -1 and fills err.
  *
  * The name is PATH.tmp-RANDOM-PROOF, where RANDOM are 64 bits that nobody can guess and PROOF is a
- * hash of the name before it, of the user and of the inode. So a name proves nothing about another
- * file, and only a file that this program made is ever taken for its own. It is locked as long as
- * it is being made. */
+ * hash of them, of the user and of the inode. So a name proves nothing about another file, and only
+ * a file that this program made is ever taken for its own. It is locked as long as it is being
+ * made. */
 int unfinished_begin(const char *path, bool directory, Error *err);
-/* Renames an open file or directory from NAME to NAME-PROOF, if that can be done. */
+/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
 void file_prove(char name[MAX_PATH], int fd);
 /* Returns true if the open file or directory was made under this name, by a process of the same
  * user that has ended: its proof is right, and nobody has locked it. Locks it. */

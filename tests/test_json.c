@@ -314,19 +314,21 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
     }
 }
 
-/* Also one that a link leads to. */
-TEST(a_result_keeps_the_mode_of_the_file_that_it_replaces) {
+/* Also of one that a link leads to. Only root can keep another owner. */
+TEST(a_result_keeps_mode_and_owner_of_the_file_that_it_replaces) {
     static const mode_t modes[] = {0600, 0640, 0604, 0666};
+    const uid_t owner = geteuid() ? geteuid() : 1;
     const char *dir = temp_dir(), *path = in_dir(dir, "result"), *name = in_dir(dir, "link");
     struct stat st;
     write_file(dir, "result", "older", 5);
-    CHECK(!symlink("result", name));
+    CHECK(!symlink("result", name) && !chown(path, owner, -1));
     for (size_t i = 0; i < 2 * COUNT(modes); i++) {
         const char *to = i % 2 ? name : path;
         CHECK(!chmod(path, modes[i / 2]));
         FILE *file = output_open("--json", to, &err);
         CU_ASSERT_FATAL(file && fputs("newer", file) >= 0 && !output_close(file, "--json", to, &err));
         CU_ASSERT(!lstat(path, &st) && S_ISREG(st.st_mode) && (st.st_mode & 0777) == modes[i / 2]);
+        CU_ASSERT_EQUAL(st.st_uid, owner);
         CU_ASSERT(!lstat(name, &st) && S_ISLNK(st.st_mode));
     }
 }
