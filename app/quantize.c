@@ -163,14 +163,15 @@ static int write_whole(Copy *copy, const char *name, const void *bytes, size_t s
 }
 
 /* Returns true if a file belongs into the copy: the configuration and the tokenizer's files, and
- * other small ones unless they are links, which could lead out of the model. Leaves out an index,
- * since it lists the source's shards. */
+ * other small ones unless they are links, which could lead out of the model. If that cannot be
+ * found out, reading the file will say why. Leaves out an index, since it lists the source's
+ * shards. */
 static bool is_copied(const char *path, const char *name) {
     struct stat st;
     if (!strcmp(name, "config.json") || !strcmp(name, "vocab.json") || !strcmp(name, "merges.txt"))
         return true;
     return (!fnmatch("*.json", name, 0) || !fnmatch("*.txt", name, 0)) &&
-           fnmatch("*.index.json", name, 0) && !lstat(path, &st) && S_ISREG(st.st_mode);
+           fnmatch("*.index.json", name, 0) && (lstat(path, &st) || S_ISREG(st.st_mode));
 }
 
 /* Copies the other files of a model's directory. */

@@ -25,18 +25,16 @@ import tempfile
 MODEL = ["config.json", "vocab.json", "merges.txt", "model.safetensors"]
 READ, WRITTEN = "read", "written"
 STREAMS = [">>", "2>>"]
-COMMANDS = {  # what is always there, and its flags of files
-    "generate": ("--model m --max-tokens 2 --percent 100 0 100 0 100 0 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1",
-                 {"--prompts": READ, "--output": WRITTEN, "--trace": WRITTEN}),
-    "bench": ("--model m --prompt-len 4 --gen-len 2 --num-prompts 2 --percent 100 0 100 0 100 0 --threads 1",
-              {"--json": WRITTEN, "--trace": WRITTEN}),
-    "bench ": ("--model opt-125m --device sim --prompt-len 4 --gen-len 2 --num-prompts 2",
-               {"--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
-    "policy": ("--model m --prompt-len 4 --gen-len 2 --num-prompts 2", {"--hardware": READ, "--json": WRITTEN}),
-    "eval": ("--model m --limit 1 --percent 100 0 100 0 100 0 --threads 1",
-             {"--perplexity": READ, "--json": WRITTEN, "--trace": WRITTEN}),
-    "eval ": ("--model m --limit 1 --percent 100 0 100 0 100 0 --threads 1",
-              {"--last-word": READ, "--json": WRITTEN, "--trace": WRITTEN}),
+MODEL_HERE = "--model m --percent 100 0 100 0 100 0 --gpu-batch-size 2 --num-gpu-batches 1 --threads 1"
+BENCHED = "--prompt-len 4 --gen-len 2 --num-prompts 2"
+COMMANDS = {  # what is always there, and the flags of files
+    "generate": (f"{MODEL_HERE} --max-tokens 2",
+                 {"--prompts": READ, "--hardware": READ, "--output": WRITTEN, "--trace": WRITTEN}),
+    "bench": (f"{MODEL_HERE} {BENCHED}", {"--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
+    "bench ": (f"--model opt-125m --device sim {BENCHED}", {"--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
+    "policy": (f"--model m {BENCHED}", {"--hardware": READ, "--json": WRITTEN}),
+    "eval": (f"{MODEL_HERE} --limit 1", {"--perplexity": READ, "--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
+    "eval ": (f"{MODEL_HERE} --limit 1", {"--last-word": READ, "--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
     "quantize": ("--model m", {"--output": WRITTEN}),
 }
 NEEDED = {"--prompts": "prompts", "--hardware": "machine", "--perplexity": "text", "--last-word": "text"}
@@ -72,6 +70,7 @@ class Trial:
         return os.path.join(self.dir, name)
 
     def make_files(self):
+        """Makes all files anew but the model's; of the two of a job that runs, this process plays the job."""
         for name in os.listdir(self.dir):
             if name != "m":
                 path = self.path(name)
@@ -97,10 +96,12 @@ class Trial:
         self.files.append((name, kind, role))
 
     def open(self, name, how):
+        """Opens a file, until the command has ended."""
         self.opened.append(os.open(self.path(name), how))
         return self.opened[-1]
 
     def name(self, role, name, there, kind):
+        """Returns one of the names of a file, or "-" for standard input."""
         way = self.draw.choice(WAYS)
         if way == "detour":
             return os.path.join("..", os.path.basename(self.dir), name)
@@ -179,7 +180,7 @@ def main():
     flexgen, failures, ends = os.path.abspath(given.flexgen), 0, {}
     with tempfile.TemporaryDirectory(prefix="flexgen-pairs-") as directory:
         os.mkdir(os.path.join(directory, "m"))
-        os.environ["XDG_CACHE_HOME"] = tempfile.gettempdir()
+        os.environ["XDG_CACHE_HOME"] = directory
         for i in range(given.count):
             for name in MODEL:  # a line of a refusal may stand in one
                 shutil.copy(os.path.join("models/opt-tiny", name), os.path.join(directory, "m"))
