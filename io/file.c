@@ -405,7 +405,8 @@ FILE *output_open(const char *flag, const char *path, Error *err) {
     return f;
 }
 
-/* Returns what forbids to write at a path; NULL: nothing that can be seen there. */
+/* Returns what forbids to write at a path, and leaves its errno; NULL: nothing that can be seen
+ * there. */
 static const char *writing_fault(const char *path) {
     static const double PATIENCE = 3; /* seconds: a job that is killed takes a moment to end */
     struct stat st;
@@ -426,8 +427,8 @@ int output_check(const char *flag, const char *path, Error *err) {
         return 0;
     const char *why = writing_fault(path);
     if (why)
-        return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
-                    why);
+        return fail(err, errno == EWOULDBLOCK ? EXIT_USAGE : EXIT_FAILED,
+                    "%s %s: %s; name a file that can be written", flag, path, why);
     if (output_is_special(path))
         return 0;
     FILE *file = output_open(flag, path, err); /* the one that would replace it */

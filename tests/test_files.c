@@ -79,8 +79,8 @@ TEST(nothing_is_written_over_what_is_read_or_written_as_well_by_whatever_name) {
         {"$F bench --model hub/s/1 --json hub/s/1/config.json", 2, "--json: is a file of the model"},
         {"$F quantize" TINY " --output m", 2, "not empty"},
         /* of a job that runs */
-        {BENCH " --trace busy.journal", 1, "--trace busy.journal: another job is writing there"},
-        {GENERATE " --prompt a --output busy --overwrite", 1, "--output busy: another job is writing there"},
+        {BENCH " --trace busy.journal", 2, "--trace busy.journal: another job is writing there"},
+        {GENERATE " --prompt a --output busy --overwrite", 2, "--output busy: another job is writing there"},
         /* what cannot be written */
         {BENCH " --trace ''", 2, "--trace : expected a name"},
         {BENCH " --json ''", 2, "--json : expected a name"},
