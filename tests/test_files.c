@@ -126,6 +126,20 @@ TEST(a_result_is_not_the_file_of_standard_error) {
     }
 }
 
+/* The processes of a job that is killed take a moment to end, and one starts the next at once. */
+TEST(an_output_of_a_job_that_is_ending_is_waited_for) {
+    const int fd = open(in_dir(capture, "files/o"), O_RDWR);
+    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
+    const pid_t job = fork();
+    if (!job) {
+        usleep(300000);
+        _exit(0);
+    }
+    close(fd); /* the lock is the child's now */
+    CU_ASSERT_EQUAL(shell(POLICY " --json o").status, 0);
+    CU_ASSERT_EQUAL(waitpid(job, NULL, 0), job);
+}
+
 /* A suite that is killed leaves its directory, with what is in it; the next one removes it, and nothing else. */
 TEST(a_suite_that_is_killed_leaves_nothing_for_long) {
     const char *dir = temp_dir(), *foreign = in_dir(dir, "flexgen-test-0123456789abcdef-0123456789abcdef");
