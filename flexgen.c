@@ -138,10 +138,7 @@ static int load_device(TaskRun *run, Error *err) {
 /* Opens the device, which stays open for its counters, and loads it. If the task is a job's, its
  * output begins, and from now on a signal only stops the sweeps. */
 static int begin_run(TaskRun *run, Error *err) {
-    const char *path = run->options->trace;
-    if (path && !follows(run) && output_check("--trace", path, err))
-        return -1;
-    run->traced = path || (run->bench && !traced_later(run));
+    run->traced = run->options->trace || (run->bench && !traced_later(run));
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
     run->device = open_device(run, err);
@@ -548,8 +545,7 @@ static int profile(TaskRun *run, Error *err) {
     ProfileSize size;
     if (choose_machine(run, false, err) ||
         profile_size(&size, run->gpu, run->checkpoint ? &run->checkpoint->config : NULL,
-                     run->memory, err) ||
-        output_check("--output", to, err))
+                     run->memory, err))
         return -1;
     say_processors(run);
     ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
@@ -756,11 +752,13 @@ static int run_command(Options *o, char **args, int n, Error *err) {
         return -1;
     bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     TaskRun run = {.options = o, .given = o->policy};
-    int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
-                         (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
-                         commands[command](&run, err)
-                     ? -1
-                     : 0;
+    int status =
+        join_pipeline(&run, command, err) ||
+                (!follows(&run) && (files_check(o, command, err) || report_open(&run, err))) ||
+                (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
+                commands[command](&run, err)
+            ? -1
+            : 0;
     status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);

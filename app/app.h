@@ -63,6 +63,9 @@ int flags_parse(Options *options, Command command, char **args, int n, Error *er
 extern const char *const placed_name[3];
 /* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
 int flags_check(const Options *options, Command command, Error *err);
+/* Checks that every result can be written, and over nothing that is read or written as well: no
+ * input, no file of the model, no other result. -1 and err (EXIT_USAGE if two are one) if not. */
+int files_check(const Options *options, Command command, Error *err);
 /* Prints the help text: the commands and all flags. */
 void flags_help(FILE *out);
 /* Returns true if --device gives this name. */

@@ -477,7 +477,11 @@ static int keep_lines(Completions *c, Error *err) {
         if (whole)
             count_line(c, line.len, tokens);
     }
+    /* If a sync failed, they may have been read from memory and not be on the disk. */
+    const char *why = same ? file_write_at(c->fd, there, c->end, 0) : NULL;
     free(there);
+    if (why)
+        return fail(err, EXIT_FAILED, "%s: %s", c->path, why);
     if (there && !same)
         fail(err, EXIT_USAGE,
              "%s: line %d is not what %s says; move the output away, and --resume writes it anew",
@@ -504,8 +508,6 @@ Completions *completions_follow(Job *job, const Options *o) {
 /* Looks at the output, and opens the journal if it has one. */
 static int look_at_output(Completions *c, Error *err) {
     const Options *o = c->options;
-    if (c->path && output_check("--output", c->path, err))
-        return -1;
     if (!c->path || output_is_special(c->path))
         return o->resume
                    ? fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output",

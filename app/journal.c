@@ -36,7 +36,7 @@ static int open_locked(Journal *j, double patience, Error *err) {
     while (!st.st_nlink) {
         if (j->fd >= 0)
             close(j->fd);
-        j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (j->fd < 0)
             return fail(
                 err, EXIT_FAILED,
@@ -136,21 +136,25 @@ static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) 
 }
 
 int journal_begin(Journal *j, const cJSON *head, Error *err) {
+    size_t size = j->end;
+    if (head) {
+        free(j->text);
+        j->text = cJSON_PrintUnformatted(head);
+        size = strlen(j->text);
+        j->text[size++] = '\n'; /* replaces the final 0 */
+        j->check = hash_bytes(HASH_START, j->text, size);
+    }
+    if (ftruncate(j->fd, head ? 0 : size))
+        return journal_fault(j, "write", err);
+    /* What was read is written again: if a sync failed, it may be in memory only, and no later sync
+     * would say so. */
+    j->end = 0;
+    int status = append_bytes(j, j->text, size, err);
     free(j->text);
     j->text = NULL;
-    if (head)
-        j->end = 0;
-    if (ftruncate(j->fd, j->end))
-        return journal_fault(j, "write", err);
-    if (!head)
-        return 0;
-    char *text = cJSON_PrintUnformatted(head);
-    size_t size = strlen(text);
-    text[size] = '\n'; /* replaces the final 0 */
-    j->check = hash_bytes(HASH_START, text, size + 1);
-    int status = append_bytes(j, text, size + 1, err);
-    free(text);
-    return status ? -1 : journal_sync(j, err);
+    if (status || journal_sync(j, err))
+        return -1;
+    return name_sync(j->path) ? journal_fault(j, "sync", err) : 0; /* and the output's name */
 }
 
 int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {

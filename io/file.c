@@ -3,14 +3,18 @@
  * A file that the user names may be missing, a directory, a pipe without a writer, cut while it is
  * read, or on a full disk. For each of these the user gets one line that names the file. "-" is
  * standard input or standard output. A file of results is replaced only when the new one is
- * complete.
+ * complete, which until then has a name that proves whose it is (io.h, unfinished_begin). A file
+ * that this program has not made is never removed.
  * Read next: json.c. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -159,7 +163,7 @@ bool line_next(Lines *l) {
 
 bool output_is_special(const char *path) {
     struct stat st;
-    return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
+    return !strcmp(path, "-") || (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode));
 }
 
 /* Returns true if two paths lead to one file or directory, which exists. */
@@ -174,34 +178,18 @@ bool output_is_standard(const char *path) {
 
 bool same_file(const char *a, const char *b) {
     char copy[MAX_PATH], dir_a[MAX_PATH], name_a[MAX_PATH];
-    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-"))
+    if (!a || !b)
         return false;
+    if (!strcmp(a, "-") || !strcmp(b, "-"))
+        return !strcmp(a, b);
     if (same_inode(a, b))
-        return true;
+        return !output_is_special(a);
     if (strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH || !access(a, F_OK) || !access(b, F_OK))
         return false;
     strcpy(dir_a, dirname(strcpy(copy, a))); /* what they return is valid until the next call */
     strcpy(name_a, basename(strcpy(copy, a)));
     return !strcmp(name_a, basename(strcpy(copy, b))) &&
            same_inode(dir_a, dirname(strcpy(copy, b)));
-}
-
-int output_check(const char *flag, const char *path, Error *err) {
-    char dir[MAX_PATH];
-    struct stat st;
-    if (!strcmp(path, "-"))
-        return 0;
-    if (!stat(path, &st)) {
-        if (!S_ISDIR(st.st_mode) && !access(path, W_OK))
-            return 0;
-        if (S_ISDIR(st.st_mode))
-            errno = EISDIR;
-    } else if (!lstat(path, &st))
-        return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
-    else if (errno == ENOENT && !access(dirname(strcpy(dir, path)), W_OK))
-        return 0;
-    return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
-                strerror(errno));
 }
 
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
@@ -239,11 +227,14 @@ static struct {
     DIR *dir;            /* a directory is kept open, so that emptying it needs no memory */
 } unfinished;
 
-/* Removes the files in a directory. */
+/* Removes from a directory what a copy of a model consists of (app/quantize.c). */
 static void empty_directory(DIR *dir) {
+    static const char *const copied[] = {"*.json", "*.txt", "*.safetensors"};
     rewinddir(dir);
     for (const struct dirent *e; (e = readdir(dir));)
-        unlinkat(dirfd(dir), e->d_name, 0);
+        for (int i = 0; i < 3; i++)
+            if (e->d_type != DT_LNK && !fnmatch(copied[i], e->d_name, 0))
+                unlinkat(dirfd(dir), e->d_name, 0);
 }
 
 /* Forgets it, when it is removed or finished. */
@@ -262,23 +253,53 @@ void unfinished_remove(void) {
     unfinished_forget();
 }
 
-/* Removes every PATH.tmp-PID of a process that has ended, which released its lock; `name` is that
- * of this process. If one cannot be removed, this prints a warning and the new run goes on. */
+/* Hexadecimal digits of the random number and of the proof; bytes of a name that may be too long.
+ */
+enum { DIGITS = 16, PROVEN = MAX_PATH + DIGITS + 1 };
+
+/* Adds -PROOF to a name that ends with a random number, for the open file. */
+static void add_proof(char proven[PROVEN], const char *name, int fd) {
+    uint64_t named = hash_bytes(geteuid(), name + strlen(name) - DIGITS, DIGITS);
+    struct stat st = {.st_ino = 0}; /* which no file has, if this one cannot be read */
+    fstat(fd, &st);
+    snprintf(proven, PROVEN, "%s-%016" PRIx64, name, splitmix64(named, st.st_ino));
+}
+
+void file_prove(char name[MAX_PATH], int fd) {
+    char proven[PROVEN];
+    add_proof(proven, name, fd);
+    if (!rename(name, proven))
+        strcpy(name, proven);
+}
+
+bool file_is_dead(int fd, const char *name) {
+    char proven[PROVEN], before[MAX_PATH];
+    size_t len = strlen(name);
+    if (len < 2 * (DIGITS + 1))
+        return false;
+    snprintf(before, len - DIGITS, "%s", name);
+    add_proof(proven, before, fd);
+    return !strcmp(proven, name) && file_lock(fd, 0);
+}
+
+/* Removes every dead PATH.tmp-RANDOM-PROOF; `name` is PATH.tmp-RANDOM of this process. If one
+ * cannot be removed, this prints a warning and the new run goes on. */
 static void clear_dead(const char *name) {
     char copy[MAX_PATH];
     const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
-    size_t len = strrchr(base, '-') + 1 - base; /* up to the PID */
+    size_t len = strrchr(base, '-') + 1 - base; /* up to the random number */
     DIR *beside = opendir(dirname(strcpy(copy, name)));
     int why = 0;
     if (!beside)
         return;
     for (const struct dirent *e; (errno = 0, e = readdir(beside));) {
-        if (strncmp(e->d_name, base, len) || e->d_name[len + strspn(e->d_name + len, "0123456789")])
-            continue; /* not a name that we give */
-        int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        if (strncmp(e->d_name, base, len))
+            continue;
+        int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             continue;
-        bool dead = !flock(fd, LOCK_EX | LOCK_NB);
+        /* before it ended, its maker may have given it another name: that of a result */
+        bool dead = file_is_dead(fd, e->d_name) && !faccessat(dirfd(beside), e->d_name, F_OK, 0);
         DIR *dir = dead ? fdopendir(fd) : NULL;
         if (dir)
             empty_directory(dir);
@@ -300,38 +321,65 @@ static void clear_dead(const char *name) {
 
 int unfinished_begin(const char *path, bool directory, Error *err) {
     char suffix[32], name[MAX_PATH];
+    uint64_t random;
+    struct stat st;
+    bool there = !stat(path, &st);
+    mode_t mode = there ? 0700 : 0777;
     atexit(unfinished_remove); /* a second call does no harm */
-    snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
+    if (getentropy(&random, sizeof random))
+        return fail(err, EXIT_FAILED, "%s: no random numbers: %s", path, strerror(errno));
+    snprintf(suffix, sizeof suffix, ".tmp-%016" PRIx64, random);
     if (file_beside(name, path, suffix, err))
         return -1;
     clear_dead(name);
-    int fd =
-        directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = directory ? mkdir(name, mode)
+                       : open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode & 0666);
     if (fd >= 0) {
         strcpy(unfinished.name, name);
         if (directory) {
-            unfinished.dir = opendir(name);
-            fd = unfinished.dir ? dirfd(unfinished.dir) : -1;
+            fd = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+            unfinished.dir = fdopendir(fd);
+            fd = unfinished.dir ? fd : -1;
         }
     }
     if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
+        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", path, strerror(errno));
         unfinished_remove();
-    } else
-        flock(fd, LOCK_EX | LOCK_NB);
+        return -1;
+    }
+    if (there) { /* it will replace this one: it gets its mode, and its owner as far as may be */
+        int unused = fchown(fd, st.st_uid, st.st_gid);
+        (void)unused;
+        fchmod(fd, st.st_mode & 07777);
+    }
+    if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
+        file_prove(unfinished.name, fd);
     return fd;
 }
 
 const char *unfinished_name(void) { return unfinished.name; }
 
+int name_sync(const char *path) {
+    char copy[MAX_PATH];
+    snprintf(copy, sizeof copy, "%s", path);
+    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == EACCES ? 0 : -1; /* one may write in it, and not read it */
+    int status = fsync(fd) && errno != EINVAL ? -1 : 0;
+    close(fd);
+    return status;
+}
+
 int unfinished_end(const char *path, Error *err) {
     char real[MAX_PATH];
     if (file_beside(real, path, "", err))
         return -1;
-    if (rename(unfinished.name, real))
-        return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
-    unfinished_forget();
-    return 0;
+    if (!rename(unfinished.name, real)) {
+        unfinished_forget();
+        if (!name_sync(real))
+            return 0;
+    }
+    return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -355,6 +403,37 @@ FILE *output_open(const char *flag, const char *path, Error *err) {
         close(fd);
     }
     return f;
+}
+
+/* Returns what forbids to write at a path, and leaves its errno; NULL: nothing that can be seen
+ * there. */
+static const char *writing_fault(const char *path) {
+    static const double PATIENCE = 3; /* seconds: a job that is killed takes a moment to end */
+    struct stat st;
+    if (output_is_special(path)) /* opening it could have effects */
+        return access(path, W_OK) ? strerror(errno) : NULL;
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return lstat(path, &st) ? NULL : "is a link to nothing";
+    if (fd < 0)
+        return strerror(errno);
+    bool busy = !file_lock(fd, PATIENCE) && errno == EWOULDBLOCK;
+    close(fd);
+    return busy ? "another job is writing there" : NULL;
+}
+
+int output_check(const char *flag, const char *path, Error *err) {
+    if (!strcmp(path, "-"))
+        return 0;
+    const char *why = writing_fault(path);
+    if (why)
+        return fail(err, errno == EWOULDBLOCK ? EXIT_USAGE : EXIT_FAILED,
+                    "%s %s: %s; name a file that can be written", flag, path, why);
+    if (output_is_special(path))
+        return 0;
+    FILE *file = output_open(flag, path, err); /* the one that would replace it */
+    unfinished_remove();
+    return file ? fclose(file) : -1;
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {

@@ -56,8 +56,8 @@ bool line_next(Lines *lines);
 bool output_is_special(const char *path);
 /* Returns true if a path is standard output by any name, such as /dev/stdout. */
 bool output_is_standard(const char *path);
-/* Returns true if two paths lead to one file, whether it exists or is still to be made. NULL and
- * "-" are no files. */
+/* Returns true if two paths lead to one file, whether it exists or is still to be made, or if both
+ * are "-". A device or a pipe is no file, and neither is NULL. */
 bool same_file(const char *a, const char *b);
 /* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
  * all links to one file get the same name. Returns -1 and fills err if that fails. */
@@ -69,18 +69,33 @@ int file_size(size_t *size, const char *path, Error *err);
  * `patience` seconds. Returns false and sets errno on failure (EWOULDBLOCK: the lock is still
  * held). */
 bool file_lock(int fd, double patience);
-/* Begins a new file or directory under the temporary name PATH.tmp-PID; there is at most one at a
+/* Begins a new file or directory under a temporary name beside PATH; there is at most one at a
  * time. unfinished_end gives it its name; unfinished_remove, or the end of the process, removes it.
+ * If there is something at PATH, the new one has its mode, and its owner as far as that is allowed.
  * Also removes what killed processes have left beside it. Returns its descriptor (a file's belongs
- * to the caller), or -1 and fills err. */
+ * to the caller), or -1 and fills err.
+ *
+ * The name is PATH.tmp-RANDOM-PROOF, where RANDOM are 64 bits that nobody can guess and PROOF is a
+ * hash of them, of the user and of the inode. So a name proves nothing about another file, and only
+ * a file that this program made is ever taken for its own. It is locked as long as it is being
+ * made. */
 int unfinished_begin(const char *path, bool directory, Error *err);
+/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
+void file_prove(char name[MAX_PATH], int fd);
+/* Returns true if the open file or directory was made under this name, by a process of the same
+ * user that has ended: its proof is right, and nobody has locked it. Locks it. */
+bool file_is_dead(int fd, const char *name);
 /* Returns the temporary name; "" if nothing is unfinished. */
 const char *unfinished_name(void);
-/* Renames the complete file or directory to PATH. Returns -1 and fills err if that fails. */
+/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and fills err if
+ * that fails. */
 int unfinished_end(const char *path, Error *err);
 void unfinished_remove(void);
-/* Checks, before an hour of work, that results could be written to path. Returns -1 and fills err
- * if not; the message calls the path by its flag. */
+/* Syncs the directory in which a file has this name. Returns -1 and sets errno if that fails. */
+int name_sync(const char *path);
+/* Checks, before an hour of work, that results could be written to path: that a new file can be
+ * made beside it, and that no other process has locked the old one. Returns -1 and fills err if
+ * not; the message calls the path by its flag. */
 int output_check(const char *flag, const char *path, Error *err);
 /* Opens a file for results. An existing file stays as it is until output_close replaces it. Returns
  * NULL and fills err on failure. */

@@ -36,13 +36,14 @@ static const char *const class_name[NCLASSES] = {"open", "read",     "pread", "w
                                                  "lock", "malloc",   "inner", "thread", "key"};
 static const struct {
     int number, class;
-} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},  {SYS_write, WRITE},
-             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC}, {SYS_ftruncate, ALLOCATE},
-             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},   {SYS_fallocate, ALLOCATE},
-             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_stat, STAT},      {SYS_fstat, STAT},
-             {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},     {SYS_statfs, STAT},
-             {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},  {SYS_unlink, UNLINK},
-             {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},   {SYS_flock, LOCK}};
+} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},   {SYS_write, WRITE},
+             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC},  {SYS_ftruncate, ALLOCATE},
+             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},    {SYS_fallocate, ALLOCATE},
+             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_getrandom, STAT},  {SYS_stat, STAT},
+             {SYS_fstat, STAT},      {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},
+             {SYS_statfs, STAT},     {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},
+             {SYS_unlink, UNLINK},   {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},
+             {SYS_flock, LOCK}};
 enum { NCALLS = sizeof calls / sizeof *calls };
 
 static long count[NCLASSES], wanted; /* calls so far; the one that fails */

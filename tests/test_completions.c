@@ -463,10 +463,12 @@ static int unlink_error;
 int unlink(const char *path) { return unlink_error ? errno = unlink_error, -1 : unlinkat(AT_FDCWD, path, 0); }
 
 static const char *unwritten; /* the path of a file; NULL: all can be written */
+static size_t written;        /* bytes, in all files */
 /* In this program instead of libc's: fails for one file where it is told to. */
 ssize_t pwrite(int fd, const void *from, size_t size, off_t at) {
     struct stat file, other;
     if (unwritten && !fstat(fd, &file) && !stat(unwritten, &other) && file.st_ino == other.st_ino) return errno = EIO, -1;
+    written += size;
     return pwritev(fd, &(struct iovec){(void *)from, size}, 1, at);
 }
 
@@ -522,6 +524,37 @@ TEST(what_cannot_be_written_synced_or_removed_at_the_end_is_an_error_of_the_job)
         unlink_error = 0;
         drop();
         CU_ASSERT(is_there(journal)); /* it can still go on */
+    }
+}
+
+/* When a sync has failed, the kernel may keep what was written, and forget that the disk lacks it. So a job that goes on
+ * writes all that it goes on from again. */
+TEST(what_may_be_in_memory_only_is_written_again) {
+    make_whole_job();
+    read_four();
+    options.resume = true;
+    write_file(suite_dir(), "out", whole.text, whole.len);
+    write_file(suite_dir(), "out.journal", record.text, record.len);
+    memset(&synced, 0, sizeof synced);
+    written = 0;
+    CU_ASSERT_FATAL(start());
+    CU_ASSERT_EQUAL(written, whole.len + record.len);
+    CU_ASSERT_EQUAL(synced.journal, (off_t)record.len);
+    ASSERT_OK(end_as(0));
+    CU_ASSERT_EQUAL(synced.output, (off_t)whole.len);
+}
+
+/* A link at the journal's name leads nowhere, or to a file of somebody else. */
+TEST(a_link_in_the_place_of_a_journal_is_not_followed) {
+    const char *other = in_dir(suite_dir(), "other");
+    for (int there = 0; there < 2; there++) {
+        read_prompts("p\n");
+        if (there) write_file(suite_dir(), "other", "", 0);
+        CHECK(!symlink("other", journal));
+        CU_ASSERT_FALSE(start());
+        said(&err, EXIT_FAILED, "out.journal: cannot open");
+        CU_ASSERT(is_there(other) == there && !is_there(output));
+        CHECK(!unlink(journal));
     }
 }
 

@@ -227,9 +227,9 @@ TEST(what_a_killed_run_has_left_harms_no_other) {
     for (long calls = count_of("read"), n = calls - 10; n <= calls + 4; n++) {
         char fault[30];
         snprintf(fault, sizeof fault, "read:%ld:5", n);
-        CHECK(!shell("mkdir -p result.tmp-1 && echo '{}' >result.tmp-1/config.json"));
+        if (!is_there("result.tmp-*")) leave_unfinished(path_of("result"), true);
         const Result r = run(&job, fault, "");
-        const bool left = is_there("result.tmp-1");
+        const bool left = is_there("result.tmp-*");
         const int lines = lines_with(r.err, path_of("result.tmp-*: cannot remove"));
         CU_ASSERT(r.status == EXIT_FAILED || (!r.status && judge_result(MODEL_DIRECTORY) == RIGHT));
         CU_ASSERT(lines <= 1 && (lines || !left)); /* where the end alone cannot be read, all has been removed */

@@ -276,10 +276,14 @@ TEST(files_are_read_whole_or_refused) {
     close(ten);
 }
 
-static bool unsynced, no_memory; /* True if fsync fails; if fdopen does. */
+static bool unsynced, unsynced_directory, no_memory; /* True if fsync fails, for a directory; if fdopen does. */
 
 /* These two are called instead of the C library's. This one syncs nothing. */
-int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; }
+int fsync(int fd) {
+    struct stat st;
+    CHECK(!fstat(fd, &st));
+    return unsynced || (unsynced_directory && S_ISDIR(st.st_mode)) ? errno = EIO, -1 : 0;
+}
 
 FILE *fdopen(int fd, const char *mode) {
     FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
@@ -308,6 +312,37 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
         CU_ASSERT_STRING_EQUAL(text, way ? "older" : "newer, and longer");
         free(text);
     }
+}
+
+/* Also of one that a link leads to. Only root can keep another owner. */
+TEST(a_result_keeps_mode_and_owner_of_the_file_that_it_replaces) {
+    static const mode_t modes[] = {0600, 0640, 0604, 0666};
+    const uid_t owner = geteuid() ? geteuid() : 1;
+    const char *dir = temp_dir(), *path = in_dir(dir, "result"), *name = in_dir(dir, "link");
+    struct stat st;
+    write_file(dir, "result", "older", 5);
+    CHECK(!symlink("result", name) && !chown(path, owner, -1));
+    for (size_t i = 0; i < 2 * COUNT(modes); i++) {
+        const char *to = i % 2 ? name : path;
+        CHECK(!chmod(path, modes[i / 2]));
+        FILE *file = output_open("--json", to, &err);
+        CU_ASSERT_FATAL(file && fputs("newer", file) >= 0 && !output_close(file, "--json", to, &err));
+        CU_ASSERT(!lstat(path, &st) && S_ISREG(st.st_mode) && (st.st_mode & 0777) == modes[i / 2]);
+        CU_ASSERT_EQUAL(st.st_uid, owner);
+        CU_ASSERT(!lstat(name, &st) && S_ISLNK(st.st_mode));
+    }
+}
+
+/* What a later run could not be sure of: the name in the directory. */
+TEST(a_result_is_not_done_before_its_name_is_on_the_disk) {
+    const char *dir = temp_dir(), *path = in_dir(dir, "result");
+    FILE *file = output_open("--json", path, &err);
+    CU_ASSERT_FATAL(file && fputs("{}", file) >= 0);
+    unsynced_directory = true;
+    CU_ASSERT_EQUAL(output_close(file, "--json", path, &err), -1);
+    unsynced_directory = false;
+    said(&err, EXIT_FAILED, "Input/output error");
+    CU_ASSERT_EQUAL(count_files(dir), 1);
 }
 
 TEST(a_result_without_memory_to_write_it_leaves_nothing) {
