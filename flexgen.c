@@ -509,7 +509,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     bool frontier = run->options->frontier;
-    Found found[MOST];
+    static Found found[MOST]; /* 80 KB, too much for a small stack */
     int n = frontier ? policy_frontier(found, MOST, search, err)
                      : find_policies(found, TEN, search, err);
     if (n < 0)

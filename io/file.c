@@ -117,7 +117,7 @@ const char *input_name(const char *path) { return strcmp(path, "-") ? path : "st
 
 char *input_read(const char *path, size_t *len, Error *err) {
     int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    char bytes[1 << 16];
+    char bytes[1 << 14];
     Text text = {0};
     ssize_t n;
     if (fd < 0) {

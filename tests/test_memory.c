@@ -307,6 +307,26 @@ TEST(the_program_keeps_to_what_it_may_have) {
     }
 }
 
+/* That is what a thread has by default with musl. Measuring the machine takes no more of it, but several seconds. */
+TEST(every_command_runs_with_a_stack_of_128_kib) {
+#define T4 " --hardware hardware/t4.json"
+    static const char *const runs[] = {
+        "generate --model models/opt-tiny --device host --prompt x --max-tokens 4 --compress-weight --compress-cache "
+        "--attn-sparsity 0.5 --percent 0 50 50 0 0 50" LEAST,
+        "bench --device sim" T4 " --model opt-125m --prompt-len 32 --gen-len 4 --num-prompts 8 --trace @trace",
+        "policy --model opt-30b" T4 " --explain --json @json --num-prompts 8",
+        "policy --model opt-125m" T4 " --frontier --num-prompts 8",
+        "policy --model opt-1.3b" T4 " --nodes 2 --prompt-len 32 --gen-len 4",
+        "policy --model opt-30b" T4 " --cost-model paper --explain" LEAST,
+        "eval --model models/opt-tiny --device host --perplexity models/prompts.txt --window 64 --percent 100 0 100 0 100 0" LEAST,
+        "quantize --model models/opt-tiny --output @packed",
+    };
+    for (size_t i = 0; i < COUNT(runs) && plain; i++) {
+        with.stack = 128 << 10;
+        flexgen_done("%s", runs[i]);
+    }
+}
+
 /* Without a machine that was measured before, and with it. In 16 MB there is no room even for measuring. */
 TEST(every_command_ends_well_or_is_refused_in_a_small_group) {
     if (!plain) return;
