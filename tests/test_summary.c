@@ -139,6 +139,12 @@ TEST(the_waves_of_the_kernels_are_of_todays_constants) {
     CU_ASSERT(strstr(printed, "| 30B | FC2 |") && there && !there[strlen(printed)]);
 }
 
+/* No row has bytes of local memory: neither spilled registers nor arrays without a place in registers. */
+TEST(no_kernel_spills) {
+    CU_ASSERT_EQUAL(shell("grep '^| `' $here/results/kernels.md >rows && grep -v '| 0 |$' rows"), 1);
+    CU_ASSERT_STRING_EQUAL(printed, "");
+}
+
 typedef struct {
     const char *path, *text;
 } File;
