@@ -381,6 +381,44 @@ static off_t grown(const char *path, off_t than) {
     return st.st_size;
 }
 
+/* What stages wait for depends on the flags, and each combination may have a circle of its own: then mpirun is ended when
+ * its time is over. There are more prompts than seats, and their numbers of tokens differ, so that on the diagonal seats
+ * refill.
+ */
+static const char *const policies[] = {
+    "--schedule row --flights 1 --synchronize --compress-weight --compress-cache",
+    "--schedule zigzag --flights 2 --synchronize --cpu-cache-compute",
+    "--schedule diagonal --flights 1 --synchronize",
+    "--schedule diagonal --flights 3 --no-overlap --attn-sparsity 0.3 --cpu-cache-compute",
+};
+
+TEST(over_mpi_every_policy_gives_the_text_of_one_machine) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char dir[200], prompts[2000] = "", flags[1000], arguments[1400];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    if (!bin) bin = "./flexgen";
+    for (int i = 0; i < 14; i++)
+        sprintf(prompts + strlen(prompts), "{\"prompt\": \"Tom has %d\", \"max_tokens\": %d}\n", i, 1 + i * 5 % 7);
+    write_file(dir, "prompts", prompts, strlen(prompts));
+    for (int i = 0; i < COUNT(policies); i++)
+        for (int stages = 1; stages <= MAX_STAGES; stages++) {
+            snprintf(flags, sizeof flags,
+                     "generate --model models/opt-tiny --prompts %s/prompts --output %s/%s --overwrite --threads 1 "
+                     "--gpu-mem 256M --cpu-mem 256M --disk-mem 512M --percent 50 30 40 30 40 30 "
+                     "--gpu-batch-size 2 --num-gpu-batches 2 %s",
+                     dir, dir, stages == 1 ? "alone" : "shared", policies[i]);
+            snprintf(arguments, sizeof arguments, "-n %d sh -c ': >\"$FLEXGEN_TEST_PIDS/$$\"; exec \"$0\" \"$@\"' %s %s",
+                     stages, bin, flags);
+            const int status = hear(start("", arguments), stages);
+            if (status) fprintf(stderr, "\n    %d stages, %s:\n%s\n", stages, policies[i], said);
+            CU_ASSERT_EQUAL_FATAL(status, 0);
+            if (stages == 1) continue;
+            char *alone = contents(in_dir(dir, "alone"), NULL), *shared = contents(in_dir(dir, "shared"), NULL);
+            CU_ASSERT_STRING_EQUAL(shared, alone);
+            free(alone), free(shared);
+        }
+}
+
 /* The first stage stores its new k and v slowly. Either it alone gets a signal, and its lanes stop while it waits for
  * tokens that nobody can make any more; or the second stage's copy of the model changes when the job has begun, so that its
  * part is worth nothing. That one finds it when it has stored its k and v, 50 ms a layer, while the first has all tokens.
