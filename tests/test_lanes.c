@@ -157,7 +157,7 @@ TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
     }
 }
 
-/* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
+/* Whoever posts an op may change its moves at once. */
 TEST(moves_stay_until_their_op_is_done) {
     enum { MOVES = 256, OPS = 20 };
     Move moves[MOVES];
