@@ -1,7 +1,7 @@
 /* test_pipeline.c: the network of a pipeline alone, over MPI between processes. A test "over mpi ..." starts this program
  * under mpirun as so many stages, which run the same test: in them stage_net gives their Net. How stages agree is also
- * tried between the threads of this process. At the end flexgen itself runs under mpirun, and a stage of it fails. What
- * stages compute is test_stages.c's. */
+ * tried between the threads of this process. At the end flexgen itself runs under mpirun: with the flags that decide what
+ * stages wait for, and so that a stage of it fails. What stages compute is test_stages.c's. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>

@@ -136,7 +136,7 @@ TEST(stages_give_the_bits_of_one_machine) {
     task.sampling = (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9};
     for (int i = 0; i < PROMPTS; i++) task.prompts[i].from = 1 + i % length[i];
     for (int way = 0; way < WAYS; way++) {
-        if (test_gpu && way % (test_every > 96 ? 48 : 11) != 5) continue; /* the emulation takes its time */
+        if (test_gpu && way % (test_every > 96 ? WAYS : 24) != 5) continue; /* the emulation takes its time */
         uint64_t seed;
         Pipeline line = {.stages = test_gpu ? 2 : 2 + way % 4};
         Policy p = drawn(way, &seed);
