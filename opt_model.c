@@ -291,9 +291,10 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
     /* The ops below read these regions, which nobody has written yet: they get zeros. */
     RegionId unwritten[] = {ATTENDED, HEAD_ROWS, UNPACKED_WEIGHTS, WEIGHT_SLOT + slot};
     for (int i = 0; i < 4; i++) {
-        size_t n = plan->region[unwritten[i]][TIER_GPU].bytes / sizeof(f16);
-        void *zeros = xcalloc(n, sizeof(f16));
-        device->upload(device, plan_bytes(plan, unwritten[i], TIER_GPU, 0, F16, n), 0, zeros, n);
+        int rows = plan->region[unwritten[i]][TIER_GPU].rows;
+        Tensor t = plan_view(plan, unwritten[i], TIER_GPU, 0, 0, rows);
+        void *zeros = xcalloc(tensor_bytes(t), 1);
+        device->upload(device, t, 0, zeros, (size_t)rows * t.cols);
         free(zeros);
     }
     for (int i = 0; i < 2; i++) {
