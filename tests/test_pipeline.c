@@ -1,7 +1,7 @@
 /* test_pipeline.c: the network of a pipeline alone, over MPI between processes. A test "over mpi ..." starts this program
  * under mpirun as so many stages, which run the same test: in them stage_net gives their Net. How stages agree is also
- * tried between the threads of this process. At the end flexgen itself runs under mpirun, and a stage of it fails. What
- * stages compute is test_stages.c's. */
+ * tried between the threads of this process. At the end flexgen itself runs under mpirun: with the flags that decide what
+ * stages wait for, and so that a stage of it fails. What stages compute is test_stages.c's. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -379,6 +379,44 @@ static off_t grown(const char *path, off_t than) {
     struct stat st = {.st_size = 0};
     for (int i = 0; i < 100000 && (stat(path, &st) || st.st_size <= than); i++) usleep(1000);
     return st.st_size;
+}
+
+/* What stages wait for depends on the flags, and each combination may have a circle of its own: then mpirun is ended when
+ * its time is over. There are more prompts than seats, and their numbers of tokens differ, so that on the diagonal seats
+ * refill.
+ */
+static const char *const policies[] = {
+    "--schedule row --flights 1 --synchronize --compress-weight --compress-cache",
+    "--schedule zigzag --flights 2 --synchronize --cpu-cache-compute",
+    "--schedule diagonal --flights 1 --synchronize",
+    "--schedule diagonal --flights 3 --no-overlap --attn-sparsity 0.3 --cpu-cache-compute",
+};
+
+TEST(over_mpi_every_policy_gives_the_text_of_one_machine) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char dir[200], prompts[2000] = "", flags[1000], arguments[1400];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    if (!bin) bin = "./flexgen";
+    for (int i = 0; i < 14; i++)
+        sprintf(prompts + strlen(prompts), "{\"prompt\": \"Tom has %d\", \"max_tokens\": %d}\n", i, 1 + i * 5 % 7);
+    write_file(dir, "prompts", prompts, strlen(prompts));
+    for (int i = 0; i < COUNT(policies); i++)
+        for (int stages = 1; stages <= MAX_STAGES; stages++) {
+            snprintf(flags, sizeof flags,
+                     "generate --model models/opt-tiny --prompts %s/prompts --output %s/%s --overwrite --threads 1 "
+                     "--gpu-mem 256M --cpu-mem 256M --disk-mem 512M --percent 50 30 40 30 40 30 "
+                     "--gpu-batch-size 2 --num-gpu-batches 2 %s",
+                     dir, dir, stages == 1 ? "alone" : "shared", policies[i]);
+            snprintf(arguments, sizeof arguments, "-n %d sh -c ': >\"$FLEXGEN_TEST_PIDS/$$\"; exec \"$0\" \"$@\"' %s %s",
+                     stages, bin, flags);
+            const int status = hear(start("", arguments), stages);
+            if (status) fprintf(stderr, "\n    %d stages, %s:\n%s\n", stages, policies[i], said);
+            CU_ASSERT_EQUAL_FATAL(status, 0);
+            if (stages == 1) continue;
+            char *alone = contents(in_dir(dir, "alone"), NULL), *shared = contents(in_dir(dir, "shared"), NULL);
+            CU_ASSERT_STRING_EQUAL(shared, alone);
+            free(alone), free(shared);
+        }
 }
 
 /* The first stage stores its new k and v slowly. Either it alone gets a signal, and its lanes stop while it waits for
