@@ -166,6 +166,8 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
+/* Returns a hash of all tokens, their ids and all merges in their order; 0 of NULL. */
+uint64_t tokenizer_digest(const Tokenizer *tokenizer);
 /* Returns the bytes of the longest token that is not special. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
@@ -187,6 +189,7 @@ typedef struct {
     int fd;
     size_t size;
     struct timespec changed; /* its modification time when it was opened */
+    uint64_t touched;        /* file_touched of it, when its data was last known to be the same */
 } TensorFile;
 
 struct Checkpoint {
@@ -198,9 +201,10 @@ struct Checkpoint {
      * (n, k) has type U8 and shape (n / GROUP, k * GROUP_BYTES), one row of groups in a row. */
     Tensor (*layer)[NROLES];
     Tensor global[NGLOBALS]; /* rows 0 if absent */
-    bool untied;   /* the head differs from the token table, against what config.json says */
-    bool dummy;    /* a known size without files: tensors have type F16 and file 0 */
-    uint64_t seed; /* seed of a dummy's random weights */
+    bool untied;     /* the head differs from the token table, against what config.json says */
+    bool dummy;      /* a known size without files: tensors have type F16 and file 0 */
+    uint64_t seed;   /* seed of a dummy's random weights */
+    uint64_t digest; /* checkpoint_digest, once it is taken: checkpoint_unchanged needs it */
 };
 
 /* Limits for studying quantization with eval: bits of a number, and numbers in a group. */
@@ -256,12 +260,13 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
  * first + layers - 1, with the embedding if the stage is the first and the head if it is the last.
  * The result owns nothing. */
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers);
-/* Returns a hash of the sizes and of the last bytes of every tensor. Two models share it only if
- * they are copies of each other, wherever they lie. */
+/* Returns a hash of the sizes and of a sample of every tensor, which hash_tensor describes. Copies
+ * of one model share it, wherever they lie. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);
-/* Checks that no file has changed its size or its modification time since it was opened. Returns -1
- * and fills err, which names the file, if one has. A new file put in its place is no change: the
- * old one stays open. Thread safe. */
+/* Checks that no file has changed since it was opened: neither its size nor its modification time;
+ * and if anything else was done to it, that its digest is still checkpoint->digest. Returns -1 and
+ * fills err, which names the file, if one has. A new file put in its place is no change: the old
+ * one stays open. Thread safe. */
 int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 
