@@ -220,8 +220,9 @@ static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
 
 /* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
  * failure. */
-static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
-    return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
+static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, size_t most,
+                          Error *err) {
+    return file_path(path, dir, name, err) ? NULL : json_read(path, most, err);
 }
 
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
@@ -232,7 +233,7 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
             err, EXIT_FAILED,
             "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
             dir, why);
-    cJSON *json = read_object(path, dir, "config.json", err);
+    cJSON *json = read_object(path, dir, "config.json", MAX_CONFIG, err);
     if (!json)
         return -1;
     *config = (OptConfig){.l = 0};
@@ -304,11 +305,11 @@ static int header_read(cJSON **header, size_t *data, const TensorFile *file, Err
     const char *why = file_read_at(file->fd, &len, sizeof len, 0);
     if (why)
         return fail(err, EXIT_FAILED, "header: read error: %s", why);
-    if (len > MAX_JSON || len > file->size - sizeof len)
+    if (len > MAX_HEADER || len > file->size - sizeof len)
         return fail(err, EXIT_FAILED,
                     "the header claims %llu byte%s; expected at most %d and at most the %zu that "
                     "follow: not a safetensors file, or an incomplete download",
-                    (unsigned long long)len, plural(len), MAX_JSON, file->size - sizeof len);
+                    (unsigned long long)len, plural(len), MAX_HEADER, file->size - sizeof len);
     *data = sizeof len + len;
     char *text = file_read_part(file->fd, "header", len, sizeof len, err);
     *header = text ? json_object(text, len, err) : NULL;
@@ -431,7 +432,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
 
 static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH], found[100];
-    cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
+    cJSON *index = read_object(path, dir, "model.safetensors.index.json", MAX_INDEX, err);
     if (!index)
         return -1;
     const cJSON *map = json_get(index, "weight_map"),

@@ -6,7 +6,7 @@
 typedef struct cJSON cJSON;
 
 // -------------------------------------------------------------------------------------------------
-// file.c: reads input files whole, and writes result files safely
+// file.c: reads input files, whole or line by line, and writes result files safely
 // -------------------------------------------------------------------------------------------------
 
 /* Returns NULL if path is a directory, else what is wrong with it, for a message. */
@@ -29,27 +29,37 @@ int file_open(const char *path, struct stat *st, Error *err);
  * Returns NULL and fills err if the file is missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
+/* Checks that an input whose reading takes so many bytes of memory fits what this process may have.
+ * Returns -1 and fills err (EXIT_USAGE) if not. */
+int input_fits(const char *name, size_t bytes, Error *err);
 /* Reads a whole file or pipe ("-" is standard input) into a malloc'ed buffer with a 0 after it.
- * Returns NULL and fills err on failure. */
-char *input_read(const char *path, size_t *len, Error *err);
+ * What will be made of it takes `factor` times as much memory. Returns NULL and fills err on
+ * failure, also if the process may not have that. */
+char *input_read(const char *path, size_t *len, size_t factor, Error *err);
 /* Returns the name of an input for messages: path, or "standard input" for "-". */
 const char *input_name(const char *path);
 
-/* An iterator over the lines of a text that are not blank. The caller sets text, len and name, and
- * leaves the rest 0. A line excludes its line ending (LF or CR LF); the first also excludes a byte
- * order mark. */
+enum { MAX_LINE = 16 << 20 }; /* bytes of a line at most */
+/* An iterator over the lines of an input that are not blank. It holds one line at a time. A line
+ * excludes its line ending (LF or CR LF); the first also excludes a byte order mark. */
 typedef struct {
-    const char *text; /* (len), with a 0 after it */
-    size_t len;
-    const char *name; /* the text's name in messages; "" if it has none */
-    size_t at;        /* where the next line begins */
-    const char *line; /* the current line, of `size` bytes */
-    size_t size;
-    int number;      /* the current line's number, counted from 1 */
+    const char *name; /* the input's name in `where`: that of lines_open, which the caller may
+                         replace by "" */
+    const char *path; /* its name in other messages */
+    FILE *in;
+    Text text;        /* the memory of the current line */
+    const char *line; /* the current line, of `size` bytes, with a 0 after it or after its CR */
+    size_t size;      /* more than MAX_LINE: the line is longer than that, and was cut */
+    size_t taken;     /* bytes read since memory was checked */
+    int number;       /* the current line's number, counted from 1 */
     char where[600]; /* its place in messages: "prompts.jsonl line 7", or "line 7" without a name */
 } Lines;
-/* Goes to the next line. Returns false if there is none. */
-bool line_next(Lines *lines);
+/* Opens a file or pipe ("-" is standard input). Returns -1 and fills err on failure. */
+int lines_open(Lines *lines, const char *path, Error *err);
+/* Goes to the next line. Returns 1, or 0 if there is none, or -1 and fills err if the input cannot
+ * be read, or if the process may not have the memory that lines like those so far take. */
+int line_next(Lines *lines, Error *err);
+void lines_close(Lines *lines);
 
 /* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
  * replaced. */
@@ -112,6 +122,8 @@ bool utf8_valid(const char *s, size_t len);
 cJSON *json_parse(const char *text, size_t len, Error *err);
 /* Like json_parse, but also refuses a value that is not an object. */
 cJSON *json_object(const char *text, size_t len, Error *err);
+/* Like json_object, for the current line of an input. */
+cJSON *json_line(const Lines *lines, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
@@ -177,7 +189,9 @@ void tokenizer_close(Tokenizer *tokenizer);
 // (flexgen.h declares its functions about the sizes and shapes of OPT models)
 // -------------------------------------------------------------------------------------------------
 
-enum { MAX_JSON = 100 << 20 }; /* bytes of a model's JSON file, or of a safetensors header */
+/* Bytes of config.json, of an index and of a safetensors header at most. Published models have less
+ * than 2 KB, 100 KB and 200 KB of them. */
+enum { MAX_CONFIG = 1 << 20, MAX_INDEX = 16 << 20, MAX_HEADER = 100 << 20 };
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
  * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */

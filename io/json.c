@@ -105,10 +105,12 @@ static int check_escape(const Source *s, size_t at) {
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
 static int check_bytes(const Source *s) {
+    enum { NODE = 96, STRING = 32 }; /* bytes, with what malloc and check_tree add */
     size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false; /* the byte before belongs to a number */
     int depth = 0;
+    size_t memory = 2 * s->len; /* that the tree takes: its strings, and what the loop adds */
     if (invalid < s->len)
         return refuse_at(s, invalid, "UTF-8");
     if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0)
@@ -126,6 +128,7 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
+        memory += c == '"' ? STRING : c == ',' || c == '{' || c == '[' ? NODE : 0;
         size_t digit = at + (c == '-');
         if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
@@ -140,7 +143,7 @@ static int check_bytes(const Source *s) {
             return refuse_at(s, at, "nesting of at most 64 levels");
     }
     if (!in_string && depth <= 0)
-        return 0;
+        return input_fits("its JSON", memory, s->err);
     return refuse_at(s, s->len, in_string ? "the closing quote of a string" : "a closing bracket");
 }
 
@@ -219,6 +222,13 @@ cJSON *json_object(const char *text, size_t len, Error *err) {
         return tree;
     cJSON_Delete(tree);
     fail(err, EXIT_FAILED, "holds no JSON object; expected { ... }");
+    return NULL;
+}
+
+cJSON *json_line(const Lines *l, Error *err) {
+    if (l->size <= MAX_LINE)
+        return json_object(l->line, l->size, err);
+    fail(err, EXIT_FAILED, "has more than %d MiB; shorten it", MAX_LINE >> 20);
     return NULL;
 }
 

@@ -18,8 +18,9 @@
 
 #include "io/io.h"
 
-/* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message. */
-enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
+/* Bytes of a file at most (published ones have less than 1 MB); the last code point of a byte
+ * symbol; bytes of a text in a message. */
+enum { MAX_FILE = 64 << 20, LAST_SYMBOL = 323, SHOWN = 60 };
 
 /* One entry of the vocabulary. */
 typedef struct {

@@ -239,10 +239,36 @@ TEST(lines_are_counted_and_come_without_their_ends) {
                  {"\xEF\xBB\xBFone\n\xEF\xBB\xBFtwo", "f", "1 f line 1|one\n2 f line 2|\xEF\xBB\xBFtwo\n"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         char all[400] = "", *at = all;
-        Lines l = {.text = cases[i].text, .len = strlen(cases[i].text), .name = cases[i].name};
-        while (line_next(&l)) at += sprintf(at, "%d %s|%.*s\n", l.number, l.where, (int)l.size, l.line);
+        Lines l;
+        write_file(suite_dir(), "lines", cases[i].text, strlen(cases[i].text));
+        ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "lines"), &err));
+        l.name = cases[i].name;
+        while (line_next(&l, &err) > 0) at += sprintf(at, "%d %s|%.*s\n", l.number, l.where, (int)l.size, l.line);
+        lines_close(&l);
         CU_ASSERT_STRING_EQUAL(all, cases[i].taken);
     }
+}
+
+/* The one before it and the one behind it are whole. */
+TEST(a_line_that_is_too_long_is_cut_and_refused) {
+    char *text = xcalloc(2 * MAX_LINE + 9, 1);
+    for (int more = 0; more < 2; more++) {
+        Lines l;
+        const size_t len = MAX_LINE + more * (1 + MAX_LINE / 2);
+        memset(text, '1', len + 8);
+        memset(text + 2, '0', len);
+        text[1] = text[2 + len] = '\n';
+        write_file(suite_dir(), "long", text, len + 5);
+        ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "long"), &err));
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == 1);
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == (size_t)MAX_LINE + more);
+        CU_ASSERT_PTR_NULL(json_line(&l, &err));
+        said(&err, EXIT_FAILED, more ? "has more than 16 MiB; shorten it" : "no leading zero");
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == 2 && l.number == 3 && !strcmp(l.line, "11"));
+        CU_ASSERT_EQUAL(line_next(&l, &err), 0);
+        lines_close(&l);
+    }
+    free(text);
 }
 
 TEST(files_are_read_whole_or_refused) {
