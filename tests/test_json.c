@@ -249,6 +249,42 @@ TEST(lines_are_counted_and_come_without_their_ends) {
     }
 }
 
+/* Of members that nobody wants the keys stay; one with an escape may be wanted. */
+TEST(a_line_has_the_values_that_are_wanted) {
+    static const char *const wanted[] = {"a", "bc", NULL};
+    static const struct {
+        const char *line, *kept, *says;
+    } cases[] = {
+        {"{}", "{}", NULL},
+        {"{\"a\": [1, {\"x\": 2}], \"b\": [1, {\"x\": \"]}\"}], \"bc\": \"t\"}",
+         "{\"a\":[1,{\"x\":2}],\"b\":0,\"bc\":\"t\"}", NULL},
+        {" { \"x\" : { } , \"y\":[ ] ,\"z\":-1.5e3, \"bcd\": true , \"a\" : null } ",
+         "{\"x\":0,\"y\":0,\"z\":0,\"bcd\":0,\"a\":null}", NULL},
+        {"{\"\\u0061\": [7], \"a \": 8, \"\": 9}", "{\"a\":[7],\"a \":0,\"\":0}", NULL},
+        {"{\"x\": {\"a\": 1}, \"a\": {\"x\": 1}}", "{\"x\":0,\"a\":{\"x\":1}}", NULL},
+        {"[{\"x\": 1}]", NULL, "holds no JSON object"},
+        {"{\"x\": [1 2], \"a\": 1}", NULL, "byte 9: found '2]"},
+        {"{\"x\": [1}, \"a\": 1]}", NULL, "byte 8: found '}, "},
+        {"{\"x\": {\"a\" 1}}", NULL, "byte 11: found '1}}'"},
+        {"{\"x\": {1: 1}}", NULL, "byte 8: found ': 1}}'"},
+        {"{\"x\": [1,], \"a\": 1}", NULL, "byte 9: found '], "},
+        {"{\"x\": [tru], \"a\": 1}", NULL, "byte 7: found 'tru]"},
+        {"{\"x\": \"\\ud800\", \"a\": 1}", NULL, "surrogates in pairs"},
+        {"{\"x\": [01], \"a\": 1}", NULL, "no leading zero"},
+        {"{\"x\": 1, \"a\": 1", NULL, "a closing bracket"},
+        {"{\"x\": 1} 2", NULL, "nothing after the value"},
+        {"{\"x\": [1], \"x\": 2}", NULL, "the key \"x\" occurs twice"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *line = xstrdup(cases[i].line);
+        cJSON *tree = json_line(&(Lines){.line = line, .size = strlen(line)}, wanted, &err);
+        char *kept = tree ? cJSON_PrintUnformatted(tree) : NULL;
+        CU_ASSERT(tree ? cases[i].kept && !strcmp(kept, cases[i].kept) : cases[i].says != NULL);
+        if (!tree) said(&err, EXIT_FAILED, cases[i].says);
+        free(kept), free(line), cJSON_Delete(tree);
+    }
+}
+
 /* The one before it and the one behind it are whole. */
 TEST(a_line_that_is_too_long_is_cut_and_refused) {
     char *text = xcalloc(2 * MAX_LINE + 9, 1);
@@ -262,7 +298,7 @@ TEST(a_line_that_is_too_long_is_cut_and_refused) {
         ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "long"), &err));
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == 1);
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == (size_t)MAX_LINE + more);
-        CU_ASSERT_PTR_NULL(json_line(&l, &err));
+        CU_ASSERT_PTR_NULL(json_line(&l, (const char *[]){NULL}, &err));
         said(&err, EXIT_FAILED, more ? "has more than 16 MiB; shorten it" : "no leading zero");
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == 2 && l.number == 3 && !strcmp(l.line, "11"));
         CU_ASSERT_EQUAL(line_next(&l, &err), 0);
