@@ -125,7 +125,7 @@ cJSON *json_object(const char *text, size_t len, Error *err);
 /* Like json_object, for the current line of an input. Of the members whose keys are not wanted (an
  * array that ends in NULL) the value becomes 0, also in the line. It is checked and not built, so
  * that its size costs no memory; equal keys within it are not noticed. */
-cJSON *json_line(const Lines *lines, const char *const *wanted, Error *err);
+cJSON *line_parse(const Lines *lines, const char *const *wanted, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back

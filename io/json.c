@@ -290,7 +290,7 @@ static size_t value_end(const Source *s, size_t at, const char *const *wanted) {
     return byte_at(s, at) == close ? at + 1 : 0;
 }
 
-cJSON *json_line(const Lines *l, const char *const *wanted, Error *err) {
+cJSON *line_parse(const Lines *l, const char *const *wanted, Error *err) {
     Source s = {(char *)l->line, l->size, err, 0};
     if (l->size > MAX_LINE)
         fail(err, EXIT_FAILED, "has more than %d MiB; shorten it", MAX_LINE >> 20);

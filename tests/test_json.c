@@ -277,7 +277,7 @@ TEST(a_line_has_the_values_that_are_wanted) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *line = xstrdup(cases[i].line);
-        cJSON *tree = json_line(&(Lines){.line = line, .size = strlen(line)}, wanted, &err);
+        cJSON *tree = line_parse(&(Lines){.line = line, .size = strlen(line)}, wanted, &err);
         char *kept = tree ? cJSON_PrintUnformatted(tree) : NULL;
         CU_ASSERT(tree ? cases[i].kept && !strcmp(kept, cases[i].kept) : cases[i].says != NULL);
         if (!tree) said(&err, EXIT_FAILED, cases[i].says);
@@ -298,7 +298,7 @@ TEST(a_line_that_is_too_long_is_cut_and_refused) {
         ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "long"), &err));
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == 1);
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == (size_t)MAX_LINE + more);
-        CU_ASSERT_PTR_NULL(json_line(&l, (const char *[]){NULL}, &err));
+        CU_ASSERT_PTR_NULL(line_parse(&l, (const char *[]){NULL}, &err));
         said(&err, EXIT_FAILED, more ? "has more than 16 MiB; shorten it" : "no leading zero");
         CU_ASSERT(line_next(&l, &err) == 1 && l.size == 2 && l.number == 3 && !strcmp(l.line, "11"));
         CU_ASSERT_EQUAL(line_next(&l, &err), 0);
