@@ -126,7 +126,8 @@ static int load_device(TaskRun *run, Error *err) {
     memcpy(device->link, run->options->link, sizeof device->link);
     if (run->net)
         device->net = run->net;
-    run->checkpoint->digest = checkpoint_digest(run->checkpoint);
+    if (!run->sim)
+        run->checkpoint->digest = checkpoint_digest(run->checkpoint);
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
         (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))

@@ -157,12 +157,13 @@ char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
         return NULL;
     int status = read_until(&l, EOF, most, err);
     *len = l.text.len - 1;
+    char *text = NULL;
     if (!status && !input_fits(l.path, factor * *len, err)) {
-        fclose(l.in);
-        return l.text.text;
+        text = l.text.text;
+        l.text.text = NULL; /* or it would be freed */
     }
     lines_close(&l);
-    return NULL;
+    return text;
 }
 
 int line_next(Lines *l, Error *err) {
@@ -192,7 +193,8 @@ int line_next(Lines *l, Error *err) {
 }
 
 void lines_close(Lines *l) {
-    fclose(l->in);
+    if (l->in != stdin)
+        fclose(l->in);
     free(l->text.text);
 }
 

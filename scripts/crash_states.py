@@ -188,7 +188,7 @@ def draw_state(changes, before, draw, everything=False):
 
     With `everything` the power is lost at the end, and nothing with it."""
     first = {number: bytearray(before[path]) for number, path in enumerate(sorted(before)) if before[path] is not None}
-    moment = len(changes) if everything else draw.randint(0, len(changes))
+    moment = len(changes) if everything or draw.random() < .25 else draw.randint(0, len(changes))
     synced, named, sure = {}, {}, 0  # the last sync of each inode, when it got its name, the last change that a directory has
     for at, change in enumerate(changes[:moment]):
         if change[0] == "name":
@@ -217,7 +217,8 @@ def draw_state(changes, before, draw, everything=False):
                     if draw.random() >= lose:
                         put(content, begin, change[3][begin - change[2]:end - change[2]])
     states = []
-    for contents, upto in ((lucky, moment if everything else draw.randint(min(sure, moment), moment)), (certain, sure)):
+    kept = moment if everything or draw.random() < .5 else draw.randint(min(sure, moment), moment)
+    for contents, upto in ((lucky, kept), (certain, sure)):
         names = {path: number for number, path in enumerate(sorted(before))}
         folders = {path for path in before if before[path] is None}
         for change in changes[:upto]:
