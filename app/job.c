@@ -115,15 +115,6 @@ void job_add(Job *job, const Lines *l, bool json) {
 // JSON lines or plain lines
 // -------------------------------------------------------------------------------------------------
 
-/* Returns cJSON's type of the one JSON value that text[0..len) is, or 0 if it is none. */
-static int json_type(const char *text, size_t len) {
-    Error ignored;
-    cJSON *value = json_parse(text, len, &ignored);
-    int type = value ? value->type : 0;
-    cJSON_Delete(value);
-    return type;
-}
-
 /* Reads the lines as JSON or as plain text: by --format, by the file's name, or by its first line.
  * Without --format a file that is neither as a whole is refused, instead of being completed as
  * text: plain lines one of which is a JSON object, and a file that is one JSON value, such as an
@@ -131,14 +122,15 @@ static int json_type(const char *text, size_t len) {
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
     bool json = job->format && !strcmp(job->format, "jsonl");
-    Text whole = {0};   /* the input so far, while it may be one JSON value */
-    Error mixed = {0};  /* a JSON object among plain lines */
-    int more, type = 0; /* type: of the input as a whole */
-    l->name = "";       /* a prompt's error does not depend on where the prompts come from */
+    Text whole = {0};  /* the input so far, while it may be one JSON value */
+    Error mixed = {0}; /* a JSON object among plain lines */
+    int more;
+    char kind = 0; /* of the input as a whole */
+    l->name = "";  /* a prompt's error does not depend on where the prompts come from */
     while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&
-                      json_type(l->line, l->size) == cJSON_Object;
+                      json_kind(l->line, l->size) == '{';
         if (!job->format && !job->count)
             json = named_json || (!named_text && first == '{');
         if (object && !json && !mixed.code)
@@ -154,9 +146,9 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
         job_add(job, l, json);
     }
     if (whole.len)
-        type = whole.len > MAX_LINE ? cJSON_Array : json_type(whole.text, whole.len);
+        kind = whole.len > MAX_LINE ? '[' : json_kind(whole.text, whole.len);
     free(whole.text);
-    if (type == cJSON_Array || type == cJSON_Object)
+    if (kind == '[' || kind == '{')
         return fail(err, EXIT_USAGE,
                     "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
                     "or say --format",

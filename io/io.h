@@ -122,6 +122,9 @@ bool utf8_valid(const char *s, size_t len);
 cJSON *json_parse(const char *text, size_t len, Error *err);
 /* Like json_parse, but also refuses a value that is not an object. */
 cJSON *json_object(const char *text, size_t len, Error *err);
+/* Returns the first byte of the one JSON value that a text is, or 0 if it is none. Nothing is
+ * built, and equal keys and numbers beyond 1.7e308 are not noticed. */
+char json_kind(const char *text, size_t len);
 /* Like json_object, for the current line of an input. Of the members whose keys are not wanted (an
  * array that ends in NULL) the value becomes 0, also in the line. It is checked and not built, so
  * that its size costs no memory; equal keys within it are not noticed. */

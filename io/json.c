@@ -237,7 +237,7 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Lines, of which some members are wanted
+// Values that are not built
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the first place from `at` on that is no white space. */
@@ -288,6 +288,13 @@ static size_t value_end(const Source *s, size_t at, const char *const *wanted) {
         at = skip_blanks(s, end);
     } while (byte_at(s, at) == ',');
     return byte_at(s, at) == close ? at + 1 : 0;
+}
+
+char json_kind(const char *text, size_t len) {
+    Error ignored;
+    Source s = {(char *)text, len, &ignored, 0};
+    size_t end = check_bytes(&s) ? 0 : value_end(&s, 0, NULL);
+    return end && skip_blanks(&s, end) == len ? text[skip_blanks(&s, 0)] : 0;
 }
 
 cJSON *line_parse(const Lines *l, const char *const *wanted, Error *err) {

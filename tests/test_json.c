@@ -285,6 +285,22 @@ TEST(a_line_has_the_values_that_are_wanted) {
     }
 }
 
+/* As json_parse takes and refuses them, but for what only a tree shows. */
+TEST(a_value_is_known_without_being_built) {
+    static const char *const values[] = {"{}",     " [1, {\"a\": \"]\"}]\n", "-1.5e3", "\"a\\u00e9\"", "true",
+                                         " null ", "[[], {}, [{}]]"};
+    for (size_t i = 0; i < COUNT(values); i++)
+        CU_ASSERT_EQUAL(json_kind(values[i], strlen(values[i])), values[i][strspn(values[i], " ")]);
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        const bool tree = strstr(bad[i].says, "1.7e308") || strstr(bad[i].says, "at most") || strstr(bad[i].says, "twice");
+        char *text = xstrdup(bad[i].text);
+        const size_t len = strlen(text);
+        for (size_t at = 0; at < len; at++) text[at] = text[at] == '$' ? 0 : text[at];
+        CU_ASSERT_EQUAL(json_kind(text, len) != 0, tree);
+        free(text);
+    }
+}
+
 /* The one before it and the one behind it are whole. */
 TEST(a_line_that_is_too_long_is_cut_and_refused) {
     char *text = xcalloc(2 * MAX_LINE + 9, 1);
