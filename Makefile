@@ -103,7 +103,7 @@ $(LIB): $(OBJ)
 	@rm -f $@; $(AR) rcs $@ $^
 
 # The whole stack may have 128 KiB (suite memory); under a sanitizer a function takes more of it.
-$(OBJ) $(BUILD)/flexgen.o: WARN += $(if $(SANITIZE),,-Wframe-larger-than=49152)
+$(OBJ) $(BUILD)/flexgen.o: WARN += $(if $(SANITIZE),,-Wframe-larger-than=65536)
 
 # Installs what is missing when run as root, or prints the one command that does.
 setup:

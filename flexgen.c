@@ -126,6 +126,8 @@ static int load_device(TaskRun *run, Error *err) {
     memcpy(device->link, run->options->link, sizeof device->link);
     if (run->net)
         device->net = run->net;
+    if (!run->sim)
+        run->checkpoint->digest = checkpoint_digest(run->checkpoint);
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
         (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
@@ -230,6 +232,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
     snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
+    snprintf(text, sizeof text, "%016" PRIx64, tokenizer_digest(run->tokenizer));
+    cJSON_AddStringToObject(head, "tokenizer", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
     ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
@@ -677,7 +681,7 @@ static int take_stage(TaskRun *run, Error *err) {
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
-    if (stage_join(net, run->whole, o->digest, err) ||
+    if (stage_join(net, run->whole, run->tokenizer, o->digest, err) ||
         stage_part(&run->part, &run->first_layer, run->whole, net, o->stages, err))
         return -1;
     run->checkpoint = &run->part;

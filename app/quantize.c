@@ -380,6 +380,7 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint)
         return -1;
+    checkpoint->digest = checkpoint_digest(checkpoint);
     Copy copy = {.checkpoint = checkpoint,
                  .threads = imin(host_threads(), MOST_THREADS),
                  .progress = progress,

@@ -1,4 +1,4 @@
-/* file.c: reads input files whole, and writes result files safely.
+/* file.c: reads input files, whole or line by line, and writes result files safely.
  *
  * A file that the user names may be missing, a directory, a pipe without a writer, cut while it is
  * read, or on a full disk. For each of these the user gets one line that names the file. "-" is
@@ -60,7 +60,20 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     return NULL;
 }
 
+int input_fits(const char *name, size_t bytes, Error *err) {
+    enum { SMALL = 1 << 20 }; /* bytes that are worth no look */
+    size_t left = bytes < SMALL ? bytes : process_allowance("", 0).memory;
+    if (bytes <= left)
+        return 0;
+    return fail(err, EXIT_USAGE,
+                "%s needs %zu MiB more of memory, and this process may have %zu MiB; split it, or "
+                "allow more memory",
+                name, bytes >> 20, left >> 20);
+}
+
 char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err) {
+    if (input_fits(name, size, err))
+        return NULL;
     char *text = xcalloc(size + 1, 1);
     const char *why = file_read_at(fd, text, size, offset);
     if (!why)
@@ -115,46 +128,78 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
 
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
-char *input_read(const char *path, size_t *len, Error *err) {
-    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    char bytes[1 << 14];
-    Text text = {0};
-    ssize_t n;
-    if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
-        return NULL;
-    }
-    while ((n = read(fd, bytes, sizeof bytes)) > 0 || (n < 0 && errno == EINTR))
-        text_append(&text, bytes, n > 0 ? n : 0);
-    if (n < 0)
-        fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
-    if (fd != STDIN_FILENO)
-        close(fd);
-    text_append(&text, "", 1); /* a 0 after it */
-    *len = text.len - 1;
-    if (n == 0)
-        return text.text;
-    free(text.text);
-    return NULL;
+int lines_open(Lines *l, const char *path, Error *err) {
+    *l = (Lines){.path = input_name(path), .in = strcmp(path, "-") ? fopen(path, "re") : stdin};
+    l->name = l->path;
+    return l->in ? 0
+                 : fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path,
+                        strerror(errno));
 }
 
-bool line_next(Lines *l) {
-    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3))
-        l->at = 3; /* skips a byte order mark */
-    while (l->at < l->len) {
-        l->line = l->text + l->at;
-        const char *end = memchr(l->line, '\n', l->len - l->at);
-        l->size = (end ? end : l->text + l->len) - l->line;
-        l->at += l->size + 1;
-        l->number++;
+/* Reads on to the byte `end`, or to the end of the input. Of more than `most` bytes the first ones
+ * stay. Returns 1, 0 at the end of the input, or -1 and err. */
+static int read_until(Lines *l, int end, size_t most, Error *err) {
+    int c;
+    l->text.len = 0;
+    while ((c = getc_unlocked(l->in)) != EOF && c != end) {
+        if (l->text.len > most)
+            continue;
+        if (l->text.len == l->text.room && input_fits(l->path, 3 * l->text.len, err))
+            return -1; /* it would grow to twice its size */
+        text_append(&l->text, &(char){c}, 1);
+    }
+    if (ferror(l->in))
+        return fail(err, EXIT_FAILED, "%s: cannot read: %s", l->path, strerror(errno));
+    text_append(&l->text, "", 1); /* a 0 after it */
+    return c != EOF;
+}
+
+char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
+    size_t most = process_allowance("", 0).memory / factor;
+    Lines l;
+    if (lines_open(&l, path, err))
+        return NULL;
+    int status = read_until(&l, EOF, most, err);
+    *len = l.text.len - 1;
+    char *text = NULL;
+    if (!status && !input_fits(l.path, factor * *len, err)) {
+        text = l.text.text;
+        l.text.text = NULL; /* or it would be freed */
+    }
+    lines_close(&l);
+    return text;
+}
+
+int line_next(Lines *l, Error *err) {
+    enum {
+        ENTRY = 256,
+        OFTEN = 1 << 20,
+        SPARE = 8 << 20
+    }; /* bytes; ENTRY: what becomes of a line */
+    for (int more = 1; more;) {
+        more = read_until(l, '\n', MAX_LINE, err);
+        l->taken += l->text.len + ENTRY;
+        if (more < 0 ||
+            (l->taken > OFTEN && input_fits(l->path, SPARE + l->number * (size_t)ENTRY, err)))
+            return -1;
+        l->taken %= OFTEN;
+        size_t mark = !l->number++ && !strncmp(l->text.text, "\xEF\xBB\xBF", 3) ? 3 : 0;
+        l->line = l->text.text + mark;
+        l->size = l->text.len - 1 - mark;
         if (l->size && l->line[l->size - 1] == '\r')
             l->size--;
         snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
                  l->number);
         if (strspn(l->line, " \t") < l->size)
-            return true;
+            return 1;
     }
-    return false;
+    return 0;
+}
+
+void lines_close(Lines *l) {
+    if (l->in != stdin)
+        fclose(l->in);
+    free(l->text.text);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@
 
 #include "io/io.h"
 
-/* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message. */
-enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60 };
+/* Bytes of a file at most (published ones have less than 1 MB); the last code point of a byte
+ * symbol; bytes of a text in a message. */
+enum { MAX_FILE = 64 << 20, LAST_SYMBOL = 323, SHOWN = 60 };
 
 /* One entry of the vocabulary. */
 typedef struct {
@@ -47,6 +48,7 @@ struct Tokenizer {
     int longest;          /* bytes of the longest token that is not special */
     Table ranks;          /* from pairs of ids to ranks, which are the lines of merges.txt */
     int nmerges;          /* number of ranks; rank 0 is joined first */
+    uint64_t digest;      /* a hash of all tokens with their ids, and of the merges in order */
     /* While the two files are read: */
     char path[MAX_PATH];              /* the file that is being read */
     Table names;                      /* from hashes of tokens' texts to ids */
@@ -128,9 +130,11 @@ static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
                     "take vocab.json from the model's download again",
                     tokenizer->path, shown(token->bytes), token->bytes, shown(text), text, id);
     token->bytes = text;
+    uint64_t key = text_key(text);
+    const uint64_t entry[] = {id, key};
+    tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
         token->special |= !strcmp(text, specials[i]);
-    uint64_t key = text_key(text);
     *table_find(tokenizer->names, key) = (Place){key, id, -1};
     const char *at = text;
     int byte = next_byte(tokenizer, &at);
@@ -214,6 +218,7 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
     *place = (Place){key, tokenizer->nmerges++, joined};
+    tokenizer->digest = hash_bytes(tokenizer->digest, &key, sizeof key);
     return 0;
 }
 
@@ -269,6 +274,7 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
+    tokenizer->digest = HASH_START;
     tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
     if (!open_files(tokenizer, dir, err))
         return tokenizer;
@@ -461,6 +467,8 @@ static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *i
     }
     return bytes;
 }
+
+uint64_t tokenizer_digest(const Tokenizer *tokenizer) { return tokenizer ? tokenizer->digest : 0; }
 
 size_t tokenizer_longest(const Tokenizer *tokenizer) { return tokenizer->longest; }
 

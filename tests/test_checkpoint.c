@@ -454,6 +454,7 @@ TEST(a_change_shows_in_size_seconds_or_nanoseconds) {
         if (i > 0) more[(i - 1) / 2] = i % 2 ? 1 : -1;
         touch(path, 1000, 500);
         Checkpoint *c = opens(dir);
+        c->digest = checkpoint_digest(c);
         CHECK(truncate(path, (off_t)c->files[0].size + more[0]) == 0);
         touch(path, 1000 + more[1], 500 + more[2]);
         CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), i ? -1 : 0);
@@ -467,6 +468,7 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     f16 row[H1 * H1];
     const char *dir = model_dir(small), *moved = in_dir(dir, "moved");
     Checkpoint *c = opens(dir);
+    c->digest = checkpoint_digest(c);
     CU_ASSERT_EQUAL(rename(in_dir(dir, TENSORS), moved), 0);
     write_file(dir, TENSORS, "another", 7);
     CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), 0);
@@ -480,6 +482,32 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     said(&err, EXIT_FAILED, "model.safetensors: was changed while it was in use");
     disk_close(disk);
     checkpoint_close(c);
+}
+
+/* Somebody links a file, renames it and sets its rights while it is open: nothing has changed. Or he changes data and sets
+ * the time back. */
+TEST(a_change_shows_when_its_time_was_set_back) {
+    for (int way = 0; way < 5; way++) {
+        const char *dir = model_dir(small), *path = in_dir(dir, TENSORS), *other = in_dir(dir, "other");
+        size_t size;
+        struct stat before;
+        Checkpoint *c = opens(dir);
+        c->digest = checkpoint_digest(c);
+        usleep(20000); /* longer than a tick of the file system's clock */
+        char *bytes = contents(path, &size);
+        CHECK(!stat(path, &before));
+        CHECK((way == 1 ? link(path, other) : way == 2 ? rename(path, other) : way == 3 ? chmod(path, 0400) : 0) == 0);
+        if (way == 4) {
+            const int fd = open(path, O_WRONLY);
+            bytes[size - 1] ^= 1;
+            CHECK(pwrite(fd, bytes, size, 0) == (ssize_t)size);
+            CHECK(!futimens(fd, (struct timespec[]){before.st_atim, before.st_mtim}) && !close(fd));
+        }
+        for (int again = 0; again < 2; again++) CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), way == 4 ? -1 : 0);
+        if (way == 4) said(&err, EXIT_FAILED, "model.safetensors: was changed while it was in use");
+        free(bytes);
+        checkpoint_close(c);
+    }
 }
 
 // ---- Digests and dummies --------------------------------------------------------------------------------------------
@@ -526,6 +554,32 @@ TEST(a_digest_is_of_what_the_tensors_hold) {
         bytes[at] ^= 1;
     }
     free(bytes);
+}
+
+/* Its beginning and its end stay: a part of so many bytes in the middle of a matrix is zero, or the whole of it but both
+ * ends. A part as long as two strata of five holds at least one of them. */
+TEST(a_digest_sees_a_change_within_a_matrix) {
+    enum { COLS = 256, ROWS = 1024, ENDS = 4096 };
+    const char *dir = model_dir((Model){{"", 2, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, 0, 1}, F16, "", .number = NULL});
+    Checkpoint *c = opens(dir);
+    const uint64_t first = checkpoint_digest(c);
+    size_t size;
+    char *bytes = contents(in_dir(dir, TENSORS), &size), *spare = memcpy(xcalloc(size, 1), bytes, size);
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const size_t all = tensor_bytes(*part.tensor);
+        for (int less = 0; less < 2 && part.matrix; less++) {
+            const size_t ends = less ? all * 3 / 10 : ENDS;
+            memset(bytes + part.tensor->offset + ends, 0, all - 2 * ends);
+            write_file(dir, TENSORS, bytes, size);
+            CU_ASSERT_NOT_EQUAL(digest_of(opens(dir)), first);
+            memcpy(bytes, spare, size);
+        }
+    }
+    write_file(dir, TENSORS, bytes, size);
+    CU_ASSERT_EQUAL(digest_of(opens(dir)), first);
+    free(bytes), free(spare);
+    checkpoint_close(c);
 }
 
 TEST(a_dummy_depends_on_seed_tensor_and_element_only) {

@@ -162,12 +162,13 @@ static const char *judge(const Result *r, Verdict result, bool unlinks) {
     const int lines = lines_with(r->err, "flexgen: ");
     if (r->status >= 1000) return "crashes";
     if (result == WRONG) return "leaves a wrong result";
-    if (!r->status && is_there("result.journal")) return "leaves a journal of what is done";
+    const char *journal = keep(text_of("result.journal"));
+    if (!r->status && journal && !strstr(journal, JOURNAL_ENDED)) return "leaves a journal of what is done";
     if (!r->status && (result != RIGHT || lines)) return "calls it done";
     if (r->status > EXIT_USAGE) return "ends with another status";
     if (r->status && (lines != 1 || strstr(r->err, "flexgen: bug") || lines_with(r->err, "flexgen: \n")))
         return "does not say why in one line";
-    if (!unlinks && (is_there("result.tmp*") || is_there("flexgen/*.json?*"))) return "leaves an unfinished file";
+    if (!unlinks && (is_there("result*.tmp*") || is_there("flexgen/*.json?*"))) return "leaves an unfinished file";
     return NULL;
 }
 

@@ -3,6 +3,7 @@
  * tried between the threads of this process. At the end flexgen itself runs under mpirun: with the flags that decide what
  * stages wait for, and so that a stage of it fails. What stages compute is test_stages.c's. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -449,6 +450,31 @@ TEST(over_mpi_a_job_ends_when_one_stage_must_and_keeps_its_journal) {
             strstr(said, stopped ? "flexgen: stage 0: stopped by SIGTERM; go on with --resume" : "flexgen: stage 1: "));
         CU_ASSERT(stopped || strstr(said, "was changed while it was in use"));
         CU_ASSERT(!access(journal, F_OK));
+    }
+}
+
+/* The second stage's copy of the model differs: in a matrix between its ends, or in which ids two tokens have. */
+TEST(over_mpi_a_stage_with_another_model_or_tokenizer_names_itself) {
+    static const char *const says[] = {"flexgen: stage 1: has another model than stage 0",
+                                       "flexgen: stage 1: has another tokenizer than stage 0"};
+    enum { ENDS = 4096 };
+    static const char zeros[1 << 20];
+    for (int way = 0; way < 2; way++) {
+        char command[600];
+        Error err;
+        const char *dir = temp_dir();
+        snprintf(command, sizeof command, "cd models/opt-tiny && cp * '%s' && sed -i '%s' '%s/vocab.json'", dir,
+                 way ? "s/\"!\": 4, \"\\\\\"\": 5/\"!\": 5, \"\\\\\"\": 4/" : "", dir);
+        CHECK(!system(command));
+        Checkpoint *c = checkpoint_open(dir, &err);
+        const Tensor *fc1 = &c->layer[3][FC1_W];
+        const int fd = open(in_dir(dir, "model.safetensors"), O_WRONLY);
+        if (!way) CHECK(pwrite(fd, zeros, tensor_bytes(*fc1) - 2 * ENDS, (off_t)fc1->offset + ENDS) > 0);
+        CHECK(!close(fd));
+        checkpoint_close(c);
+        CU_ASSERT_NOT_EQUAL(
+            hear(start_program("generate --prompt Once --max-tokens 2 --threads 1", "models/opt-tiny", dir, ":"), 2), 0);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said, says[way]));
     }
 }
 

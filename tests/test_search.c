@@ -246,8 +246,8 @@ enum { FLOPS = NTIERS + CTOD + 1, READING = FLOPS + 3, RESOURCES = READING + 2 }
 /* Doubles a resource of the question, or halves it again. A link that is twice as fast takes its share of shared cores for
  * half as long. */
 static void scale_resource(int resource, double factor) {
-    double *const rate[] = {machine.bdw[CTOG], machine.bdw[GTOC],  machine.bdw[DTOC],  machine.bdw[CTOD], machine.mm_flops,
-                            machine.bmm_flops, machine.cpu_flops, &machine.gpu_bdw,   &machine.cpu_bdw};
+    double *const rate[] = {machine.bdw[CTOG], machine.bdw[GTOC], machine.bdw[DTOC], machine.bdw[CTOD], machine.mm_flops,
+                            machine.bmm_flops, machine.cpu_flops, &machine.gpu_bdw,  &machine.cpu_bdw};
     double *one = resource < NTIERS ? NULL : rate[resource - NTIERS];
     if (!one) q.capacity[resource] = (Bytes)((double)q.capacity[resource] * factor);
     for (int phase = 0; one && phase < (resource < READING ? 2 : 1); phase++) one[phase] *= factor;
@@ -256,8 +256,8 @@ static void scale_resource(int resource, double factor) {
 
 /* A machine that has more can do what it could. Questions are drawn and asked again with twice of each resource, in
  * `make test` five hundred times, or as often as DOUBLINGS says. The LP's bound never falls (test_policy.c); what is found
- * by steps and rounded may, by one percent. About once in fifteen hundred doublings it falls by more, mostly by two percent:
- * these questions are not among them. */
+ * by steps and rounded may, by one percent. About once in fifteen hundred doublings it falls by more, mostly by two
+ * percent: these questions are not among them. */
 TEST(twice_a_capacity_or_a_rate_brings_no_less) {
     const char *given = getenv("DOUBLINGS");
     const long most = given ? atol(given) : 42 * RESOURCES;

@@ -77,11 +77,10 @@ TEST(ids_equal_hugging_face) {
     int different = 0;
     open_in(base, given ? 50272 : VOCAB);
     snprintf(path, sizeof path, "%s.jsonl", base);
-    Lines lines = {.name = path};
-    char *all = contents(path, &lines.len);
-    lines.text = all;
-    while (line_next(&lines)) {
-        cJSON *line = json_parse(lines.line, lines.size, &err);
+    Lines lines;
+    ASSERT_OK(lines_open(&lines, path, &err));
+    while (line_next(&lines, &err) > 0) {
+        cJSON *line = line_parse(&lines, (const char *[]){"ids", "text", "hex", "words", NULL}, &err);
         const cJSON *golden = json_get(line, "ids"), *id = golden->child, *hex = json_get(line, "hex");
         char *text = xstrdup((hex ? hex : json_get(line, "text"))->valuestring);
         const size_t len = strlen(text) / (hex ? 2 : 1);
@@ -104,7 +103,7 @@ TEST(ids_equal_hugging_face) {
     if (given) fprintf(stderr, "%d of %d lines differ ... ", different, lines.number);
     CU_ASSERT_EQUAL(different, 0);
     CU_ASSERT(lines.number >= 300);
-    free(all);
+    lines_close(&lines);
 }
 
 static size_t put_utf8(char *out, uint32_t c) {
