@@ -256,8 +256,8 @@ static void scale_resource(int resource, double factor) {
 
 /* A machine that has more can do what it could. Questions are drawn and asked again with twice of each resource, in
  * `make test` five hundred times, or as often as DOUBLINGS says. The LP's bound never falls (test_policy.c); what is found
- * by steps and rounded may, by one percent. About once in fifteen hundred doublings it falls by more, mostly by two
- * percent: these questions are not among them. */
+ * by steps and rounded may, by one percent. About once in fifteen hundred doublings it falls by more, by up to twelve:
+ * these questions are not among them. */
 TEST(twice_a_capacity_or_a_rate_brings_no_less) {
     const char *given = getenv("DOUBLINGS");
     const long most = given ? atol(given) : 42 * RESOURCES;
