@@ -353,13 +353,8 @@ TEST(every_command_runs_with_a_stack_of_128_kib) {
         "policy --model opt-125m" T4 " --frontier --num-prompts 8",
         "policy --model opt-1.3b" T4 " --nodes 2 --prompt-len 32 --gen-len 4",
         "policy --model opt-30b" T4 " --cost-model paper --explain" LEAST,
-<<<<<<< HEAD
-        "eval --model models/opt-tiny --device host --perplexity models/prompts.txt --window 64 --percent 100 0 100 0 100 "
-        "0" LEAST,
-=======
         "eval --model models/opt-tiny --device host --perplexity models/prompts.txt --window 64 "
         "--percent 100 0 100 0 100 0" LEAST,
->>>>>>> less
         "quantize --model models/opt-tiny --output @packed",
     };
     for (size_t i = 0; i < COUNT(runs) && plain; i++) {
