@@ -67,9 +67,10 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
  * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its
  * gbs, num_gpu_batches, schedule, overlap, table_home) with everything on the CPU tier and without
  * delegated; from it follow the work of the sweeps, and the bytes on each tier under any
- * placement. delegated: the policy has delegated. capacity: bytes. */
+ * placement. delegated: the policy has delegated. capacity: bytes. placed: NULL; or the plan of one
+ * placement, for which alone the rows then are, with what whole sequences take beyond shares. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
-                bool delegated, const double capacity[NTIERS]);
+                bool delegated, const double capacity[NTIERS], const Plan *placed);
 /* Returns the tokens that the plan's sweeps generate. */
 double runtime_tokens(const Plan *plan);
 /* Returns the seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of

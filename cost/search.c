@@ -94,10 +94,10 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
 
 /* Writes the LP whose optimum is the best fractions; those that are given are fixed. */
 static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
-                    const double capacity[NTIERS]) {
+                    const double capacity[NTIERS], const Plan *placed) {
     static const char *const name[6] = {"wg given", "wc given", "cg given",
                                         "cc given", "hg given", "hc given"};
-    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity);
+    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity, placed);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i])
             lp_row(lp, name[i], true, s->given.share[i])->a[i / 2 * NTIERS + i % 2] = 1;
@@ -110,17 +110,17 @@ static void set_capacities(double capacity[NTIERS], const Search *s) {
 
 /* Writes the LP of a policy on the search's machine. Returns the plan that it starts from, or NULL
  * if there is none. */
-static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy) {
+static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy, const Plan *placed) {
     double capacity[NTIERS];
     Plan *corner = corner_plan(s, policy);
     set_capacities(capacity, s);
     if (corner)
-        fill_lp(lp, s, policy, corner, capacity);
+        fill_lp(lp, s, policy, corner, capacity, placed);
     return corner;
 }
 
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
-    Plan *corner = policy_program(lp, search, policy);
+    Plan *corner = policy_program(lp, search, policy, NULL);
     CHECK(corner); /* as for the search, which has found the policy */
     *tokens = runtime_tokens(corner);
     plan_free(corner);
@@ -170,7 +170,7 @@ static void set_bound(Candidate *c, const Search *s) {
     LpAnswer answer;
     Lp lp;
     double sweep_s[2];
-    Plan *corner = policy_program(&lp, s, &c->policy);
+    Plan *corner = policy_program(&lp, s, &c->policy, NULL);
     if (corner)
         lp_solve(&answer, &lp);
     if (corner && answer.verdict == LP_OPTIMAL) {
@@ -413,7 +413,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Error ignored;
     Lp lp;
     LpAnswer answer;
-    fill_lp(&lp, s, &policy, corner, capacity);
+    fill_lp(&lp, s, &policy, corner, capacity, NULL);
     lp_solve(&answer, &lp);
     if (answer.verdict != LP_OPTIMAL)
         return -1;
@@ -423,6 +423,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
         return -1;
     bool fits = !plan_missing(plan, s->capacity);
     if (fits) {
+        fill_lp(&lp, s, &policy, corner, capacity, plan);
         *found = found_by(s, plan, &lp);
         note_full(&found->cost, &lp, &answer);
     }
@@ -471,10 +472,9 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
 static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
-    double tokens;
     Lp lp;
     if (!misses) {
-        policy_lp(&lp, &tokens, s, &s->given);
+        plan_free(policy_program(&lp, s, &s->given, plan));
         *found = found_by(s, plan, &lp);
     } else if (misses < *missing) {
         *missing = misses;
