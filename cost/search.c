@@ -20,7 +20,7 @@
  *   4. Stop when the next bound is no better than the best that has been found.
  *
  * The last chapter is about pipelines.
- * Read next: io/file.c. */
+ * Read next: rehearse.c. */
 #include <math.h>
 
 #include "cost/cost.h"
@@ -43,7 +43,7 @@ static const double
     COSTS_LITTLE = .95,
     /* The LP's latency may be a little more than that of the best plan. */
     LATENCY_SLACK = 1.05,
-    /* See score(). */
+    /* See policy_score. */
     PRICE_OF_CORES = .02, PRICE_OF_BLOCKS = .01;
 
 // -------------------------------------------------------------------------------------------------
@@ -145,13 +145,13 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
  * arithmetic beside copies is never quite as fast as it was measured alone, and more squares suffer
  * more. If blocks may be of any size, twice the block must bring one percent, because the first
  * results take twice as long. */
-static double score(const Search *s, double throughput, const Policy *p) {
+double policy_score(const Search *s, double throughput, const Policy *p) {
     double block = block_size(p), batches = block / p->gbs;
     double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
     return throughput / (1 + (cores + (s->one_block ? PRICE_OF_BLOCKS * log2(block) : 0)));
 }
 static double found_score(const Search *s, const Found *f) {
-    return score(s, f->cost.throughput, &f->policy);
+    return policy_score(s, f->cost.throughput, &f->policy);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ static void set_bound(Candidate *c, const Search *s) {
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = runtime_tokens(corner) / seconds;
-        c->score = late ? 0 : score(s, c->bound, &c->policy);
+        c->score = late ? 0 : policy_score(s, c->bound, &c->policy);
     }
     plan_free(corner);
 }
@@ -247,11 +247,12 @@ static void double_gbs(Candidates *c, Policy policy) {
 }
 
 /* Returns true if the search considers a schedule. Row is zig-zag with one batch, and is considered
- * only if it is given. The diagonal schedule needs more prompts than a block has; if it is given
- * but staggering does not help, zig-zag is the same. */
+ * only if it is given. Pipelines are compared by blocks of zig-zag. If the diagonal schedule is
+ * given but staggering does not help, zig-zag is the same. */
 static bool may_be(const Search *s, Schedule schedule) {
     if (!s->fixed_schedule)
-        return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
+        return schedule == SCHEDULE_ZIGZAG ||
+               (schedule == SCHEDULE_DIAGONAL && !(s->one_block && s->cluster.nodes));
     if (s->given.schedule == schedule)
         return true;
     return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG &&
@@ -394,6 +395,7 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     found.cost.T = found.pace.T;
     found.cost.throughput = tokens / found.cost.T;
     found.latency = latency_of(s, plan, found.cost.T);
+    found.expected = found.cost.throughput;
     return found;
 }
 
@@ -565,17 +567,12 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     return n ? n : -1;
 }
 
-int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
-    Found *found = xcalloc(MAX_REALIZED, sizeof *found);
-    int n = policy_search(found, MAX_REALIZED, search, err);
-    if (n > 0)
-        *best = *sooner = found[0];
-    for (int i = 1; i < n; i++)
-        if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput &&
-            found[i].latency < sooner->latency)
-            *sooner = found[i];
-    free(found);
-    return n;
+const Found *policy_sooner(const Found *found, int n) {
+    const Found *sooner = found;
+    for (const Found *f = found; f < found + n; f++)
+        if (f->expected >= COSTS_LITTLE * found->expected && f->latency < sooner->latency)
+            sooner = f;
+    return sooner;
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {
