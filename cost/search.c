@@ -327,14 +327,16 @@ static void step_from(Candidates *c, const Policy *from) {
         try_block(c, *from, ceil_div(count, K * blocks), K);
 }
 
-/* Adds candidates around the best ones. */
+/* Adds candidates around the best ones of each schedule, as the sim may prefer another. */
 static void refine(Candidates *c) {
-    for (int round = 0; round < ROUNDS; round++) {
-        int n = imin(AROUND, c->n);
-        Candidate best[AROUND];
-        memcpy(best, c->list, sizeof best);
-        for (int i = 0; i < n; i++)
-            step_from(c, &best[i].policy);
+    for (int round = 0; round < ROUNDS * (SCHEDULE_DIAGONAL + 1); round++) {
+        int n = 0, schedule = round % (SCHEDULE_DIAGONAL + 1);
+        Policy best[AROUND];
+        for (int i = 0; i < c->n && n < AROUND; i++)
+            if ((int)c->list[i].policy.schedule == schedule)
+                best[n++] = c->list[i].policy;
+        while (n > 0)
+            step_from(c, &best[--n]);
     }
 }
 
