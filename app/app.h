@@ -253,8 +253,8 @@ typedef struct {
 #define JOURNAL_ENDED "output" /* another, whose value is the state of a finished output */
 
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another
- * process has it (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
-Journal *journal_open(const char *output, double patience, Error *err);
+ * process has it (EXIT_USAGE), or if it is something else. */
+Journal *journal_open(const char *output, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
 typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.

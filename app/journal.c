@@ -34,8 +34,8 @@ static int journal_fault(const Journal *j, const char *what, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 /* Opens and locks the file. Begins again if the file has no name any more: the job that held the
- * lock removed it at its end, while we waited. */
-static int open_locked(Journal *j, double patience, Error *err) {
+ * lock put another in its place at its end. */
+static int open_locked(Journal *j, Error *err) {
     struct stat st = {.st_nlink = 0};
     while (!st.st_nlink) {
         if (j->fd >= 0)
@@ -46,7 +46,7 @@ static int open_locked(Journal *j, double patience, Error *err) {
                 err, EXIT_FAILED,
                 "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
                 j->path, strerror(errno));
-        j->locked = file_lock(j->fd, patience);
+        j->locked = file_lock(j->fd, 0);
         if (!j->locked && errno == EWOULDBLOCK)
             return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end",
                         j->path);
@@ -74,10 +74,10 @@ static int read_head(Journal *j, Error *err) {
     return 0;
 }
 
-Journal *journal_open(const char *output, double patience, Error *err) {
+Journal *journal_open(const char *output, Error *err) {
     Journal *j = xcalloc(1, sizeof *j);
     j->fd = -1;
-    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err))
+    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, err))
         j->text = file_read_part(j->fd, j->path, j->size, 0, err);
     if (j->text && !read_head(j, err))
         return j;

@@ -64,32 +64,27 @@ void lines_close(Lines *lines);
 /* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
  * replaced. */
 bool output_is_special(const char *path);
-/* Returns true if a path is standard output by any name, such as /dev/stdout. */
-bool output_is_standard(const char *path);
-/* Returns true if two paths lead to one file, whether it exists or is still to be made, or if both
- * are "-". A device or a pipe is no file, and neither is NULL. */
-bool same_file(const char *a, const char *b);
+/* Returns a number that two paths share if they lead to one file, directory, device or pipe, or if
+ * they would make one file that is not there yet. 0: of NULL, and of a path into no directory. */
+uint64_t file_identity(const char *path);
 /* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
  * all links to one file get the same name. Returns -1 and fills err if that fails. */
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err);
-/* Writes the size of a file in bytes, 0 if it does not exist. Returns -1 and fills err if the size
- * cannot be found out. */
-int file_size(size_t *size, const char *path, Error *err);
 /* Locks an open file until it is closed. If another process holds the lock, waits for it up to
  * `patience` seconds. Returns false and sets errno on failure (EWOULDBLOCK: the lock is still
  * held). */
 bool file_lock(int fd, double patience);
-/* Begins a new file or directory under a temporary name beside PATH; there is at most one at a
- * time. unfinished_end gives it its name; unfinished_remove, or the end of the process, removes it.
- * If there is something at PATH, the new one has its mode, and its owner as far as that is allowed.
- * Also removes what killed processes have left beside it. Returns its descriptor (a file's belongs
- * to the caller), or -1 and fills err.
+/* Begins a new file or directory under a temporary name beside PATH, which messages call by its
+ * flag; there is at most one at a time. unfinished_end gives it its name; unfinished_remove, or the
+ * end of the process, removes it. If there is something at PATH, the new one has its mode, and its
+ * owner as far as that is allowed. Also removes what killed processes have left beside it. Returns
+ * its descriptor (a file's belongs to the caller), or -1 and fills err.
  *
  * The name is PATH.tmp-RANDOM-PROOF, where RANDOM are 64 bits that nobody can guess and PROOF is a
  * hash of them, of the user and of the inode. So a name proves nothing about another file, and only
  * a file that this program made is ever taken for its own. It is locked as long as it is being
  * made. */
-int unfinished_begin(const char *path, bool directory, Error *err);
+int unfinished_begin(const char *flag, const char *path, bool directory, Error *err);
 /* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
 void file_prove(char name[MAX_PATH], int fd);
 /* Returns true if the open file or directory was made under this name, by a process of the same
@@ -97,9 +92,9 @@ void file_prove(char name[MAX_PATH], int fd);
 bool file_is_dead(int fd, const char *name);
 /* Returns the temporary name; "" if nothing is unfinished. */
 const char *unfinished_name(void);
-/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and fills err if
+/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and sets errno if
  * that fails. */
-int unfinished_end(const char *path, Error *err);
+int unfinished_end(void);
 void unfinished_remove(void);
 /* Syncs the directory in which a file has this name. Returns -1 and sets errno if that fails. */
 int name_sync(const char *path);
