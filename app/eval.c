@@ -111,8 +111,7 @@ static int add_line(Eval *e, const char *text, Error *err) {
 
 /* Adds the text of a JSON line. */
 static int score_line(Eval *e, const Lines *l, Error *err) {
-    static const char *const wanted[] = {"text", NULL};
-    cJSON *value = line_parse(l, wanted, err);
+    cJSON *value = line_parse(l, "\"text\"", err);
     if (!value)
         return -1;
     const cJSON *text = json_get(value, "text");

@@ -94,8 +94,7 @@ static int take_object(const Job *job, Request *e, const cJSON *line, Error *err
 
 /* Takes the prompt of a JSON line. */
 static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    static const char *const wanted[] = {"id", "prompt", "max_tokens", NULL};
-    cJSON *value = line_parse(l, wanted, err);
+    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\"", err);
     int status = value ? take_object(job, e, value, err) : -1;
     cJSON_Delete(value);
     return status;

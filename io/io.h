@@ -135,10 +135,10 @@ cJSON *json_object(const char *text, size_t len, Error *err);
 /* Returns the first byte of the one JSON value that a text is, or 0 if it is none. Nothing is
  * built, and equal keys and numbers beyond 1.7e308 are not noticed. */
 char json_kind(const char *text, size_t len);
-/* Like json_object, for the current line of an input. Of the members whose keys are not wanted (an
- * array that ends in NULL) the value becomes 0, also in the line. It is checked and not built, so
- * that its size costs no memory; equal keys within it are not noticed. */
-cJSON *line_parse(const Lines *lines, const char *const *wanted, Error *err);
+/* Like json_object, for the current line of an input. The value of a member becomes 0, also in the
+ * line, unless its key is among those that are wanted, which stand in quotes in one text. It is
+ * checked and not built, so that its size costs no memory; equal keys within it are not noticed. */
+cJSON *line_parse(const Lines *lines, const char *wanted, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
