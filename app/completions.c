@@ -427,36 +427,23 @@ static void write_state(char state[64], size_t bytes, uint64_t hash) {
     snprintf(state, 64, "%zu bytes, %016" PRIx64, bytes, hash);
 }
 
-/* Describes the output that is there. */
-static int read_state(char state[64], const Completions *c, Error *err) {
-    char bytes[1 << 14];
-    uint64_t hash = HASH_START;
-    const char *why = NULL;
-    struct stat st;
-    int fd = file_open(c->path, &st, err);
-    if (fd < 0)
-        return -1;
-    for (size_t at = 0, n; at < c->found && !why; at += n) {
-        n = size_min(c->found - at, sizeof bytes);
-        why = file_read_at(fd, bytes, n, at);
-        hash = hash_bytes(hash, bytes, n);
-    }
-    close(fd);
-    write_state(state, c->found, hash);
-    return why ? fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, why) : 0;
-}
-
 /* Checks that the output is that of this job, which has ended, and that nobody has changed it. */
 static int check_finished(const Completions *c, const cJSON *head, Error *err) {
     const char *was = cJSON_GetStringValue(json_get(c->journal->head, JOURNAL_ENDED));
     char is[64];
+    size_t len;
     if (!was)
         return fail(err, EXIT_USAGE,
                     "--resume: %s has no journal, so that nobody knows what job it is of; bring "
                     "back %s.journal, or move it away and begin anew, or --overwrite",
                     c->path, c->path);
-    if (compare_heads(c, head, err) || read_state(is, c, err))
+    if (compare_heads(c, head, err))
         return -1;
+    char *text = file_read(c->path, SIZE_MAX, &len, err);
+    if (!text)
+        return -1;
+    write_state(is, len, hash_bytes(HASH_START, text, len));
+    free(text);
     if (!strcmp(is, was))
         return 0;
     return fail(err, EXIT_USAGE,

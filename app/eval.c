@@ -127,7 +127,7 @@ int eval_lines(Eval *e, const char *path, Error *err) {
         return -1;
     int status = 0;
     while (!status && !is_full(e) && (status = line_next(&l, err)) > 0)
-        status = score_line(e, &l, err) ? fail_at(err, l.where) : 0;
+        status = score_line(e, &l, err) && fail_at(err, l.where) ? fail_at(err, l.path) : 0;
     lines_close(&l);
     if (status || e->task.count)
         return status;

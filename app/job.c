@@ -125,7 +125,6 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     Error mixed = {0}; /* a JSON object among plain lines */
     int more;
     char kind = 0; /* of the input as a whole */
-    l->name = "";  /* a prompt's error does not depend on where the prompts come from */
     while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&

@@ -129,7 +129,6 @@ const char *input_name(const char *path) { return strcmp(path, "-") ? path : "st
 
 int lines_open(Lines *l, const char *path, Error *err) {
     *l = (Lines){.path = input_name(path), .in = strcmp(path, "-") ? fopen(path, "re") : stdin};
-    l->name = l->path;
     return l->in ? 0
                  : fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path,
                         strerror(errno));
@@ -154,11 +153,10 @@ static int read_until(Lines *l, int end, size_t most, Error *err) {
 }
 
 char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
-    size_t most = process_allowance("", 0).memory / factor;
     Lines l;
     if (lines_open(&l, path, err))
         return NULL;
-    int status = read_until(&l, EOF, most, err);
+    int status = read_until(&l, EOF, SIZE_MAX, err);
     *len = l.text.len - 1;
     char *text = NULL;
     if (!status && !input_fits(l.path, factor * *len, err)) {
@@ -187,8 +185,7 @@ int line_next(Lines *l, Error *err) {
         l->size = l->text.len - 1 - mark;
         if (l->size && l->line[l->size - 1] == '\r')
             l->size--;
-        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
-                 l->number);
+        snprintf(l->where, sizeof l->where, "line %d", l->number);
         if (strspn(l->line, " \t") < l->size)
             return 1;
     }

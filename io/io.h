@@ -43,16 +43,14 @@ enum { MAX_LINE = 16 << 20 }; /* bytes of a line at most */
 /* An iterator over the lines of an input that are not blank. It holds one line at a time. A line
  * excludes its line ending (LF or CR LF); the first also excludes a byte order mark. */
 typedef struct {
-    const char *name; /* the input's name in `where`: that of lines_open, which the caller may
-                         replace by "" */
-    const char *path; /* its name in other messages */
+    const char *path; /* the input's name for messages */
     FILE *in;
     Text text;        /* the memory of the current line */
     const char *line; /* the current line, of `size` bytes, with a 0 after it or after its CR */
     size_t size;      /* more than MAX_LINE: the line is longer than that, and was cut */
     size_t taken;     /* bytes read since memory was checked */
     int number;       /* the current line's number, counted from 1 */
-    char where[600]; /* its place in messages: "prompts.jsonl line 7", or "line 7" without a name */
+    char where[32];   /* its place in messages: "line 7" */
 } Lines;
 /* Opens a file or pipe ("-" is standard input). Returns -1 and fills err on failure. */
 int lines_open(Lines *lines, const char *path, Error *err);
@@ -204,9 +202,9 @@ void tokenizer_close(Tokenizer *tokenizer);
 // (flexgen.h declares its functions about the sizes and shapes of OPT models)
 // -------------------------------------------------------------------------------------------------
 
-/* Bytes of config.json, of an index and of a safetensors header at most. Published models have less
- * than 2 KB, 100 KB and 200 KB of them. */
-enum { MAX_CONFIG = 1 << 20, MAX_INDEX = 16 << 20, MAX_HEADER = 100 << 20 };
+/* Bytes of config.json or an index, and of a safetensors header, at most. Published models have
+ * less than 100 KB and 200 KB of them. */
+enum { MAX_JSON = 16 << 20, MAX_HEADER = 100 << 20 };
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
  * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */

@@ -296,12 +296,13 @@ char json_kind(const char *text, size_t len) {
 
 cJSON *line_parse(const Lines *l, const char *wanted, Error *err) {
     Source s = {(char *)l->line, l->size, err, 0};
-    if (l->size > MAX_LINE)
+    if (l->size > MAX_LINE) {
         fail(err, EXIT_FAILED, "has more than %d MiB; shorten it", MAX_LINE >> 20);
-    if (l->size > MAX_LINE || check_bytes(&s))
         return NULL;
-    value_end(&s, skip_blanks(&s, 0), wanted); /* a fault that it meets is json_object's to name */
-    return json_object(l->line, l->size, err);
+    }
+    if (!check_bytes(&s))
+        value_end(&s, skip_blanks(&s, 0), wanted);
+    return json_object(l->line, l->size, err); /* which names all faults */
 }
 
 // -------------------------------------------------------------------------------------------------
