@@ -400,9 +400,9 @@ static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,
-             "%s is of another job: its %s is %.100s, and here it is %.100s; %s, or --overwrite",
-             c->journal->path, here->string, was ? was : "missing", is,
-             c->resumed ? "finish that job" : "name another file");
+             "%s is of another job: its %s is %.100s, and here it is %.100s; name another file, or "
+             "--overwrite",
+             c->journal->path, here->string, was ? was : "missing", is);
         free(is);
         free(was);
         return -1;

@@ -607,15 +607,10 @@ static bool is_of_model(const Options *o, uint64_t identity) {
     return is;
 }
 
-/* Returns a path that is opened for input, which may be standard input. */
-static const char *input_path(const char *path) {
-    return path && !strcmp(path, "-") ? "/dev/stdin" : path;
-}
-
 int files_check(const Options *o, Command command, Error *err) {
     enum { NAMED = 4, RESULTS = 6, FILES = 10 };
     char journal[MAX_PATH];
-    bool lasts = command == GENERATE && o->output && !output_is_special(o->output);
+    bool lasts = o->output && !output_is_special(o->output);
     if (lasts && file_beside(journal, o->output, ".journal", err))
         return -1;
     const struct {
@@ -626,10 +621,10 @@ int files_check(const Options *o, Command command, Error *err) {
                       {"the journal of --output", lasts ? journal : NULL},
                       {"standard output", "/dev/stdout"},
                       {"standard error", "/dev/stderr"},
-                      {"--prompts", input_path(o->prompts)},
+                      {"--prompts", o->prompts},
                       {"--hardware", o->hardware},
-                      {"--perplexity", input_path(o->perplexity)},
-                      {"--last-word", input_path(o->last_word)}};
+                      {"--perplexity", o->perplexity},
+                      {"--last-word", o->last_word}};
     for (int r = 0; r < RESULTS; r++) {
         const char *flag = files[r].flag, *path = files[r].path;
         uint64_t identity = path && !output_is_special(path) ? file_identity(path) : 0;

@@ -33,26 +33,22 @@ static int journal_fault(const Journal *j, const char *what, Error *err) {
 // Opening and reading
 // -------------------------------------------------------------------------------------------------
 
-/* Opens and locks the file. Begins again if the file has no name any more: the job that held the
- * lock put another in its place at its end. */
+/* Opens and locks the file. It has no name any more if the job that held the lock has just ended.
+ */
 static int open_locked(Journal *j, Error *err) {
-    struct stat st = {.st_nlink = 0};
-    while (!st.st_nlink) {
-        if (j->fd >= 0)
-            close(j->fd);
-        j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (j->fd < 0)
-            return fail(
-                err, EXIT_FAILED,
-                "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
-                j->path, strerror(errno));
-        j->locked = file_lock(j->fd, 0);
-        if (!j->locked && errno == EWOULDBLOCK)
-            return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end",
-                        j->path);
-        if (!j->locked || fstat(j->fd, &st))
-            return journal_fault(j, j->locked ? "read" : "lock", err);
-    }
+    struct stat st;
+    j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (j->fd < 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
+                    j->path, strerror(errno));
+    j->locked = file_lock(j->fd, 0);
+    if (!j->locked && errno != EWOULDBLOCK)
+        return journal_fault(j, "lock", err);
+    if (fstat(j->fd, &st))
+        return journal_fault(j, "read", err);
+    if (!j->locked || !st.st_nlink)
+        return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path);
     j->size = st.st_size;
     return 0;
 }

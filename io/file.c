@@ -220,6 +220,8 @@ uint64_t file_identity(const char *path) {
     const char *name = "";
     if (!path)
         return 0;
+    if (!strcmp(path, "-"))
+        path = "/dev/stdin";
     if (stat(path, &st)) {
         name = split_path(dir, path);
         if (stat(dir, &st))

@@ -63,7 +63,8 @@ void lines_close(Lines *lines);
  * replaced. */
 bool output_is_special(const char *path);
 /* Returns a number that two paths share if they lead to one file, directory, device or pipe, or if
- * they would make one file that is not there yet. 0: of NULL, and of a path into no directory. */
+ * they would make one file that is not there yet. "-" is standard input. Returns 0 for NULL and for
+ * a path into no directory. */
 uint64_t file_identity(const char *path);
 /* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
  * all links to one file get the same name. Returns -1 and fills err if that fails. */
