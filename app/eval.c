@@ -35,30 +35,31 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
 }
 
 int eval_text(Eval *e, const char *path, Error *err) {
-    /* bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows
+    /* Bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows.
      */
     enum { FACTOR = 12 };
-    int most = e->config->max_pos;
-    size_t len;
+    int most = e->config->max_pos, tokens = -1;
     int32_t *ids;
+    Lines l;
     if (e->window > most)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions",
                     e->window, most);
-    char *text = input_read(path, &len, FACTOR, err);
-    if (!text)
+    if (lines_open(&l, path, err))
         return -1;
-    int tokens = text_encode(&ids, text, len, e->tokenizer, e->config, err);
-    free(text);
+    if (!lines_whole(&l, FACTOR, err) &&
+        (tokens = text_encode(&ids, l.line, l.size, e->tokenizer, e->config, err)) < 0)
+        fail_at(err, l.path);
+    lines_close(&l);
     if (tokens < 0)
-        return fail_at(err, input_name(path));
+        return -1;
     e->window = imin(e->window ? e->window : most, tokens);
     for (int at = 0; tokens > 1 && at + e->window <= tokens && !is_full(e); at += e->window)
         add_prompt(e, ids + at, e->window, 1);
     free(ids);
     e->unscored = tokens - 1 - e->tokens; /* 1: the </s> in front */
-    return e->task.count ? 0
-                         : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
-                                input_name(path));
+    return e->task.count
+               ? 0
+               : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", l.path);
 }
 
 // -------------------------------------------------------------------------------------------------

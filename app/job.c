@@ -229,7 +229,7 @@ int job_read(Job *job, const char *path, Error *err) {
         return -1;
     int status = read_lines(job, &lines, path, err);
     lines_close(&lines);
-    return status ? -1 : job_settle(job, input_name(path), err);
+    return status ? -1 : job_settle(job, lines.path, err);
 }
 
 void job_rest(Job *job) {

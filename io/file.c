@@ -152,27 +152,17 @@ static int read_until(Lines *l, int end, size_t most, Error *err) {
     return c != EOF;
 }
 
-char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
-    Lines l;
-    if (lines_open(&l, path, err))
-        return NULL;
-    int status = read_until(&l, EOF, SIZE_MAX, err);
-    *len = l.text.len - 1;
-    char *text = NULL;
-    if (!status && !input_fits(l.path, factor * *len, err)) {
-        text = l.text.text;
-        l.text.text = NULL; /* or it would be freed */
-    }
-    lines_close(&l);
-    return text;
+int lines_whole(Lines *l, size_t factor, Error *err) {
+    if (read_until(l, EOF, SIZE_MAX, err))
+        return -1;
+    l->line = l->text.text;
+    l->size = l->text.len - 1;
+    return input_fits(l->path, factor * l->size, err);
 }
 
 int line_next(Lines *l, Error *err) {
-    enum {
-        ENTRY = 256,
-        OFTEN = 1 << 20,
-        SPARE = 8 << 20
-    }; /* bytes; ENTRY: what becomes of a line */
+    /* Bytes. What becomes of a line takes ENTRY. */
+    enum { ENTRY = 256, OFTEN = 1 << 20, SPARE = 8 << 20 };
     for (int more = 1; more;) {
         more = read_until(l, '\n', MAX_LINE, err);
         l->taken += l->text.len + ENTRY;
@@ -348,7 +338,7 @@ static void clear_dead(const char *name) {
 }
 
 int unfinished_begin(const char *flag, const char *path, bool directory, Error *err) {
-    char suffix[32], name[MAX_PATH];
+    char name[MAX_PATH];
     uint64_t random;
     struct stat st;
     bool there = !stat(path, &st);
@@ -356,8 +346,10 @@ int unfinished_begin(const char *flag, const char *path, bool directory, Error *
     atexit(unfinished_remove); /* a second call does no harm */
     if (getentropy(&random, sizeof random))
         return fail(err, EXIT_FAILED, "%s %s: no random numbers: %s", flag, path, strerror(errno));
-    snprintf(suffix, sizeof suffix, ".tmp-%016" PRIx64, random);
-    if (file_beside(unfinished.path, path, "", err) || file_beside(name, path, suffix, err))
+    if (file_beside(unfinished.path, path, "", err))
+        return -1;
+    int length = snprintf(name, MAX_PATH, "%s.tmp-%016" PRIx64, unfinished.path, random);
+    if (check_length(length, path, err))
         return -1;
     clear_dead(name);
     strcpy(unfinished.name, name);

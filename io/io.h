@@ -32,10 +32,6 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 /* Checks that an input whose reading takes so many bytes of memory fits what this process may have.
  * Returns -1 and fills err (EXIT_USAGE) if not. */
 int input_fits(const char *name, size_t bytes, Error *err);
-/* Reads a whole file or pipe ("-" is standard input) into a malloc'ed buffer with a 0 after it.
- * What will be made of it takes `factor` times as much memory. Returns NULL and fills err on
- * failure, also if the process may not have that. */
-char *input_read(const char *path, size_t *len, size_t factor, Error *err);
 /* Returns the name of an input for messages: path, or "standard input" for "-". */
 const char *input_name(const char *path);
 
@@ -57,6 +53,9 @@ int lines_open(Lines *lines, const char *path, Error *err);
 /* Goes to the next line. Returns 1, or 0 if there is none, or -1 and fills err if the input cannot
  * be read, or if the process may not have the memory that lines like those so far take. */
 int line_next(Lines *lines, Error *err);
+/* Makes all of an input one line. What will be made of it takes `factor` times as much memory.
+ * Returns -1 and fills err if the input cannot be read, or if the process may not have that. */
+int lines_whole(Lines *lines, size_t factor, Error *err);
 void lines_close(Lines *lines);
 
 /* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
