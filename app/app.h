@@ -236,8 +236,8 @@ int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *to
 typedef struct {
     char path[MAX_PATH];
     int fd;
-    bool locked;
-    char *text; /* (size) the file as it was opened, until the job begins */
+    uint64_t identity; /* of the file, once it is locked */
+    char *text;        /* (size) the file as it was opened, until the job begins */
     size_t size;
     cJSON *head;    /* its first line; NULL: the journal is new */
     size_t end;     /* bytes that are valid */

@@ -38,7 +38,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     /* Bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows.
      */
     enum { FACTOR = 12 };
-    int most = e->config->max_pos, tokens = -1;
+    int most = e->config->max_pos;
     int32_t *ids;
     Lines l;
     if (e->window > most)
@@ -46,8 +46,9 @@ int eval_text(Eval *e, const char *path, Error *err) {
                     e->window, most);
     if (lines_open(&l, path, err))
         return -1;
-    if (!lines_whole(&l, FACTOR, err) &&
-        (tokens = text_encode(&ids, l.line, l.size, e->tokenizer, e->config, err)) < 0)
+    int status = lines_whole(&l, FACTOR, err);
+    int tokens = status ? status : text_encode(&ids, l.line, l.size, e->tokenizer, e->config, err);
+    if (!status && tokens < 0)
         fail_at(err, l.path);
     lines_close(&l);
     if (tokens < 0)

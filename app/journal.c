@@ -42,14 +42,15 @@ static int open_locked(Journal *j, Error *err) {
         return fail(err, EXIT_FAILED,
                     "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
                     j->path, strerror(errno));
-    j->locked = file_lock(j->fd, 0);
-    if (!j->locked && errno != EWOULDBLOCK)
+    bool locked = file_lock(j->fd, 0);
+    if (!locked && errno != EWOULDBLOCK)
         return journal_fault(j, "lock", err);
     if (fstat(j->fd, &st))
         return journal_fault(j, "read", err);
-    if (!j->locked || !st.st_nlink)
+    if (!locked || !st.st_nlink)
         return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path);
     j->size = st.st_size;
+    j->identity = file_identity(j->path);
     return 0;
 }
 
@@ -172,11 +173,7 @@ int journal_sync(const Journal *j, Error *err) {
 
 /* Returns true if the file still has its name. Another one, which somebody has put there, is left
  * alone. */
-static bool is_there(const Journal *j) {
-    struct stat mine, there;
-    return !fstat(j->fd, &mine) && !stat(j->path, &there) && mine.st_dev == there.st_dev &&
-           mine.st_ino == there.st_ino;
-}
+static bool is_there(const Journal *j) { return file_identity(j->path) == j->identity; }
 
 int journal_end(Journal *j, const char *state, Error *err) {
     if (!is_there(j))
@@ -194,7 +191,7 @@ int journal_end(Journal *j, const char *state, Error *err) {
 void journal_close(Journal *j) {
     if (!j)
         return;
-    if (j->locked && !lseek(j->fd, 0, SEEK_END) && is_there(j))
+    if (!lseek(j->fd, 0, SEEK_END) && is_there(j))
         unlink(j->path); /* the job never began; an empty file that stays does no harm */
     if (j->fd >= 0)
         close(j->fd);
