@@ -94,8 +94,7 @@ static int take_object(const Job *job, Request *e, const cJSON *line, Error *err
 
 /* Takes the prompt of a JSON line. */
 static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    static const char *const wanted[] = {"id", "prompt", "max_tokens", NULL};
-    cJSON *value = line_parse(l, wanted, err);
+    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\"", err);
     int status = value ? take_object(job, e, value, err) : -1;
     cJSON_Delete(value);
     return status;
@@ -126,7 +125,6 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     Error mixed = {0}; /* a JSON object among plain lines */
     int more;
     char kind = 0; /* of the input as a whole */
-    l->name = "";  /* a prompt's error does not depend on where the prompts come from */
     while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&
@@ -231,7 +229,7 @@ int job_read(Job *job, const char *path, Error *err) {
         return -1;
     int status = read_lines(job, &lines, path, err);
     lines_close(&lines);
-    return status ? -1 : job_settle(job, input_name(path), err);
+    return status ? -1 : job_settle(job, lines.path, err);
 }
 
 void job_rest(Job *job) {

@@ -131,8 +131,7 @@ static int add_token(Tokenizer *tokenizer, const cJSON *item, Error *err) {
                     tokenizer->path, shown(token->bytes), token->bytes, shown(text), text, id);
     token->bytes = text;
     uint64_t key = text_key(text);
-    const uint64_t entry[] = {id, key};
-    tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
+    tokenizer->digest = splitmix64(tokenizer->digest ^ key, id);
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
         token->special |= !strcmp(text, specials[i]);
     *table_find(tokenizer->names, key) = (Place){key, id, -1};
@@ -218,7 +217,7 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
     *place = (Place){key, tokenizer->nmerges++, joined};
-    tokenizer->digest = hash_bytes(tokenizer->digest, &key, sizeof key);
+    tokenizer->digest = splitmix64(tokenizer->digest ^ key, 1);
     return 0;
 }
 
@@ -274,7 +273,6 @@ static int open_files(Tokenizer *tokenizer, const char *dir, Error *err) {
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer);
     tokenizer->vocab = vocab;
-    tokenizer->digest = HASH_START;
     tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
     if (!open_files(tokenizer, dir, err))
         return tokenizer;

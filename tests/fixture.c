@@ -120,7 +120,7 @@ const char *leave_unfinished(const char *path, bool directory) {
     const pid_t child = fork();
     if (!child) {
         Error err;
-        CHECK(unfinished_begin(path, directory, &err) >= 0);
+        CHECK(unfinished_begin("--output", path, directory, &err) >= 0);
         if (directory) write_file(unfinished_name(), "config.json", "{}", 2);
         CHECK(write(ends[1], unfinished_name(), MAX_PATH) == MAX_PATH);
         _exit(0);
