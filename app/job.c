@@ -121,11 +121,12 @@ void job_add(Job *job, const Lines *l, bool json) {
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
     bool json = job->format && !strcmp(job->format, "jsonl");
-    Text whole = {0};  /* the input so far, while it may be one JSON value */
+    bool named = named_json || named_text;
+    Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
     int more;
     char kind = 0; /* of the input as a whole */
-    while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
+    while ((more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&
                       json_kind(l->line, l->size) == '{';
@@ -137,20 +138,21 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
                  "--format text if it is meant as text",
                  l->path, l->where);
         bool opens = !object && (first == '{' || first == '[') && l->size <= MAX_LINE;
-        if (!job->format && (job->count ? whole.len : opens)) {
+        if (!job->format && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
             text_append(&whole, l->line, l->size);
             text_append(&whole, "\n", 1);
         }
         job_add(job, l, json);
     }
-    if (whole.len)
-        kind = whole.len > MAX_LINE ? '[' : json_kind(whole.text, whole.len);
+    if (whole.len && whole.len <= MAX_LINE)
+        kind = json_kind(whole.text, whole.len);
     free(whole.text);
-    if (kind == '[' || kind == '{')
+    bool seems = whole.len > MAX_LINE && !named; /* too long to know */
+    if (kind == '[' || kind == '{' || seems)
         return fail(err, EXIT_USAGE,
-                    "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
+                    "%s: %s one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
                     "or say --format",
-                    l->path);
+                    l->path, seems ? "begins like" : "is");
     if (more < 0 || !mixed.code)
         return more;
     *err = mixed;

@@ -284,12 +284,16 @@ static uint64_t proof_of(int fd, const char *random) {
     return splitmix64(hash_bytes(geteuid(), random, DIGITS), st.st_ino);
 }
 
-void file_prove(char name[MAX_PATH], int fd) {
+int file_prove(char name[MAX_PATH], int fd) {
     char proven[MAX_PATH];
     uint64_t proof = proof_of(fd, name + strlen(name) - DIGITS);
     int length = snprintf(proven, MAX_PATH, "%s-%016" PRIx64, name, proof);
-    if (length < MAX_PATH && !rename(name, proven))
-        strcpy(name, proven);
+    if (length >= MAX_PATH)
+        errno = ENAMETOOLONG;
+    if (length >= MAX_PATH || rename(name, proven))
+        return -1;
+    strcpy(name, proven);
+    return 0;
 }
 
 bool file_is_dead(int fd, const char *name) {
@@ -369,9 +373,14 @@ int unfinished_begin(const char *flag, const char *path, bool directory, Error *
         (void)unused;
         fchmod(fd, st.st_mode & 07777);
     }
-    if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
-        file_prove(unfinished.name, fd);
-    return fd;
+    /* without locks, no later run could know that this one has ended */
+    if (!file_lock(fd, 0) || !file_prove(unfinished.name, fd))
+        return fd;
+    fail(err, EXIT_FAILED, "%s %s: %s; give it a shorter name", flag, path, strerror(errno));
+    if (!directory)
+        close(fd);
+    unfinished_remove();
+    return -1;
 }
 
 const char *unfinished_name(void) { return unfinished.name; }
@@ -382,7 +391,7 @@ int name_sync(const char *path) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return errno == EACCES ? 0 : -1; /* one may write in it, and not read it */
-    int status = fsync(fd) && errno != EINVAL ? -1 : 0;
+    int status = fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0;
     close(fd);
     return status;
 }

@@ -83,8 +83,9 @@ bool file_lock(int fd, double patience);
  * a file that this program made is ever taken for its own. It is locked as long as it is being
  * made. */
 int unfinished_begin(const char *flag, const char *path, bool directory, Error *err);
-/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
-void file_prove(char name[MAX_PATH], int fd);
+/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF. Returns -1
+ * and sets errno if that fails. */
+int file_prove(char name[MAX_PATH], int fd);
 /* Returns true if the open file or directory was made under this name, by a process of the same
  * user that has ended: its proof is right, and nobody has locked it. Locks it. */
 bool file_is_dead(int fd, const char *name);

@@ -263,8 +263,9 @@ static size_t value_end(const Source *s, size_t at, const char *wanted) {
     if (!object && byte_at(s, at) != '[') {
         const char *end;
         cJSON *leaf = cJSON_ParseWithLengthOpts(s->text + at, s->len - at, &end, false);
+        bool is = leaf != NULL;
         cJSON_Delete(leaf);
-        return leaf ? skip_blanks(s, end - s->text) : 0;
+        return is ? skip_blanks(s, end - s->text) : 0;
     }
     size_t inside = skip_blanks(s, at + 1);
     if (byte_at(s, inside) == close)

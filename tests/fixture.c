@@ -54,7 +54,7 @@ static void make_root(void) {
     CHECK(!mkdir(temp_root, 0700));
     const int fd = open(temp_root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     CHECK(fd >= 0 && file_lock(fd, 0));
-    file_prove(temp_root, fd);
+    CHECK(!file_prove(temp_root, fd));
     temp_owner = getpid();
     atexit(remove_temp_dirs);
 }

@@ -126,6 +126,19 @@ TEST(a_result_is_not_the_file_of_standard_error) {
     }
 }
 
+/* At its end a job makes a new journal beside the old one, under a longer name. */
+TEST(a_name_beside_which_the_journal_cannot_end_is_refused_before_the_job) {
+    for (int length = 200; length <= 255; length += 5) {
+        const char *command = keep(calloc(1, 1000));
+        snprintf((char *)command, 1000, GENERATE " --prompts p --output %0*d", length, 0);
+        const char *before = look();
+        const Result r = shell(command);
+        const bool done = !r.status, left = strcmp(look(), before);
+        if (done != left) fprintf(stderr, "\n    a name of %d bytes: status %d: %s\n", length, r.status, r.err);
+        CU_ASSERT_EQUAL(done, left);
+    }
+}
+
 /* The processes of a job that is killed take a moment to end, and one starts the next at once. */
 TEST(an_output_of_a_job_that_is_ending_is_waited_for) {
     static const struct {
