@@ -114,6 +114,9 @@ cJSON *json_parse(const char *text, size_t len, Error *err);
 cJSON *json_object(const char *text, size_t len, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
+/* Reads the JSON object in a file that may be missing; then *tree is NULL. Returns -1 and fills err
+ * if the file cannot be read. */
+int json_read_if(cJSON **tree, const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
  * as a neighbour of it.) */
 const char *json_number(char text[100], double number);
@@ -178,8 +181,13 @@ void tokenizer_close(Tokenizer *tokenizer);
 enum { MAX_JSON = 100 << 20 }; /* bytes of a model's JSON file, or of a safetensors header */
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
- * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */
+ * to its tie_word_embeddings. The tokens that end a text are those of dir/generation_config.json if
+ * it has any. Returns -1 and fills err if it is not an OPT model's. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
+
+/* Writes a line that names the fields of dir/generation_config.json that change what Hugging Face
+ * generates and are not used here; nothing if there are none. */
+void generation_notice(FILE *out, const char *dir);
 
 /* A safetensors file that is open for reading. */
 typedef struct {

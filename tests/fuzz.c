@@ -377,8 +377,8 @@ static Input header_of(const char *path) {
  * and is packed. The journal has two records. */
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
-    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
-    Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
+    Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
     const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
     CopyStats stats;
     for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));

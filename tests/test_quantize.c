@@ -23,7 +23,7 @@ static Error err;
 
 /* With projections and a head of its own. */
 static const Model small = {
-    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, 0, 1}, F16, "model.", .head = true, F16};
+    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, {0}, 0, 0, 1}, F16, "model.", .head = true, F16};
 
 static int quantized(const char *from, const char *to, size_t shard_bytes) {
     host_set_threads(3);
@@ -200,7 +200,7 @@ TEST(copies_are_laid_out_as_the_format_asks_and_large_ones_are_cut_between_layer
 }
 
 TEST(the_small_files_come_along) {
-    static const char *const names[] = {"vocab.json", "merges.txt", "generation_config.json",
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json",
                                         "README.md",  "old.bin",    "pytorch_model.bin.index.json"};
     const char *from = model_dir(small);
     for (int i = 0; i < 6; i++) write_file(from, names[i], "\0x", 2);
