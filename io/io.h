@@ -151,25 +151,30 @@ char char_kind(uint32_t c);
 
 typedef struct Tokenizer Tokenizer;
 
-/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's vocabulary size: every id must be
- * below it; gaps are allowed. Refuses two tokens with one id, merges of unknown tokens, a missing
- * byte symbol, a missing </s>, and an empty merges.txt if there are tokens of several bytes.
- * Returns NULL and fills err on failure. */
+/* Opens dir/tokenizer.json, or else dir/vocab.json and dir/merges.txt, and what the directory has
+ * of tokenizer_config.json, special_tokens_map.json and added_tokens.json. vocab is the model's
+ * vocabulary size: every id must be below it; gaps are allowed. Refuses two tokens with one id,
+ * merges of unknown tokens, a missing byte symbol, special tokens without ids, no merges if there
+ * are tokens of several bytes, and all that is not as in OPT's tokenizer. Returns NULL and fills
+ * err on failure. */
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
 /* Returns the end of the word that begins at text[start], start < len. Words are encoded one by
  * one. The text must be valid UTF-8. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start);
-/* Encodes text[0..len) (valid UTF-8) without a </s> in front. Returns the number of ids, which the
- * caller frees, or -1 and fills err. */
+/* Returns the token in front of each prompt, </s> in most models; -1 if there is none. */
+int32_t tokenizer_bos(const Tokenizer *tokenizer);
+/* Encodes text[0..len) (valid UTF-8) without that token. Added tokens in the text are found,
+ * special ones too. Returns the number of ids, which the caller frees, or -1 and fills err. */
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids,
                      Error *err);
 /* Returns the text of ids[0..n), malloc'ed and 0-terminated; *len becomes its bytes. Special tokens
- * (<s> <pad> </s> <unk>) and ids without a token give nothing. Invalid UTF-8, inside or at the end
+ * (such as </s>) and ids without a token give nothing. Invalid UTF-8, inside or at the end
  * (an incomplete character), becomes U+FFFD, so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-/* Returns the bytes of the longest token that is not special. */
+/* Returns how many bytes of a text a token stands for at most; INT_MAX if an added token takes
+ * white space along. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
 
