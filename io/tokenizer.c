@@ -297,7 +297,8 @@ static int open_merges(Tokenizer *tokenizer, cJSON *model, Error *err) {
 
 /* Adds an added token, which `how` describes. `id` matters only if the vocabulary and earlier files
  * do not have the token; NAN is none. What an earlier file had may only become special. */
-static int add_added(Tokenizer *tokenizer, char *text, double id, const cJSON *how, Error *err) {
+static int add_added(Tokenizer *tokenizer, char *text, double id, const cJSON *how, bool special,
+                     Error *err) {
     if (!*text || cJSON_IsTrue(json_get(how, "single_word")))
         return fail(err, EXIT_FAILED,
                     "%s: the added piece \"%.*s\" has %s, expected a text that may also be found "
@@ -309,7 +310,7 @@ static int add_added(Tokenizer *tokenizer, char *text, double id, const cJSON *h
     Token *token = &tokenizer->tokens[known];
     bool bare = cJSON_IsNumber(how), twice = token->added;
     token->added = true;
-    token->special |= isnan(id) || cJSON_IsTrue(json_get(how, "special"));
+    token->special |= special || cJSON_IsTrue(json_get(how, "special"));
     if (twice)
         return 0;
     tokenizer->begins[(uint8_t)*text] = true;
@@ -331,22 +332,26 @@ static int add_list(Tokenizer *tokenizer, const cJSON *list, Error *err) {
     for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
         const cJSON *id = cJSON_IsNumber(item) ? item : json_get(item, "id");
         double number = id || !item->string ? cJSON_GetNumberValue(id) : strtod(item->string, NULL);
-        if (add_added(tokenizer, id == item ? item->string : text_of(item), number, item, err))
+        if (add_added(tokenizer, id == item ? item->string : text_of(item), number, item, false,
+                      err))
             return -1;
     }
     return 0;
 }
 
 /* Adds the special tokens of tokenizer_config.json: "..._token" is one, "..._tokens" are several.
- */
-static int add_special(Tokenizer *tokenizer, const cJSON *config, Error *err) {
+ * Some have their ids in added_tokens.json. */
+static int add_special(Tokenizer *tokenizer, const cJSON *config, const cJSON *older, Error *err) {
     for (const cJSON *item = config->child; item; item = item->next) {
         bool one = !fnmatch("*_token", item->string, 0),
              several = !fnmatch("*_tokens", item->string, 0);
-        for (const cJSON *token = one ? item : item->child; (one || several) && token;
-             token = several ? token->next : NULL)
-            if (*text_of(token) && add_added(tokenizer, text_of(token), NAN, token, err))
+        const cJSON *token = one ? item : several ? item->child : NULL;
+        for (; token; token = several ? token->next : NULL) {
+            char *text = text_of(token);
+            double id = cJSON_GetNumberValue(json_get(older, text));
+            if (*text && add_added(tokenizer, text, id, token, true, err))
                 return -1;
+        }
     }
     return 0;
 }
@@ -438,7 +443,8 @@ static int open_added(cJSON **config, Tokenizer *tokenizer, bool whole, Error *e
         cJSON_DeleteItemFromObjectCaseSensitive(*config, item->string);
         cJSON_AddItemToObject(*config, item->string, cJSON_DetachItemViaPointer(map, item));
     }
-    return add_list(tokenizer, list ? list : older, err) || add_special(tokenizer, *config, err)
+    return add_list(tokenizer, list, err) || add_special(tokenizer, *config, older, err) ||
+                   add_list(tokenizer, older, err)
                ? -1
                : 0;
 }
@@ -466,7 +472,7 @@ static int finish_tokens(Tokenizer *tokenizer, Error *err) {
         if (!token->added)
             tokenizer->longest = imax(tokenizer->longest, token->len);
     }
-    if (!tokenizer->nmerges && tokenizer->count > SMALLEST)
+    if (!tokenizer->nmerges && tokenizer->count - tokenizer->nadded > SMALLEST)
         return fail(
             err, EXIT_FAILED,
             "%s: has no merges, but the vocabulary has pieces of several bytes, which merges "

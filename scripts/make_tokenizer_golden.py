@@ -198,7 +198,7 @@ def make_forms(transformers):
     def grown(tokenizer):
         """The same with added tokens."""
         tokenizer.add_tokens([" Zorgon", transformers.AddedToken("<both>", lstrip=True, rstrip=True, normalized=False),
-                              transformers.AddedToken("the<", normalized=True)])
+                              transformers.AddedToken("the<", normalized=True), "<img>!"])
         more = "additional_special_tokens" if old else "extra_special_tokens"
         tokenizer.add_special_tokens({more: ["<img>", transformers.AddedToken("<end>", rstrip=True, normalized=False)]})
         return tokenizer
@@ -215,7 +215,7 @@ def make_forms(transformers):
     saved("bos-4", opened(bos_token="<s>"))
     fresh("no-bos", base, tokenizer_config={"add_bos_token": False, "bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"})
     # as versions before 4.34 saved added tokens, and tokenizers before 0.20 the merges
-    fresh("legacy", base, added_tokens={" Zorgon": 321, "<img>": 320}, special_tokens_map={
+    fresh("legacy", base, added_tokens={" Zorgon": 321, "<img>": 320, "x<": 322}, special_tokens_map={
         "bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}, tokenizer_config={
             "add_bos_token": True, "bos_token": "<s>", "additional_special_tokens": ["<img>"], "tokenizer_class": "GPT2Tokenizer"})
     where = fresh("merges-as-strings", f"{FORMS}/grown-4", leave=("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"))

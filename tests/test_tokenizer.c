@@ -53,7 +53,7 @@ static void decodes(const int32_t *ids, int n, const char *expected) {
 
 // ---- A small vocabulary ---------------------------------------------------------------------------------------------
 
-#define PIECES ",\"ab\":300,\"abc\":301"
+#define PIECES ",\"ab\":300,\"abc\":301,\"he\":302,\"in\":303,\"on\":304"
 
 /* The specials, byte b as id 4 + b, and more pieces. */
 static const char *write_small(const char *more, const char *merges) {
@@ -430,7 +430,7 @@ static const Fault bad_whole[] = {
     {"\"merges\": [", "\"merges\": [], \"x\": [", "tokenizer.json: merges: has no merges"},
     {"\"vocab\": {", "\"vocab\": [], \"x\": {", "tokenizer.json: no piece for byte 0x00"},
     {"\"id\": 320", "\"id\": 5", "both have id 5, expected one piece for an id"},
-    {"\"id\": 320", "\"id\": 799", "the added piece \" Zorgon\" has id 799, expected one below the number of pieces, 325"},
+    {"\"id\": 320", "\"id\": 799", "the added piece \" Zorgon\" has id 799, expected one below the number of pieces, 326"},
     {"\"id\": 320,", "", "the id of \" Zorgon\" is missing, expected a whole number from 0 to 799"},
     {"\"content\": \" Zorgon\"", "\"x\": 1", "the added piece \"\" has no content"},
     {"\"single_word\": false", "\"single_word\": true", "the added piece \"<pad>\" has single_word true, expected a text"},
@@ -453,7 +453,35 @@ TEST(a_tokenizer_that_is_not_opts_is_refused_by_name) {
     dir = copy_of_form("legacy");
     refuses_each(
         small_opens, EXIT_FAILED, dir, "added_tokens.json",
-        &(Fault){"320", "322", "the added piece \"<img>\" has id 322, expected one below the number of pieces, 322"}, 1);
+        &(Fault){"320", "324", "the added piece \"<img>\" has id 324, expected one below the number of pieces, 323"}, 1);
+}
+
+/* The longest piece is found first. Of two that take the same blank along the first one has it; if this was all of the
+ * second, then it is not there. */
+TEST(a_long_piece_is_found_before_a_short_one_and_a_blank_is_taken_along_once) {
+    static const char added[] =
+        "{\"added_tokens_decoder\": {\"101\": {\"content\": \"a\", \"rstrip\": true}, "
+        "\"260\": {\"content\": \" \", \"lstrip\": true}, \"261\": {\"content\": \"cc\"}, "
+        "\"262\": {\"content\": \"ccc\"}, \"103\": {\"content\": \"c\"}}}";
+    static const struct {
+        const char *text;
+        int32_t ids[4];
+        int n;
+    } cases[] = {{"a ", {101}, 1},
+                 {"a b", {101, 102}, 2},
+                 {"ba", {102, 101}, 2},
+                 {"b  b", {102, 260, 260, 102}, 4},
+                 {"cccccb", {262, 261, 102}, 3}};
+    const char *dir = write_small("", "");
+    write_file(dir, "tokenizer_config.json", added, strlen(added));
+    open_in(dir, LARGE);
+    CU_ASSERT_EQUAL(tokenizer_bos(tokenizer), -1);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int32_t *ids;
+        const int n = encode(cases[i].text, strlen(cases[i].text), &ids);
+        CU_ASSERT(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * sizeof *ids));
+        free(ids);
+    }
 }
 
 /* A piece that takes white space along may stand for any number of bytes. */
