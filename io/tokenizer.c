@@ -12,7 +12,9 @@
  * Added tokens, </s> among them, are found in a text before it is split into words; other files of
  * the directory list them. Where there is a tokenizer.json, it takes the place of vocab.json and
  * merges.txt. Ids and texts are those of Hugging Face's AutoTokenizer in transformers 4.57
- * and 5.24, which read a directory alike; one with a tokenizer of another kind is refused.
+ * and 5.24, which read a directory alike; one with a tokenizer of another kind is refused. (In one
+ * thing the two differ: if a file names a special token by its bare text, version 4 finds it after
+ * those that are not normalized. Here it is one of these, as in version 5.)
  *
  * DIFFERS: without tokenizer_config.json and tokenizer.json the directory is read as if it had the
  * tokenizer_config.json of the published OPTs. Hugging Face would put no </s> in front of a prompt.
