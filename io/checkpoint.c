@@ -265,18 +265,18 @@ void generation_notice(FILE *out, const char *dir) {
     static const char *const names[] = {"do_sample",      "num_beams",      "repetition_penalty",
                                         "min_new_tokens", "bad_words_ids",  "no_repeat_ngram_size",
                                         "min_length",     "suppress_tokens"};
-    char path[MAX_PATH], text[100];
+    char path[MAX_PATH + 2], text[100];
     cJSON *json = NULL;
     Error ignored; /* config_read has reported it */
     if (!file_path(path, dir, "generation_config.json", &ignored))
         json_read_if(&json, path, MAX_JSON, &ignored);
-    const char *before = path;
+    const char *before = strcat(path, ": ");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = json_describe(text, json_get(json, names[i]));
         if (strstr("nothing null false 0 1", value))
             continue;
-        fprintf(out, "%s: %s is %s", before, names[i], value);
-        before = "";
+        fprintf(out, "%s%s is %s", before, names[i], value);
+        before = ", ";
     }
     if (before != path)
         fprintf(out, ": not used; decoding is greedy unless flags say otherwise\n");

@@ -176,7 +176,7 @@ TEST(tokens_that_end_a_text_are_those_of_generation_config_json) {
         {"[7, 5]", "{\"eos_token_id\": 3}", "3", ""},
         {"[7, 5]", "{\"eos_token_id\": [0, 1, 2, 3, 4, 5, 6, 299]}", "0 1 2 3 4 5 6 299", ""},
         {"7", "{\"do_sample\": true, \"repetition_penalty\": 1.2, \"min_length\": 0}", "7",
-         ": do_sample is true: repetition_penalty is 1.2: not used; decoding is greedy unless flags say otherwise\n"},
+         ": do_sample is true, repetition_penalty is 1.2: not used; decoding is greedy unless flags say otherwise\n"},
     };
     const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, {0}, 0, 0, 1};
     for (size_t i = 0; i < COUNT(cases); i++) {
