@@ -55,7 +55,7 @@ SERVED := $(filter-out 72 87,$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))
 ARCHS := $(filter $(WANTED) $(if $(filter-out $(SERVED),$(WANTED)),$(lastword $(SERVED))),$(SERVED))
 GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
 # nvcc gives the toolkit's headers to the compiler as the user's own, so a warning of theirs is an error only where it is asked for
-NVWARN := -Xcompiler -Wall,-Wextra,-Wshadow $(if $(NVWERROR),-Xcompiler -Werror -Werror all-warnings)
+NVWARN := -Xptxas --warn-on-spills -Xcompiler -Wall,-Wextra,-Wshadow $(if $(NVWERROR),-Xcompiler -Werror -Werror all-warnings)
 CUDA_OBJ := $(BUILD)/flexgen.cu.o
 CUDA_SO := $(BUILD)/flexgen_cuda.so
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
@@ -101,6 +101,9 @@ $(BUILD)/%.o: %.c | $(SETUP)
 
 $(LIB): $(OBJ)
 	@rm -f $@; $(AR) rcs $@ $^
+
+# The whole stack may have 128 KiB (suite memory); under a sanitizer a function takes more of it.
+$(OBJ) $(BUILD)/flexgen.o: WARN += $(if $(SANITIZE),,-Wframe-larger-than=65536)
 
 # Installs what is missing when run as root, or prints the one command that does.
 setup:

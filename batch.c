@@ -494,15 +494,21 @@ static bool is_last_token(const Batch *b, const Sequence *q) {
     return q->generated + b->uncollected == q->n;
 }
 
+/* Returns true if a stage of a pipeline waits for ops of a square, or of the whole machine, while
+ * it posts a sweep. Then it must share the tokens of all batches before it waits for the hidden
+ * states of one: the stages before need all these tokens before they send any states. */
+static bool waits_in_sweep(const Flight *f) {
+    return f->to->device->net && (!f->to->overlap || f->plan->policy.synchronize);
+}
+
 /* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty
- * batches. In a pipeline without overlap it waits for all batches, because otherwise two stages
- * could wait for each other. */
+ * batches. A stage that waits within its sweeps waits for the tokens of all batches here. */
 static void end_sequences(Flight *f) {
     int K = 0;
     Batch *in = f->plan->policy.schedule == SCHEDULE_DIAGONAL ? entrance(f) : NULL;
     for (int k = 0; k < f->K; k++) {
         Batch *b = f->in_sweep[k];
-        bool ends = b == in || (f->to->device->net && !f->to->overlap);
+        bool ends = b == in || waits_in_sweep(f);
         for (int r = 0; r < b->nseq; r++)
             ends |= is_last_token(b, b->seq[r]);
         if (ends)

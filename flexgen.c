@@ -126,6 +126,8 @@ static int load_device(TaskRun *run, Error *err) {
     memcpy(device->link, run->options->link, sizeof device->link);
     if (run->net)
         device->net = run->net;
+    if (!run->sim)
+        run->checkpoint->digest = checkpoint_digest(run->checkpoint);
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
         (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
@@ -138,10 +140,7 @@ static int load_device(TaskRun *run, Error *err) {
 /* Opens the device, which stays open for its counters, and loads it. If the task is a job's, its
  * output begins, and from now on a signal only stops the sweeps. */
 static int begin_run(TaskRun *run, Error *err) {
-    const char *path = run->options->trace;
-    if (path && !follows(run) && output_check("--trace", path, err))
-        return -1;
-    run->traced = path || (run->bench && !traced_later(run));
+    run->traced = run->options->trace || (run->bench && !traced_later(run));
     memory_restart(); /* measuring the machine took another device's tiers */
     run->overhead = process_planned(run);
     run->device = open_device(run, err);
@@ -233,6 +232,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
     snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
+    snprintf(text, sizeof text, "%016" PRIx64, tokenizer_digest(run->tokenizer));
+    cJSON_AddStringToObject(head, "tokenizer", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
     ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
@@ -515,7 +516,7 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
     enum { TEN = 10, MOST = 64 };
     bool frontier = run->options->frontier;
-    Found found[MOST];
+    static Found found[MOST]; /* 80 KB, too much for a small stack */
     int n = frontier ? policy_frontier(found, MOST, search, err)
                      : find_policies(found, TEN, search, err);
     if (n < 0)
@@ -551,8 +552,7 @@ static int profile(TaskRun *run, Error *err) {
     ProfileSize size;
     if (choose_machine(run, false, err) ||
         profile_size(&size, run->gpu, run->checkpoint ? &run->checkpoint->config : NULL,
-                     run->memory, err) ||
-        output_check("--output", to, err))
+                     run->memory, err))
         return -1;
     say_processors(run);
     ThisMachine here = {run->gpu, o->offload_dir, run->threads, run->capacity, stderr};
@@ -670,7 +670,7 @@ static int take_stage(TaskRun *run, Error *err) {
         run->checkpoint = &run->stages.stage[0].part;
         return 0;
     }
-    if (stage_join(net, run->whole, o->digest, err) ||
+    if (stage_join(net, run->whole, run->tokenizer, o->digest, err) ||
         stage_part(&run->part, &run->first_layer, run->whole, net, o->stages, err))
         return -1;
     run->checkpoint = &run->part;
@@ -745,11 +745,13 @@ static int run_command(Options *o, char **args, int n, Error *err) {
         return -1;
     bool opens = o->model && command != QUANTIZE, texts = command == GENERATE || command == EVAL;
     TaskRun run = {.options = o, .given = o->policy};
-    int status = join_pipeline(&run, command, err) || (!follows(&run) && report_open(&run, err)) ||
-                         (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
-                         commands[command](&run, err)
-                     ? -1
-                     : 0;
+    int status =
+        join_pipeline(&run, command, err) ||
+                (!follows(&run) && (files_check(o, command, err) || report_open(&run, err))) ||
+                (opens && (open_model(&run, texts, err) || take_stage(&run, err))) ||
+                commands[command](&run, err)
+            ? -1
+            : 0;
     status = report_close(&run, status, err);
     leave_pipeline(&run, status, err);
     run_close(&run);

@@ -130,7 +130,8 @@ __device__ T block_reduce(T x) {
 /* A product y (m, n) = x (m, k) w^T, as far as cuBLAS distinguishes products. All fields have 4
  * bytes, since shapes are compared as bytes. */
 struct Shape {
-    int m, n, k, y_ld, y_type, bias, relu;
+    int m, n, k, y_ld, y_type, relu;
+    uint32_t bias; /* the alignment of the bias in bytes; 0: there is none */
 };
 
 /* One product: what cuBLAS has been told about it, and what it answered. All zero: not in use. */
@@ -457,10 +458,10 @@ static int blas_checked(cublasStatus_t s, const Shape *p, Error *err) {
                 p->k, (int)s, remedy);
 }
 
-/* Returns the largest power of two up to 16 that divides every address in the product. Regions
- * begin at multiples of 64 bytes, and every matrix begins some whole rows after that. */
-static uint32_t alignment(const Shape *s) {
-    size_t y = type_bytes((Type)s->y_type), bits = (size_t)s->k * 2 | s->y_ld * y | s->n * y | 16;
+/* Returns the largest power of two up to 16 that divides an address, or of several the lowest:
+ * their bits are joined by `or`. */
+static uint32_t alignment(size_t bits) {
+    bits |= 16;
     return (uint32_t)(bits & -bits);
 }
 
@@ -471,13 +472,16 @@ static cublasStatus_t describe(Known *p, cublasLtMatmulDescAttributes_t which, V
 }
 
 /* Asks cuBLAS for an algorithm; returns false when it has none. b is the bias of this call, whose
- * address tells cuBLAS how biases are aligned. */
+ * address tells cuBLAS how biases are aligned. All matrices are aligned as their rows are: regions
+ * begin at multiples of 64 bytes, and every matrix begins some whole rows after that. */
 static bool ask(CudaGpu *g, Known *p, const void *b, bool fused) {
     /* NVIDIA does not say whether this ReLU keeps NaN; a GPU may report bad weights later */
     cublasLtEpilogue_t with_bias =
         p->shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
     cublasLtEpilogue_t epilogue = fused && b ? with_bias : CUBLASLT_EPILOGUE_DEFAULT;
-    uint32_t align = alignment(&p->shape), reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    size_t y = type_bytes((Type)p->shape.y_type);
+    uint32_t align = alignment((size_t)p->shape.k * 2 | p->shape.y_ld * y | p->shape.n * y);
+    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -558,7 +562,8 @@ __global__ void bias_kernel(Op op) {
 static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err) {
     Tensor y = op->linear.y;
     const void *w = op->linear.w.at, *x = op->linear.x.at, *b = op->linear.b.at;
-    Shape shape = {y.rows, y.cols, op->linear.x.cols, (int)y.ld, y.type, b != NULL, op->relu};
+    uint32_t bias = b ? alignment((size_t)b) : 0;
+    Shape shape = {y.rows, y.cols, op->linear.x.cols, (int)y.ld, y.type, op->relu, bias};
     CHECK((!op->relu || b) && (y.type == F16 || !b));
     Known *known = find_product(g, op->lane, &shape, b, err);
     if (!known)
@@ -843,7 +848,7 @@ __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
 /* The kernels, in the order of the rows of a block: FEW, and its doubles. */
 static const struct {
     void (*kernel)(Op, float *, int);
-    size_t shared; /* bytes of shared memory that a block needs */
+    size_t shared; /* bytes of shared memory that a block needs beside its variables */
 } packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
                       {packed_linear_kernel<2>, sizeof(Room<2>)},
                       {packed_linear_kernel<4>, sizeof(Room<4>)},
@@ -1083,12 +1088,17 @@ __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     __shared__ __align__(16) half keys[2 * STEP * LD<TILES>];
     half *values = keys + STEP * LD<TILES>;
     int tile, r = find_tile(&tile, start, nseq, blockIdx.x), head = blockIdx.y * hd;
-    int first = tile * QUERIES;
-    int seen = min(start[r + 1] - start[r], first + QUERIES); /* keys that the last query sees */
+    int begin = start[r], first = tile * QUERIES;
+    int seen = min(start[r + 1] - begin, first + QUERIES); /* keys that the last query sees */
     if (first >= seen)
         return;
-    half *q = (half *)op.prefilled.q.at + (size_t)(start[r] + first) * ld + head;
-    half *k = (half *)op.prefilled.kv.at + (size_t)start[r] * ld + head;
+    half *q = (half *)op.prefilled.q.at + (size_t)(begin + first) * ld + head;
+    /* Returns the keys (column 0) or values (column h1) from token t on. A pointer that moved along
+     * would take a register more, which heads of 128 elements do not have. */
+    auto tokens = [&](int t, int column) {
+        half *row = (half *)op.prefilled.kv.at + (size_t)(begin + t) * ld + head;
+        return HeadRows{row + column, ld, seen - t, hd, wide};
+    };
     /* a thread has the queries pos and pos + 8, and of each 8 keys `column` and column + 1 */
     int pos = first + threadIdx.x / WARP * TILE + threadIdx.x % WARP / 4;
     int column = threadIdx.x % 4 * 2;
@@ -1096,11 +1106,11 @@ __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     unsigned query[TILES][4];
     float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
     load_queries<TILES>(query, keys, {q, ld, seen - first, hd, wide});
-    load_tile<TILES, STEP>(keys, {k, ld, seen, hd, wide});
+    load_tile<TILES, STEP>(keys, tokens(0, 0));
     for (int t0 = 0; t0 < seen; t0 += STEP) {
         float score[STEP / 8][4];
         wait_for_tile(); /* the keys */
-        load_tile<TILES, STEP>(values, {k + h1, ld, seen - t0, hd, wide});
+        load_tile<TILES, STEP>(values, tokens(t0, h1));
         score_keys<TILES>(score, query, keys);
         /* Keys that come after the query get no weight. Token 0 never does, so `largest` will be
          * finite. */
@@ -1110,13 +1120,11 @@ __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
                     score[i / 4][i % 4] = -INFINITY;
         weigh_keys<TILES>(score, out, sum, largest, scale);
         wait_for_tile(); /* the values */
-        if (t0 + STEP < seen) {
-            k += STEP * ld;
-            load_tile<TILES, STEP>(keys, {k, ld, seen - t0 - STEP, hd, wide});
-        }
+        if (t0 + STEP < seen)
+            load_tile<TILES, STEP>(keys, tokens(t0 + STEP, 0));
         add_values<TILES>(out, score, values);
     }
-    half *o = (half *)op.prefilled.o.at + (size_t)(start[r] + first) * h1 + head;
+    half *o = (half *)op.prefilled.o.at + (size_t)(begin + first) * h1 + head;
     store_results<TILES>({o, h1, seen - first, hd, wide}, keys, out, sum);
 }
 
@@ -2058,8 +2066,8 @@ static void gpu_close(Gpu *gpu) {
  * blocks ask for, as far as the GPU has so much. most: the bytes that it has for a block. */
 static int load_kernels(CudaGpu *g, size_t most, Error *err) {
     cudaError_t e = cudaSuccess;
+    cudaFuncAttributes attributes; /* of the kernel that was last asked about */
     auto load = [&](auto... kernels) {
-        cudaFuncAttributes attributes;
         for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
             e = e ? e : asked;
     };
@@ -2072,7 +2080,7 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
             load(kernels[i]);
     for (const auto &packed : packed_kernels) {
         load(packed.kernel);
-        if (packed.shared > most || e)
+        if (e || packed.shared + attributes.sharedSizeBytes > most)
             continue;
         g->packed_most = (int)(&packed - packed_kernels);
         e = cudaFuncSetAttribute((void *)packed.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -2147,7 +2155,10 @@ static int open_clock(CudaGpu *g, Error *err) {
  * then counts as overhead. */
 static int run_products(CudaGpu *g, Error *err) {
     enum { SIDE = 256 };
+    static const f16 zeros[SIDE * SIDE] = {};
     Tensor w = {};
+    if (gpu_transfer(g, g->scratch, zeros, sizeof zeros, err))
+        return -1;
     w.type = F16;
     w.rows = w.cols = SIDE;
     w.ld = SIDE;

@@ -6,7 +6,8 @@
  * The first chapter gives the method as a textbook does. The other chapters deal with rounding.
  * Rows and columns are scaled by powers of two, so that scaling does not round. Before a decision
  * depends on a small number, the tableau is computed again from the LP. No verdict is trusted: each
- * has a proof (see LpAnswer), which is checked against the LP.
+ * has a proof (see LpAnswer), which is checked against the LP. If the proof fails, the LP is solved
+ * again with its rows in another order.
  *
  * Read next: policy.c. */
 #include <limits.h>
@@ -18,6 +19,7 @@
 enum { PHASE_1, PHASE_2, NPHASES };
 enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
 enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
+enum { TRIES = 12 };        /* orders of the rows; the first one nearly always succeeds */
 
 /* Scaled numbers are around 1. These bounds say which of them are too small to count. */
 static const double EPS = 1e-9;    /* smaller costs and pivots count as 0 */
@@ -52,6 +54,7 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  * of the basis. */
 typedef struct {
     const Lp *lp;
+    const LpRow *row[LP_MAX_ROWS];              /* of the LP, in the order of this try */
     int n, m, width;                            /* width: n + 2 m + 1 columns */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
     int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
@@ -81,10 +84,11 @@ typedef struct {
 static void load(Tableau *t) {
     double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
     t->width = t->n + 2 * t->m + 1;
+    t->fresh = true;
     memset(t->cell, 0, (t->m + NPHASES) * sizeof *t->cell);
     memcpy(cost_2, t->a[t->m], t->n * sizeof *cost_2);
     for (int i = 0; i < t->m; i++) {
-        const bool turned = t->lp->row[i].b < 0, equal = t->lp->row[i].equal;
+        const bool turned = t->row[i]->b < 0, equal = t->row[i]->equal;
         double *row = t->cell[i];
         t->sign[i] = turned ? -1 : 1;
         t->basis[i] = t->unit[i] = t->n + i + (turned || equal ? t->m : 0);
@@ -156,6 +160,24 @@ static int leaving(const Tableau *t, int phase, int c) {
     return best;
 }
 
+/* Finds a pivot of the dual simplex method, when no cost is below 0: row *r, whose right-hand side
+ * is below 0, and column *c. The simplex method keeps all right-hand sides at 0 or above, but
+ * rounding may hide until a refresh that one has fallen below. The dual method mends this and keeps
+ * all costs at 0 or above: as multiples of the row are added to the costs, column *c is the first
+ * whose cost reaches 0. Returns false if there is no such row or column. */
+static bool find_dual_pivot(const Tableau *t, int phase, int *r, int *c) {
+    const double *cost = t->cell[t->m + phase], *row = NULL;
+    for (int i = 0; i < t->m; i++)
+        if (t->cell[i][t->width - 1] < -NOISE) {
+            row = t->cell[i];
+            *r = i;
+        }
+    for (int k = 0; row && k < t->n + t->m; k++)
+        if (row[k] < -EPS && (*c < 0 || cost[k] / row[k] > cost[*c] / row[*c]))
+            *c = k;
+    return *c >= 0;
+}
+
 /* Returns true if the decision for column c and row r (-1: none) depends on no small number. */
 static bool is_clear(const Tableau *t, int phase, int r, int c) {
     return r >= 0 && fabs(t->cell[r][c]) > SMALL && t->cell[t->m + phase][c] < -SMALL;
@@ -165,7 +187,7 @@ static bool refresh(Tableau *t);
 
 /* Pivots until nothing lowers the phase's cost any more. A decision that depends on a small number,
  * and the decision to end, are taken again with a refreshed tableau. Returns
- *   LP_OPTIMAL     no column lowers the cost; *way is -1
+ *   LP_OPTIMAL     no column lowers the cost, and there is no dual pivot; *way is -1
  *   LP_UNBOUNDED   column *way lowers it without end, as no row blocks it; only in phase 2
  *   LP_LOST        rounding errors are too large, or there were too many pivots */
 static LpVerdict minimize(Tableau *t, int phase, int *way) {
@@ -174,7 +196,7 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
         if (!t->fresh && !is_clear(t, phase, r, c)) {
             if (!refresh(t))
                 return LP_LOST;
-        } else if (r >= 0) {
+        } else if (r >= 0 || (c < 0 && find_dual_pivot(t, phase, &r, &c))) {
             if (t->pivots++ == MAX_PIVOTS)
                 return LP_LOST;
             pivot(t, r, c);
@@ -198,7 +220,7 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 /* Returns a number of the LP as given, with c below the rows and b to the right of the columns. */
 static double given(const Tableau *t, int i, int j) {
     if (i < t->m)
-        return j < t->n ? t->lp->row[i].a[j] : t->lp->row[i].b;
+        return j < t->n ? t->row[i]->a[j] : t->row[i]->b;
     return j < t->n ? t->lp->c[j] : 0;
 }
 
@@ -320,7 +342,7 @@ static Tally excess(Tally start, const double *a, const double *x, int n, double
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
         Tally s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
-        if (!at_most_0(s) || (t->lp->row[i].equal && !at_least_0(s)))
+        if (!at_most_0(s) || (t->row[i]->equal && !at_least_0(s)))
             return false;
     }
     return true;
@@ -383,7 +405,7 @@ static void read_y(double *y, const Tableau *t, int phase) {
     for (int i = 0; i < t->m; i++) {
         bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
         double worth = t->sign[i] * clean(t->cell[t->m + phase][t->unit[i]] - paid);
-        y[i] = t->lp->row[i].equal ? worth : fmax(worth, 0);
+        y[i] = t->row[i]->equal ? worth : fmax(worth, 0);
     }
 }
 
@@ -404,34 +426,43 @@ static void find_answer(LpAnswer *answer, Tableau *t) {
     }
 }
 
-/* Converts the answer back to the units of the LP. */
-static void unscale(LpAnswer *answer, const Tableau *t) {
+/* Converts the answer back to the units of the LP, and y to the order of its rows. */
+static void restore(LpAnswer *answer, const Tableau *t) {
+    const LpAnswer scaled = *answer;
     int b_exp = answer->verdict == LP_UNBOUNDED ? 0 : t->col_exp[t->n];
-    for (int j = 0; j < t->n; j++)
-        answer->x[j] = ldexp(answer->x[j], t->col_exp[j] - b_exp);
-    for (int i = 0; i < t->m; i++)
-        answer->y[i] = ldexp(answer->y[i], t->row_exp[i] - t->row_exp[t->m]);
-    for (int j = 0; j < t->n; j++)
+    for (int j = 0; j < t->n; j++) {
+        answer->x[j] = ldexp(scaled.x[j], t->col_exp[j] - b_exp);
         answer->value += t->lp->c[j] * answer->x[j];
+    }
+    for (int i = 0; i < t->m; i++)
+        answer->y[t->row[i] - t->lp->row] = ldexp(scaled.y[i], t->row_exp[i] - t->row_exp[t->m]);
 }
 
+/* The order of the rows decides which of several equal numbers is taken. In another order the
+ * search takes another way, on which other numbers are rounded. So a verdict that rounding has
+ * spoiled is mostly found when the rows are rotated, first by one, then by two, and so on. */
 void lp_solve(LpAnswer *answer, const Lp *lp) {
-    Tableau t;
+    Tableau *t = xcalloc(1, sizeof *t); /* 95 KB, too much for a small stack */
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
-    t.lp = lp;
-    t.n = lp->n;
-    t.m = lp->m;
-    t.fresh = true;
-    t.pivots = 0;
-    *answer = (LpAnswer){.verdict = LP_LOST};
-    if (!scale(&t))
-        return;
-    load(&t);
-    find_answer(answer, &t);
-    answer->pivots = t.pivots;
-    if (!is_proved(&t, answer))
+    t->lp = lp;
+    t->n = lp->n;
+    t->m = lp->m;
+    for (int try = 0; try < TRIES; try++) {
+        for (int i = 0; i < t->m; i++)
+            t->row[i] = &lp->row[(i + try) % t->m];
+        *answer = (LpAnswer){.verdict = LP_LOST};
+        if (!scale(t))
+            break;
+        load(t);
+        t->pivots = 0;
+        find_answer(answer, t);
+        if (is_proved(t, answer))
+            break;
         answer->verdict = LP_LOST;
-    unscale(answer, &t);
+    }
+    answer->pivots = t->pivots;
+    restore(answer, t);
+    free(t);
 }
 
 LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {

@@ -10,16 +10,16 @@
  * size, links are copies that can be slowed to a given rate, and threads stand for both
  * processors. So any computer can run all of it. -march=native makes it faster.
  *
- * Read it from top to bottom: the words of the paper; Figure 4; compute, which is the model; the
- * five moves; placement; links and threads; groups of 4 bits; sparse attention; the cost model of
- * A.3, simplex and search. The last quarter is what every such program needs: the checkpoint, the
- * tokenizer and the command line; skip it at first. "4.2", "A.3" and "Eq. 1" are places in the
- * paper; i, j and k are token, layer and GPU batch. "See it move" at the end of the links' chapter
- * draws all of this as it happens: --trace FILE.
+ * Read it from top to bottom: the words of the paper; Figure 4; a fast product, which you can skip;
+ * compute, which is the model; the five moves; placement; links and threads; groups of 4 bits;
+ * sparse attention; the cost model of A.3, simplex and search. The last quarter is what every such
+ * program needs: the checkpoint, the tokenizer and the command line; skip it at first. "4.2", "A.3"
+ * and "Eq. 1" are places in the paper; i, j and k are token, layer and GPU batch. "See it move" at
+ * the end of the links' chapter draws all of this as it happens: --trace FILE.
  *
  * The engine beside this file does all that a complete program needs. Only there one finds:
  *
- *   sampling, stop texts     device/host.c, base/os.c
+ *   sampling, stop texts     device/host.c, app/completions.c
  *   opt-350m, Unicode        opt_model.c, io/
  *   jobs that survive        app/job.c, app/journal.c
  *   pages of the cache       batch.c, plan.c
@@ -51,6 +51,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -86,7 +87,7 @@ struct Policy {
     double sparsity;                      /* 5: the share of V that is read; 1 is all of it. */
 } policy = {.sparsity = 1};
 
-/* 4.3, Table 7: a machine of a few numbers, in generation [0] and in prefill [1]: bytes; bytes a
+/* 4.3, Table 8: a machine of a few numbers, in generation [0] and in prefill [1]: bytes; bytes a
  * second; operations a second. Tier t has hw[GMEM + t], link c has hw[CTOG_BDW + c]. */
 enum {
     GMEM,
@@ -186,10 +187,10 @@ float *scratch;                           /* (threads, scratch_floats) */
 size_t kv_row, scratch_floats; /* kv_row: bytes of a token's k */
 
 /* What later chapters define. */
-typedef void Task(void *arg, int thread, int first, int n);
+typedef void Loop(void *arg, int thread, int first, int n);
 void post(int worker, Job job), synchronize(void);
-void note(int row, double begin, double end, size_t bytes);
-void parallel(Task *task, void *arg, int n, double work);
+void note(int track, double begin, double end, size_t bytes);
+void parallel(Loop *loop, void *arg, int n, double work);
 void travel(Place to, Place from, size_t bytes), await(void);
 void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
 void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
@@ -248,10 +249,11 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 //   the other  | j+1: part 0   part 1    | layer j+1 is used       | j+3: part 0   part 1
 // clang-format on
 //
-// Column l, behind the layers, is the head, which makes the next token. Of its own moves it has
-// only one, the load of its hidden state; beside its squares the last layer's newest results are
-// stored, and layer 0 of the next token comes. Its matrix is always on the GPU, so it uses no
-// weight slot. That is why slot_of() counts l columns a token, and buffer_of() l + 1.
+// Column l follows the layers. It is the head, which makes the next token. A square of the head
+// needs one load, that of its hidden state, and no store. While it computes, the results of the
+// square before it are stored, and the weights of layer 0 are loaded for the next token. The head's
+// own matrix is always on the GPU and uses no weight slot. That is why slot_of() counts l columns a
+// token, and buffer_of() l + 1.
 // -------------------------------------------------------------------------------------------------
 
 typedef void Call(int i, int j, int k);
@@ -301,10 +303,11 @@ bool begin_token(int i) {
     return all > 0;
 }
 
-/* Turns k = -1 and k = K into the squares that they mean, in the columns beside this one. Returns
- * false if there is none: before the first square of a block, and after its last. */
+/* Finds the square that k = -1 or k = K means. k = -1 is the last batch of the column before this
+ * one, and k = K is the first batch of the next column. Columns are numbered through all tokens: i
+ * (l + 1) + j. Returns false before the first square of a block and after its last one. */
 bool find_square(int *i, int *j, int *k) {
-    int columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
+    long columns = l + 1, column = *i * columns + *j + (*k >= K) - (*k < 0);
     *k = (*k + K) % K;
     *i = column / columns;
     *j = column % columns;
@@ -320,24 +323,16 @@ int buffer_of(Square at) { return ((at.i * (l + 1L) + at.j) * K + at.k) % 2; }
 uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
 
 // -------------------------------------------------------------------------------------------------
-// compute(i, j, k): OPT's layer (section 3)
+// A fast product, y += x w^T (skip this chapter at first)
 //
-//   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
-//                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
-//
-// Section 3 gives these formulas; every product adds a bias, too. compute() finds the weights in
-// the layer's slot and the past keys and values where load_cache() has put them, and appends the
-// new ones. Most functions below do not pass the square around: each thread has it in `doing`. With
-// delegation (4.2) the CPU attends, because in decoding it is cheaper to move a query down than a
-// cache up. It is easy to miss that x is a float everywhere, while weights and cache are F16 or
-// packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
+// The paper calls cuBLAS for its products. add_product() does their work here, and dot() that of
+// attention: all that is fast in this program. The model begins in the next chapter.
 // -------------------------------------------------------------------------------------------------
 
 /* A matrix w has one row for each output, (out, in). Its rows are widened a panel at a time: GROUP
  * rows of PANEL columns. MT rows of x are multiplied by a row of w at once, so that its numbers are
  * read once for all of them. VL is the number of floats in the machine's widest vector, at most 16;
- * all sizes of OPT are multiples of 16. What follows up to linear() is only a fast matrix product;
- * at first read linear(), and then go on with layernorm(). */
+ * all sizes of OPT are multiples of 16. */
 enum {
     VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4,
     MT = 8,
@@ -374,17 +369,17 @@ uint8_t *weight_at(Weight *w) {
 /* Writes columns c to c + n - 1 of a group of w's rows as floats, (GROUP, PANEL). Packed weights
  * are unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache
  * they become F16 again. */
-void fill_panel(float *panel, Weight *w, size_t group, size_t c, int n) {
-    size_t cols = w->cols, outputs = min(GROUP, w->rows - group * GROUP);
+void fill_panel(float *panel, Weight *w, size_t group, int outputs, size_t c, int n) {
+    size_t cols = w->cols;
     f16 *plain = (f16 *)weight_at(w) + group * GROUP * cols + c, half[GROUP];
     float column[GROUP];
-    for (size_t o = 0; o < outputs && !w->packed; o++)
+    for (int o = 0; o < outputs && !w->packed; o++)
         widen(panel + o * PANEL, plain + o * cols, n);
     for (int e = 0; e < n && w->packed; e++) {
         unpack(column, weight_at(w) + (group * cols + c + e) * packed_bytes(GROUP), outputs);
         narrow(half, column, outputs);
         widen(column, half, outputs);
-        for (size_t o = 0; o < outputs; o++)
+        for (int o = 0; o < outputs; o++)
             panel[o * PANEL + e] = column[o];
     }
 }
@@ -412,13 +407,13 @@ void tile(Product *a, int row, int o, const float *w, int c, int n) {
 }
 
 /* Adds groups first to first + n - 1 of a product's outputs, a panel after the other. */
-void product_task(void *arg, int thread, int first, int n) {
+void product_loop(void *arg, int thread, int first, int n) {
     Product *a = arg;
     float *panel = scratch + thread * scratch_floats;
     for (int group = first; group < first + n; group++)
         for (int c = 0; c < a->w->cols; c += PANEL) {
             int cols = min(PANEL, a->w->cols - c), outputs = min(GROUP, a->w->rows - group * GROUP);
-            fill_panel(panel, a->w, group, c, cols);
+            fill_panel(panel, a->w, group, outputs, c, cols);
             for (int row = 0; row < a->rows; row += MT)
                 for (int o = 0; o < outputs; o++)
                     tile(a, row, group * GROUP + o, panel + o * PANEL, c, cols);
@@ -428,8 +423,22 @@ void product_task(void *arg, int thread, int first, int n) {
 /* Computes y += x w^T in all threads that compute. */
 void add_product(float *y, const float *x, Weight *w, int rows) {
     Product a = {y, x, w, rows};
-    parallel(product_task, &a, (w->rows + GROUP - 1) / GROUP, 1. * rows * w->rows * w->cols);
+    parallel(product_loop, &a, (w->rows + GROUP - 1) / GROUP, 1. * rows * w->rows * w->cols);
 }
+
+// -------------------------------------------------------------------------------------------------
+// compute(i, j, k): OPT's layer (section 3)
+//
+//   x_Q = ln(x) w_Q, x_K and x_V likewise      x_Out = softmax(x_Q x_K^T / sqrt(hd)) x_V w_O + x
+//                                              x = relu(ln(x_Out) w_1) w_2 + x_Out
+//
+// Section 3 gives these formulas; every product adds a bias, too. compute() finds the weights in
+// the layer's slot and the past keys and values where load_cache() has put them, and appends the
+// new ones. Most functions below do not pass the square around: each thread has it in `doing`. With
+// delegation (4.2) the CPU attends, because in decoding it is cheaper to move a query down than a
+// cache up. It is easy to miss that x is a float everywhere, while weights and cache are F16 or
+// packed: x_Q, x_K and x_V are rounded to F16, as the cache keeps them.
+// -------------------------------------------------------------------------------------------------
 
 /* Computes y = x w + b, or adds it to y. The bias follows its matrix. */
 void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
@@ -485,8 +494,8 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 //           prefill, i = 0      decoding, delegated                     decoding, not delegated
 //
 //   GPU     x_K, x_V            x_K, x_V      x_Q          attended     x_K, x_V
-//              | append            | append    | exchange    ^             | append
-//              v                   |           v             | exchange    v
+//              | append            | append    | send_row    ^             | append
+//              v                   |           v             | send_row    v
 //           stage[GPU]             |         query        result        stage[GPU] -> attend()
 //              |                   v           |             ^             |      ^
 //   CPU        |                stage[CPU] ->  +- attend() --+             |      |
@@ -495,11 +504,13 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 //   disk    q->kv               q->kv ----+                             q->kv ----+
 // clang-format on
 //
-// In prefill attend() reads x_K and x_V themselves. A cache that rests on the CPU follows the same
-// arrows to q->kv, unless the CPU attends. A cache that rests where attention is computed passes
-// through no slot: kv_near() is kv_home() then. So it is on the GPU, and so it is on the CPU with
-// delegation, in decoding: append() sends new k and v to their home, and nothing is left to load or
-// store. In prefill such a cache passes through stage[GPU], as one that rests on disk does.
+// In prefill attend() reads x_K and x_V themselves. What the picture shows of the disk holds for a
+// cache on the CPU as well, if the GPU attends to it.
+//
+// A cache may also rest where attention is computed: on the GPU, or on the CPU with delegation.
+// Then it needs no slot. kv_near() returns kv_home(), append() writes new k and v there, and
+// nothing is loaded or stored. But delegation begins with decoding: in prefill, a cache on the CPU
+// is appended to stage[GPU] and stored from there.
 
 /* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
  * decoding, to a cache that is not on the GPU. */
@@ -526,8 +537,9 @@ Place kv_near(Sequence *q, Square at, int t, int value) {
                         (value * staged_room(q, side) + t) * kv_row);
 }
 
-/* Returns one head of k or v of token t as floats: in prefill as it was just computed, in decoding
- * from the cache where it is near. `some` has room for it. */
+/* Returns one head of k or v of token t as floats. In prefill these are the floats that were just
+ * computed. In decoding they are read from the cache and written to `some`, which has room for
+ * them. */
 float *head_of(Sequence *q, int t, int value, int head, float *some) {
     size_t bytes = kv_row / nh;
     if (doing.at.i == 0)
@@ -535,12 +547,13 @@ float *head_of(Sequence *q, int t, int value, int head, float *some) {
     Place near = kv_near(q, doing.at, t, value), home = kv_home(q, doing.at.j, t, value);
     near.at += head * bytes;
     home.at += head * bytes;
-    /* With sparse attention load_cache() brings k alone. A past v comes late, when its token is
-     * chosen, if its home is elsewhere. A sequence's newest v is here already. */
+    /* With sparse attention load_cache() brings k alone. If v has its home on another tier, it is
+     * sent now, because its token has been chosen. The newest v is here already: append() wrote it.
+     */
     bool comes_late = is_sparse() && value && t < q->s + doing.at.i - 1 && near.at != home.at;
     if (comes_late)
         travel(near, home, bytes);
-    /* Rows lie too far apart for the processor to see a pattern: it has to be told. */
+    /* Rows lie so far apart that the processor does not foresee the next ones: we name them. */
     __builtin_prefetch(near.at + 16 * kv_row);
     __builtin_prefetch(near.at + 16 * kv_row + bytes - 1);
     if (policy.compress_cache)
@@ -550,21 +563,21 @@ float *head_of(Sequence *q, int t, int value, int head, float *some) {
     return some;
 }
 
-/* Computes attended = softmax(x_Q x_K^T / sqrt(hd)) x_V; a task is one head of one sequence. No
- * token sees those behind it. With sparse attention few weights are kept, as shares of all tokens
- * (5). */
+/* Computes attended = softmax(x_Q x_K^T / sqrt(hd)) x_V; an iteration is one head of one sequence.
+ * No token sees those behind it. With sparse attention few weights are kept, as shares of all
+ * tokens (5). */
 void attend(void *arg, int thread, int first, int n) {
     Sequence *begin = arg;
     int i = doing.at.i;
     float *some = scratch + thread * scratch_floats, *score = some + hd;
-    for (int task = first; task < first + n; task++) {
-        Sequence *q = begin + task / nh;
-        int head = task % nh;
+    for (int pair = first; pair < first + n; pair++) {
+        Sequence *q = begin + pair / nh;
+        int head = pair % nh;
         bool below = is_delegated(q, i);
         for (int row = 0; row < rows_of(q, i); row++) {
-            size_t at = (q->row + row) * h1 + head * hd;
+            size_t element = (q->row + row) * h1 + head * hd;
             int len = i ? q->s + i : row + 1;
-            float *x = (below ? query : x_Q) + at, *o = (below ? result : attended) + at;
+            float *x = (below ? query : x_Q) + element, *o = (below ? result : attended) + element;
             for (int t = 0; t < len; t++)
                 score[t] = dot(x, head_of(q, t, 0, head, some), hd) / sqrtf(hd);
             softmax(score, len);
@@ -597,14 +610,14 @@ void append(Sequence *q) {
 }
 
 /* Moves a delegated sequence's query down, or the result up: 4 h1 bytes each (4.2). */
-void exchange(Sequence *q, bool down) {
-    size_t at = q->row * h1, bytes = h1 * sizeof(float);
+void send_row(Sequence *q, bool down) {
+    size_t element = q->row * h1, bytes = h1 * sizeof(float);
     if (q->ended || !is_delegated(q, doing.at.i))
         return;
     if (down)
-        travel(on(CPU, query + at), on(GPU, x_Q + at), bytes);
+        travel(on(CPU, query + element), on(GPU, x_Q + element), bytes);
     else
-        travel(on(GPU, attended + at), on(CPU, result + at), bytes);
+        travel(on(GPU, attended + element), on(CPU, result + element), bytes);
 }
 
 // ---- The layer
@@ -623,13 +636,13 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     }
     for (Sequence *q = begin; q < end; q++) {
         append(q);
-        exchange(q, true);
+        send_row(q, true);
     }
     await(); /* The CPU has k, v and queries. */
     /* A row meets the k of at most longest + i tokens: an upper bound on the work. */
     parallel(attend, begin, (end - begin) * nh, size * (longest + doing.at.i));
     for (Sequence *q = begin; q < end; q++)
-        exchange(q, false);
+        send_row(q, false);
     await(); /* `attended` is complete. */
     linear(x, attended, w + W_O, rows, true);
 }
@@ -649,9 +662,9 @@ void mlp(float *x, size_t rows) {
 void embed(Sequence *q, float *x) {
     int i = doing.at.i;
     for (int t = 0; t < rows_of(q, i); t++) {
-        size_t at = i ? q->s + i - 1 : t;
-        widen(x, (f16 *)outside[TOKENS].rest.at + (size_t)q->token[at] * h1, h1);
-        widen(norm, (f16 *)outside[POSITIONS].rest.at + (at + 2) * h1, h1);
+        size_t position = i ? q->s + i - 1 : t;
+        widen(x, (f16 *)outside[TOKENS].rest.at + (size_t)q->token[position] * h1, h1);
+        widen(norm, (f16 *)outside[POSITIONS].rest.at + (position + 2) * h1, h1);
         add_weighed(x, 1, norm, h1);
         x += h1;
     }
@@ -705,12 +718,13 @@ void compute(int i, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 // The five moves of Figure 4 (4.2)
 //
-// The paper lists what a square needs from its neighbours; the sixth call of its loop is compute.
-// Each kind of data has a thread of its own, which makes its moves in the order of the calls.
-// First the results of the square behind leave its buffer. Then the data of the square ahead enter
-// the same buffer. So two buffers of a kind are enough, and no move touches what is being computed.
+// Five of the six calls in Figure 4's loop are moves; the sixth is compute. Each kind of data has a
+// thread of its own, which makes its moves in the order of the calls. While a square computes in
+// one of two buffers, the other one is emptied and filled: first it still holds the results of the
+// square before, which are stored; then the data of the next square are loaded into it. So two
+// buffers of a kind are enough, and no move touches what is being computed.
 // compute() sends bytes, too, and waits for them: new k and v that go to the CPU (append), queries
-// and results (exchange), and sparse v (head_of).
+// and results (send_row), and sparse v (head_of).
 // It is easy to miss that a load of the cache brings the past alone: the newest k and v are made by
 // the square itself.
 // -------------------------------------------------------------------------------------------------
@@ -794,11 +808,14 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 // The paper gives whole tensors of the weights to a tier, but divides cache and activations by
 // their elements, so that each tier may have a part of one tensor. Here a sequence's cache, and its
 // activations, rest on one tier as a whole; that is this program's choice. place() deals things out
-// one after the other. The GPU takes a thing if then it has no more than its share of all things
-// dealt so far. Else the CPU takes it, if then GPU and CPU together have no more than their two
-// shares. Else the disk takes it. So a share is met to the size of one thing. It is easy to miss
-// that the GPU needs more than its shares: slots, the embeddings, and the workspace of a batch.
-// `uncounted` is the sum of these bytes without the weight slots, which A.3 counts.
+// one after the other. The GPU takes a thing if, with it, the GPU has at most its share of all that
+// has been dealt. Otherwise the CPU takes it if, with it, GPU and CPU together have at most their
+// two shares. Otherwise the disk takes it. With shares of 50, 25 and 25 percent, eight equal things
+// go to disk, GPU, CPU, GPU, disk, GPU, CPU, GPU. So a share is met to the size of one thing; the
+// report says what each tier has got. A batch that is alone in its block keeps its hidden state in
+// one buffer of the GPU: then no activations rest anywhere. It is easy to miss that the GPU needs
+// more than its shares: slots, the embeddings, and the workspace of a batch. `uncounted` is the sum
+// of these bytes, but for the weight slots, which A.3 counts.
 //
 // clang-format off
 //   bytes of the GPU                               taken by            counted by
@@ -815,33 +832,41 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 // -------------------------------------------------------------------------------------------------
 
 /* A tier is one piece of memory, which is given out from its beginning. */
+uint8_t *base[NTIERS];
+
+/* Says what rests on the tiers. */
 struct {
-    uint8_t *base;
-    size_t used, peak; /* bytes */
-} arena[NTIERS];
+    size_t used[NTIERS], peak[NTIERS]; /* bytes */
+    /* What each tier has been given of a kind, and all tiers: numbers of weights; tokens of cache
+     * and activations, of the present block and then of the whole run. */
+    double dealt[NKINDS][NTIERS + 1], met[NKINDS][NTIERS + 1];
+} tiers;
 size_t uncounted; /* bytes of the GPU that A.3 leaves out: neither shares nor weight slots */
 
-/* Returns the tier of a thing of that size. dealt: the sizes that each tier has so far, and all. */
-Tier place(double dealt[NTIERS + 1], double share[NTIERS], double size) {
+/* Returns the tier of a thing of that size. */
+Tier place(Kind kind, double size) {
     double so_far = size, allowed = 0; /* of GPU and then CPU together */
     int t = GPU;
+    double *dealt = tiers.dealt[kind], *met = tiers.met[kind];
     dealt[NTIERS] += size;
     for (; t < DISK; t++) {
         so_far += dealt[t];
-        allowed += share[t] * dealt[NTIERS];
+        allowed += policy.share[kind][t] * dealt[NTIERS];
         if (so_far <= allowed * (1 + 1e-9)) /* Sums of shares are rounded. */
             break;
     }
     dealt[t] += size;
+    met[t] += size;
+    met[NTIERS] += size;
     return t;
 }
 
 /* Takes the next bytes of a tier. While there are no tiers yet this only counts. */
 void *take(Tier t, size_t bytes) {
-    uintptr_t at = (uintptr_t)arena[t].base + arena[t].used;
-    arena[t].used += (bytes + 63) / 64 * 64;
-    arena[t].peak = max(arena[t].peak, arena[t].used);
-    return (void *)at;
+    uintptr_t address = (uintptr_t)base[t] + tiers.used[t];
+    tiers.used[t] += (bytes + 63) / 64 * 64;
+    tiers.peak[t] = max(tiers.peak[t], tiers.used[t]);
+    return (void *)address;
 }
 
 /* Takes n floats of a tier. */
@@ -855,29 +880,29 @@ bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NOR
 void settle(Weight *w, Tier tier, bool fill) {
     w->bytes = sizeof(f16) * w->rows * w->cols;
     if (w->packed)
-        w->bytes = (w->rows + GROUP - 1UL) / GROUP * w->cols * packed_bytes(GROUP);
+        w->bytes = w->rows / GROUP * w->cols * packed_bytes(GROUP);
     if (tier == DISK && !w->packed)
         w->rest = on(DISK, w->file);
-    else
+    else {
         w->rest = on(tier, take(tier, w->bytes));
-    if (fill)
-        fill_weight(w);
+        if (fill)
+            fill_weight(w);
+    }
 }
 
 /* Places the weights. They are dealt through all layers, one layer after the other, so that each
  * layer is divided alike. */
 void place_weights(bool fill) {
-    double dealt[NTIERS + 1] = {0};
     size_t slot = 0;
     for (int g = 0; g < NGLOBALS; g++)
         settle(&outside[g], GPU, fill);
-    uncounted = arena[GPU].used;
+    uncounted = tiers.used[GPU];
     for (int j = 0; j < l; j++) {
         slab_bytes[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
-            settle(w, place(dealt, policy.share[WEIGHTS], 1. * w->rows * w->cols), fill);
+            settle(w, place(WEIGHTS, 1. * w->rows * w->cols), fill);
             if (w->rest.tier == GPU)
                 continue;
             w->offset = slab_bytes[j];
@@ -891,16 +916,17 @@ void place_weights(bool fill) {
 
 /* Places a batch's cache and activations, and returns its rows. staged: what a staging slot of each
  * tier has to hold. */
-size_t place_batch(int k, double dealt[NKINDS][NTIERS + 1], size_t staged[NTIERS]) {
+size_t place_batch(int k, size_t staged[NTIERS]) {
     size_t need[NTIERS] = {0}, rows = 0;
     for (Sequence *q = batch[k]; q < batch[k + 1]; q++) {
         rows += q->s;
         q->room = q->s + generation_length - 1;
-        q->kv_tier = place(dealt[CACHE], policy.share[CACHE], q->room);
+        q->kv_tier = place(CACHE, q->room);
         q->kv = take(q->kv_tier, 2 * l * kv_row * q->room);
-        q->act_tier = place(dealt[ACTIVATIONS], policy.share[ACTIVATIONS], q->s);
-        if (K > 1)
-            q->act = floats(q->act_tier, q->s * h1);
+        if (K > 1) {
+            q->act_tier = place(ACTIVATIONS, q->s);
+            q->act = floats(q->act_tier, 1UL * q->s * h1);
+        }
         memcpy(q->staged, need, sizeof need);
         if (q->kv_tier != GPU)
             need[GPU] += 2 * kv_row * staged_room(q, GPU);
@@ -931,46 +957,44 @@ void place_workspace(size_t rows, size_t gbs) {
 
 /* Places a block: its sequences, the slots, the workspace. Returns its `uncounted` bytes. */
 size_t place_block(Sequence *seq, int count) {
-    double dealt[NKINDS][NTIERS + 1] = {{0}};
     size_t staged[NTIERS] = {0}, rows = 0;
     size_t gbs = min(policy.gbs, count);
     K = (count + gbs - 1) / gbs;
     for (int k = 0; k <= K; k++)
         batch[k] = seq + min(k * gbs, count);
+    memset(tiers.dealt[CACHE], 0, 2 * sizeof *tiers.dealt); /* ACTIVATIONS follow. */
     for (int k = 0; k < K; k++)
-        rows = max(rows, place_batch(k, dealt, staged));
-    size_t end_of_homes = arena[GPU].used; /* A.3 counts what lies before it. */
+        rows = max(rows, place_batch(k, staged));
+    size_t end_of_homes = tiers.used[GPU]; /* A.3 counts what lies before it. */
     for (int slot = 0; slot < 2; slot++) {
         stage[GPU][slot] = take(GPU, staged[GPU]);
         stage[CPU][slot] = take(CPU, staged[CPU]);
         x_slot[slot] = floats(GPU, rows * h1);
     }
     place_workspace(rows, gbs);
-    return arena[GPU].used - end_of_homes;
+    return tiers.used[GPU] - end_of_homes;
 }
 
 double generation_s; /* seconds */
 
-/* Places the weights and then the blocks, each where the one before it was. With `run` it also
- * fills the weights and generates; without, it only counts bytes. */
-void place_all(bool run) {
+/* Goes through the run: places the weights and then the blocks, each where the one before it was.
+ * If it does not generate, it only counts bytes; otherwise it also fills the weights, and generates
+ * block after block. */
+void do_blocks(bool generates) {
     size_t mark[NTIERS], most = 0;
-    int bls = policy.gbs * policy.num_gpu_batches;
+    long bls = 1L * policy.gbs * policy.num_gpu_batches;
     kv_row = policy.compress_cache ? nh * packed_bytes(hd) : h1 * sizeof(f16);
-    for (int t = 0; t < NTIERS; t++)
-        arena[t].used = arena[t].peak = 0;
-    place_weights(run);
-    for (int t = 0; t < NTIERS; t++)
-        mark[t] = arena[t].used;
-    for (int first = 0; first < nprompts; first += bls) {
-        for (int t = 0; t < NTIERS; t++)
-            arena[t].used = mark[t];
+    memset(&tiers, 0, sizeof tiers);
+    place_weights(generates);
+    memcpy(mark, tiers.used, sizeof mark);
+    for (long first = 0; first < nprompts; first += bls) {
+        memcpy(tiers.used, mark, sizeof mark);
         most = max(most, place_block(prompts + first, min(bls, nprompts - first)));
-        if (!run)
-            continue;
-        generation_s -= now();
-        generate();
-        generation_s += now();
+        if (generates) {
+            generation_s -= now();
+            generate();
+            generation_s += now();
+        }
     }
     uncounted += most; /* The blocks share one place. */
 }
@@ -1010,6 +1034,7 @@ void travel(Place to, Place from, size_t bytes) {
     double copied = now() - start; /* A fast link takes at least so long. */
     pthread_mutex_lock(&links);
     for (int t = min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
+        /* Tiers t and t + 1 are joined by CTOG and GTOC, or by DTOC and CTOD: up is the first. */
         int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
         struct Link *link = &link_of[c];
         double begin = fmax(link->free_at, start), rate = given_hw[CTOG_BDW + c];
@@ -1027,7 +1052,7 @@ void travel(Place to, Place from, size_t bytes) {
 void await(void) {
     double left;
     while ((left = arrival - now()) > 0) {
-        struct timespec wait = {left, (left - floor(left)) * 1e9};
+        struct timespec wait = {left, fmod(left, 1) * 1e9};
         nanosleep(&wait, NULL);
     }
 }
@@ -1057,15 +1082,16 @@ typedef struct {
 } Worker;
 Worker *worker; /* (NKINDS + threads - 1): those that move, then those that help to compute */
 
-/* What the threads compute together: tasks 0 to shared_n - 1, in one portion for each thread. */
-Task *shared_task;
+/* What the threads compute together: iterations 0 to shared_n - 1 of a loop, in one portion for
+ * each thread. */
+Loop *shared_loop;
 void *shared_arg;
 int shared_n, portions;
 
 /* Runs one portion of them. */
 void do_portion(long p) {
     int first = shared_n * p / portions, end = shared_n * (p + 1) / portions;
-    shared_task(shared_arg, p, first, end - first);
+    shared_loop(shared_arg, p, first, end - first);
 }
 
 /* Makes the move that this thread is to do, and waits until it has arrived. */
@@ -1129,11 +1155,11 @@ void wait_for(int first, int end) {
  * nothing is in flight: Figure 4's synchronize. */
 void synchronize(void) { wait_for(0, NKINDS); }
 
-/* Runs tasks 0 to n - 1 in the threads that compute. A few multiplications are not worth waking
- * others. */
-void parallel(Task *task, void *arg, int n, double work) {
+/* Runs iterations 0 to n - 1 in the threads that compute. A few multiplications are not worth
+ * waking others. */
+void parallel(Loop *loop, void *arg, int n, double work) {
     int helpers = work < 1e6 ? 0 : threads - 1;
-    shared_task = task;
+    shared_loop = loop;
     shared_arg = arg;
     shared_n = n;
     portions = helpers + 1;
@@ -1151,7 +1177,7 @@ void start_threads(void) {
         pthread_mutex_init(&w->mutex, NULL);
         pthread_cond_init(&w->changed, NULL);
         if (pthread_create(&id, NULL, work, w))
-            die(1, "a thread could not be started; lower --threads");
+            die(1, "a thread could not be started: lower --threads, or raise ulimit -u or -v");
     }
 }
 
@@ -1164,14 +1190,14 @@ void start_threads(void) {
 
 FILE *trace;
 double trace_begin;
-const char *row_name[] = {"weights", "cache", "activations", "compute",
-                          "ctog",    "gtoc",  "dtoc",        "ctod"};
+const char *track_name[] = {"weights", "cache", "activations", "compute",
+                            "ctog",    "gtoc",  "dtoc",        "ctod"};
 const char *call_name[][2] = {{"load_weight", ""},
                               {"load_cache", "store_cache"},
                               {"load_activation", "store_activation"},
                               {"compute", ""}};
 
-/* Begins the file, with the names of the rows. */
+/* Begins the file, with the names of the tracks. */
 void open_trace(const char *path) {
     trace = fopen(path, "w");
     if (!trace)
@@ -1179,16 +1205,17 @@ void open_trace(const char *path) {
     fprintf(trace,
             "{\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,"
             "\"args\":{\"name\":\"mini\"}}");
-    for (int row = 0; row <= COMPUTE + NLINKS; row++)
+    for (int track = 0; track <= COMPUTE + NLINKS; track++)
         fprintf(trace,
                 ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%d,"
                 "\"args\":{\"name\":\"%s\"}}",
-                row, row_name[row]);
+                track, track_name[track]);
     trace_begin = now();
 }
 
-/* Notes what the thread was doing in that time. The row is its own, or that of the link it used. */
-void note(int row, double begin, double end, size_t bytes) {
+/* Notes what the thread was doing in that time. The track is its own, or that of the link it used.
+ */
+void note(int track, double begin, double end, size_t bytes) {
     double ns = rint((begin - trace_begin) * 1e9);
     if (!trace)
         return;
@@ -1196,7 +1223,7 @@ void note(int row, double begin, double end, size_t bytes) {
             ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":1,\"tid\":%d,"
             "\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"i\":%d,\"j\":%d,\"k\":%d,\"bytes\":%zu,\"phase\":\"%s\"}}",
-            call_name[doing.kind][doing.down], row_name[row], row, ns / 1e3,
+            call_name[doing.kind][doing.down], track_name[track], track, ns / 1e3,
             (rint((end - trace_begin) * 1e9) - ns) / 1e3, doing.at.i, doing.at.j, doing.at.k, bytes,
             doing.at.i ? "decode" : "prefill");
 }
@@ -1243,14 +1270,13 @@ void narrow(void *f16s, const float *from, size_t n) {
     }
 }
 
-/* Returns the bytes of n numbers in groups. A group is minimum and scale as F16, and its codes, in
- * whole fours of bytes: that of number e is in byte e / 32 * 16 + e % 16, in the low half where
+/* Returns the bytes of n numbers in groups; n is a multiple of 16. A group has minimum and scale as
+ * F16, and then its codes: that of number e is in byte e / 32 * 16 + e % 16, in the low half where
  * e % 32 < 16. */
 size_t packed_bytes(int n) {
-    size_t codes = n / 32 * 16 + min(n % 32, 16);
     if (n > GROUP)
         return packed_bytes(GROUP) + packed_bytes(n - GROUP);
-    return 4 + (codes + 3) / 4 * 4;
+    return 4 + (n + 16) / 32 * 16;
 }
 
 /* Computes x_quant = round((x - min) / (max - min) * (2^b - 1)) with b = 4. The scale is rounded
@@ -1299,21 +1325,18 @@ void unpack(float *x, const uint8_t *from, int n) {
  * g cols + c. */
 void fill_weight(Weight *w) {
     size_t cols = w->cols;
-    if (w->rest.at == w->file)
-        return;
     if (!w->packed) {
         memcpy(w->rest.at, w->file, w->bytes);
         return;
     }
     for (size_t group = 0; group < w->bytes / packed_bytes(GROUP); group++) {
         size_t row = group / cols * GROUP;
-        int rows = min(GROUP, w->rows - row);
         f16 half[GROUP];
         float column[GROUP];
-        for (int o = 0; o < rows; o++)
+        for (int o = 0; o < GROUP; o++)
             memcpy(half + o, w->file + ((row + o) * cols + group % cols) * 2, 2);
-        widen(column, half, rows);
-        pack(w->rest.at + group * packed_bytes(GROUP), column, rows);
+        widen(column, half, GROUP);
+        pack(w->rest.at + group * packed_bytes(GROUP), column, GROUP);
     }
 }
 
@@ -1374,11 +1397,11 @@ typedef struct {
 } Lp;
 
 /* Adds a row. */
-void row(Lp *lp, double b, double *a) {
+void add_row(Lp *lp, double b, double *a) {
     memcpy(lp->a[lp->m], a, sizeof lp->a[0]);
     lp->b[lp->m++] = b;
 }
-#define ROW(b, ...) row(lp, b, (double[NVARS]){__VA_ARGS__})
+#define ROW(b, ...) add_row(lp, b, (double[NVARS]){__VA_ARGS__})
 
 /* Returns the bytes of a layer's weights. */
 double layer_weights(void) { return 8. * h1 * h1 + 4. * h1 * h2; }
@@ -1413,9 +1436,9 @@ void time_rows(Lp *lp, double s, int p) {
     };
     for (int c = 0; c < NLINKS; c++) {
         bytes[c][p ? T_PRE : T_GEN] = -hw[CTOG_BDW + c][p]; /* bytes - rate T <= 0 */
-        row(lp, 0, bytes[c]);
+        add_row(lp, 0, bytes[c]);
     }
-    /* comp: products on the GPU; attention there in prefill, in generation where the cache is. */
+    /* comp^p = linear_s + gpu_s; comp^g = linear_s + cg gpu_s + (cc + cd) cpu_s. */
     if (p)
         ROW(-linear_s - gpu_s, [T_PRE] = -1);
     else
@@ -1433,15 +1456,16 @@ void gpu_rows(Lp *lp, double gmem, double s, int p) {
     double mlp_1 = 2 * gbs * q * (h1 + h2); /* and mlp_2 */
     double fixed[] = {qkv, 0, 0, embed_w, mlp_1, mlp_1}, cg[] = {0, att_1, att_1, 0, 0, 0};
     double act = 2 * q * h1 * bls, cache = 4 * (s + n) * h1 * bls * l;
-    /* gpu_w = 2 (1 - wg) weight + (1 - hg) 2 s h1 gbs + a term. What has no share as its factor
-     * goes to the right side; what has one joins the bytes that rest on the GPU by that share. */
+    /* gpu_home + gpu_w <= gmem, where gpu_home = wg weight l + hg act + cg cache, and
+     *   gpu_w = 2 (1 - wg) weight + (1 - hg) 2 s h1 gbs + fixed[term] + cg cg[term].
+     * Products with a share stay on the left side; the others go to the right. */
     for (int term = 0; term < 6; term++)
         ROW(gmem - 2 * weight - 2 * s * h1 * gbs - fixed[term], [WG] = weight * l - 2 * weight,
             [HG] = act - 2 * s * h1 * gbs, [CG] = cache + cg[term]);
 }
 
-/* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. x,
- * with everything on disk, only gives fill_tableau() its unit of seconds. */
+/* Writes Eq. 1 for the policy's block: minimize T / bls, where T = T_pre l + T_gen (n - 1) l. It
+ * also sets x to all on disk: from the time of this placement fill_tableau() takes its unit. */
 void paper_lp(Lp *lp, double *mem, double s) {
     double n = generation_length, gbs = policy.gbs, bls = gbs * policy.num_gpu_batches;
     double weight = layer_weights(), cache = 4 * (s + n) * h1 * bls * l;
@@ -1477,55 +1501,56 @@ void paper_lp(Lp *lp, double *mem, double s) {
 // grows. A pivot exchanges two variables, so that the cost falls; when none would lower it, x is
 // the best.
 //
-// Phase 1 finds a point where all rows hold: one more variable, LEAN, stands in every row with the
-// factor -1, and is then driven to 0. Phase 2 minimizes the cost. The row COST goes through all
-// pivots of phase 1, so phase 2 begins where that ended.
+// Phase 1 finds a point where all rows hold. It adds one variable, AUXILIARY, with the factor -1 to
+// every row: if it is large enough, all rows hold. Phase 1 pivots until it is 0. Phase 2 minimizes
+// the cost. Pivots of phase 1 change the row COST as well, so phase 2 can begin at once.
 //
-// It is easy to miss that pivots which do not lower the cost may lead back to where they began,
-// again and again; taking the first variable of several (Bland's rule) prevents it.
+// It is easy to miss that a pivot need not lower the cost: a series of such pivots could return to
+// its beginning, and the search would never end. Bland's rule prevents this: of several variables
+// that could enter or leave, take the one with the least number.
 //
-// The picture is the tableau before the last pivot of fill_tableau(), which makes LEAN basic.
+// The picture is the tableau before fill_tableau() makes AUXILIARY basic by its last pivot.
 //
 // clang-format off
-//                 other[0]   other[1]   ...   LEAN   |  RIGHT
-//              +-------------------------------------+------------------------------
-//   basic[0]   |  at[0][0]   at[0][1]   ...    -1    |  the value of basic[0]
-//   basic[1]   |  at[1][0]   at[1][1]   ...    -1    |  the value of basic[1]
-//   ...        |                                     |  ... while the others are 0
-//              +-------------------------------------+------------------------------
-//   COST       |  what one unit of other[v] costs    |  minus the cost, for phase 2
-//   PHASE_1    |     0          0       ...     1    |  minus LEAN, for phase 1
+//                 other[0]     other[1]     ...  AUXILIARY  |  RIGHT
+//              +--------------------------------------------+------------------------------
+//   basic[0]   |  cell[0][0]   cell[0][1]   ...     -1      |  the value of basic[0]
+//   basic[1]   |  cell[1][0]   cell[1][1]   ...     -1      |  the value of basic[1]
+//   ...        |                                            |  ... while the others are 0
+//              +--------------------------------------------+------------------------------
+//   COST       |  what one unit of other[v] costs           |  minus the cost, for phase 2
+//   PHASE_1    |     0            0         ...      1      |  minus AUXILIARY, for phase 1
 //
-//   Row i says: basic[i] + sum of at[i][v] x other[v] = at[i][RIGHT].
+//   Row i says: basic[i] + sum of cell[i][v] x other[v] = cell[i][RIGHT].
 // clang-format on
 // -------------------------------------------------------------------------------------------------
 
 enum {
-    LEAN = NVARS,           /* a column and its variable: how far phase 1 relaxes all rows */
+    AUXILIARY = NVARS,      /* a column and its variable: how far phase 1 relaxes all rows */
     RIGHT = NVARS + 1,      /* the column of the right-hand sides */
     COST = NROWS,           /* the row of the costs */
     PHASE_1 = NROWS + 1,    /* the row of the costs of phase 1 */
     FIRST_SLACK = NVARS + 1 /* the number of row 0's slack among the variables */
 };
 typedef struct {
-    int basic[NROWS], other[NVARS + 1]; /* variables; LEAN; slacks */
-    double at[NROWS + 2][NVARS + 2];
+    int basic[NROWS], other[NVARS + 1]; /* variables; AUXILIARY; slacks */
+    double cell[NROWS + 2][NVARS + 2];
 } Tableau;
 
 /* Exchanges basic[r] and other[c]. */
 void pivot(Tableau *t, int r, int c) {
-    double inverse = 1 / t->at[r][c];
+    double inverse = 1 / t->cell[r][c];
     int leaves = t->basic[r];
     for (int i = 0; i < NROWS + 2; i++) {
-        double factor = i == r ? 0 : t->at[i][c] * inverse;
+        double factor = i == r ? 0 : t->cell[i][c] * inverse;
         for (int v = 0; v <= RIGHT; v++)
-            t->at[i][v] -= factor * t->at[r][v];
+            t->cell[i][v] -= factor * t->cell[r][v];
         if (i != r)
-            t->at[i][c] = -factor;
+            t->cell[i][c] = -factor;
     }
     for (int v = 0; v <= RIGHT; v++)
-        t->at[r][v] *= inverse;
-    t->at[r][c] = inverse;
+        t->cell[r][v] *= inverse;
+    t->cell[r][c] = inverse;
     t->basic[r] = t->other[c];
     t->other[c] = leaves;
 }
@@ -1537,16 +1562,17 @@ bool minimize(Tableau *t, int cost) {
     for (int pivots = 0; pivots < 5000; pivots++) {
         int c = -1, r = -1;
         double nearest = INFINITY;
-        for (int v = 0; v <= LEAN; v++) {
-            /* LEAN must not come back in phase 2. */
-            bool allowed = cost == PHASE_1 || t->other[v] != LEAN;
-            if (allowed && t->at[cost][v] < -EPS && (c < 0 || t->other[v] < t->other[c]))
+        for (int v = 0; v <= AUXILIARY; v++) {
+            /* AUXILIARY must not come back in phase 2. */
+            bool allowed = cost == PHASE_1 || t->other[v] != AUXILIARY;
+            if (allowed && t->cell[cost][v] < -EPS && (c < 0 || t->other[v] < t->other[c]))
                 c = v;
         }
         if (c < 0)
             return true;
-        for (int i = 0; i < NROWS; i++) { /* Which basic variable reaches 0 first? */
-            double reach = t->at[i][c] > EPS ? t->at[i][RIGHT] / t->at[i][c] : INFINITY;
+        for (int i = 0; i < NROWS; i++) { /* Which basic variable is the first at 0, as c grows? */
+            double reach = t->cell[i][c] > EPS ? t->cell[i][RIGHT] / t->cell[i][c] : INFINITY;
+            /* Bland's rule: of several that do, the one with the least number. */
             bool tie = r >= 0 && reach <= nearest && t->basic[i] < t->basic[r];
             if (reach < nearest || tie) {
                 r = i;
@@ -1575,50 +1601,51 @@ double layer_seconds(Lp *lp, int T) {
 
 /* Fills the tableau. Numbers are scaled to be around 1; the unit of seconds is a layer's time at x.
  * Among several best answers we want the one with less on slower tiers, so a share there has a
- * small cost. The last pivot makes LEAN basic, so that all rows hold: no right side is negative. */
+ * small cost. The last pivot makes AUXILIARY basic, so that all rows hold: no right side is
+ * negative. */
 void fill_tableau(Tableau *t, Lp *lp) {
     double unit[NVARS], most = 0;
     int worst = 0; /* the row that is furthest from holding at 0 */
-    *t = (Tableau){.at[PHASE_1][LEAN] = 1, .other[LEAN] = LEAN};
+    *t = (Tableau){.cell[PHASE_1][AUXILIARY] = 1, .other[AUXILIARY] = AUXILIARY};
     for (int v = 0; v < NVARS; v++) {
         t->other[v] = v;
         unit[v] = v < T_PRE ? 1 : layer_seconds(lp, v);
         most = fmax(most, lp->c[v] * unit[v]);
     }
     for (int v = 0; v < NVARS; v++)
-        t->at[COST][v] = v < T_PRE ? 1e-9 * (v % NTIERS) : lp->c[v] * unit[v] / most;
+        t->cell[COST][v] = v < T_PRE ? 1e-9 * (v % NTIERS) : lp->c[v] * unit[v] / most;
     for (int i = 0; i < NROWS; i++) {
         double size = fabs(lp->b[i]);
         for (int v = 0; v < NVARS; v++)
             size = fmax(size, fabs(lp->a[i][v] * unit[v]));
         for (int v = 0; v < NVARS; v++)
-            t->at[i][v] = lp->a[i][v] * unit[v] / size;
-        t->at[i][LEAN] = -1;
-        t->at[i][RIGHT] = lp->b[i] / size;
+            t->cell[i][v] = lp->a[i][v] * unit[v] / size;
+        t->cell[i][AUXILIARY] = -1;
+        t->cell[i][RIGHT] = lp->b[i] / size;
         t->basic[i] = FIRST_SLACK + i;
-        if (t->at[i][RIGHT] < t->at[worst][RIGHT])
+        if (t->cell[i][RIGHT] < t->cell[worst][RIGHT])
             worst = i;
     }
-    pivot(t, worst, LEAN);
+    pivot(t, worst, AUXILIARY);
 }
 
 /* Overwrites x with the best one. Returns false if nothing satisfies all rows. */
 bool simplex(Lp *lp) {
     Tableau t;
     fill_tableau(&t, lp);
-    if (!minimize(&t, PHASE_1) || t.at[PHASE_1][RIGHT] < -1e-9)
+    if (!minimize(&t, PHASE_1) || t.cell[PHASE_1][RIGHT] < -1e-9)
         return false;
-    /* If LEAN is still basic, it is 0, and any other variable may take its place. */
+    /* If AUXILIARY is still basic, it is 0, and any other variable may take its place. */
     for (int i = 0; i < NROWS; i++)
-        for (int v = 0; v <= LEAN && t.basic[i] == LEAN; v++)
-            if (fabs(t.at[i][v]) > 1e-6)
+        for (int v = 0; v <= AUXILIARY && t.basic[i] == AUXILIARY; v++)
+            if (fabs(t.cell[i][v]) > 1e-6)
                 pivot(&t, i, v);
     if (!minimize(&t, COST))
         return false;
     memset(lp->x, 0, sizeof lp->x);
     for (int i = 0; i < NROWS; i++)
         if (t.basic[i] < T_PRE)
-            lp->x[t.basic[i]] = fmax(t.at[i][RIGHT], 0);
+            lp->x[t.basic[i]] = fmax(t.cell[i][RIGHT], 0);
     lp->x[T_PRE] = layer_seconds(lp, T_PRE);
     lp->x[T_GEN] = layer_seconds(lp, T_GEN);
     return true;
@@ -1634,11 +1661,15 @@ bool simplex(Lp *lp) {
 // it; best_placement() solves again with less memory until it does. choose_policy() searches only
 // if no --percent is given.
 //
-// It is easy to miss that T / bls divides by the sequences that there are: if a block is larger
-// than the number of prompts, a part of it makes no tokens.
+// Where no link and no tier is short, T / bls is the same for all blocks. Then the largest GPU
+// batch is taken: A.3 does not know that a product of many rows is faster.
+//
+// It is easy to miss that search() divides T by the number of prompts where these are fewer than
+// bls: the other places of such a block make no tokens.
 // -------------------------------------------------------------------------------------------------
 
 Lp found;                          /* the best, by the search */
+double predicted;                  /* seconds that A.3 expects of the run; 0: not searched */
 int policy_len;                    /* tokens of a prompt, if a policy is only to be printed */
 double percent[2 * NKINDS] = {-1}; /* wg, wc, cg, cc, hg, hc; -1: not given */
 
@@ -1663,14 +1694,14 @@ bool best_placement(Lp *lp, int s) {
         return false;
     if (policy_len)
         return true;
-    place_all(false);
+    do_blocks(false);
     mem[GPU] -= uncounted;
     /* More than 11 tries hardly ever help: what lacks then is a fraction of a tensor. */
     for (int tries = 0; tries < 11 && solve(lp, mem, s); tries++) {
         bool fits = true;
-        place_all(false);
+        do_blocks(false);
         for (int t = 0; t < NTIERS; t++) {
-            double lacks = fmax(arena[t].peak - hw[GMEM + t][0], 0);
+            double lacks = fmax(tiers.peak[t] - hw[GMEM + t][0], 0);
             mem[t] -= lacks;
             fits &= lacks <= 0;
         }
@@ -1691,8 +1722,8 @@ int next_gbs(int g) { return g < 4 ? 2 * g : g + max(4, g / 16 * 4); }
  * the longest. Leaves the best policy and its x, and returns its seconds a sequence. */
 double search(int s, int count) {
     struct Policy given = policy, best = policy; /* 0: gbs, num_gpu_batches are open. */
-    /* gbs grows by 4, so one of the sizes up to count + 3 holds all prompts in one batch. */
-    int most_g = given.gbs ? given.gbs : count + 3,
+    /* One of the sizes below next_gbs(count) holds all prompts in one batch. */
+    int most_g = given.gbs ? given.gbs : next_gbs(count) - 1,
         most_b = given.num_gpu_batches ? given.num_gpu_batches : 20;
     double least = INFINITY;
     Lp lp;
@@ -1705,12 +1736,16 @@ double search(int s, int count) {
             if (!best_placement(&lp, s))
                 continue;
             double each = total_seconds(&lp) / min(count, (long)g * b);
-            if (each < least) {
-                least = each;
+            /* Of blocks that are equal but for rounding, the one with the largest gbs is taken. */
+            if (each <= least * (1 + 1e-9)) {
+                least = fmin(each, least);
                 best = policy;
                 found = lp;
             }
         }
+    if (least >= INFINITY)
+        die(2,
+            "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, --gpu-batch-size");
     policy = best;
     return least;
 }
@@ -1726,37 +1761,33 @@ void choose_policy(void) {
         if (share[GPU] + share[CPU] > 1 + 1e-9)
             die(2, "--percent: GPU and CPU have more than 100");
     }
+    if (policy.compress_weight && (h1 % GROUP || h2 % GROUP))
+        die(2, "--compress-weight wants hidden_size and ffn_dim to be multiples of 64");
     policy.gbs = min(given && !policy.gbs ? 32 : policy.gbs, nprompts);
     policy.num_gpu_batches =
         min(given && !policy.num_gpu_batches ? 1 : policy.num_gpu_batches, nprompts);
     policy.delegated |= is_sparse() || !given; /* A.3 counts with delegation. */
-    if (!given && search(longest, nprompts) >= INFINITY)
-        die(2,
-            "no policy fits; raise --gpu-mem or --cpu-mem, lower --max-tokens, or try "
-            "--gpu-batch-size 1");
-    place_all(false);
+    if (!given)
+        predicted = search(longest, nprompts) * nprompts;
+    do_blocks(false);
     for (int t = 0; t < NTIERS; t++)
-        if (arena[t].peak > hw[GMEM + t][0])
-            die(2,
-                "the %s tier needs %zu bytes, but has %.0f: change --percent or lower "
-                "--gpu-batch-size",
-                tier_name[t], arena[t].peak, hw[GMEM + t][0]);
+        if (tiers.peak[t] > hw[GMEM + t][0])
+            die(2, "the %s tier needs %zu bytes, but has %.0f; change --percent, --gpu-batch-size",
+                tier_name[t], tiers.peak[t], hw[GMEM + t][0]);
 }
 
 /* Prints the policy of Eq. 1 as it stands in the paper, which knows no number of prompts: the
  * search tries blocks for 1024 of them. */
 void print_policy(void) {
     double each = search(policy_len, 1024);
-    if (each >= INFINITY)
-        die(2, "no placement fits; try smaller batches, fewer tokens, another machine");
     for (int v = 0; v < NVARS; v++)
         printf("%s %.12g\n", var_name[v], found.x[v]);
-    printf("gbs %d\nnum_gpu_batches %d\n", policy.gbs, policy.num_gpu_batches);
-    printf("T %.12g\nthroughput %.12g\n", total_seconds(&found), generation_length / each);
+    printf("gbs %d\nnum_gpu_batches %d\nT %.12g\nthroughput %.12g\n", policy.gbs,
+           policy.num_gpu_batches, total_seconds(&found), generation_length / each);
 }
 
 // =================================================================================================
-// What every such program needs. Of the paper only Table 7's constants follow, which
+// What every such program needs. Of the paper only Table 8's constants follow, which
 // describe_machine() reads; a reader may stop here.
 // =================================================================================================
 
@@ -1768,14 +1799,30 @@ void print_policy(void) {
 // trusted: whatever they say, a tensor has to be inside its file.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the text of a file. */
+struct stat traced; /* the file of --trace, if there is one: it is no input, by any name */
+
+/* Opens a file that is read. One of the model has to be a regular file. */
+int open_input(const char *path, bool of_model) {
+    struct stat is;
+    int fd = open(path, O_RDONLY | of_model * O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &is))
+        die(2, "%s: %s", path, strerror(errno));
+    if (is.st_ino == traced.st_ino && is.st_dev == traced.st_dev)
+        die(2, "%s: is also the file of --trace", path);
+    if (of_model && !S_ISREG(is.st_mode))
+        die(2, "%s: is no regular file", path);
+    return fd;
+}
+
+/* Returns the text of a file of the model, or of one that a flag names: then dir is "". */
 char *read_text(const char *dir, const char *name) {
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
-    FILE *file = fopen(path, "r");
-    if (!file || getdelim(&text, &room, 0, file) <= 0)
-        die(2, "%s: is missing or unreadable", path);
+    FILE *file = fdopen(open_input(path, *dir), "r");
+    long len = file ? getdelim(&text, &room, 0, file) : 0;
+    if (len <= 0 || !text[len - 1] || ferror(file))
+        die(2, "%s: is empty, has a NUL byte, or cannot be read", path);
     fclose(file);
     return text;
 }
@@ -1815,20 +1862,21 @@ void read_config(const char *dir) {
     if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
         says(text, "do_layer_norm_before", "false") || says(text, "tie_word_embeddings", "false") ||
         hd * nh != h1 || hd % 16 || h2 % 16)
-        die(1, "%s: is no OPT model, or one like opt-350m, which the engine runs", dir);
+        die(1, "%s: expected OPT with relu, norms first, a tied head, heads of 16, 32, ... numbers",
+            dir);
 }
 
 /* A file of the checkpoint. */
 struct Shard {
     char *header;
     uint8_t *data;
-    double size; /* of the tensors, in bytes */
+    size_t size; /* of the tensors, in bytes */
 } * shard;       /* The last one has no header. */
 
 /* Maps a file. */
 void open_shard(struct Shard *s, const char *path) {
     uint64_t len = 0; /* of the header */
-    int fd = open(path, O_RDONLY);
+    int fd = open_input(path, true);
     off_t size = lseek(fd, 0, SEEK_END);
     uint8_t *file = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (file != MAP_FAILED)
@@ -1838,14 +1886,15 @@ void open_shard(struct Shard *s, const char *path) {
     s->header = allocate(len, 1);
     memcpy(s->header, file + 8, len);
     s->data = file + 8 + len;
-    s->size = size - 8. - len;
+    s->size = size - 8 - len;
 }
 
-/* Returns the tensor of that name, with or without "model." in front, and of that size. */
-Weight find_tensor(const char *name, int rows, int cols) {
+/* Returns the tensor of that name, with or without "model." in front, and of that shape: (cols) if
+ * rows is 1. */
+Weight find_tensor(const char *name, size_t rows, size_t cols) {
     const char *at = "";
     struct Shard *s = shard;
-    double begin = -1, end = -1;
+    size_t begin = 1, end = 0, first = 0;
     for (; s->header; s++) {
         at = member(s->header, name);
         if (!*at)
@@ -1853,12 +1902,14 @@ Weight find_tensor(const char *name, int rows, int cols) {
         if (*at)
             break;
     }
-    sscanf(member(at, "data_offsets"), "[ %lf , %lf", &begin, &end);
-    if (!says(at, "dtype", "\"F16\"") || !(begin >= 0 && end <= s->size) || begin > floor(begin) ||
-        end - begin != 2. * rows * cols)
-        die(1, "%s: is not there as F16 of %d x %d; the engine reads other types", name, rows,
+    sscanf(member(at, "shape"), "[ %zu", &first);
+    if (!says(at, "dtype", "\"F16\"") || first != (rows > 1 ? rows : cols))
+        die(1, "%s: is not there as F16 of %zu x %zu; the engine reads other types", name, rows,
             cols);
-    return (Weight){.file = s->data + (size_t)begin, .rows = rows, .cols = cols};
+    sscanf(member(at, "data_offsets"), "[ %zu , %zu", &begin, &end);
+    if (begin > end || end > s->size || end - begin != 2 * rows * cols)
+        die(1, "%s: its %zu bytes are not in its file; is that whole?", name, 2 * rows * cols);
+    return (Weight){.file = s->data + begin, .rows = rows, .cols = cols};
 }
 
 /* Finds the tensors of layer j. */
@@ -1886,7 +1937,7 @@ void open_checkpoint(const char *dir) {
     glob_t files;
     snprintf(pattern, sizeof pattern, "%s/*.safetensors", dir);
     if (glob(pattern, 0, NULL, &files))
-        die(1, "%s: there is no such file", pattern);
+        die(2, "%s: no readable file (*, ?, [ and \\ in a directory match others)", pattern);
     shard = allocate(files.gl_pathc, sizeof *shard);
     for (size_t f = 0; f < files.gl_pathc; f++)
         open_shard(&shard[f], files.gl_pathv[f]);
@@ -1942,12 +1993,9 @@ char *put_utf8(char *to, long c) {
 char *read_string(char *at) {
     char *to = at, hex[5];
     for (; *at && *at != '"'; at++) {
-        if (*at != '\\' || !at[1]) {
-            *to++ = *at;
-            continue;
-        }
-        at++;
-        if (*at == 'u' && snprintf(hex, sizeof hex, "%.4s", at + 1) == 4) {
+        bool escaped = *at == '\\' && at[1];
+        at += escaped;
+        if (escaped && *at == 'u' && snprintf(hex, sizeof hex, "%.4s", at + 1) == 4) {
             to = put_utf8(to, strtol(hex, NULL, 16));
             at += 4;
         } else
@@ -1964,8 +2012,9 @@ void read_pieces(const char *dir, char *at) {
         at = read_string(++name);
         at += strspn(at, ": ");
         long id = strtol(at, &end, 10);
-        if (end == at || id < 0 || id >= vocab || piece[id])
-            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size", dir, name);
+        if (end == at || id < 0 || id >= vocab || piece[id] || !*name || strchr(name, ' '))
+            die(1, "%s: vocab.json: \"%.60s\" has no id of its own below vocab_size, or a blank",
+                dir, name);
         piece[id] = name;
         entry[nentries++] = (Entry){name, id};
     }
@@ -1999,7 +2048,7 @@ void read_tokenizer(const char *dir) {
     read_pieces(dir, pieces);
     read_pairs(dir, pairs);
     for (int b = 0, next = 256; b < 256; b++) {
-        bool printed = (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad);
+        bool printed = isgraph(b) || (b >= 0xa1 && b != 0xad);
         int character = printed ? b : next++;
         char text[3];
         byte_of[character] = b + 1;
@@ -2014,22 +2063,20 @@ void read_tokenizer(const char *dir) {
 int kind_of(char c) {
     if (c & 0x80 || isalpha(c))
         return 0;
-    if (isdigit(c))
-        return 1;
-    return isspace(c) ? 2 : 3;
+    return isdigit(c) ? 1 : isspace(c) ? 2 : 3;
 }
 
 /* Returns the end of a word of GPT-2's
  * 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
-const char *word_end(const char *at, const char *limit) {
+const char *word_end(const char *at) {
     for (const char *c = "s t revem lld "; *at == '\'' && *c; c += 2)
         if (at[1] == c[0] && (c[1] == ' ' || at[2] == c[1]))
-            return at + (c[1] == ' ' ? 2 : 3);
-    const char *first = at + (at[0] == ' ' && at + 1 < limit), *end = first + 1;
-    while (end < limit && kind_of(*end) == kind_of(*first))
+            return at + 3 - (c[1] == ' ');
+    const char *first = at + (at[0] == ' ' && at[1]), *end = first + 1;
+    while (*end && kind_of(*end) == kind_of(*first))
         end++;
     /* The last of several blanks belongs to the next word. */
-    return end - (kind_of(*first) == 2 && end < limit && end > at + 1);
+    return end - (kind_of(*first) == 2 && *end && end > at + 1);
 }
 
 /* Joins pairs of pieces, the first of merges.txt first, and returns how many pieces are left. */
@@ -2054,24 +2101,27 @@ int join_pairs(int *id, int n) {
     }
 }
 
-/* Writes a prompt's tokens: </s>, and its words. */
+/* Writes a prompt's tokens: </s>, and its words. join_pairs() takes the square of a word's bytes,
+ * so they are bounded. */
 void encode(Sequence *q) {
-    size_t size = strlen(q->text);
-    const char *limit = q->text + size, *end;
-    q->token = allocate(size + 1 + generation_length, sizeof *q->token);
+    const char *end;
+    int most = positions - generation_length + 1;
+    q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
     q->token[0] = find("</s>");
     q->s = 1;
     if (q->token[0] < 0)
         die(1, "vocab.json has no piece </s>");
-    for (const char *at = q->text; at < limit; at = end) {
+    for (const char *at = q->text; *at && q->s <= most; at = end) {
         int *id = q->token + q->s, n = 0;
-        end = word_end(at, limit);
+        end = word_end(at);
+        if (end - at > 4096)
+            die(2, "prompt %d: has a word of more than 4096 bytes", nprompts);
         for (; at < end; at++)
             id[n++] = byte_id[(unsigned char)*at];
         q->s += join_pairs(id, n);
     }
     longest = max(longest, q->s);
-    if (q->s + generation_length - 1 > positions)
+    if (q->s > most)
         die(2, "prompt %d: with --max-tokens it is longer than the model's %d positions", nprompts,
             positions);
 }
@@ -2095,6 +2145,7 @@ void print_token(int id) {
 
 const char *prompts_file, *hardware, *trace_file;
 bool json, help;
+#define USAGE "mini MODEL (PROMPT ... | --prompts FILE | --policy S) [FLAGS]"
 
 struct Flag {
     const char *name;
@@ -2104,25 +2155,33 @@ struct Flag {
 } flags[] = {
     {"--prompts", TEXT, &prompts_file, "FILE: a prompt a line"},
     {"--max-tokens", WHOLE, &generation_length, "N: tokens to generate (64)"},
-    {"--percent", PERCENT, percent, "WG WC CG CC HG HC: of weights, cache, activations"},
-    {"--gpu-batch-size", WHOLE, &policy.gbs, "N: sequences of a GPU batch"},
-    {"--num-gpu-batches", WHOLE, &policy.num_gpu_batches, "N: batches of a block"},
-    {"--cpu-cache-compute", SWITCH, &policy.delegated, "the CPU attends to its cache"},
-    {"--compress-weight", SWITCH, &policy.compress_weight, "4-bit groups for matrices"},
-    {"--compress-cache", SWITCH, &policy.compress_cache, "4-bit groups for the KV cache"},
-    {"--attn-sparsity", FRACTION, &policy.sparsity, "F: read V of this share of tokens"},
+    {"--percent", PERCENT, percent, "WG WC CG CC HG HC: of weights, cache, activations (searched)"},
+    {"--gpu-batch-size", WHOLE, &policy.gbs,
+     "N: sequences of a GPU batch (searched; 32 with --percent)"},
+    {"--num-gpu-batches", WHOLE, &policy.num_gpu_batches,
+     "N: batches of a block (searched; 1 with --percent)"},
+    {"--cpu-cache-compute", SWITCH, &policy.delegated,
+     "the CPU attends to its cache (always, if searched)"},
+    {"--compress-weight", SWITCH, &policy.compress_weight, "4-bit groups for matrices (F16)"},
+    {"--compress-cache", SWITCH, &policy.compress_cache, "4-bit groups for the KV cache (F16)"},
+    {"--attn-sparsity", FRACTION, &policy.sparsity, "F: read V of this share of tokens (1)"},
     {"--no-overlap", SWITCH, &policy.no_overlap, "make every move at once"},
     {"--gpu-mem", NUMBER, &given_hw[GMEM], "BYTES: of the GPU, such as 16e9 (half of memory)"},
     {"--cpu-mem", NUMBER, &given_hw[CMEM], "BYTES: of the CPU (half of memory)"},
-    {"--ctog", NUMBER, &given_hw[CTOG_BDW], "RATE: bytes a second from CPU to GPU"},
-    {"--gtoc", NUMBER, &given_hw[GTOC_BDW], "RATE: bytes a second from GPU to CPU"},
-    {"--dtoc", NUMBER, &given_hw[DTOC_BDW], "RATE: bytes a second from disk to CPU"},
-    {"--ctod", NUMBER, &given_hw[CTOD_BDW], "RATE: bytes a second from CPU to disk"},
+    {"--ctog", NUMBER, &given_hw[CTOG_BDW],
+     "RATE: bytes a second from CPU to GPU (as fast as memory)"},
+    {"--gtoc", NUMBER, &given_hw[GTOC_BDW],
+     "RATE: bytes a second from GPU to CPU (as fast as memory)"},
+    {"--dtoc", NUMBER, &given_hw[DTOC_BDW],
+     "RATE: bytes a second from disk to CPU (as fast as memory)"},
+    {"--ctod", NUMBER, &given_hw[CTOD_BDW],
+     "RATE: bytes a second from CPU to disk (as fast as memory)"},
     {"--threads", WHOLE, &threads, "N: threads that compute (all cores)"},
-    {"--trace", TEXT, &trace_file, "FILE: what each thread and link did, and when"},
+    {"--trace", TEXT, &trace_file, "FILE: what each thread and link did, and when (none)"},
     {"--json", SWITCH, &json, "print the tokens as JSON lines"},
     {"--policy", WHOLE, &policy_len, "S: print what A.3 finds for prompts of S tokens, and end"},
-    {"--hardware", TEXT, &hardware, "FILE: the machine to search for: hardware/t4.json"},
+    {"--hardware", TEXT, &hardware,
+     "FILE: a machine to search for: hardware/t4.json (this computer)"},
     {"--help", SWITCH, &help, "print this"},
     {0},
 };
@@ -2159,7 +2218,7 @@ void read_flags(char **args, int n) {
         while (f->name && strcmp(args[a], f->name))
             f++;
         if (!f->name)
-            die(2, "there is no flag %.60s; see --help", args[a]);
+            die(2, "%.60s is no flag, and prompts stand before flags; see --help", args[a]);
         if (f->kind == SWITCH)
             *(bool *)f->to = true;
         int values = range[f->kind].values;
@@ -2170,7 +2229,7 @@ void read_flags(char **args, int n) {
     }
 }
 
-/* Describes this computer, or reads Table 7's constants from a file. Flags come last. */
+/* Describes this computer, or reads Table 8's constants from a file. Flags come last. */
 void describe_machine(void) {
     const char *name[] = {"gmem",     "cmem",     "nmem",     "ctog_bdw",  "gtoc_bdw",
                           "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
@@ -2201,22 +2260,13 @@ void add_prompt(const char *text) {
 
 /* Reads the words behind the model, or the lines of a file that are not empty. */
 void read_prompts(char **words, int n) {
-    FILE *file = prompts_file ? fopen(prompts_file, "r") : NULL;
-    if (prompts_file && !file)
-        die(2, "%s: is missing or unreadable", prompts_file);
-    for (int w = 0; w < n && !file; w++)
+    char *line = prompts_file ? strtok(read_text("", prompts_file), "\r\n") : NULL;
+    for (int w = 0; w < n; w++)
         add_prompt(words[w]);
-    while (file) {
-        char *line = NULL;
-        size_t room = 0;
-        if (getline(&line, &room, file) < 0)
-            break;
-        line[strcspn(line, "\r\n")] = 0;
-        if (*line)
-            add_prompt(line);
-    }
+    for (; line; line = strtok(NULL, "\r\n"))
+        add_prompt(line);
     if (!nprompts)
-        die(2, "there is no prompt: give some behind the model, or --prompts FILE");
+        die(2, "%s: has no prompt", prompts_file);
 }
 
 /* Makes the tiers. That of the disk is a file, which loses its name before it is used; its room is
@@ -2229,18 +2279,16 @@ void open_tiers(void) {
     int fd = mkstemp(path);
     if (fd < 0 || unlink(path))
         die(1, "%s: %s", path, strerror(errno));
-    for (long left = max(arena[DISK].peak, 64), n; left > 0; left -= n) {
-        n = min(left, sizeof zeros);
-        if (write(fd, zeros, n) != n)
-            die(1, "%s: no room for %zu bytes: %s", path, arena[DISK].peak, strerror(errno));
+    for (long left = max(tiers.peak[DISK], 64), n; left > 0; left -= n) {
+        n = write(fd, zeros, min(left, sizeof zeros));
+        if (n < 0)
+            die(1, "%s: no room for %zu bytes: %s", path, tiers.peak[DISK], strerror(errno));
     }
     for (int t = 0; t < NTIERS; t++) {
-        size_t size = max(arena[t].peak, 64);
-        if (t == DISK)
-            arena[t].base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        else
-            arena[t].base = aligned_alloc(64, size);
-        if (!arena[t].base || arena[t].base == MAP_FAILED)
+        size_t size = max(tiers.peak[t], 64);
+        int sharing = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        base[t] = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing, t == DISK ? fd : -1, 0);
+        if (base[t] == MAP_FAILED)
             die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
 }
@@ -2252,7 +2300,7 @@ void print_results(void) {
         int *token = q->token + q->s, n = q->generated - (token[q->generated - 1] == eos);
         tokens += q->generated;
         if (json)
-            printf("{\"id\": %d, \"tokens\": [", (int)(q - prompts));
+            printf("{\"id\": %td, \"tokens\": [", q - prompts);
         else
             fputs(q->text, stdout);
         for (int e = 0; e < n; e++)
@@ -2262,35 +2310,52 @@ void print_results(void) {
                 print_token(token[e]);
         puts(json ? "]}" : "");
     }
-    if (fflush(stdout) || ferror(stdout))
-        die(1, "standard output: %s", strerror(errno));
-    for (int t = 0; t < NTIERS; t++)
-        fprintf(stderr,
-                "mini: %s: %zu bytes, %.4f of weights, %.4f of cache, %.4f of activations\n",
-                tier_name[t], arena[t].peak, policy.share[WEIGHTS][t], policy.share[CACHE][t],
-                policy.share[ACTIVATIONS][t]);
+    if (fflush(stdout) | ferror(stdout))
+        die(1, "standard output could not be written whole");
+    for (int t = 0; t < NTIERS; t++) {
+        fprintf(stderr, "mini: %s: %zu bytes", tier_name[t], tiers.peak[t]);
+        for (int kind = 0; kind < NKINDS; kind++)
+            fprintf(stderr, ", %.4f of %s", tiers.met[kind][t] / fmax(tiers.met[kind][NTIERS], 1),
+                    track_name[kind]);
+        fputs(t == DISK ? "; weights of F16 stay in the checkpoint\n" : "\n", stderr);
+    }
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n",
-                row_name[COMPUTE + 1 + c], link_of[c].bytes, link_of[c].seconds,
+                track_name[COMPUTE + 1 + c], link_of[c].bytes, link_of[c].seconds,
                 100 * link_of[c].seconds / generation_s);
     fprintf(stderr, "mini: prompts %d, blocks of %d x %d, tokens %ld, %.3f s, %.1f tokens/s\n",
             nprompts, policy.gbs, policy.num_gpu_batches, tokens, generation_s,
             tokens / generation_s);
+    if (predicted)
+        fprintf(stderr, "mini: A.3 predicted %.3f s, by the rates of flags or --hardware\n",
+                predicted);
+}
+
+/* Ends the program: behind the end of a mapped file there is no memory. Nothing that is mapped is
+ * read inside stdio, so die() may be called. */
+void lose_file(int signal) {
+    die(1, "signal %d: a file of the model was cut short or could not be read", signal);
 }
 
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* A full disk is an error of write(). */
+    signal(SIGBUS, lose_file);
     threads = sysconf(_SC_NPROCESSORS_ONLN);
     int words = 1;
-    while (words < argc && strncmp(argv[words], "--", 2))
+    while (words < argc && *argv[words] != '-')
         words++;
     read_flags(argv + words, argc - words);
-    for (struct Flag *f = flags; help && f->name; f++)
-        printf("  %-20s %s\n", f->name, f->help);
-    if (help)
+    if (help) {
+        puts(USAGE);
+        for (struct Flag *f = flags; f->name; f++)
+            printf("  %-20s %s\n", f->name, f->help);
         return 0;
-    if (words == 1)
-        die(2, "mini MODEL [PROMPT ...] [FLAGS]: name the directory of an OPT model; see --help");
+    }
+    if (words < 2 || (words > 2) + !!prompts_file + !!policy_len != 1 ||
+        (policy_len && (trace_file || json || percent[0] >= 0)))
+        die(2, USAGE "; see --help");
+    if (trace_file)
+        stat(trace_file, &traced);
     read_config(argv[1]); /* A.3 needs no more of a model. */
     describe_machine();
     if (policy_len) {
@@ -2305,9 +2370,9 @@ int main(int argc, char **argv) {
     start_threads();
     if (trace_file)
         open_trace(trace_file);
-    place_all(true);
+    do_blocks(true);
+    print_results();
     if (trace)
         close_trace();
-    print_results();
     return 0;
 }

@@ -288,6 +288,15 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
     Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
     Poster to = {.device = device, .overlap = false, .err = err};
+    /* The ops below read these regions, which nobody has written yet: they get zeros. */
+    RegionId unwritten[] = {ATTENDED, HEAD_ROWS, UNPACKED_WEIGHTS, WEIGHT_SLOT + slot};
+    for (int i = 0; i < 4; i++) {
+        int rows = plan->region[unwritten[i]][TIER_GPU].rows;
+        Tensor t = plan_view(plan, unwritten[i], TIER_GPU, 0, 0, rows);
+        void *zeros = xcalloc(tensor_bytes(t), 1);
+        device->upload(device, t, 0, zeros, (size_t)rows * t.cols);
+        free(zeros);
+    }
     for (int i = 0; i < 2; i++) {
         Tensor w[NROLES];
         for (int r = 0; r < NROLES; r++) {
@@ -297,7 +306,7 @@ int opt_warm_up(Device *device, const Plan *plan, Error *err) {
         }
         Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
         Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
-        /* Contents do not matter: o stands in for x as opt_project's input, and x overwrites q, k
+        /* Values do not matter: o stands in for x as opt_project's input, and x overwrites q, k
          * and v, which nothing reads. */
         Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);
         x.rows = sizes[i];

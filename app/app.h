@@ -63,6 +63,9 @@ int flags_parse(Options *options, Command command, char **args, int n, Error *er
 extern const char *const placed_name[3];
 /* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
 int flags_check(const Options *options, Command command, Error *err);
+/* Checks that every result can be written, and over nothing that is read or written as well: no
+ * input, no file of the model, no other result. -1 and err (EXIT_USAGE if two are one) if not. */
+int files_check(const Options *options, Command command, Error *err);
 /* Prints the help text: the commands and all flags. */
 void flags_help(FILE *out);
 /* Returns true if --device gives this name. */
@@ -246,14 +249,12 @@ typedef struct {
     uint32_t place; /* the prompt's place in the job */
     int32_t token;
 } Pair;
-#define JOURNAL_VERSION "flexgen journal 1" /* a name in its first line */
+#define JOURNAL_VERSION "flexgen journal 2" /* a name in its first line */
+#define JOURNAL_ENDED "output" /* another, whose value is the state of a finished output */
 
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another
  * process has it (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
 Journal *journal_open(const char *output, double patience, Error *err);
-/* Returns the bytes of an open file, malloc'ed, and their number in *size. NULL and err, which
- * calls the file `name`, if it cannot be read. */
-char *file_whole(int fd, const char *name, size_t *size, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
 typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.
@@ -264,8 +265,9 @@ int journal_begin(Journal *journal, const cJSON *head, Error *err);
 /* Appends n > 0 tokens as one record. */
 int journal_append(Journal *journal, const Pair *pairs, size_t n, Error *err);
 int journal_sync(const Journal *journal, Error *err);
-/* Removes the file when its job has ended. */
-int journal_remove(const Journal *journal, Error *err);
+/* Puts a file with the head alone in its place, when its job has ended and the output is on the
+ * disk. The head then also has the output's state. */
+int journal_end(Journal *journal, const char *state, Error *err);
 /* Closes it, and removes a file that was never begun. */
 void journal_close(Journal *journal);
 
@@ -299,8 +301,7 @@ Completions *completions_open(Job *job, const Options *options, Error *err);
  * nothing is written. */
 Completions *completions_follow(Job *job, const Options *options);
 /* Returns the head of the journal that is there, with --resume; else NULL, also without
- * completions.
- */
+ * completions. */
 const cJSON *completions_head(const Completions *completions);
 /* Gives the requests of the job the tokens that the journal has, with --resume. head: what must be
  * the same in both. *finished: the job had ended. -1 and err if the output or the journal is of
@@ -311,8 +312,9 @@ int completions_begin(Completions *completions, const cJSON *head, Error *err);
 /* Returns the listener that takes tokens. */
 Listener completions_listener(Completions *completions);
 Progress *completions_progress(Completions *completions);
-/* Writes what is left and syncs it; then the journal goes. Returns status, the success of the run;
- * or if that is 0 and something could not be written, -1 and err. */
+/* Writes what is left and syncs it; then only the journal's head stays, with the output's state.
+ * Returns status, the success of the run; or if that is 0 and something could not be written, -1
+ * and err. */
 int completions_end(Completions *completions, int status, Error *err);
 /* Returns the number of tokens in all lines of the output. */
 long completions_tokens(const Completions *completions);
@@ -322,7 +324,7 @@ void completions_free(Completions *completions);
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-#define PIPELINE_VERSION "2" /* the version of the messages between stages */
+#define PIPELINE_VERSION "3" /* the version of the messages between stages */
 
 /* Opens the network that mpirun has started this process in: net_open_mpi of device.h, out of the
  * library beside the program. Returns NULL and err if there is one and it cannot be used. Returns
@@ -336,9 +338,11 @@ int stage_share(Net *net, void *bytes, size_t size, Error *err);
  * err. Otherwise returns -1 on all stages, with the err of the first stage that has -1, which it
  * names. The network can be used in either case. */
 int stage_agree(Net *net, int status, Error *err);
-/* Compares this stage with the first. -1 and err, on all stages, if one has another model, other
- * flags or another version of the program. */
-int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err);
+/* Compares this stage with the first. -1 and err, on all stages, if one has another model, another
+ * tokenizer (with which every stage looks for stop texts; NULL: none needs one), other flags or
+ * another version of the program. */
+int stage_join(Net *net, const Checkpoint *checkpoint, const Tokenizer *tokenizer, uint64_t flags,
+               Error *err);
 /* Writes this stage's part of the model to *part, and its first layer to *first: equally many
  * layers on all stages, or as given, such as "10,10,4" (NULL: it is not given). -1 and err. */
 int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net *net,

@@ -12,6 +12,7 @@
  * Read next: eval.c. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
@@ -37,7 +38,7 @@ struct Completions {
     const char *path; /* NULL: standard output */
     int fd;           /* the output */
     Journal *journal; /* NULL: the output is not a regular file */
-    bool resumed;     /* there was a journal, and the job continues it */
+    bool resumed;     /* there was a journal of an unfinished job, and this job continues it */
     size_t found;     /* bytes of the output that was there */
     Progress progress;
 
@@ -53,6 +54,7 @@ struct Completions {
     /* While the thread runs, only the thread uses the fields below. */
     int written;   /* number of lines in the output */
     size_t end;    /* bytes of these lines */
+    uint64_t hash; /* of these bytes */
     double synced; /* time of the last sync */
     long tokens;   /* tokens in the lines */
 };
@@ -156,11 +158,12 @@ static Text next_line(const Completions *c, int *tokens) {
 }
 
 /* Counts a line that is in the output. Its request does not need its tokens any more. */
-static void count_line(Completions *c, size_t len, int tokens) {
+static void count_line(Completions *c, const Text *line, int tokens) {
     Request *e = &c->job->request[c->written++];
     free(e->tokens);
     e->tokens = NULL;
-    c->end += len;
+    c->end += line->len;
+    c->hash = hash_bytes(c->hash, line->text, line->len);
     c->tokens += tokens;
 }
 
@@ -223,10 +226,11 @@ static int write_lines(Completions *c, int upto) {
             return -1;
         Text line = next_line(c, &tokens);
         const char *why = put(c, line.text, line.len);
+        if (!why)
+            count_line(c, &line, tokens);
         free(line.text);
         if (why)
             return cannot_write(c, why);
-        count_line(c, line.len, tokens);
     }
     return 0;
 }
@@ -398,9 +402,9 @@ static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,
-             "%s is of another job: its %s is %.100s, and here it is %.100s; finish that job, or "
-             "--overwrite",
-             c->journal->path, here->string, was ? was : "missing", is);
+             "%s is of another job: its %s is %.100s, and here it is %.100s; %s, or --overwrite",
+             c->journal->path, here->string, was ? was : "missing", is,
+             c->resumed ? "finish that job" : "name another file");
         free(is);
         free(was);
         return -1;
@@ -420,68 +424,85 @@ static int take_token(void *ctx, Pair pair) {
     return 0;
 }
 
-static bool is_line_of(const Request *e, const Lines *l) {
-    Text start = {0};
-    FILE *out = text_stream(&start);
-    write_start(out, e);
-    fclose(out);
-    bool is =
-        start.len < l->size && !memcmp(start.text, l->line, start.len) && l->line[l->size] == '\n';
-    free(start.text);
-    return is;
+/* Describes an output by the number of its bytes and their hash. */
+static void write_state(char state[64], size_t bytes, uint64_t hash) {
+    snprintf(state, 64, "%zu bytes, %016" PRIx64, bytes, hash);
 }
 
-/* Checks that an output without a journal is the complete output of this job. */
-static int check_finished(const Completions *c, Error *err) {
-    const Job *job = c->job;
-    size_t len;
-    int n = 0;
-    char *text = input_read(c->path, &len, err);
-    if (!text)
+/* Describes the output that is there. */
+static int read_state(char state[64], const Completions *c, Error *err) {
+    char bytes[1 << 14];
+    uint64_t hash = HASH_START;
+    const char *why = NULL;
+    struct stat st;
+    int fd = file_open(c->path, &st, err);
+    if (fd < 0)
         return -1;
-    Lines l = {.text = text, .len = len, .name = ""};
-    while (n < job->count && line_next(&l) && is_line_of(&job->request[n], &l))
-        n++;
-    bool whole = n == job->count && !line_next(&l);
-    free(text);
-    if (whole)
+    for (size_t at = 0, n; at < c->found && !why; at += n) {
+        n = size_min(c->found - at, sizeof bytes);
+        why = file_read_at(fd, bytes, n, at);
+        hash = hash_bytes(hash, bytes, n);
+    }
+    close(fd);
+    write_state(state, c->found, hash);
+    return why ? fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, why) : 0;
+}
+
+/* Checks that the output is that of this job, which has ended, and that nobody has changed it. */
+static int check_finished(const Completions *c, const cJSON *head, Error *err) {
+    const char *was = cJSON_GetStringValue(json_get(c->journal->head, JOURNAL_ENDED));
+    char is[64];
+    if (!was)
+        return fail(err, EXIT_USAGE,
+                    "--resume: %s has no journal, so that nobody knows what job it is of; bring "
+                    "back %s.journal, or move it away and begin anew, or --overwrite",
+                    c->path, c->path);
+    if (compare_heads(c, head, err) || read_state(is, c, err))
+        return -1;
+    if (!strcmp(is, was))
         return 0;
     return fail(err, EXIT_USAGE,
-                "--resume: %s has no journal and only %d of the %d lines of this job; bring back "
-                "%s.journal, or move it away and begin anew, or --overwrite",
-                c->path, n, job->count, c->path);
+                "--resume: %s was changed after its job had ended: it has %s, and had %s; move it "
+                "away and begin anew, or --overwrite",
+                c->path, is, was);
 }
 
 int completions_resume(Completions *c, const cJSON *head, bool *finished, Error *err) {
     *finished = c->options->resume && !c->resumed && c->found;
     if (c->resumed)
         return compare_heads(c, head, err) || journal_read(c->journal, take_token, c, err) ? -1 : 0;
-    return *finished ? check_finished(c, err) : 0;
+    return *finished ? check_finished(c, head, err) : 0;
 }
 
 /* Keeps the lines that an earlier run has written, as far as they agree with the journal. What
  * comes after them was cut off by a kill, or is newer than a journal that lost its end when the
  * machine lost its power; it will be written again. */
 static int keep_lines(Completions *c, Error *err) {
-    size_t size;
-    char *there = file_whole(c->fd, c->path, &size, err);
-    bool same = there, whole = there;
-    while (whole && c->written < c->ready) {
+    bool same = true;
+    for (bool whole = true; same && whole && c->written < c->ready;) {
         int tokens;
         Text line = next_line(c, &tokens);
+        size_t there = size_min(size_less(c->found, c->end), line.len);
+        char *text = file_read_part(c->fd, c->path, there, c->end, err);
         /* Zeros are bytes that did not reach the disk before the power was lost. */
-        size_t n = strnlen(there + c->end, size_min(size - c->end, line.len));
-        same = !memcmp(line.text, there + c->end, n);
+        size_t n = text ? strnlen(text, there) : 0;
+        same = text && !memcmp(line.text, text, n);
         whole = same && n == line.len;
+        /* If a sync failed, it was read from memory, and may not be on the disk. */
+        const char *why = whole ? file_write_at(c->fd, line.text, n, c->end) : NULL;
+        if (why) {
+            fail(err, EXIT_FAILED, "%s: cannot write: %s", c->path, why);
+            same = false;
+        } else if (whole)
+            count_line(c, &line, tokens);
+        else if (text && !same)
+            fail(err, EXIT_USAGE,
+                 "%s: line %d is not what %s says; move the output away, and --resume writes it "
+                 "anew",
+                 c->path, c->written + 1, c->journal->path);
+        free(text);
         free(line.text);
-        if (whole)
-            count_line(c, line.len, tokens);
     }
-    free(there);
-    if (there && !same)
-        fail(err, EXIT_USAGE,
-             "%s: line %d is not what %s says; move the output away, and --resume writes it anew",
-             c->path, c->written + 1, c->journal->path);
     return same ? 0 : -1;
 }
 
@@ -496,6 +517,7 @@ Completions *completions_follow(Job *job, const Options *o) {
     c->job = job;
     c->options = o;
     c->fd = STDOUT_FILENO;
+    c->hash = HASH_START;
     for (int i = 0; i < o->stop.n; i++)
         c->longest_stop = imax(c->longest_stop, strlen(o->stop.text[i]));
     return c;
@@ -504,8 +526,6 @@ Completions *completions_follow(Job *job, const Options *o) {
 /* Looks at the output, and opens the journal if it has one. */
 static int look_at_output(Completions *c, Error *err) {
     const Options *o = c->options;
-    if (c->path && output_check("--output", c->path, err))
-        return -1;
     if (!c->path || output_is_special(c->path))
         return o->resume
                    ? fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output",
@@ -514,9 +534,14 @@ static int look_at_output(Completions *c, Error *err) {
     c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
     if (!c->journal || file_size(&c->found, c->path, err))
         return -1;
-    bool begun = c->journal->head;
-    c->resumed = o->resume && begun;
-    if (o->resume || o->overwrite || (!begun && !c->found))
+    cJSON **head = &c->journal->head;
+    bool ended = json_get(*head, JOURNAL_ENDED);
+    if (ended && !c->found) { /* the output has been removed since: the journal says nothing */
+        cJSON_Delete(*head);
+        *head = NULL;
+    }
+    c->resumed = o->resume && *head && !ended;
+    if (o->resume || o->overwrite || (!*head && !c->found))
         return 0;
     return fail(err, EXIT_USAGE,
                 "--output %s: is there already; go on with --resume, or lose it with --overwrite",
@@ -534,7 +559,7 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
 }
 
 const cJSON *completions_head(const Completions *c) {
-    return c && c->resumed ? c->journal->head : NULL;
+    return c && c->journal && c->options->resume ? c->journal->head : NULL;
 }
 
 /* Opens the output, and begins its journal. */
@@ -566,6 +591,7 @@ int completions_begin(Completions *c, const cJSON *head, Error *err) {
 }
 
 int completions_end(Completions *c, int status, Error *err) {
+    char state[64];
     hand_over(c, true);
     pthread_join(c->thread, NULL);
     if (!status && c->failed) {
@@ -574,7 +600,8 @@ int completions_end(Completions *c, int status, Error *err) {
     }
     if (status)
         return *stop_signal() ? stop_fail(err, c->journal ? "; go on with --resume" : "") : -1;
-    return c->journal && c->written == c->job->count ? journal_remove(c->journal, err) : 0;
+    write_state(state, c->end, c->hash);
+    return c->journal && c->written == c->job->count ? journal_end(c->journal, state, err) : 0;
 }
 
 Progress *completions_progress(Completions *c) { return &c->progress; }

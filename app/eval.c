@@ -35,13 +35,16 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
 }
 
 int eval_text(Eval *e, const char *path, Error *err) {
+    /* bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows
+     */
+    enum { FACTOR = 12 };
     int most = e->config->max_pos;
     size_t len;
     int32_t *ids;
     if (e->window > most)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions",
                     e->window, most);
-    char *text = input_read(path, &len, err);
+    char *text = input_read(path, &len, FACTOR, err);
     if (!text)
         return -1;
     int tokens = text_encode(&ids, text, len, e->tokenizer, err);
@@ -112,7 +115,8 @@ static int add_line(Eval *e, const char *text, Error *err) {
 
 /* Adds the text of a JSON line. */
 static int score_line(Eval *e, const Lines *l, Error *err) {
-    cJSON *value = json_object(l->line, l->size, err);
+    static const char *const wanted[] = {"text", NULL};
+    cJSON *value = line_parse(l, wanted, err);
     if (!value)
         return -1;
     const cJSON *text = json_get(value, "text");
@@ -123,18 +127,16 @@ static int score_line(Eval *e, const Lines *l, Error *err) {
 }
 
 int eval_lines(Eval *e, const char *path, Error *err) {
-    Lines l = {.name = input_name(path)};
-    char *text = input_read(path, &l.len, err);
-    if (!text)
+    Lines l;
+    if (lines_open(&l, path, err))
         return -1;
     int status = 0;
-    l.text = text;
-    while (!status && !is_full(e) && line_next(&l))
+    while (!status && !is_full(e) && (status = line_next(&l, err)) > 0)
         status = score_line(e, &l, err) ? fail_at(err, l.where) : 0;
-    free(text);
+    lines_close(&l);
     if (status || e->task.count)
         return status;
-    return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", l.name);
+    return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}", l.path);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -5,10 +5,9 @@
  * flags_check looks for combinations that do not go together. A wrong use ends with status 2 and
  * one line that says what was expected.
  * Read next: report.c. */
+#include <dirent.h>
 #include <fnmatch.h>
-#include <libgen.h>
 #include <math.h>
-#include <unistd.h>
 
 #include "app/app.h"
 
@@ -59,7 +58,7 @@ static bool set_text(Given g) {
  * be written from its beginning. */
 static bool set_output(Given g) {
     *(const char **)g.to = output_is_standard(g.text[0]) ? "-" : g.text[0];
-    return true;
+    return *g.text[0];
 }
 
 static bool add_text(Given g) {
@@ -210,7 +209,7 @@ static bool set_links(Given g) {
 
 #define AT(name) offsetof(Options, name), sizeof(((Options *)0)->name)
 #define TEXT(field) 1, set_text, AT(field), 0, 0, NULL
-#define OUTPUT(field) 1, set_output, AT(field), 0, 0, NULL
+#define OUTPUT(field) 1, set_output, AT(field), 0, 0, "a name"
 #define LIST(field) 1, add_text, AT(field), 0, 0, NULL
 #define WHOLE(field, low, high) \
     1, set_whole, AT(field), low, high, "a whole number from %.0f to %.0f"
@@ -465,42 +464,6 @@ int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
 
 bool device_is(const Options *o, const char *name) { return o->device && !strcmp(o->device, name); }
 
-/* Returns true if results at this path would be written over a file of the model. */
-static bool is_of_model(const Options *o, const char *path) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "*.safetensors",
-                                        "model.safetensors.index.json"};
-    char copy[MAX_PATH];
-    if (!o->model || !path || access(path, F_OK) ||
-        snprintf(copy, MAX_PATH, "%s", path) >= MAX_PATH)
-        return false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!fnmatch(names[i], basename(copy), 0))
-            return same_file(o->model, dirname(copy));
-    return false;
-}
-
-/* Checks that no result is written over a file of the model, over an input, or over another result.
- */
-static int check_files(const Options *o, Error *err) {
-    enum { RESULTS = 3, FILES = 7 };
-    const struct {
-        const char *flag, *path;
-    } files[FILES] = {{"--trace", o->trace},        {"--json", o->json},
-                      {"--output", o->output},      {"--prompts", o->prompts},
-                      {"--hardware", o->hardware},  {"--perplexity", o->perplexity},
-                      {"--last-word", o->last_word}};
-    for (int r = 0; r < RESULTS; r++) {
-        const char *flag = files[r].flag, *path = files[r].path;
-        if (is_of_model(o, path))
-            return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
-        for (int f = r + 1; f < FILES; f++)
-            if (same_file(path, files[f].path) && (f >= RESULTS || !output_is_special(path)))
-                return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag,
-                            files[f].flag);
-    }
-    return 0;
-}
-
 /* A rule about flags, and the message to somebody who has broken it. */
 typedef struct {
     bool broken;
@@ -537,7 +500,7 @@ static int check_needs(const Options *o, Command command, Error *err) {
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
          "eval "
          "what others would cost"},
-        {copies && (!o->output || !o->output[0]),
+        {copies && (!o->output || !strcmp(o->output, "-")),
          "--output is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},
@@ -596,6 +559,8 @@ static int check_pairs(const Options *o, Command command, Error *err) {
         {on_paper && is_range(o->gen_len),
          "--nodes: knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
+        {o->trace && !strcmp(o->trace, "-") && (command != GENERATE || !o->output),
+         "--trace: standard output has the other results; name a file"},
         {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
         {cold && o->sampling.top_k, "--top-k" GREEDY},
@@ -609,7 +574,7 @@ static int check_pairs(const Options *o, Command command, Error *err) {
 int flags_check(const Options *o, Command command, Error *err) {
     const Policy *p = &o->policy;
     if (check_needs(o, command, err) || (o->paper_model && check_paper(o, err)) ||
-        check_pairs(o, command, err) || check_files(o, err))
+        check_pairs(o, command, err))
         return -1;
     if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
         return 0;
@@ -617,4 +582,63 @@ int flags_check(const Options *o, Command command, Error *err) {
         err, EXIT_USAGE,
         "--gpu-batch-size %d x --num-gpu-batches %d: expected a block of at most %d sequences",
         p->gbs, p->num_gpu_batches, MAX_GBS);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Files that do not go together
+// -------------------------------------------------------------------------------------------------
+
+/* Returns true if a path leads to a file of the model, by whatever name. */
+static bool is_of_model(const Options *o, const char *path) {
+    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "*.safetensors",
+                                        "model.safetensors.index.json"};
+    char file[MAX_PATH];
+    Error unused;
+    bool is = false;
+    DIR *dir = o->model ? opendir(o->model) : NULL;
+    for (const struct dirent *e; dir && !is && (e = readdir(dir));)
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            is |= !fnmatch(names[n], e->d_name, 0) &&
+                  !file_path(file, o->model, e->d_name, &unused) && same_file(path, file);
+    if (dir)
+        closedir(dir);
+    return is;
+}
+
+/* Returns a path that is opened for input, which may be standard input. */
+static const char *input_path(const char *path) {
+    return path && !strcmp(path, "-") ? "/dev/stdin" : path;
+}
+
+int files_check(const Options *o, Command command, Error *err) {
+    enum { OUTPUTS = 3, NAMED = 4, RESULTS = 6, FILES = 10 };
+    char journal[MAX_PATH];
+    if (o->output && file_beside(journal, o->output, ".journal", err))
+        return -1;
+    const struct {
+        const char *flag, *path;
+    } files[FILES] = {{"--trace", o->trace},
+                      {"--json", o->json},
+                      {"--output", o->output},
+                      {"the journal of --output", o->output ? journal : NULL},
+                      {"standard output", "/dev/stdout"},
+                      {"standard error", "/dev/stderr"},
+                      {"--prompts", input_path(o->prompts)},
+                      {"--hardware", o->hardware},
+                      {"--perplexity", input_path(o->perplexity)},
+                      {"--last-word", input_path(o->last_word)}};
+    for (int r = 0; r < RESULTS; r++) {
+        const char *flag = files[r].flag, *path = files[r].path;
+        if (is_of_model(o, path))
+            return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
+        /* standard output and standard error may be one */
+        for (int f = r < NAMED ? r + 1 : RESULTS; f < FILES; f++)
+            if (same_file(path, files[f].path))
+                return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag,
+                            files[f].flag);
+        /* a directory of quantize is looked at where it is made */
+        if (path && r < OUTPUTS && command != QUANTIZE && output_check(flag, path, err))
+            return -1;
+    }
+    return 0;
 }

@@ -85,8 +85,6 @@ static int id_text(char **text, const cJSON *id, Error *err) {
 static int take_object(const Job *job, Request *e, const cJSON *line, Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = job->max_tokens;
-    if (!cJSON_IsObject(line))
-        return fail(err, EXIT_FAILED, "expected a JSON object {\"prompt\": ...}");
     if (id_text(&e->id, json_get(line, "id"), err))
         return -1;
     if (!cJSON_IsString(prompt))
@@ -100,7 +98,8 @@ static int take_object(const Job *job, Request *e, const cJSON *line, Error *err
 
 /* Takes the prompt of a JSON line. */
 static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    cJSON *value = json_parse(l->line, l->size, err);
+    static const char *const wanted[] = {"id", "prompt", "max_tokens", NULL};
+    cJSON *value = line_parse(l, wanted, err);
     int status = value ? take_object(job, e, value, err) : -1;
     cJSON_Delete(value);
     return status;
@@ -120,53 +119,48 @@ void job_add(Job *job, const Lines *l, bool json) {
 // JSON lines or plain lines
 // -------------------------------------------------------------------------------------------------
 
-/* Returns cJSON's type of the one JSON value that text[0..len) is, or 0 if it is none. */
-static int json_type(const char *text, size_t len) {
-    Error ignored;
-    cJSON *value = json_parse(text, len, &ignored);
-    int type = value ? value->type : 0;
-    cJSON_Delete(value);
-    return type;
-}
-
-static int refuse_objects(Lines plain, Error *err) {
-    while (line_next(&plain))
-        if (plain.line[strspn(plain.line, " \t")] == '{' &&
-            json_type(plain.line, plain.size) == cJSON_Object)
-            return fail(err, EXIT_USAGE,
-                        "%s: is a JSON object in a file of plain lines; say --format jsonl, or "
-                        "--format text if it is "
-                        "meant as text",
-                        plain.where);
-    return 0;
-}
-
-/* Refuses a text of several lines that is one JSON value as a whole, and an array. */
-static int refuse_one_value(const char *text, size_t len, const char *name, Error *err) {
-    int type = json_type(text, len);
-    if (type != cJSON_Array &&
-        (type != cJSON_Object || json_type(text, strcspn(text, "\n")) == cJSON_Object))
-        return 0;
-    return fail(err, EXIT_USAGE,
-                "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line",
-                name);
-}
-
 /* Reads the lines as JSON or as plain text: by --format, by the file's name, or by its first line.
- * A file that is neither as a whole is refused, instead of being completed as text. */
-static int read_lines(Job *job, const char *path, const char *text, size_t len, Error *err) {
-    const char *name = input_name(path), *first = text + strspn(text, "\xEF\xBB\xBF \t\r\n");
+ * Without --format a file that is neither as a whole is refused, instead of being completed as
+ * text: plain lines one of which is a JSON object, and a file that is one JSON value, such as an
+ * array. */
+static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
-    bool json =
-        job->format ? !strcmp(job->format, "jsonl") : named_json || (!named_text && *first == '{');
-    Lines l = {.text = text, .len = len, .name = name};
-    if (!job->format && (refuse_one_value(first, len - (first - text), name, err) ||
-                         (!json && refuse_objects(l, err))))
-        return -1;
-    l.name = ""; /* a prompt's error does not depend on where the prompts come from */
-    while (line_next(&l))
-        job_add(job, &l, json);
-    return 0;
+    bool json = job->format && !strcmp(job->format, "jsonl");
+    Text whole = {0};  /* the input so far, while it may be one JSON value */
+    Error mixed = {0}; /* a JSON object among plain lines */
+    int more;
+    char kind = 0; /* of the input as a whole */
+    l->name = "";  /* a prompt's error does not depend on where the prompts come from */
+    while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
+        char first = l->line[strspn(l->line, " \t")];
+        bool object = !job->format && !(json && job->count) && first == '{' &&
+                      json_kind(l->line, l->size) == '{';
+        if (!job->format && !job->count)
+            json = named_json || (!named_text && first == '{');
+        if (object && !json && !mixed.code)
+            fail(&mixed, EXIT_USAGE,
+                 "%s %s: is a JSON object in a file of plain lines; say --format jsonl, or "
+                 "--format text if it is meant as text",
+                 l->path, l->where);
+        bool opens = !object && (first == '{' || first == '[') && l->size <= MAX_LINE;
+        if (!job->format && (job->count ? whole.len : opens)) {
+            text_append(&whole, l->line, l->size);
+            text_append(&whole, "\n", 1);
+        }
+        job_add(job, l, json);
+    }
+    if (whole.len)
+        kind = whole.len > MAX_LINE ? '[' : json_kind(whole.text, whole.len);
+    free(whole.text);
+    if (kind == '[' || kind == '{')
+        return fail(err, EXIT_USAGE,
+                    "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
+                    "or say --format",
+                    l->path);
+    if (more < 0 || !mixed.code)
+        return more;
+    *err = mixed;
+    return -1;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -236,12 +230,11 @@ int job_settle(Job *job, const char *name, Error *err) {
 }
 
 int job_read(Job *job, const char *path, Error *err) {
-    size_t len;
-    char *text = input_read(path, &len, err);
-    if (!text)
+    Lines lines;
+    if (lines_open(&lines, path, err))
         return -1;
-    int status = read_lines(job, path, text, len, err);
-    free(text);
+    int status = read_lines(job, &lines, path, err);
+    lines_close(&lines);
     return status ? -1 : job_settle(job, input_name(path), err);
 }
 

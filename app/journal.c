@@ -13,6 +13,10 @@
  * valid only after the records after which it was written. An incomplete last record, which a kill
  * or a full disk has left, is not valid, and is cut off. The file is locked as long as it is open:
  * two jobs never share an output, and a lock ends with the process that holds it.
+ *
+ * When the job ends, a file with the first line alone takes the journal's place. Its line also has
+ * the number of bytes of the output and their hash, which tell later what job a finished output is
+ * of, and if it is still as the job wrote it.
  * Read next: completions.c. */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +40,7 @@ static int open_locked(Journal *j, double patience, Error *err) {
     while (!st.st_nlink) {
         if (j->fd >= 0)
             close(j->fd);
-        j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (j->fd < 0)
             return fail(
                 err, EXIT_FAILED,
@@ -49,6 +53,7 @@ static int open_locked(Journal *j, double patience, Error *err) {
         if (!j->locked || fstat(j->fd, &st))
             return journal_fault(j, j->locked ? "read" : "lock", err);
     }
+    j->size = st.st_size;
     return 0;
 }
 
@@ -69,19 +74,11 @@ static int read_head(Journal *j, Error *err) {
     return 0;
 }
 
-char *file_whole(int fd, const char *name, size_t *size, Error *err) {
-    off_t end = lseek(fd, 0, SEEK_END);
-    if (end >= 0)
-        return file_read_part(fd, name, *size = end, 0, err);
-    fail(err, EXIT_FAILED, "%s: cannot read: %s", name, strerror(errno));
-    return NULL;
-}
-
 Journal *journal_open(const char *output, double patience, Error *err) {
     Journal *j = xcalloc(1, sizeof *j);
     j->fd = -1;
     if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err))
-        j->text = file_whole(j->fd, j->path, &j->size, err);
+        j->text = file_read_part(j->fd, j->path, j->size, 0, err);
     if (j->text && !read_head(j, err))
         return j;
     journal_close(j);
@@ -136,21 +133,27 @@ static int append_bytes(Journal *j, const void *bytes, size_t size, Error *err) 
 }
 
 int journal_begin(Journal *j, const cJSON *head, Error *err) {
+    size_t size = j->end;
+    if (head) {
+        cJSON_Delete(j->head);
+        j->head = cJSON_Duplicate(head, true);
+        free(j->text);
+        j->text = cJSON_PrintUnformatted(head);
+        size = strlen(j->text);
+        j->text[size++] = '\n'; /* replaces the final 0 */
+        j->check = hash_bytes(HASH_START, j->text, size);
+    }
+    if (ftruncate(j->fd, head ? 0 : size))
+        return journal_fault(j, "write", err);
+    /* What was read is written again: if a sync failed, it may be in memory only, and no later sync
+     * would say so. */
+    j->end = 0;
+    int status = append_bytes(j, j->text, size, err);
     free(j->text);
     j->text = NULL;
-    if (head)
-        j->end = 0;
-    if (ftruncate(j->fd, j->end))
-        return journal_fault(j, "write", err);
-    if (!head)
-        return 0;
-    char *text = cJSON_PrintUnformatted(head);
-    size_t size = strlen(text);
-    text[size] = '\n'; /* replaces the final 0 */
-    j->check = hash_bytes(HASH_START, text, size + 1);
-    int status = append_bytes(j, text, size + 1, err);
-    free(text);
-    return status ? -1 : journal_sync(j, err);
+    if (status || journal_sync(j, err))
+        return -1;
+    return name_sync(j->path) ? journal_fault(j, "sync", err) : 0; /* and the output's name */
 }
 
 int journal_append(Journal *j, const Pair *pairs, size_t n, Error *err) {
@@ -171,21 +174,32 @@ int journal_sync(const Journal *j, Error *err) {
     return file_sync(j->fd) ? journal_fault(j, "write", err) : 0;
 }
 
-int journal_remove(const Journal *j, Error *err) {
+/* Returns true if the file still has its name. Another one, which somebody has put there, is left
+ * alone. */
+static bool is_there(const Journal *j) {
     struct stat mine, there;
-    if (fstat(j->fd, &mine) || stat(j->path, &there))
-        return errno == ENOENT ? 0 : journal_fault(j, "read", err);
-    /* Another file, which somebody has put there, is left alone. */
-    bool same = mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
-    return same && unlink(j->path) ? journal_fault(j, "remove", err) : 0;
+    return !fstat(j->fd, &mine) && !stat(j->path, &there) && mine.st_dev == there.st_dev &&
+           mine.st_ino == there.st_ino;
+}
+
+int journal_end(Journal *j, const char *state, Error *err) {
+    if (!is_there(j))
+        return 0;
+    FILE *out = output_open("--output", j->path, err);
+    if (!out)
+        return -1;
+    cJSON_AddStringToObject(j->head, JOURNAL_ENDED, state);
+    char *line = cJSON_PrintUnformatted(j->head);
+    fprintf(out, "%s\n", line);
+    free(line);
+    return output_close(out, "--output", j->path, err);
 }
 
 void journal_close(Journal *j) {
-    Error left; /* ignored: an empty file that stays does no harm */
     if (!j)
         return;
-    if (j->locked && !lseek(j->fd, 0, SEEK_END))
-        journal_remove(j, &left); /* the job never began */
+    if (j->locked && !lseek(j->fd, 0, SEEK_END) && is_there(j))
+        unlink(j->path); /* the job never began; an empty file that stays does no harm */
     if (j->fd >= 0)
         close(j->fd);
     cJSON_Delete(j->head);

@@ -19,12 +19,11 @@
  * multiples of 32, and so on, so that each tensor begins at as round a byte as its size is.
  *
  * Contract: each thread buffers only one row of groups, however large the model is. The copy is
- * made beside its place, as OUTPUT.tmp-PID, synced, and renamed when it is complete; on any failure
+ * made beside its place, as OUTPUT.tmp-..., synced, and renamed when it is complete; on any failure
  * it is removed.
  * Read next: job.c. */
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <fnmatch.h>
 #include <unistd.h>
 
@@ -163,22 +162,21 @@ static int write_whole(Copy *copy, const char *name, const void *bytes, size_t s
     return end_file(copy, write_bytes(copy, bytes, size));
 }
 
-/* Syncs a directory, where the file system supports this. */
-static int sync_directory(const char *path, Error *err) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
-        bad = fd < 0 || (fsync(fd) && errno != EINVAL);
-    if (bad)
-        fail(err, EXIT_FAILED, "%s: %s; make room or write elsewhere", path, strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    return -bad;
+/* Returns true if a file belongs into the copy: the configuration and the tokenizer's files, and
+ * other small ones unless they are links, which could lead out of the model. If that cannot be
+ * found out, reading the file will say why. Leaves out an index, since it lists the source's
+ * shards. */
+static bool is_copied(const char *path, const char *name) {
+    struct stat st;
+    if (!strcmp(name, "config.json") || !strcmp(name, "vocab.json") || !strcmp(name, "merges.txt"))
+        return true;
+    return (!fnmatch("*.json", name, 0) || !fnmatch("*.txt", name, 0)) &&
+           fnmatch("*.index.json", name, 0) && (lstat(path, &st) || S_ISREG(st.st_mode));
 }
 
-/* Copies the other files of a model's directory: its configuration and the tokenizer's files.
- * Leaves out an index, since it lists the source's shards. */
+/* Copies the other files of a model's directory. */
 static int copy_small_files(Copy *copy, const char *from) {
     char path[MAX_PATH + 256];
-    struct stat st;
     size_t len;
     int status = 0;
     DIR *d = opendir(from);
@@ -187,8 +185,7 @@ static int copy_small_files(Copy *copy, const char *from) {
     for (const struct dirent *e; !status && (errno = 0, e = readdir(d));) {
         const char *name = e->d_name;
         snprintf(path, sizeof path, "%s/%s", from, name);
-        if ((fnmatch("*.json", name, 0) && fnmatch("*.txt", name, 0)) ||
-            !fnmatch("*.index.json", name, 0) || (!stat(path, &st) && S_ISDIR(st.st_mode)))
+        if (!is_copied(path, name))
             continue;
         /* A dangling link, or a file above SMALL_FILE, is an error: the copy would lack it. */
         char *text = file_read(path, SMALL_FILE, &len, copy->err);
@@ -343,7 +340,9 @@ static int write_files(Copy *copy, const char *from) {
         fprintf(copy->progress, "\r\033[K");
     free(copy->scratch);
     free(copy->packed);
-    return status ? -1 : sync_directory(unfinished_name(), copy->err);
+    if (!status && name_sync(copy->path)) /* of the last file, and so of all */
+        status = cannot_write(copy);
+    return status;
 }
 
 /* Makes the copy beside output and renames it. An empty directory at output is removed first, so
@@ -351,12 +350,15 @@ static int write_files(Copy *copy, const char *from) {
  * if the work fails. */
 static int write_beside(Copy *copy, const char *from, const char *output) {
     char place[MAX_PATH];
+    struct stat st = {0};
     Error inner;
     snprintf(place, sizeof place, "%s", output);
     for (size_t len = strlen(place); len > 1 && place[len - 1] == '/'; len--)
         place[len - 1] = 0;
-    if (unfinished_begin(place, true, &inner) < 0)
+    int made = unfinished_begin(place, true, &inner);
+    if (made < 0)
         return fail(copy->err, inner.code, "--output %.400s: %.500s", output, inner.text);
+    fstat(made, &st); /* it has the mode of the one that is there */
     bool empty = rmdir(output) == 0;
     int status =
         empty || errno == ENOENT
@@ -368,12 +370,9 @@ static int write_beside(Copy *copy, const char *from, const char *output) {
     if (status) {
         unfinished_remove();
         if (empty)
-            mkdir(output, 0777);
-        return -1;
+            mkdir(output, st.st_mode & 0777);
     }
-    snprintf(copy->path, sizeof copy->path, "%s/..", place);
-    sync_directory(copy->path, &inner); /* if this fails, the copy is still in its place */
-    return 0;
+    return status;
 }
 
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
@@ -381,6 +380,7 @@ int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, B
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint)
         return -1;
+    checkpoint->digest = checkpoint_digest(checkpoint);
     Copy copy = {.checkpoint = checkpoint,
                  .threads = imin(host_threads(), MOST_THREADS),
                  .progress = progress,

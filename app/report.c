@@ -73,8 +73,6 @@ void add_figures(cJSON *to, const Figure *figure) {
 
 int report_open(TaskRun *run, Error *err) {
     const char *path = run->options->json;
-    if (path && output_check("--json", path, err))
-        return -1;
     run->json = cJSON_CreateObject();
     run->text = output_open("--json", path && !strcmp(path, "-") ? "/dev/null" : "-", err);
     return run->text ? 0 : -1;

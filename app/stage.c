@@ -113,20 +113,22 @@ int stage_agree(Net *net, int status, Error *err) {
 
 /* Hashes of what must be the same on all stages. */
 typedef struct {
-    uint64_t model, flags, program;
+    uint64_t model, tokenizer, flags, program;
 } Identity;
 
-int stage_join(Net *net, const Checkpoint *checkpoint, uint64_t flags, Error *err) {
+int stage_join(Net *net, const Checkpoint *checkpoint, const Tokenizer *tokenizer, uint64_t flags,
+               Error *err) {
     Identity mine = {
-        checkpoint_digest(checkpoint), flags,
+        checkpoint_digest(checkpoint), tokenizer_digest(tokenizer), flags,
         hash_bytes(HASH_START, PIPELINE_VERSION, strlen(PIPELINE_VERSION)) + sizeof(Policy)};
     Identity first = mine;
     if (stage_share(net, &first, sizeof first, err))
         return -1;
-    const char *what = mine.program != first.program ? "another version of flexgen"
-                       : mine.model != first.model   ? "another model"
-                       : mine.flags != first.flags   ? "other flags"
-                                                     : NULL;
+    const char *what = mine.program != first.program       ? "another version of flexgen"
+                       : mine.model != first.model         ? "another model"
+                       : mine.tokenizer != first.tokenizer ? "another tokenizer"
+                       : mine.flags != first.flags         ? "other flags"
+                                                           : NULL;
     return stage_agree(
         net,
         what ? fail(err, EXIT_USAGE, "has %s than stage 0; give all stages the same", what) : 0,

@@ -284,6 +284,9 @@ void file_write_back(int fd, size_t offset, size_t bytes, bool wait);
 void file_advise(int fd, size_t offset, size_t bytes, bool wanted);
 /* Returns the time at which a file was written last. */
 struct timespec file_changed(const struct stat *st);
+/* Returns the time at which anything of a file was changed last, in ns: its data, its names or its
+ * rights. Nobody can set it back, as one can the time of file_changed. */
+uint64_t file_touched(const struct stat *st);
 /* Writes a number that tells the kinds of file systems apart, that of the directory. Returns -1 if
  * there is none. */
 int file_system(const char *dir, uint64_t *kind);

@@ -291,6 +291,10 @@ struct timespec file_changed(const struct stat *st) {
     return st->st_mtim;
 }
 
+uint64_t file_touched(const struct stat *st) {
+    return st->st_ctim.tv_sec * 1000000000ull + st->st_ctim.tv_nsec;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Linux: memory
 // -------------------------------------------------------------------------------------------------
@@ -425,6 +429,10 @@ void file_advise(int fd, size_t offset, size_t bytes, bool wanted) {
 
 struct timespec file_changed(const struct stat *st) {
     return st->st_mtimespec;
+}
+
+uint64_t file_touched(const struct stat *st) {
+    return st->st_ctimespec.tv_sec * 1000000000ull + st->st_ctimespec.tv_nsec;
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -432,7 +432,7 @@ static void measure_curve(Curve *c, Profile *p, const Work *w) {
 /* Returns the FLOP/s of a curve at a size. */
 static double rate_at(const Curve *c, double size) { return 1 / curve_seconds(c, size, 1); }
 
-/* Measures op_s and products. The single rates of Table 7 are read from the curves at the sizes of
+/* Measures op_s and products. The single rates of Table 8 are read from the curves at the sizes of
  * its experiments. */
 static void measure_linear(Hardware *h, Profile *p) {
     h->op_s = p->op_s = 1 / measure_rate(p, &chain);
@@ -441,7 +441,7 @@ static void measure_linear(Hardware *h, Profile *p) {
     h->mm_flops[1] = rate_at(&h->mm_rows, 1024);
 }
 
-/* Measures attention, and the rates of Table 7 as above. */
+/* Measures attention, and the rates of Table 8 as above. */
 static void measure_attention(Hardware *h, Profile *p) {
     enum { PROMPT = 512 }; /* tokens in these experiments */
     measure_curve(&h->bmm_tokens[1], p, &prompts);

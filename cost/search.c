@@ -17,7 +17,9 @@
  *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and
  *      planned. If that plan is too large for a tier, the LP is solved again with this tier
  *      smaller. Policies are compared by the costs of such plans.
- *   4. Stop when the next bound is no better than the best that has been found.
+ *   4. Stop when the next bound is no better than the best that has been found. If shares of cache
+ *      or activations are given, go on: the bound is that of the share, and a block has whole
+ *      sequences.
  *
  * The last chapter is about pipelines.
  * Read next: io/file.c. */
@@ -405,19 +407,27 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 strcpy(cost->full[t], memory_row[t]);
 }
 
-/* Plans the placement of a candidate that is best for so much memory. Returns 1 and *found if the
- * plan fits the search's capacities; 0 if it exceeds them, by excess bytes on each tier; -1 if
- * there is no such placement. */
+/* Plans the placement of a candidate that is best for so much memory. Whole sequences take more or
+ * less room than their fractions, so that a second LP finds the best weights beside them. Returns 1
+ * and *found if the plan fits the search's capacities; 0 if it exceeds them, by excess bytes on
+ * each tier; -1 if there is no such placement. */
 static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy,
                  const Plan *corner, const double capacity[NTIERS]) {
     Error ignored;
     Lp lp;
-    LpAnswer answer;
+    LpAnswer answer, weights;
+    Search whole = *s;
     fill_lp(&lp, s, &policy, corner, capacity);
     lp_solve(&answer, &lp);
     if (answer.verdict != LP_OPTIMAL)
         return -1;
     set_fractions(&policy, s, answer.x);
+    whole.given = policy;
+    memset(whole.fixed + 2, true, 4); /* all but wg and wc */
+    fill_lp(&lp, &whole, &policy, corner, capacity);
+    lp_solve(&weights, &lp);
+    if (weights.verdict == LP_OPTIMAL)
+        set_fractions(&policy, &whole, weights.x);
     Plan *plan = plan_for(s, &policy, &ignored);
     if (!plan)
         return -1;
@@ -435,21 +445,28 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
 /* Finds the candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by
  * a little more than the excess, and each time by twice as much: a rounded share falls in steps (a
  * step of OPT-175B's weights is 350 MB), and the excess may be a small part of one. After 12 tries
- * that is thousands of times the excess, more than a step. Placements may have been jumped over, so
- * halving then looks for a better one. */
+ * that is thousands of times the excess, more than a step. If there is no placement for so little
+ * memory, the GPU has all of its memory again and the CPU a little less than before: what exceeds
+ * the GPU is mostly the staging of weights, which another share on the CPU changes. Placements may
+ * have been jumped over, so halving then looks for a better one. */
 static bool realize(Found *found, const Search *s, const Candidate *c) {
     enum { TRIES = 12, HALVINGS = 3 };
+    static const double A_LITTLE_LESS = .995;
     double capacity[NTIERS], before[NTIERS], excess[NTIERS];
     double times = 1.05; /* the excess, and a little more */
     Plan *corner = corner_plan(s, &c->policy);
     int fits = 0, tries = 0;
     set_capacities(capacity, s);
     set_capacities(before, s);
-    for (; tries < TRIES && corner && !fits; tries++, times *= 2) {
+    for (; tries < TRIES && corner && fits <= 0; tries++, times *= 2) {
         fits = place(found, excess, s, c->policy, corner, capacity);
         for (int t = 0; t < NTIERS && !fits; t++) {
             before[t] = capacity[t];
             capacity[t] -= excess[t] * times;
+        }
+        if (fits < 0) {
+            capacity[TIER_GPU] = s->capacity[TIER_GPU];
+            capacity[TIER_CPU] *= A_LITTLE_LESS;
         }
     }
     for (int i = 0; i < HALVINGS && tries > 1 && fits > 0; i++) {
@@ -552,9 +569,12 @@ static int insert(Found *found, int n, int most, const Search *s, const Found *o
 int policy_search(Found *found, int most, const Search *search, Error *err) {
     Candidates c = find_candidates(search);
     int n = 0;
+    /* A block may have more or less of its sequences on a tier than a given share says, so that its
+     * bound is none. */
+    bool dealt = memchr(search->fixed + 2, true, 4);
     for (int i = 0; i < imin(c.n, imax(most, MAX_REALIZED)) && c.list[i].score > 0; i++) {
         Found one;
-        if (n == most && c.list[i].score <= found_score(search, &found[n - 1]))
+        if (n == most && !dealt && c.list[i].score <= found_score(search, &found[n - 1]))
             break;
         if (realize(&one, search, &c.list[i]))
             n = insert(found, n, most, search, &one);

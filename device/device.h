@@ -497,7 +497,7 @@ extern const char *const part_name[NPARTS];
 Breakdown trace_breakdown(const Trace *trace);
 
 // -------------------------------------------------------------------------------------------------
-// hardware.c: a machine as numbers (section 4.3, Table 7)
+// hardware.c: a machine as numbers (section 4.3, Table 8)
 // -------------------------------------------------------------------------------------------------
 
 enum { MAX_POINTS = 16, MOST_NAME = 95 };
@@ -511,7 +511,7 @@ typedef struct {
 /* Bytes/s that stand for a disk which cannot be written: so few that the search does not use it. */
 static const double NO_DISK = 1e6;
 
-/* The hardware parameters of section 4.3 and Table 7. Of a pair, [0] holds in generation, [1] in
+/* The hardware parameters of section 4.3 and Table 8. Of a pair, [0] holds in generation, [1] in
  * prefill. */
 struct Hardware {
     char

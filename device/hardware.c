@@ -1,7 +1,7 @@
 /* hardware.c: a machine as numbers (section 4.3), and the time that an op takes on it.
  *
  * The first chapter answers the cost model and the sim. The others are the hardware file, one JSON
- * object: it has what the paper's Table 7 calls hardware constants, in bytes, bytes/s and FLOP/s. A
+ * object: it has what the paper's Table 8 calls hardware constants, in bytes, bytes/s and FLOP/s. A
  * rate may differ between the two phases, and then comes as a pair of keys with _p (prefill) and _g
  * (generation). A value that is missing, misspelt or impossible is refused by name, never guessed:
  * a wrong rate gives a wrong policy that looks like a right one. The file is a flag's argument, so

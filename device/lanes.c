@@ -27,7 +27,10 @@
 
 #include "device/parts.h"
 
-enum { RING = MARKS };
+enum {
+    RING = MARKS,
+    SQUARE_OPS = 24, /* a square of one piece posts fewer ops than this to a queue */
+};
 
 /* Seconds that a lane on a slowed link may be late and still catch up. */
 static const double CATCH_UP = 4e-3;
@@ -41,11 +44,10 @@ typedef struct LaneDevice LaneDevice;
 
 /* A posted op. */
 typedef struct {
-    Op op;          /* its lane is the queue that it is in, its moves are in that lane's ring */
+    Op op;          /* its lane is the queue that it is in, its moves are a copy */
     Lane lane;      /* the lane that it was posted for */
     uint64_t order; /* number of ops of all lanes that were posted before it */
     size_t bytes;   /* bytes that it moves */
-    size_t nmoves;  /* moves of the ring that are free again when it is over */
 } Posted;
 
 /* A slowed link. The lanes on it share it equally, so one number says how far all of them are: a
@@ -82,16 +84,14 @@ typedef struct {
     uint64_t retired;    /* on a stream: ops known to have happened */
     uint64_t mark[RING]; /* on a stream: the op whose mark ends this one's span */
     int sleepers[RING];  /* threads that sleep until a mark, which may not be reused meanwhile */
-    Posted ring[RING];
-    Span span[RING]; /* on a stream: indexed by its first op */
+    Span span[RING];     /* on a stream: indexed by its first op */
     double began;  /* time at which the current op began to run or to be posted; INFINITY: there is
                       none */
     double noted;  /* time at which the newest op (on a stream: slice) ended */
     bool on_link;  /* on its slowed link; it leaves when its next op is not ready */
     double served; /* Link.served at which its op is done */
     double copied, took; /* bytes and seconds of recent copies; older ones weigh less */
-    Move *moves;         /* ring buffer of move_capacity; the moves of an op are contiguous */
-    uint64_t moves_posted, moves_done;
+    Posted *queue;       /* ring buffer of LaneDevice.capacity */
 } LaneState;
 
 /* The host device or the cuda device. */
@@ -109,8 +109,8 @@ struct LaneDevice {
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
-    double gpu_ahead; /* seconds by which the GPU's clock, started with ours, is ahead now */
-    size_t move_capacity;
+    double gpu_ahead;  /* seconds by which the GPU's clock, started with ours, is ahead now */
+    uint64_t capacity; /* ops that a queue has room for */
     Reach reach;
 };
 
@@ -179,7 +179,7 @@ static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
 /* Returns the place of the lane's first op in the order of posting, or NOT_READY if it cannot begin
  * now. */
 static uint64_t first_order(const LaneDevice *d, const LaneState *lane) {
-    const Posted *job = &lane->ring[lane->begun % RING];
+    const Posted *job = &lane->queue[lane->begun % d->capacity];
     if (lane->begun == lane->posted)
         return NOT_READY;
     for (const Event *e = job->op.after; e < job->op.after + job->op.nafter; e++)
@@ -389,7 +389,7 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
 
 /* Runs the lane's first op when its events have all happened, or on streams been posted. */
 static void run_first(LaneDevice *d, LaneState *lane) {
-    Posted *job = &lane->ring[lane->begun % RING];
+    Posted *job = &lane->queue[lane->begun % d->capacity];
     int delay = d->base.delay_us[lane->index];
     for (int i = 0; i < job->op.nafter && !lane->is_stream; i++)
         await(d, lane, job->op.after[i]);
@@ -406,7 +406,8 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     if (!d->failed)
         run_job(d, lane, job);
     lane->began = INFINITY;
-    lane->moves_done += job->nmoves;
+    if (job->op.code == OP_COPY)
+        free((void *)job->op.moves);
     lane->begun++;
     if (!lane->is_stream)
         lane->waitable = lane->begun;
@@ -440,14 +441,6 @@ static void *lane_main(void *arg) {
     return NULL;
 }
 
-/* Finds a place for n moves behind the moves of the lane that are still in use. Returns how much of
- * the ring they take: if they do not fit before its end, they begin at its start. */
-static size_t place_moves(const LaneDevice *d, const LaneState *lane, size_t n, size_t *at) {
-    size_t first = lane->moves_posted % d->move_capacity, rest = d->move_capacity - first;
-    *at = n <= rest ? first : 0;
-    return n <= rest ? n : rest + n;
-}
-
 /* Fills the job of an op in a queue. Events of the queue itself are dropped: they have happened
  * when the op begins. */
 static void enqueue(Posted *job, const Op *op, Lane queue) {
@@ -460,32 +453,29 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
             job->op.after[job->op.nafter++] = op->after[i];
 }
 
-/* Queues an op; waits only if the lane's ring is full. */
+/* Queues an op; waits only if the queue is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
     Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
     LaneState *lane = &d->lane[queue];
     const Tensor *lengths = op_lengths(op);
-    size_t moves = op->code == OP_COPY ? op->nmoves : 0;
-    size_t at, take = place_moves(d, lane, moves, &at);
-    CHECK(2 * moves <= d->move_capacity);
+    Move *moves = NULL;
+    if (op->code == OP_COPY)
+        moves = memcpy(xcalloc(op->nmoves, sizeof *moves), op->moves, op->nmoves * sizeof *moves);
     if (!d->nposted)
         d->arenas.net = base->net; /* no lane has begun yet */
     reach_op(&d->reach, op);
     size_t bytes =
         op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->waitable == RING ||
-           lane->moves_posted - lane->moves_done + take > d->move_capacity)
+    while (lane->posted - lane->waitable == d->capacity)
         sleep_on(d, lane, lane->begun + 1);
-    Posted *job = &lane->ring[lane->posted % RING];
+    Posted *job = &lane->queue[lane->posted % d->capacity];
     enqueue(job, op, queue);
     job->order = d->nposted++;
     job->bytes = bytes;
-    job->nmoves = take;
     if (moves)
-        job->op.moves = memcpy(lane->moves + at, op->moves, moves * sizeof(Move));
-    lane->moves_posted += take;
+        job->op.moves = moves;
     Event event = {queue, ++lane->posted};
     wake_ready(d, lane);
     pthread_mutex_unlock(&d->lock);
@@ -551,7 +541,7 @@ static void device_close(Device *base) {
     for (int i = 0; i < NLANES; i++) { /* not before, since lanes signal each other */
         pthread_cond_destroy(&d->lane[i].ready_cond);
         pthread_cond_destroy(&d->lane[i].progress_cond);
-        free(d->lane[i].moves);
+        free(d->lane[i].queue);
     }
     arenas_close(&d->arenas);
     pthread_mutex_destroy(&d->lock);
@@ -569,7 +559,7 @@ static void init_lanes(LaneDevice *d) {
         lane->is_stream = arenas_is_stream(&d->arenas, i);
         lane->awaited = UINT64_MAX;
         lane->began = INFINITY;
-        lane->moves = xcalloc(d->move_capacity, sizeof(Move));
+        lane->queue = xcalloc(d->capacity, sizeof *lane->queue);
         pthread_cond_init(&lane->ready_cond, NULL);
         pthread_cond_init(&lane->progress_cond, NULL);
     }
@@ -612,8 +602,11 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
         gpu->poll_s = plan->batches > 1 ? 0 : plan->policy.delegated ? SHORT_POLL : POLL;
     }
     reach_open(&d->reach, d->base.peak, plan);
-    d->move_capacity =
-        2 * (256 + 2 * ((size_t)plan->max_seqs * plan->max_pages * 2 + plan->max_seqs + NROLES));
+    d->capacity = RING;
+    /* A stage of a pipeline must not wait for room in a queue before it has begun all batches of a
+     * sweep: pipeline.c says why. One of these may have many pieces. */
+    if (plan->config.stages > 1)
+        d->capacity += SQUARE_OPS * (plan->batches + plan->pieces);
     init_lanes(d);
     if (host_threads_missing())
         fail(&d->base.notice, EXIT_OK,

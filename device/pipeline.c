@@ -15,10 +15,14 @@
  * Nor do the stages of a run wait for each other in a circle. Messages are ordered by sweep i, then
  * stage p, then batch k. The hidden state (i, p, k) is sent when state (i, p - 1, k) has arrived
  * and the smaller states of its lane have been sent. The tokens of a batch follow the last stage's
- * states, and a flight's sweep begins with the tokens of its previous sweep. So every message waits
- * only for smaller ones, and the smallest message that has not arrived can always be sent. All
- * stages agree on which messages exist, because that depends only on which batches are in flight,
- * and all stages receive the same tokens.
+ * states, and a flight's sweep begins with the tokens of its previous sweep: the last stage sends
+ * these before it waits for any state of the new sweep. With overlap it only posts ops of one batch
+ * before it sends the tokens of the next batch, and the queues have room for all of them
+ * (device_open in lanes.c). Where it waits for ops (without overlap, or with --synchronize), it has
+ * sent the tokens of all batches before the sweep (waits_in_sweep in batch.c). So every message
+ * waits only for smaller ones, and the smallest message that has not arrived can always be sent.
+ * All stages agree on which messages exist, because that depends only on which batches are in
+ * flight, and all stages receive the same tokens.
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
  * and aborts the job: the launcher ends all processes. No stage leaves anything behind that way:

@@ -1,16 +1,20 @@
-/* file.c: reads input files whole, and writes result files safely.
+/* file.c: reads input files, whole or line by line, and writes result files safely.
  *
  * A file that the user names may be missing, a directory, a pipe without a writer, cut while it is
  * read, or on a full disk. For each of these the user gets one line that names the file. "-" is
  * standard input or standard output. A file of results is replaced only when the new one is
- * complete.
+ * complete, which until then has a name that proves whose it is (io.h, unfinished_begin). A file
+ * that this program has not made is never removed.
  * Read next: json.c. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -56,7 +60,20 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
     return NULL;
 }
 
+int input_fits(const char *name, size_t bytes, Error *err) {
+    enum { SMALL = 1 << 20 }; /* bytes that are worth no look */
+    size_t left = bytes < SMALL ? bytes : process_allowance("", 0).memory;
+    if (bytes <= left)
+        return 0;
+    return fail(err, EXIT_USAGE,
+                "%s needs %zu MiB more of memory, and this process may have %zu MiB; split it, or "
+                "allow more memory",
+                name, bytes >> 20, left >> 20);
+}
+
 char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err) {
+    if (input_fits(name, size, err))
+        return NULL;
     char *text = xcalloc(size + 1, 1);
     const char *why = file_read_at(fd, text, size, offset);
     if (!why)
@@ -111,46 +128,78 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err) {
 
 const char *input_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
-char *input_read(const char *path, size_t *len, Error *err) {
-    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    char bytes[1 << 16];
-    Text text = {0};
-    ssize_t n;
-    if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
-        return NULL;
-    }
-    while ((n = read(fd, bytes, sizeof bytes)) > 0 || (n < 0 && errno == EINTR))
-        text_append(&text, bytes, n > 0 ? n : 0);
-    if (n < 0)
-        fail(err, EXIT_FAILED, "%s: cannot read: %s", input_name(path), strerror(errno));
-    if (fd != STDIN_FILENO)
-        close(fd);
-    text_append(&text, "", 1); /* a 0 after it */
-    *len = text.len - 1;
-    if (n == 0)
-        return text.text;
-    free(text.text);
-    return NULL;
+int lines_open(Lines *l, const char *path, Error *err) {
+    *l = (Lines){.path = input_name(path), .in = strcmp(path, "-") ? fopen(path, "re") : stdin};
+    l->name = l->path;
+    return l->in ? 0
+                 : fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path,
+                        strerror(errno));
 }
 
-bool line_next(Lines *l) {
-    if (!l->at && l->len >= 3 && !memcmp(l->text, "\xEF\xBB\xBF", 3))
-        l->at = 3; /* skips a byte order mark */
-    while (l->at < l->len) {
-        l->line = l->text + l->at;
-        const char *end = memchr(l->line, '\n', l->len - l->at);
-        l->size = (end ? end : l->text + l->len) - l->line;
-        l->at += l->size + 1;
-        l->number++;
+/* Reads on to the byte `end`, or to the end of the input. Of more than `most` bytes the first ones
+ * stay. Returns 1, 0 at the end of the input, or -1 and err. */
+static int read_until(Lines *l, int end, size_t most, Error *err) {
+    int c;
+    l->text.len = 0;
+    while ((c = getc_unlocked(l->in)) != EOF && c != end) {
+        if (l->text.len > most)
+            continue;
+        if (l->text.len == l->text.room && input_fits(l->path, 3 * l->text.len, err))
+            return -1; /* it would grow to twice its size */
+        text_append(&l->text, &(char){c}, 1);
+    }
+    if (ferror(l->in))
+        return fail(err, EXIT_FAILED, "%s: cannot read: %s", l->path, strerror(errno));
+    text_append(&l->text, "", 1); /* a 0 after it */
+    return c != EOF;
+}
+
+char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
+    size_t most = process_allowance("", 0).memory / factor;
+    Lines l;
+    if (lines_open(&l, path, err))
+        return NULL;
+    int status = read_until(&l, EOF, most, err);
+    *len = l.text.len - 1;
+    char *text = NULL;
+    if (!status && !input_fits(l.path, factor * *len, err)) {
+        text = l.text.text;
+        l.text.text = NULL; /* or it would be freed */
+    }
+    lines_close(&l);
+    return text;
+}
+
+int line_next(Lines *l, Error *err) {
+    enum {
+        ENTRY = 256,
+        OFTEN = 1 << 20,
+        SPARE = 8 << 20
+    }; /* bytes; ENTRY: what becomes of a line */
+    for (int more = 1; more;) {
+        more = read_until(l, '\n', MAX_LINE, err);
+        l->taken += l->text.len + ENTRY;
+        if (more < 0 ||
+            (l->taken > OFTEN && input_fits(l->path, SPARE + l->number * (size_t)ENTRY, err)))
+            return -1;
+        l->taken %= OFTEN;
+        size_t mark = !l->number++ && !strncmp(l->text.text, "\xEF\xBB\xBF", 3) ? 3 : 0;
+        l->line = l->text.text + mark;
+        l->size = l->text.len - 1 - mark;
         if (l->size && l->line[l->size - 1] == '\r')
             l->size--;
         snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
                  l->number);
         if (strspn(l->line, " \t") < l->size)
-            return true;
+            return 1;
     }
-    return false;
+    return 0;
+}
+
+void lines_close(Lines *l) {
+    if (l->in != stdin)
+        fclose(l->in);
+    free(l->text.text);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -159,7 +208,7 @@ bool line_next(Lines *l) {
 
 bool output_is_special(const char *path) {
     struct stat st;
-    return !strcmp(path, "-") || (stat(path, &st) == 0 && !S_ISREG(st.st_mode));
+    return !strcmp(path, "-") || (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode));
 }
 
 /* Returns true if two paths lead to one file or directory, which exists. */
@@ -174,34 +223,18 @@ bool output_is_standard(const char *path) {
 
 bool same_file(const char *a, const char *b) {
     char copy[MAX_PATH], dir_a[MAX_PATH], name_a[MAX_PATH];
-    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-"))
+    if (!a || !b)
         return false;
+    if (!strcmp(a, "-") || !strcmp(b, "-"))
+        return !strcmp(a, b);
     if (same_inode(a, b))
-        return true;
+        return !output_is_special(a);
     if (strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH || !access(a, F_OK) || !access(b, F_OK))
         return false;
     strcpy(dir_a, dirname(strcpy(copy, a))); /* what they return is valid until the next call */
     strcpy(name_a, basename(strcpy(copy, a)));
     return !strcmp(name_a, basename(strcpy(copy, b))) &&
            same_inode(dir_a, dirname(strcpy(copy, b)));
-}
-
-int output_check(const char *flag, const char *path, Error *err) {
-    char dir[MAX_PATH];
-    struct stat st;
-    if (!strcmp(path, "-"))
-        return 0;
-    if (!stat(path, &st)) {
-        if (!S_ISDIR(st.st_mode) && !access(path, W_OK))
-            return 0;
-        if (S_ISDIR(st.st_mode))
-            errno = EISDIR;
-    } else if (!lstat(path, &st))
-        return fail(err, EXIT_FAILED, "%s %s: is a link to nothing; name a file", flag, path);
-    else if (errno == ENOENT && !access(dirname(strcpy(dir, path)), W_OK))
-        return 0;
-    return fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
-                strerror(errno));
 }
 
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
@@ -239,11 +272,14 @@ static struct {
     DIR *dir;            /* a directory is kept open, so that emptying it needs no memory */
 } unfinished;
 
-/* Removes the files in a directory. */
+/* Removes from a directory what a copy of a model consists of (app/quantize.c). */
 static void empty_directory(DIR *dir) {
+    static const char *const copied[] = {"*.json", "*.txt", "*.safetensors"};
     rewinddir(dir);
     for (const struct dirent *e; (e = readdir(dir));)
-        unlinkat(dirfd(dir), e->d_name, 0);
+        for (int i = 0; i < 3; i++)
+            if (e->d_type != DT_LNK && !fnmatch(copied[i], e->d_name, 0))
+                unlinkat(dirfd(dir), e->d_name, 0);
 }
 
 /* Forgets it, when it is removed or finished. */
@@ -262,23 +298,53 @@ void unfinished_remove(void) {
     unfinished_forget();
 }
 
-/* Removes every PATH.tmp-PID of a process that has ended, which released its lock; `name` is that
- * of this process. If one cannot be removed, this prints a warning and the new run goes on. */
+/* Hexadecimal digits of the random number and of the proof; bytes of a name that may be too long.
+ */
+enum { DIGITS = 16, PROVEN = MAX_PATH + DIGITS + 1 };
+
+/* Adds -PROOF to a name that ends with a random number, for the open file. */
+static void add_proof(char proven[PROVEN], const char *name, int fd) {
+    uint64_t named = hash_bytes(geteuid(), name + strlen(name) - DIGITS, DIGITS);
+    struct stat st = {.st_ino = 0}; /* which no file has, if this one cannot be read */
+    fstat(fd, &st);
+    snprintf(proven, PROVEN, "%s-%016" PRIx64, name, splitmix64(named, st.st_ino));
+}
+
+void file_prove(char name[MAX_PATH], int fd) {
+    char proven[PROVEN];
+    add_proof(proven, name, fd);
+    if (!rename(name, proven))
+        strcpy(name, proven);
+}
+
+bool file_is_dead(int fd, const char *name) {
+    char proven[PROVEN], before[MAX_PATH];
+    size_t len = strlen(name);
+    if (len < 2 * (DIGITS + 1))
+        return false;
+    snprintf(before, len - DIGITS, "%s", name);
+    add_proof(proven, before, fd);
+    return !strcmp(proven, name) && file_lock(fd, 0);
+}
+
+/* Removes every dead PATH.tmp-RANDOM-PROOF; `name` is PATH.tmp-RANDOM of this process. If one
+ * cannot be removed, this prints a warning and the new run goes on. */
 static void clear_dead(const char *name) {
     char copy[MAX_PATH];
     const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
-    size_t len = strrchr(base, '-') + 1 - base; /* up to the PID */
+    size_t len = strrchr(base, '-') + 1 - base; /* up to the random number */
     DIR *beside = opendir(dirname(strcpy(copy, name)));
     int why = 0;
     if (!beside)
         return;
     for (const struct dirent *e; (errno = 0, e = readdir(beside));) {
-        if (strncmp(e->d_name, base, len) || e->d_name[len + strspn(e->d_name + len, "0123456789")])
-            continue; /* not a name that we give */
-        int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        if (strncmp(e->d_name, base, len))
+            continue;
+        int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             continue;
-        bool dead = !flock(fd, LOCK_EX | LOCK_NB);
+        /* before it ended, its maker may have given it another name: that of a result */
+        bool dead = file_is_dead(fd, e->d_name) && !faccessat(dirfd(beside), e->d_name, F_OK, 0);
         DIR *dir = dead ? fdopendir(fd) : NULL;
         if (dir)
             empty_directory(dir);
@@ -300,38 +366,65 @@ static void clear_dead(const char *name) {
 
 int unfinished_begin(const char *path, bool directory, Error *err) {
     char suffix[32], name[MAX_PATH];
+    uint64_t random;
+    struct stat st;
+    bool there = !stat(path, &st);
+    mode_t mode = there ? 0700 : 0777;
     atexit(unfinished_remove); /* a second call does no harm */
-    snprintf(suffix, sizeof suffix, ".tmp-%d", (int)getpid());
+    if (getentropy(&random, sizeof random))
+        return fail(err, EXIT_FAILED, "%s: no random numbers: %s", path, strerror(errno));
+    snprintf(suffix, sizeof suffix, ".tmp-%016" PRIx64, random);
     if (file_beside(name, path, suffix, err))
         return -1;
     clear_dead(name);
-    int fd =
-        directory ? mkdir(name, 0777) : open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = directory ? mkdir(name, mode)
+                       : open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode & 0666);
     if (fd >= 0) {
         strcpy(unfinished.name, name);
         if (directory) {
-            unfinished.dir = opendir(name);
-            fd = unfinished.dir ? dirfd(unfinished.dir) : -1;
+            fd = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+            unfinished.dir = fdopendir(fd);
+            fd = unfinished.dir ? fd : -1;
         }
     }
     if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", name, strerror(errno));
+        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", path, strerror(errno));
         unfinished_remove();
-    } else
-        flock(fd, LOCK_EX | LOCK_NB);
+        return -1;
+    }
+    if (there) { /* it will replace this one: it gets its mode, and its owner as far as may be */
+        int unused = fchown(fd, st.st_uid, st.st_gid);
+        (void)unused;
+        fchmod(fd, st.st_mode & 07777);
+    }
+    if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
+        file_prove(unfinished.name, fd);
     return fd;
 }
 
 const char *unfinished_name(void) { return unfinished.name; }
 
+int name_sync(const char *path) {
+    char copy[MAX_PATH];
+    snprintf(copy, sizeof copy, "%s", path);
+    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == EACCES ? 0 : -1; /* one may write in it, and not read it */
+    int status = fsync(fd) && errno != EINVAL ? -1 : 0;
+    close(fd);
+    return status;
+}
+
 int unfinished_end(const char *path, Error *err) {
     char real[MAX_PATH];
     if (file_beside(real, path, "", err))
         return -1;
-    if (rename(unfinished.name, real))
-        return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
-    unfinished_forget();
-    return 0;
+    if (!rename(unfinished.name, real)) {
+        unfinished_forget();
+        if (!name_sync(real))
+            return 0;
+    }
+    return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -355,6 +448,37 @@ FILE *output_open(const char *flag, const char *path, Error *err) {
         close(fd);
     }
     return f;
+}
+
+/* Returns what forbids to write at a path, and leaves its errno; NULL: nothing that can be seen
+ * there. */
+static const char *writing_fault(const char *path) {
+    static const double PATIENCE = 3; /* seconds: a job that is killed takes a moment to end */
+    struct stat st;
+    if (output_is_special(path)) /* opening it could have effects */
+        return access(path, W_OK) ? strerror(errno) : NULL;
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return lstat(path, &st) ? NULL : "is a link to nothing";
+    if (fd < 0)
+        return strerror(errno);
+    bool busy = !file_lock(fd, PATIENCE) && errno == EWOULDBLOCK;
+    close(fd);
+    return busy ? "another job is writing there" : NULL;
+}
+
+int output_check(const char *flag, const char *path, Error *err) {
+    if (!strcmp(path, "-"))
+        return 0;
+    const char *why = writing_fault(path);
+    if (why)
+        return fail(err, errno == EWOULDBLOCK ? EXIT_USAGE : EXIT_FAILED,
+                    "%s %s: %s; name a file that can be written", flag, path, why);
+    if (output_is_special(path))
+        return 0;
+    FILE *file = output_open(flag, path, err); /* the one that would replace it */
+    unfinished_remove();
+    return file ? fclose(file) : -1;
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {

@@ -6,7 +6,7 @@
 typedef struct cJSON cJSON;
 
 // -------------------------------------------------------------------------------------------------
-// file.c: reads input files whole, and writes result files safely
+// file.c: reads input files, whole or line by line, and writes result files safely
 // -------------------------------------------------------------------------------------------------
 
 /* Returns NULL if path is a directory, else what is wrong with it, for a message. */
@@ -29,35 +29,45 @@ int file_open(const char *path, struct stat *st, Error *err);
  * Returns NULL and fills err if the file is missing, a directory, too large or unreadable. */
 char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 
+/* Checks that an input whose reading takes so many bytes of memory fits what this process may have.
+ * Returns -1 and fills err (EXIT_USAGE) if not. */
+int input_fits(const char *name, size_t bytes, Error *err);
 /* Reads a whole file or pipe ("-" is standard input) into a malloc'ed buffer with a 0 after it.
- * Returns NULL and fills err on failure. */
-char *input_read(const char *path, size_t *len, Error *err);
+ * What will be made of it takes `factor` times as much memory. Returns NULL and fills err on
+ * failure, also if the process may not have that. */
+char *input_read(const char *path, size_t *len, size_t factor, Error *err);
 /* Returns the name of an input for messages: path, or "standard input" for "-". */
 const char *input_name(const char *path);
 
-/* An iterator over the lines of a text that are not blank. The caller sets text, len and name, and
- * leaves the rest 0. A line excludes its line ending (LF or CR LF); the first also excludes a byte
- * order mark. */
+enum { MAX_LINE = 16 << 20 }; /* bytes of a line at most */
+/* An iterator over the lines of an input that are not blank. It holds one line at a time. A line
+ * excludes its line ending (LF or CR LF); the first also excludes a byte order mark. */
 typedef struct {
-    const char *text; /* (len), with a 0 after it */
-    size_t len;
-    const char *name; /* the text's name in messages; "" if it has none */
-    size_t at;        /* where the next line begins */
-    const char *line; /* the current line, of `size` bytes */
-    size_t size;
-    int number;      /* the current line's number, counted from 1 */
+    const char *name; /* the input's name in `where`: that of lines_open, which the caller may
+                         replace by "" */
+    const char *path; /* its name in other messages */
+    FILE *in;
+    Text text;        /* the memory of the current line */
+    const char *line; /* the current line, of `size` bytes, with a 0 after it or after its CR */
+    size_t size;      /* more than MAX_LINE: the line is longer than that, and was cut */
+    size_t taken;     /* bytes read since memory was checked */
+    int number;       /* the current line's number, counted from 1 */
     char where[600]; /* its place in messages: "prompts.jsonl line 7", or "line 7" without a name */
 } Lines;
-/* Goes to the next line. Returns false if there is none. */
-bool line_next(Lines *lines);
+/* Opens a file or pipe ("-" is standard input). Returns -1 and fills err on failure. */
+int lines_open(Lines *lines, const char *path, Error *err);
+/* Goes to the next line. Returns 1, or 0 if there is none, or -1 and fills err if the input cannot
+ * be read, or if the process may not have the memory that lines like those so far take. */
+int line_next(Lines *lines, Error *err);
+void lines_close(Lines *lines);
 
 /* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
  * replaced. */
 bool output_is_special(const char *path);
 /* Returns true if a path is standard output by any name, such as /dev/stdout. */
 bool output_is_standard(const char *path);
-/* Returns true if two paths lead to one file, whether it exists or is still to be made. NULL and
- * "-" are no files. */
+/* Returns true if two paths lead to one file, whether it exists or is still to be made, or if both
+ * are "-". A device or a pipe is no file, and neither is NULL. */
 bool same_file(const char *a, const char *b);
 /* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
  * all links to one file get the same name. Returns -1 and fills err if that fails. */
@@ -69,18 +79,33 @@ int file_size(size_t *size, const char *path, Error *err);
  * `patience` seconds. Returns false and sets errno on failure (EWOULDBLOCK: the lock is still
  * held). */
 bool file_lock(int fd, double patience);
-/* Begins a new file or directory under the temporary name PATH.tmp-PID; there is at most one at a
+/* Begins a new file or directory under a temporary name beside PATH; there is at most one at a
  * time. unfinished_end gives it its name; unfinished_remove, or the end of the process, removes it.
+ * If there is something at PATH, the new one has its mode, and its owner as far as that is allowed.
  * Also removes what killed processes have left beside it. Returns its descriptor (a file's belongs
- * to the caller), or -1 and fills err. */
+ * to the caller), or -1 and fills err.
+ *
+ * The name is PATH.tmp-RANDOM-PROOF, where RANDOM are 64 bits that nobody can guess and PROOF is a
+ * hash of them, of the user and of the inode. So a name proves nothing about another file, and only
+ * a file that this program made is ever taken for its own. It is locked as long as it is being
+ * made. */
 int unfinished_begin(const char *path, bool directory, Error *err);
+/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
+void file_prove(char name[MAX_PATH], int fd);
+/* Returns true if the open file or directory was made under this name, by a process of the same
+ * user that has ended: its proof is right, and nobody has locked it. Locks it. */
+bool file_is_dead(int fd, const char *name);
 /* Returns the temporary name; "" if nothing is unfinished. */
 const char *unfinished_name(void);
-/* Renames the complete file or directory to PATH. Returns -1 and fills err if that fails. */
+/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and fills err if
+ * that fails. */
 int unfinished_end(const char *path, Error *err);
 void unfinished_remove(void);
-/* Checks, before an hour of work, that results could be written to path. Returns -1 and fills err
- * if not; the message calls the path by its flag. */
+/* Syncs the directory in which a file has this name. Returns -1 and sets errno if that fails. */
+int name_sync(const char *path);
+/* Checks, before an hour of work, that results could be written to path: that a new file can be
+ * made beside it, and that no other process has locked the old one. Returns -1 and fills err if
+ * not; the message calls the path by its flag. */
 int output_check(const char *flag, const char *path, Error *err);
 /* Opens a file for results. An existing file stays as it is until output_close replaces it. Returns
  * NULL and fills err on failure. */
@@ -112,6 +137,13 @@ bool utf8_valid(const char *s, size_t len);
 cJSON *json_parse(const char *text, size_t len, Error *err);
 /* Like json_parse, but also refuses a value that is not an object. */
 cJSON *json_object(const char *text, size_t len, Error *err);
+/* Returns the first byte of the one JSON value that a text is, or 0 if it is none. Nothing is
+ * built, and equal keys and numbers beyond 1.7e308 are not noticed. */
+char json_kind(const char *text, size_t len);
+/* Like json_object, for the current line of an input. Of the members whose keys are not wanted (an
+ * array that ends in NULL) the value becomes 0, also in the line. It is checked and not built, so
+ * that its size costs no memory; equal keys within it are not noticed. */
+cJSON *line_parse(const Lines *lines, const char *const *wanted, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Reads the JSON object in a file that may be missing; then *tree is NULL. Returns -1 and fills err
@@ -173,6 +205,9 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
+/* Returns a hash of all tokens, their ids, all merges in their order, how added tokens are matched,
+ * and the token in front; 0 of NULL. */
+uint64_t tokenizer_digest(const Tokenizer *tokenizer);
 /* Returns how many bytes of a text a token stands for at most; INT_MAX if an added token takes
  * white space along. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
@@ -183,7 +218,9 @@ void tokenizer_close(Tokenizer *tokenizer);
 // (flexgen.h declares its functions about the sizes and shapes of OPT models)
 // -------------------------------------------------------------------------------------------------
 
-enum { MAX_JSON = 100 << 20 }; /* bytes of a model's JSON file, or of a safetensors header */
+/* Bytes of config.json, of an index and of a safetensors header at most. Published models have less
+ * than 2 KB, 100 KB and 200 KB of them. */
+enum { MAX_CONFIG = 1 << 20, MAX_INDEX = 16 << 20, MAX_HEADER = 100 << 20 };
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
  * to its tie_word_embeddings. The tokens that end a text are those of dir/generation_config.json if
@@ -200,6 +237,7 @@ typedef struct {
     int fd;
     size_t size;
     struct timespec changed; /* its modification time when it was opened */
+    uint64_t touched;        /* file_touched of it, when its data was last known to be the same */
 } TensorFile;
 
 struct Checkpoint {
@@ -211,9 +249,10 @@ struct Checkpoint {
      * (n, k) has type U8 and shape (n / GROUP, k * GROUP_BYTES), one row of groups in a row. */
     Tensor (*layer)[NROLES];
     Tensor global[NGLOBALS]; /* rows 0 if absent */
-    bool untied;   /* the head differs from the token table, against what config.json says */
-    bool dummy;    /* a known size without files: tensors have type F16 and file 0 */
-    uint64_t seed; /* seed of a dummy's random weights */
+    bool untied;     /* the head differs from the token table, against what config.json says */
+    bool dummy;      /* a known size without files: tensors have type F16 and file 0 */
+    uint64_t seed;   /* seed of a dummy's random weights */
+    uint64_t digest; /* checkpoint_digest, once it is taken: checkpoint_unchanged needs it */
 };
 
 /* Limits for studying quantization with eval: bits of a number, and numbers in a group. */
@@ -269,12 +308,13 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
  * first + layers - 1, with the embedding if the stage is the first and the head if it is the last.
  * The result owns nothing. */
 Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int first, int layers);
-/* Returns a hash of the sizes and of the last bytes of every tensor. Two models share it only if
- * they are copies of each other, wherever they lie. */
+/* Returns a hash of the sizes and of a sample of every tensor, which hash_tensor describes. Copies
+ * of one model share it, wherever they lie. */
 uint64_t checkpoint_digest(const Checkpoint *checkpoint);
-/* Checks that no file has changed its size or its modification time since it was opened. Returns -1
- * and fills err, which names the file, if one has. A new file put in its place is no change: the
- * old one stays open. Thread safe. */
+/* Checks that no file has changed since it was opened: neither its size nor its modification time;
+ * and if anything else was done to it, that its digest is still checkpoint->digest. Returns -1 and
+ * fills err, which names the file, if one has. A new file put in its place is no change: the old
+ * one stays open. Thread safe. */
 int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 

@@ -65,9 +65,10 @@ bool utf8_valid(const char *s, size_t len) { return utf8_invalid_at(s, len) == l
 
 /* A text that is being checked. */
 typedef struct {
-    const char *text;
+    char *text; /* changed where a value is dropped */
     size_t len;
     Error *err;
+    size_t memory; /* bytes that its tree takes, found by check_bytes */
 } Source;
 
 /* Returns the byte at a place, or 0 if the text ends before it. */
@@ -105,11 +106,13 @@ static int check_escape(const Source *s, size_t at) {
 
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
-static int check_bytes(const Source *s) {
+static int check_bytes(Source *s) {
+    enum { NODE = 96, STRING = 32 }; /* bytes, with what malloc and check_tree add */
     size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false; /* the byte before belongs to a number */
     int depth = 0;
+    s->memory = 2 * s->len; /* for the strings */
     if (invalid < s->len)
         return refuse_at(s, invalid, "UTF-8");
     if (s->len >= 3 && memcmp(s->text, "\xEF\xBB\xBF", 3) == 0)
@@ -127,6 +130,7 @@ static int check_bytes(const Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
+        s->memory += c == '"' ? STRING : c == ',' || c == '{' || c == '[' ? NODE : 0;
         size_t digit = at + (c == '-');
         if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
@@ -194,9 +198,9 @@ __attribute__((constructor)) static void json_open(void) {
 }
 
 cJSON *json_parse(const char *text, size_t len, Error *err) {
-    Source s = {text, len, err};
+    Source s = {(char *)text, len, err, 0};
     const char *end = text; /* becomes the end of the value, or where cJSON gave up */
-    if (check_bytes(&s))
+    if (check_bytes(&s) || input_fits("its JSON", s.memory, err))
         return NULL;
     cJSON *tree = cJSON_ParseWithLengthOpts(text, len, &end, false);
     size_t rest = end - text;
@@ -240,6 +244,77 @@ int json_read_if(cJSON **tree, const char *path, size_t max_bytes, Error *err) {
         return 0;
     *tree = json_read(path, max_bytes, err);
     return *tree ? 0 : -1;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Values that are not built
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the first place from `at` on that is no white space. */
+static size_t skip_blanks(const Source *s, size_t at) {
+    while (isspace(byte_at(s, at)))
+        at++;
+    return at;
+}
+
+/* Returns true if a key, which begins with its quote, is one of those that are wanted. One with an
+ * escape may be. */
+static bool is_wanted(const char *key, const char *const *wanted) {
+    size_t n = strcspn(++key, "\"\\");
+    while (*wanted && (strlen(*wanted) != n || memcmp(key, *wanted, n)))
+        wanted++;
+    return *wanted || key[n] == '\\';
+}
+
+/* Returns the place behind the value at a place, or 0 if there is none. cJSON builds one number,
+ * string or word of it at a time. Overwrites the values of an object's members that nobody wants by
+ * 0; wanted NULL: all stay. */
+static size_t value_end(const Source *s, size_t at, const char *const *wanted) {
+    unsigned char first = byte_at(s, at = skip_blanks(s, at)), close = first == '{' ? '}' : ']';
+    if (first != '{' && first != '[') {
+        const char *end;
+        cJSON *leaf = cJSON_ParseWithLengthOpts(s->text + at, s->len - at, &end, false);
+        cJSON_Delete(leaf);
+        return leaf ? end - s->text : 0;
+    }
+    size_t inside = skip_blanks(s, at + 1);
+    if (byte_at(s, inside) == close)
+        return inside + 1;
+    do {
+        size_t key = at = skip_blanks(s, at + 1);
+        if (first == '{') {
+            at = byte_at(s, key) == '"' ? skip_blanks(s, value_end(s, key, NULL)) : 0;
+            if (byte_at(s, at) != ':')
+                return 0;
+            at = skip_blanks(s, at + 1);
+        }
+        size_t end = value_end(s, at, NULL);
+        if (!end)
+            return 0;
+        if (first == '{' && wanted && !is_wanted(s->text + key, wanted)) {
+            memset(s->text + at, ' ', end - at);
+            s->text[at] = '0';
+        }
+        at = skip_blanks(s, end);
+    } while (byte_at(s, at) == ',');
+    return byte_at(s, at) == close ? at + 1 : 0;
+}
+
+char json_kind(const char *text, size_t len) {
+    Error ignored;
+    Source s = {(char *)text, len, &ignored, 0};
+    size_t end = check_bytes(&s) ? 0 : value_end(&s, 0, NULL);
+    return end && skip_blanks(&s, end) == len ? text[skip_blanks(&s, 0)] : 0;
+}
+
+cJSON *line_parse(const Lines *l, const char *const *wanted, Error *err) {
+    Source s = {(char *)l->line, l->size, err, 0};
+    if (l->size > MAX_LINE)
+        fail(err, EXIT_FAILED, "has more than %d MiB; shorten it", MAX_LINE >> 20);
+    if (l->size > MAX_LINE || check_bytes(&s))
+        return NULL;
+    value_end(&s, 0, wanted); /* a fault that it meets is json_object's to name */
+    return json_object(l->line, l->size, err);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -26,9 +26,10 @@
 
 #include "io/io.h"
 
-/* Bytes of a file at most; the last code point of a byte symbol; bytes of a text in a message;
- * tokens of a vocabulary of bytes, <s>, <pad>, </s> and <unk>. */
-enum { MAX_FILE = 1 << 28, LAST_SYMBOL = 323, SHOWN = 60, SMALLEST = 256 + 4 };
+/* Bytes of a file at most (published ones have less than 4 MB); the last code point of a byte
+ * symbol; bytes of a text in a message; tokens of a vocabulary of bytes, <s>, <pad>, </s> and
+ * <unk>. */
+enum { MAX_FILE = 64 << 20, LAST_SYMBOL = 323, SHOWN = 60, SMALLEST = 256 + 4 };
 
 /* One entry of the vocabulary. */
 typedef struct {
@@ -69,6 +70,7 @@ struct Tokenizer {
     int longest;      /* bytes of a text for which one token stands at most */
     Table ranks;      /* from pairs of ids to ranks, which are the lines of merges.txt */
     int nmerges;      /* number of ranks; rank 0 is joined first */
+    uint64_t digest;  /* a hash of all that decides which ids a text has, and which text ids */
     /* While the files are read: */
     const char *dir;
     char path[MAX_PATH];              /* the file that is being read */
@@ -160,6 +162,8 @@ static int add_token(Tokenizer *tokenizer, char *text, double id, Error *err) {
     token->bytes = text;
     tokenizer->count++;
     uint64_t key = text_key(text);
+    const uint64_t entry[] = {id, key};
+    tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
     *table_find(tokenizer->names, key) = (Place){key, id, -1};
     const char *at = text;
     int byte = next_byte(tokenizer, &at);
@@ -237,6 +241,7 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
     *place = (Place){key, tokenizer->nmerges++, joined};
+    tokenizer->digest = hash_bytes(tokenizer->digest, &key, sizeof key);
     return 0;
 }
 
@@ -481,6 +486,10 @@ static int finish_tokens(Tokenizer *tokenizer, Error *err) {
             "make; take all files of the tokenizer from the same model",
             tokenizer->path);
     for (const Added *a = tokenizer->added; a < tokenizer->added + tokenizer->nadded; a++) {
+        const int32_t entry[] = {
+            a->id,         a->lstrip, a->rstrip, a->normalized, tokenizer->tokens[a->id].special,
+            tokenizer->bos};
+        tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
         tokenizer->longest = a->lstrip || a->rstrip ? INT_MAX : imax(tokenizer->longest, a->len);
         if (a->id >= tokenizer->count)
             return fail(err, EXIT_FAILED,
@@ -506,6 +515,7 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     tokenizer->vocab = vocab;
     tokenizer->dir = dir;
     tokenizer->tree = cJSON_CreateArray();
+    tokenizer->digest = HASH_START;
     tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
     if (!open_files(tokenizer, err))
         return tokenizer;
@@ -754,6 +764,8 @@ static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *i
 }
 
 int32_t tokenizer_bos(const Tokenizer *tokenizer) { return tokenizer->bos; }
+
+uint64_t tokenizer_digest(const Tokenizer *tokenizer) { return tokenizer ? tokenizer->digest : 0; }
 
 size_t tokenizer_longest(const Tokenizer *tokenizer) { return tokenizer->longest; }
 

@@ -4,12 +4,13 @@
     python3 scripts/convert_bin.py DIR
 
 DIR holds pytorch_model.bin, or its shards and pytorch_model.bin.index.json. The result is written beside them:
-model.safetensors, or as many shards and model.safetensors.index.json. Nothing that exists is overwritten, and a file has its final
-name only when it is complete. Values and types stay as they are, but that F64, which flexgen does not read, is written as F32.
+model.safetensors, or as many shards and model.safetensors.index.json. Nothing that exists is overwritten, and files get their names
+only when all of them are complete. Values and types stay as they are, but that F64, which flexgen does not read, is written as F32.
 
 A .bin file is what torch.save writes: a zip of a pickle, which describes the tensors, and one uncompressed file for each
 storage. A pickle is a program that may call anything, so the one here may only call what describing tensors takes;
-everything else is refused. Tensors are copied piece by piece: memory does not grow with the model.
+everything else is refused, and so are values so large that they would take long to look at. Tensors are copied piece by piece: memory
+does not grow with the model.
 
 Needs only Python's standard library, 3.8 or later.
 """
@@ -21,14 +22,19 @@ import json
 import math
 import os
 import pickle
+import signal
+import stat
 import struct
 import sys
+import tempfile
 import zipfile
 import zlib
 
 PIECE = 1 << 20          # bytes copied at a time
-MAX_PICKLE = 64 << 20    # the description of a model's tensors is far smaller
+MAX_PICKLE = 64 << 20    # the description of a model's tensors is far smaller, and so is an index
+MAX_TUPLE = 64           # torch has at most so many dimensions
 MAX_STRIDED = 256 << 20  # a tensor that must be reordered is read whole
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 # torch's storage classes: (safetensors dtype, bytes of an element, memoryview format)
 STORAGES = {
@@ -92,11 +98,11 @@ class RebuildParameter:
 
 
 class RebuildDict:
-    """collections.OrderedDict."""
+    """collections.OrderedDict, which gets its items afterwards."""
     __slots__ = ()
 
-    def __call__(self, items=()):
-        return StateDict(items)
+    def __call__(self):
+        return StateDict()
 
 
 class StateDict(dict):
@@ -115,14 +121,35 @@ GLOBALS = {
 }
 
 
+# What torch.save writes; no other operation is carried out. Those that are left out make numbers of any length, sets, objects.
+OPERATIONS = """PROTO FRAME MARK STOP MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+    BINFLOAT BINUNICODE SHORT_BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM
+    SETITEMS GLOBAL STACK_GLOBAL BINPERSID REDUCE BUILD""".split()
+
+
+def checked(name):
+    """The function that carries out an operation, with a check of the values that it finds. Sixty tuples, each of two references
+    to the one before, have 2^60 members for whoever walks through them, as hashing and printing do. So a tuple is short, and the
+    tuples in it have none in them; and keys are texts."""
+    load = pickle._Unpickler.dispatch[getattr(pickle, name)[0]]
+
+    def load_checked(unpickler):
+        if name.startswith("SETITEM") and any(type(key) is not str for key in unpickler.stack[-2 if name == "SETITEM" else 0::2]):
+            raise Fault("the pickle has a dictionary whose keys are not names: it holds no weights of a model")
+        load(unpickler)
+        made = unpickler.stack[-1] if "TUPLE" in name else ()
+        if len(made) > MAX_TUPLE or any(type(inner) is tuple for part in made if type(part) is tuple for inner in part):
+            raise Fault("the pickle has a tuple that describes no tensor: it is damaged or hostile")
+    return load_checked if name.startswith("SETITEM") or "TUPLE" in name else load
+
+
 class Unpickler(pickle._Unpickler):  # the one in Python: its memory is bounded by the file, the one in C trusts indices
+    dispatch = {getattr(pickle, name)[0]: checked(name) for name in OPERATIONS}
+
     def find_class(self, module, name):
         if (module, name) not in GLOBALS:
             raise Fault(f"the pickle asks for {module}.{name}, which no model's tensors need: it is damaged or hostile")
         return GLOBALS[module, name]
-
-    def get_extension(self, code):
-        raise Fault("the pickle asks for an extension, which no model's tensors need: it is damaged or hostile")
 
     def persistent_load(self, pid):
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage" or type(pid[1]) is not str or pid[1] not in STORAGES \
@@ -143,17 +170,25 @@ def unpickle(data):
     for name, tensor in state.items():
         if type(name) is not str or type(tensor) is not Tensor:
             raise Fault(f"entry {str(name)[:100]!r} is not a tensor; expected the weights of a model and nothing else")
+    if "__metadata__" in state:
+        raise Fault("tensor __metadata__: a file of safetensors has no tensor of this name; save the model without it")
     return state
 
 
 # ------------------------------------------------------------------ the zip
 
+def open_regular(path):
+    """Opens a file to read it. Opening a pipe waits for one who writes it, and a device may have no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Fault("is no regular file")
+    return open(path, "rb")
+
+
 class Archive:
     """A torch.save file: its tensors by name, and their bytes."""
 
     def __init__(self, path):
-        self.path = path
-        self.file = open(path, "rb")
+        self.file = open_regular(path)
         try:
             self.zip = zipfile.ZipFile(self.file)
         except zipfile.BadZipFile:
@@ -163,11 +198,16 @@ class Archive:
         if len(pickles) != 1:
             raise Fault("holds no data.pkl; expected a file written by torch.save")
         self.root = pickles[0][:-len("data.pkl")]
-        if self.root + "byteorder" in self.zip.namelist() and self.zip.read(self.root + "byteorder") != b"little":
+        if self.root + "byteorder" in self.zip.namelist() and self.small(self.root + "byteorder", PIECE) != b"little":
             raise Fault("was written on a big-endian machine; expected little-endian numbers")
-        if self.zip.getinfo(pickles[0]).file_size > MAX_PICKLE:
-            raise Fault("has a data.pkl of more than 64 MB; expected a description of tensors only")
-        self.tensors = unpickle(self.zip.read(pickles[0]))
+        self.tensors = unpickle(self.small(pickles[0], MAX_PICKLE))
+
+    def small(self, name, most):
+        """The bytes of an entry that is no tensor's."""
+        size = self.zip.getinfo(name).file_size
+        if size > most:
+            raise Fault(f"its {name} has {size} bytes; expected at most {most}: it is damaged or hostile")
+        return self.zip.read(name)
 
     def place(self, name):
         """(first byte in the file, bytes of a storage element) of a tensor, after checking that it is all there."""
@@ -251,19 +291,60 @@ def drop_tied_head(tensors):
     return {n: t for n, t in tensors.items() if n != "lm_head.weight" or t not in tables}
 
 
-def write_new(path, pieces):
-    """Writes a file under a temporary name, which it loses when all is on the disk."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        with open(temporary, "xb") as f:
+class Outputs:
+    """New files, which get their names together when all are written. On any fault none of them is left, and whatever else has
+    one of their names stays as it is."""
+
+    def __init__(self):
+        self.written = {}  # final path: temporary one
+        self.said = []     # a line for each, for when it has its name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, fault, *_):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what is left takes no time, and is done as a whole
+        named = []
+        try:
+            for path, temporary in self.written.items() if fault is None else ():
+                give_name(temporary, path)
+                named.append(path)
+        except BaseException:
+            for path in named:
+                os.remove(path)
+            raise
+        finally:
+            for temporary in self.written.values():
+                if os.path.lexists(temporary):
+                    os.remove(temporary)
+
+    def write(self, path, pieces):
+        """Writes a file under a name that nobody can guess. Returns its bytes."""
+        check_absent(path)
+        handle, self.written[path] = tempfile.mkstemp(prefix=os.path.basename(path) + ".tmp-", dir=os.path.dirname(path))
+        with open(handle, "wb") as f:
             for piece in pieces:
                 f.write(piece)
             f.flush()
             os.fsync(f.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.fchmod(f.fileno(), 0o666 & ~mask)
+            return f.tell()
+
+
+def check_absent(path):
+    if os.path.lexists(path):
+        raise Fault(f"{path}: is already there; remove it to convert again")
+
+
+def give_name(temporary, path):
+    """Gives a file its name, unless that is taken. Some file systems have no links: there we can only look before."""
+    try:
+        os.link(temporary, path)
+    except OSError:
+        check_absent(path)
         os.rename(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
 
 
 def safetensors(archive, tensors):
@@ -284,13 +365,13 @@ def safetensors(archive, tensors):
         yield from narrowed(name, archive.pieces(name)) if double else archive.pieces(name)
 
 
-def convert_file(source, target):
+def convert_file(source, target, outputs):
     """Converts one file; returns the names of its tensors and their bytes."""
     try:
         archive = Archive(source)
         with archive.file:
             tensors = drop_tied_head(archive.tensors)
-            write_new(target, safetensors(archive, tensors))
+            size = outputs.write(target, safetensors(archive, tensors))
     except Fault as fault:
         raise Fault(f"{source}: {fault}") from None
     except Exception as e:  # a damaged zip, too, raises nearly anything; a full disk and the like are not the file's fault
@@ -298,47 +379,76 @@ def convert_file(source, target):
             raise
         raise Fault(f"{source}: is damaged ({e}); is the download complete?") from None
     doubles = sum(t.storage.kind == "DoubleStorage" for t in tensors.values())
-    print(f"{target}: {len(tensors)} tensors, {os.path.getsize(target)} bytes" +
-          (f"; {doubles} of F64 written as F32" if doubles else ""), file=sys.stderr)
+    outputs.said.append(f"{target}: {len(tensors)} tensors, {size} bytes" +
+                        (f"; {doubles} of F64 written as F32" if doubles else ""))
     return tensors, sum(math.prod(t.size) * written(t)[1] for t in tensors.values())
 
 
 def shard_names(path):
     """{name.bin: name.safetensors} of an index."""
     try:
-        with open(path, encoding="utf-8") as f:
-            names = sorted(set(json.load(f)["weight_map"].values()))
+        with open_regular(path) as f:
+            text = f.read(MAX_PICKLE + 1)
+        if len(text) > MAX_PICKLE:
+            raise Fault(f"has more than {MAX_PICKLE} bytes; expected an index")
+        names = sorted(set(json.loads(text)["weight_map"].values()))
+    except Fault as fault:
+        raise Fault(f"{path}: {fault}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Fault(f"{path}: has no weight_map from tensor names to file names; is the download complete?") from None
+    targets = {}
     for name in names:
         if type(name) is not str or os.path.basename(name) != name or not name.endswith(".bin"):
             raise Fault(f"{path}: weight_map names {name!r}; expected .bin files in the same directory")
-    return {name: (name[:-4].replace("pytorch_model", "model", 1)) + ".safetensors" for name in names}
+        target = name[:-4].replace("pytorch_model", "model", 1) + ".safetensors"
+        if target in targets.values():
+            raise Fault(f"{path}: weight_map names two files that would both become {target}; rename one of them")
+        targets[name] = target
+    return targets
+
+
+def convert_shards(directory, binary, outputs):
+    """Converts all shards, and writes their index last: without it, they are no model."""
+    weight_map, total = {}, 0
+    targets = {name: os.path.join(directory, target) for name, target in shard_names(binary + ".index.json").items()}
+    for target in targets.values():
+        check_absent(target)
+    for name, target in targets.items():
+        tensors, size = convert_file(os.path.join(directory, name), target, outputs)
+        for tensor in tensors:
+            if tensor in weight_map:
+                raise Fault(f"tensor {tensor}: is in two shards, {weight_map[tensor]} and {os.path.basename(target)}")
+            weight_map[tensor] = os.path.basename(target)
+        total += size
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
+    outputs.write(os.path.join(directory, "model.safetensors.index.json"), [text.encode()])
 
 
 def convert(directory):
-    single, index = (os.path.join(directory, n) for n in ("model.safetensors", "model.safetensors.index.json"))
     binary = os.path.join(directory, "pytorch_model.bin")
-    for path in (single, index):
-        if os.path.lexists(path):
-            raise Fault(f"{path}: is already there; remove it to convert again")
-    if os.path.exists(binary):
-        convert_file(binary, single)
-    elif os.path.exists(binary + ".index.json"):
-        weight_map, total = {}, 0
-        for name, target in shard_names(binary + ".index.json").items():
-            tensors, size = convert_file(os.path.join(directory, name), os.path.join(directory, target))
-            weight_map.update(dict.fromkeys(tensors, target))
-            total += size
-        # the index comes last: without it, shards are no model
-        write_new(index, [json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1).encode()])
-    else:
-        raise Fault(f"{directory}: has neither pytorch_model.bin nor pytorch_model.bin.index.json; expected the directory of a model")
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        check_absent(os.path.join(directory, name))
+    with Outputs() as outputs:
+        if os.path.exists(binary):
+            convert_file(binary, os.path.join(directory, "model.safetensors"), outputs)
+        elif os.path.exists(binary + ".index.json"):
+            convert_shards(directory, binary, outputs)
+        else:
+            raise Fault(f"{directory}: has neither pytorch_model.bin nor pytorch_model.bin.index.json; "
+                        "expected the directory of a model")
+    print("\n".join(outputs.said), file=sys.stderr)
+
+
+def interrupt(*_):
+    """Ends the program as Ctrl-C does, so that what is not complete is removed."""
+    raise KeyboardInterrupt
 
 
 def main():
     parser = argparse.ArgumentParser(description="Convert a model's pytorch_model.bin to model.safetensors, without torch.")
     parser.add_argument("directory", metavar="DIR", help="the directory of the model")
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
     try:
         convert(parser.parse_args().directory)
     except Fault as fault:

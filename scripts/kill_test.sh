@@ -3,7 +3,7 @@
 #
 # Each round draws prompts, sampling and stop texts, runs the job undisturbed, then runs it again and again, each time under another
 # policy, killed (KILL, TERM or INT) after a random part of the time that it takes, until it ends. Then the two files are compared
-# byte by byte. The program is $FLEXGEN_BIN, or ./flexgen; the device is the host.
+# byte by byte, and to go on once more does nothing. The program is $FLEXGEN_BIN, or ./flexgen; the device is the host.
 set -u
 rounds=${1:-200} model=models/opt-tiny flexgen=${FLEXGEN_BIN:-./flexgen}
 RANDOM=${2:-1}
@@ -51,6 +51,8 @@ for ((round = 1; round <= rounds; round++)); do
         kills=$((kills + 1))
     done
     cmp "$dir/whole" "$dir/killed" || { echo "round $round: ${job[*]}, last under $policy"; exit 1; }
-    [[ ! -e $dir/killed.journal ]] || { echo "round $round: the journal of a job that has ended is still there"; exit 1; }
+    "$flexgen" "${job[@]}" --output "$dir/killed" --resume 2>"$dir/err"
+    grep -q "nothing is left to do" "$dir/err" || { echo "round $round: a job that has ended goes on"; cat "$dir/err"; exit 1; }
+    [[ $(wc -l <"$dir/killed.journal") == 1 ]] || { echo "round $round: of a journal more than its head has stayed"; exit 1; }
 done
 echo "$rounds jobs, $kills kills: every file is that of a run without a break"

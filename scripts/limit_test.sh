@@ -3,7 +3,8 @@
 # of a processor, or max), on its first start, when it measures the machine, and on its second. short takes some minutes. COMMANDS: a pattern, see below.
 #
 # Each case ends well or is refused in one line; to be killed, to hang or to say more than that is a failure. What a group reads
-# counts as its memory, so files are dropped from the page cache first. Where no group can be made (it takes root, mostly), this is
+# counts as its memory, so files are dropped from the page cache first. The inputs of the last commands are large, and each ends in what is
+# refused, so that none of them is ever a job: in a large group they are read to their end. Where no group can be made (it takes root, mostly), this is
 # said, and nothing fails. The program is $FLEXGEN_BIN, or ./flexgen; the device is the host.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -85,11 +86,24 @@ judge() { # STATUS QUOTA
 
 cp "$flexgen" "$dir/flexgen"
 cp -r models/opt-tiny "$dir/model"
-head -c 3000 models/opt-tiny/stories.txt >"$dir/text"
+head -c 3000 models/opt-tiny/stories.txt >"$dir/stories"
 prompt=(generate --model "$dir/model" --device host --prompt "Once upon a time" --max-tokens 8)
 policy=(--percent 100 0 100 0 100 0 --gpu-batch-size 1 --num-gpu-batches 1)
 short=(--prompt-len 16 --gen-len 4 --device host)
-commands=("generate" "generate --percent" "generate --gpu-mem 2G" "generate /dev/shm" "bench opt-125m" "bench opt-125m --gpu-mem 2G" "policy opt-350m" "profile opt-1.3b" "eval" "quantize")
+commands=("generate" "generate --percent" "generate --gpu-mem 2G" "generate /dev/shm" "bench opt-125m" "bench opt-125m --gpu-mem 2G" "policy opt-350m" "profile opt-1.3b" "eval" "quantize"
+    "input prompts" "input short" "input wide" "input long" "input config" "input text" "input words")
+make_input() { # KIND: writes $dir/KIND
+    local story=" and then they all went home to eat some bread with the big dog, who was happy"
+    case $1 in
+    prompts) yes "Once upon a time$story" | head -c 100M && printf '\n\xff\n' ;;
+    short) yes a | head -n 2000000 && printf '\xff\n' ;;
+    wide) printf '{"prompt": "Hi", "x": [0' && yes ,0 | tr -d '\n' | head -c 15M && printf ']}\n4\n' ;;
+    long) printf '{"prompt": "Hi", "x": [0' && yes ,0 | tr -d '\n' | head -c 40M && printf ']}\n' ;;
+    config) printf '{"model_type": "opt", "x": [0' && yes ,0 | tr -d '\n' | head -c 80M && printf ']}\n' ;;
+    text) yes "Once upon a time$story" | head -c 40M && printf '\xff\n' ;;
+    words) yes "{\"text\": \"Once upon a time$story\"}" | head -n 500000 && echo 4 ;;
+    esac >"$dir/$1"
+}
 words() { # COMMAND: sets words
     local more=()
     [[ $1 == *--gpu-mem* ]] && more=(--gpu-mem 2G)
@@ -100,8 +114,21 @@ words() { # COMMAND: sets words
     bench*) words=(bench --model opt-125m "${short[@]}" --num-prompts 4 "${more[@]}") ;;
     policy*) words=(policy --model opt-350m "${short[@]}") ;;
     profile*) words=(profile --model opt-1.3b --device host --output "$dir/hardware.json") ;;
-    eval) words=(eval --model "$dir/model" --device host --perplexity "$dir/text") ;;
+    eval) words=(eval --model "$dir/model" --device host --perplexity "$dir/stories") ;;
     quantize) words=(quantize --model "$dir/model" --output "$dir/copy") ;;
+    input*)
+        local kind=${1#input }
+        [[ -e $dir/$kind ]] || make_input "$kind"
+        case $kind in
+        config)
+            [[ -e $dir/other ]] || cp -r "$dir/model" "$dir/other" && cp "$dir/config" "$dir/other/config.json"
+            words=(generate --model "$dir/other" --device host --prompt a)
+            ;;
+        text) words=(eval --model "$dir/model" --device host --perplexity "$dir/text") ;;
+        words) words=(eval --model "$dir/model" --device host --last-word "$dir/words") ;;
+        *) words=(generate --model "$dir/model" --device host --strict --prompts "$dir/$kind") ;;
+        esac
+        ;;
     esac
 }
 "$flexgen" "${prompt[@]}" "${policy[@]}" 2>/dev/null >"$dir/completion" || exit 1

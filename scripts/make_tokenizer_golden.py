@@ -8,10 +8,10 @@ tests/golden/tokenizer/ (ids 0..3 = <s> <pad> </s> <unk>, the other ids shuffled
 with their ids to tests/golden/tokenizer.jsonl: {"text": ..., "words": [...], "ids": [...]}, or {"hex": ...} where the text
 has a NUL; words are the bytes of each word.
 
-    python3 scripts/make_tokenizer_golden.py --model models/opt-tiny --lines 20000 --text FILE --base /tmp/big
-    TOKENIZER_GOLDEN=/tmp/big build/test_tokenizer             a large comparison, with any OPT vocabulary
+    python3 scripts/make_tokenizer_golden.py --model models/opt-tiny --lines 20000 --text FILE --base build/big
+    TOKENIZER_GOLDEN=build/big build/test_tokenizer             a large comparison, with any OPT vocabulary
 
-writes /tmp/big.jsonl and copies vocab.json and merges.txt to /tmp/big/. Half of the lines come from the text files where
+writes build/big.jsonl and copies vocab.json and merges.txt to build/big/. Half of the lines come from the text files where
 some are given, the others are made up to be nasty. Of the special pieces </s> and <pad> are added ones, as in the published OPTs.
 
     python3 scripts/make_tokenizer_golden.py --forms           with transformers 4, and then with transformers 5

@@ -13,14 +13,14 @@ All by default, in about half an hour on two cores. Run it on an idle machine, i
 import argparse, json, os, re, statistics, subprocess, sys, tempfile
 
 FLEXGEN = "./flexgen"
-TMP = tempfile.mkdtemp()
+TMP = tempfile.TemporaryDirectory()
 GPU_ONLY = "100 0 100 0 100 0"
 STREAMED = "--percent 0 100 0 100 100 0 --cpu-cache-compute"  # weights over the link; the CPU attends to its pages
 
 
 def bench(flags, device="host"):
     """One run of flexgen bench; its JSON."""
-    out = os.path.join(TMP, "run.json")
+    out = os.path.join(TMP.name, "run.json")
     command = [FLEXGEN, "bench", "--device", device, "--offload-dir", os.environ.get("TMPDIR", "/var/tmp"), "--json", out]
     r = subprocess.run(command + flags.split(), capture_output=True, text=True)
     if r.returncode:
@@ -54,7 +54,7 @@ def head(title, *columns):
 def write_hardware(h, links):
     for link in ("ctog", "gtoc", "dtoc", "ctod"):
         h[link + "_bdw"] = links.get(link, 8e9 if link in ("ctog", "gtoc") else 1e9)
-    path = os.path.join(TMP, "host.json")
+    path = os.path.join(TMP.name, "host.json")
     with open(path, "w") as f:
         json.dump(h, f)
     return path

@@ -31,7 +31,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "missing libraries; install cJSON and CUnit, with their headers" >&2
     exit 1
 fi
-exec 9>"${TMPDIR:-/tmp}/flexgen-setup.lock"
+# The lock is on the program itself, which is only read: a name in /tmp could be a link that somebody else has left there.
+exec 9<"$(command -v apt-get)"
 flock 9
 packages=$(missing "$@")
 [ -z "$packages" ] && exit 0

@@ -2,7 +2,7 @@
 """Train the small OPT model of models/opt-tiny from plain text, on a CPU.
 
     python3 scripts/train_tiny.py stories.txt --aux more.txt --aux old_books.txt \
-        --val held_out.txt --work /tmp/opt-tiny-run --out models/opt-tiny
+        --val held_out.txt --work build/opt-tiny-run --out models/opt-tiny
 
 The script does everything from text to a directory that both this project and
 Hugging Face `transformers` can load:
@@ -455,7 +455,7 @@ def main():
     ap.add_argument("--aux", action="append", default=[], help="further text, a smaller share")
     ap.add_argument("--val", help="held-out text")
     ap.add_argument("--out", default="models/opt-tiny", help="where the model is exported")
-    ap.add_argument("--work", default="/tmp/opt-tiny-run", help="checkpoints and logs")
+    ap.add_argument("--work", default="build/opt-tiny-run", help="checkpoints and logs")
     ap.add_argument("--eval", metavar="DIR", help="only print bits per byte of an exported model")
     ap.add_argument("--vocab", type=int, default=4096)
     ap.add_argument("--hidden", type=int, default=256)

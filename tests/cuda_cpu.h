@@ -23,11 +23,13 @@
  *   cuda_cpu_hold                  (a variable, for tests) while it is not 0, no copy on a stream begins, for 10 s at most
  *   cuda_cpu_forbid                (a function, for tests, under AddressSanitizer) makes a touch of memory an error
  *   cuda_cpu_largest               (a variable) the bytes of the largest copy that was posted on a stream
+ *   cuda_cpu_shared                (one more) the most dynamic shared memory that a kernel was allowed
  *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
  *   cuda_cpu_launches              (one more) kernels that were launched, a product of cuBLAS counting as one
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
+ *   CUDA_CPU_SHARED=101376         shared memory of a block, at most
  *   CUDA_CPU_NO_DEVICE=1|2         no driver, or no GPU
  *   CUDA_CPU_PIN_FAILS=N           cudaHostRegister has no memory for the Nth range
  *   CUDA_CPU_LAUNCH_FAILS=N        the Nth launch since the latest cudaGetDeviceCount lacks resources
@@ -736,7 +738,7 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
 
 extern "C" {
 int cuda_cpu_hold;
-long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest;
+long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest, cuda_cpu_shared;
 }
 
 /* Sleeps as long as the bytes take on the link, which has one copy engine each way. */
@@ -812,6 +814,7 @@ struct Kernel {
     const Row *row;    /* null: it has none */
     size_t may_shared; /* the dynamic shared memory that it may have */
 };
+enum { VARIABLES = 16 }; /* bytes of shared memory that every kernel is said to have beside that, for its variables */
 inline std::map<const void *, Kernel> &kernels = *new std::map<const void *, Kernel>; /* guarded by host, too */
 
 /* The rows by the kernels' names; none where the file is not. */
@@ -954,19 +957,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulated GPU");
     p->totalGlobalMem = capacity(), p->warpSize = 32, p->multiProcessorCount = 132, p->maxThreadsPerBlock = 1024;
-    p->sharedMemPerBlockOptin = env_number("CUDA_CPU_ARCH", 80) < 80 ? 64 << 10 : 99 << 10;
+    p->sharedMemPerBlockOptin = env_number("CUDA_CPU_SHARED", env_number("CUDA_CPU_ARCH", 80) < 80 ? 64 << 10 : 99 << 10);
     p->major = env_number("CUDA_CPU_ARCH", 80) / 10, p->minor = env_number("CUDA_CPU_ARCH", 80) % 10;
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
     known(kernel, false);
-    return memset(a, 0, sizeof *a), cudaSuccess;
+    memset(a, 0, sizeof *a);
+    a->sharedSizeBytes = VARIABLES;
+    return cudaSuccess;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int bytes) {
     cudaDeviceProp card;
     cudaGetDeviceProperties(&card, 0);
-    if ((size_t)bytes > card.sharedMemPerBlockOptin) return error(cudaErrorInvalidValue);
+    if (size_t(bytes) + VARIABLES > card.sharedMemPerBlockOptin) return error(cudaErrorInvalidValue);
+    __atomic_store_n(&cuda_cpu_shared, std::max(cuda_cpu_shared, long(bytes)), __ATOMIC_RELAXED);
     known(kernel, false).may_shared = std::max(bytes, 48 << 10);
     return cudaSuccess;
 }
@@ -1101,7 +1107,7 @@ static_assert(sizeof(Product) <= sizeof(cublasLtMatmulDescOpaque_t) &&
 struct Algorithm {
     uint32_t m, n, k, ld[3], workspace; /* ld: of A, B, D */
     uint16_t align[4];
-    uint8_t epilogue, type_d, known, unused;
+    uint8_t epilogue, type_d, known, align_bias;
 };
 static_assert(sizeof(Algorithm) == 40 && sizeof(cublasLtMatmulAlgo_t) >= 40); /* compared as bytes: no padding */
 const uint32_t WORKSPACE_USED = 1 << 20;                                      /* at most */
@@ -1241,6 +1247,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
             return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "an alignment that is no power of two");
         q.align[i] = std::min(pref->align[i], 256u);
     }
+    if (q.epilogue & CUBLASLT_EPILOGUE_BIAS) q.align_bias = ((uintptr_t)p->bias | 16) & -((uintptr_t)p->bias | 16);
     const bool none = q.epilogue != CUBLASLT_EPILOGUE_DEFAULT && q.align[3] < 16;
     const unsigned way = none ? refusals++ % 3 : 3;
     q.workspace = std::min<uint64_t>(pref->workspace, WORKSPACE_USED);
@@ -1261,7 +1268,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const Layout *of_a = (Layout *)la, *of_b = (Layout *)lb, *of_d = (Layout *)ld;
     Algorithm q{}, now = problem(p, of_a, of_b, (Layout *)lc, of_d);
     memcpy(&q, algo, sizeof q);
-    now.workspace = q.workspace, memcpy(now.align, q.align, sizeof q.align);
+    now.workspace = q.workspace, memcpy(now.align, q.align, sizeof q.align), now.align_bias = q.align_bias;
     if (!q.known || memcmp(&q, &now, sizeof q) || c != d)
         return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the algorithm was found for another problem");
     float scale = *(const float *)alpha, keep = *(const float *)beta;
@@ -1270,6 +1277,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (!fault && (q.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
         (!on_device(p->bias, q.m * of_d->element()) || (uintptr_t)p->bias % of_d->element()))
         fault = "the bias is not within a device allocation";
+    if (!fault && q.align_bias && (uintptr_t)p->bias % q.align_bias)
+        fault = "the bias is less aligned than that for which the algorithm was found";
     if (!fault && (workspace_bytes < q.workspace || (uintptr_t)workspace % 256 || !on_device(workspace, workspace_bytes)))
         fault = "the workspace is too small, not aligned to 256 bytes or not within a device allocation";
     if (!fault && (char *)d < (char *)b + of_b->bytes() && (char *)b < (char *)d + of_d->bytes())

@@ -4,6 +4,7 @@
  *     FAULT=write:3:0    the 3rd write is short: half of what was asked for
  *     FAULT_HASTE=2000   the monotonic clock runs so many times as fast; what is measured for a time is then soon measured
  *     FAULT_COUNTS=FILE  at its end the program writes how many calls of each class there were, a class each line
+ *     FAULT_LOG=FILE     each call that changes a file or a directory is appended, for scripts/crash_states.py
  *
  * Memory and threads are asked for through functions of the same names here, by the C library too: the buffers of its
  * streams, what fopen, opendir, qsort and realpath allocate. The other classes are system calls: a filter (seccomp) turns
@@ -13,6 +14,7 @@
  * memory and threads remain. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <link.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -26,6 +28,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -36,13 +39,14 @@ static const char *const class_name[NCLASSES] = {"open", "read",     "pread", "w
                                                  "lock", "malloc",   "inner", "thread", "key"};
 static const struct {
     int number, class;
-} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},  {SYS_write, WRITE},
-             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC}, {SYS_ftruncate, ALLOCATE},
-             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},   {SYS_fallocate, ALLOCATE},
-             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_stat, STAT},      {SYS_fstat, STAT},
-             {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},     {SYS_statfs, STAT},
-             {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},  {SYS_unlink, UNLINK},
-             {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},   {SYS_flock, LOCK}};
+} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},   {SYS_write, WRITE},
+             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC},  {SYS_ftruncate, ALLOCATE},
+             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},    {SYS_fallocate, ALLOCATE},
+             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_getrandom, STAT},  {SYS_stat, STAT},
+             {SYS_fstat, STAT},      {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},
+             {SYS_statfs, STAT},     {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},
+             {SYS_unlink, UNLINK},   {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},
+             {SYS_flock, LOCK}};
 enum { NCALLS = sizeof calls / sizeof *calls };
 
 static long count[NCLASSES], wanted; /* calls so far; the one that fails */
@@ -119,6 +123,40 @@ __asm__(
     "raw_call:\n mov %rdi, %rax\n mov %rsi, %rdi\n mov %rdx, %rsi\n mov %rcx, %rdx\n mov %r8, %r10\n mov %r9, %r8\n"
     " mov 8(%rsp), %r9\n syscall\nraw_call_end:\n ret\n");
 
+static int log_file = -1;
+
+/* Appends "NAME RESULT FD OFFSET BYTES", a line of its own, and behind it the bytes: what was written, or the paths, each
+ * with its 0. OFFSET is also the flags of an open, or the new length. */
+static void log_call(long number, const greg_t *r, long result) {
+    const long rdi = r[REG_RDI], rsi = r[REG_RSI], rdx = r[REG_RDX], r10 = r[REG_R10];
+    const struct {
+        long number, fd, offset;
+        const char *name, *bytes, *more; /* more: a second path */
+        bool data;
+    } known[] = {{SYS_openat, rdi, rdx, "open", (char *)rsi, NULL, false},
+                 {SYS_write, rdi, -1, "write", (char *)rsi, NULL, true},
+                 {SYS_pwrite64, rdi, r10, "write", (char *)rsi, NULL, true},
+                 {SYS_fsync, rdi, 0, "sync", "", NULL, false},
+                 {SYS_fdatasync, rdi, 0, "sync", "", NULL, false},
+                 {SYS_ftruncate, rdi, rsi, "truncate", "", NULL, false},
+                 {SYS_rename, 0, 0, "rename", (char *)rdi, (char *)rsi, false},
+                 {SYS_unlink, 0, 0, "unlink", (char *)rdi, NULL, false},
+                 {SYS_unlinkat, rdi, 0, "unlink", (char *)rsi, NULL, false},
+                 {SYS_rmdir, 0, 0, "unlink", (char *)rdi, NULL, false},
+                 {SYS_mkdir, 0, 0, "mkdir", (char *)rdi, NULL, false}};
+    for (size_t i = 0; i < sizeof known / sizeof *known && result >= 0; i++) {
+        if (known[i].number != number) continue;
+        char line[100];
+        const char *more = known[i].more ? known[i].more : "";
+        const size_t size = known[i].data ? (size_t)result : strlen(known[i].bytes) + 1,
+                     rest = known[i].more ? strlen(more) + 1 : 0;
+        const int n = snprintf(line, sizeof line, "%s %ld %ld %ld %zu\n", known[i].name, result, known[i].fd,
+                               known[i].offset, size + rest);
+        const struct iovec parts[] = {{line, (size_t)n}, {(void *)known[i].bytes, size}, {(void *)more, rest}};
+        raw_call(SYS_writev, log_file, (long)parts, 3, 0, 0, 0);
+    }
+}
+
 static void on_call(int signal, siginfo_t *info, void *context) {
     greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
     const int saved = errno, number = info->si_syscall;
@@ -133,6 +171,7 @@ static void on_call(int signal, siginfo_t *info, void *context) {
         const bool sized = number == SYS_read || number == SYS_write || number == SYS_pread64 || number == SYS_pwrite64;
         const long size = strike && sized ? (r[REG_RDX] + 1) / 2 : r[REG_RDX];
         r[REG_RAX] = raw_call(number, r[REG_RDI], r[REG_RSI], size, r[REG_R10], r[REG_R8], r[REG_R9]);
+        if (log_file >= 0) log_call(number, r, r[REG_RAX]);
     }
     errno = saved;
 }
@@ -165,7 +204,7 @@ static void install(void) {}
 
 __attribute__((constructor)) static void begin(void) {
     char name[20];
-    const char *fault = getenv("FAULT"), *hastens = getenv("FAULT_HASTE");
+    const char *fault = getenv("FAULT"), *hastens = getenv("FAULT_HASTE"), *log = getenv("FAULT_LOG");
     *(void **)&real_create = dlsym(RTLD_NEXT, "pthread_create");
     *(void **)&real_key = dlsym(RTLD_NEXT, "pthread_key_create");
     if (fault && sscanf(fault, "%19[^:]:%ld", name, &wanted) == 2) {
@@ -176,6 +215,7 @@ __attribute__((constructor)) static void begin(void) {
     }
     clock_gettime(CLOCK_MONOTONIC, &begun);
     if (hastens) haste = atol(hastens);
+    if (log) log_file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dl_iterate_phdr(find_program, NULL);
     install();
     active = true;

@@ -2,25 +2,68 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <signal.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests.h"
 
-static char temp_root[256]; /* made when the first is asked for */
+#define ROOT "flexgen-test-"
+static char temp_root[MAX_PATH]; /* made when the first directory is asked for; locked as long as the suite runs */
+static pid_t temp_owner;         /* which removes it; a child of a test does not */
 static int temp_count;
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static void remove_tree(const char *path) { nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT); }
+
+void forget_temp_dirs(void) { temp_root[0] = 0; }
+
+void remove_temp_dirs(void) {
+    if (temp_owner == getpid()) remove_tree(temp_root);
+}
+
+/* Removes what suites that were killed have left there: like a result that was not finished (io.h), a name proves it. */
+static void remove_dead_roots(const char *base) {
+    DIR *beside = opendir(base);
+    CHECK(beside);
+    for (const struct dirent *e; (e = readdir(beside));) {
+        char path[MAX_PATH];
+        if (strncmp(e->d_name, ROOT, strlen(ROOT))) continue;
+        const int fd = openat(dirfd(beside), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        snprintf(path, sizeof path, "%s/%s", base, e->d_name);
+        if (fd >= 0 && file_is_dead(fd, e->d_name)) remove_tree(path);
+        close(fd);
+    }
+    closedir(beside);
+}
+
+static void make_root(void) {
+    const char *base = getenv("TMPDIR");
+    uint64_t random;
+    if (!base) base = "/tmp";
+    remove_dead_roots(base);
+    CHECK(!getentropy(&random, sizeof random));
+    snprintf(temp_root, sizeof temp_root, "%s/" ROOT "%016" PRIx64, base, random);
+    CHECK(!mkdir(temp_root, 0700));
+    const int fd = open(temp_root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    CHECK(fd >= 0 && file_lock(fd, 0));
+    file_prove(temp_root, fd);
+    temp_owner = getpid();
+    atexit(remove_temp_dirs);
+}
 
 const char *temp_dir(void) {
     static char dirs[4][300];
     char *dir = dirs[temp_count % 4];
-    if (!temp_root[0]) {
-        const char *base = getenv("TMPDIR");
-        snprintf(temp_root, sizeof temp_root, "%s/flexgen-test-XXXXXX", base ? base : "/tmp");
-        CHECK(mkdtemp(temp_root));
-    }
-    snprintf(dir, sizeof *dirs, "%s/%d", temp_root, temp_count++);
+    if (!temp_root[0]) make_root();
+    CHECK((size_t)snprintf(dir, sizeof *dirs, "%s/%d", temp_root, temp_count++) < sizeof *dirs);
     CHECK(mkdir(dir, 0777) == 0);
     return dir;
 }
@@ -67,6 +110,25 @@ void copy_file(const char *from, const char *to, const char *name) {
     char *text = contents(in_dir(from, name), &len);
     write_file(to, name, text, len);
     free(text);
+}
+
+const char *leave_unfinished(const char *path, bool directory) {
+    static char name[MAX_PATH];
+    int ends[2], status;
+    CHECK(!pipe(ends));
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child) {
+        Error err;
+        CHECK(unfinished_begin(path, directory, &err) >= 0);
+        if (directory) write_file(unfinished_name(), "config.json", "{}", 2);
+        CHECK(write(ends[1], unfinished_name(), MAX_PATH) == MAX_PATH);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+    CHECK(read(ends[0], name, sizeof name) == MAX_PATH && !access(name, F_OK));
+    close(ends[0]), close(ends[1]);
+    return name;
 }
 
 bool has_python(void) { return !system("python3 -c '' 2>/dev/null"); }
@@ -203,15 +265,6 @@ void free_task(Task *task) {
     free(task->prompts);
 }
 
-static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
-void remove_temp_dirs(void) {
-    if (temp_root[0]) nftw(temp_root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-}
-
 Policy placed(const double share[6], int gbs, int num_gpu_batches) {
     Policy p = {.gbs = gbs, .num_gpu_batches = num_gpu_batches, .overlap = true, .page_tokens = 16};
     memcpy(p.share, share, sizeof p.share);
@@ -240,13 +293,13 @@ Search open_question(const Hardware *hardware, const Checkpoint *model, const Ta
 }
 
 void say_policy(const Policy *p) {
-    fprintf(
-        stderr,
-        "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s, table %d, page %d, packed %d %d, sparsity %g, pieces of %d, "
-        "%d workspaces ",
-        p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule],
-        p->delegated ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", p->table_home, p->page_tokens,
-        p->weight_packed, p->cache_packed, p->sparsity, p->piece_rows, p->workspaces);
+    fprintf(stderr,
+            "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s%s, table %d, page %d, packed %d %d, sparsity %g, pieces "
+            "of %d, "
+            "%d workspaces ",
+            p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule],
+            p->delegated ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", p->synchronize ? ", synchronize" : "",
+            p->table_home, p->page_tokens, p->weight_packed, p->cache_packed, p->sparsity, p->piece_rows, p->workspaces);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
  *
  * It is strict where MPI would let a fault pass: a message that nobody has received at the end, one of another size than is
  * expected, and a wait for a stage that has ended are bugs and abort, with a line that says whose. So does a stage that
- * fails. */
+ * fails, and one that waits for so long that the stages must wait for each other in a circle. */
 #include <pthread.h>
 #include <time.h>
 
 #include "tests.h"
 
-enum { MAX_STAGES = 8 };
+enum {
+    MAX_STAGES = 8,
+    PATIENCE = 60, /* seconds that a stage waits: a slow emulation needs some for a sweep, a deadlock any number */
+};
 
 typedef struct Letter {
     struct Letter *next;
@@ -38,6 +41,11 @@ static void bug(const char *what, int from, int to, NetKind kind) {
     abort();
 }
 
+/* Sleeps until there is news. Stages that wait for each other wait for news for ever, so that PATIENCE ends them. */
+static void wait_for_news(int from, int to, NetKind kind) {
+    if (!cond_wait_until(&hub.news, &hub.lock, seconds_now() + PATIENCE)) bug("a wait that does not end", from, to, kind);
+}
+
 /* Puts a letter behind the others; later ones do not overtake it. */
 static int local_post(Net *net, int to, NetKind kind, const void *bytes, size_t size, Error *err) {
     CHECK(to >= 0 && to < hub.stages && to != net->stage);
@@ -62,7 +70,7 @@ static int local_send(Net *net, int to, NetKind kind, const void *bytes, size_t 
     pthread_mutex_lock(&hub.lock);
     while (hub.queue[net->stage][to][kind].first) {
         if (hub.closed[to]) bug("nobody receives the message", net->stage, to, kind);
-        pthread_cond_wait(&hub.news, &hub.lock);
+        wait_for_news(net->stage, to, kind);
     }
     pthread_mutex_unlock(&hub.lock);
     return 0;
@@ -78,7 +86,7 @@ static int local_receive(Net *net, int from, NetKind kind, void *bytes, size_t s
         if (q->first)
             cond_wait_until(&hub.news, &hub.lock, q->first->visible);
         else
-            pthread_cond_wait(&hub.news, &hub.lock);
+            wait_for_news(from, net->stage, kind);
     }
     Letter *letter = q->first;
     if (letter->size != size) bug("a message of another size", from, net->stage, kind);

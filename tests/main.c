@@ -78,7 +78,6 @@ int main(int argc, char **argv) {
     unsigned failures = CU_get_number_of_failures();
     CU_cleanup_registry();
     if (test_gpu) test_gpu->close(test_gpu);
-    remove_temp_dirs();
     if (test_ended) test_ended(failures);
     return failures ? EXIT_FAILED : 0;
 }

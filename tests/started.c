@@ -66,6 +66,7 @@ __attribute__((noreturn)) static void become(const char *const *argv) {
         redirect(1, with.output ? with.output : in_dir(capture, "out"), O_WRONLY | O_CREAT | O_TRUNC);
     redirect(2, in_dir(capture, "err"), O_WRONLY | O_CREAT | O_TRUNC);
     limit(RLIMIT_AS, with.memory), limit(RLIMIT_DATA, with.data), limit(RLIMIT_FSIZE, with.file);
+    limit(RLIMIT_STACK, with.stack);
     if (with.fault) setenv("LD_PRELOAD", getenv("FAULTS_LIBRARY"), 1), setenv("FAULT", with.fault, 1);
     for (const char *const *set = with.set; *set; set++) putenv((char *)*set);
     signal(SIGINT, SIG_DFL); /* a shell's background jobs ignore it, and so would the program */
@@ -111,7 +112,6 @@ Result finish(pid_t pid) {
     if (++hangs < MOST_HANGS) return r;
     /* what makes one program hang can make all hang; the suite is to end all the same, and soon */
     fprintf(stderr, "    the suite ends: %d programs hang\n", hangs);
-    remove_temp_dirs();
     exit(EXIT_FAILED);
 }
 

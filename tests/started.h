@@ -19,6 +19,7 @@ typedef struct {
     const char *input, *output; /* files for standard input and output; without: nothing, and captured */
     int pipe;                   /* instead of a file for standard output */
     rlim_t memory, data, file; /* bytes of address space, of its data, of the largest file that it may write; 0: no limit */
+    rlim_t stack;              /* bytes of each thread's stack; 0: no limit of its own */
     const char *fault;         /* what faults.so disturbs; "": nothing, but it is loaded */
     const char *set[4];        /* up to three NAME=VALUE, variables of its environment */
     bool emulated;             /* the program that was linked with the emulation of a GPU */

@@ -12,7 +12,7 @@ SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITE
 LONGEST := schedule cli exercises mini tour # which begin first
 SUITES := $(filter $(LONGEST),$(SUITES)) $(filter-out $(LONGEST),$(SUITES))
 # These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
-LINUX := cli completions emulation exercises faults gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
+LINUX := cli completions emulation exercises faults files gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
 SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
@@ -40,7 +40,7 @@ test emulated gpu-tests: export GOING_ON := 1
 # The program for the suites that start it. flexgen_host has no library for GPUs beside it. That of flexgen_emulated is the emulation; a
 # stub stands for NVIDIA's driver.
 PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-STARTING := $(patsubst %,$(BUILD)/%.log,cli paper gpu memory kill faults tour mini)
+STARTING := $(patsubst %,$(BUILD)/%.log,cli files paper gpu memory kill faults tour mini)
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o

@@ -234,6 +234,65 @@ TEST(what_torch_saved_is_converted_doubles_too) {
     }
 }
 
+/* In a directory with a checkpoint that has a fault of some kind (tests/bad_bin.py), a command of the shell succeeds.
+ * $convert is the program, with little memory and time, and what it says goes to ../said. */
+static bool bad_bin(const char *kind, const char *command) {
+    char text[1500];
+    snprintf(text, sizeof text,
+             "d=%s; here=$PWD; mkdir $d/d && python3 -B tests/bad_bin.py $d/d '%s' && cd $d/d && ls >../before && "
+             "convert() { ulimit -v 400000; exec timeout 30 python3 -B $here/scripts/convert_bin.py . 2>../said; }\n%s",
+             temp_dir(), kind, command);
+    const bool good = !system(text);
+    if (!good) fprintf(stderr, "\n    %s: %s", kind, command);
+    return good;
+}
+
+#define REFUSED "(convert); test $? = 1 && ls | cmp -s - ../before && test $(wc -l <../said) = 1 && "
+
+/* Nothing is left of what was written, and nothing takes long. */
+TEST(a_hostile_bin_is_refused_in_one_line) {
+    static const struct {
+        const char *kind, *said;
+    } bad[] = {
+        {"nested key", "a tuple that describes no tensor"},
+        {"nested value", "a tuple that describes no tensor"},
+        {"dimensions", "a tuple that describes no tensor"},
+        {"long number", "data.pkl cannot be read"},
+        {"metadata", "tensor __metadata__: "},
+        {"byteorder", "its archive/byteorder has 268435456 bytes; expected at most 1048576"},
+        {"pipe", "pytorch_model.bin: is no regular file"},
+        {"pipe for an index", "index.json: is no regular file"},
+        {"two names of one", "two files that would both become model-1.safetensors"},
+        {"one tensor in two", "tensor w: is in two shards, model-1.safetensors and model-2.safetensors"},
+        {"bad second shard", "pytorch_model-2.bin: the pickle has a tuple"},
+    };
+    for (size_t b = 0; b < COUNT(bad) && has_python(); b++) {
+        char command[300];
+        snprintf(command, sizeof command, REFUSED "grep -q '%s' ../said", bad[b].said);
+        CU_ASSERT(bad_bin(bad[b].kind, command));
+    }
+}
+
+/* Also if it is found late, or is a link to nothing; and a signal leaves nothing behind. */
+TEST(a_bin_that_is_converted_overwrites_nothing_and_leaves_nothing_half) {
+    static const char *const cases[][2] = {
+        {"good", "umask 027; (convert) && ls -l | grep -q '^-rw-r-----.* model.safetensors$' && test $(ls | wc -l) = 2"},
+        {"shards",
+         "(convert) && test $(ls | wc -l) = 6 && grep -q 'w1.: .model-2.safetensors' model.safetensors.index.json"},
+        {"good", "ln -s nowhere model.safetensors; ls >../before; " REFUSED "grep -q 'is already there' ../said"},
+        {"shards", "echo mine >model-2.safetensors; ls >../before; " REFUSED
+                   "grep -q 'model-2.safetensors: is already there' ../said && grep -q mine model-2.safetensors"},
+        {"slow",
+         "convert & n=0; while ! ls | grep -q tmp && test $n -lt 200; do sleep .05; n=$((n + 1)); done; ls | grep -q tmp "
+         "&& "
+         "kill $! && wait $!; test $? = 1 && ls | cmp -s - ../before && grep -q 'interrupted; nothing' ../said"},
+        {"slow",
+         "convert & n=0; while ! ls | grep -q tmp && test $n -lt 200; do sleep .05; n=$((n + 1)); done; "
+         "echo mine >model.safetensors; wait $!; test $? = 1 && grep -q mine model.safetensors && test $(ls | wc -l) = 2"},
+    };
+    for (size_t c = 0; c < COUNT(cases) && has_python(); c++) CU_ASSERT(bad_bin(cases[c][0], cases[c][1]));
+}
+
 // ---- What is refused ------------------------------------------------------------------------------------------------
 
 static const Fault bad_config[] = {
@@ -446,6 +505,7 @@ TEST(a_change_shows_in_size_seconds_or_nanoseconds) {
         if (i > 0) more[(i - 1) / 2] = i % 2 ? 1 : -1;
         touch(path, 1000, 500);
         Checkpoint *c = opens(dir);
+        c->digest = checkpoint_digest(c);
         CHECK(truncate(path, (off_t)c->files[0].size + more[0]) == 0);
         touch(path, 1000 + more[1], 500 + more[2]);
         CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), i ? -1 : 0);
@@ -459,6 +519,7 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     f16 row[H1 * H1];
     const char *dir = model_dir(small), *moved = in_dir(dir, "moved");
     Checkpoint *c = opens(dir);
+    c->digest = checkpoint_digest(c);
     CU_ASSERT_EQUAL(rename(in_dir(dir, TENSORS), moved), 0);
     write_file(dir, TENSORS, "another", 7);
     CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), 0);
@@ -474,6 +535,32 @@ TEST(a_file_that_changes_while_it_is_open_is_named) {
     checkpoint_close(c);
 }
 
+/* Somebody links a file, renames it and sets its rights while it is open: nothing has changed. Or he changes data and sets
+ * the time back. */
+TEST(a_change_shows_when_its_time_was_set_back) {
+    for (int way = 0; way < 5; way++) {
+        const char *dir = model_dir(small), *path = in_dir(dir, TENSORS), *other = in_dir(dir, "other");
+        size_t size;
+        struct stat before;
+        Checkpoint *c = opens(dir);
+        c->digest = checkpoint_digest(c);
+        usleep(20000); /* longer than a tick of the file system's clock */
+        char *bytes = contents(path, &size);
+        CHECK(!stat(path, &before));
+        CHECK((way == 1 ? link(path, other) : way == 2 ? rename(path, other) : way == 3 ? chmod(path, 0400) : 0) == 0);
+        if (way == 4) {
+            const int fd = open(path, O_WRONLY);
+            bytes[size - 1] ^= 1;
+            CHECK(pwrite(fd, bytes, size, 0) == (ssize_t)size);
+            CHECK(!futimens(fd, (struct timespec[]){before.st_atim, before.st_mtim}) && !close(fd));
+        }
+        for (int again = 0; again < 2; again++) CU_ASSERT_EQUAL(checkpoint_unchanged(c, &err), way == 4 ? -1 : 0);
+        if (way == 4) said(&err, EXIT_FAILED, "model.safetensors: was changed while it was in use");
+        free(bytes);
+        checkpoint_close(c);
+    }
+}
+
 // ---- Digests and dummies --------------------------------------------------------------------------------------------
 
 static const OptConfig medium = {"medium", 3, 64, 256, 4, 101, 30, 64, true, true, 2, {0}, 0, 0, 1};
@@ -486,12 +573,12 @@ static uint64_t digest_of(Checkpoint *c) {
 
 /* A job goes on, and stages go together, only with the same model: sizes, what ends a text, what a dummy is made of. */
 TEST(a_digest_tells_two_models_apart) {
-    enum { MODELS = 12 };
+    enum { MODELS = 13 };
     OptConfig config[MODELS];
     uint64_t digest[MODELS];
     for (int i = 0; i < MODELS; i++) config[i] = medium;
     config[1].l++, config[2].h1 *= 2, config[3].h2 += 64, config[4].nh *= 2, config[5].vocab++, config[6].max_pos++;
-    config[7].embed /= 2, config[8].pre_norm = false, config[9].final_norm = false, config[10].eos++;
+    config[7].embed /= 2, config[8].pre_norm = false, config[9].final_norm = false, config[10].eos++, config[11].nmore++;
     for (int i = 0; i < MODELS; i++) {
         const uint64_t seed = i == MODELS - 1 ? 8 : 7;
         digest[i] = digest_of(checkpoint_dummy(&config[i], seed));
@@ -518,6 +605,33 @@ TEST(a_digest_is_of_what_the_tensors_hold) {
         bytes[at] ^= 1;
     }
     free(bytes);
+}
+
+/* Its beginning and its end stay: a part of so many bytes in the middle of a matrix is zero, or the whole of it but both
+ * ends. A part as long as two strata of five holds at least one of them. */
+TEST(a_digest_sees_a_change_within_a_matrix) {
+    enum { COLS = 256, ROWS = 1024, ENDS = 4096 };
+    const char *dir =
+        model_dir((Model){{"", 2, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL});
+    Checkpoint *c = opens(dir);
+    const uint64_t first = checkpoint_digest(c);
+    size_t size;
+    char *bytes = contents(in_dir(dir, TENSORS), &size), *spare = memcpy(xcalloc(size, 1), bytes, size);
+    for (int t = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const size_t all = tensor_bytes(*part.tensor);
+        for (int less = 0; less < 2 && part.matrix; less++) {
+            const size_t ends = less ? all * 3 / 10 : ENDS;
+            memset(bytes + part.tensor->offset + ends, 0, all - 2 * ends);
+            write_file(dir, TENSORS, bytes, size);
+            CU_ASSERT_NOT_EQUAL(digest_of(opens(dir)), first);
+            memcpy(bytes, spare, size);
+        }
+    }
+    write_file(dir, TENSORS, bytes, size);
+    CU_ASSERT_EQUAL(digest_of(opens(dir)), first);
+    free(bytes), free(spare);
+    checkpoint_close(c);
 }
 
 TEST(a_dummy_depends_on_seed_tensor_and_element_only) {

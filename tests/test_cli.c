@@ -386,7 +386,90 @@ TEST(a_job_goes_on_only_as_it_began) {
             assert_ends(flexgen(TEN_OUT "--overwrite %s", cases[i].began), EXIT_FAILED, "cannot write ... File too large");
         }
         assert_ends(flexgen(TEN_OUT "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
-        CU_ASSERT_EQUAL(is_there("began.journal"), cases[i].status != 0); /* or it has ended */
+        CU_ASSERT_EQUAL(strstr(text_of("began.journal"), JOURNAL_ENDED) != NULL, !cases[i].status);
+    }
+}
+
+/* Copies the shipped model to `capture`/other, where files can be changed. */
+static void give_other(void) {
+    char command[700];
+    snprintf(command, sizeof command, "rm -rf '%s/other' && cp -r models/opt-tiny '%s/other'", capture, capture);
+    CHECK(!system(command));
+}
+
+/* Zeros every third matrix of its layers but for the last 4 KiB of each. */
+static void zero_a_third(void) {
+    static const char zeros[1 << 20];
+    const char *dir = in_dir(capture, "other");
+    Checkpoint *c = opens(dir);
+    const int fd = open(in_dir(dir, "model.safetensors"), O_WRONLY);
+    for (int t = 0, matrices = 0; t < part_count(&c->config); t++) {
+        const Part part = checkpoint_part(c, t);
+        const size_t n = part.matrix ? tensor_bytes(*part.tensor) - 4096 : 0;
+        CHECK(n <= sizeof zeros);
+        if (part.matrix && matrices++ % 3 == 0) CHECK(pwrite(fd, zeros, n, (off_t)part.tensor->offset) == (ssize_t)n);
+    }
+    CHECK(!close(fd));
+    checkpoint_close(c);
+}
+
+/* Gives two tokens each other's ids. */
+static void swap_pieces(void) {
+    spoil(in_dir(capture, "other"), "vocab.json", "\"!\": 4, \"\\\"\": 5", "\"!\": 5, \"\\\"\": 4");
+}
+
+/* Gives two lines of merges.txt each other's places. */
+static void swap_merges(void) {
+    const char *dir = in_dir(capture, "other");
+    char *text = contents(in_dir(dir, "merges.txt"), NULL), *first = strchr(text, '\n') + 1,
+         *second = strchr(first, '\n') + 1, *rest = strchr(second, '\n') + 1, changed[100];
+    snprintf(changed, sizeof changed, "%.*s%.*s", (int)(rest - second), second, (int)(second - first), first);
+    *rest = 0;
+    spoil(dir, "merges.txt", first, changed);
+    free(text);
+}
+
+static void edit_ended(void) { spoil(capture, "ended", "\"completion\": \"", "\"completion\": \"?"); }
+
+/* A job of three prompts that has ended, and one that a full disk has stopped: each is asked to go on as another one, which
+ * differs in one thing. */
+TEST(a_job_goes_on_as_no_other_also_when_it_has_ended) {
+#define THREE "generate --model @other" ALL_GPU " --prompts @three --gpu-batch-size 2 --num-gpu-batches 1 --output @"
+    static const struct {
+        const char *flags;
+        void (*change)(void); /* of the model, or of the finished output */
+        const char *said;     /* of the job that has ended; "": nothing is left to do */
+    } cases[] = {
+        {"", NULL, ""},
+        {"--compress-weight", NULL, OTHER "bits of weights is 0, and here it is 4"},
+        {"--compress-cache", NULL, OTHER "bits of the cache is 0, and here it is 4"},
+        {"--attn-sparsity 0.5", NULL, OTHER "--attn-sparsity is 1, and here it is 0.5"},
+        {"--temperature 0.8", NULL, OTHER "--temperature is 0, and here it is 0.8"},
+        {"--stop she", NULL, OTHER "--stop is [], and here it is [\"she\"]"},
+        {"--max-tokens 3", NULL, OTHER "prompts is \"3, "},
+        {"", zero_a_third, OTHER "model is \""},
+        {"", swap_pieces, OTHER "tokenizer is \""},
+        {"", swap_merges, OTHER "tokenizer is \""},
+        {"", edit_ended, "ended was changed after its job had ended ... --overwrite"},
+    };
+    give("three", "One day\nTom and Sue\nThe big dog\n");
+    give_other();
+    flexgen_done(THREE "ended --max-tokens 20");
+    const char *ended = text_of("ended");
+    with.file = 700;
+    assert_ends(flexgen(THREE "begun --max-tokens 20"), EXIT_FAILED, "cannot write ... File too large");
+    const char *begun = text_of("begun"), *journal = text_of("begun.journal");
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        if (cases[i].change) cases[i].change();
+        const bool refused = cases[i].said[0], edited = cases[i].change == edit_ended;
+        const Result r = flexgen(THREE "ended --max-tokens 20 --resume %s", cases[i].flags);
+        assert_ends(r, refused ? EXIT_USAGE : 0, cases[i].said);
+        CU_ASSERT(refused || shows(r.err, "nothing is left to do"));
+        assert_ends(flexgen(THREE "begun --max-tokens 20 --resume %s", cases[i].flags), refused && !edited ? EXIT_USAGE : 0,
+                    edited ? "" : cases[i].said);
+        CU_ASSERT_STRING_EQUAL(text_of("begun"), refused && !edited ? begun : ended);
+        give("ended", ended), give("begun", begun), give("begun.journal", journal);
+        if (cases[i].change) give_other();
     }
 }
 
@@ -475,7 +558,9 @@ TEST(a_job_goes_on_beside_prompts_that_are_impossible) {
         const cJSON *error = json_line(r.out, 1);
         assert_figures(error, "id=1");
         CU_ASSERT(shows(string(error, "error"), "line 2: ") && cJSON_GetArraySize(error) == 2);
-        give("ended", r.out);
+        CU_ASSERT_EQUAL(flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --overwrite").status,
+                        EXIT_FAILED);
+        CU_ASSERT_STRING_EQUAL(text_of("ended"), r.out);
         const Result again = flexgen(GENERATE " --prompts @prompts --max-tokens 3 --output @ended --resume");
         CU_ASSERT_EQUAL(again.status, EXIT_FAILED); /* of a job that has ended, too */
         CU_ASSERT(shows(again.err, "nothing is left to do ... flexgen: 1 of 3 prompts"));

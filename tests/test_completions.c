@@ -115,16 +115,18 @@ static void give_ids(const int32_t *ids, int n) {
 
 static bool is_there(const char *path) { return !access(path, F_OK); }
 
-static void end(void) {
-    ASSERT_OK(end_as(0));
-    CU_ASSERT(!is_there(journal));
-}
-
 /* A file, kept to the end of the suite. */
 static Text text_of(const char *path) {
     Text t;
     t.text = keep(contents(path, &t.len));
     return t;
+}
+
+/* Ends the job. Of its journal the head stays, with what the output has become. */
+static void end(void) {
+    ASSERT_OK(end_as(0));
+    const Text left = text_of(journal);
+    CU_ASSERT(strcspn(left.text, "\n") + 1 == left.len && strstr(left.text, ",\"" JOURNAL_ENDED "\":\""));
 }
 
 TEST(a_completion_has_exactly_its_five_fields) {
@@ -339,7 +341,7 @@ TEST(an_output_that_is_there_is_never_lost_by_accident) {
         {"p\n", "something\n", NULL, true, "has no journal"},
         {"p\n", "{\"id\": 0, \"prompt\": \"q\", \"completion", NULL, true, "has no journal"},
         {"p\nq\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"}\n", NULL, true,
-         "has no journal and only 1 of the 2 lines of this job; bring back "},
+         "has no journal, so that nobody knows what job it is of; bring back "},
         {"p\n", "{\"id\": 0, \"prompt\": \"p\", \"completion\": \"\"", NULL, true, "has no journal"},
         {"p\n", NULL, HEAD ",\"--temperature\":1}\n", true, "its --temperature is 1, and here it is 0"},
         {"p\n", NULL, HEAD "}\n", true, "its --temperature is missing"},
@@ -362,24 +364,109 @@ TEST(an_output_that_is_there_is_never_lost_by_accident) {
     }
 }
 
-/* With its journal a byte of them is another; without it they are all there, and nothing is left to do. */
+/* A byte of them is another. */
 TEST(lines_that_are_not_the_journals_are_refused) {
     make_whole_job();
-    for (int ended = 0; ended < 2; ended++) {
+    read_four();
+    options.resume = true;
+    whole.text[whole.len / 2] ^= 1;
+    write_file(suite_dir(), "out", whole.text, whole.len);
+    write_file(suite_dir(), "out.journal", record.text, record.len);
+    CU_ASSERT(!start() && !finished);
+    CU_ASSERT_STRING_EQUAL(text_of(output).text, whole.text);
+    CU_ASSERT(!strstr(err.text, "--overwrite")); /* or it is lost */
+    said(&err, EXIT_USAGE, "; move the output away, and --resume writes it anew");
+    whole.text[whole.len / 2] ^= 1;
+    drop();
+    CU_ASSERT(is_there(journal));
+    assert_goes_on(record.text, record.len, "", 0);
+}
+
+/* Returns what is left of the journal when the job of four prompts has ended. */
+static Text ended_record(void) {
+    make_whole_job();
+    assert_goes_on(record.text, record.len, "", 0);
+    return text_of(journal);
+}
+
+/* Nothing is left to do only if the output is still what the job wrote, to the byte. Otherwise both files stay as they are.
+ * In the texts $ is a byte of 0. */
+TEST(a_finished_output_is_believed_as_it_was_written) {
+    static const Fault edits[] = {
+        {"", "", NULL},
+        {" a b c", " a b d", "was changed"},                 /* another text of the same length */
+        {"\"tokens\": [", "\"tokens\": [ ", "was changed"},  /* the same JSON */
+        {"\"}\n{\"id\": 1", "$$$$\"id\": 1", "was changed"}, /* what a loss of power leaves */
+        {" 1 2 3 4 \"", NULL, "was changed"},                /* cut within a line */
+        {"{\"id\": 3", NULL, "was changed"},                 /* cut between lines */
+        {"", "{\"id\": 4}\n", "was changed"},                /* another line at the end */
+        {"", "$", "was changed"},
+    };
+    const Text left = ended_record();
+    for (size_t i = 0; i < COUNT(edits); i++) {
+        const char *from = edits[i].from, *to = edits[i].to ? edits[i].to : "";
+        const char *at = *from ? strstr(whole.text, from) : whole.text + whole.len;
+        const size_t before = (size_t)(at - whole.text);
+        char *text = keep(xcalloc(whole.len + 100, 1));
+        size_t len = before + strlen(to);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+        memcpy(text, whole.text, before), memcpy(text + before, to, strlen(to));
+        if (edits[i].to) {
+            const size_t rest = whole.len - before - strlen(from);
+            memcpy(text + len, at + strlen(from), rest);
+            len += rest;
+        }
+        for (char *nul = text; (nul = memchr(nul, '$', len - (size_t)(nul - text)));) *nul = 0;
+        for (int resume = 0; resume < 2; resume++) {
+            read_four();
+            options.resume = resume;
+            write_file(suite_dir(), "out", text, len), write_file(suite_dir(), "out.journal", left.text, left.len);
+            CU_ASSERT_EQUAL(start(), resume && !edits[i].says);
+            CU_ASSERT_EQUAL(finished, resume);
+            if (edits[i].says || !resume) said(&err, EXIT_USAGE, resume ? "--overwrite" : "is there already");
+            const Text out = text_of(output), still = text_of(journal);
+            CU_ASSERT(out.len == len && !memcmp(out.text, text, len));
+            CU_ASSERT_STRING_EQUAL(still.text, left.text);
+        }
+    }
+}
+
+/* The head of another one, or of an older program, or none at all. */
+TEST(a_finished_output_of_another_job_is_refused) {
+    const Text left = ended_record();
+    static const Fault heads[] = {
+        {"\"--temperature\":0", "\"--temperature\":1", "its --temperature is 1, and here it is 0"},
+        {",\"" JOURNAL_ENDED "\":\"", ",\"other\":\"", NULL}, /* it has not ended */
+        {"journal 2", "journal 1", "is no journal of this version"},
+        {NULL, NULL, "has no journal, so that nobody knows"}};
+    for (size_t i = 0; i < COUNT(heads); i++) {
         read_four();
         options.resume = true;
-        whole.text[whole.len / 2] ^= !ended;
         write_file(suite_dir(), "out", whole.text, whole.len);
-        if (!ended) write_file(suite_dir(), "out.journal", record.text, record.len);
-        CU_ASSERT(start() == ended && finished == ended);
-        CU_ASSERT_STRING_EQUAL(text_of(output).text, whole.text);
-        CU_ASSERT(ended || !strstr(err.text, "--overwrite")); /* or it is lost */
-        if (!ended) said(&err, EXIT_USAGE, "; move the output away, and --resume writes it anew");
-        whole.text[whole.len / 2] ^= !ended;
-        drop();
-        CU_ASSERT(is_there(journal) == !ended);
+        if (heads[i].from) {
+            write_file(suite_dir(), "out.journal", left.text, left.len);
+            spoil(suite_dir(), "out.journal", heads[i].from, heads[i].to);
+        }
+        CU_ASSERT_EQUAL(start(), !heads[i].says);
+        if (heads[i].says) said(&err, EXIT_USAGE, heads[i].says);
+        if (runs) end_as(-1);
     }
-    assert_goes_on(record.text, record.len, "", 0);
+}
+
+/* Its user has removed it. */
+TEST(an_output_that_was_removed_is_made_anew) {
+    const Text left = ended_record();
+    for (int way = 0; way < 3; way++) {
+        read_four();
+        options.resume = way == 1;
+        options.overwrite = way == 2;
+        write_file(suite_dir(), "out.journal", left.text, left.len);
+        ASSERT_OK(!start());
+        CU_ASSERT(!finished);
+        ASSERT_OK(sweep(says, N));
+        end();
+        CU_ASSERT_STRING_EQUAL(text_of(output).text, whole.text);
+    }
 }
 
 /* Somebody disturbs the output of a job between two sweeps. The job stops, and its journal stays: nothing is lost. The
@@ -414,8 +501,8 @@ TEST(an_output_that_is_disturbed_is_an_error_and_loses_nothing) {
     }
 }
 
-/* Whatever lies at the journal's name when a job ends is removed only if it is the journal. */
-TEST(what_replaced_a_journal_is_not_removed_with_it) {
+/* Whatever lies at the journal's name when a job ends is replaced only if it is the journal. */
+TEST(what_replaced_a_journal_is_not_replaced_at_its_end) {
     begin("p\n");
     CHECK(unlink(journal) == 0);
     write_file(suite_dir(), "out.journal", "mine", 4);
@@ -469,14 +556,18 @@ TEST(a_job_goes_on_as_soon_as_the_one_before_has_ended) {
 }
 
 /* In this program instead of libc's. */
-static int unlink_error;
-int unlink(const char *path) { return unlink_error ? errno = unlink_error, -1 : unlinkat(AT_FDCWD, path, 0); }
+static int rename_error;
+int rename(const char *from, const char *to) {
+    return rename_error ? errno = rename_error, -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
 
 static const char *unwritten; /* the path of a file; NULL: all can be written */
+static size_t written;        /* bytes, in all files */
 /* In this program instead of libc's: fails for one file where it is told to. */
 ssize_t pwrite(int fd, const void *from, size_t size, off_t at) {
     struct stat file, other;
     if (unwritten && !fstat(fd, &file) && !stat(unwritten, &other) && file.st_ino == other.st_ino) return errno = EIO, -1;
+    written += size;
     return pwritev(fd, &(struct iovec){(void *)from, size}, 1, at);
 }
 
@@ -512,26 +603,57 @@ TEST(a_job_ends_when_its_journal_and_then_its_output_are_on_the_disk) {
 }
 
 /* No sweep follows the tokens, so that only the end of the job can meet the error. */
-TEST(what_cannot_be_written_synced_or_removed_at_the_end_is_an_error_of_the_job) {
+TEST(what_cannot_be_written_synced_or_replaced_at_the_end_is_an_error_of_the_job) {
     static const struct {
-        const char *unwritten, *unsynced, *says; /* both NULL: the journal is not removed */
+        const char *unwritten, *unsynced, *says; /* both NULL: the journal is not replaced */
     } cases[] = {{journal, NULL, "out.journal: cannot write: Input/output error"},
                  {output, NULL, "/out: Input/output error"},
                  {NULL, journal, "out.journal: cannot write: Input/output error"},
                  {NULL, output, "/out: Input/output error"},
-                 {NULL, NULL, "out.journal: cannot remove: Input/output error"}};
+                 {NULL, NULL, "out.journal: Input/output error"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         begin("p\n");
         unwritten = cases[i].unwritten;
         synced.fails = cases[i].unsynced;
         while (give_tokens(says)) continue;
-        unlink_error = unwritten || synced.fails ? 0 : EIO;
+        rename_error = unwritten || synced.fails ? 0 : EIO;
         CU_ASSERT_EQUAL(end_as(0), -1);
         said(&err, EXIT_FAILED, cases[i].says);
         unwritten = synced.fails = NULL;
-        unlink_error = 0;
+        rename_error = 0;
         drop();
-        CU_ASSERT(is_there(journal)); /* it can still go on */
+        CU_ASSERT(!strstr(text_of(journal).text, JOURNAL_ENDED)); /* it can still go on */
+    }
+}
+
+/* When a sync has failed, the kernel may keep what was written, and forget that the disk lacks it. So a job that goes on
+ * writes all that it goes on from again. */
+TEST(what_may_be_in_memory_only_is_written_again) {
+    make_whole_job();
+    read_four();
+    options.resume = true;
+    write_file(suite_dir(), "out", whole.text, whole.len);
+    write_file(suite_dir(), "out.journal", record.text, record.len);
+    memset(&synced, 0, sizeof synced);
+    written = 0;
+    CU_ASSERT_FATAL(start());
+    CU_ASSERT_EQUAL(written, whole.len + record.len);
+    CU_ASSERT_EQUAL(synced.journal, (off_t)record.len);
+    ASSERT_OK(end_as(0));
+    CU_ASSERT_EQUAL(synced.output, (off_t)whole.len);
+}
+
+/* A link at the journal's name leads nowhere, or to a file of somebody else. */
+TEST(a_link_in_the_place_of_a_journal_is_not_followed) {
+    const char *other = in_dir(suite_dir(), "other");
+    for (int there = 0; there < 2; there++) {
+        read_prompts("p\n");
+        if (there) write_file(suite_dir(), "other", "", 0);
+        CHECK(!symlink("other", journal));
+        CU_ASSERT_FALSE(start());
+        said(&err, EXIT_FAILED, "out.journal: cannot open");
+        CU_ASSERT(is_there(other) == there && !is_there(output));
+        CHECK(!unlink(journal));
     }
 }
 

@@ -79,9 +79,9 @@ static void copy_on(Lane lane, void *to, size_t to_pitch, const void *from, size
 }
 
 /* Of the emulation (tests/cuda_cpu.h), or NULL: while it is not 0, no copy on a stream begins; the bytes of the largest
- * copy on a stream. */
+ * copy on a stream; the most dynamic shared memory that a kernel was allowed. */
 extern int cuda_cpu_hold __attribute__((weak));
-extern long cuda_cpu_largest __attribute__((weak));
+extern long cuda_cpu_largest __attribute__((weak)), cuda_cpu_shared __attribute__((weak));
 
 // ---- products with packed weights -----------------------------------------------------------------------------------
 
@@ -177,6 +177,34 @@ TEST(a_gpu_with_less_shared_memory_gives_the_same_bits) {
     gpu_close();
     unsetenv("CUDA_CPU_ARCH");
     forget();
+}
+
+/* A block has shared memory for the variables of its kernel as well: where the card has exactly what the largest kernel
+ * asks for beside them, a smaller one runs. */
+TEST(a_gpu_that_lacks_a_few_bytes_of_shared_memory_gives_the_same_bits) {
+    char bytes[24];
+    if (!&cuda_cpu_hold || getenv("CUDA_CPU_ARCH")) return;
+    const Op op = linear_new(&epilogues[0], true, PACKED_ROWS, 128, 1088, PROJECT);
+    carry_out(op);
+    gpu_close();
+    snprintf(bytes, sizeof bytes, "%ld", cuda_cpu_shared);
+    setenv("CUDA_CPU_SHARED", bytes, 1);
+    expect_same(op, op.linear.y);
+    gpu_close();
+    unsetenv("CUDA_CPU_SHARED");
+    forget();
+}
+
+/* cuBLAS has chosen an algorithm for a bias that is well aligned when another one comes that is not, and then for a third
+ * one that is again. */
+TEST(a_bias_may_be_aligned_otherwise_than_the_last_one) {
+    static const int at[] = {0, 1, 4, 0};
+    for (int i = 0; i < COUNT(at) && &cuda_cpu_hold; i++) { /* cuBLAS may refuse it; a plan's are all aligned */
+        Op op = linear_new(&epilogues[1], false, 3, 64, 64, PROJECT);
+        op.linear.b = tensor_cols(numbers(F16, 1, 80, 1), at[i], 64);
+        expect_linear(op);
+        forget();
+    }
 }
 
 /* What cuBLAS makes of a NaN is its own affair; where it has no algorithm with a bias, for rows of 140 bytes, the kernel

@@ -23,7 +23,7 @@ static void free_lists(Options *o) { free(o->prompt.text), free(o->stop.text), f
 /* All that main asks of a command line. */
 static bool right(const char *line) {
     Options o = options_default();
-    const bool is = !parse(&o, line) && !flags_check(&o, command, &err);
+    const bool is = !parse(&o, line) && !flags_check(&o, command, &err) && !files_check(&o, command, &err);
     free_lists(&o);
     return is;
 }
@@ -305,7 +305,10 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --model m", "give either --prompt TEXT or --prompts FILE"},
         {"eval --model m", "give either --perplexity FILE or --last-word FILE"},
         {"quantize --model m", "--output is missing; name the directory that the copy is to be"},
-        {"quantize --model m --output ''", "--output is missing; name the directory that the copy is to be"},
+        {"quantize --model m --output ''", "--output : expected a name"},
+        {"quantize --model m --output -", "--output is missing; name the directory that the copy is to be"},
+        {"bench --trace ''", "--trace : expected a name"},
+        {"bench --json ''", "--json : expected a name"},
         {"policy --model m --cost-model paper", "--hardware is missing; name the machine's file, such as hardware/t4.json"},
         {"policy --model m --cost-model paper --hardware h",
          "--gpu-batch-size is missing; give the block as --gpu-batch-size N --num-gpu-batches N"},
@@ -329,6 +332,8 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {"generate --model m --prompt p --top-p .5", "--top-p: without --temperature"},
         {"generate --model m --prompt p --top-k 5", "--top-k: without --temperature"},
         {"generate --model m --prompt p --seed 5", "--seed: without --temperature"},
+        {"bench --model m --trace -", "--trace: standard output has the other results"},
+        {"generate --model m --prompt p --trace -", "--trace: standard output has the other results"},
         {"eval --model m --perplexity f --last-word g", "give either --perplexity FILE or --last-word FILE"},
         {"eval --model m --last-word f --window 9", "--window: a line is one by itself"},
         {"eval --model m --perplexity f --device sim", "--device sim: it computes nothing"},

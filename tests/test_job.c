@@ -79,7 +79,7 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         {"fine\n\n\xED\xA0\x80\n", "line 3: the prompt is not valid UTF-8"},
         {"{\"prompt\": \"a~\"}", "line 1: byte 13"},
         {"{\"prompt\": \"a\"}\nplain\n", "line 2: byte 0"},
-        {"{\"prompt\": \"a\"}\n[]\n", "line 2: expected a JSON object"},
+        {"{\"prompt\": \"a\"}\n[]\n", "line 2: holds no JSON object; expected {"},
         {"{\"prompt\": \"a\"} {\"prompt\": \"b\"}", "nothing after the value"},
         {"{\"Prompt\": \"a\"}", "\"prompt\" is missing"},
         {"{\"prompt\": null}", "\"prompt\" is not a string"},

@@ -239,10 +239,88 @@ TEST(lines_are_counted_and_come_without_their_ends) {
                  {"\xEF\xBB\xBFone\n\xEF\xBB\xBFtwo", "f", "1 f line 1|one\n2 f line 2|\xEF\xBB\xBFtwo\n"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         char all[400] = "", *at = all;
-        Lines l = {.text = cases[i].text, .len = strlen(cases[i].text), .name = cases[i].name};
-        while (line_next(&l)) at += sprintf(at, "%d %s|%.*s\n", l.number, l.where, (int)l.size, l.line);
+        Lines l;
+        write_file(suite_dir(), "lines", cases[i].text, strlen(cases[i].text));
+        ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "lines"), &err));
+        l.name = cases[i].name;
+        while (line_next(&l, &err) > 0) at += sprintf(at, "%d %s|%.*s\n", l.number, l.where, (int)l.size, l.line);
+        lines_close(&l);
         CU_ASSERT_STRING_EQUAL(all, cases[i].taken);
     }
+}
+
+/* Of members that nobody wants the keys stay; one with an escape may be wanted. */
+TEST(a_line_has_the_values_that_are_wanted) {
+    static const char *const wanted[] = {"a", "bc", NULL};
+    static const struct {
+        const char *line, *kept, *says;
+    } cases[] = {
+        {"{}", "{}", NULL},
+        {"{\"a\": [1, {\"x\": 2}], \"b\": [1, {\"x\": \"]}\"}], \"bc\": \"t\"}",
+         "{\"a\":[1,{\"x\":2}],\"b\":0,\"bc\":\"t\"}", NULL},
+        {" { \"x\" : { } , \"y\":[ ] ,\"z\":-1.5e3, \"bcd\": true , \"a\" : null } ",
+         "{\"x\":0,\"y\":0,\"z\":0,\"bcd\":0,\"a\":null}", NULL},
+        {"{\"\\u0061\": [7], \"a \": 8, \"\": 9}", "{\"a\":[7],\"a \":0,\"\":0}", NULL},
+        {"{\"x\": {\"a\": 1}, \"a\": {\"x\": 1}}", "{\"x\":0,\"a\":{\"x\":1}}", NULL},
+        {"[{\"x\": 1}]", NULL, "holds no JSON object"},
+        {"{\"x\": [1 2], \"a\": 1}", NULL, "byte 9: found '2]"},
+        {"{\"x\": [1}, \"a\": 1]}", NULL, "byte 8: found '}, "},
+        {"{\"x\": {\"a\" 1}}", NULL, "byte 11: found '1}}'"},
+        {"{\"x\": {1: 1}}", NULL, "byte 8: found ': 1}}'"},
+        {"{\"x\": [1,], \"a\": 1}", NULL, "byte 9: found '], "},
+        {"{\"x\": [tru], \"a\": 1}", NULL, "byte 7: found 'tru]"},
+        {"{\"x\": \"\\ud800\", \"a\": 1}", NULL, "surrogates in pairs"},
+        {"{\"x\": [01], \"a\": 1}", NULL, "no leading zero"},
+        {"{\"x\": 1, \"a\": 1", NULL, "a closing bracket"},
+        {"{\"x\": 1} 2", NULL, "nothing after the value"},
+        {"{\"x\": [1], \"x\": 2}", NULL, "the key \"x\" occurs twice"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *line = xstrdup(cases[i].line);
+        cJSON *tree = line_parse(&(Lines){.line = line, .size = strlen(line)}, wanted, &err);
+        char *kept = tree ? cJSON_PrintUnformatted(tree) : NULL;
+        CU_ASSERT(tree ? cases[i].kept && !strcmp(kept, cases[i].kept) : cases[i].says != NULL);
+        if (!tree) said(&err, EXIT_FAILED, cases[i].says);
+        free(kept), free(line), cJSON_Delete(tree);
+    }
+}
+
+/* As json_parse takes and refuses them, but for what only a tree shows. */
+TEST(a_value_is_known_without_being_built) {
+    static const char *const values[] = {"{}",     " [1, {\"a\": \"]\"}]\n", "-1.5e3", "\"a\\u00e9\"", "true",
+                                         " null ", "[[], {}, [{}]]"};
+    for (size_t i = 0; i < COUNT(values); i++)
+        CU_ASSERT_EQUAL(json_kind(values[i], strlen(values[i])), values[i][strspn(values[i], " ")]);
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        const bool tree = strstr(bad[i].says, "1.7e308") || strstr(bad[i].says, "at most") || strstr(bad[i].says, "twice");
+        char *text = xstrdup(bad[i].text);
+        const size_t len = strlen(text);
+        for (size_t at = 0; at < len; at++) text[at] = text[at] == '$' ? 0 : text[at];
+        CU_ASSERT_EQUAL(json_kind(text, len) != 0, tree);
+        free(text);
+    }
+}
+
+/* The one before it and the one behind it are whole. */
+TEST(a_line_that_is_too_long_is_cut_and_refused) {
+    char *text = xcalloc(2 * MAX_LINE + 9, 1);
+    for (int more = 0; more < 2; more++) {
+        Lines l;
+        const size_t len = MAX_LINE + more * (1 + MAX_LINE / 2);
+        memset(text, '1', len + 8);
+        memset(text + 2, '0', len);
+        text[1] = text[2 + len] = '\n';
+        write_file(suite_dir(), "long", text, len + 5);
+        ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "long"), &err));
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == 1);
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == (size_t)MAX_LINE + more);
+        CU_ASSERT_PTR_NULL(line_parse(&l, (const char *[]){NULL}, &err));
+        said(&err, EXIT_FAILED, more ? "has more than 16 MiB; shorten it" : "no leading zero");
+        CU_ASSERT(line_next(&l, &err) == 1 && l.size == 2 && l.number == 3 && !strcmp(l.line, "11"));
+        CU_ASSERT_EQUAL(line_next(&l, &err), 0);
+        lines_close(&l);
+    }
+    free(text);
 }
 
 TEST(files_are_read_whole_or_refused) {
@@ -276,10 +354,14 @@ TEST(files_are_read_whole_or_refused) {
     close(ten);
 }
 
-static bool unsynced, no_memory; /* True if fsync fails; if fdopen does. */
+static bool unsynced, unsynced_directory, no_memory; /* True if fsync fails, for a directory; if fdopen does. */
 
 /* These two are called instead of the C library's. This one syncs nothing. */
-int fsync(int fd) { return fd < 0 || unsynced ? errno = EIO, -1 : 0; }
+int fsync(int fd) {
+    struct stat st;
+    CHECK(!fstat(fd, &st));
+    return unsynced || (unsynced_directory && S_ISDIR(st.st_mode)) ? errno = EIO, -1 : 0;
+}
 
 FILE *fdopen(int fd, const char *mode) {
     FILE *(*const real)(int, const char *) = (FILE * (*)(int, const char *)) dlsym(RTLD_NEXT, "fdopen");
@@ -308,6 +390,37 @@ TEST(a_result_is_there_as_a_whole_or_not_at_all) {
         CU_ASSERT_STRING_EQUAL(text, way ? "older" : "newer, and longer");
         free(text);
     }
+}
+
+/* Also of one that a link leads to. Only root can keep another owner. */
+TEST(a_result_keeps_mode_and_owner_of_the_file_that_it_replaces) {
+    static const mode_t modes[] = {0600, 0640, 0604, 0666};
+    const uid_t owner = geteuid() ? geteuid() : 1;
+    const char *dir = temp_dir(), *path = in_dir(dir, "result"), *name = in_dir(dir, "link");
+    struct stat st;
+    write_file(dir, "result", "older", 5);
+    CHECK(!symlink("result", name) && !chown(path, owner, -1));
+    for (size_t i = 0; i < 2 * COUNT(modes); i++) {
+        const char *to = i % 2 ? name : path;
+        CHECK(!chmod(path, modes[i / 2]));
+        FILE *file = output_open("--json", to, &err);
+        CU_ASSERT_FATAL(file && fputs("newer", file) >= 0 && !output_close(file, "--json", to, &err));
+        CU_ASSERT(!lstat(path, &st) && S_ISREG(st.st_mode) && (st.st_mode & 0777) == modes[i / 2]);
+        CU_ASSERT_EQUAL(st.st_uid, owner);
+        CU_ASSERT(!lstat(name, &st) && S_ISLNK(st.st_mode));
+    }
+}
+
+/* What a later run could not be sure of: the name in the directory. */
+TEST(a_result_is_not_done_before_its_name_is_on_the_disk) {
+    const char *dir = temp_dir(), *path = in_dir(dir, "result");
+    FILE *file = output_open("--json", path, &err);
+    CU_ASSERT_FATAL(file && fputs("{}", file) >= 0);
+    unsynced_directory = true;
+    CU_ASSERT_EQUAL(output_close(file, "--json", path, &err), -1);
+    unsynced_directory = false;
+    said(&err, EXIT_FAILED, "Input/output error");
+    CU_ASSERT_EQUAL(count_files(dir), 1);
 }
 
 TEST(a_result_without_memory_to_write_it_leaves_nothing) {

@@ -157,7 +157,7 @@ TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
     }
 }
 
-/* Ops of so many moves that a lane has room for those of two at a time: who posts more waits until they are done. */
+/* Whoever posts an op may change its moves at once. */
 TEST(moves_stay_until_their_op_is_done) {
     enum { MOVES = 256, OPS = 20 };
     Move moves[MOVES];
@@ -512,6 +512,40 @@ TEST(a_wait_ends_by_seconds_and_nanoseconds) {
     const struct timespec t = timespec_at(12345.75), before = timespec_at(nextafter(12346, 0));
     CU_ASSERT(t.tv_sec == 12345 && t.tv_nsec == 750000000);
     CU_ASSERT(before.tv_sec == 12345 && before.tv_nsec == 999999999);
+}
+
+/* Copies a row of numbers on the GPU to the CPU's logits, and asserts that each is finite. */
+static void expect_finite(Tensor row) {
+    const int halves = (int)type_bytes(row.type) / 2, exponent = row.type == F16 ? 0x7c00 : 0x7f80; /* if all are ones */
+    const Tensor to = plan_bytes(rig.plan, LOGITS, TIER_CPU, 0, row.type, row.cols);
+    int odd = 0;
+    Move move = {to, row};
+    const Op op = op_copy((Call){.lane = A_DOWN, .kind = OTHER}, &move, 1);
+    CU_ASSERT_FATAL(rig.plan->region[LOGITS][TIER_CPU].bytes >= tensor_bytes(row));
+    wait_for(device->post(device, &op));
+    const f16 *last = (f16 *)device->cpu_address(device, to) + halves - 1; /* of each number the half with the exponent */
+    for (int i = 0; i < row.cols; i++) odd += (last[i * halves] & exponent) == exponent;
+    CU_ASSERT_EQUAL(odd, 0);
+}
+
+/* The emulation's memory is NaN until it is written: what no product has read shows in none. Where weights stream, layer 0
+ * is not there yet; packed ones of more rows than PACKED_ROWS are unpacked to a place of their own. */
+TEST(what_warms_up_reads_nothing_that_nobody_has_written) {
+    const OptConfig grouped = TEST_CONFIG(3, 64, 128, 4, 131, -1);
+    for (int way = 0; way < 4 && test_gpu && &cuda_cpu_launches; way++) {
+        const double on_gpu = way % 2;
+        model = checkpoint_dummy(&grouped, 3);
+        task = equal_task(PROMPTS, PACKED_ROWS, N);
+        task.keep_logits = true;
+        rig = (Rig){.model = model, .policy = on_tiers(on_gpu, 1 - on_gpu, 1, 0, 1, 0, PROMPTS, 1), .task = &task};
+        rig.policy.weight_packed = way / 2;
+        CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
+        device = rig.device;
+        CU_ASSERT_EQUAL(opt_warm_up(device, rig.plan, &rig.err), 0);
+        expect_finite(plan_bytes(rig.plan, QKV, TIER_GPU, 0, F16, PROMPTS * grouped.h1));
+        expect_finite(plan_bytes(rig.plan, LOGITS, TIER_GPU, 0, F32, grouped.vocab));
+        close_device();
+    }
 }
 
 /* Of AddressSanitizer, where the program has it. */

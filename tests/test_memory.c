@@ -277,6 +277,41 @@ TEST(a_run_takes_no_more_than_the_plan_and_the_overhead) {
     }
 }
 
+/* In an address space that has little room beside the model, where no group can be made. */
+TEST(an_input_fits_or_is_refused_in_one_line) {
+    static const struct {
+        const char *name, *begin, *repeated, *end, *args;
+        size_t times;
+        int status;
+        const char *said;
+    } inputs[] = {
+        {"prompts", "", "Once upon a time they all went home\n", "", "generate --prompts @prompts", 1200000, 2,
+         "prompts needs ... MiB more of memory, and this process may have "},
+        {"wide.jsonl", "{\"prompt\": \"Hi\", \"x\": [0", ",0", "]}\n",
+         "generate --strict --prompts @wide.jsonl --max-tokens 2 --percent 100 0 100 0 100 0" LEAST, 7000000, 0, ""},
+        {"body.jsonl", "{\"prompt\": [0", ",0", "]}\n", "generate --strict --prompts @body.jsonl", 7000000, 1,
+         "line 1: its JSON needs ... MiB more of memory"},
+        {"long.jsonl", "{\"prompt\": \"Hi\", \"x\": [0", ",0", "]}\n", "generate --strict --prompts @long.jsonl", 20000000,
+         1, "line 1: has more than 16 MiB; shorten it"},
+        {"words", "", "{\"text\": \"Once upon a time they all went home\"}\n", "", "eval --last-word @words", 800000, 2,
+         "words needs ... MiB more of memory"},
+        {"text", "", "Once upon a time they all went home\n", "", "eval --perplexity @text", 1000000, 2,
+         "text needs ... MiB more of memory"},
+    };
+    for (size_t i = 0; i < COUNT(inputs) && plain; i++) {
+        open_directories();
+        FILE *f = fopen(in_dir(capture, inputs[i].name), "w");
+        fputs(inputs[i].begin, f);
+        for (size_t n = 0; n < inputs[i].times; n++) fputs(inputs[i].repeated, f);
+        fputs(inputs[i].end, f);
+        CHECK(!fclose(f));
+        with.memory = 200 * MB;
+        assert_ends(flexgen("%s --model models/opt-tiny --device host --threads 1", inputs[i].args), inputs[i].status,
+                    inputs[i].said);
+        unlink(in_dir(capture, inputs[i].name));
+    }
+}
+
 /* In so many MB of address space, or of data, a model of 690 MB or 250 MB, of which one batch is all. Each flag for a tier
  * alone and both: one leaves a little to the other, and where both are large, what is planned decides. The offload file is
  * mapped, so that it counts; in a directory that is memory, one of 580 MB counts as data, too. */
@@ -307,11 +342,33 @@ TEST(the_program_keeps_to_what_it_may_have) {
     }
 }
 
+/* That is what a thread has by default with musl. No command here measures the machine first, which takes seconds. */
+TEST(every_command_runs_with_a_stack_of_128_kib) {
+#define T4 " --hardware hardware/t4.json"
+    static const char *const runs[] = {
+        "generate --model models/opt-tiny --device host --prompt x --max-tokens 4 --compress-weight --compress-cache "
+        "--attn-sparsity 0.5 --percent 0 50 50 0 0 50" LEAST,
+        "bench --device sim" T4 " --model opt-125m --prompt-len 32 --gen-len 4 --num-prompts 8 --trace @trace",
+        "policy --model opt-30b" T4 " --explain --json @json --num-prompts 8",
+        "policy --model opt-125m" T4 " --frontier --num-prompts 8",
+        "policy --model opt-1.3b" T4 " --nodes 2 --prompt-len 32 --gen-len 4",
+        "policy --model opt-30b" T4 " --cost-model paper --explain" LEAST,
+        "eval --model models/opt-tiny --device host --perplexity models/prompts.txt --window 64 "
+        "--percent 100 0 100 0 100 0" LEAST,
+        "quantize --model models/opt-tiny --output @packed",
+    };
+    for (size_t i = 0; i < COUNT(runs) && plain; i++) {
+        with.stack = 128 << 10;
+        flexgen_done("%s", runs[i]);
+    }
+}
+
 /* Without a machine that was measured before, and with it. In 16 MB there is no room even for measuring. */
 TEST(every_command_ends_well_or_is_refused_in_a_small_group) {
     if (!plain) return;
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 16 max >&2"), 0);
     CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 50 'percent|quantize' >&2"), 0);
+    CU_ASSERT_EQUAL(system("scripts/limit_test.sh 64 max 'input (prompts|wide|config)' >&2"), 0);
 }
 
 static size_t five_in_use(Gpu *gpu) { return (void)gpu, 5; }

@@ -9,6 +9,7 @@
  * docs/TOUR.md derives are test_tour.c's. */
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/started.h"
@@ -398,7 +399,7 @@ TEST(texts_of_random_weights_are_of_many_tokens) {
 
 /* What mini reports on standard error. */
 typedef struct {
-    double peak[NTIERS], weights[NTIERS];             /* bytes, share */
+    double peak[NTIERS], share[3][NTIERS];            /* bytes; of weights, cache and activations */
     double moved[LINKS], busy[LINKS], percent[LINKS]; /* bytes, seconds, of the time */
     int prompts, gbs, num_gpu_batches, tokens;
     double seconds, rate;
@@ -410,7 +411,8 @@ static Figures read_figures(const char *text) {
     bool whole = true;
     for (int t = 0; t < NTIERS; t++) {
         const char *at = strstr(text, text_of("mini: %s: ", tiers[t]));
-        whole &= at && sscanf(at, "mini: %*[^:]: %lf bytes, %lf of weights", &f.peak[t], &f.weights[t]) == 2;
+        whole &= at && sscanf(at, "mini: %*[^:]: %lf bytes, %lf of weights, %lf of cache, %lf of activations", &f.peak[t],
+                              &f.share[0][t], &f.share[1][t], &f.share[2][t]) == 4;
     }
     for (int c = 0; c < LINKS; c++) {
         const char *at = strstr(text, text_of("mini: %s: ", channel_name[c]));
@@ -520,6 +522,36 @@ TEST(a_delegated_cache_needs_no_more_of_the_GPU_for_more_tokens) {
                                   c / 2 ? "" : "--cpu-cache-compute");
     CU_ASSERT(f[0][1].peak[TIER_GPU] == f[0][0].peak[TIER_GPU] && f[0][1].peak[TIER_CPU] > f[0][0].peak[TIER_CPU]);
     CU_ASSERT(f[1][1].peak[TIER_GPU] > f[1][0].peak[TIER_GPU]);
+}
+
+/* Tensors and sequences rest as a whole, so that a small run gets other shares than it asks for. The cache of one prompt is
+ * more than GPU and CPU may have together: it goes to the disk. Of four equal ones the first does, the second and fourth go
+ * to the GPU, the third to the CPU. A second block is dealt out like the first. A batch that is alone in its block leaves
+ * its activations where they are. */
+TEST(the_report_says_the_shares_that_were_met) {
+    static const struct {
+        const char *flags;
+        double cache[NTIERS], activations[NTIERS];
+    } cases[] = {
+        {"A --percent 50 25 50 25 50 25", {0, 0, 1}, {0, 0, 0}},
+        {"A A A A --percent 50 25 50 25 50 25 --gpu-batch-size 4", {.5, .25, .25}, {0, 0, 0}},
+        {"A A A A --percent 50 25 50 25 50 25 --gpu-batch-size 2 --num-gpu-batches 2", {.5, .25, .25}, {.5, .25, .25}},
+        {"A A A A --percent 50 25 50 25 50 25 --gpu-batch-size 1 --num-gpu-batches 2", {.5, 0, .5}, {.5, 0, .5}},
+        {"A A A A --percent 50 25 50 50 50 50 --gpu-batch-size 1 --num-gpu-batches 1", {0, 1, 0}, {0, 0, 0}},
+    };
+    const double numbers = layer_bytes(&victim->c, false) / 2, largest = 64 * 192 / (3 * numbers);
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        const Result r = DONE("%s %s --max-tokens 2", small(), cases[c].flags);
+        const Figures f = read_figures(r.err);
+        for (int t = 0; t < NTIERS; t++) {
+            CU_ASSERT_EQUAL(f.share[1][t], cases[c].cache[t]);
+            CU_ASSERT_EQUAL(f.share[2][t], cases[c].activations[t]);
+        }
+        const double *weights = f.share[0];
+        CU_ASSERT(fabs(weights[TIER_GPU] - .5) <= largest && fabs(weights[TIER_CPU] - .25) <= largest);
+        CU_ASSERT(fabs(weights[TIER_GPU] + weights[TIER_CPU] + weights[TIER_DISK] - 1) <= 2e-4);
+        CU_ASSERT_PTR_NOT_NULL(strstr(r.err, "of activations; weights of F16 stay in the checkpoint\n"));
+    }
 }
 
 /* A long prompt has more than half of all tokens and comes first, so that the CPU gets it. The three short prompts then fit
@@ -849,13 +881,43 @@ TEST(a_block_may_have_more_places_than_there_are_prompts) {
     }
 }
 
+/* Where all fits and nothing binds but the processor, T / bls is the same for all blocks. Then GPU batches are as large as
+ * they can be with a prompt in each place: 48 is the last size before 50, and 4 before 7. */
+TEST(of_blocks_that_are_equally_good_the_largest_batch_is_taken) {
+    static const int count[][2] = {{50, 48}, {7, 4}};
+    for (int c = 0; c < 2; c++) {
+        char lines[100];
+        for (int i = 0; i < 2 * count[c][0]; i++) lines[i] = i % 2 ? '\n' : 'A';
+        write_file(small(), "equal.txt", lines, 2 * (size_t)count[c][0]);
+        const Figures f = FIGURES("%1$s --prompts %1$s/equal.txt --max-tokens 2 --gpu-mem 1e9 --cpu-mem 1e9", small());
+        CU_ASSERT(f.gbs == count[c][1] && f.num_gpu_batches == 1);
+    }
+}
+
+/* A search says which time it expects: for as many prompts as the block has, that of --policy with the same block. A given
+ * placement was not searched for. */
+TEST(a_searched_run_says_the_time_that_was_predicted) {
+    static const char machine[] =
+        "{\"gmem\":1e9,\"cmem\":1e9,\"nmem\":1e9,\"ctog_bdw\":1e9,\"gtoc_bdw\":1e9,\"dtoc_bdw\":1e9,"
+        "\"ctod_bdw\":1e9,\"mm_flops\":1e7,\"bmm_flops\":1e7,\"cpu_flops\":1e7}";
+    write_file(small(), "slow.json", machine, strlen(machine));
+    const char *flags = text_of("--max-tokens 9 --gpu-batch-size 2 --num-gpu-batches 1 --hardware %s/slow.json", small());
+    const Result r = DONE(TINY " Mum Mum %s", flags), policy = DONE(TINY " --policy 2 %s", flags);
+    double predicted = 0, T = printed(policy.out, "T");
+    const char *at = strstr(r.err, "mini: A.3 predicted ");
+    CU_ASSERT_FATAL(at && sscanf(at, "mini: A.3 predicted %lf s", &predicted) == 1);
+    if (fabs(predicted - T) > .0006) fprintf(stderr, "\n    %g s, and %g s by --policy", predicted, T);
+    CU_ASSERT(T > .1 && fabs(predicted - T) <= .0006);
+    CU_ASSERT_PTR_NULL(strstr(DONE("%s A --max-tokens 2 --percent 100 0 100 0 100 0", small()).err, "predicted"));
+}
+
 /* When a tier lacks room, the next linear program has less of it. The room that another tier has left does not count: here
  * the GPU lacks room, and the shares that are found still satisfy A.3's row of the CPU, with all of its memory: l layers'
  * share of the weights, and one layer of those on disk (cpu_peak^g). */
 TEST(a_search_gives_no_tier_more_than_it_has) {
     const Figures f = FIGURES(TINY " Mum Mum Mum Mum Mum Mum Mum --max-tokens 2 --threads 1 --gpu-mem 7e6 --cpu-mem 3e6");
     const double weight = 8. * 256 * 256 + 4. * 256 * 1024;
-    CU_ASSERT(f.weights[TIER_DISK] > .1 && (f.weights[TIER_CPU] * 6 + f.weights[TIER_DISK]) * weight <= 3e6);
+    CU_ASSERT(f.share[0][TIER_DISK] > .1 && (f.share[0][TIER_CPU] * 6 + f.share[0][TIER_DISK]) * weight <= 3e6);
     /* the first program is solved again without the bytes that A.3 does not count: here nothing else is found */
     DONE(TINY " Mum Mum Mum --max-tokens 4 --threads 1 --hardware hardware/t4.json --gpu-mem 6e6 --cpu-mem 3e6");
 }
@@ -888,8 +950,10 @@ TEST(wrong_use_is_refused_in_one_line) {
                                         "--json another",
                                         "--threads 100000",
                                         "--wrong",
-                                        "--prompts none.txt",
-                                        "--prompts models",
+                                        "-n 4",
+                                        "-h",
+                                        "--prompts models/prompts.txt",
+                                        "--policy 512",
                                         "--hardware none.json",
                                         "--hardware models/prompts.txt",
                                         PERCENT " --offload-dir nowhere"};
@@ -899,13 +963,171 @@ TEST(wrong_use_is_refused_in_one_line) {
     assert_refused(MINI, text_of("%s Mum --trace nowhere/at/all " PERCENT, dir), 1);
     assert_refused(MINI, " ", 2);
     assert_refused(MINI, dir, 2); /* no prompt */
-    assert_refused(MINI, text_of("%s --prompts /dev/null", dir), 2);
+    assert_refused(MINI, "-h", 2);
+    assert_refused(MINI, "--prompts models/prompts.txt", 2);
+    static const char *const policy[] = {"--percent 0 0 0 0 0 0", "--json", "--trace nowhere",
+                                         "--prompts models/prompts.txt"};
+    for (int f = 0; f < 4; f++) assert_refused(MINI, text_of("%s --policy 512 %s", dir, policy[f]), 2);
     assert_refused(MINI, "nowhere Mum", 2);
     assert_refused(MINI, "nowhere --policy 512", 2);
     assert_refused(MINI, text_of("%s --policy 512 --gpu-mem 1e6", paper_model(&large)), 2); /* an impossible machine */
     const Result help = DONE("--help");
     CU_ASSERT(!*help.err && strstr(help.out, "--num-gpu-batches") && strstr(help.out, "--attn-sparsity"));
+    CU_ASSERT(strstr(help.out, "mini MODEL (PROMPT ... | --prompts FILE | --policy S) [FLAGS]\n") == help.out);
+    for (const char *line = help.out; (line = strstr(line, "\n  --")); line++) /* what has a default says it last */
+        CU_ASSERT(strchr("pnjh", line[5]) || strchr(line + 1, '\n')[-1] == ')');
 }
+
+/* More prompts than a block has places, though the product of its sizes is beyond an int. */
+TEST(a_block_may_have_more_places_than_an_int_can_count) {
+    enum { MANY = 46341 };
+    char *lines = keep(calloc(MANY, 2));
+    for (int i = 0; i < MANY; i++) memcpy(lines + 2 * i, "A\n", 2);
+    write_file(small(), "many.txt", lines, 2 * MANY);
+    const Figures f =
+        FIGURES("%1$s --prompts %1$s/many.txt --max-tokens 1 " ALL_ON_GPU " --gpu-batch-size 46341 --num-gpu-batches 46341",
+                small());
+    CU_ASSERT(f.prompts == MANY && f.tokens == MANY);
+}
+
+// ---- Refusals that say the cause ------------------------------------------------------------------------------------
+
+/* It is refused with that status, and says so. */
+static void assert_says(const char *text, int status, const char *said) {
+    const Result r = run(MINI, text);
+    const bool right = was_refused(&r, status) && strstr(r.err, said);
+    if (!right) fprintf(stderr, "\n    %s: status %d, without \"%s\": %s%s", text, r.status, said, r.out, r.err);
+    CU_ASSERT(right);
+}
+
+/* Makes a file of the victim's copy what it cannot be: 0: missing, 1: a pipe that nobody writes, 2: a directory. */
+static const char *with_strange(const char *file, int kind) {
+    const char *dir = copy_of_victim();
+    CHECK(unlink(in_dir(dir, file)) == 0);
+    if (kind == 1) CHECK(mkfifo(in_dir(dir, file), 0600) == 0);
+    if (kind == 2) CHECK(mkdir(in_dir(dir, file), 0700) == 0);
+    return dir;
+}
+
+TEST(a_file_that_cannot_be_read_is_refused_with_the_cause) {
+    static const char *const said[] = {"o such file", "is no regular file", "is no regular file"};
+    for (int f = 0; f < 4; f++)
+        for (int kind = 0; kind < 3; kind++)
+            assert_says(text_of("%s Mum " PERCENT, with_strange(files[f], kind)), 2,
+                        f == 3 && kind == 0 ? "no readable file" : said[kind]);
+    for (int n = 1, refused = 0; refused < 4 && n < 40; n++) { /* as where the user has no right to read one of them */
+        char fault[20];
+        snprintf(fault, sizeof fault, "open:%d:13", n);
+        with.fault = fault;
+        const Result r = run(MINI, text_of("%s Mum " WHOLE_GPU, small()));
+        if (r.status == 0) continue;
+        CU_ASSERT(was_refused(&r, 2) && (strstr(r.err, strerror(EACCES)) || strstr(r.err, "no readable file")));
+        refused++;
+    }
+    assert_says(text_of("%s --prompts none.txt", small()), 2, "o such file");
+    assert_says(text_of("%s --prompts models", small()), 2, "models: is empty, has a NUL byte, or cannot be read");
+    assert_says(text_of("%s --prompts /dev/null", small()), 2, "/dev/null: is empty");
+    write_file(small(), "blank.txt", "\r\n\n", 3);
+    assert_says(text_of("%1$s --prompts %1$s/blank.txt", small()), 2, "blank.txt: has no prompt");
+    write_file(small(), "nul.txt", "a\nb\0c\n", 6);
+    assert_says(text_of("%1$s --prompts %1$s/nul.txt", small()), 2, "nul.txt: is empty, has a NUL byte");
+    const char *dir = text_of("%s/m[1]d", temp_dir());
+    CHECK(mkdir(dir, 0700) == 0);
+    for (int f = 0; f < 4; f++) copy_file(small(), dir, files[f]);
+    assert_says(text_of("'%s' Mum", dir), 2, "no readable file (*, ?, [ and \\ in a directory match others)");
+}
+
+/* A file that ends early, a tensor of another shape or type, a matrix whose rows are no whole groups. */
+TEST(a_model_that_is_not_as_it_should_be_is_refused_with_the_cause) {
+    size_t size;
+    const char *dir = copy_of_victim();
+    char *file = keep(contents(in_dir(dir, "model.safetensors"), &size));
+    write_file(dir, "model.safetensors", file, size - 2);
+    assert_says(text_of("%s Mum", dir), 1, "bytes are not in its file; is that whole?");
+    spoil(dir = copy_of_victim(), "model.safetensors", "[1024,64]", "[64,1024]");
+    assert_says(text_of("%s Mum", dir), 1, "embed_tokens.weight: is not there as F16 of 1024 x 64");
+    spoil(dir = copy_of_victim(), "model.safetensors", "\"F16\"", "\"F32\"");
+    assert_says(text_of("%s Mum", dir), 1, "the engine reads other types");
+    Model odd = model_of(victim);
+    odd.config.h2 = 96;
+    write_model(dir = copy_of_victim(), &odd);
+    DONE("%s Mum --max-tokens 2 --compress-cache " ALL_ON_GPU, dir);
+    assert_says(text_of("%s Mum --max-tokens 2 --compress-weight " ALL_ON_GPU, dir), 2, "multiples of 64");
+    spoil(dir = copy_of_victim(), "vocab.json", "{", "{\"q z\":300,");
+    assert_says(text_of("%s Mum", dir), 1, "\"q z\" has no id of its own below vocab_size, or a blank");
+    spoil(dir = copy_of_victim(), "vocab.json", "{", "{\"\":300,");
+    assert_says(text_of("%s Mum", dir), 1, "\"\" has no id of its own");
+}
+
+/* One word of 40,000 letters would take the square of that; a text of many words is refused before it is all cut. */
+TEST(a_long_text_is_refused_before_it_takes_long) {
+    enum { LENGTH = 1 << 20 };
+    char *text = keep(malloc(LENGTH));
+    struct rusage before, after;
+    for (int words = 0; words < 2; words++) {
+        for (int i = 0; i < LENGTH; i++) text[i] = (char)('a' + i * 7 % 26);
+        for (int i = 0; words && i < LENGTH; i += 1000) text[i] = ' ';
+        write_file(small(), "long.txt", text, words ? LENGTH : 40000);
+        getrusage(RUSAGE_CHILDREN, &before);
+        assert_says(text_of("%1$s --prompts %1$s/long.txt", small()), 2, words ? "384 positions" : "more than 4096 bytes");
+        getrusage(RUSAGE_CHILDREN, &after);
+        CU_ASSERT(after.ru_utime.tv_sec - before.ru_utime.tv_sec <= 1);
+    }
+}
+
+/* By its name, a link to it, or another name of it. A trace of before is written over. */
+TEST(a_trace_is_no_input_by_any_name) {
+    static const char *const names[] = {"", "%s/link", "%s/hard"};
+    for (int f = 0; f < 6; f++)
+        for (int name = 0; name < 3; name++) {
+            const char *dir = copy_of_victim();
+            copy_file("hardware", dir, "t4.json");
+            copy_file("models", dir, "prompts.txt");
+            const char *file = f < 4 ? files[f] : f == 4 ? "t4.json" : "prompts.txt", *path = text_of("%s/%s", dir, file);
+            CHECK(symlink(path, in_dir(dir, "link")) == 0);
+            CHECK(link(path, in_dir(dir, "hard")) == 0);
+            size_t size, left;
+            char *before = keep(contents(path, &size));
+            const char *trace = name ? text_of(names[name], dir) : path;
+            assert_says(
+                text_of("%1$s --prompts %1$s/prompts.txt --hardware %1$s/t4.json --max-tokens 2 --trace %2$s", dir, trace),
+                2, "is also the file of --trace");
+            const char *after = keep(contents(path, &left));
+            CU_ASSERT(left == size && !memcmp(before, after, size));
+        }
+    const char *trace = text_of("%s/trace.json", temp_dir());
+    for (int i = 0; i < 2; i++) DONE("%s Mum " WHOLE_GPU " --trace %s", small(), trace);
+}
+
+/* What was generated is printed even if the trace cannot be; what cannot be printed is not called a success. */
+TEST(a_full_disk_is_called_so_and_costs_no_text) {
+    const Result good = DONE("%s Mum " WHOLE_GPU, small());
+    const Result r = run(MINI, text_of("%s Mum " WHOLE_GPU " --trace /dev/full", small()));
+    CU_ASSERT(r.status == 1 && !strcmp(r.out, good.out) &&
+              strstr(r.err, "mini: --trace: the file could not be written whole\n"));
+    with.file = 100 << 10;
+    assert_says(text_of("%s --prompts %s --percent 0 0 0 0 0 0 --gpu-batch-size 12 --max-tokens 99", small(),
+                        prompts_file(PROMPTS)),
+                1, strerror(EFBIG));
+    with.output = "/dev/full";
+    assert_says(text_of("%s Mum " WHOLE_GPU, small()), 1, "standard output could not be written whole");
+    with.fault = "thread:1:11";
+    assert_says(text_of("%s Mum --threads 1 " WHOLE_GPU, small()), 1, "ulimit");
+}
+
+/* A file of the model loses its end while its weights are read from it. */
+TEST(a_model_that_is_cut_short_while_it_runs_is_one_line) {
+    const char *dir = copy_of_victim();
+    const pid_t pid = start(MINI, text_of("%s Mum --percent 0 0 100 0 100 0 --max-tokens 99 --dtoc 1e6", dir));
+    bool runs = false;
+    for (int tries = 0; tries < 2000 && !runs; tries++)
+        runs = !system(text_of("grep -q '%s.*(deleted)' /proc/%d/maps", offload, (int)pid));
+    CHECK(truncate(in_dir(dir, "model.safetensors"), 9) == 0);
+    const Result r = finish(pid);
+    CU_ASSERT(runs && was_refused(&r, 1) && strstr(r.err, "a file of the model was cut short"));
+}
+
+// ---- What may be written --------------------------------------------------------------------------------------------
 
 /* Lines may end in CR LF; empty ones are no prompts. */
 TEST(a_line_is_a_prompt) {
@@ -1002,13 +1224,17 @@ TEST(words_and_pairs_are_those_of_the_engine) {
 TEST(a_spoilt_file_is_refused_and_lesser_faults_do_no_harm) {
     static const struct {
         const char *file, *from, *to[11];
-    } edits[2][19] = {
+    } edits[2][21] = {
         {
             {TENSORS, "\"F16\"", {"\"I64\"", "7", "\"F32\"", "null", "\"F16"}},
             {TENSORS,
              BYTES,
              {"[131072,0]", "[0,131074]", "[-131072,0]", "[0,1e300]", "[1e18,1000000000000131072]", "[.5,131072.5]",
               "[0,nan]", "[0]", "\"0,131072\"", "[[0],131072]"}},
+            {TENSORS,
+             TABLE,
+             {"[-1024,-64]", "[65536]", "[]", "64", "[1e308,1e308]", "[\"a\",{}]", "[4294967296,4294967296]", "[2048,32]",
+              "[64,1024]"}},
             {TENSORS, "embed_tokens", {"embed_token", "embed_tok\\u00", "\\ud800\\u0041", "\\q"}},
             {TENSORS, "layers.2.fc1.weight", {"layers.0.fc1.weight"}},
             {"config.json", "", {"", "7", "{"}},
@@ -1025,12 +1251,10 @@ TEST(a_spoilt_file_is_refused_and_lesser_faults_do_no_harm) {
             {"vocab.json", ":5,", {":1024,", ":-5,", ":6,", ":{},", ","}},
             {"merges.txt", "h e", {"he", "h", "h e e", "h \377", "zq xq", "q z"}},
             {"vocab.json", "\"a\"", {"\"~~~\""}},
+            {"vocab.json", "{", {"{\"q z\":300,", "{\"q\\u0020z\":300,", "{\"\":300,"}},
         },
         {
-            {TENSORS,
-             TABLE,
-             {"[1024,65]", "[-1024,-64]", "[65536]", "[]", "[1024,64,1]", "64", "[1e308,1e308]", "[\"a\",{}]",
-              "[4294967296,4294967296]", "[2048,32]"}},
+            {TENSORS, TABLE, {"[1024,65]", "[1024,64,1]", "[ 1024 , 64 ]"}},
             {"vocab.json", ":5,", {":5.5,", ":5"}},
             {"merges.txt", "h e", {"h ", " e", ""}},
             {TENSORS, "{\"dtype\"", {"[\"dtype\"", "{dtype"}},

@@ -1,8 +1,9 @@
 /* test_pipeline.c: the network of a pipeline alone, over MPI between processes. A test "over mpi ..." starts this program
  * under mpirun as so many stages, which run the same test: in them stage_net gives their Net. How stages agree is also
- * tried between the threads of this process. At the end flexgen itself runs under mpirun, and a stage of it fails. What
- * stages compute is test_stages.c's. */
+ * tried between the threads of this process. At the end flexgen itself runs under mpirun: with the flags that decide what
+ * stages wait for, and so that a stage of it fails. What stages compute is test_stages.c's. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -381,6 +382,44 @@ static off_t grown(const char *path, off_t than) {
     return st.st_size;
 }
 
+/* What stages wait for depends on the flags, and each combination may have a circle of its own: then mpirun is ended when
+ * its time is over. There are more prompts than seats, and their numbers of tokens differ, so that on the diagonal seats
+ * refill.
+ */
+static const char *const policies[] = {
+    "--schedule row --flights 1 --synchronize --compress-weight --compress-cache",
+    "--schedule zigzag --flights 2 --synchronize --cpu-cache-compute",
+    "--schedule diagonal --flights 1 --synchronize",
+    "--schedule diagonal --flights 3 --no-overlap --attn-sparsity 0.3 --cpu-cache-compute",
+};
+
+TEST(over_mpi_every_policy_gives_the_text_of_one_machine) {
+    const char *bin = getenv("FLEXGEN_BIN");
+    char dir[200], prompts[2000] = "", flags[1000], arguments[1400];
+    snprintf(dir, sizeof dir, "%s", temp_dir());
+    if (!bin) bin = "./flexgen";
+    for (int i = 0; i < 14; i++)
+        sprintf(prompts + strlen(prompts), "{\"prompt\": \"Tom has %d\", \"max_tokens\": %d}\n", i, 1 + i * 5 % 7);
+    write_file(dir, "prompts", prompts, strlen(prompts));
+    for (int i = 0; i < COUNT(policies); i++)
+        for (int stages = 1; stages <= MAX_STAGES; stages++) {
+            snprintf(flags, sizeof flags,
+                     "generate --model models/opt-tiny --prompts %s/prompts --output %s/%s --overwrite --threads 1 "
+                     "--gpu-mem 256M --cpu-mem 256M --disk-mem 512M --percent 50 30 40 30 40 30 "
+                     "--gpu-batch-size 2 --num-gpu-batches 2 %s",
+                     dir, dir, stages == 1 ? "alone" : "shared", policies[i]);
+            snprintf(arguments, sizeof arguments, "-n %d sh -c ': >\"$FLEXGEN_TEST_PIDS/$$\"; exec \"$0\" \"$@\"' %s %s",
+                     stages, bin, flags);
+            const int status = hear(start("", arguments), stages);
+            if (status) fprintf(stderr, "\n    %d stages, %s:\n%s\n", stages, policies[i], said);
+            CU_ASSERT_EQUAL_FATAL(status, 0);
+            if (stages == 1) continue;
+            char *alone = contents(in_dir(dir, "alone"), NULL), *shared = contents(in_dir(dir, "shared"), NULL);
+            CU_ASSERT_STRING_EQUAL(shared, alone);
+            free(alone), free(shared);
+        }
+}
+
 /* The first stage stores its new k and v slowly. Either it alone gets a signal, and its lanes stop while it waits for
  * tokens that nobody can make any more; or the second stage's copy of the model changes when the job has begun, so that its
  * part is worth nothing. That one finds it when it has stored its k and v, 50 ms a layer, while the first has all tokens.
@@ -411,6 +450,31 @@ TEST(over_mpi_a_job_ends_when_one_stage_must_and_keeps_its_journal) {
             strstr(said, stopped ? "flexgen: stage 0: stopped by SIGTERM; go on with --resume" : "flexgen: stage 1: "));
         CU_ASSERT(stopped || strstr(said, "was changed while it was in use"));
         CU_ASSERT(!access(journal, F_OK));
+    }
+}
+
+/* The second stage's copy of the model differs: in a matrix between its ends, or in which ids two tokens have. */
+TEST(over_mpi_a_stage_with_another_model_or_tokenizer_names_itself) {
+    static const char *const says[] = {"flexgen: stage 1: has another model than stage 0",
+                                       "flexgen: stage 1: has another tokenizer than stage 0"};
+    enum { ENDS = 4096 };
+    static const char zeros[1 << 20];
+    for (int way = 0; way < 2; way++) {
+        char command[600];
+        Error err;
+        const char *dir = temp_dir();
+        snprintf(command, sizeof command, "cd models/opt-tiny && cp * '%s' && sed -i '%s' '%s/vocab.json'", dir,
+                 way ? "s/\"!\": 4, \"\\\\\"\": 5/\"!\": 5, \"\\\\\"\": 4/" : "", dir);
+        CHECK(!system(command));
+        Checkpoint *c = checkpoint_open(dir, &err);
+        const Tensor *fc1 = &c->layer[3][FC1_W];
+        const int fd = open(in_dir(dir, "model.safetensors"), O_WRONLY);
+        if (!way) CHECK(pwrite(fd, zeros, tensor_bytes(*fc1) - 2 * ENDS, (off_t)fc1->offset + ENDS) > 0);
+        CHECK(!close(fd));
+        checkpoint_close(c);
+        CU_ASSERT_NOT_EQUAL(
+            hear(start_program("generate --prompt Once --max-tokens 2 --threads 1", "models/opt-tiny", dir, ":"), 2), 0);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said, says[way]));
     }
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -219,18 +220,53 @@ TEST(the_small_files_come_along) {
     CU_ASSERT(stat(to, &st) == 0 && (st.st_mode & 0777) == (0777 & ~mask));
 }
 
-/* Nobody has a lock on what a process that has ended had begun. Another process begins one with the same target. */
+/* As in a download, where all files are links into a directory of blobs. Other links may lead anywhere. */
+TEST(links_are_followed_only_to_what_a_model_needs) {
+    static const char *const needed[] = {"config.json", "vocab.json", "merges.txt", TENSORS}, *const others[] = {
+                                                                                                  "notes.txt",
+                                                                                                  "generation_config.json",
+                                                                                                  "dangling.json"};
+    const char *from = model_dir(small), *blobs = temp_dir();
+    write_file(from, "vocab.json", "{}", 2), write_file(from, "merges.txt", "", 0);
+    for (int i = 0; i < 4; i++) {
+        const char *name = in_dir(from, needed[i]), *blob = in_dir(blobs, needed[i]);
+        CHECK(!rename(name, blob) && !symlink(blob, name));
+    }
+    write_file(blobs, "secret", "secret", 6);
+    for (int i = 0; i < 3; i++) CHECK(!symlink(in_dir(blobs, i < 2 ? "secret" : "none"), in_dir(from, others[i])));
+    write_file(from, "special_tokens_map.json", "{}", 2);
+    const char *to = copy_of(from, WHOLE);
+    CU_ASSERT_EQUAL(count_files(to), 5);
+    is_packed_copy(to, from);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat st;
+    CHECK(!stat(path, &st));
+    return st.st_mode & 0777;
+}
+
+/* The mode of an empty directory that was there, also where the copy fails. */
+TEST(a_copy_keeps_the_mode_of_its_directory) {
+    Model odd = small;
+    odd.odd = LAYER_0 + FC1_B, odd.odd_number = NAN;
+    for (int fails = 0; fails < 2; fails++) {
+        const char *from = model_dir(fails ? odd : small), *to = in_dir(temp_dir(), "new");
+        CHECK(!mkdir(to, 0700));
+        CU_ASSERT_EQUAL(quantized(from, to, WHOLE), -fails);
+        CU_ASSERT(mode_of(to) == 0700 && (count_files(to) == 0) == fails);
+    }
+}
+
+/* Another process begins one with the same target. */
 TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
     for (int directory = 1; directory >= 0; directory--) {
-        const char *dir = temp_dir(), *to = in_dir(dir, "new");
-        const char *dead = in_dir(dir, "new.tmp-12345"), *foreign = in_dir(dir, "new.tmp-1x");
+        const char *dir = temp_dir(), *to = in_dir(dir, "new"), *dead = leave_unfinished(to, directory);
         char mine[720];
         int status;
-        CHECK(!mkdir(dead, 0700) && !mkdir(foreign, 0700));
-        write_file(dead, "config.json", "{}", 2);
         const int fd = unfinished_begin(to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
-        CU_ASSERT(access(dead, F_OK) && !access(foreign, F_OK));
+        CU_ASSERT(access(dead, F_OK));
         strcpy(mine, unfinished_name());
         const pid_t other = fork();
         if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
@@ -239,6 +275,93 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
         CU_ASSERT(access(mine, F_OK));
         if (!directory) close(fd);
     }
+}
+
+/* What makes a file or directory beside a result another's. The first three have names that a user may choose. */
+typedef enum { NUMBER, NOTHING, PICKED, OUR_LINK, REPLACED, LOCKED, OWNED, FILLED, NWAYS } Way;
+
+static bool is_possible(Way way, bool directory) {
+    if (way == OWNED) return !geteuid();
+    return directory || way != FILLED;
+}
+
+/* Makes a file or directory that is no link and not ours. */
+static void make_plain(const char *name, bool directory) {
+    const int fd = directory ? mkdir(name, 0700) : open(name, O_WRONLY | O_CREAT, 0600);
+    CHECK(fd >= 0);
+    if (!directory) close(fd);
+}
+
+/* Makes it beside dir/new. Returns its name, and in *lock what is to be closed. */
+static const char *make_foreign(const char *dir, Way way, bool directory, int *lock) {
+    static const char *const chosen[] = {"new.tmp-77", "new.tmp-", "new.tmp-0123456789abcdef-0123456789abcdef"};
+    static char name[MAX_PATH];
+    const char *aside = in_dir(dir, "aside");
+    if (way == OWNED) CHECK(!chmod(in_dir(dir, ".."), 0711) && !chmod(dir, 0777) && !seteuid(1));
+    strcpy(name, way <= PICKED ? in_dir(dir, chosen[way]) : leave_unfinished(in_dir(dir, "new"), directory));
+    if (way == OWNED) CHECK(!seteuid(0));
+    if (way == OUR_LINK || way == REPLACED) CHECK(!rename(name, aside));
+    if (way == OUR_LINK) CHECK(!symlink("aside", name));
+    if (way <= PICKED || way == REPLACED) make_plain(name, directory);
+    if (way == LOCKED) CHECK((*lock = open(name, O_RDONLY)) >= 0 && !flock(*lock, LOCK_EX));
+    if (way == FILLED) write_file(name, "notes", "precious", 8);
+    return name;
+}
+
+/* A file or a directory is removed only if its name proves that this program made it, and only what a copy has is removed
+ * from a directory. */
+TEST(what_is_not_proven_to_be_ours_stays) {
+    for (int i = 0; i < 2 * NWAYS; i++) {
+        const Way way = i / 2;
+        const bool directory = i % 2;
+        char dir[300];
+        int lock = -1;
+        struct stat st;
+        if (!is_possible(way, directory)) continue;
+        strcpy(dir, temp_dir());
+        const char *name = make_foreign(dir, way, directory, &lock);
+        const int before = count_files(dir), fd = unfinished_begin(in_dir(dir, "new"), false, &err);
+        CU_ASSERT_FATAL(fd >= 0);
+        unfinished_remove();
+        CU_ASSERT(!lstat(name, &st) && count_files(dir) == before);
+        CU_ASSERT(way != FILLED || !access(in_dir(name, "notes"), F_OK));
+        CU_ASSERT(way != OUR_LINK || !directory || !access(in_dir(in_dir(dir, "aside"), "config.json"), F_OK));
+        close(fd), close(lock);
+    }
+}
+
+/* In this program instead of libc's: what is to be locked gets another name before. */
+static const char *moved, *place; /* NULL: nothing */
+int flock(int fd, int how) {
+    if (moved) CHECK(!rename(moved, place));
+    moved = NULL;
+    return (int)syscall(SYS_flock, fd, how);
+}
+
+/* Between the moments in which another process sees it and could lock it. */
+TEST(a_copy_that_is_just_being_completed_stays) {
+    char done[400];
+    const char *dir = temp_dir(), *to = in_dir(dir, "new");
+    strcpy(done, in_dir(dir, "done"));
+    moved = leave_unfinished(to, true);
+    place = done;
+    const int fd = unfinished_begin(to, false, &err);
+    CU_ASSERT_FATAL(fd >= 0);
+    unfinished_remove();
+    close(fd);
+    CU_ASSERT(!moved && !access(in_dir(done, "config.json"), F_OK));
+}
+
+/* At a name that somebody else could guess. */
+TEST(a_planted_link_is_not_written_through) {
+    char planted[60];
+    const char *dir = temp_dir(), *to = in_dir(dir, "new");
+    struct stat st;
+    snprintf(planted, sizeof planted, "new.tmp-%d", (int)getpid());
+    CHECK(!symlink("file", in_dir(dir, planted)));
+    FILE *out = output_open("--json", to, &err);
+    CU_ASSERT_FATAL(out && fputs("{}", out) >= 0 && !output_close(out, "--json", to, &err));
+    CU_ASSERT(!lstat(to, &st) && S_ISREG(st.st_mode) && access(in_dir(dir, "file"), F_OK));
 }
 
 // ---- What is refused ------------------------------------------------------------------------------------------------

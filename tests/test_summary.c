@@ -139,6 +139,12 @@ TEST(the_waves_of_the_kernels_are_of_todays_constants) {
     CU_ASSERT(strstr(printed, "| 30B | FC2 |") && there && !there[strlen(printed)]);
 }
 
+/* No row has bytes of local memory: neither spilled registers nor arrays without a place in registers. */
+TEST(no_kernel_spills) {
+    CU_ASSERT_EQUAL(shell("grep '^| `' $here/results/kernels.md >rows && grep -v '| 0 |$' rows"), 1);
+    CU_ASSERT_STRING_EQUAL(printed, "");
+}
+
 typedef struct {
     const char *path, *text;
 } File;
@@ -147,6 +153,27 @@ typedef struct {
 static void make_tree(const char *folders, const File *file) {
     CU_ASSERT_EQUAL_FATAL(shell("rm -rf tree && mkdir tree && cd tree && mkdir %s", folders), 0);
     for (; file->path; file++) write_file(in_dir(suite_dir(), "tree"), file->path, file->text, strlen(file->text));
+}
+
+// ---- scripts/setup.sh, and temporary files ------------------------------------------------------------------------------
+
+/* Root writes to no name in a directory of everybody's that others can foresee: it could be a link of theirs. Here `id`
+ * says that this is root, and `apt-get` installs nothing. */
+TEST(what_is_missing_is_installed_without_a_name_that_others_can_foresee) {
+    CU_ASSERT_EQUAL_FATAL(shell("mkdir -p bin tmp && echo kept >victim && ln -s ../victim tmp/flexgen-setup.lock && "
+                                "printf '#!/bin/sh\necho 0\n' >bin/id && printf '#!/bin/sh\n: >asked\n' >bin/apt-get && "
+                                "chmod +x bin/*"),
+                          0);
+    CU_ASSERT_EQUAL(shell("PATH=$PWD/bin:$PATH TMPDIR=$PWD/tmp $here/scripts/setup.sh cc flexgen-has-no-such.h:package"),
+                    0);
+    CU_ASSERT_STRING_EQUAL(printed, "installing package\n");
+    CU_ASSERT_EQUAL(shell("[ -e asked ] && cat victim && ls tmp"), 0);
+    CU_ASSERT_STRING_EQUAL(printed, "kept\nflexgen-setup.lock\n");
+}
+
+TEST(no_script_writes_to_a_fixed_name_in_a_directory_of_everybodys) {
+    CU_ASSERT_EQUAL(
+        shell("grep -nE '(>|default=) *\"?(\\$\\{?TMPDIR|/tmp/|/var/tmp/|/dev/shm/)' -r $here/scripts $here/.ci"), 1);
 }
 
 // ---- scripts/size.py ------------------------------------------------------------------------------------------------

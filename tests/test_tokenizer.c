@@ -82,11 +82,10 @@ TEST(ids_equal_hugging_face) {
     int different = 0;
     open_in(base, given ? 50272 : VOCAB);
     snprintf(path, sizeof path, "%s.jsonl", base);
-    Lines lines = {.name = path};
-    char *all = contents(path, &lines.len);
-    lines.text = all;
-    while (line_next(&lines)) {
-        cJSON *line = json_parse(lines.line, lines.size, &err);
+    Lines lines;
+    ASSERT_OK(lines_open(&lines, path, &err));
+    while (line_next(&lines, &err) > 0) {
+        cJSON *line = line_parse(&lines, (const char *[]){"ids", "text", "hex", "words", NULL}, &err);
         const cJSON *golden = json_get(line, "ids"), *id = golden->child, *hex = json_get(line, "hex");
         char *text = xstrdup((hex ? hex : json_get(line, "text"))->valuestring);
         const size_t len = strlen(text) / (hex ? 2 : 1);
@@ -110,7 +109,7 @@ TEST(ids_equal_hugging_face) {
     if (given) fprintf(stderr, "%d of %d lines differ ... ", different, lines.number);
     CU_ASSERT_EQUAL(different, 0);
     CU_ASSERT(lines.number >= 300);
-    free(all);
+    lines_close(&lines);
 }
 
 /* Returns true if `list` has these ids. */
@@ -131,13 +130,13 @@ TEST(directories_are_read_as_hugging_face_reads_them) {
         char dir[100], path[120];
         OptConfig c;
         bool tied;
-        size_t len;
         snprintf(dir, sizeof dir, "tests/golden/forms/%s", forms[i]);
         snprintf(path, sizeof path, "%s/golden.jsonl", dir);
         ASSERT_OK(config_read(&c, &tied, dir, &err));
         open_in(dir, c.vocab);
-        char *all = contents(path, &len);
-        for (Lines lines = {.name = path, .text = all, .len = len}; line_next(&lines); prompts++) {
+        Lines lines;
+        ASSERT_OK(lines_open(&lines, path, &err));
+        for (; line_next(&lines, &err) > 0; prompts++) {
             cJSON *line = json_parse(lines.line, lines.size, &err);
             const cJSON *text = json_get(line, "text"), *eos = json_get(line, "eos");
             if (eos) {
@@ -155,7 +154,7 @@ TEST(directories_are_read_as_hugging_face_reads_them) {
             decodes(ids, n, json_get(line, "back")->valuestring);
             free(ids), cJSON_Delete(line);
         }
-        free(all);
+        lines_close(&lines);
     }
     CU_ASSERT_EQUAL(prompts, 31 * (int)COUNT(forms));
 }
@@ -482,6 +481,23 @@ TEST(a_long_piece_is_found_before_a_short_one_and_a_blank_is_taken_along_once) {
         CU_ASSERT(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * sizeof *ids));
         free(ids);
     }
+}
+
+/* By the token in front, by what is added, and by how. */
+TEST(a_digest_tells_two_tokenizers_apart) {
+    static const char *const forms[] = {"published", "no-bos", "bos-4", "legacy", "grown-4", "spoilt"};
+    uint64_t digest[COUNT(forms)];
+    const char *spoilt = copy_of_form("grown-5");
+    spoil(spoilt, "tokenizer.json", "\"lstrip\": false", "\"lstrip\": true");
+    for (size_t i = 0; i < COUNT(forms); i++)
+        for (int twice = 0; twice < 2; twice++) {
+            char dir[100];
+            snprintf(dir, sizeof dir, "tests/golden/forms/%s", forms[i]);
+            open_in(i + 1 < COUNT(forms) ? dir : spoilt, 330);
+            CU_ASSERT(!twice || tokenizer_digest(tokenizer) == digest[i]);
+            digest[i] = tokenizer_digest(tokenizer);
+            for (size_t before = 0; before < i; before++) CU_ASSERT_NOT_EQUAL(digest[before], digest[i]);
+        }
 }
 
 /* A piece that takes white space along may stand for any number of bytes. */

@@ -16,8 +16,8 @@ static const size_t roomy[NTIERS] = {(size_t)1 << 50, (size_t)1 << 50, (size_t)1
 
 /* Where only products take time. A row of a layer takes 2 (4 h1^2 + 2 h1 h2) flops, which are a second; so are those of a
  * row of the head, 2 h1 vocab. */
-enum { H1 = 60, H2 = 100, VOCAB = 440, FLOPS = 2 * (4 * H1 * H1 + 2 * H1 * H2) };
-static Checkpoint *model_of(int l) { return checkpoint_dummy(&(OptConfig)TEST_CONFIG(l, H1, H2, 3, VOCAB, 2), 3); }
+enum { H1 = 64, H2 = 128, VOCAB = 512, FLOPS = 2 * (4 * H1 * H1 + 2 * H1 * H2) };
+static Checkpoint *model_of(int l) { return checkpoint_dummy(&(OptConfig)TEST_CONFIG(l, H1, H2, 4, VOCAB, 2), 3); }
 
 /* A pipeline of l layers and its task, with a trace on every stage; layers: of each, or NULL. */
 static void open_stages(int l, int m, const char *layers, const Policy *policy, Task whole, const Hardware *hardware,
@@ -118,13 +118,18 @@ TEST(pipelines_take_the_time_that_they_must) {
     }
 }
 
-/* A pipeline on the t4 with a bit of everything everywhere. */
+/* A pipeline on the t4. */
 static Hardware machine;
+static void open_on_t4(int m, const Policy *p) {
+    ASSERT_OK(hardware_read(&machine, "hardware/t4.json", &err));
+    open_stages(7, m, NULL, p, equal_task(20, 9, 5), &machine, 1e8, 1e-5);
+}
+
+/* One with a bit of everything everywhere. */
 static void open_mixed(int m, int way) {
     Policy p = on_tiers(.4, .3, .34, .33, way % 2 ? 1 : .34, way % 2 ? 0 : .33, 3, 2);
     p.flights = 1 + way, p.schedule = way % 3, p.overlap = way != 3, p.delegated = way / 2 % 2;
-    ASSERT_OK(hardware_read(&machine, "hardware/t4.json", &err));
-    open_stages(7, m, NULL, &p, equal_task(20, 9, 5), &machine, 1e8, 1e-5);
+    open_on_t4(m, &p);
 }
 
 TEST(one_stage_is_the_plain_sim_bit_for_bit) {
@@ -138,6 +143,31 @@ TEST(one_stage_is_the_plain_sim_bit_for_bit) {
         rig_close(&plain);
         close_stages();
     }
+}
+
+/* Sims that wait for each other in a circle abort. Each combination of flags may have a circle of its own. There are more
+ * prompts than seats, so that on the diagonal seats refill. */
+TEST(every_policy_ends_with_every_number_of_stages) {
+    static const struct {
+        bool delegated, packed;
+        double sparsity;
+    } numbers[] = {{false, false, 1}, {true, false, 1}, {true, false, .3}, {false, true, 1}, {true, true, .3}};
+    static const struct { bool overlap, synchronize; } waits[] = {{true, false}, {true, true}, {false, false}};
+    for (int m = 2; m <= 5; m++)
+        for (int flights = 1; flights <= 3; flights++)
+            for (int schedule = 0; schedule < 3; schedule++)
+                for (size_t n = 0; n < COUNT(numbers); n++)
+                    for (size_t w = 0; w < COUNT(waits); w++) {
+                        Policy p = on_tiers(.4, .3, .34, .33, .34, .33, 2, 3);
+                        p.flights = flights, p.schedule = schedule;
+                        p.delegated = numbers[n].delegated, p.sparsity = numbers[n].sparsity;
+                        p.weight_packed = p.cache_packed = numbers[n].packed;
+                        p.overlap = waits[w].overlap, p.synchronize = waits[w].synchronize;
+                        open_on_t4(m, &p);
+                        ASSERT_OK(run_all((Listener){0}));
+                        CU_ASSERT(stats.generated == 20 * 5 && stages.stage[0].stats.generated == 20 * 5);
+                        close_stages();
+                    }
 }
 
 /* A stage's thread that sleeps for as long as chance has it: up to a tenth of a millisecond. */

@@ -19,10 +19,11 @@ void test_add(const char *name, void (*run)(void));
 /* max|a-b| / max|b|, the error of a row of numbers relative to its largest one. NaN anywhere gives NaN, which is not
  * `<=` any tolerance, so that the assertion fails. */
 double max_norm_error(const float *a, const float *b, size_t n);
-/* A fresh directory under TMPDIR, removed with everything in it after the suite. Its path stays until the fourth call
- * behind this one. */
+/* A fresh directory under TMPDIR, removed with everything in it when the suite ends, or by the next one if it was killed.
+ * Its path stays until the fourth call behind this one. */
 const char *temp_dir(void);
-void remove_temp_dirs(void);
+void forget_temp_dirs(void); /* in a child, which is then a suite of its own */
+void remove_temp_dirs(void); /* exit calls it; a program that dies has to */
 /* Entries of a directory. */
 int count_files(const char *dir);
 /* Writes bytes to dir/name. */
@@ -31,6 +32,9 @@ void write_file(const char *dir, const char *name, const void *bytes, size_t len
 char *in_dir(const char *dir, const char *name);
 /* A whole file, which the caller frees, and in *len, if that is not NULL, its bytes. Without it the test ends. */
 char *contents(const char *path, size_t *len);
+/* What a process leaves that is killed while it makes a result at PATH: a directory with one file, or a file. Its name,
+ * until the next call. */
+const char *leave_unfinished(const char *path, bool directory);
 void copy_file(const char *from, const char *to, const char *name); /* from one directory to another */
 bool has_python(void);                                              /* without it what is about scripts is left out */
 /* In a child: fd is the file, opened with these flags. */
