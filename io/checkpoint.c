@@ -262,6 +262,16 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     return status;
 }
 
+bool is_model_text(const char *name) {
+    static const char *const names[] = {
+        "config.json", "generation_config.json", "tokenizer.json",          "vocab.json",
+        "merges.txt",  "tokenizer_config.json",  "special_tokens_map.json", "added_tokens.json"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        is |= !strcmp(name, names[i]);
+    return is;
+}
+
 void generation_notice(FILE *out, const char *dir) {
     static const char *const names[] = {"do_sample",      "num_beams",      "repetition_penalty",
                                         "min_new_tokens", "bad_words_ids",  "no_repeat_ngram_size",

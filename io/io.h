@@ -227,6 +227,9 @@ enum { MAX_CONFIG = 1 << 20, MAX_INDEX = 16 << 20, MAX_HEADER = 100 << 20 };
  * it has any. Returns -1 and fills err if it is not an OPT model's. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
 
+/* Returns true if a model's file of this name decides, besides its tensors, what the model
+ * generates: its configuration and its tokenizer. */
+bool is_model_text(const char *name);
 /* Writes a line that names the fields of dir/generation_config.json that change what Hugging Face
  * generates and are not used here; nothing if there are none. */
 void generation_notice(FILE *out, const char *dir);

@@ -222,13 +222,12 @@ TEST(the_small_files_come_along) {
 
 /* As in a download, where all files are links into a directory of blobs. Other links may lead anywhere. */
 TEST(links_are_followed_only_to_what_a_model_needs) {
-    static const char *const needed[] = {"config.json", "vocab.json", "merges.txt", TENSORS}, *const others[] = {
-                                                                                                  "notes.txt",
-                                                                                                  "generation_config.json",
-                                                                                                  "dangling.json"};
+    static const char *const needed[] = {"config.json", "vocab.json", "merges.txt", "tokenizer_config.json", TENSORS},
+                             *const others[] = {"notes.txt", "card.json", "dangling.json"};
     const char *from = model_dir(small), *blobs = temp_dir();
     write_file(from, "vocab.json", "{}", 2), write_file(from, "merges.txt", "", 0);
-    for (int i = 0; i < 4; i++) {
+    write_file(from, "tokenizer_config.json", "{}", 2);
+    for (int i = 0; i < 5; i++) {
         const char *name = in_dir(from, needed[i]), *blob = in_dir(blobs, needed[i]);
         CHECK(!rename(name, blob) && !symlink(blob, name));
     }
@@ -236,7 +235,7 @@ TEST(links_are_followed_only_to_what_a_model_needs) {
     for (int i = 0; i < 3; i++) CHECK(!symlink(in_dir(blobs, i < 2 ? "secret" : "none"), in_dir(from, others[i])));
     write_file(from, "special_tokens_map.json", "{}", 2);
     const char *to = copy_of(from, WHOLE);
-    CU_ASSERT_EQUAL(count_files(to), 5);
+    CU_ASSERT_EQUAL(count_files(to), 6);
     is_packed_copy(to, from);
 }
 
