@@ -514,14 +514,14 @@ static int cluster_policy(const TaskRun *run, const Search *search, Error *err) 
 
 /* Reports the best ten policies, or the frontier. */
 static int single_policy(const TaskRun *run, Search *search, Error *err) {
-    enum { TEN = 10, MOST = 64 };
+    enum { TEN = 10 };
     bool frontier = run->options->frontier;
-    static Found found[MOST]; /* 80 KB, too much for a small stack */
-    int n = frontier ? policy_frontier(found, MOST, search, err)
-                     : find_policies(found, TEN, search, err);
+    static Found found[MANY_FOUND]; /* too much for a small stack */
+    int n = frontier ? policy_frontier(found, MANY_FOUND, search, err)
+                     : find_policies(found, MANY_FOUND, search, err);
     if (n < 0)
         return -1;
-    report_found(run, frontier ? "frontier" : "best", found, n);
+    report_found(run, frontier ? "frontier" : "best", found, frontier ? n : imin(n, TEN));
     return run->options->explain ? report_explained(run, search, &found->policy, NULL, err) : 0;
 }
 

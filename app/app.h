@@ -30,7 +30,7 @@ typedef struct Options {
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
-    bool fixed_schedule, frontier, explain;
+    bool fixed_schedule, frontier, explain, no_rehearsal;
     bool compress_weight, compress_cache, allow_compression;
     Quant quant;        /* --bits and --group; sizes other than is_stored's are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */
@@ -159,9 +159,11 @@ int know_machine(const TaskRun *run, Error *err);
 int settle_compression(TaskRun *run, Error *err);
 /* Returns what is to be searched for: what the flags leave open. */
 Search search_for(const TaskRun *run, const Task *task);
-/* Finds the best policies, at most `most`, or takes the one that the flags give in full, with its
- * token table where there is room; and what is expected of them, if the machine is known
- * (s->hardware not NULL). Returns their number, or -1 and err. */
+enum { MANY_FOUND = 32 }; /* policies that a rehearsal chooses from */
+/* Finds the best policies, at most `most`, the one that the sim prefers first if s->rehearse; or
+ * takes the one that the flags give in full, with its token table where there is room; and what is
+ * expected of them, if the machine is known (s->hardware not NULL). Returns their number, or -1 and
+ * err. */
 int find_policies(Found *found, int most, Search *s, Error *err);
 /* Returns the machines of a pipeline, which are processes or simulated, and their network. */
 Cluster cluster_of(const TaskRun *run);

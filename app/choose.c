@@ -308,7 +308,8 @@ Search search_for(const TaskRun *run, const Task *task) {
                 .fixed_schedule = o->fixed_schedule,
                 .fixed_attention = given->delegated,
                 .may_pack = run->may_pack,
-                .max_latency = o->max_latency};
+                .max_latency = o->max_latency,
+                .rehearse = !o->no_rehearsal && cluster_of(run).nodes < 2 && !task->scored};
     memcpy(s.capacity, run->capacity, sizeof s.capacity);
     memcpy(s.fixed, o->fixed, sizeof s.fixed);
     if (!s.given.num_gpu_batches && s.fixed_batches)
@@ -324,27 +325,27 @@ static bool all_given(const Search *s) {
 }
 
 int find_policies(Found *found, int most, Search *s, Error *err) {
-    if (!all_given(s))
-        return policy_search(found, most, s, err);
+    if (!all_given(s)) {
+        int n = policy_search(found, most, s, err);
+        return n > 0 && s->rehearse && policy_rehearse(found, n, s, err) ? -1 : n;
+    }
     if (fit_policy(&s->given, s->checkpoint, s->task, s->act_type, s->capacity, err))
         return -1;
     found->policy = s->given;
     return s->hardware && policy_predict(found, s, err) ? -1 : 1;
 }
 
-/* Finds the policy of a job whose lines somebody waits for: one with a shorter block, if that costs
- * little. */
-static int find_sooner(Found *found, const Search *s, Error *err) {
-    Found best;
-    if (policy_sooner(&best, found, s, err) < 0)
-        return -1;
-    double more = 100 * (best.cost.throughput / found->cost.throughput - 1);
+/* Returns the policy of a job whose lines somebody waits for: one with a shorter block, if that
+ * costs little. */
+static const Found *find_sooner(const Found *found, int n) {
+    const Found *sooner = policy_sooner(found, n);
+    double more = 100 * (found->expected / sooner->expected - 1);
     if (more >= 1)
         fprintf(stderr,
                 "the first completions are expected after %.3g s; %.3g s would bring %.0f%% more "
                 "throughput (--max-latency)\n",
-                found->latency, best.latency, more);
-    return 0;
+                sooner->latency, found->latency, more);
+    return sooner;
 }
 
 /* Finds the policy: the flags' or the best one, on a machine with less memory by the fraction
@@ -358,9 +359,13 @@ static int choose_policy(TaskRun *run, Search *s, double less, Error *err) {
         return -1;
     for (int t = 0; t < NTIERS && less > 0; t++)
         s->capacity[t] *= 1 - less;
-    if (run->completions && searches && s->max_latency <= 0)
-        return find_sooner(&run->found, s, err);
-    return find_policies(&run->found, 1, s, err) < 0 ? -1 : 0;
+    static Found found[MANY_FOUND]; /* too much for a small stack */
+    int n = find_policies(found, MANY_FOUND, s, err);
+    if (n < 0)
+        return -1;
+    bool waited = run->completions && searches && s->max_latency <= 0;
+    run->found = waited ? *find_sooner(found, n) : *found;
+    return 0;
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -289,6 +289,8 @@ static const Flag flags[] = {
     {"--cost-model", "p", 1, set_cost_model, AT(paper_model), 0, 0, "runtime or paper",
      "runtime: what this program does (the default); paper: Appendix A.3 as printed"},
     {"--max-latency", "gbp", NUMBER(max_latency, 1e-6, 1e12), "SECONDS: that one block may take"},
+    {"--no-rehearsal", "gbp", SWITCH(no_rehearsal),
+     "take the policy that is predicted to be the best, without playing the best few on the sim"},
     {"--frontier", "p", SWITCH(frontier), "the best throughput for every latency (Figure 1)"},
     {"--explain", "p", SWITCH(explain),
      "the best policy's linear program, what each row's limit is worth (dual prices), and what "
@@ -532,6 +534,7 @@ static int check_paper(const Options *o, Error *err) {
         {o->frontier, "--frontier" BEYOND},
         {o->nodes, "--nodes" BEYOND},
         {o->max_latency > 0, "--max-latency" BEYOND},
+        {o->no_rehearsal, "--no-rehearsal" BEYOND},
         {0}};
     return check_rules(rules, err);
 }

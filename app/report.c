@@ -175,6 +175,13 @@ static void print_found(FILE *out, const Found *found) {
     fprintf(out, "\n");
 }
 
+/* Says on standard error how many policies the sim played before one was chosen. */
+static void print_rehearsal(const Found *found) {
+    if (found->plays)
+        fprintf(stderr, "policies rehearsed on the sim: %d, in %.2f s (--no-rehearsal: none)\n",
+                found->plays, found->play_s);
+}
+
 void report_found(const TaskRun *run, const char *key, const Found *found, int n) {
     add_found(run->json, found);
     cJSON *list = cJSON_AddArrayToObject(run->json, key);
@@ -183,6 +190,7 @@ void report_found(const TaskRun *run, const char *key, const Found *found, int n
         "     block schedule att bits    wg    wc    cg    cc    hg    hc       token/s  T_pre (s)"
         "  T_gen (s)  block (s)  bound by\n",
         run->text);
+    print_rehearsal(found);
     for (int i = 0; i < n; i++) {
         cJSON *one = cJSON_CreateObject();
         add_found(one, &found[i]);
@@ -287,6 +295,7 @@ void print_prediction(const TaskRun *run, const Task *task) {
         return;
     const Found *found = &run->found;
     const Cost *expected = &found->cost, was = measured(run);
+    print_rehearsal(found);
     /* the layers of all flights in a sweep */
     double rows = run->plan->config.l * flight_count(&found->policy);
     fputs("                                      predicted     measured\n", stderr);

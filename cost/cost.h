@@ -67,9 +67,10 @@ extern const char *const memory_row[NTIERS]; /* the names of its rows for the ti
  * like the paper's: "ctog^p", "gpu^g", "GPU memory". plan is the task's plan under the policy (its
  * gbs, num_gpu_batches, schedule, overlap, table_home) with everything on the CPU tier and without
  * delegated; from it follow the work of the sweeps, and the bytes on each tier under any
- * placement. delegated: the policy has delegated. capacity: bytes. */
+ * placement. delegated: the policy has delegated. capacity: bytes. placed: NULL; or the plan of one
+ * placement, for which alone the rows then are, with what whole sequences take beyond shares. */
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
-                bool delegated, const double capacity[NTIERS]);
+                bool delegated, const double capacity[NTIERS], const Plan *placed);
 /* Returns the tokens that the plan's sweeps generate. */
 double runtime_tokens(const Plan *plan);
 /* Returns the seconds of a sweep of l layers without a prefill [0] and with one [1], at a point of
@@ -120,6 +121,7 @@ typedef struct {
     bool fixed_flights, fixed_gbs, fixed_batches, fixed_schedule, fixed_attention;
     bool may_pack;      /* weights and cache may be packed even if `given` has them as F16 */
     double max_latency; /* seconds that one block may take; 0: any number */
+    bool rehearse;      /* for the caller of policy_search: the sim is to choose */
 } Search;
 
 /* A policy whose plan fits, and what the cost model `runtime` expects of it. In a pipeline
@@ -130,17 +132,23 @@ typedef struct {
     Cost cost;
     Pace pace;
     double latency; /* seconds of one block; in a pipeline, of one for each flight */
+    /* From policy_rehearse: the token/s that are expected (before, those predicted); how many
+     * policies were played, and the seconds that it took. */
+    double expected, play_s;
+    int plays;
 } Found;
 
-/* Finds the best policies, at most `most`, sorted by falling throughput less the prices of score()
- * in search.c (on shared cores, twice the batches in flight must bring two percent more; twice a
+/* Finds the best policies, at most `most`, sorted by falling throughput less the prices of
+ * policy_score (on shared cores, twice the batches in flight must bring two percent more; twice a
  * block of any size one percent). Returns their number, or -1 and one line (EXIT_USAGE) that says
  * why there is none. */
 int policy_search(Found *found, int most, const Search *search, Error *err);
-/* Finds the best policy, and of those whose throughput comes close to it the one with the shortest
- * time for a block: for somebody who waits for the first results. Returns 1 or more, or -1 and err
- * as above. */
-int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err);
+/* Returns token/s of a policy less those prices. */
+double policy_score(const Search *search, double throughput, const Policy *policy);
+/* Returns, of n policies that were found, best first, and whose throughput is expected to come
+ * close to the best one's, the one with the shortest time for a block: for somebody who waits for
+ * the first results. */
+const Found *policy_sooner(const Found *found, int n);
 /* Finds the best throughput for every latency that a block may have (Figure 1), shortest latency
  * first, at most `most`. Returns as policy_search does. */
 int policy_frontier(Found *found, int most, const Search *search, Error *err);
@@ -160,5 +168,14 @@ int cluster_search(Found *best, const Search *search, bool offloading, Error *er
 /* Returns how many machines it takes to keep one sequence on the GPUs, or 0 if even one layer is
  * too much for one machine. */
 int cluster_least(const Search *search);
+
+// -------------------------------------------------------------------------------------------------
+// rehearse.c: the policy search, judged by the device sim (section 4.3)
+// -------------------------------------------------------------------------------------------------
+
+/* Plays the best of n policies that were found for one machine, and moves the one that is expected
+ * to be the best to the front. The task is not a scored one. Returns 0, or -1 and err (EXIT_USAGE)
+ * if search->max_latency is too short for all of them. */
+int policy_rehearse(Found *found, int n, const Search *search, Error *err);
 
 #endif

@@ -26,7 +26,8 @@ enum {
     CORES = CPU + 1, /* the cores on which a host device computes and copies */
     UNDER_WAY,       /* a batch's whole way through the layer: only a few are under way at once */
     STORING,         /* the same for the way of its new k and v */
-    QUEUED,          /* caches that cannot load while another batch is in prefill */
+    QUEUED,          /* caches that cannot load while another batch is in prefill, */
+    READ_LATE,       /* and that the disk cannot read */
     COMP_WITH_CTOG,  /* from here on: two lanes that are both busy */
     COMP_WITH_DTOC,
     CPU_WITH_CTOG,
@@ -36,10 +37,10 @@ enum {
 };
 static const char *const bound_name[2][NBOUNDS] = {
     {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g",
-     "queue^g", "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g",
+     "queue^g", "read^g", "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g",
      "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
     {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p",
-     "queue^p", "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p",
+     "queue^p", "read^p", "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p",
      "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
@@ -58,7 +59,7 @@ typedef struct {
     bool delegated; /* the CPU attends to the cache that is not on the GPU */
     double h1;
     double op_s;                   /* seconds that every operation takes besides */
-    double ctog, gtoc, dtoc, ctod; /* bytes/s */
+    double ctog, gtoc, dtoc, ctod; /* bytes/s of what moves with new tokens */
     double batches[2], rows[2];    /* batches that decode [0], in prefill [1]; their new tokens */
     double K, all_rows;            /* batches, new tokens of both kinds */
     double prompts, len;           /* prompts in prefill; their length */
@@ -71,6 +72,12 @@ typedef struct {
     Tensor table;            /* the head's matrix as it is on the disk; it moves as F16 */
 } Sweep;
 
+/* Returns the rate of a link at which the new tokens of a sweep move. Each batch, and the cache
+ * that it attends to, moves at the rate of its own phase, whatever the others do. */
+static double mean_rate(const double bdw[2], const Workload *w) {
+    return (w->decoded + w->prompt_rows) / (w->decoded / bdw[0] + w->prompt_rows / bdw[1]);
+}
+
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
                         bool delegated, int phase) {
     const Workload *w = &plan->work[phase];
@@ -82,10 +89,10 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .delegated = delegated,
                .h1 = checkpoint->config.h1,
                .op_s = hw->op_s,
-               .ctog = hw->ctog_bdw[phase],
-               .gtoc = hw->gtoc_bdw[phase],
-               .dtoc = hw->dtoc_bdw[phase],
-               .ctod = hw->ctod_bdw[phase],
+               .ctog = mean_rate(hw->ctog_bdw, w),
+               .gtoc = mean_rate(hw->gtoc_bdw, w),
+               .dtoc = mean_rate(hw->dtoc_bdw, w),
+               .ctod = mean_rate(hw->ctod_bdw, w),
                .batches = {w->decodes / sweeps, w->prefills / sweeps},
                .rows = {w->decoded / sweeps, w->prompt_rows / sweeps},
                .prompts = w->prompts / sweeps,
@@ -125,30 +132,38 @@ static Sum off_gpu(double w, double c, double h) {
 // by one.
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the seconds in which the disk's pages are read; sparse attention reads a share of V, half
+ * of the cache. */
+static double read_seconds(const Sweep *a) {
+    return a->cache * (1 + a->v_read) / 2 / a->hw->dtoc_bdw[0];
+}
+
 static void link_rows(Seconds *t, const Sweep *a) {
     double numbers = a->delegated ? a->h1 * a->rows[0] : 0, queries = sizeof(f16) * numbers;
     double results = a->act * numbers, op = a->op_s, each = a->K * op;
+    const Hardware *h = a->hw;
     // clang-format off
     /* ctog = (wc + wd) weights    load_weight
             + (cc + cd) cache      load_cache; with delegation the results of attention instead
             + (hc + hd) hidden     load_activation */
     // clang-format on
-    t->layer[CTOG] = off_gpu(a->weights / a->ctog + each,
-                             (a->delegated ? results : a->cache) / a->ctog + a->batches[0] * op,
-                             a->hidden / a->ctog + each);
+    t->layer[CTOG] =
+        off_gpu(a->weights / h->ctog_bdw[a->phase] + each,
+                (a->delegated ? results : a->cache) / h->ctog_bdw[0] + a->batches[0] * op,
+                a->hidden / a->ctog + each);
     // clang-format off
     /* gtoc = (cc + cd) fresh      store_cache; with delegation the queries too
             + (hc + hd) hidden     store_activation */
     // clang-format on
-    t->layer[GTOC] =
-        off_gpu(0, a->fresh / a->gtoc + each + queries / a->gtoc, a->hidden / a->gtoc + each);
+    t->layer[GTOC] = off_gpu(0, a->fresh / a->gtoc + each + queries / h->gtoc_bdw[0],
+                             a->hidden / a->gtoc + each);
     // clang-format off
     /* dtoc = wd weights           load_weight
-            + cd cache             load_cache; sparse attention reads a share of V, half of the cache
+            + cd cache             load_cache
             + hd hidden            load_activation */
     // clang-format on
-    t->layer[DTOC] = (Sum){.wd = a->on_disk / a->dtoc + each,
-                           .cd = a->cache * (1 + a->v_read) / 2 / a->dtoc,
+    t->layer[DTOC] = (Sum){.wd = a->on_disk / h->dtoc_bdw[a->phase] + each,
+                           .cd = read_seconds(a),
                            .hd = a->hidden / a->dtoc + each};
     /* ctod = cd fresh (store_cache) + hd hidden (store_activation) */
     t->layer[CTOD] = (Sum){.cd = a->fresh / a->ctod + each, .hd = a->hidden / a->ctod + each};
@@ -164,9 +179,9 @@ static bool takes_packed_weights(const Sweep *a, bool prefill) {
            a->rows[prefill] <= a->batches[prefill] * a->plan->packed_rows;
 }
 
-/* Returns the seconds of a product of m rows with a matrix (n, k). */
-static double product(const Sweep *a, double m, double n, double k, bool packed) {
-    return linear_seconds(a->hw, a->phase, (Linear){m, n, k, a->act, packed});
+/* Returns the seconds of a product of m rows with a matrix (n, k), of a batch in prefill or not. */
+static double product(const Sweep *a, bool prefill, double m, double n, double k, bool packed) {
+    return linear_seconds(a->hw, prefill, (Linear){m, n, k, a->act, packed});
 }
 
 /* Returns the seconds of a layer's four products, for the batches in prefill or those that decode.
@@ -179,8 +194,9 @@ static double products(const Sweep *a, bool prefill) {
     double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
            m = each / pieces;
     bool packed = takes_packed_weights(a, prefill);
-    double qkv = product(a, m, 3 * h1, h1, packed), out = product(a, m, h1, h1, packed),
-           mlp = product(a, m, h2, h1, packed) + product(a, m, h1, h2, packed);
+    double qkv = product(a, prefill, m, 3 * h1, h1, packed),
+           out = product(a, prefill, m, h1, h1, packed),
+           mlp = product(a, prefill, m, h2, h1, packed) + product(a, prefill, m, h1, h2, packed);
     return batches * pieces * (qkv + out + mlp + (4 + 1) * a->op_s);
 }
 
@@ -210,7 +226,7 @@ static double unpacking_seconds(const Sweep *a) {
 /* Returns the seconds of attention of new tokens to the whole cache, on one processor. It reads K,
  * and v_read of V. */
 static double attend_cache(const Sweep *a, bool on_cpu) {
-    return attend_seconds(a->hw, on_cpu, a->phase, a->rows[0] * a->h1, a->past,
+    return attend_seconds(a->hw, on_cpu, false, a->rows[0] * a->h1, a->past,
                           a->plan->policy.cache_packed) *
            (1 + a->v_read) / 2;
 }
@@ -263,7 +279,8 @@ static void head_seconds(Seconds *t, const Sweep *a) {
         of[CPU].one = memory_seconds(ids, h->cpu_bdw);
     double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->head_rows,
            choose = 4.0 * c->vocab * a->head_rows;
-    double logits = product(a, a->head_rows / a->K, c->vocab, c->embed, false);
+    double logits =
+        product(a, a->batches[1] > a->batches[0], a->head_rows / a->K, c->vocab, c->embed, false);
     bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * a->op_s) +
@@ -314,17 +331,20 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
     sum_add(&t->layer[STORING], 1 / under_way, store);
 }
 
-/* Fills in queue. load_cache(j, k + 1) runs one batch ahead. While one batch is in prefill, the
- * caches of the batch before it and of the batch behind it can be in flight; those of the other
- * decoding batches come after its GPU work: they are loaded, or the CPU attends to them. */
+/* Fills in queue and read. load_cache(j, k + 1) runs one batch ahead. While one batch is in
+ * prefill, the caches of the batch before it and of the batch behind it can be in flight; those of
+ * the other decoding batches come after its GPU work: they are loaded, or the CPU attends to them.
+ * Reads from the disk are one batch further ahead. */
 static void queue_row(Seconds *t, const Sweep *a) {
-    enum { BESIDE_PREFILL = 2 };
+    enum { BESIDE_PREFILL = 2, READ_BESIDE = 3 };
     if (a->batches[1] <= 0 || a->rows[0] <= 0)
         return;
-    double behind = fmax(0, a->batches[0] - BESIDE_PREFILL) / fmax(1, a->batches[0]);
-    double caches = a->delegated ? attend_cache(a, true) : a->kv * a->rows[0] * a->past / a->ctog;
+    double count = fmax(1, a->batches[0]), behind = fmax(0, count - BESIDE_PREFILL) / count,
+           unread = fmax(0, count - READ_BESIDE) / count;
+    double caches = a->delegated ? attend_cache(a, true) : a->cache / a->hw->ctog_bdw[0];
     t->layer[QUEUED] = off_gpu(0, behind * caches, 0);
-    t->layer[QUEUED].one = gpu_seconds(a, true);
+    t->layer[READ_LATE].cd = unread * read_seconds(a);
+    t->layer[QUEUED].one = t->layer[READ_LATE].one = gpu_seconds(a, true);
 }
 
 /* When two lanes are equally busy, each sometimes waits for the other. 6% is an allowance, which is
@@ -349,6 +369,32 @@ static void joint_rows(Sum *of, const Sweep *a) {
             sum_add(&of[r], HELD_UP / 2, of[pair[r - COMP_WITH_CTOG][one]]);
 }
 
+/* Fills in the bounds for any placement. */
+static void fill_bounds(Seconds *t, const Sweep *a) {
+    link_rows(t, a);
+    processor_rows(t, a);
+    head_seconds(t, a);
+    under_way_rows(t, a);
+    queue_row(t, a);
+    joint_rows(t->layer, a);
+    joint_rows(t->head, a);
+}
+
+/* Adds what the operations on the caches and hidden states of a plan take beyond their shares: a
+ * batch with one sequence off the GPU makes all of them. */
+static void charge_whole(Seconds *t, const Sweep *a, const Plan *placed) {
+    Seconds less = {0};
+    Sweep quick = *a;
+    quick.op_s = 0;
+    fill_bounds(&less, &quick);
+    for (int f = CG; f < NFRACTIONS; f++) {
+        double share = placed->achieved[f / NTIERS][f % NTIERS],
+               more = fmin(1, share * placed->max_seqs) - share;
+        for (int r = 0; r < NBOUNDS; r++)
+            t->layer[r].one += (t->layer[r].at[f] - less.layer[r].at[f]) * more;
+    }
+}
+
 // -------------------------------------------------------------------------------------------------
 // The LP
 // -------------------------------------------------------------------------------------------------
@@ -366,16 +412,12 @@ static bool is_positive(const Sum *sum) {
 static const double PRICE_OF_IDLE = .02;
 
 /* Adds the rows of one kind of sweep to the LP, and the price of its lanes' seconds. */
-static void sweep_rows(Lp *lp, const Sweep *a) {
+static void sweep_rows(Lp *lp, const Sweep *a, const Plan *placed) {
     Seconds t = {0};
     int layer = LAYER_S + a->phase, last = LAST_S + a->phase;
-    link_rows(&t, a);
-    processor_rows(&t, a);
-    head_seconds(&t, a);
-    under_way_rows(&t, a);
-    queue_row(&t, a);
-    joint_rows(t.layer, a);
-    joint_rows(t.head, a);
+    fill_bounds(&t, a);
+    if (placed)
+        charge_whole(&t, a, placed);
     for (int r = 0; r < NBOUNDS; r++) {
         const char *name = bound_name[a->phase][r];
         if (a->hw->shared_cores && (r == GPU || r == CPU))
@@ -441,7 +483,7 @@ static void memory_rows(Lp *lp, const Sweep *a, const double capacity[NTIERS]) {
 }
 
 void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, const Plan *plan,
-                bool delegated, const double capacity[NTIERS]) {
+                bool delegated, const double capacity[NTIERS], const Plan *placed) {
     *lp = (Lp){.n = RUNTIME_VARS};
     for (int phase = 0; phase < 2; phase++) {
         Sweep a = mean_sweep(hardware, checkpoint, plan, delegated, phase);
@@ -449,7 +491,7 @@ void runtime_lp(Lp *lp, const Hardware *hardware, const Checkpoint *checkpoint, 
         lp->c[LAYER_S + phase] = sweeps * (a.config->l - 1);
         lp->c[LAST_S + phase] = sweeps;
         if (sweeps > 0)
-            sweep_rows(lp, &a);
+            sweep_rows(lp, &a, placed);
         if (phase)
             memory_rows(lp, &a, capacity);
     }

@@ -22,7 +22,7 @@
  *      sequences.
  *
  * The last chapter is about pipelines.
- * Read next: io/file.c. */
+ * Read next: rehearse.c. */
 #include <math.h>
 
 #include "cost/cost.h"
@@ -45,7 +45,7 @@ static const double
     COSTS_LITTLE = .95,
     /* The LP's latency may be a little more than that of the best plan. */
     LATENCY_SLACK = 1.05,
-    /* See score(). */
+    /* See policy_score. */
     PRICE_OF_CORES = .02, PRICE_OF_BLOCKS = .01;
 
 // -------------------------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ static Plan *corner_plan(const Search *s, const Policy *policy) {
 
 /* Writes the LP whose optimum is the best fractions; those that are given are fixed. */
 static void fill_lp(Lp *lp, const Search *s, const Policy *policy, const Plan *corner,
-                    const double capacity[NTIERS]) {
+                    const double capacity[NTIERS], const Plan *placed) {
     static const char *const name[6] = {"wg given", "wc given", "cg given",
                                         "cc given", "hg given", "hc given"};
-    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity);
+    runtime_lp(lp, s->hardware, s->checkpoint, corner, policy->delegated, capacity, placed);
     for (int i = 0; i < 6; i++)
         if (s->fixed[i])
             lp_row(lp, name[i], true, s->given.share[i])->a[i / 2 * NTIERS + i % 2] = 1;
@@ -112,17 +112,17 @@ static void set_capacities(double capacity[NTIERS], const Search *s) {
 
 /* Writes the LP of a policy on the search's machine. Returns the plan that it starts from, or NULL
  * if there is none. */
-static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy) {
+static Plan *policy_program(Lp *lp, const Search *s, const Policy *policy, const Plan *placed) {
     double capacity[NTIERS];
     Plan *corner = corner_plan(s, policy);
     set_capacities(capacity, s);
     if (corner)
-        fill_lp(lp, s, policy, corner, capacity);
+        fill_lp(lp, s, policy, corner, capacity, placed);
     return corner;
 }
 
 void policy_lp(Lp *lp, double *tokens, const Search *search, const Policy *policy) {
-    Plan *corner = policy_program(lp, search, policy);
+    Plan *corner = policy_program(lp, search, policy, NULL);
     CHECK(corner); /* as for the search, which has found the policy */
     *tokens = runtime_tokens(corner);
     plan_free(corner);
@@ -147,13 +147,13 @@ static double latency_of(const Search *s, const Plan *plan, double T) {
  * arithmetic beside copies is never quite as fast as it was measured alone, and more squares suffer
  * more. If blocks may be of any size, twice the block must bring one percent, because the first
  * results take twice as long. */
-static double score(const Search *s, double throughput, const Policy *p) {
+double policy_score(const Search *s, double throughput, const Policy *p) {
     double block = block_size(p), batches = block / p->gbs;
     double cores = s->hardware->shared_cores ? PRICE_OF_CORES * log2(batches) : 0;
     return throughput / (1 + (cores + (s->one_block ? PRICE_OF_BLOCKS * log2(block) : 0)));
 }
 static double found_score(const Search *s, const Found *f) {
-    return score(s, f->cost.throughput, &f->policy);
+    return policy_score(s, f->cost.throughput, &f->policy);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ static void set_bound(Candidate *c, const Search *s) {
     LpAnswer answer;
     Lp lp;
     double sweep_s[2];
-    Plan *corner = policy_program(&lp, s, &c->policy);
+    Plan *corner = policy_program(&lp, s, &c->policy, NULL);
     if (corner)
         lp_solve(&answer, &lp);
     if (corner && answer.verdict == LP_OPTIMAL) {
@@ -181,7 +181,7 @@ static void set_bound(Candidate *c, const Search *s) {
         bool late =
             s->max_latency > 0 && latency_of(s, corner, seconds) > LATENCY_SLACK * s->max_latency;
         c->bound = runtime_tokens(corner) / seconds;
-        c->score = late ? 0 : score(s, c->bound, &c->policy);
+        c->score = late ? 0 : policy_score(s, c->bound, &c->policy);
     }
     plan_free(corner);
 }
@@ -249,11 +249,12 @@ static void double_gbs(Candidates *c, Policy policy) {
 }
 
 /* Returns true if the search considers a schedule. Row is zig-zag with one batch, and is considered
- * only if it is given. The diagonal schedule needs more prompts than a block has; if it is given
- * but staggering does not help, zig-zag is the same. */
+ * only if it is given. Pipelines are compared by blocks of zig-zag. If the diagonal schedule is
+ * given but staggering does not help, zig-zag is the same. */
 static bool may_be(const Search *s, Schedule schedule) {
     if (!s->fixed_schedule)
-        return schedule == SCHEDULE_ZIGZAG || (schedule == SCHEDULE_DIAGONAL && !s->one_block);
+        return schedule == SCHEDULE_ZIGZAG ||
+               (schedule == SCHEDULE_DIAGONAL && !(s->one_block && s->cluster.nodes));
     if (s->given.schedule == schedule)
         return true;
     return s->given.schedule == SCHEDULE_DIAGONAL && schedule == SCHEDULE_ZIGZAG &&
@@ -328,14 +329,16 @@ static void step_from(Candidates *c, const Policy *from) {
         try_block(c, *from, ceil_div(count, K * blocks), K);
 }
 
-/* Adds candidates around the best ones. */
+/* Adds candidates around the best ones of each schedule, as the sim may prefer another. */
 static void refine(Candidates *c) {
-    for (int round = 0; round < ROUNDS; round++) {
-        int n = imin(AROUND, c->n);
-        Candidate best[AROUND];
-        memcpy(best, c->list, sizeof best);
-        for (int i = 0; i < n; i++)
-            step_from(c, &best[i].policy);
+    for (int round = 0; round < ROUNDS * (SCHEDULE_DIAGONAL + 1); round++) {
+        int n = 0, schedule = round % (SCHEDULE_DIAGONAL + 1);
+        Policy best[AROUND];
+        for (int i = 0; i < c->n && n < AROUND; i++)
+            if ((int)c->list[i].policy.schedule == schedule)
+                best[n++] = c->list[i].policy;
+        while (n > 0)
+            step_from(c, &best[--n]);
     }
 }
 
@@ -396,6 +399,7 @@ static Found found_by(const Search *s, const Plan *plan, const Lp *lp) {
     found.cost.T = found.pace.T;
     found.cost.throughput = tokens / found.cost.T;
     found.latency = latency_of(s, plan, found.cost.T);
+    found.expected = found.cost.throughput;
     return found;
 }
 
@@ -417,14 +421,14 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     Lp lp;
     LpAnswer answer, weights;
     Search whole = *s;
-    fill_lp(&lp, s, &policy, corner, capacity);
+    fill_lp(&lp, s, &policy, corner, capacity, NULL);
     lp_solve(&answer, &lp);
     if (answer.verdict != LP_OPTIMAL)
         return -1;
     set_fractions(&policy, s, answer.x);
     whole.given = policy;
     memset(whole.fixed + 2, true, 4); /* all but wg and wc */
-    fill_lp(&lp, &whole, &policy, corner, capacity);
+    fill_lp(&lp, &whole, &policy, corner, capacity, NULL);
     lp_solve(&weights, &lp);
     if (weights.verdict == LP_OPTIMAL)
         set_fractions(&policy, &whole, weights.x);
@@ -433,6 +437,7 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
         return -1;
     bool fits = !plan_missing(plan, s->capacity);
     if (fits) {
+        fill_lp(&lp, s, &policy, corner, capacity, plan);
         *found = found_by(s, plan, &lp);
         note_full(&found->cost, &lp, &answer);
     }
@@ -488,10 +493,9 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
 static bool predict(Found *found, const Search *s, Bytes *missing, bool placed, Error *err) {
     Plan *plan = plan_for(s, &s->given, err);
     Bytes misses = plan ? plan_missing(plan, s->capacity) : *missing;
-    double tokens;
     Lp lp;
     if (!misses) {
-        policy_lp(&lp, &tokens, s, &s->given);
+        plan_free(policy_program(&lp, s, &s->given, plan));
         *found = found_by(s, plan, &lp);
     } else if (misses < *missing) {
         *missing = misses;
@@ -585,17 +589,12 @@ int policy_search(Found *found, int most, const Search *search, Error *err) {
     return n ? n : -1;
 }
 
-int policy_sooner(Found *best, Found *sooner, const Search *search, Error *err) {
-    Found *found = xcalloc(MAX_REALIZED, sizeof *found);
-    int n = policy_search(found, MAX_REALIZED, search, err);
-    if (n > 0)
-        *best = *sooner = found[0];
-    for (int i = 1; i < n; i++)
-        if (found[i].cost.throughput >= COSTS_LITTLE * best->cost.throughput &&
-            found[i].latency < sooner->latency)
-            *sooner = found[i];
-    free(found);
-    return n;
+const Found *policy_sooner(const Found *found, int n) {
+    const Found *sooner = found;
+    for (const Found *f = found; f < found + n; f++)
+        if (f->expected >= COSTS_LITTLE * found->expected && f->latency < sooner->latency)
+            sooner = f;
+    return sooner;
 }
 
 int policy_frontier(Found *found, int most, const Search *search, Error *err) {

@@ -237,6 +237,11 @@ static bool continues(Tensor before, Tensor t) {
 }
 
 int add_move(Move *moves, int n, Tensor dst, Tensor src) {
+    if ((Bytes)dst.rows * dst.cols > INT_MAX) { /* more columns of a flat view than an int counts */
+        int half = dst.rows / 2, rest = dst.rows - half;
+        n = add_move(moves, n, tensor_rows(dst, 0, half), tensor_rows(src, 0, half));
+        return add_move(moves, n, tensor_rows(dst, half, rest), tensor_rows(src, half, rest));
+    }
     Move move = {tensor_flat(dst), tensor_flat(src)};
     Move *last = n ? &moves[n - 1] : NULL;
     if (!last || !continues(last->dst, dst) || !continues(last->src, src)) {

@@ -60,6 +60,11 @@ REFUSED = [["--with", "ctog_bdw=0"], ["--prompt-len", "3000"], ["--with", "gmem=
            ["--with", "speed=3"], ["--gpu-batch-size", "0"], ["--percent", "100", "0", "100", "0", "100", "0", "--gpu-batch-size", "64", "--num-gpu-batches", "9"]]
 
 
+def untimed(said):
+    """What was said, without the seconds that a rehearsal took."""
+    return re.sub(r"(rehearsed on the sim: \d+), in [\d.]+ s", r"\1", said).strip()
+
+
 def here(args):
     """This program's answer, as the page has it: exit status, what it said, its JSON."""
     with tempfile.TemporaryDirectory() as directory:
@@ -67,7 +72,7 @@ def here(args):
             os.symlink(os.path.abspath(os.path.join("hardware", name)), os.path.join(directory, name))
         ran = subprocess.run([FLEXGEN, *args], cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, universal_newlines=True)
         file = os.path.join(directory, "answer.json")
-        return ran.returncode, ran.stderr.strip(), json.load(open(file)) if ran.returncode == 0 else None
+        return ran.returncode, untimed(ran.stderr), json.load(open(file)) if ran.returncode == 0 else None
 
 
 def main():
@@ -96,7 +101,7 @@ def main():
         sys.exit(f"explore_questions.py: node gave {len(answers)} answers to {len(asked)} questions: {ran.stderr[-500:]}")
     for args, got in zip(asked, answers):
         want = here(args)
-        there = (got["status"], "\n".join(got["said"]).strip(), json.loads(got["files"]["answer.json"]) if got["status"] == 0 else None)
+        there = (got["status"], untimed("\n".join(got["said"])), json.loads(got["files"]["answer.json"]) if got["status"] == 0 else None)
         refused += want[0] != 0
         if there != want:
             sys.exit(f"explore_questions.py: SEED={seed}: flexgen {' '.join(args)}: here {str(want)[:600]}; the page: {str(there)[:600]}")

@@ -106,3 +106,16 @@ TEST(nothing_old_is_lost) {
     use(STORE, cells(4, 1), cells(1, 2));
     CU_ASSERT(waits_for(old) && waits_for(first));
 }
+
+/* A view of more numbers than an int counts becomes several moves, without a gap. */
+TEST(a_move_of_more_than_an_int_counts_becomes_several) {
+    const Tensor view = {.tier = TIER_CPU, .type = F16, .rows = 6, .cols = 1 << 29, .ld = 1 << 29};
+    Move moves[8];
+    Bytes end = 0;
+    const int n = add_move(moves, 0, view, view);
+    for (int i = 0; i < n; i++) {
+        CU_ASSERT(moves[i].dst.cols > 0 && moves[i].dst.offset == end && moves[i].src.offset == end);
+        end += tensor_bytes(moves[i].dst);
+    }
+    CU_ASSERT(n > 1 && end == tensor_bytes(view));
+}

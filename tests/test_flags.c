@@ -137,6 +137,7 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("bench --page-tokens 32", o.policy.page_tokens = 32);
     SETS("bench --flights 5", o.policy.flights = 5);
     SETS("bench --max-latency 2.5", o.max_latency = 2.5);
+    SETS("generate --no-rehearsal", o.no_rehearsal = true);
     SETS("policy --nodes 4", o.nodes = 4);
     SETS("policy --net-gbps 25", o.net_gbps = 25);
     SETS("policy --net-ms 0.5", o.net_ms = .5);
@@ -366,6 +367,7 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {PAPER "--percent - - - - - 1", "--percent: the cost model paper finds all"},
         {PAPER "--nodes 2", "--nodes: the cost model paper looks at one block"},
         {PAPER "--max-latency 9", "--max-latency: the cost model paper looks at one block"},
+        {PAPER "--no-rehearsal", "--no-rehearsal: the cost model paper looks at one block"},
     };
     char line[200];
     for (size_t i = 0; i < COUNT(cases); i++) {
