@@ -159,7 +159,7 @@ int know_machine(const TaskRun *run, Error *err);
 int settle_compression(TaskRun *run, Error *err);
 /* Returns what is to be searched for: what the flags leave open. */
 Search search_for(const TaskRun *run, const Task *task);
-enum { MANY_FOUND = 32 }; /* policies that a rehearsal chooses from */
+enum { MANY_FOUND = 64 }; /* policies that a rehearsal chooses from */
 /* Finds the best policies, at most `most`, the one that the sim prefers first if s->rehearse; or
  * takes the one that the flags give in full, with its token table where there is room; and what is
  * expected of them, if the machine is known (s->hardware not NULL). Returns their number, or -1 and

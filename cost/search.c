@@ -10,10 +10,10 @@
  *   1. Enumerate. For every schedule, attention and compression, gbs = 1, 2, 4, ... while one batch
  *      fits, and for each of them num_gpu_batches = 1, 2, 4, ... while more batches help. Each such
  *      candidate is an LP; its optimum is the bound.
- *   2. Refine. Three times smaller steps are taken from the three best candidates. Throughput rises
- *      with the block until memory or a processor is full, and falls slowly behind that; so
- *      doubling finds the right hill, and steps of an eighth come near its top. test_search.c
- *      compares with all placements of a grid.
+ *   2. Refine. Three times smaller steps are taken from the three best of each schedule.
+ *      Throughput rises with the block until memory or a processor is full, and falls slowly
+ *      behind that; so doubling finds the right hill, and steps of an eighth come near its top.
+ *      test_search.c compares with all placements of a grid.
  *   3. Realize. By falling bounds, a candidate's fractions are rounded to what can be had, and
  *      planned. If that plan is too large for a tier, the LP is solved again with this tier
  *      smaller. Policies are compared by the costs of such plans.
@@ -32,7 +32,7 @@ enum {
     MAX_BATCHES = 64,      /* of a block: a layer's weights are then a small part of what moves */
     MAX_REALIZED = 64,     /* or as many as are asked for; mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
-    AROUND = 3,            /* ... from so many candidates */
+    AROUND = 3,            /* ... from so many candidates of a schedule */
     ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
 };
 static const double

@@ -17,8 +17,9 @@ VARIED = ["gmem", "cmem", "ctog_bdw", "gtoc_bdw", "dtoc_bdw", "ctod_bdw", "mm_fl
 SQUARES = 30000         # layers x batches x sweeps that another policy may take: about a third of a second
 PRICE_OF_BLOCKS = .01   # as in cost/search.c
 MOST_BATCHES = 64       # as there
+LARGEST_BLOCK = 4096    # of a task whose prompts are not counted, as in flexgen.c
 MANY, BAD, SHOWN = .02, .1, 20
-BARS = {"mean": .01, "share over 2%": .07, "median": .001}
+BARS = {"mean": .006, "share over 2%": .06, "median": .001}
 
 
 def draw_case(seed):
@@ -74,6 +75,8 @@ def policy(d):
 
 
 def small_enough(case, gbs, batches):
+    if not case["count"] and gbs * batches > LARGEST_BLOCK:
+        return False
     return case["layers"] * -(-(case["count"] or gbs * batches) // gbs) * case["n"] <= SQUARES
 
 
