@@ -31,21 +31,24 @@
  * <unk>. */
 enum { MAX_FILE = 64 << 20, LAST_SYMBOL = 323, SHOWN = 60, SMALLEST = 256 + 4 };
 
-/* One entry of the vocabulary. */
-typedef struct {
-    char *bytes; /* its bytes, NULL if no token has this id; during reading, as in the file */
-    int len;     /* number of bytes */
-    bool added, special; /* an added token; one that gives nothing when decoded */
+/* One entry of the vocabulary, or an added token. */
+typedef struct Token {
+    char *text;                  /* as in the file; NULL if no token has this id */
+    int flags;                   /* of an added token; 0 for the others */
+    const struct Token *shorter; /* the longest other added token with which this one begins */
 } Token;
 
-/* An added token as it is found in texts. */
-typedef struct {
-    char *text;
-    size_t len;
-    int32_t id;
-    bool lstrip, rstrip; /* takes the white space before or after it along */
-    bool normalized;     /* is found after those that are not */
-} Added;
+/* How an added token is found and decoded. The first five have the names of flag_names in files. */
+enum {
+    SPECIAL = 1,      /* gives nothing when decoded */
+    LSTRIP = 2,       /* takes the white space before it along ... */
+    RSTRIP = 4,       /* ... or after it */
+    NORMALIZED = 8,   /* is found after those that are not */
+    SINGLE_WORD = 16, /* is found between words only, which is refused */
+    DESCRIBED = 32,   /* is more than a text and an id in added_tokens.json */
+};
+static const char *const flag_names[] = {"special", "lstrip", "rstrip", "normalized",
+                                         "single_word"};
 
 /* An entry of a hash table. */
 typedef struct {
@@ -60,10 +63,11 @@ typedef struct {
 
 struct Tokenizer {
     int vocab;
-    Token *tokens;        /* (vocab), by id */
-    cJSON *tree;          /* an array of all files, which own the bytes of all tokens */
-    int32_t byte_id[256]; /* the token of each byte */
-    Added *added;         /* (nadded) */
+    Token *tokens;                    /* (vocab), by id */
+    cJSON *tree;                      /* an array of all files, which own the texts of all tokens */
+    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
+    int32_t byte_id[256];             /* the token of each byte */
+    Token **added;                    /* (nadded), the added tokens, sorted by their texts */
     int nadded;
     bool begins[256]; /* true for a byte with which an added token begins */
     int32_t bos;      /* the token in front of a prompt, or -1 */
@@ -73,10 +77,9 @@ struct Tokenizer {
     uint64_t digest;  /* a hash of all that decides which ids a text has, and which text ids */
     /* While the files are read: */
     const char *dir;
-    char path[MAX_PATH];              /* the file that is being read */
-    int count;                        /* number of tokens */
-    Table names;                      /* from hashes of tokens' texts to ids */
-    int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
+    char path[MAX_PATH]; /* the file that is being read */
+    int count;           /* number of tokens */
+    Table names;         /* from hashes of tokens' texts to ids */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)left <<
 /* Returns the id of the token with this text, or -1. */
 static int32_t find_token(const Tokenizer *tokenizer, const char *text) {
     int32_t id = table_find(tokenizer->names, text_key(text))->value;
-    return id >= 0 && !strcmp(tokenizer->tokens[id].bytes, text) ? id : -1;
+    return id >= 0 && !strcmp(tokenizer->tokens[id].text, text) ? id : -1;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -143,8 +146,24 @@ static int next_byte(const Tokenizer *tokenizer, const char **at) {
     return code <= LAST_SYMBOL ? tokenizer->byte_of[code] : -1;
 }
 
-/* Adds a token. An id that is NAN is none. */
-static int add_token(Tokenizer *tokenizer, char *text, double id, Error *err) {
+/* Writes the bytes for which a token stands to `to`, unless it is NULL. Returns their number. As in
+ * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
+static int write_token(char *to, const Tokenizer *tokenizer, const Token *token) {
+    int n = 0;
+    for (const char *at = token->text; *at; n++) {
+        int byte = next_byte(tokenizer, &at);
+        if (byte < 0) {
+            n = strlen(token->text);
+            return to ? memcpy(to, token->text, n) : 0, n;
+        }
+        if (to)
+            to[n] = byte;
+    }
+    return n;
+}
+
+/* Adds a token. An id that is NAN is none. Returns the id, or -1. */
+static int32_t add_token(Tokenizer *tokenizer, char *text, double id, Error *err) {
     char found[100];
     if (!(id >= 0 && id < tokenizer->vocab && id == floor(id)))
         return fail(err, EXIT_FAILED,
@@ -154,22 +173,20 @@ static int add_token(Tokenizer *tokenizer, char *text, double id, Error *err) {
                     tokenizer->path, shown(text), text,
                     isnan(id) ? "missing" : json_number(found, id), tokenizer->vocab - 1);
     Token *token = &tokenizer->tokens[(int)id];
-    if (token->bytes)
+    if (token->text)
         return fail(err, EXIT_FAILED,
                     "%s: \"%.*s\" and \"%.*s\" both have id %.0f, expected one piece for an id; "
                     "take the file from the model's download again",
-                    tokenizer->path, shown(token->bytes), token->bytes, shown(text), text, id);
-    token->bytes = text;
+                    tokenizer->path, shown(token->text), token->text, shown(text), text, id);
+    token->text = text;
     tokenizer->count++;
     uint64_t key = text_key(text);
-    const uint64_t entry[] = {id, key};
-    tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
     *table_find(tokenizer->names, key) = (Place){key, id, -1};
     const char *at = text;
     int byte = next_byte(tokenizer, &at);
     if (byte >= 0 && !*at)
         tokenizer->byte_id[byte] = id;
-    return 0;
+    return id;
 }
 
 static int read_vocab(Tokenizer *tokenizer, const cJSON *vocab, Error *err) {
@@ -177,7 +194,7 @@ static int read_vocab(Tokenizer *tokenizer, const cJSON *vocab, Error *err) {
     byte_symbols(tokenizer);
     memset(tokenizer->byte_id, 0xFF, sizeof tokenizer->byte_id);
     for (const cJSON *item = vocab ? vocab->child : NULL; item; item = item->next)
-        if (add_token(tokenizer, item->string, cJSON_GetNumberValue(item), err))
+        if (add_token(tokenizer, item->string, cJSON_GetNumberValue(item), err) < 0)
             return -1;
     for (int b = 0; b < 256; b++)
         if (tokenizer->byte_id[b] < 0)
@@ -186,22 +203,6 @@ static int read_vocab(Tokenizer *tokenizer, const cJSON *vocab, Error *err) {
                         "is this a byte-level BPE?",
                         tokenizer->path, b);
     return 0;
-}
-
-/* Replaces a token's text, in place, by the bytes that it stands for; these are never more. As in
- * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
-static void decode_token(const Tokenizer *tokenizer, Token *token) {
-    char *text = xstrdup(token->bytes), *to = token->bytes;
-    for (const char *at = text; *at;) {
-        int byte = next_byte(tokenizer, &at);
-        if (byte < 0) {
-            to = stpcpy(token->bytes, text);
-            break;
-        }
-        *to++ = byte;
-    }
-    token->len = to - token->bytes;
-    free(text);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -272,95 +273,114 @@ static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err)
 static void write_merges(FILE *out, const cJSON *merges) {
     fputs("#version\n", out);
     for (const cJSON *merge = merges ? merges->child : NULL; merge; merge = merge->next) {
-        const cJSON *left = merge->child ? merge->child : merge;
-        fputs(text_of(left), out);
-        if (merge->child)
-            fprintf(out, " %s", text_of(left->next));
-        putc('\n', out);
+        const cJSON *left = merge->child;
+        fprintf(out, "%s%s%s\n", text_of(left ? left : merge), left ? " " : "",
+                text_of(left ? left->next : NULL));
     }
 }
 
 /* Reads the merges of tokenizer.json, or merges.txt if there is no such file. */
-static int open_merges(Tokenizer *tokenizer, cJSON *model, Error *err) {
+static int open_merges(Tokenizer *tokenizer, const cJSON *whole, Error *err) {
     Text text = {0};
-    if (file_path(tokenizer->path, tokenizer->dir, model ? "tokenizer.json: merges" : "merges.txt",
+    if (file_path(tokenizer->path, tokenizer->dir, whole ? "tokenizer.json: merges" : "merges.txt",
                   err))
         return -1;
-    if (model) {
+    if (whole) {
         FILE *out = text_stream(&text);
-        write_merges(out, json_get(model, "merges"));
+        write_merges(out, json_get(json_get(whole, "model"), "merges"));
         fclose(out);
-        cJSON_DeleteItemFromObjectCaseSensitive(model, "merges"); /* the largest part of the tree */
     } else
         text.text = file_read(tokenizer->path, MAX_FILE, &text.len, err);
     int status = text.text ? read_merges(tokenizer, text.text, text.len, err) : -1;
     free(text.text);
-    return status;
+    if (status || tokenizer->nmerges || tokenizer->count <= SMALLEST)
+        return status;
+    return fail(err, EXIT_FAILED,
+                "%s: has no merges, but the vocabulary has pieces of several bytes, which merges "
+                "make; take all files of the tokenizer from the same model",
+                tokenizer->path);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Added tokens
 // -------------------------------------------------------------------------------------------------
 
-/* Adds an added token, which `how` describes. `id` matters only if the vocabulary and earlier files
- * do not have the token; NAN is none. What an earlier file had may only become special. */
-static int add_added(Tokenizer *tokenizer, char *text, double id, const cJSON *how, bool special,
-                     Error *err) {
-    if (!*text || cJSON_IsTrue(json_get(how, "single_word")))
+/* Adds an added token. It is an object that describes it, with "id" or with the id as its key; or
+ * "text": id, in added_tokens.json. A special token may be a bare text, and then another file has
+ * its id. Later files make a token special, and describe one that none has described. */
+static int add_added(Tokenizer *tokenizer, const cJSON *item, bool special, Error *err) {
+    bool bare = cJSON_IsNumber(item);
+    const cJSON *number = bare ? item : json_get(item, "id");
+    bool keyed = !number && !special && item->string;
+    double id = keyed ? strtod(item->string, NULL) : cJSON_GetNumberValue(number);
+    char *text = bare ? item->string : text_of(item);
+    int flags = bare ? NORMALIZED : DESCRIBED | special;
+    for (size_t i = 0; i < sizeof flag_names / sizeof *flag_names; i++)
+        flags |= cJSON_IsTrue(json_get(item, flag_names[i])) << i;
+    if (!*text && special)
+        return 0;
+    if (!*text || flags & SINGLE_WORD)
         return fail(err, EXIT_FAILED,
                     "%s: the added piece \"%.*s\" has %s, expected a text that may also be found "
                     "inside of words",
                     tokenizer->path, shown(text), text, *text ? "single_word true" : "no content");
-    if (find_token(tokenizer, text) < 0 && add_token(tokenizer, text, id, err))
-        return -1;
     int32_t known = find_token(tokenizer, text);
+    if (known < 0)
+        known = add_token(tokenizer, text, id, err);
+    if (known < 0)
+        return -1;
     Token *token = &tokenizer->tokens[known];
-    bool bare = cJSON_IsNumber(how), twice = token->added;
-    token->added = true;
-    token->special |= special || cJSON_IsTrue(json_get(how, "special"));
-    if (twice)
-        return 0;
-    tokenizer->begins[(uint8_t)*text] = true;
-    tokenizer->added = with_room(tokenizer->added, tokenizer->nadded, sizeof *tokenizer->added);
-    tokenizer->added[tokenizer->nadded++] = (Added){
-        .text = xstrdup(text),
-        .len = strlen(text),
-        .id = known,
-        .lstrip = cJSON_IsTrue(json_get(how, "lstrip")),
-        .rstrip = cJSON_IsTrue(json_get(how, "rstrip")),
-        .normalized = bare || cJSON_IsTrue(json_get(how, "normalized")),
-    };
+    if (!token->flags) {
+        tokenizer->added = with_room(tokenizer->added, tokenizer->nadded, sizeof(Token *));
+        tokenizer->added[tokenizer->nadded++] = token;
+    }
+    token->flags = token->flags & DESCRIBED ? token->flags | (flags & SPECIAL) : flags;
     return 0;
 }
 
-/* Adds the tokens of a list: that of tokenizer.json; added_tokens_decoder, whose keys are ids; or
- * added_tokens.json, whose keys are texts. */
-static int add_list(Tokenizer *tokenizer, const cJSON *list, Error *err) {
-    for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
-        const cJSON *id = cJSON_IsNumber(item) ? item : json_get(item, "id");
-        double number = id || !item->string ? cJSON_GetNumberValue(id) : strtod(item->string, NULL);
-        if (add_added(tokenizer, id == item ? item->string : text_of(item), number, item, false,
-                      err))
+/* Adds the tokens of a list, which may be NULL. */
+static int add_list(Tokenizer *tokenizer, const cJSON *list, bool special, Error *err) {
+    for (const cJSON *item = list ? list->child : NULL; item; item = item->next)
+        if (add_added(tokenizer, item, special, err))
             return -1;
-    }
     return 0;
 }
 
 /* Adds the special tokens of tokenizer_config.json: "..._token" is one, "..._tokens" are several.
- * Some have their ids in added_tokens.json. */
-static int add_special(Tokenizer *tokenizer, const cJSON *config, const cJSON *older, Error *err) {
-    for (const cJSON *item = config->child; item; item = item->next) {
-        bool one = !fnmatch("*_token", item->string, 0),
-             several = !fnmatch("*_tokens", item->string, 0);
-        const cJSON *token = one ? item : several ? item->child : NULL;
-        for (; token; token = several ? token->next : NULL) {
-            char *text = text_of(token);
-            double id = cJSON_GetNumberValue(json_get(older, text));
-            if (*text && add_added(tokenizer, text, id, token, true, err))
-                return -1;
-        }
-    }
+ */
+static int add_special(Tokenizer *tokenizer, const cJSON *config, Error *err) {
+    for (const cJSON *item = config->child; item; item = item->next)
+        if ((!fnmatch("*_token", item->string, 0) && add_added(tokenizer, item, true, err)) ||
+            (!fnmatch("*_tokens", item->string, 0) && add_list(tokenizer, item, true, err)))
+            return -1;
     return 0;
+}
+
+static int compare_added(const void *a, const void *b) {
+    const Token *const *first = a, *const *second = b;
+    return strcmp((*first)->text, (*second)->text);
+}
+
+/* Returns true if a text, of which len bytes count, begins with a token's text. */
+static bool begins_with(const char *text, size_t len, const Token *token) {
+    size_t n = strlen(token->text);
+    return n <= len && !memcmp(text, token->text, n);
+}
+
+/* Sorts the added tokens, and finds for each the longest one with which it begins: the one before
+ * it, or the one with which that begins, and so on. */
+static void sort_added(Tokenizer *tokenizer) {
+    Token **added = tokenizer->added;
+    if (added)
+        qsort(added, tokenizer->nadded, sizeof *added, compare_added);
+    for (int i = 0; i < tokenizer->nadded; i++) {
+        const char *text = added[i]->text;
+        const Token *shorter = i ? added[i - 1] : NULL;
+        while (shorter && !begins_with(text, strlen(text), shorter))
+            shorter = shorter->shorter;
+        added[i]->shorter = shorter;
+        tokenizer->begins[(uint8_t)*text] = true;
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -409,37 +429,43 @@ static int read_if(cJSON **json, Tokenizer *tokenizer, const char *name, Error *
     return 0;
 }
 
+/* Reads tokenizer.json; *whole becomes NULL if there is none. */
+static int open_whole(cJSON **whole, Tokenizer *tokenizer, Error *err) {
+    return read_if(whole, tokenizer, "tokenizer.json", err) ||
+                   check_needs(tokenizer, *whole, 0, OF_CONFIG, err)
+               ? -1
+               : 0;
+}
+
 /* Reads the vocabulary of tokenizer.json, or vocab.json if there is no such file. */
-static int open_vocab(cJSON **whole, Tokenizer *tokenizer, Error *err) {
-    if (read_if(whole, tokenizer, "tokenizer.json", err) ||
-        check_needs(tokenizer, *whole, 0, OF_CONFIG, err))
+static int open_vocab(Tokenizer *tokenizer, const cJSON *whole, Error *err) {
+    cJSON *file;
+    if (whole)
+        return read_vocab(tokenizer, json_get(json_get(whole, "model"), "vocab"), err);
+    if (read_if(&file, tokenizer, "vocab.json", err))
         return -1;
-    cJSON *file = *whole;
-    if (!file && read_if(&file, tokenizer, "vocab.json", err))
-        return -1;
-    if (!file)
-        return fail(err, EXIT_FAILED,
-                    "%s: there is no such file, and no tokenizer.json, expected one of them; take "
-                    "the tokenizer's files from the model's download",
-                    tokenizer->path);
-    const cJSON *vocab = *whole ? json_get(json_get(file, "model"), "vocab") : file;
-    if (read_vocab(tokenizer, vocab, err))
-        return -1;
-    return *whole ? add_list(tokenizer, json_get(file, "added_tokens"), err) : 0;
+    if (file)
+        return read_vocab(tokenizer, file, err);
+    return fail(err, EXIT_FAILED,
+                "%s: there is no such file, and no tokenizer.json, expected one of them; take the "
+                "tokenizer's files from the model's download",
+                tokenizer->path);
 }
 
 /* Reads the files that say which tokens are added. A list in tokenizer_config.json makes the two
  * older files superfluous. *config becomes tokenizer_config.json, with what the map says instead.
  */
-static int open_added(cJSON **config, Tokenizer *tokenizer, bool whole, Error *err) {
+static int open_added(cJSON **config, Tokenizer *tokenizer, const cJSON *whole, Error *err) {
     static const char published[] =
         "{\"add_bos_token\":true,\"bos_token\":\"</s>\",\"pad_token\":\"<pad>\"}";
     cJSON *map = NULL, *older = NULL;
-    if (read_if(config, tokenizer, "tokenizer_config.json", err) ||
+    if (file_path(tokenizer->path, tokenizer->dir, "tokenizer.json", err) ||
+        add_list(tokenizer, json_get(whole, "added_tokens"), false, err) ||
+        read_if(config, tokenizer, "tokenizer_config.json", err) ||
         check_needs(tokenizer, *config, OF_CONFIG, NEEDS, err))
         return -1;
     if (!*config) {
-        *config = whole ? cJSON_CreateObject() : cJSON_Parse(published);
+        *config = cJSON_Parse(whole ? "{}" : published);
         cJSON_AddItemToArray(tokenizer->tree, *config);
     }
     const cJSON *list = json_get(*config, "added_tokens_decoder");
@@ -448,10 +474,10 @@ static int open_added(cJSON **config, Tokenizer *tokenizer, bool whole, Error *e
         return -1;
     for (cJSON *item; map && (item = map->child);) {
         cJSON_DeleteItemFromObjectCaseSensitive(*config, item->string);
-        cJSON_AddItemToObject(*config, item->string, cJSON_DetachItemViaPointer(map, item));
+        cJSON_AddItemToArray(*config, cJSON_DetachItemViaPointer(map, item));
     }
-    return add_list(tokenizer, list, err) || add_special(tokenizer, *config, older, err) ||
-                   add_list(tokenizer, older, err)
+    return add_list(tokenizer, list ? list : older, false, err) ||
+                   add_special(tokenizer, *config, err)
                ? -1
                : 0;
 }
@@ -460,9 +486,9 @@ static int open_added(cJSON **config, Tokenizer *tokenizer, bool whole, Error *e
 static int find_bos(Tokenizer *tokenizer, const cJSON *whole, const cJSON *config, Error *err) {
     const cJSON *single = json_get(json_get(whole, "post_processor"), "single");
     const cJSON *first = json_get(cJSON_GetArrayItem(single, 0), "SpecialToken");
-    bool adds = cJSON_IsTrue(json_get(config, "add_bos_token"));
+    bool adds = whole || cJSON_IsTrue(json_get(config, "add_bos_token"));
     const cJSON *bos = whole ? json_get(first, "id") : json_get(config, "bos_token");
-    tokenizer->bos = whole || adds ? find_token(tokenizer, text_of(bos)) : -1;
+    tokenizer->bos = adds ? find_token(tokenizer, text_of(bos)) : -1;
     if (!single || cJSON_GetArraySize(single) == 1 + (tokenizer->bos >= 0))
         return 0;
     return fail(err, EXIT_FAILED,
@@ -471,43 +497,35 @@ static int find_bos(Tokenizer *tokenizer, const cJSON *whole, const cJSON *confi
                 tokenizer->dir);
 }
 
-/* Prepares the tokens for decoding, and finds out how much a token stands for. */
-static int finish_tokens(Tokenizer *tokenizer, Error *err) {
-    for (Token *token = tokenizer->tokens; token < tokenizer->tokens + tokenizer->vocab; token++) {
-        if (token->bytes)
-            decode_token(tokenizer, token);
-        if (!token->added)
-            tokenizer->longest = imax(tokenizer->longest, token->len);
-    }
-    if (!tokenizer->nmerges && tokenizer->count - tokenizer->nadded > SMALLEST)
-        return fail(
-            err, EXIT_FAILED,
-            "%s: has no merges, but the vocabulary has pieces of several bytes, which merges "
-            "make; take all files of the tokenizer from the same model",
-            tokenizer->path);
-    for (const Added *a = tokenizer->added; a < tokenizer->added + tokenizer->nadded; a++) {
-        const int32_t entry[] = {
-            a->id,         a->lstrip, a->rstrip, a->normalized, tokenizer->tokens[a->id].special,
-            tokenizer->bos};
+/* Adds all tokens to the digest, and finds out how much of a text one stands for. */
+static int measure_tokens(Tokenizer *tokenizer, Error *err) {
+    for (int id = 0; id < tokenizer->vocab; id++) {
+        const Token *token = &tokenizer->tokens[id];
+        if (!token->text)
+            continue;
+        const uint64_t entry[] = {id, text_key(token->text), token->flags, tokenizer->bos};
         tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
-        tokenizer->longest = a->lstrip || a->rstrip ? INT_MAX : imax(tokenizer->longest, a->len);
-        if (a->id >= tokenizer->count)
+        int most = token->flags ? (int)strlen(token->text) : write_token(NULL, tokenizer, token);
+        if (token->flags & (LSTRIP | RSTRIP))
+            most = INT_MAX;
+        tokenizer->longest = imax(tokenizer->longest, most);
+        if (token->flags && id >= tokenizer->count)
             return fail(err, EXIT_FAILED,
                         "%s: the added piece \"%.*s\" has id %d, expected one below the number of "
                         "pieces, %d, since Hugging Face numbers added pieces without gaps",
-                        tokenizer->dir, shown(a->text), a->text, a->id, tokenizer->count);
+                        tokenizer->dir, shown(token->text), token->text, id, tokenizer->count);
     }
     return 0;
 }
 
 static int open_files(Tokenizer *tokenizer, Error *err) {
     cJSON *whole, *config;
-    return open_vocab(&whole, tokenizer, err) || open_added(&config, tokenizer, whole, err) ||
-                   find_bos(tokenizer, whole, config, err) ||
-                   open_merges(tokenizer, cJSON_GetObjectItemCaseSensitive(whole, "model"), err) ||
-                   finish_tokens(tokenizer, err)
-               ? -1
-               : 0;
+    if (open_whole(&whole, tokenizer, err) || open_vocab(tokenizer, whole, err) ||
+        open_merges(tokenizer, whole, err) || open_added(&config, tokenizer, whole, err) ||
+        find_bos(tokenizer, whole, config, err) || measure_tokens(tokenizer, err))
+        return -1;
+    sort_added(tokenizer);
+    return 0;
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
@@ -527,8 +545,6 @@ void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer)
         return;
     cJSON_Delete(tokenizer->tree);
-    for (int i = 0; i < tokenizer->nadded; i++)
-        free(tokenizer->added[i].text);
     free(tokenizer->added);
     free(tokenizer->tokens);
     free(tokenizer->ranks.places);
@@ -667,17 +683,24 @@ static void encode_word(const Tokenizer *tokenizer, Word *word, const char *text
 }
 
 /* Returns the longest added token with which text[0..len) begins, or NULL. Considers only those
- * that are normalized, or only those that are not. */
-static const Added *find_added(const Tokenizer *tokenizer, const char *text, size_t len,
+ * that are normalized, or only those that are not. In the order of the alphabet, the last token
+ * that is not behind the text begins with all tokens with which the text begins. */
+static const Token *find_added(const Tokenizer *tokenizer, const char *text, size_t len,
                                bool normalized) {
-    const Added *best = NULL, *end = tokenizer->added + tokenizer->nadded;
+    int low = 0, high = tokenizer->nadded;
     if (!tokenizer->begins[(uint8_t)*text])
         return NULL;
-    for (const Added *a = tokenizer->added; a < end; a++)
-        if (a->normalized == normalized && a->len <= len && (!best || a->len > best->len) &&
-            !memcmp(text, a->text, a->len))
-            best = a;
-    return best;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (strncmp(text, tokenizer->added[middle]->text, len) < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    const Token *found = low ? tokenizer->added[low - 1] : NULL;
+    while (found && (!(found->flags & NORMALIZED) == normalized || !begins_with(text, len, found)))
+        found = found->shorter;
+    return found;
 }
 
 /* Returns the kind of the character before text[*at], and moves *at to where it begins. */
@@ -699,25 +722,30 @@ static void encode_words(const Tokenizer *tokenizer, Word *word, const char *tex
  * the others from the rest; the rest of this is split into words. */
 static void encode_part(const Tokenizer *tokenizer, Word *word, const char *text, size_t len,
                         int step) {
-    size_t done = 0;
+    size_t done = 0, blanks = 0; /* blanks: where the white space ends that was taken along last */
     if (step == 2) {
         encode_words(tokenizer, word, text, len);
         return;
     }
     for (size_t at = 0, next; at < len; at = next) {
-        const Added *added = find_added(tokenizer, text + at, len - at, step);
-        next = at + (added ? added->len : 1);
+        const Token *added = find_added(tokenizer, text + at, len - at, step);
+        next = at + (added ? strlen(added->text) : 1);
         if (!added)
             continue;
         size_t from = at, to = next;
-        for (size_t more = from; added->lstrip && more > done && last_kind(text, &more) == 'S';)
-            from = more;
-        for (size_t more = to; added->rstrip && more < len && next_kind(text, len, &more) == 'S';)
-            to = more;
+        if (added->flags & LSTRIP)
+            for (size_t more = from; more > done && last_kind(text, &more) == 'S';)
+                from = more;
+        if (added->flags & RSTRIP) {
+            to = blanks = blanks > next ? blanks : next;
+            for (size_t more = to; more < len && next_kind(text, len, &more) == 'S';)
+                to = blanks = more;
+        }
         if (from > done)
             encode_part(tokenizer, word, text + done, from - done, step + 1);
-        if (!added->lstrip || to > done) /* its text may have been taken along by the one before */
-            word->ids[word->n++] = added->id;
+        /* Its text may have been taken along by the one before. */
+        if (!(added->flags & LSTRIP) || to > done)
+            word->ids[word->n++] = added - tokenizer->tokens;
         done = to;
     }
     encode_part(tokenizer, word, text + done, len - done, step + 1);
@@ -751,14 +779,10 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
     size_t bytes = 0;
     for (int i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= tokenizer->vocab)
-            continue;
-        const Token *token = &tokenizer->tokens[ids[i]];
-        if (!token->bytes || token->special)
-            continue;
-        if (to)
-            memcpy(to + bytes, token->bytes, token->len);
-        bytes += token->len;
+        bool known = ids[i] >= 0 && ids[i] < tokenizer->vocab;
+        const Token *token = &tokenizer->tokens[known ? ids[i] : 0];
+        if (known && token->text && !(token->flags & SPECIAL))
+            bytes += write_token(to ? to + bytes : NULL, tokenizer, token);
     }
     return bytes;
 }
