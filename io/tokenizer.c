@@ -32,10 +32,9 @@
 enum { MAX_FILE = 64 << 20, LAST_SYMBOL = 323, SHOWN = 60, SMALLEST = 256 + 4 };
 
 /* One entry of the vocabulary, or an added token. */
-typedef struct Token {
-    char *text;                  /* as in the file; NULL if no token has this id */
-    int flags;                   /* of an added token; 0 for the others */
-    const struct Token *shorter; /* the longest other added token with which this one begins */
+typedef struct {
+    char *text; /* as in the file; NULL if no token has this id */
+    int flags;  /* of an added token; 0 for the others */
 } Token;
 
 /* How an added token is found and decoded. The first five have the names of flag_names in files. */
@@ -67,19 +66,17 @@ struct Tokenizer {
     cJSON *tree;                      /* an array of all files, which own the texts of all tokens */
     int16_t byte_of[LAST_SYMBOL + 1]; /* the byte for which a code point stands, or -1 */
     int32_t byte_id[256];             /* the token of each byte */
-    Token **added;                    /* (nadded), the added tokens, sorted by their texts */
-    int nadded;
-    bool begins[256]; /* true for a byte with which an added token begins */
-    int32_t bos;      /* the token in front of a prompt, or -1 */
-    int longest;      /* bytes of a text for which one token stands at most */
-    Table ranks;      /* from pairs of ids to ranks, which are the lines of merges.txt */
-    int nmerges;      /* number of ranks; rank 0 is joined first */
-    uint64_t digest;  /* a hash of all that decides which ids a text has, and which text ids */
+    int reach[256];                   /* bytes of the longest added token that begins with a byte */
+    int32_t bos;                      /* the token in front of a prompt, or -1 */
+    int longest;                      /* bytes of a text for which one token stands at most */
+    Table names;                      /* from hashes of tokens' texts to ids */
+    Table ranks;     /* from pairs of ids to ranks, which are the lines of merges.txt */
+    int nmerges;     /* number of ranks; rank 0 is joined first */
+    uint64_t digest; /* a hash of all that decides which ids a text has, and which text ids */
     /* While the files are read: */
     const char *dir;
     char path[MAX_PATH]; /* the file that is being read */
     int count;           /* number of tokens */
-    Table names;         /* from hashes of tokens' texts to ids */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -146,20 +143,14 @@ static int next_byte(const Tokenizer *tokenizer, const char **at) {
     return code <= LAST_SYMBOL ? tokenizer->byte_of[code] : -1;
 }
 
-/* Writes the bytes for which a token stands to `to`, unless it is NULL. Returns their number. As in
- * Hugging Face, a token with a character that is no byte symbol stands for its own text. */
-static int write_token(char *to, const Tokenizer *tokenizer, const Token *token) {
-    int n = 0;
-    for (const char *at = token->text; *at; n++) {
-        int byte = next_byte(tokenizer, &at);
-        if (byte < 0) {
-            n = strlen(token->text);
-            return to ? memcpy(to, token->text, n) : 0, n;
-        }
-        if (to)
-            to[n] = byte;
-    }
-    return n;
+/* Writes the bytes for which a token stands. As in Hugging Face, a token with a character that is
+ * no byte symbol stands for its own text. */
+static void write_token(FILE *out, const Tokenizer *tokenizer, const Token *token) {
+    bool symbols = true;
+    for (const char *at = token->text; *at;)
+        symbols &= next_byte(tokenizer, &at) >= 0;
+    for (const char *at = token->text; *at;)
+        putc(symbols ? next_byte(tokenizer, &at) : *at++, out);
 }
 
 /* Adds a token. An id that is NAN is none. Returns the id, or -1. */
@@ -247,10 +238,7 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
 }
 
 static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err) {
-    size_t lines = 1;
-    for (size_t i = 0; i < len; i++)
-        lines += text[i] == '\n';
-    tokenizer->ranks = table_new(lines);
+    tokenizer->ranks = table_new(1 + len / strlen("a b\n"));
     char *end = text + len, *next;
     for (int number = 1; text < end; number++, text = next) {
         char *newline = memchr(text, '\n', end - text), *stop = newline ? newline : end;
@@ -330,10 +318,8 @@ static int add_added(Tokenizer *tokenizer, const cJSON *item, bool special, Erro
     if (known < 0)
         return -1;
     Token *token = &tokenizer->tokens[known];
-    if (!token->flags) {
-        tokenizer->added = with_room(tokenizer->added, tokenizer->nadded, sizeof(Token *));
-        tokenizer->added[tokenizer->nadded++] = token;
-    }
+    int *reach = &tokenizer->reach[(uint8_t)*text];
+    *reach = imax(*reach, strlen(text));
     token->flags = token->flags & DESCRIBED ? token->flags | (flags & SPECIAL) : flags;
     return 0;
 }
@@ -356,85 +342,45 @@ static int add_special(Tokenizer *tokenizer, const cJSON *config, Error *err) {
     return 0;
 }
 
-static int compare_added(const void *a, const void *b) {
-    const Token *const *first = a, *const *second = b;
-    return strcmp((*first)->text, (*second)->text);
-}
-
-/* Returns true if a text, of which len bytes count, begins with a token's text. */
-static bool begins_with(const char *text, size_t len, const Token *token) {
-    size_t n = strlen(token->text);
-    return n <= len && !memcmp(text, token->text, n);
-}
-
-/* Sorts the added tokens, and finds for each the longest one with which it begins: the one before
- * it, or the one with which that begins, and so on. */
-static void sort_added(Tokenizer *tokenizer) {
-    Token **added = tokenizer->added;
-    if (added)
-        qsort(added, tokenizer->nadded, sizeof *added, compare_added);
-    for (int i = 0; i < tokenizer->nadded; i++) {
-        const char *text = added[i]->text;
-        const Token *shorter = i ? added[i - 1] : NULL;
-        while (shorter && !begins_with(text, strlen(text), shorter))
-            shorter = shorter->shorter;
-        added[i]->shorter = shorter;
-        tokenizer->begins[(uint8_t)*text] = true;
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Opening
 // -------------------------------------------------------------------------------------------------
 
-/* The fields in which a tokenizer may differ from OPT's, and what they may be. The last three are
- * those of tokenizer_config.json, the others may lie in an object of tokenizer.json. */
-enum { NEEDS = 13, OF_CONFIG = 10 };
-static const char *const needs[NEEDS][3] = {
-    {"", "normalizer", "null or nothing"},
-    {"pre_tokenizer", "type", "\"ByteLevel\""},
-    {"pre_tokenizer", "use_regex", "true or nothing"},
-    {"decoder", "type", "\"ByteLevel\""},
-    {"post_processor", "type", "\"TemplateProcessing\", \"ByteLevel\" or nothing"},
-    {"model", "type", "\"BPE\""},
-    {"model", "dropout", "null or nothing"},
-    {"model", "continuing_subword_prefix", "\"\", null or nothing"},
-    {"model", "end_of_word_suffix", "\"\", null or nothing"},
-    {"model", "ignore_merges", "false, null or nothing"},
-    {"", "add_prefix_space", "false, null or nothing"},
-    {"", "add_eos_token", "false, null or nothing"},
-    {"", "split_special_tokens", "false, null or nothing"},
+/* The fields in which a tokenizer may differ from OPT's: the file, the object in it, the name, and
+ * what the field may be. */
+static const char *const needs[][4] = {
+    {"tokenizer.json", "", "normalizer", "null or nothing"},
+    {"tokenizer.json", "pre_tokenizer", "type", "\"ByteLevel\""},
+    {"tokenizer.json", "pre_tokenizer", "use_regex", "true or nothing"},
+    {"tokenizer.json", "decoder", "type", "\"ByteLevel\""},
+    {"tokenizer.json", "post_processor", "type",
+     "\"TemplateProcessing\", \"ByteLevel\" or nothing"},
+    {"tokenizer.json", "model", "type", "\"BPE\""},
+    {"tokenizer.json", "model", "dropout", "null or nothing"},
+    {"tokenizer.json", "model", "continuing_subword_prefix", "\"\", null or nothing"},
+    {"tokenizer.json", "model", "end_of_word_suffix", "\"\", null or nothing"},
+    {"tokenizer.json", "model", "ignore_merges", "false, null or nothing"},
+    {"tokenizer_config.json", "", "add_prefix_space", "false, null or nothing"},
+    {"tokenizer_config.json", "", "add_eos_token", "false, null or nothing"},
+    {"tokenizer_config.json", "", "split_special_tokens", "false, null or nothing"},
 };
 
-static int check_needs(const Tokenizer *tokenizer, const cJSON *file, int first, int end,
-                       Error *err) {
-    for (int i = first; file && i < end; i++) {
-        const cJSON *object = *needs[i][0] ? json_get(file, needs[i][0]) : file;
-        const cJSON *value = json_get(object, needs[i][1]);
-        char found[100];
-        if (strstr(needs[i][2], json_describe(found, value)))
-            continue;
-        json_refuse(err, needs[i][1], value, "%s, as in OPT's tokenizer", needs[i][2]);
-        return fail_at(err, tokenizer->path);
-    }
-    return 0;
-}
-
-/* Reads a file, if it is there; otherwise *json is NULL. */
+/* Reads a file that may be missing, and checks its fields. If it is missing, *json is NULL. */
 static int read_if(cJSON **json, Tokenizer *tokenizer, const char *name, Error *err) {
+    char found[100];
     if (file_path(tokenizer->path, tokenizer->dir, name, err) ||
         json_read_if(json, tokenizer->path, MAX_FILE, err))
         return -1;
     cJSON_AddItemToArray(tokenizer->tree, *json);
+    for (size_t i = 0; *json && i < sizeof needs / sizeof *needs; i++) {
+        const char *object = needs[i][1], *key = needs[i][2], *may = needs[i][3];
+        const cJSON *value = json_get(*object ? json_get(*json, object) : *json, key);
+        if (strcmp(needs[i][0], name) || strstr(may, json_describe(found, value)))
+            continue;
+        json_refuse(err, key, value, "%s, as in OPT's tokenizer", may);
+        return fail_at(err, tokenizer->path);
+    }
     return 0;
-}
-
-/* Reads tokenizer.json; *whole becomes NULL if there is none. */
-static int open_whole(cJSON **whole, Tokenizer *tokenizer, Error *err) {
-    return read_if(whole, tokenizer, "tokenizer.json", err) ||
-                   check_needs(tokenizer, *whole, 0, OF_CONFIG, err)
-               ? -1
-               : 0;
 }
 
 /* Reads the vocabulary of tokenizer.json, or vocab.json if there is no such file. */
@@ -461,8 +407,7 @@ static int open_added(cJSON **config, Tokenizer *tokenizer, const cJSON *whole, 
     cJSON *map = NULL, *older = NULL;
     if (file_path(tokenizer->path, tokenizer->dir, "tokenizer.json", err) ||
         add_list(tokenizer, json_get(whole, "added_tokens"), false, err) ||
-        read_if(config, tokenizer, "tokenizer_config.json", err) ||
-        check_needs(tokenizer, *config, OF_CONFIG, NEEDS, err))
+        read_if(config, tokenizer, "tokenizer_config.json", err))
         return -1;
     if (!*config) {
         *config = cJSON_Parse(whole ? "{}" : published);
@@ -486,9 +431,9 @@ static int open_added(cJSON **config, Tokenizer *tokenizer, const cJSON *whole, 
 static int find_bos(Tokenizer *tokenizer, const cJSON *whole, const cJSON *config, Error *err) {
     const cJSON *single = json_get(json_get(whole, "post_processor"), "single");
     const cJSON *first = json_get(cJSON_GetArrayItem(single, 0), "SpecialToken");
-    bool adds = whole || cJSON_IsTrue(json_get(config, "add_bos_token"));
-    const cJSON *bos = whole ? json_get(first, "id") : json_get(config, "bos_token");
-    tokenizer->bos = adds ? find_token(tokenizer, text_of(bos)) : -1;
+    bool adds = cJSON_IsTrue(json_get(config, "add_bos_token"));
+    const cJSON *bos = whole ? json_get(first, "id") : adds ? json_get(config, "bos_token") : NULL;
+    tokenizer->bos = find_token(tokenizer, text_of(bos));
     if (!single || cJSON_GetArraySize(single) == 1 + (tokenizer->bos >= 0))
         return 0;
     return fail(err, EXIT_FAILED,
@@ -505,7 +450,8 @@ static int measure_tokens(Tokenizer *tokenizer, Error *err) {
             continue;
         const uint64_t entry[] = {id, text_key(token->text), token->flags, tokenizer->bos};
         tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
-        int most = token->flags ? (int)strlen(token->text) : write_token(NULL, tokenizer, token);
+        size_t most =
+            token->flags ? strlen(token->text) : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
         if (token->flags & (LSTRIP | RSTRIP))
             most = INT_MAX;
         tokenizer->longest = imax(tokenizer->longest, most);
@@ -520,12 +466,12 @@ static int measure_tokens(Tokenizer *tokenizer, Error *err) {
 
 static int open_files(Tokenizer *tokenizer, Error *err) {
     cJSON *whole, *config;
-    if (open_whole(&whole, tokenizer, err) || open_vocab(tokenizer, whole, err) ||
-        open_merges(tokenizer, whole, err) || open_added(&config, tokenizer, whole, err) ||
-        find_bos(tokenizer, whole, config, err) || measure_tokens(tokenizer, err))
-        return -1;
-    sort_added(tokenizer);
-    return 0;
+    return read_if(&whole, tokenizer, "tokenizer.json", err) || open_vocab(tokenizer, whole, err) ||
+                   open_merges(tokenizer, whole, err) ||
+                   open_added(&config, tokenizer, whole, err) ||
+                   find_bos(tokenizer, whole, config, err) || measure_tokens(tokenizer, err)
+               ? -1
+               : 0;
 }
 
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
@@ -545,7 +491,6 @@ void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer)
         return;
     cJSON_Delete(tokenizer->tree);
-    free(tokenizer->added);
     free(tokenizer->tokens);
     free(tokenizer->ranks.places);
     free(tokenizer->names.places);
@@ -683,23 +628,20 @@ static void encode_word(const Tokenizer *tokenizer, Word *word, const char *text
 }
 
 /* Returns the longest added token with which text[0..len) begins, or NULL. Considers only those
- * that are normalized, or only those that are not. In the order of the alphabet, the last token
- * that is not behind the text begins with all tokens with which the text begins. */
+ * that are normalized, or only those that are not. */
 static const Token *find_added(const Tokenizer *tokenizer, const char *text, size_t len,
                                bool normalized) {
-    int low = 0, high = tokenizer->nadded;
-    if (!tokenizer->begins[(uint8_t)*text])
-        return NULL;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (strncmp(text, tokenizer->added[middle]->text, len) < 0)
-            high = middle;
-        else
-            low = middle + 1;
+    const Token *found = NULL;
+    uint64_t key = HASH_START;
+    size_t most = tokenizer->reach[(uint8_t)*text];
+    for (size_t n = 1; n <= most && n <= len; n++) {
+        key = hash_bytes(key, text + n - 1, 1);
+        int32_t id = table_find(tokenizer->names, key)->value;
+        const Token *token = id < 0 ? NULL : &tokenizer->tokens[id];
+        if (token && token->flags && normalized == !!(token->flags & NORMALIZED) &&
+            strlen(token->text) == n && !memcmp(token->text, text, n))
+            found = token;
     }
-    const Token *found = low ? tokenizer->added[low - 1] : NULL;
-    while (found && (!(found->flags & NORMALIZED) == normalized || !begins_with(text, len, found)))
-        found = found->shorter;
     return found;
 }
 
@@ -775,16 +717,18 @@ int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, i
 // Decoding
 // -------------------------------------------------------------------------------------------------
 
-/* Writes the concatenated bytes of ids[0..n) to `to`, unless it is NULL. Returns their number. */
-static size_t join_tokens(char *to, const Tokenizer *tokenizer, const int32_t *ids, int n) {
-    size_t bytes = 0;
+/* Returns the concatenated bytes of ids[0..n), which the caller frees. */
+static Text join_tokens(const Tokenizer *tokenizer, const int32_t *ids, int n) {
+    Text text = {0};
+    FILE *out = text_stream(&text);
     for (int i = 0; i < n; i++) {
         bool known = ids[i] >= 0 && ids[i] < tokenizer->vocab;
         const Token *token = &tokenizer->tokens[known ? ids[i] : 0];
         if (known && token->text && !(token->flags & SPECIAL))
-            bytes += write_token(to ? to + bytes : NULL, tokenizer, token);
+            write_token(out, tokenizer, token);
     }
-    return bytes;
+    fclose(out);
+    return text;
 }
 
 int32_t tokenizer_bos(const Tokenizer *tokenizer) { return tokenizer->bos; }
@@ -794,23 +738,25 @@ uint64_t tokenizer_digest(const Tokenizer *tokenizer) { return tokenizer ? token
 size_t tokenizer_longest(const Tokenizer *tokenizer) { return tokenizer->longest; }
 
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n) {
-    return join_tokens(NULL, tokenizer, ids, n);
+    Text text = join_tokens(tokenizer, ids, n);
+    free(text.text);
+    return text.len;
 }
 
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len) {
-    size_t total = tokenizer_bytes(tokenizer, ids, n);
-    char *bytes = xcalloc(total, 1);
-    char *out = xcalloc(total + 1, 3); /* a byte may become a U+FFFD, which has three */
-    join_tokens(bytes, tokenizer, ids, n);
-    *len = 0;
-    for (size_t at = 0, step; at < total; at += step) {
+    Text bytes = join_tokens(tokenizer, ids, n), text = {0};
+    FILE *out = text_stream(&text);
+    for (size_t at = 0, step; at < bytes.len; at += step) {
         uint32_t code;
-        step = utf8_step(&code, bytes + at, total - at);
-        bool valid = code != NO_CHARACTER;
-        size_t size = valid ? step : 3;
-        memcpy(out + *len, valid ? bytes + at : "\xEF\xBF\xBD", size);
-        *len += size;
+        step = utf8_step(&code, bytes.text + at, bytes.len - at);
+        if (code == NO_CHARACTER)
+            fputs("\xEF\xBF\xBD", out);
+        else
+            fwrite(bytes.text + at, 1, step, out);
     }
-    free(bytes);
-    return out;
+    putc(0, out);
+    fclose(out);
+    free(bytes.text);
+    *len = text.len - 1;
+    return text.text;
 }
