@@ -4,6 +4,7 @@
  * is test_json.c's. */
 
 #include <limits.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "app/app.h"
@@ -481,6 +482,29 @@ TEST(a_long_piece_is_found_before_a_short_one_and_a_blank_is_taken_along_once) {
         CU_ASSERT(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * sizeof *ids));
         free(ids);
     }
+}
+
+/* The time grows with the text, neither with the number of added pieces nor with the square of the white space that one of
+ * them takes along. The limit is for a sanitizer on a busy machine; without one this takes 0.1 s. */
+TEST(many_added_pieces_and_long_white_space_take_no_longer) {
+    enum { ADDED = 1000, TEXT = 1 << 19, SECONDS = 5 };
+    const char *dir = write_small("", "");
+    char *text = xcalloc(TEXT, 1);
+    FILE *f = fopen(in_dir(dir, "tokenizer_config.json"), "w");
+    fputs("{\"added_tokens_decoder\": {\"260\": {\"content\": \" \", \"rstrip\": true}", f);
+    for (int i = 1; i < ADDED; i++) fprintf(f, ", \"%d\": {\"content\": \"<%d>\"}", 260 + i, i);
+    fputs("}}", f);
+    CHECK(fclose(f) == 0);
+    open_in(dir, LARGE);
+    for (const char *c = "< "; *c; c++) {
+        int32_t *ids;
+        memset(text, *c, TEXT);
+        const clock_t start = clock();
+        CU_ASSERT_EQUAL(encode(text, TEXT, &ids), TEXT);
+        CU_ASSERT(clock() - start < SECONDS * CLOCKS_PER_SEC);
+        free(ids);
+    }
+    free(text);
 }
 
 /* By the token in front, by what is added, and by how. */
