@@ -150,7 +150,7 @@ static void write_token(FILE *out, const Tokenizer *tokenizer, const Token *toke
     for (const char *at = token->text; *at;)
         symbols &= next_byte(tokenizer, &at) >= 0;
     for (const char *at = token->text; *at;)
-        putc(symbols ? next_byte(tokenizer, &at) : *at++, out);
+        putc_unlocked(symbols ? next_byte(tokenizer, &at) : *at++, out);
 }
 
 /* Adds a token. An id that is NAN is none. Returns the id, or -1. */
@@ -184,7 +184,7 @@ static int read_vocab(Tokenizer *tokenizer, const cJSON *vocab, Error *err) {
     tokenizer->names = table_new(tokenizer->vocab);
     byte_symbols(tokenizer);
     memset(tokenizer->byte_id, 0xFF, sizeof tokenizer->byte_id);
-    for (const cJSON *item = vocab ? vocab->child : NULL; item; item = item->next)
+    for (const cJSON *item = cJSON_IsObject(vocab) ? vocab->child : NULL; item; item = item->next)
         if (add_token(tokenizer, item->string, cJSON_GetNumberValue(item), err) < 0)
             return -1;
     for (int b = 0; b < 256; b++)
@@ -297,7 +297,7 @@ static int open_merges(Tokenizer *tokenizer, const cJSON *whole, Error *err) {
  * "text": id, in added_tokens.json. A special token may be a bare text, and then another file has
  * its id. Later files make a token special, and describe one that none has described. */
 static int add_added(Tokenizer *tokenizer, const cJSON *item, bool special, Error *err) {
-    bool bare = cJSON_IsNumber(item);
+    bool bare = cJSON_IsNumber(item) && item->string;
     const cJSON *number = bare ? item : json_get(item, "id");
     bool keyed = !number && !special && item->string;
     double id = keyed ? strtod(item->string, NULL) : cJSON_GetNumberValue(number);

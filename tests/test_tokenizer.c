@@ -429,6 +429,8 @@ static const Fault bad_whole[] = {
     {"\"merges\": [", "\"merges\": [7, [],", "tokenizer.json: merges line 2: found \"\", expected two pieces"},
     {"\"merges\": [", "\"merges\": [], \"x\": [", "tokenizer.json: merges: has no merges"},
     {"\"vocab\": {", "\"vocab\": [], \"x\": {", "tokenizer.json: no piece for byte 0x00"},
+    {"\"vocab\": {", "\"vocab\": [1], \"x\": {", "tokenizer.json: no piece for byte 0x00"},
+    {"\"added_tokens\": [", "\"added_tokens\": [5,", "the added piece \"\" has no content"},
     {"\"id\": 320", "\"id\": 5", "both have id 5, expected one piece for an id"},
     {"\"id\": 320", "\"id\": 799", "the added piece \" Zorgon\" has id 799, expected one below the number of pieces, 326"},
     {"\"id\": 320,", "", "the id of \" Zorgon\" is missing, expected a whole number from 0 to 799"},
