@@ -78,7 +78,7 @@ static int run_sweeps(TaskRun *run, const Task *task, const Listener *listener, 
     if (run->stages.n)
         return stages_run(&run->stages, task, listener, &run->stats, err);
     if (schedule_run(run->plan, task, run->device, listener, &run->stats, err) ||
-        checkpoint_unchanged(run->checkpoint, err))
+        (!run->sim && checkpoint_unchanged(run->checkpoint, err)))
         return -1;
     return stage_agree(run->net, 0, err);
 }
@@ -311,8 +311,8 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     if (completions_resume(c, run->head, &finished, err))
         return -1;
     if (finished)
-        fprintf(stderr, "%s: has a line for every prompt; nothing is left to do\n",
-                run->options->output);
+        fprintf(stderr, "%s: has a line for every prompt; nothing is left to do%s\n",
+                run->options->output, run->options->trace ? ", and there is no trace" : "");
     else
         job_rest(job);
     if (stage_share_task(run->net, task, job, err))

@@ -1801,6 +1801,15 @@ void print_policy(void) {
 
 struct stat traced; /* the file of --trace, if there is one: it is no input, by any name */
 
+/* Refuses standard output or standard error as the file of --trace. */
+void keep_apart(void) {
+    struct stat is;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++)
+        if (!fstat(fd, &is) && S_ISREG(is.st_mode) && is.st_ino == traced.st_ino &&
+            is.st_dev == traced.st_dev)
+            die(2, "--trace: is also the file of standard output or standard error");
+}
+
 /* Opens a file that is read. One of the model has to be a regular file. */
 int open_input(const char *path, bool of_model) {
     struct stat is;
@@ -2354,8 +2363,8 @@ int main(int argc, char **argv) {
     if (words < 2 || (words > 2) + !!prompts_file + !!policy_len != 1 ||
         (policy_len && (trace_file || json || percent[0] >= 0)))
         die(2, USAGE "; see --help");
-    if (trace_file)
-        stat(trace_file, &traced);
+    if (trace_file && !stat(trace_file, &traced))
+        keep_apart();
     read_config(argv[1]); /* A.3 needs no more of a model. */
     describe_machine();
     if (policy_len) {

@@ -238,8 +238,8 @@ int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *to
 typedef struct {
     char path[MAX_PATH];
     int fd;
-    bool locked;
-    char *text; /* (size) the file as it was opened, until the job begins */
+    uint64_t identity; /* of the file, once it is locked */
+    char *text;        /* (size) the file as it was opened, until the job begins */
     size_t size;
     cJSON *head;    /* its first line; NULL: the journal is new */
     size_t end;     /* bytes that are valid */
@@ -255,8 +255,8 @@ typedef struct {
 #define JOURNAL_ENDED "output" /* another, whose value is the state of a finished output */
 
 /* Opens OUTPUT.journal, makes it if need be, and locks it until it is closed. -1 and err if another
- * process has it (EXIT_USAGE) for longer than patience, in seconds, or if it is something else. */
-Journal *journal_open(const char *output, double patience, Error *err);
+ * process has it (EXIT_USAGE), or if it is something else. */
+Journal *journal_open(const char *output, Error *err);
 /* Takes one token of a journal that is read; -1 and err end the reading. */
 typedef int TakeToken(void *ctx, Pair pair);
 /* Calls take for every token in the order in which they were written. -1 and err if it returns -1.

@@ -22,8 +22,6 @@
 
 /* Seconds between two syncs: the work that is lost if the machine loses its power. */
 static const double SYNC_EVERY = 1;
-/* Seconds to wait for a lock: the processes of a pipeline that is killed end one by one. */
-static const double PATIENCE = 3;
 
 /* Tokens on their way to the journal. */
 typedef struct {
@@ -402,9 +400,9 @@ static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,
-             "%s is of another job: its %s is %.100s, and here it is %.100s; %s, or --overwrite",
-             c->journal->path, here->string, was ? was : "missing", is,
-             c->resumed ? "finish that job" : "name another file");
+             "%s is of another job: its %s is %.100s, and here it is %.100s; name another file, or "
+             "--overwrite",
+             c->journal->path, here->string, was ? was : "missing", is);
         free(is);
         free(was);
         return -1;
@@ -429,36 +427,23 @@ static void write_state(char state[64], size_t bytes, uint64_t hash) {
     snprintf(state, 64, "%zu bytes, %016" PRIx64, bytes, hash);
 }
 
-/* Describes the output that is there. */
-static int read_state(char state[64], const Completions *c, Error *err) {
-    char bytes[1 << 14];
-    uint64_t hash = HASH_START;
-    const char *why = NULL;
-    struct stat st;
-    int fd = file_open(c->path, &st, err);
-    if (fd < 0)
-        return -1;
-    for (size_t at = 0, n; at < c->found && !why; at += n) {
-        n = size_min(c->found - at, sizeof bytes);
-        why = file_read_at(fd, bytes, n, at);
-        hash = hash_bytes(hash, bytes, n);
-    }
-    close(fd);
-    write_state(state, c->found, hash);
-    return why ? fail(err, EXIT_FAILED, "%s: cannot read: %s", c->path, why) : 0;
-}
-
 /* Checks that the output is that of this job, which has ended, and that nobody has changed it. */
 static int check_finished(const Completions *c, const cJSON *head, Error *err) {
     const char *was = cJSON_GetStringValue(json_get(c->journal->head, JOURNAL_ENDED));
     char is[64];
+    size_t len;
     if (!was)
         return fail(err, EXIT_USAGE,
                     "--resume: %s has no journal, so that nobody knows what job it is of; bring "
                     "back %s.journal, or move it away and begin anew, or --overwrite",
                     c->path, c->path);
-    if (compare_heads(c, head, err) || read_state(is, c, err))
+    if (compare_heads(c, head, err))
         return -1;
+    char *text = file_read(c->path, SIZE_MAX, &len, err);
+    if (!text)
+        return -1;
+    write_state(is, len, hash_bytes(HASH_START, text, len));
+    free(text);
     if (!strcmp(is, was))
         return 0;
     return fail(err, EXIT_USAGE,
@@ -474,36 +459,32 @@ int completions_resume(Completions *c, const cJSON *head, bool *finished, Error 
     return *finished ? check_finished(c, head, err) : 0;
 }
 
-/* Keeps the lines that an earlier run has written, as far as they agree with the journal. What
- * comes after them was cut off by a kill, or is newer than a journal that lost its end when the
- * machine lost its power; it will be written again. */
-static int keep_lines(Completions *c, Error *err) {
-    bool same = true;
-    for (bool whole = true; same && whole && c->written < c->ready;) {
-        int tokens;
-        Text line = next_line(c, &tokens);
-        size_t there = size_min(size_less(c->found, c->end), line.len);
-        char *text = file_read_part(c->fd, c->path, there, c->end, err);
-        /* Zeros are bytes that did not reach the disk before the power was lost. */
-        size_t n = text ? strnlen(text, there) : 0;
-        same = text && !memcmp(line.text, text, n);
-        whole = same && n == line.len;
+/* Keeps the next line if the output has it as a whole. Returns 1 then, 0 if it ends before, or -1
+ * and err if it goes on otherwise or cannot be read. */
+static int keep_line(Completions *c, Error *err) {
+    int tokens, status = 0;
+    Text line = next_line(c, &tokens);
+    size_t there = size_min(size_less(c->found, c->end), line.len);
+    char *text = file_read_part(c->fd, c->path, there, c->end, err);
+    /* Zeros are bytes that did not reach the disk before the power was lost. */
+    size_t n = text ? strnlen(text, there) : 0;
+    if (!text)
+        status = -1;
+    else if (memcmp(line.text, text, n))
+        status = fail(err, EXIT_USAGE,
+                      "%s: line %d is not what %s says; move the output away, and --resume writes "
+                      "it anew",
+                      c->path, c->written + 1, c->journal->path);
+    else if (n == line.len) {
         /* If a sync failed, it was read from memory, and may not be on the disk. */
-        const char *why = whole ? file_write_at(c->fd, line.text, n, c->end) : NULL;
-        if (why) {
-            fail(err, EXIT_FAILED, "%s: cannot write: %s", c->path, why);
-            same = false;
-        } else if (whole)
-            count_line(c, &line, tokens);
-        else if (text && !same)
-            fail(err, EXIT_USAGE,
-                 "%s: line %d is not what %s says; move the output away, and --resume writes it "
-                 "anew",
-                 c->path, c->written + 1, c->journal->path);
-        free(text);
-        free(line.text);
+        const char *why = file_write_at(c->fd, text, n, c->end);
+        status = why ? fail(err, EXIT_FAILED, "%s: cannot write: %s", c->path, why) : 1;
     }
-    return same ? 0 : -1;
+    if (status > 0)
+        count_line(c, &line, tokens);
+    free(text);
+    free(line.text);
+    return status;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -526,22 +507,21 @@ Completions *completions_follow(Job *job, const Options *o) {
 /* Looks at the output, and opens the journal if it has one. */
 static int look_at_output(Completions *c, Error *err) {
     const Options *o = c->options;
+    struct stat st = {.st_size = 0};
     if (!c->path || output_is_special(c->path))
         return o->resume
                    ? fail(err, EXIT_USAGE, "--resume: %s has no journal; name a file with --output",
                           output_name(c))
                    : 0;
-    c->journal = journal_open(c->path, o->resume ? PATIENCE : 0, err);
-    if (!c->journal || file_size(&c->found, c->path, err))
+    c->journal = journal_open(c->path, err);
+    if (!c->journal)
         return -1;
-    cJSON **head = &c->journal->head;
-    bool ended = json_get(*head, JOURNAL_ENDED);
-    if (ended && !c->found) { /* the output has been removed since: the journal says nothing */
-        cJSON_Delete(*head);
-        *head = NULL;
-    }
-    c->resumed = o->resume && *head && !ended;
-    if (o->resume || o->overwrite || (!*head && !c->found))
+    stat(c->path, &st);
+    c->found = st.st_size;
+    const cJSON *head = c->journal->head;
+    bool ended = json_get(head, JOURNAL_ENDED);
+    c->resumed = o->resume && head && !ended;
+    if (o->resume || o->overwrite || (!c->found && (!head || ended)))
         return 0;
     return fail(err, EXIT_USAGE,
                 "--output %s: is there already; go on with --resume, or lose it with --overwrite",
@@ -559,7 +539,9 @@ Completions *completions_open(Job *job, const Options *o, Error *err) {
 }
 
 const cJSON *completions_head(const Completions *c) {
-    return c && c->journal && c->options->resume ? c->journal->head : NULL;
+    /* The head of a job that has ended says nothing if its output has been removed since. */
+    bool counts = c && c->journal && c->options->resume && (c->resumed || c->found);
+    return counts ? c->journal->head : NULL;
 }
 
 /* Opens the output, and begins its journal. */
@@ -571,10 +553,15 @@ static int open_output(Completions *c, const cJSON *head, Error *err) {
     if (!c->journal)
         return 0;
     /* Another job may have opened the same file under another name. */
-    if (!file_lock(c->fd, c->resumed ? PATIENCE : 0) && errno == EWOULDBLOCK)
+    if (!file_lock(c->fd, 0) && errno == EWOULDBLOCK)
         return fail(err, EXIT_USAGE, "--output %s: another job is writing there; wait for its end",
                     c->path);
-    if (c->resumed && keep_lines(c, err))
+    /* What comes after the lines that are kept was cut off by a kill, or is newer than a journal
+     * that lost its end when the machine lost its power; it will be written again. */
+    int kept = c->resumed;
+    while (kept > 0 && c->written < c->ready)
+        kept = keep_line(c, err);
+    if (kept < 0)
         return -1;
     if (ftruncate(c->fd, c->end))
         return fail(err, EXIT_FAILED, "--output %s: %s", c->path, strerror(errno));

@@ -35,30 +35,32 @@ static void add_prompt(Eval *e, const int32_t *ids, int tokens, int from) {
 }
 
 int eval_text(Eval *e, const char *path, Error *err) {
-    /* bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows
+    /* Bytes for a byte of text: the ids, their copies in windows, and the text itself as it grows.
      */
     enum { FACTOR = 12 };
     int most = e->config->max_pos;
-    size_t len;
     int32_t *ids;
+    Lines l;
     if (e->window > most)
         return fail(err, EXIT_USAGE, "--window %d: expected at most %d, the model's positions",
                     e->window, most);
-    char *text = input_read(path, &len, FACTOR, err);
-    if (!text)
+    if (lines_open(&l, path, err))
         return -1;
-    int tokens = text_encode(&ids, text, len, e->tokenizer, err);
-    free(text);
+    int status = lines_whole(&l, FACTOR, err);
+    int tokens = status ? status : text_encode(&ids, l.line, l.size, e->tokenizer, err);
+    if (!status && tokens < 0)
+        fail_at(err, l.path);
+    lines_close(&l);
     if (tokens < 0)
-        return fail_at(err, input_name(path));
+        return -1;
     e->window = imin(e->window ? e->window : most, tokens);
     for (int at = 0; tokens > 1 && at + e->window <= tokens && !is_full(e); at += e->window)
         add_prompt(e, ids + at, e->window, 1);
     free(ids);
     e->unscored = tokens - 1 - e->tokens; /* 1: the first, before which there is none */
-    return e->task.count ? 0
-                         : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some",
-                                input_name(path));
+    return e->task.count
+               ? 0
+               : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", l.path);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -115,8 +117,7 @@ static int add_line(Eval *e, const char *text, Error *err) {
 
 /* Adds the text of a JSON line. */
 static int score_line(Eval *e, const Lines *l, Error *err) {
-    static const char *const wanted[] = {"text", NULL};
-    cJSON *value = line_parse(l, wanted, err);
+    cJSON *value = line_parse(l, "\"text\"", err);
     if (!value)
         return -1;
     const cJSON *text = json_get(value, "text");
@@ -132,7 +133,7 @@ int eval_lines(Eval *e, const char *path, Error *err) {
         return -1;
     int status = 0;
     while (!status && !is_full(e) && (status = line_next(&l, err)) > 0)
-        status = score_line(e, &l, err) ? fail_at(err, l.where) : 0;
+        status = score_line(e, &l, err) && fail_at(err, l.where) ? fail_at(err, l.path) : 0;
     lines_close(&l);
     if (status || e->task.count)
         return status;

@@ -57,7 +57,8 @@ static bool set_text(Given g) {
 /* Stores "-" for standard output, which has many names, such as /dev/stdout: opened anew, it would
  * be written from its beginning. */
 static bool set_output(Given g) {
-    *(const char **)g.to = output_is_standard(g.text[0]) ? "-" : g.text[0];
+    bool is_standard = file_identity(g.text[0]) == file_identity("/dev/stdout");
+    *(const char **)g.to = is_standard ? "-" : g.text[0];
     return *g.text[0];
 }
 
@@ -562,7 +563,8 @@ static int check_pairs(const Options *o, Command command, Error *err) {
         {on_paper && is_range(o->gen_len),
          "--nodes: knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
-        {o->trace && !strcmp(o->trace, "-") && (command != GENERATE || !o->output),
+        {o->trace && !strcmp(o->trace, "-") &&
+             (command != GENERATE || !o->output || !strcmp(o->output, "-")),
          "--trace: standard output has the other results; name a file"},
         {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
@@ -591,8 +593,8 @@ int flags_check(const Options *o, Command command, Error *err) {
 // Files that do not go together
 // -------------------------------------------------------------------------------------------------
 
-/* Returns true if a path leads to a file of the model, by whatever name. */
-static bool is_of_model(const Options *o, const char *path) {
+/* Returns true if a file of the model has this identity. */
+static bool is_of_model(const Options *o, uint64_t identity) {
     char file[MAX_PATH];
     Error unused;
     bool is = false;
@@ -600,45 +602,42 @@ static bool is_of_model(const Options *o, const char *path) {
     for (const struct dirent *e; dir && !is && (e = readdir(dir));)
         is = (is_model_text(e->d_name) || !fnmatch("*.safetensors", e->d_name, 0) ||
               !strcmp(e->d_name, "model.safetensors.index.json")) &&
-             !file_path(file, o->model, e->d_name, &unused) && same_file(path, file);
+             !file_path(file, o->model, e->d_name, &unused) && file_identity(file) == identity;
     if (dir)
         closedir(dir);
     return is;
 }
 
-/* Returns a path that is opened for input, which may be standard input. */
-static const char *input_path(const char *path) {
-    return path && !strcmp(path, "-") ? "/dev/stdin" : path;
-}
-
 int files_check(const Options *o, Command command, Error *err) {
-    enum { OUTPUTS = 3, NAMED = 4, RESULTS = 6, FILES = 10 };
+    enum { NAMED = 4, RESULTS = 6, FILES = 10 };
     char journal[MAX_PATH];
-    if (o->output && file_beside(journal, o->output, ".journal", err))
+    bool lasts = o->output && !output_is_special(o->output);
+    if (lasts && file_beside(journal, o->output, ".journal", err))
         return -1;
     const struct {
         const char *flag, *path;
     } files[FILES] = {{"--trace", o->trace},
                       {"--json", o->json},
                       {"--output", o->output},
-                      {"the journal of --output", o->output ? journal : NULL},
+                      {"the journal of --output", lasts ? journal : NULL},
                       {"standard output", "/dev/stdout"},
                       {"standard error", "/dev/stderr"},
-                      {"--prompts", input_path(o->prompts)},
+                      {"--prompts", o->prompts},
                       {"--hardware", o->hardware},
-                      {"--perplexity", input_path(o->perplexity)},
-                      {"--last-word", input_path(o->last_word)}};
+                      {"--perplexity", o->perplexity},
+                      {"--last-word", o->last_word}};
     for (int r = 0; r < RESULTS; r++) {
         const char *flag = files[r].flag, *path = files[r].path;
-        if (is_of_model(o, path))
+        uint64_t identity = path && !output_is_special(path) ? file_identity(path) : 0;
+        if (is_of_model(o, identity))
             return fail(err, EXIT_USAGE, "%s: is a file of the model; name another", flag);
         /* standard output and standard error may be one */
         for (int f = r < NAMED ? r + 1 : RESULTS; f < FILES; f++)
-            if (same_file(path, files[f].path))
+            if (identity && identity == file_identity(files[f].path))
                 return fail(err, EXIT_USAGE, "%s: is the file of %s, too; name another", flag,
                             files[f].flag);
         /* a directory of quantize is looked at where it is made */
-        if (path && r < OUTPUTS && command != QUANTIZE && output_check(flag, path, err))
+        if (path && r < NAMED && command != QUANTIZE && output_check(flag, path, err))
             return -1;
     }
     return 0;

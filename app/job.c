@@ -98,8 +98,7 @@ static int take_object(const Job *job, Request *e, const cJSON *line, Error *err
 
 /* Takes the prompt of a JSON line. */
 static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    static const char *const wanted[] = {"id", "prompt", "max_tokens", NULL};
-    cJSON *value = line_parse(l, wanted, err);
+    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\"", err);
     int status = value ? take_object(job, e, value, err) : -1;
     cJSON_Delete(value);
     return status;
@@ -126,12 +125,12 @@ void job_add(Job *job, const Lines *l, bool json) {
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
     bool json = job->format && !strcmp(job->format, "jsonl");
-    Text whole = {0};  /* the input so far, while it may be one JSON value */
+    bool named = named_json || named_text;
+    Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
     int more;
     char kind = 0; /* of the input as a whole */
-    l->name = "";  /* a prompt's error does not depend on where the prompts come from */
-    while ((more = line_next(l, err)) > 0 && whole.len <= MAX_LINE) {
+    while ((more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&
                       json_kind(l->line, l->size) == '{';
@@ -143,20 +142,21 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
                  "--format text if it is meant as text",
                  l->path, l->where);
         bool opens = !object && (first == '{' || first == '[') && l->size <= MAX_LINE;
-        if (!job->format && (job->count ? whole.len : opens)) {
+        if (!job->format && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
             text_append(&whole, l->line, l->size);
             text_append(&whole, "\n", 1);
         }
         job_add(job, l, json);
     }
-    if (whole.len)
-        kind = whole.len > MAX_LINE ? '[' : json_kind(whole.text, whole.len);
+    if (whole.len && whole.len <= MAX_LINE)
+        kind = json_kind(whole.text, whole.len);
     free(whole.text);
-    if (kind == '[' || kind == '{')
+    bool seems = whole.len > MAX_LINE && !named; /* too long to know */
+    if (kind == '[' || kind == '{' || seems)
         return fail(err, EXIT_USAGE,
-                    "%s: is one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
+                    "%s: %s one JSON value; expected a JSON object {\"prompt\": ...} on each line, "
                     "or say --format",
-                    l->path);
+                    l->path, seems ? "begins like" : "is");
     if (more < 0 || !mixed.code)
         return more;
     *err = mixed;
@@ -235,7 +235,7 @@ int job_read(Job *job, const char *path, Error *err) {
         return -1;
     int status = read_lines(job, &lines, path, err);
     lines_close(&lines);
-    return status ? -1 : job_settle(job, input_name(path), err);
+    return status ? -1 : job_settle(job, lines.path, err);
 }
 
 void job_rest(Job *job) {

@@ -33,27 +33,24 @@ static int journal_fault(const Journal *j, const char *what, Error *err) {
 // Opening and reading
 // -------------------------------------------------------------------------------------------------
 
-/* Opens and locks the file. Begins again if the file has no name any more: the job that held the
- * lock removed it at its end, while we waited. */
-static int open_locked(Journal *j, double patience, Error *err) {
-    struct stat st = {.st_nlink = 0};
-    while (!st.st_nlink) {
-        if (j->fd >= 0)
-            close(j->fd);
-        j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (j->fd < 0)
-            return fail(
-                err, EXIT_FAILED,
-                "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
-                j->path, strerror(errno));
-        j->locked = file_lock(j->fd, patience);
-        if (!j->locked && errno == EWOULDBLOCK)
-            return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end",
-                        j->path);
-        if (!j->locked || fstat(j->fd, &st))
-            return journal_fault(j, j->locked ? "read" : "lock", err);
-    }
+/* Opens and locks the file. It has no name any more if the job that held the lock has just ended.
+ */
+static int open_locked(Journal *j, Error *err) {
+    struct stat st;
+    j->fd = open(j->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (j->fd < 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: cannot open: %s; a job keeps its tokens there: write where that can be",
+                    j->path, strerror(errno));
+    bool locked = file_lock(j->fd, 0);
+    if (!locked && errno != EWOULDBLOCK)
+        return journal_fault(j, "lock", err);
+    if (fstat(j->fd, &st))
+        return journal_fault(j, "read", err);
+    if (!locked || !st.st_nlink)
+        return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path);
     j->size = st.st_size;
+    j->identity = file_identity(j->path);
     return 0;
 }
 
@@ -74,10 +71,10 @@ static int read_head(Journal *j, Error *err) {
     return 0;
 }
 
-Journal *journal_open(const char *output, double patience, Error *err) {
+Journal *journal_open(const char *output, Error *err) {
     Journal *j = xcalloc(1, sizeof *j);
     j->fd = -1;
-    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, patience, err))
+    if (!file_beside(j->path, output, ".journal", err) && !open_locked(j, err))
         j->text = file_read_part(j->fd, j->path, j->size, 0, err);
     if (j->text && !read_head(j, err))
         return j;
@@ -176,11 +173,7 @@ int journal_sync(const Journal *j, Error *err) {
 
 /* Returns true if the file still has its name. Another one, which somebody has put there, is left
  * alone. */
-static bool is_there(const Journal *j) {
-    struct stat mine, there;
-    return !fstat(j->fd, &mine) && !stat(j->path, &there) && mine.st_dev == there.st_dev &&
-           mine.st_ino == there.st_ino;
-}
+static bool is_there(const Journal *j) { return file_identity(j->path) == j->identity; }
 
 int journal_end(Journal *j, const char *state, Error *err) {
     if (!is_there(j))
@@ -198,7 +191,7 @@ int journal_end(Journal *j, const char *state, Error *err) {
 void journal_close(Journal *j) {
     if (!j)
         return;
-    if (j->locked && !lseek(j->fd, 0, SEEK_END) && is_there(j))
+    if (!lseek(j->fd, 0, SEEK_END) && is_there(j))
         unlink(j->path); /* the job never began; an empty file that stays does no harm */
     if (j->fd >= 0)
         close(j->fd);

@@ -351,13 +351,12 @@ static int write_files(Copy *copy, const char *from) {
 static int write_beside(Copy *copy, const char *from, const char *output) {
     char place[MAX_PATH];
     struct stat st = {0};
-    Error inner;
     snprintf(place, sizeof place, "%s", output);
     for (size_t len = strlen(place); len > 1 && place[len - 1] == '/'; len--)
         place[len - 1] = 0;
-    int made = unfinished_begin(place, true, &inner);
+    int made = unfinished_begin("--output", place, true, copy->err);
     if (made < 0)
-        return fail(copy->err, inner.code, "--output %.400s: %.500s", output, inner.text);
+        return -1;
     fstat(made, &st); /* it has the mode of the one that is there */
     bool empty = rmdir(output) == 0;
     int status =
@@ -365,8 +364,8 @@ static int write_beside(Copy *copy, const char *from, const char *output) {
             ? write_files(copy, from)
             : fail(copy->err, EXIT_USAGE, "--output %s: %s; name a new directory or an empty one",
                    output, strerror(errno));
-    if (!status)
-        status = unfinished_end(place, copy->err);
+    if (!status && unfinished_end())
+        status = cannot_write(copy);
     if (status) {
         unfinished_remove();
         if (empty)

@@ -225,7 +225,7 @@ static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
 static int read_generation(OptConfig *config, char path[MAX_PATH], const char *dir, Error *err) {
     cJSON *json;
     if (file_path(path, dir, "generation_config.json", err) ||
-        json_read_if(&json, path, MAX_CONFIG, err))
+        json_read_if(&json, path, MAX_JSON, err))
         return -1;
     int status = json && read_eos(config, &(Fields){json, err}) ? fail_at(err, path) : 0;
     cJSON_Delete(json);
@@ -234,9 +234,8 @@ static int read_generation(OptConfig *config, char path[MAX_PATH], const char *d
 
 /* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
  * failure. */
-static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, size_t most,
-                          Error *err) {
-    return file_path(path, dir, name, err) ? NULL : json_read(path, most, err);
+static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name, Error *err) {
+    return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
 }
 
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
@@ -247,7 +246,7 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
             err, EXIT_FAILED,
             "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
             dir, why);
-    cJSON *json = read_object(path, dir, "config.json", MAX_CONFIG, err);
+    cJSON *json = read_object(path, dir, "config.json", err);
     if (!json)
         return -1;
     *config = (OptConfig){.l = 0};
@@ -280,7 +279,7 @@ void generation_notice(FILE *out, const char *dir) {
     cJSON *json = NULL;
     Error ignored; /* config_read has reported it */
     if (!file_path(path, dir, "generation_config.json", &ignored))
-        json_read_if(&json, path, MAX_CONFIG, &ignored);
+        json_read_if(&json, path, MAX_JSON, &ignored);
     const char *before = strcat(path, ": ");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = json_describe(text, json_get(json, names[i]));
@@ -480,7 +479,7 @@ static int add_file(Opening *o, const char *dir, const char *name, Error *err) {
 
 static int add_shards(Opening *o, const char *dir, Error *err) {
     char path[MAX_PATH], found[100];
-    cJSON *index = read_object(path, dir, "model.safetensors.index.json", MAX_INDEX, err);
+    cJSON *index = read_object(path, dir, "model.safetensors.index.json", err);
     if (!index)
         return -1;
     const cJSON *map = json_get(index, "weight_map"),
@@ -757,19 +756,17 @@ int checkpoint_unchanged(const Checkpoint *checkpoint, Error *err) {
             return fail(err, EXIT_FAILED, "%s: read error: %s", file->path, strerror(errno));
         struct timespec changed = file_changed(&st);
         uint64_t touched = file_touched(&st);
-        bool same =
-            (size_t)st.st_size == file->size && !memcmp(&changed, &file->changed, sizeof changed);
         /* A new name, another link or other rights touch a file, too, but leave its data. */
-        if (same && touched != __atomic_load_n(&file->touched, __ATOMIC_RELAXED)) {
-            same = checkpoint_digest(checkpoint) == checkpoint->digest;
-            if (same)
-                __atomic_store_n(&file->touched, touched, __ATOMIC_RELAXED);
-        }
+        bool same = (size_t)st.st_size == file->size &&
+                    !memcmp(&changed, &file->changed, sizeof changed) &&
+                    (touched == __atomic_load_n(&file->touched, __ATOMIC_RELAXED) ||
+                     checkpoint_digest(checkpoint) == checkpoint->digest);
         if (!same)
             return fail(err, EXIT_FAILED,
                         "%s: was changed while it was in use, so that its tensors may be of two "
                         "models; run again",
                         file->path);
+        __atomic_store_n(&file->touched, touched, __ATOMIC_RELAXED);
     }
     return 0;
 }

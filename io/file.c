@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <libgen.h>
 #include <limits.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -130,7 +129,6 @@ const char *input_name(const char *path) { return strcmp(path, "-") ? path : "st
 
 int lines_open(Lines *l, const char *path, Error *err) {
     *l = (Lines){.path = input_name(path), .in = strcmp(path, "-") ? fopen(path, "re") : stdin};
-    l->name = l->path;
     return l->in ? 0
                  : fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path,
                         strerror(errno));
@@ -154,28 +152,17 @@ static int read_until(Lines *l, int end, size_t most, Error *err) {
     return c != EOF;
 }
 
-char *input_read(const char *path, size_t *len, size_t factor, Error *err) {
-    size_t most = process_allowance("", 0).memory / factor;
-    Lines l;
-    if (lines_open(&l, path, err))
-        return NULL;
-    int status = read_until(&l, EOF, most, err);
-    *len = l.text.len - 1;
-    char *text = NULL;
-    if (!status && !input_fits(l.path, factor * *len, err)) {
-        text = l.text.text;
-        l.text.text = NULL; /* or it would be freed */
-    }
-    lines_close(&l);
-    return text;
+int lines_whole(Lines *l, size_t factor, Error *err) {
+    if (read_until(l, EOF, SIZE_MAX, err))
+        return -1;
+    l->line = l->text.text;
+    l->size = l->text.len - 1;
+    return input_fits(l->path, factor * l->size, err);
 }
 
 int line_next(Lines *l, Error *err) {
-    enum {
-        ENTRY = 256,
-        OFTEN = 1 << 20,
-        SPARE = 8 << 20
-    }; /* bytes; ENTRY: what becomes of a line */
+    /* Bytes. What becomes of a line takes ENTRY. */
+    enum { ENTRY = 256, OFTEN = 1 << 20, SPARE = 8 << 20 };
     for (int more = 1; more;) {
         more = read_until(l, '\n', MAX_LINE, err);
         l->taken += l->text.len + ENTRY;
@@ -188,8 +175,7 @@ int line_next(Lines *l, Error *err) {
         l->size = l->text.len - 1 - mark;
         if (l->size && l->line[l->size - 1] == '\r')
             l->size--;
-        snprintf(l->where, sizeof l->where, "%.500s%sline %d", l->name, *l->name ? " " : "",
-                 l->number);
+        snprintf(l->where, sizeof l->where, "line %d", l->number);
         if (strspn(l->line, " \t") < l->size)
             return 1;
     }
@@ -211,30 +197,28 @@ bool output_is_special(const char *path) {
     return !strcmp(path, "-") || (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode));
 }
 
-/* Returns true if two paths lead to one file or directory, which exists. */
-static bool same_inode(const char *a, const char *b) {
-    struct stat x, y;
-    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+/* Writes the directory of a path, and returns the name in it. */
+static const char *split_path(char dir[MAX_PATH], const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    snprintf(dir, MAX_PATH, "%.*s.", (int)(name - path), path);
+    return name;
 }
 
-bool output_is_standard(const char *path) {
-    return !strcmp(path, "-") || same_inode(path, "/dev/stdout");
-}
-
-bool same_file(const char *a, const char *b) {
-    char copy[MAX_PATH], dir_a[MAX_PATH], name_a[MAX_PATH];
-    if (!a || !b)
-        return false;
-    if (!strcmp(a, "-") || !strcmp(b, "-"))
-        return !strcmp(a, b);
-    if (same_inode(a, b))
-        return !output_is_special(a);
-    if (strlen(a) >= MAX_PATH || strlen(b) >= MAX_PATH || !access(a, F_OK) || !access(b, F_OK))
-        return false;
-    strcpy(dir_a, dirname(strcpy(copy, a))); /* what they return is valid until the next call */
-    strcpy(name_a, basename(strcpy(copy, a)));
-    return !strcmp(name_a, basename(strcpy(copy, b))) &&
-           same_inode(dir_a, dirname(strcpy(copy, b)));
+uint64_t file_identity(const char *path) {
+    char dir[MAX_PATH];
+    struct stat st;
+    const char *name = "";
+    if (!path)
+        return 0;
+    if (!strcmp(path, "-"))
+        path = "/dev/stdin";
+    if (stat(path, &st)) {
+        name = split_path(dir, path);
+        if (stat(dir, &st))
+            return 0;
+    }
+    const uint64_t inode[] = {st.st_dev, st.st_ino};
+    return hash_bytes(hash_bytes(HASH_START, inode, sizeof inode), name, strlen(name));
 }
 
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err) {
@@ -243,14 +227,6 @@ int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error
     if (!there && errno != ENOENT)
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
     return check_length(snprintf(name, MAX_PATH, "%s%s", there ? real : path, suffix), path, err);
-}
-
-int file_size(size_t *size, const char *path, Error *err) {
-    struct stat st = {.st_size = 0};
-    if (stat(path, &st) && errno != ENOENT)
-        return fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
-    *size = st.st_size;
-    return 0;
 }
 
 bool file_lock(int fd, double patience) {
@@ -269,6 +245,7 @@ bool file_lock(int fd, double patience) {
 /* The one file or directory that is being made. */
 static struct {
     char name[MAX_PATH]; /* its temporary name; "" if there is none */
+    char path[MAX_PATH]; /* the name that it is to get */
     DIR *dir;            /* a directory is kept open, so that emptying it needs no memory */
 } unfinished;
 
@@ -278,7 +255,7 @@ static void empty_directory(DIR *dir) {
     rewinddir(dir);
     for (const struct dirent *e; (e = readdir(dir));)
         for (int i = 0; i < 3; i++)
-            if (e->d_type != DT_LNK && !fnmatch(copied[i], e->d_name, 0))
+            if (!fnmatch(copied[i], e->d_name, 0))
                 unlinkat(dirfd(dir), e->d_name, 0);
 }
 
@@ -298,42 +275,42 @@ void unfinished_remove(void) {
     unfinished_forget();
 }
 
-/* Hexadecimal digits of the random number and of the proof; bytes of a name that may be too long.
- */
-enum { DIGITS = 16, PROVEN = MAX_PATH + DIGITS + 1 };
+enum { DIGITS = 16 }; /* hexadecimal ones of the random number, and of the proof */
 
-/* Adds -PROOF to a name that ends with a random number, for the open file. */
-static void add_proof(char proven[PROVEN], const char *name, int fd) {
-    uint64_t named = hash_bytes(geteuid(), name + strlen(name) - DIGITS, DIGITS);
+/* Returns the proof for an open file and the digits of its random number. */
+static uint64_t proof_of(int fd, const char *random) {
     struct stat st = {.st_ino = 0}; /* which no file has, if this one cannot be read */
     fstat(fd, &st);
-    snprintf(proven, PROVEN, "%s-%016" PRIx64, name, splitmix64(named, st.st_ino));
+    return splitmix64(hash_bytes(geteuid(), random, DIGITS), st.st_ino);
 }
 
-void file_prove(char name[MAX_PATH], int fd) {
-    char proven[PROVEN];
-    add_proof(proven, name, fd);
-    if (!rename(name, proven))
-        strcpy(name, proven);
+int file_prove(char name[MAX_PATH], int fd) {
+    char proven[MAX_PATH];
+    uint64_t proof = proof_of(fd, name + strlen(name) - DIGITS);
+    int length = snprintf(proven, MAX_PATH, "%s-%016" PRIx64, name, proof);
+    if (length >= MAX_PATH)
+        errno = ENAMETOOLONG;
+    if (length >= MAX_PATH || rename(name, proven))
+        return -1;
+    strcpy(name, proven);
+    return 0;
 }
 
 bool file_is_dead(int fd, const char *name) {
-    char proven[PROVEN], before[MAX_PATH];
     size_t len = strlen(name);
-    if (len < 2 * (DIGITS + 1))
+    if (len <= 2 * DIGITS)
         return false;
-    snprintf(before, len - DIGITS, "%s", name);
-    add_proof(proven, before, fd);
-    return !strcmp(proven, name) && file_lock(fd, 0);
+    const char *proof = name + len - DIGITS, *random = proof - 1 - DIGITS;
+    return strtoull(proof, NULL, 16) == proof_of(fd, random) && file_lock(fd, 0);
 }
 
 /* Removes every dead PATH.tmp-RANDOM-PROOF; `name` is PATH.tmp-RANDOM of this process. If one
  * cannot be removed, this prints a warning and the new run goes on. */
 static void clear_dead(const char *name) {
-    char copy[MAX_PATH];
-    const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+    char place[MAX_PATH];
+    const char *base = split_path(place, name);
     size_t len = strrchr(base, '-') + 1 - base; /* up to the random number */
-    DIR *beside = opendir(dirname(strcpy(copy, name)));
+    DIR *beside = opendir(place);
     int why = 0;
     if (!beside)
         return;
@@ -364,67 +341,66 @@ static void clear_dead(const char *name) {
     closedir(beside);
 }
 
-int unfinished_begin(const char *path, bool directory, Error *err) {
-    char suffix[32], name[MAX_PATH];
+int unfinished_begin(const char *flag, const char *path, bool directory, Error *err) {
+    char name[MAX_PATH];
     uint64_t random;
     struct stat st;
     bool there = !stat(path, &st);
     mode_t mode = there ? 0700 : 0777;
     atexit(unfinished_remove); /* a second call does no harm */
     if (getentropy(&random, sizeof random))
-        return fail(err, EXIT_FAILED, "%s: no random numbers: %s", path, strerror(errno));
-    snprintf(suffix, sizeof suffix, ".tmp-%016" PRIx64, random);
-    if (file_beside(name, path, suffix, err))
+        return fail(err, EXIT_FAILED, "%s %s: no random numbers: %s", flag, path, strerror(errno));
+    if (file_beside(unfinished.path, path, "", err))
+        return -1;
+    int length = snprintf(name, MAX_PATH, "%s.tmp-%016" PRIx64, unfinished.path, random);
+    if (check_length(length, path, err))
         return -1;
     clear_dead(name);
-    int fd = directory ? mkdir(name, mode)
-                       : open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode & 0666);
-    if (fd >= 0) {
-        strcpy(unfinished.name, name);
-        if (directory) {
-            fd = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-            unfinished.dir = fdopendir(fd);
-            fd = unfinished.dir ? fd : -1;
-        }
-    }
+    strcpy(unfinished.name, name);
+    int how = directory ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL;
+    int fd =
+        directory && mkdir(name, mode) ? -1 : open(name, how | O_NOFOLLOW | O_CLOEXEC, mode & 0666);
     if (fd < 0) {
-        fail(err, EXIT_FAILED, "%s: %s; name a file that can be written", path, strerror(errno));
+        fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
+             strerror(errno));
         unfinished_remove();
         return -1;
     }
+    if (directory)
+        unfinished.dir = fdopendir(fd);
     if (there) { /* it will replace this one: it gets its mode, and its owner as far as may be */
         int unused = fchown(fd, st.st_uid, st.st_gid);
         (void)unused;
         fchmod(fd, st.st_mode & 07777);
     }
-    if (file_lock(fd, 0)) /* without locks, no later run could know that this one has ended */
-        file_prove(unfinished.name, fd);
-    return fd;
+    /* without locks, no later run could know that this one has ended */
+    if (!file_lock(fd, 0) || !file_prove(unfinished.name, fd))
+        return fd;
+    fail(err, EXIT_FAILED, "%s %s: %s; give it a shorter name", flag, path, strerror(errno));
+    if (!directory)
+        close(fd);
+    unfinished_remove();
+    return -1;
 }
 
 const char *unfinished_name(void) { return unfinished.name; }
 
 int name_sync(const char *path) {
-    char copy[MAX_PATH];
-    snprintf(copy, sizeof copy, "%s", path);
-    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char dir[MAX_PATH];
+    split_path(dir, path);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return errno == EACCES ? 0 : -1; /* one may write in it, and not read it */
-    int status = fsync(fd) && errno != EINVAL ? -1 : 0;
+    int status = fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0;
     close(fd);
     return status;
 }
 
-int unfinished_end(const char *path, Error *err) {
-    char real[MAX_PATH];
-    if (file_beside(real, path, "", err))
+int unfinished_end(void) {
+    if (rename(unfinished.name, unfinished.path))
         return -1;
-    if (!rename(unfinished.name, real)) {
-        unfinished_forget();
-        if (!name_sync(real))
-            return 0;
-    }
-    return fail(err, EXIT_FAILED, "%s: %s", real, strerror(errno));
+    unfinished_forget();
+    return name_sync(unfinished.path);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -433,21 +409,19 @@ int unfinished_end(const char *path, Error *err) {
 
 FILE *output_open(const char *flag, const char *path, Error *err) {
     bool replaces = !output_is_special(path);
-    Error why;
-    int fd = replaces ? unfinished_begin(path, false, &why) : -1;
-    if (replaces && fd < 0) {
-        fail(err, why.code, "%s %.900s", flag, why.text);
+    int fd = replaces ? unfinished_begin(flag, path, false, err) : -1;
+    if (replaces && fd < 0)
         return NULL;
-    }
     FILE *f = replaces ? fdopen(fd, "w") : strcmp(path, "-") ? fopen(path, "we") : stdout;
-    if (!f)
-        fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
-             strerror(errno));
-    if (!f && replaces) {
+    if (f)
+        return f;
+    fail(err, EXIT_FAILED, "%s %s: %s; name a file that can be written", flag, path,
+         strerror(errno));
+    if (replaces) {
         unfinished_remove();
         close(fd);
     }
-    return f;
+    return NULL;
 }
 
 /* Returns what forbids to write at a path, and leaves its errno; NULL: nothing that can be seen
@@ -456,7 +430,7 @@ static const char *writing_fault(const char *path) {
     static const double PATIENCE = 3; /* seconds: a job that is killed takes a moment to end */
     struct stat st;
     if (output_is_special(path)) /* opening it could have effects */
-        return access(path, W_OK) ? strerror(errno) : NULL;
+        return strcmp(path, "-") && access(path, W_OK) ? strerror(errno) : NULL;
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return lstat(path, &st) ? NULL : "is a link to nothing";
@@ -468,32 +442,29 @@ static const char *writing_fault(const char *path) {
 }
 
 int output_check(const char *flag, const char *path, Error *err) {
-    if (!strcmp(path, "-"))
-        return 0;
     const char *why = writing_fault(path);
     if (why)
         return fail(err, errno == EWOULDBLOCK ? EXIT_USAGE : EXIT_FAILED,
                     "%s %s: %s; name a file that can be written", flag, path, why);
     if (output_is_special(path))
         return 0;
-    FILE *file = output_open(flag, path, err); /* the one that would replace it */
+    int fd = unfinished_begin(flag, path, false, err); /* the one that would replace it */
     unfinished_remove();
-    return file ? fclose(file) : -1;
+    return fd < 0 ? -1 : close(fd);
 }
 
 int output_close(FILE *f, const char *flag, const char *path, Error *err) {
     bool replaces = f != stdout && !output_is_special(path);
     const char *why = fflush(f) || (replaces && fsync(fileno(f))) ? strerror(errno) : NULL;
-    Error inner;
     if (!why && ferror(f))
         why = "a write failed"; /* errno now belongs to a later call */
-    if (!why && replaces && unfinished_end(path, &inner))
-        why = inner.text;
+    if (!why && replaces && unfinished_end())
+        why = strerror(errno);
     if (f != stdout && fclose(f) && !why)
         why = strerror(errno);
     if (!why)
         return 0;
     if (replaces)
         unfinished_remove();
-    return fail(err, EXIT_FAILED, "%s %s: %.900s; make room or write elsewhere", flag, path, why);
+    return fail(err, EXIT_FAILED, "%s %s: %s; make room or write elsewhere", flag, path, why);
 }

@@ -32,10 +32,6 @@ char *file_read(const char *path, size_t max_bytes, size_t *len, Error *err);
 /* Checks that an input whose reading takes so many bytes of memory fits what this process may have.
  * Returns -1 and fills err (EXIT_USAGE) if not. */
 int input_fits(const char *name, size_t bytes, Error *err);
-/* Reads a whole file or pipe ("-" is standard input) into a malloc'ed buffer with a 0 after it.
- * What will be made of it takes `factor` times as much memory. Returns NULL and fills err on
- * failure, also if the process may not have that. */
-char *input_read(const char *path, size_t *len, size_t factor, Error *err);
 /* Returns the name of an input for messages: path, or "standard input" for "-". */
 const char *input_name(const char *path);
 
@@ -43,63 +39,61 @@ enum { MAX_LINE = 16 << 20 }; /* bytes of a line at most */
 /* An iterator over the lines of an input that are not blank. It holds one line at a time. A line
  * excludes its line ending (LF or CR LF); the first also excludes a byte order mark. */
 typedef struct {
-    const char *name; /* the input's name in `where`: that of lines_open, which the caller may
-                         replace by "" */
-    const char *path; /* its name in other messages */
+    const char *path; /* the input's name for messages */
     FILE *in;
     Text text;        /* the memory of the current line */
     const char *line; /* the current line, of `size` bytes, with a 0 after it or after its CR */
     size_t size;      /* more than MAX_LINE: the line is longer than that, and was cut */
     size_t taken;     /* bytes read since memory was checked */
     int number;       /* the current line's number, counted from 1 */
-    char where[600]; /* its place in messages: "prompts.jsonl line 7", or "line 7" without a name */
+    char where[32];   /* its place in messages: "line 7" */
 } Lines;
 /* Opens a file or pipe ("-" is standard input). Returns -1 and fills err on failure. */
 int lines_open(Lines *lines, const char *path, Error *err);
 /* Goes to the next line. Returns 1, or 0 if there is none, or -1 and fills err if the input cannot
  * be read, or if the process may not have the memory that lines like those so far take. */
 int line_next(Lines *lines, Error *err);
+/* Makes all of an input one line. What will be made of it takes `factor` times as much memory.
+ * Returns -1 and fills err if the input cannot be read, or if the process may not have that. */
+int lines_whole(Lines *lines, size_t factor, Error *err);
 void lines_close(Lines *lines);
 
 /* Returns true if a path is standard output ("-"), a device or a pipe: no file that could be
  * replaced. */
 bool output_is_special(const char *path);
-/* Returns true if a path is standard output by any name, such as /dev/stdout. */
-bool output_is_standard(const char *path);
-/* Returns true if two paths lead to one file, whether it exists or is still to be made, or if both
- * are "-". A device or a pipe is no file, and neither is NULL. */
-bool same_file(const char *a, const char *b);
+/* Returns a number that two paths share if they lead to one file, directory, device or pipe, or if
+ * they would make one file that is not there yet. "-" is standard input. Returns 0 for NULL and for
+ * a path into no directory. */
+uint64_t file_identity(const char *path);
 /* Writes to `name` the real path of a file, followed by suffix. Links are resolved first, so that
  * all links to one file get the same name. Returns -1 and fills err if that fails. */
 int file_beside(char name[MAX_PATH], const char *path, const char *suffix, Error *err);
-/* Writes the size of a file in bytes, 0 if it does not exist. Returns -1 and fills err if the size
- * cannot be found out. */
-int file_size(size_t *size, const char *path, Error *err);
 /* Locks an open file until it is closed. If another process holds the lock, waits for it up to
  * `patience` seconds. Returns false and sets errno on failure (EWOULDBLOCK: the lock is still
  * held). */
 bool file_lock(int fd, double patience);
-/* Begins a new file or directory under a temporary name beside PATH; there is at most one at a
- * time. unfinished_end gives it its name; unfinished_remove, or the end of the process, removes it.
- * If there is something at PATH, the new one has its mode, and its owner as far as that is allowed.
- * Also removes what killed processes have left beside it. Returns its descriptor (a file's belongs
- * to the caller), or -1 and fills err.
+/* Begins a new file or directory under a temporary name beside PATH, which messages call by its
+ * flag; there is at most one at a time. unfinished_end gives it its name; unfinished_remove, or the
+ * end of the process, removes it. If there is something at PATH, the new one has its mode, and its
+ * owner as far as that is allowed. Also removes what killed processes have left beside it. Returns
+ * its descriptor (a file's belongs to the caller), or -1 and fills err.
  *
  * The name is PATH.tmp-RANDOM-PROOF, where RANDOM are 64 bits that nobody can guess and PROOF is a
  * hash of them, of the user and of the inode. So a name proves nothing about another file, and only
  * a file that this program made is ever taken for its own. It is locked as long as it is being
  * made. */
-int unfinished_begin(const char *path, bool directory, Error *err);
-/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF, if that can be done. */
-void file_prove(char name[MAX_PATH], int fd);
+int unfinished_begin(const char *flag, const char *path, bool directory, Error *err);
+/* Renames an open file or directory from NAME-RANDOM to NAME-RANDOM-PROOF. Returns -1
+ * and sets errno if that fails. */
+int file_prove(char name[MAX_PATH], int fd);
 /* Returns true if the open file or directory was made under this name, by a process of the same
  * user that has ended: its proof is right, and nobody has locked it. Locks it. */
 bool file_is_dead(int fd, const char *name);
 /* Returns the temporary name; "" if nothing is unfinished. */
 const char *unfinished_name(void);
-/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and fills err if
+/* Renames the complete file or directory to PATH, and syncs that name. Returns -1 and sets errno if
  * that fails. */
-int unfinished_end(const char *path, Error *err);
+int unfinished_end(void);
 void unfinished_remove(void);
 /* Syncs the directory in which a file has this name. Returns -1 and sets errno if that fails. */
 int name_sync(const char *path);
@@ -140,10 +134,10 @@ cJSON *json_object(const char *text, size_t len, Error *err);
 /* Returns the first byte of the one JSON value that a text is, or 0 if it is none. Nothing is
  * built, and equal keys and numbers beyond 1.7e308 are not noticed. */
 char json_kind(const char *text, size_t len);
-/* Like json_object, for the current line of an input. Of the members whose keys are not wanted (an
- * array that ends in NULL) the value becomes 0, also in the line. It is checked and not built, so
- * that its size costs no memory; equal keys within it are not noticed. */
-cJSON *line_parse(const Lines *lines, const char *const *wanted, Error *err);
+/* Like json_object, for the current line of an input. The value of a member becomes 0, also in the
+ * line, unless its key is among those that are wanted, which stand in quotes in one text. It is
+ * checked and not built, so that its size costs no memory; equal keys within it are not noticed. */
+cJSON *line_parse(const Lines *lines, const char *wanted, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 /* Reads the JSON object in a file that may be missing; then *tree is NULL. Returns -1 and fills err
@@ -218,9 +212,9 @@ void tokenizer_close(Tokenizer *tokenizer);
 // (flexgen.h declares its functions about the sizes and shapes of OPT models)
 // -------------------------------------------------------------------------------------------------
 
-/* Bytes of config.json, of an index and of a safetensors header at most. Published models have less
- * than 2 KB, 100 KB and 200 KB of them. */
-enum { MAX_CONFIG = 1 << 20, MAX_INDEX = 16 << 20, MAX_HEADER = 100 << 20 };
+/* Bytes of config.json or an index, and of a safetensors header, at most. Published models have
+ * less than 100 KB and 200 KB of them. */
+enum { MAX_JSON = 16 << 20, MAX_HEADER = 100 << 20 };
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
  * to its tie_word_embeddings. The tokens that end a text are those of dir/generation_config.json if

@@ -107,7 +107,7 @@ static int check_escape(const Source *s, size_t at) {
 /* Refuses what cJSON would skip or change. Also refuses a text that ends inside brackets or quotes,
  * because some versions of cJSON would read beyond its end. */
 static int check_bytes(Source *s) {
-    enum { NODE = 96, STRING = 32 }; /* bytes, with what malloc and check_tree add */
+    enum { NODE = 96 }; /* bytes, with what malloc and check_tree add; a quote takes fewer */
     size_t invalid = utf8_invalid_at(s->text, s->len);
     bool in_string = false;
     bool number = false; /* the byte before belongs to a number */
@@ -130,7 +130,7 @@ static int check_bytes(Source *s) {
             in_string = !in_string;
         if (in_string)
             continue;
-        s->memory += c == '"' ? STRING : c == ',' || c == '{' || c == '[' ? NODE : 0;
+        s->memory += strchr("\",{[", c) ? NODE : 0;
         size_t digit = at + (c == '-');
         if (!number && byte_at(s, digit) == '0' && isdigit(byte_at(s, digit + 1)))
             return refuse_at(s, at, "no leading zero");
@@ -259,62 +259,61 @@ static size_t skip_blanks(const Source *s, size_t at) {
 
 /* Returns true if a key, which begins with its quote, is one of those that are wanted. One with an
  * escape may be. */
-static bool is_wanted(const char *key, const char *const *wanted) {
-    size_t n = strcspn(++key, "\"\\");
-    while (*wanted && (strlen(*wanted) != n || memcmp(key, *wanted, n)))
-        wanted++;
-    return *wanted || key[n] == '\\';
+static bool is_wanted(const char *key, const char *wanted) {
+    size_t n = 2 + strcspn(key + 1, "\"\\"); /* with the quotes */
+    return key[n - 1] == '\\' || memmem(wanted, strlen(wanted), key, n);
 }
 
-/* Returns the place behind the value at a place, or 0 if there is none. cJSON builds one number,
- * string or word of it at a time. Overwrites the values of an object's members that nobody wants by
- * 0; wanted NULL: all stay. */
-static size_t value_end(const Source *s, size_t at, const char *const *wanted) {
-    unsigned char first = byte_at(s, at = skip_blanks(s, at)), close = first == '{' ? '}' : ']';
-    if (first != '{' && first != '[') {
+/* Returns the first place behind the value at a place, and behind the white space after it, or 0 if
+ * there is no value. cJSON builds one number, string or word of it at a time. Overwrites the values
+ * of an object's members that nobody wants by 0; wanted NULL: all stay. */
+static size_t value_end(const Source *s, size_t at, const char *wanted) {
+    bool object = byte_at(s, at) == '{';
+    char close = object ? '}' : ']';
+    if (!object && byte_at(s, at) != '[') {
         const char *end;
         cJSON *leaf = cJSON_ParseWithLengthOpts(s->text + at, s->len - at, &end, false);
+        bool is = leaf != NULL;
         cJSON_Delete(leaf);
-        return leaf ? end - s->text : 0;
+        return is ? skip_blanks(s, end - s->text) : 0;
     }
     size_t inside = skip_blanks(s, at + 1);
     if (byte_at(s, inside) == close)
-        return inside + 1;
+        return skip_blanks(s, inside + 1);
     do {
         size_t key = at = skip_blanks(s, at + 1);
-        if (first == '{') {
-            at = byte_at(s, key) == '"' ? skip_blanks(s, value_end(s, key, NULL)) : 0;
+        if (object) {
+            at = byte_at(s, key) == '"' ? value_end(s, key, NULL) : 0;
             if (byte_at(s, at) != ':')
                 return 0;
             at = skip_blanks(s, at + 1);
         }
-        size_t end = value_end(s, at, NULL);
-        if (!end)
-            return 0;
-        if (first == '{' && wanted && !is_wanted(s->text + key, wanted)) {
-            memset(s->text + at, ' ', end - at);
-            s->text[at] = '0';
+        size_t value = at;
+        at = value_end(s, value, NULL);
+        if (at && wanted && !is_wanted(s->text + key, wanted)) {
+            memset(s->text + value, ' ', at - value);
+            s->text[value] = '0';
         }
-        at = skip_blanks(s, end);
     } while (byte_at(s, at) == ',');
-    return byte_at(s, at) == close ? at + 1 : 0;
+    return byte_at(s, at) == close ? skip_blanks(s, at + 1) : 0;
 }
 
 char json_kind(const char *text, size_t len) {
     Error ignored;
     Source s = {(char *)text, len, &ignored, 0};
-    size_t end = check_bytes(&s) ? 0 : value_end(&s, 0, NULL);
-    return end && skip_blanks(&s, end) == len ? text[skip_blanks(&s, 0)] : 0;
+    size_t begin = skip_blanks(&s, 0);
+    return !check_bytes(&s) && value_end(&s, begin, NULL) == len ? text[begin] : 0;
 }
 
-cJSON *line_parse(const Lines *l, const char *const *wanted, Error *err) {
+cJSON *line_parse(const Lines *l, const char *wanted, Error *err) {
     Source s = {(char *)l->line, l->size, err, 0};
-    if (l->size > MAX_LINE)
+    if (l->size > MAX_LINE) {
         fail(err, EXIT_FAILED, "has more than %d MiB; shorten it", MAX_LINE >> 20);
-    if (l->size > MAX_LINE || check_bytes(&s))
         return NULL;
-    value_end(&s, 0, wanted); /* a fault that it meets is json_object's to name */
-    return json_object(l->line, l->size, err);
+    }
+    if (!check_bytes(&s))
+        value_end(&s, skip_blanks(&s, 0), wanted);
+    return json_object(l->line, l->size, err); /* which names all faults */
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
                     "the pair that makes \"%.*s\" stood before, expected each pair once",
                     shown(line), line);
     *place = (Place){key, tokenizer->nmerges++, joined};
-    tokenizer->digest = hash_bytes(tokenizer->digest, &key, sizeof key);
+    tokenizer->digest = splitmix64(tokenizer->digest ^ key, 1);
     return 0;
 }
 
@@ -448,8 +448,8 @@ static int measure_tokens(Tokenizer *tokenizer, Error *err) {
         const Token *token = &tokenizer->tokens[id];
         if (!token->text)
             continue;
-        const uint64_t entry[] = {id, text_key(token->text), token->flags, tokenizer->bos};
-        tokenizer->digest = hash_bytes(tokenizer->digest, entry, sizeof entry);
+        tokenizer->digest = splitmix64(tokenizer->digest ^ text_key(token->text), id);
+        tokenizer->digest = splitmix64(tokenizer->digest ^ token->flags, tokenizer->bos);
         size_t most =
             token->flags ? strlen(token->text) : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
         if (token->flags & (LSTRIP | RSTRIP))
@@ -479,7 +479,6 @@ Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err) {
     tokenizer->vocab = vocab;
     tokenizer->dir = dir;
     tokenizer->tree = cJSON_CreateArray();
-    tokenizer->digest = HASH_START;
     tokenizer->tokens = xcalloc(vocab, sizeof *tokenizer->tokens);
     if (!open_files(tokenizer, err))
         return tokenizer;

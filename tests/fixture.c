@@ -54,7 +54,7 @@ static void make_root(void) {
     CHECK(!mkdir(temp_root, 0700));
     const int fd = open(temp_root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     CHECK(fd >= 0 && file_lock(fd, 0));
-    file_prove(temp_root, fd);
+    CHECK(!file_prove(temp_root, fd));
     temp_owner = getpid();
     atexit(remove_temp_dirs);
 }
@@ -120,7 +120,7 @@ const char *leave_unfinished(const char *path, bool directory) {
     const pid_t child = fork();
     if (!child) {
         Error err;
-        CHECK(unfinished_begin(path, directory, &err) >= 0);
+        CHECK(unfinished_begin("--output", path, directory, &err) >= 0);
         if (directory) write_file(unfinished_name(), "config.json", "{}", 2);
         CHECK(write(ends[1], unfinished_name(), MAX_PATH) == MAX_PATH);
         _exit(0);

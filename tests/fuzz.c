@@ -162,7 +162,7 @@ static int take_token(void *ctx, Pair pair) {
 static bool read_journal(const char *path) {
     long taken = 0;
     const Pair pair = {1, 2};
-    Journal *j = journal_open(path, 0, &err);
+    Journal *j = journal_open(path, &err);
     const bool good = j && j->head && !journal_read(j, take_token, &taken, &err);
     if (good) CHECK(!journal_begin(j, NULL, &err) && !journal_append(j, &pair, 1, &err));
     if (j && !j->head) fail(&err, EXIT_FAILED, "new");
@@ -401,7 +401,7 @@ static void make_files(void) {
     write_model(path_of("whole"), &whole);
     CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
-    Journal *j = journal_open(path_of("made"), 0, &err);
+    Journal *j = journal_open(path_of("made"), &err);
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");
     CHECK(j && !journal_begin(j, head, &err) && !journal_append(j, pairs, 2, &err));
     CHECK(!journal_append(j, pairs + 2, 1, &err));

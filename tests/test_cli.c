@@ -201,7 +201,7 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
         {"generate" TINY " --prompts @", 1, "directory"},
         {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
         {EVAL " --perplexity /dev/null", 1, "/dev/null"},
-        {EVAL " --last-word @words", 1, "words line 2"},
+        {EVAL " --last-word @words", 1, "words: line 2"},
         /* compression */
         {"quantize --model @small --output @copies/two", 2, NO_GROUPS},
         {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, NO_GROUPS},

@@ -535,26 +535,6 @@ TEST(two_jobs_never_share_an_output) {
     }
 }
 
-/* Another process has the lock, and ends soon. */
-TEST(a_job_goes_on_as_soon_as_the_one_before_has_ended) {
-    char over[420];
-    snprintf(over, sizeof over, "%s/over", suite_dir());
-    read_prompts("p\n");
-    options.resume = true;
-    const int fd = open(journal, O_RDWR | O_CREAT, 0600);
-    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
-    const pid_t pid = fork();
-    if (!pid) {
-        usleep(200000);
-        _exit(mkdir(over, 0700)); /* before the lock is free */
-    }
-    close(fd); /* the lock is the child's now */
-    ASSERT_OK(!start());
-    CU_ASSERT(!rmdir(over));
-    CU_ASSERT_EQUAL(waitpid(pid, NULL, 0), pid);
-    ASSERT_OK(end_as(0));
-}
-
 /* In this program instead of libc's. */
 static int rename_error;
 int rename(const char *from, const char *to) {

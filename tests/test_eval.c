@@ -269,14 +269,14 @@ TEST(a_bad_line_is_named) {
     char *line = xcalloc(LONG + 30, 1);
     strcpy(memset(stpcpy(line, "{\"text\": \"a "), 'q', LONG) + LONG, "\"}");
     const char *const bad[][2] = {
-        {"{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "/text line 2: \"text\" has no two words"},
-        {"{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "/text line 3: \"text\" has no two words"},
-        {"{\"text\": \"\"}", "/text line 1: \"text\" has no two words"},
-        {"{\"text\": 5}", "/text line 1: \"text\" is 5; expected a string"},
-        {"[\"one two\"]", "/text line 1: holds no JSON object"},
+        {"{\"text\": \"one two\"}\n{\"text\": \"one\"}\n", "/text: line 2: \"text\" has no two words"},
+        {"{\"text\": \"one two\"}\n\n{\"text\": \" one \"}\n", "/text: line 3: \"text\" has no two words"},
+        {"{\"text\": \"\"}", "/text: line 1: \"text\" has no two words"},
+        {"{\"text\": 5}", "/text: line 1: \"text\" is 5; expected a string"},
+        {"[\"one two\"]", "/text: line 1: holds no JSON object"},
         {"{\"text\": \"a qzqzqzqzqzqzqzqzqzqzqzqzqzqzqzq\"}",
-         "/text line 1: the last word has 32 tokens and the model takes 31"},
-        {line, "/text line 1: the last word has 1000001 bytes"}, /* is not encoded, which would take memory */
+         "/text: line 1: the last word has 32 tokens and the model takes 31"},
+        {line, "/text: line 1: the last word has 1000001 bytes"}, /* is not encoded, which would take memory */
         {"", "/text: no lines"},
     };
     for (size_t i = 0; i < COUNT(bad); i++) {
@@ -323,7 +323,7 @@ TEST(a_last_word_within_an_added_piece_is_refused) {
     Eval e = eval_of(false);
     e.tokenizer = t;
     CU_ASSERT_EQUAL(eval_lines(&e, written("{\"text\": \"a of York\"}"), &err), -1);
-    said(&err, EXIT_FAILED, "/text line 1: the last word is a part of an added piece that begins before it");
+    said(&err, EXIT_FAILED, "/text: line 1: the last word is a part of an added piece that begins before it");
     eval_free(&e);
     tokenizer_close(t);
 }

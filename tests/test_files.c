@@ -67,7 +67,7 @@ TEST(nothing_is_written_over_what_is_read_or_written_as_well_by_whatever_name) {
         /* other results */
         {BENCH " --json - --trace -", 2, "--trace: standard output has the other results"},
         {BENCH " --trace o >>o", 2, "--trace: standard output has the other results"},
-        {GENERATE " --prompt a --output - --trace /dev/stdout", 2, "--trace: is the file of --output"},
+        {GENERATE " --prompt a --output - --trace /dev/stdout", 2, "--trace: standard output has the other results"},
         {GENERATE " --prompt a --output new --trace new.journal", 2, "--trace: is the file of the journal of --output"},
         {GENERATE " --prompts o.journal --output o --overwrite", 2, "the journal of --output: is the file of --prompts"},
         /* the model's files */
@@ -126,18 +126,36 @@ TEST(a_result_is_not_the_file_of_standard_error) {
     }
 }
 
+/* At its end a job makes a new journal beside the old one, under a longer name. */
+TEST(a_name_beside_which_the_journal_cannot_end_is_refused_before_the_job) {
+    for (int length = 200; length <= 255; length += 5) {
+        const char *command = keep(calloc(1, 1000));
+        snprintf((char *)command, 1000, GENERATE " --prompts p --output %0*d", length, 0);
+        const char *before = look();
+        const Result r = shell(command);
+        const bool done = !r.status, left = strcmp(look(), before);
+        if (done != left) fprintf(stderr, "\n    a name of %d bytes: status %d: %s\n", length, r.status, r.err);
+        CU_ASSERT_EQUAL(done, left);
+    }
+}
+
 /* The processes of a job that is killed take a moment to end, and one starts the next at once. */
 TEST(an_output_of_a_job_that_is_ending_is_waited_for) {
-    const int fd = open(in_dir(capture, "files/o"), O_RDWR);
-    CHECK(fd >= 0 && !flock(fd, LOCK_EX));
-    const pid_t job = fork();
-    if (!job) {
-        usleep(300000);
-        _exit(0);
+    static const struct {
+        const char *file, *command;
+    } rows[] = {{"files/o", POLICY " --json o"}, {"files/o.journal", GENERATE " --prompt a --output o --overwrite"}};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const int fd = open(in_dir(capture, rows[i].file), O_RDWR | O_CREAT, 0600);
+        CHECK(fd >= 0 && !flock(fd, LOCK_EX));
+        const pid_t job = fork();
+        if (!job) {
+            usleep(300000);
+            _exit(0);
+        }
+        close(fd); /* the lock is the child's now */
+        CU_ASSERT_EQUAL(shell(rows[i].command).status, 0);
+        CU_ASSERT_EQUAL(waitpid(job, NULL, 0), job);
     }
-    close(fd); /* the lock is the child's now */
-    CU_ASSERT_EQUAL(shell(POLICY " --json o").status, 0);
-    CU_ASSERT_EQUAL(waitpid(job, NULL, 0), job);
 }
 
 /* A suite that is killed leaves its directory, with what is in it; the next one removes it, and nothing else. */

@@ -261,6 +261,30 @@ TEST(a_file_is_json_lines_or_plain_as_a_whole) {
     for (size_t r = 0; r < COUNT(refused); r++) assert_refused(refused[r][0], strlen(refused[r][0]), false, refused[r][1]);
 }
 
+/* Beyond 16 MiB nobody looks whether a file is one JSON value: its name decides. */
+TEST(a_long_file_that_is_named_as_lines_is_read_by_its_lines) {
+    static const struct {
+        const char *name, *first, *other;
+    } cases[] = {{"plain.txt", "[Verse] Once", "Tom"},
+                 {"damaged.jsonl", "{\"prompt\": \"Once upon", "{\"prompt\": \"Tom\"}"}};
+    enum { LINES = 3, SPACES = 8 << 20 };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const size_t n = strlen(cases[i].first), m = strlen(cases[i].other);
+        char *text = xcalloc(n + 1 + LINES * (size_t)(m + SPACES + 1), 1), *at = text;
+        at += sprintf(at, "%s\n", cases[i].first);
+        for (int l = 0; l < LINES; l++) {
+            memset(at, ' ', SPACES);
+            at += SPACES + sprintf(at + SPACES, "%s\n", cases[i].other);
+        }
+        Job job = empty_job(false, NULL);
+        const bool read = !job_read(&job, prompt_file(cases[i].name, text, at - text), &err);
+        if (!read) fprintf(stderr, "\n    %s\n", err.text);
+        CU_ASSERT(read && job.count == LINES + 1);
+        job_free(&job);
+        free(text);
+    }
+}
+
 /* Two jobs share a digest only if all that was asked for is the same. */
 TEST(the_digest_changes_with_every_prompt) {
     static const char *const files[] = {"a\nb\n",

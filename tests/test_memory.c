@@ -297,6 +297,7 @@ TEST(an_input_fits_or_is_refused_in_one_line) {
          "words needs ... MiB more of memory"},
         {"text", "", "Once upon a time they all went home\n", "", "eval --perplexity @text", 1000000, 2,
          "text needs ... MiB more of memory"},
+        {"endless", "", "", "", "eval --perplexity /dev/zero", 0, 2, "/dev/zero needs ... MiB more of memory"},
     };
     for (size_t i = 0; i < COUNT(inputs) && plain; i++) {
         open_directories();

@@ -1097,6 +1097,8 @@ TEST(a_trace_is_no_input_by_any_name) {
         }
     const char *trace = text_of("%s/trace.json", temp_dir());
     for (int i = 0; i < 2; i++) DONE("%s Mum " WHOLE_GPU " --trace %s", small(), trace);
+    with.output = trace;
+    assert_says(text_of("%s Mum " WHOLE_GPU " --trace %s", small(), trace), 2, "is also the file of standard output");
 }
 
 /* What was generated is printed even if the trace cannot be; what cannot be printed is not called a success. */

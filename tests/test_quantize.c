@@ -263,12 +263,12 @@ TEST(what_a_killed_copy_has_left_is_cleared_away_and_what_is_being_made_stays) {
         const char *dir = temp_dir(), *to = in_dir(dir, "new"), *dead = leave_unfinished(to, directory);
         char mine[720];
         int status;
-        const int fd = unfinished_begin(to, directory, &err);
+        const int fd = unfinished_begin("--output", to, directory, &err);
         CU_ASSERT_FATAL(fd >= 0);
         CU_ASSERT(access(dead, F_OK));
         strcpy(mine, unfinished_name());
         const pid_t other = fork();
-        if (!other) _exit(unfinished_begin(to, directory, &err) < 0);
+        if (!other) _exit(unfinished_begin("--output", to, directory, &err) < 0);
         CU_ASSERT(waitpid(other, &status, 0) == other && !status && !access(mine, F_OK));
         unfinished_remove();
         CU_ASSERT(access(mine, F_OK));
@@ -319,7 +319,7 @@ TEST(what_is_not_proven_to_be_ours_stays) {
         if (!is_possible(way, directory)) continue;
         strcpy(dir, temp_dir());
         const char *name = make_foreign(dir, way, directory, &lock);
-        const int before = count_files(dir), fd = unfinished_begin(in_dir(dir, "new"), false, &err);
+        const int before = count_files(dir), fd = unfinished_begin("--output", in_dir(dir, "new"), false, &err);
         CU_ASSERT_FATAL(fd >= 0);
         unfinished_remove();
         CU_ASSERT(!lstat(name, &st) && count_files(dir) == before);
@@ -344,7 +344,7 @@ TEST(a_copy_that_is_just_being_completed_stays) {
     strcpy(done, in_dir(dir, "done"));
     moved = leave_unfinished(to, true);
     place = done;
-    const int fd = unfinished_begin(to, false, &err);
+    const int fd = unfinished_begin("--output", to, false, &err);
     CU_ASSERT_FATAL(fd >= 0);
     unfinished_remove();
     close(fd);
