@@ -652,20 +652,16 @@ static char last_kind(const char *text, size_t *at) {
     return next_kind(text, end, &(size_t){*at});
 }
 
-static void encode_words(const Tokenizer *tokenizer, Word *word, const char *text, size_t len) {
-    for (size_t at = 0, end; at < len; at = end) {
-        end = tokenizer_word_end(text, len, at);
-        encode_word(tokenizer, word, text + at, end - at);
-    }
-}
-
 /* Appends the ids of a text. Step 0 cuts out the added tokens that are not normalized, and step 1
  * the others from the rest; the rest of this is split into words. */
 static void encode_part(const Tokenizer *tokenizer, Word *word, const char *text, size_t len,
                         int step) {
     size_t done = 0, blanks = 0; /* blanks: where the white space ends that was taken along last */
     if (step == 2) {
-        encode_words(tokenizer, word, text, len);
+        for (size_t end; done < len; done = end) {
+            end = tokenizer_word_end(text, len, done);
+            encode_word(tokenizer, word, text + done, end - done);
+        }
         return;
     }
     for (size_t at = 0, next; at < len; at = next) {
