@@ -173,7 +173,7 @@ static void end_sweep(Flight *f) {
 static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     const Listener *to = f->listener;
     RunStats *stats = f->stats;
-    bool eos = id >= 0 && id == f->plan->config.eos, decoded = q->generated > 0;
+    bool eos = is_eos(&f->plan->config, id), decoded = q->generated > 0;
     if (f->task->scored)
         id = q->prompt->ids[q->s + q->generated];
     q->tokens[q->generated++] = id;

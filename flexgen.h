@@ -115,11 +115,19 @@ typedef struct {
     bool pre_norm;     /* do_layer_norm_before; false only in opt-350m */
     bool final_norm;   /* true if a layernorm follows the last layer: pre_norm and not
                           _remove_final_layer_norm */
-    int eos;           /* the id of </s> (2), which ends a sequence and begins every prompt; -1: no
-                          token ends one */
+    int eos;           /* the token that ends a sequence: the id of </s> (2); -1: no token does */
+    int more_eos[7];   /* other tokens that end one, too ... */
+    int nmore;         /* ... and their number */
     int stage, stages; /* the pipeline stage that has these layers; the number of stages
                           (section 4.4), 0 or 1: the whole model */
 } OptConfig;
+/* Returns true if a token ends a sequence. */
+static inline bool is_eos(const OptConfig *config, int32_t id) {
+    bool ends = id == config->eos && id >= 0;
+    for (int i = 0; i < config->nmore; i++)
+        ends |= id == config->more_eos[i];
+    return ends;
+}
 /* Return true for the stage that has the embedding (the first) or the head (the last). */
 static inline bool is_first(const OptConfig *config) { return config->stage == 0; }
 static inline bool is_last(const OptConfig *config) { return config->stage + 1 >= config->stages; }

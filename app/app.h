@@ -225,10 +225,10 @@ void job_free(Job *job);
 /* Frees the prompts of a task that owns their tokens; a job owns its own. */
 void prompts_free(Task *task);
 
-/* Encodes a text as tokens after </s>, with which OPT begins every text; the caller frees *ids.
- * Returns their number, or -1 and err. */
+/* Encodes a text as tokens after the one that the model's tokenizer puts in front, if it does; the
+ * caller frees *ids. Returns their number, or -1 and err. */
 int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
-                const OptConfig *config, Error *err);
+                Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk

@@ -96,7 +96,7 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
 static void add_token(const Completions *c, Request *e, int32_t token) {
     e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);
     e->tokens[e->known++] = token;
-    e->stopped = token == c->job->config->eos || ends_in_stop(c, e);
+    e->stopped = is_eos(c->job->config, token) || ends_in_stop(c, e);
     e->ended = e->stopped || e->known == e->n;
 }
 
@@ -125,7 +125,7 @@ static int tokens_of(const Completions *c, const Request *e, int n, const char *
 
 /* Writes the completion, up to a stop text, and what belongs to it. Returns its tokens. */
 static int write_completion(const Completions *c, FILE *out, const Request *e) {
-    int n = e->known - (e->known && e->tokens[e->known - 1] == c->job->config->eos);
+    int n = e->known - (e->known && is_eos(c->job->config, e->tokens[e->known - 1]));
     size_t len;
     char *text = tokenizer_decode(c->job->tokenizer, e->tokens, n, &len);
     char *stop = find_stop(c, text, len);

@@ -47,7 +47,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     if (lines_open(&l, path, err))
         return -1;
     int status = lines_whole(&l, FACTOR, err);
-    int tokens = status ? status : text_encode(&ids, l.line, l.size, e->tokenizer, e->config, err);
+    int tokens = status ? status : text_encode(&ids, l.line, l.size, e->tokenizer, err);
     if (!status && tokens < 0)
         fail_at(err, l.path);
     lines_close(&l);
@@ -57,7 +57,7 @@ int eval_text(Eval *e, const char *path, Error *err) {
     for (int at = 0; tokens > 1 && at + e->window <= tokens && !is_full(e); at += e->window)
         add_prompt(e, ids + at, e->window, 1);
     free(ids);
-    e->unscored = tokens - 1 - e->tokens; /* 1: the </s> in front */
+    e->unscored = tokens - 1 - e->tokens; /* 1: the first, before which there is none */
     return e->task.count
                ? 0
                : fail(err, EXIT_FAILED, "%s: there is no text; name a file that has some", l.path);
@@ -76,7 +76,7 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 }
 
 /* Adds a line of text as a prompt that scores its last word. If it is too long for the model,
- * tokens at its beginning (after </s>) are dropped. */
+ * tokens at its beginning (after the one in front) are dropped. */
 static int add_line(Eval *e, const char *text, Error *err) {
     int most = e->config->max_pos + 1; /* the last token takes no position */
     size_t len = without_last(text, strlen(text), true);
@@ -91,17 +91,21 @@ static int add_line(Eval *e, const char *text, Error *err) {
                     "the last word has %zu bytes, more than %d tokens, which the model takes; "
                     "shorten it",
                     len - before, most - 2);
-    int from = text_encode(&context, text, before, e->tokenizer, e->config, err);
+    int from = text_encode(&context, text, before, e->tokenizer, err);
     if (from < 0)
         return -1;
     free(context);
-    int tokens = text_encode(&ids, text, len, e->tokenizer, e->config, err);
+    int tokens = text_encode(&ids, text, len, e->tokenizer, err);
     if (tokens < 0)
         return -1;
-    int drop = imax(tokens - most, 0), status = 0;
-    CHECK(from < tokens);
-    ids[drop] = ids[0];
-    if (from - drop < 2)
+    int front = tokenizer_bos(e->tokenizer) >= 0, drop = imax(tokens - most, 0), status = 0;
+    if (front)
+        ids[drop] = ids[0];
+    if (from >= tokens)
+        status = fail(err, EXIT_FAILED,
+                      "the last word is a part of an added piece that begins before it; expected a "
+                      "word with tokens of its own");
+    else if (from - drop < 1 + front)
         status = fail(err, EXIT_FAILED,
                       "the last word has %d token%s and the model takes %d; shorten it",
                       tokens - from, plural(tokens - from), most - 2);

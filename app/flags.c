@@ -595,16 +595,14 @@ int flags_check(const Options *o, Command command, Error *err) {
 
 /* Returns true if a file of the model has this identity. */
 static bool is_of_model(const Options *o, uint64_t identity) {
-    static const char *const names[] = {"config.json", "vocab.json", "merges.txt", "*.safetensors",
-                                        "model.safetensors.index.json"};
     char file[MAX_PATH];
     Error unused;
     bool is = false;
     DIR *dir = o->model ? opendir(o->model) : NULL;
     for (const struct dirent *e; dir && !is && (e = readdir(dir));)
-        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
-            is |= !fnmatch(names[n], e->d_name, 0) &&
-                  !file_path(file, o->model, e->d_name, &unused) && file_identity(file) == identity;
+        is = (is_model_text(e->d_name) || !fnmatch("*.safetensors", e->d_name, 0) ||
+              !strcmp(e->d_name, "model.safetensors.index.json")) &&
+             !file_path(file, o->model, e->d_name, &unused) && file_identity(file) == identity;
     if (dir)
         closedir(dir);
     return is;

@@ -16,13 +16,14 @@
 // -------------------------------------------------------------------------------------------------
 
 int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
-                const OptConfig *config, Error *err) {
+                Error *err) {
     int n = tokenizer_encode(tokenizer, text, len, ids, err);
-    if (n < 0)
-        return -1;
+    int32_t bos = tokenizer_bos(tokenizer);
+    if (n < 0 || bos < 0)
+        return n;
     *ids = xrealloc(*ids, n + 1, sizeof **ids);
     memmove(*ids + 1, *ids, n * sizeof **ids);
-    **ids = config->eos;
+    **ids = bos;
     return n + 1;
 }
 
@@ -40,12 +41,15 @@ static int take_text(const Job *job, Request *e, const char *text, size_t len, i
         return fail(err, EXIT_FAILED, "a NUL byte in the prompt; remove it");
     if (!utf8_valid(text, len))
         return fail(err, EXIT_FAILED, "the prompt is not valid UTF-8; convert it");
-    /* the 1 is </s>; checked before encoding, which takes memory */
-    int most = job->config->max_pos, least = 1 + len / tokenizer_longest(job->tokenizer);
-    int s =
-        least > most ? least : text_encode(&e->ids, text, len, job->tokenizer, job->config, err);
+    /* checked before encoding, which takes memory */
+    int most = job->config->max_pos, before = tokenizer_bos(job->tokenizer) >= 0;
+    int least = before + len / tokenizer_longest(job->tokenizer);
+    int s = least > most ? least : text_encode(&e->ids, text, len, job->tokenizer, err);
     if (s < 0)
         return -1;
+    if (!s)
+        return fail(err, EXIT_FAILED,
+                    "the prompt has no tokens; write one, since this model puts none in front");
     if (s > most)
         return fail(err, EXIT_FAILED,
                     "the prompt has %s%d tokens and the model takes %d; shorten it",

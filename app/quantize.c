@@ -168,7 +168,7 @@ static int write_whole(Copy *copy, const char *name, const void *bytes, size_t s
  * shards. */
 static bool is_copied(const char *path, const char *name) {
     struct stat st;
-    if (!strcmp(name, "config.json") || !strcmp(name, "vocab.json") || !strcmp(name, "merges.txt"))
+    if (is_model_text(name))
         return true;
     return (!fnmatch("*.json", name, 0) || !fnmatch("*.txt", name, 0)) &&
            fnmatch("*.index.json", name, 0) && (lstat(path, &st) || S_ISREG(st.st_mode));

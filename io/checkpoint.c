@@ -164,19 +164,21 @@ static int check_kind(const Fields *f) {
     return 0;
 }
 
-/* Reads the token that ends a text. Hugging Face allows a list of them; we allow only one. */
+/* Reads the tokens that end a text, one or a list. If the field is left out, they stay as they are.
+ */
 static int read_eos(OptConfig *c, const Fields *f) {
     static const char key[] = "eos_token_id";
-    const cJSON *eos = json_get(f->json, key);
-    bool list = cJSON_IsArray(eos);
-    c->eos = c->vocab > 2 ? 2 : 0;
+    const cJSON *given = json_get(f->json, key), *id = cJSON_IsArray(given) ? given->child : given;
+    int most = sizeof c->more_eos / sizeof *c->more_eos, n = cJSON_GetArraySize(given);
     if (is_left_out(f, key))
         return 0;
-    if (list && cJSON_GetArraySize(eos) != 1)
-        return refuse_field(
-            f, key,
-            "one token, or a list of one, since one alone ends a text here: leave </s> in it");
-    return whole_field(&c->eos, f, key, list ? eos->child : eos, 0, c->vocab - 1);
+    if (!id || n > most + 1)
+        return json_refuse(f->err, key, given, "from 1 to %d tokens", most + 1);
+    c->nmore = imax(n - 1, 0);
+    for (int i = 0; i <= c->nmore; i++, id = id->next)
+        if (whole_field(i ? &c->more_eos[i - 1] : &c->eos, f, key, id, 0, c->vocab - 1))
+            return -1;
+    return 0;
 }
 
 static int read_sizes(OptConfig *c, const Fields *f) {
@@ -204,6 +206,7 @@ static int read_sizes(OptConfig *c, const Fields *f) {
                     "hidden_size %d is not a multiple of num_attention_heads %d; expected heads of "
                     "one size",
                     c->h1, c->nh);
+    c->eos = c->vocab > 2 ? 2 : 0;
     return read_eos(c, f);
 }
 
@@ -216,6 +219,17 @@ static int read_fields(OptConfig *c, bool *tied, const Fields *f) {
         return -1;
     c->final_norm = c->pre_norm && !no_final_norm;
     return 0;
+}
+
+/* Reads the tokens that end a text from generation_config.json, which comes before config.json. */
+static int read_generation(OptConfig *config, char path[MAX_PATH], const char *dir, Error *err) {
+    cJSON *json;
+    if (file_path(path, dir, "generation_config.json", err) ||
+        json_read_if(&json, path, MAX_JSON, err))
+        return -1;
+    int status = json && read_eos(config, &(Fields){json, err}) ? fail_at(err, path) : 0;
+    cJSON_Delete(json);
+    return status;
 }
 
 /* Reads dir/name as a JSON object and writes its path to `path`. Returns NULL and fills err on
@@ -238,11 +252,45 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     *config = (OptConfig){.l = 0};
     int status = read_fields(config, tied, &(Fields){json, err}) ? fail_at(err, path) : 0;
     cJSON_Delete(json);
+    if (status || read_generation(config, path, dir, err))
+        return -1;
     /* The name is the last component of dir, cut where it does not fit or is not UTF-8. */
     char *name = config->name;
     snprintf(name, sizeof config->name, "%s", basename(dirname(path)));
     name[utf8_invalid_at(name, strlen(name))] = 0;
     return status;
+}
+
+bool is_model_text(const char *name) {
+    static const char *const names[] = {
+        "config.json", "generation_config.json", "tokenizer.json",          "vocab.json",
+        "merges.txt",  "tokenizer_config.json",  "special_tokens_map.json", "added_tokens.json"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        is |= !strcmp(name, names[i]);
+    return is;
+}
+
+void generation_notice(FILE *out, const char *dir) {
+    static const char *const names[] = {"do_sample",      "num_beams",      "repetition_penalty",
+                                        "min_new_tokens", "bad_words_ids",  "no_repeat_ngram_size",
+                                        "min_length",     "suppress_tokens"};
+    char path[MAX_PATH + 2], text[100];
+    cJSON *json = NULL;
+    Error ignored; /* config_read has reported it */
+    if (!file_path(path, dir, "generation_config.json", &ignored))
+        json_read_if(&json, path, MAX_JSON, &ignored);
+    const char *before = strcat(path, ": ");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = json_describe(text, json_get(json, names[i]));
+        if (strstr("nothing null false 0 1", value))
+            continue;
+        fprintf(out, "%s%s is %s", before, names[i], value);
+        before = ", ";
+    }
+    if (before != path)
+        fprintf(out, ": not used; decoding is greedy unless flags say otherwise\n");
+    cJSON_Delete(json);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -944,6 +992,7 @@ uint64_t checkpoint_digest(const Checkpoint *c) {
     const int dims[] = {o->l,       o->h1,    o->h2,       o->nh,         o->vocab,
                         o->max_pos, o->embed, o->pre_norm, o->final_norm, o->eos};
     uint64_t hash = hash_bytes(HASH_START, dims, sizeof dims);
+    hash = hash_bytes(hash, o->more_eos, o->nmore * sizeof *o->more_eos);
     hash = hash_bytes(hash, &c->seed, sizeof c->seed);
     for (int t = 0; t < part_count(&c->config); t++) {
         const Tensor *tensor = checkpoint_part(c, t).tensor;

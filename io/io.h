@@ -140,6 +140,9 @@ char json_kind(const char *text, size_t len);
 cJSON *line_parse(const Lines *lines, const char *wanted, Error *err);
 /* Reads the JSON object in a file of at most max_bytes. */
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
+/* Reads the JSON object in a file that may be missing; then *tree is NULL. Returns -1 and fills err
+ * if the file cannot be read. */
+int json_read_if(cJSON **tree, const char *path, size_t max_bytes, Error *err);
 /* Writes the shortest text that reads back as exactly this number. (cJSON's own text may read back
  * as a neighbour of it.) */
 const char *json_number(char text[100], double number);
@@ -174,27 +177,33 @@ char char_kind(uint32_t c);
 
 typedef struct Tokenizer Tokenizer;
 
-/* Opens dir/vocab.json and dir/merges.txt. vocab is the model's vocabulary size: every id must be
- * below it; gaps are allowed. Refuses two tokens with one id, merges of unknown tokens, a missing
- * byte symbol, a missing </s>, and an empty merges.txt if there are tokens of several bytes.
- * Returns NULL and fills err on failure. */
+/* Opens dir/tokenizer.json, or else dir/vocab.json and dir/merges.txt, and what the directory has
+ * of tokenizer_config.json, special_tokens_map.json and added_tokens.json. vocab is the model's
+ * vocabulary size: every id must be below it; gaps are allowed. Refuses two tokens with one id,
+ * merges of unknown tokens, a missing byte symbol, special tokens without ids, no merges if there
+ * are tokens of several bytes, and all that is not as in OPT's tokenizer. Returns NULL and fills
+ * err on failure. */
 Tokenizer *tokenizer_open(const char *dir, int vocab, Error *err);
 /* Returns the end of the word that begins at text[start], start < len. Words are encoded one by
  * one. The text must be valid UTF-8. */
 size_t tokenizer_word_end(const char *text, size_t len, size_t start);
-/* Encodes text[0..len) (valid UTF-8) without a </s> in front. Returns the number of ids, which the
- * caller frees, or -1 and fills err. */
+/* Returns the token in front of each prompt, </s> in most models; -1 if there is none. */
+int32_t tokenizer_bos(const Tokenizer *tokenizer);
+/* Encodes text[0..len) (valid UTF-8) without that token. Added tokens in the text are found,
+ * special ones too. Returns the number of ids, which the caller frees, or -1 and fills err. */
 int tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t len, int32_t **ids,
                      Error *err);
 /* Returns the text of ids[0..n), malloc'ed and 0-terminated; *len becomes its bytes. Special tokens
- * (<s> <pad> </s> <unk>) and ids without a token give nothing. Invalid UTF-8, inside or at the end
+ * (such as </s>) and ids without a token give nothing. Invalid UTF-8, inside or at the end
  * (an incomplete character), becomes U+FFFD, so that the result is always valid UTF-8. */
 char *tokenizer_decode(const Tokenizer *tokenizer, const int32_t *ids, int n, size_t *len);
 /* Returns how many bytes of text ids[0..n) stand for. Special tokens count as none. */
 size_t tokenizer_bytes(const Tokenizer *tokenizer, const int32_t *ids, int n);
-/* Returns a hash of all tokens, their ids and all merges in their order; 0 of NULL. */
+/* Returns a hash of all tokens, their ids, all merges in their order, how added tokens are matched,
+ * and the token in front; 0 of NULL. */
 uint64_t tokenizer_digest(const Tokenizer *tokenizer);
-/* Returns the bytes of the longest token that is not special. */
+/* Returns how many bytes of a text a token stands for at most; INT_MAX if an added token takes
+ * white space along. */
 size_t tokenizer_longest(const Tokenizer *tokenizer);
 void tokenizer_close(Tokenizer *tokenizer);
 
@@ -208,8 +217,16 @@ void tokenizer_close(Tokenizer *tokenizer);
 enum { MAX_JSON = 16 << 20, MAX_HEADER = 100 << 20 };
 
 /* Reads dir/config.json: fills config, with the last component of dir as the name, and sets *tied
- * to its tie_word_embeddings. Returns -1 and fills err if it is not an OPT model's. */
+ * to its tie_word_embeddings. The tokens that end a text are those of dir/generation_config.json if
+ * it has any. Returns -1 and fills err if it is not an OPT model's. */
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err);
+
+/* Returns true if a model's file of this name decides, besides its tensors, what the model
+ * generates: its configuration and its tokenizer. */
+bool is_model_text(const char *name);
+/* Writes a line that names the fields of dir/generation_config.json that change what Hugging Face
+ * generates and are not used here; nothing if there are none. */
+void generation_notice(FILE *out, const char *dir);
 
 /* A safetensors file that is open for reading. */
 typedef struct {

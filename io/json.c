@@ -10,6 +10,7 @@
  * Read next: tokenizer.c. */
 #include <cjson/cJSON.h>
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 
 #include "io/io.h"
@@ -234,6 +235,15 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
         fail_at(err, path);
     free(text);
     return tree;
+}
+
+int json_read_if(cJSON **tree, const char *path, size_t max_bytes, Error *err) {
+    struct stat st;
+    *tree = NULL;
+    if (lstat(path, &st) && errno == ENOENT)
+        return 0;
+    *tree = json_read(path, max_bytes, err);
+    return *tree ? 0 : -1;
 }
 
 // -------------------------------------------------------------------------------------------------

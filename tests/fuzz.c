@@ -234,6 +234,8 @@ typedef struct {
     int npool;
     long tried, accepted;
 } Target;
+#define FORMS "tests/golden/forms/"
+#define ADDED_WORDS "content\nlstrip\nrstrip\nspecial\nthe\n320\n1e9\n \n"
 #define JSON_WORDS "{\n}\n[\n]\n,\n:\n\"\n\\u0041\n\\ud83d\\ude00\n\\udc00\n\\u0000\ntrue\nfalse\nnull\n"
 // clang-format off
 static Target targets[] = {
@@ -256,6 +258,12 @@ static Target targets[] = {
      open_tokenizer, "vocab", .file = "vocab/vocab.json"},
     {"merges.txt", NULL, {merge_lines}, NULL, "\r\n \n\xC4\xA0\nt\nhe\n#version\n",
      open_tokenizer, "merges", .file = "merges/merges.txt"},
+    {"tokenizer.json", NULL, {"@" FORMS "grown-5/tokenizer.json"}, NULL, JSON_WORDS ADDED_WORDS "merges\nvocab\nsingle\n",
+     open_tokenizer, "form", .file = "form/tokenizer.json"},
+    {"tokenizer_config.json", NULL, {"@" FORMS "slow-4/tokenizer_config.json", "@" FORMS "published/tokenizer_config.json"}, NULL,
+     JSON_WORDS ADDED_WORDS "_token\n_tokens\n", open_tokenizer, "added", .file = "added/tokenizer_config.json"},
+    {"added_tokens.json", NULL, {"@" FORMS "legacy/added_tokens.json"}, NULL, JSON_WORDS ADDED_WORDS,
+     open_tokenizer, "older", .file = "older/added_tokens.json"},
     {"prompts", NULL, {prompt_lines, plain_lines}, NULL, JSON_WORDS "prompt\nid\n\r\n",
      read_prompts, "prompts", .file = "prompts"},
     {"journal", NULL, {NULL}, &small_journal, JSON_WORDS JOURNAL_VERSION "\n", read_journal, "out", .file = "out.journal"},
@@ -376,9 +384,9 @@ static Input header_of(const char *path) {
 /* The small model is in one file and in two shards; names have no "model." in front. Another has matrices of whole groups,
  * and is packed. The journal has two records. */
 static void make_files(void) {
-    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges"};
-    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, 0, 1}, F16, "", .number = NULL};
-    Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, 0, 1}, F16, "", .number = NULL};
+    static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges", "form", "added", "older"};
+    const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
+    Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
     const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
     CopyStats stats;
     for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
@@ -404,6 +412,10 @@ static void make_files(void) {
     copy_file(PIECES, path_of("vocab"), "vocab.json");
     copy_file(PIECES, path_of("vocab"), "merges.txt");
     copy_file(PIECES, path_of("merges"), "vocab.json");
+    copy_file(FORMS "published", path_of("added"), "vocab.json");
+    copy_file(FORMS "published", path_of("added"), "merges.txt");
+    copy_file(FORMS "published", path_of("older"), "vocab.json");
+    copy_file(FORMS "published", path_of("older"), "merges.txt");
     tokenizer = tokenizer_open(path_of("vocab"), VOCAB, &err);
     config = (OptConfig){.l = 1, .h1 = 4, .h2 = 8, .nh = 2, .vocab = VOCAB, .max_pos = 60, .embed = 4, .eos = 2};
     CHECK(tokenizer);

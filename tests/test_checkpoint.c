@@ -24,7 +24,7 @@ static float value(const OptConfig *config, int t, size_t e) {
 }
 
 #define SIZES \
-    { "small", LAYERS, H1, H2, 2, VOCAB, 3, H1, true, true, 2, 0, 1 }
+    { "small", LAYERS, H1, H2, 2, VOCAB, 3, H1, true, true, 2, {0}, 0, 0, 1 }
 static const Model small = {SIZES, F16, "model.", .number = value};
 static const Model headed = {SIZES, F16, "model.", .head = true, F16, value};
 
@@ -145,7 +145,7 @@ TEST(a_configuration_is_read_alone) {
                                  {"before\": true", "before\": false", "3 64 192 4 300 128 32, 0 0, 7, 1"},
                                  {"{", "{\"_remove_final_layer_norm\": true,", "3 64 192 4 300 128 32, 1 0, 7, 1"},
                                  {"embeddings\": true", "embeddings\": false", "3 64 192 4 300 128 32, 1 1, 7, 0"}};
-    const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, 0, 1};
+    const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, {0}, 0, 0, 1};
     char dir[700], fields[200];
     strcpy(dir, in_dir(temp_dir(), "opt-x//"));
     CHECK(mkdir(dir, 0700) == 0);
@@ -160,6 +160,56 @@ TEST(a_configuration_is_read_alone) {
         CU_ASSERT_STRING_EQUAL(fields, good[i].says);
         CU_ASSERT_STRING_EQUAL(c.name, "opt-x");
     }
+}
+
+/* Of generation_config.json, and then of config.json; what a directory says about the choice of tokens is named in a line,
+ * as greedy decoding knows nothing of it. */
+TEST(tokens_that_end_a_text_are_those_of_generation_config_json) {
+    static const struct {
+        const char *config, *generation, *ends, *notice;
+    } cases[] = {
+        {"7", NULL, "7", ""},
+        {"[7, 5, 0]", NULL, "7 5 0", ""},
+        {"7", "{}", "7", ""},
+        {"7", "{\"eos_token_id\": null}", "7", ""},
+        {"7", "{\"eos_token_id\": 3, \"do_sample\": false, \"num_beams\": 1, \"temperature\": 0.7}", "3", ""},
+        {"[7, 5]", "{\"eos_token_id\": 3}", "3", ""},
+        {"[7, 5]", "{\"eos_token_id\": [0, 1, 2, 3, 4, 5, 6, 299]}", "0 1 2 3 4 5 6 299", ""},
+        {"7", "{\"do_sample\": true, \"repetition_penalty\": 1.2, \"min_length\": 0}", "7",
+         ": do_sample is true, repetition_penalty is 1.2: not used; decoding is greedy unless flags say otherwise\n"},
+    };
+    const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, {0}, 0, 0, 1};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *dir = temp_dir();
+        Text notice = {0}, ends = {0};
+        OptConfig c;
+        bool tied;
+        char put[100];
+        write_config(dir, &config);
+        snprintf(put, sizeof put, "_id\": %s", cases[i].config);
+        spoil(dir, CONFIG, "_id\": 7", put);
+        if (cases[i].generation)
+            write_file(dir, "generation_config.json", cases[i].generation, strlen(cases[i].generation));
+        ASSERT_OK(config_read(&c, &tied, dir, &err));
+        FILE *out = text_stream(&ends);
+        fprintf(out, "%d", c.eos);
+        for (int e = 0; e < c.nmore; e++) fprintf(out, " %d", c.more_eos[e]);
+        putc(0, out), fclose(out);
+        CU_ASSERT_STRING_EQUAL(ends.text, cases[i].ends);
+        out = text_stream(&notice);
+        generation_notice(out, dir);
+        putc(0, out), fclose(out);
+        CU_ASSERT_STRING_EQUAL(notice.text + (*cases[i].notice ? strlen(in_dir(dir, "generation_config.json")) : 0),
+                               cases[i].notice);
+        free(ends.text), free(notice.text);
+    }
+    const char *dir = temp_dir();
+    write_config(dir, &config);
+    write_file(dir, "generation_config.json", "{\"eos_token_id\": 300}", 21);
+    OptConfig c;
+    bool tied;
+    CU_ASSERT_EQUAL(config_read(&c, &tied, dir, &err), -1);
+    said(&err, EXIT_FAILED, "generation_config.json: eos_token_id is 300; expected a whole number from 0 to 299");
 }
 
 /* Doubles become floats; floats and halfs stay as they are. The matrices here are of several pieces, as those of a real
@@ -261,9 +311,10 @@ static const Fault bad_config[] = {
     {"\"hidden_size\": 4,", "", "hidden_size is nothing"},
     {"_size\": 4", "_size\": null", "hidden_size is null"},
     {"heads\": 2", "heads\": 3", "hidden_size 4 is not a multiple of num_attention_heads 3"},
-    {"_id\": 2", "_id\": [2, 3]", "eos_token_id is a list; expected one token, or a list of one"},
+    {"_id\": 2", "_id\": [0,1,2,3,4,5,0,1,2]", "eos_token_id is a list; expected from 1 to 8 tokens"},
+    {"_id\": 2", "_id\": [2, 6]", "eos_token_id is 6; expected a whole number from 0 to 5"},
     {"_id\": 2", "_id\": [6]", "eos_token_id is 6; expected a whole number from 0 to 5"},
-    {"_id\": 2", "_id\": []", "eos_token_id is a list; expected one token"},
+    {"_id\": 2", "_id\": []", "eos_token_id is a list; expected from 1 to 8 tokens"},
     {"bias\": true", "bias\": false", "enable_bias is false; expected true: layers without biases"},
     {"{", "{\"layer_norm_elementwise_affine\": false,",
      "layer_norm_elementwise_affine is false; expected true: layernorms without"},
@@ -423,7 +474,7 @@ TEST(large_matrices_are_read_from_disk_as_f16_while_they_are_there) {
     enum { COLS = 256, ROWS = 1024 };
     static f16 expected[ROWS * COLS], numbers[2 * ROWS * COLS];
     for (int type = F32; type <= BF16; type++) {
-        const Model m = {{"", 1, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, 0, 1}, (Type)type, "", .number = NULL};
+        const Model m = {{"", 1, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, {0}, 0, 0, 1}, (Type)type, "", .number = NULL};
         const char *dir = model_dir(m);
         Checkpoint *c = opens(dir);
         Disk *disk = disk_open(dir, 0, c, &err);
@@ -512,7 +563,7 @@ TEST(a_change_shows_when_its_time_was_set_back) {
 
 // ---- Digests and dummies --------------------------------------------------------------------------------------------
 
-static const OptConfig medium = {"medium", 3, 64, 256, 4, 101, 30, 64, true, true, 2, 0, 1};
+static const OptConfig medium = {"medium", 3, 64, 256, 4, 101, 30, 64, true, true, 2, {0}, 0, 0, 1};
 
 static uint64_t digest_of(Checkpoint *c) {
     const uint64_t digest = checkpoint_digest(c);
@@ -522,12 +573,12 @@ static uint64_t digest_of(Checkpoint *c) {
 
 /* A job goes on, and stages go together, only with the same model: sizes, what ends a text, what a dummy is made of. */
 TEST(a_digest_tells_two_models_apart) {
-    enum { MODELS = 12 };
+    enum { MODELS = 13 };
     OptConfig config[MODELS];
     uint64_t digest[MODELS];
     for (int i = 0; i < MODELS; i++) config[i] = medium;
     config[1].l++, config[2].h1 *= 2, config[3].h2 += 64, config[4].nh *= 2, config[5].vocab++, config[6].max_pos++;
-    config[7].embed /= 2, config[8].pre_norm = false, config[9].final_norm = false, config[10].eos++;
+    config[7].embed /= 2, config[8].pre_norm = false, config[9].final_norm = false, config[10].eos++, config[11].nmore++;
     for (int i = 0; i < MODELS; i++) {
         const uint64_t seed = i == MODELS - 1 ? 8 : 7;
         digest[i] = digest_of(checkpoint_dummy(&config[i], seed));
@@ -560,7 +611,8 @@ TEST(a_digest_is_of_what_the_tensors_hold) {
  * ends. A part as long as two strata of five holds at least one of them. */
 TEST(a_digest_sees_a_change_within_a_matrix) {
     enum { COLS = 256, ROWS = 1024, ENDS = 4096 };
-    const char *dir = model_dir((Model){{"", 2, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, 0, 1}, F16, "", .number = NULL});
+    const char *dir =
+        model_dir((Model){{"", 2, COLS, ROWS, 4, 9, 9, COLS, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL});
     Checkpoint *c = opens(dir);
     const uint64_t first = checkpoint_digest(c);
     size_t size;

@@ -131,7 +131,7 @@ static cJSON *figures_of(Result r) { return parsed(r.out, r.out_len); }
  * config.json ties it to the token table. */
 static void give_model(int width, bool with_head) {
     const Model model = {
-        {"", 2, width, 64, 4, 1024, 64, width, true, true, 2, 0, 1}, F16, "model.", .head = with_head, F16, NULL};
+        {"", 2, width, 64, 4, 1024, 64, width, true, true, 2, {0}, 0, 0, 1}, F16, "model.", .head = with_head, F16, NULL};
     open_directories();
     mkdir(in_dir(capture, "small"), 0777);
     write_model(in_dir(capture, "small"), &model);
@@ -298,7 +298,7 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
         const char *file, *find, *put, *said;
     } cases[] = {
         {"config.json", "\"hidden_size\": 32", "\"hidden_size\": -32", "small/config.json: hidden_size is -32"},
-        {"config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 5", "eos_token_id 5 of config.json is an ordinary piece"},
+        {"config.json", "\"eos_token_id\": 2", "\"eos_token_id\": 1024", "small/config.json: eos_token_id is 1024"},
         {"vocab.json", "\"<pad>\":1", "\"<pad>\":1024", "vocab.json ... 1024"},
         {"merges.txt", "e r\n", "e qqq\n", "merges.txt line 4 ... qqq"},
     };
@@ -308,7 +308,9 @@ TEST(a_spoilt_model_is_refused_in_one_line_that_names_the_file_and_the_field) {
         assert_ends(flexgen(SMALL), EXIT_FAILED, cases[i].said);
     }
     give_model(32, false);
-    flexgen_done(SMALL); /* what all of them began with is good */
+    CU_ASSERT_PTR_NULL(strstr(flexgen_done(SMALL).err, "not used")); /* what all of them began with is good */
+    write_file(in_dir(capture, "small"), "generation_config.json", "{\"do_sample\": true}", 19);
+    CU_ASSERT(shows(flexgen_done(SMALL).err, "small/generation_config.json: do_sample is true: not used; ... greedy"));
 }
 
 // ---- Outputs, and a disk that does not play along -------------------------------------------------------------------

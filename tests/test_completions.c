@@ -15,7 +15,7 @@
 #define HEAD "{\"" JOURNAL_VERSION "\":true"
 enum { VOCAB = 1024, POSITIONS = 2048, N = 1000 };
 
-static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
+static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2, .more_eos = {VOCAB - 2}, .nmore = 1};
 static Tokenizer *tokenizer;
 static cJSON *head; /* of its journal */
 static Error err;
@@ -154,6 +154,16 @@ TEST(odd_characters_of_a_completion_survive) {
         shows(text_of(output).text,
               "\"completion\": \"a\\u0000\\\"\\\\/\\n\\t\\u001f\\u007f\xC3\xA9 \\u2028 \xF4\x8F\xBF\xBF\", \"tokens\""));
     free(ids);
+}
+
+TEST(each_of_several_tokens_ends_a_completion_and_is_not_in_it) {
+    for (int i = 0; i < 2; i++) {
+        const int32_t ids[] = {300, 301, i ? config.more_eos[0] : config.eos, 302};
+        begin("p");
+        give_ids(ids, COUNT(ids));
+        end();
+        CU_ASSERT(shows(text_of(output).text, "\"tokens\": [300, 301], \"finish_reason\": \"stop\"}"));
+    }
 }
 
 #define A "\xF0\x9F\xA6\x95" /* characters of several tokens */

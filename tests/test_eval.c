@@ -289,6 +289,45 @@ TEST(a_bad_line_is_named) {
     free(line);
 }
 
+/* The first token, before which there is none, is not scored. A last word needs one token before it, then. */
+TEST(a_text_may_begin_without_a_token_in_front) {
+    Tokenizer *none = tokenizer_open("tests/golden/forms/no-bos", 330, &err);
+    ASSERT_OK(!none);
+    Eval e = eval_of(false);
+    e.tokenizer = none;
+    ASSERT_OK(eval_text(&e, written("qzqz"), &err));
+    CU_ASSERT(e.task.count == 1 && e.window == 4 && e.tokens == 3 && e.unscored == 0 && e.bytes == 3);
+    eval_free(&e);
+    char line[100];
+    snprintf(line, sizeof line, "{\"text\": \"q z\"}\n{\"text\": \"%s zq\"}", letters);
+    e = eval_of(false);
+    e.tokenizer = none;
+    ASSERT_OK(eval_lines(&e, written(line), &err));
+    CU_ASSERT_EQUAL_FATAL(e.task.count, 2);
+    const Prompt *p = e.task.prompts;
+    expect_text(&e, p[0].ids, p[0].from, "q");
+    expect_text(&e, p[0].ids + 1, p[0].s + p[0].n - 1, " z");
+    CU_ASSERT(p[0].from == 1 && p[1].s + p[1].n == POSITIONS + 1);
+    expect_text(&e, p[1].ids, p[1].from, letters + LETTERS - p[1].from);
+    eval_free(&e);
+    tokenizer_close(none);
+}
+
+TEST(a_last_word_within_an_added_piece_is_refused) {
+    static const char more[] = "{\" of York\": 320}", *const files[] = {"vocab.json", "merges.txt"};
+    const char *dir = temp_dir();
+    for (size_t f = 0; f < COUNT(files); f++) copy_file("tests/golden/forms/published", dir, files[f]);
+    write_file(dir, "added_tokens.json", more, strlen(more));
+    Tokenizer *t = tokenizer_open(dir, 330, &err);
+    ASSERT_OK(!t);
+    Eval e = eval_of(false);
+    e.tokenizer = t;
+    CU_ASSERT_EQUAL(eval_lines(&e, written("{\"text\": \"a of York\"}"), &err), -1);
+    said(&err, EXIT_FAILED, "/text: line 1: the last word is a part of an added piece that begins before it");
+    eval_free(&e);
+    tokenizer_close(t);
+}
+
 /* Of three words, of 2, 3 and 2 tokens, the first alone is right. Together they are worth 1 + 4 + 3 bits, here as if of
  * twice as many bytes. */
 TEST(results_are_as_by_hand) {

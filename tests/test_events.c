@@ -328,17 +328,20 @@ static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
 }
 
 /* What was heard of a prompt is complete, and what the reference heard, if there is one, up to where it stops: behind so
- * many tokens, or before </s>. In a scored task given tokens end nothing. */
+ * many tokens, or before one that ends a text. In a scored task given tokens end nothing. */
 static void check_answer(const Answer *a, int prompt) {
     const Prompt *p = &trial.task.prompts[prompt];
-    const int eos = trial.task.scored ? -1 : trial.model->config.eos, vocab = trial.model->config.vocab;
+    const OptConfig *c = &trial.model->config;
+    const int eos = trial.task.scored ? -1 : c->eos, other = trial.task.scored || !c->nmore ? -1 : c->more_eos[0];
+    const int vocab = c->vocab;
     int length = 0;
     expect(a->done == 1, "a prompt is done once");
     expect(a->scored >= 0, "every token is scored once, in order");
     expect(!trial.task.scored || trial.stop[prompt] || a->scored == p->s + p->n - p->from, "all are scored");
     if (!trial.reference.prompts) return;
     const Answer *all = &trial.reference.answer[prompt];
-    while (length < p->n && all->tokens[length] != eos && ++length != trial.stop[prompt]) continue;
+    while (length < p->n && all->tokens[length] != eos && all->tokens[length] != other && ++length != trial.stop[prompt])
+        continue;
     const bool stops = length < p->n || length == trial.stop[prompt];
     expect(a->n == length && a->reason == (stops ? FINISH_STOP : FINISH_LENGTH), "length");
     expect(!memcmp(a->tokens, all->tokens, a->n * sizeof *a->tokens), "tokens");
@@ -351,7 +354,7 @@ static void check_answer(const Answer *a, int prompt) {
 /* Runs the trial's task under its policy on a checker of its own. Nothing may be wrong; if something is, says under which
  * policy. kept: where the rig stays, for the reference, whose policy is that of open_trial; NULL: it is closed. */
 static void run(Rig *kept) {
-    bool early = trial.model->config.eos >= 0;
+    bool early = trial.model->config.eos >= 0 || trial.model->config.nmore;
     for (int i = 0; i < PROMPTS; i++) early = early || trial.stop[i];
     Rig r = {.model = trial.model, .policy = trial.policy, .task = &trial.task, .hears = {.ctx = &r}};
     if (early || one_in(2)) r.hears.token = on_token;
@@ -455,6 +458,8 @@ TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
             const int prompt = roll(0, trial.task.count - 1), some = one_in(2) ? roll(1, 4) : 0;
             const int at = roll(0, trial.task.prompts[prompt].n - 1);
             trial.model->config.eos = one_in(3) ? trial.reference.answer[prompt].tokens[at] : -1;
+            trial.model->config.nmore = one_in(3);
+            trial.model->config.more_eos[0] = trial.reference.answer[0].tokens[trial.task.prompts[0].n - 1];
             for (int q = 0; q < trial.task.count; q++) trial.stop[q] = some && one_in(some) ? roll(1, MAX_N) : 0;
             run(NULL);
         }

@@ -402,18 +402,27 @@ TEST(nothing_is_written_over_what_is_read_or_written_as_well) {
 
 /* Files of a model, by any name of its directory. */
 TEST(nothing_is_written_over_the_model) {
-    static const char *const files[] = {
-        "config.json", "vocab.json", "merges.txt", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
-        "notes.txt"};
+    static const char *const files[] = {"config.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00002.safetensors",
+                                        "generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "notes.txt"};
+    enum { FILES = COUNT(files) };
     static const char *const flags[] = {"--output", "--trace", "--json"};
     const char *dir = temp_dir();
     char line[900], says[60];
-    for (int i = 0; i < 6 * 3; i++) {
+    for (int i = 0; i < FILES * 3; i++) {
         const char *file = files[i / 3], *flag = flags[i % 3], *start = i % 3 < 2 ? "generate --prompt p" : "bench";
         write_file(dir, file, "", 0);
         snprintf(line, sizeof line, "%s --model %s/. %s %s/%s", start, dir, flag, dir, file);
         snprintf(says, sizeof says, "%s: is a file of the model", flag);
-        if (i / 3 == 5)
+        if (i / 3 == FILES - 1)
             CU_ASSERT(right(line))
         else
             refused(line, says);

@@ -348,7 +348,7 @@ static bool draw_mini(void) {
         Prompt *q = &gen.task.prompts[i];
         int32_t *ids;
         q->place = draw(0, TEXTS - 1);
-        q->s = text_encode(&ids, texts[q->place], strlen(texts[q->place]), tokenizer, &gen.model->config, &err);
+        q->s = text_encode(&ids, texts[q->place], strlen(texts[q->place]), tokenizer, &err);
         CU_ASSERT_FATAL(q->s > 1 && q->s <= LONGEST);
         memcpy(q->ids, ids, q->s * sizeof *ids), free(ids);
         sprintf(strchr(gen.words, 0), " '%s'", texts[q->place]);

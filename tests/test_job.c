@@ -192,6 +192,32 @@ TEST(a_prompt_may_fill_the_positions_but_not_more) {
     }
 }
 
+/* Where the tokenizer puts no token in front, an empty prompt has none. */
+TEST(a_prompt_begins_with_the_token_that_the_tokenizer_puts_in_front_or_with_none) {
+    static const char *const forms[] = {"published", "bos-4", "no-bos"};
+    static const int32_t fronts[] = {2, 0, -1};
+    Job own = empty_job(false, NULL);
+    for (size_t f = 0; f < COUNT(forms); f++) {
+        char dir[100];
+        snprintf(dir, sizeof dir, "tests/golden/forms/%s", forms[f]);
+        Tokenizer *t = tokenizer_open(dir, 330, &err);
+        ASSERT_OK(!t);
+        Job job = own;
+        job.tokenizer = t;
+        for (int full = 0; full < 2; full++) {
+            const char *line = full ? "{\"prompt\": \"a\"}" : "{\"prompt\": \"\"}";
+            job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1 + full, .where = "here"}, true);
+        }
+        const Request *empty = &job.request[0], *one = &job.request[1];
+        const int n = fronts[f] >= 0;
+        CU_ASSERT(!one->error && one->s == 1 + n && (!n || one->ids[0] == fronts[f]) && one->ids[n] > 3);
+        CU_ASSERT(n ? !empty->error && empty->s == 1 && empty->ids[0] == fronts[f]
+                    : empty->error && strstr(empty->error, "here: the prompt has no tokens"));
+        job_free(&job);
+        tokenizer_close(t);
+    }
+}
+
 /* What an earlier run has chosen of a prompt is behind its tokens now, and so much less is asked for. */
 TEST(a_job_that_goes_on_asks_for_what_is_left) {
     Job job = read_text("one\ntwo\nthree\n", true);

@@ -241,7 +241,7 @@ static Prompt encoded(int m, int prompt) {
     Error err;
     Prompt p = {0};
     Tokenizer *t = tokenizer_of(m);
-    p.s = text_encode(&p.ids, prompts[prompt], strlen(prompts[prompt]), t, &subjects[m].c, &err);
+    p.s = text_encode(&p.ids, prompts[prompt], strlen(prompts[prompt]), t, &err);
     ASSERT_OK(p.s < 0);
     tokenizer_close(t);
     keep(p.ids);

@@ -24,7 +24,7 @@ static Error err;
 
 /* With projections and a head of its own. */
 static const Model small = {
-    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, 0, 1}, F16, "model.", .head = true, F16};
+    {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, {0}, 0, 0, 1}, F16, "model.", .head = true, F16};
 
 static int quantized(const char *from, const char *to, size_t shard_bytes) {
     host_set_threads(3);
@@ -201,7 +201,7 @@ TEST(copies_are_laid_out_as_the_format_asks_and_large_ones_are_cut_between_layer
 }
 
 TEST(the_small_files_come_along) {
-    static const char *const names[] = {"vocab.json", "merges.txt", "generation_config.json",
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json",
                                         "README.md",  "old.bin",    "pytorch_model.bin.index.json"};
     const char *from = model_dir(small);
     for (int i = 0; i < 6; i++) write_file(from, names[i], "\0x", 2);
@@ -222,13 +222,12 @@ TEST(the_small_files_come_along) {
 
 /* As in a download, where all files are links into a directory of blobs. Other links may lead anywhere. */
 TEST(links_are_followed_only_to_what_a_model_needs) {
-    static const char *const needed[] = {"config.json", "vocab.json", "merges.txt", TENSORS}, *const others[] = {
-                                                                                                  "notes.txt",
-                                                                                                  "generation_config.json",
-                                                                                                  "dangling.json"};
+    static const char *const needed[] = {"config.json", "vocab.json", "merges.txt", "tokenizer_config.json", TENSORS},
+                             *const others[] = {"notes.txt", "card.json", "dangling.json"};
     const char *from = model_dir(small), *blobs = temp_dir();
     write_file(from, "vocab.json", "{}", 2), write_file(from, "merges.txt", "", 0);
-    for (int i = 0; i < 4; i++) {
+    write_file(from, "tokenizer_config.json", "{}", 2);
+    for (int i = 0; i < 5; i++) {
         const char *name = in_dir(from, needed[i]), *blob = in_dir(blobs, needed[i]);
         CHECK(!rename(name, blob) && !symlink(blob, name));
     }
@@ -236,7 +235,7 @@ TEST(links_are_followed_only_to_what_a_model_needs) {
     for (int i = 0; i < 3; i++) CHECK(!symlink(in_dir(blobs, i < 2 ? "secret" : "none"), in_dir(from, others[i])));
     write_file(from, "special_tokens_map.json", "{}", 2);
     const char *to = copy_of(from, WHOLE);
-    CU_ASSERT_EQUAL(count_files(to), 5);
+    CU_ASSERT_EQUAL(count_files(to), 6);
     is_packed_copy(to, from);
 }
 
