@@ -73,7 +73,7 @@ TEST(with_pre_norm_and_with_post_norm_logits_are_those_of_hugging_face) {
 TEST(a_dummy_tells_tokens_apart_in_the_deepest_models) {
     enum { N = 12, VOCAB = 150 };
     for (int post = 0; post < 2; post++) {
-        OptConfig config = {"t", post ? 24 : 96, 64, 256, 4, VOCAB, 40, post ? 32 : 64, !post, !post, 2, 0, 1};
+        OptConfig config = {"t", post ? 24 : 96, 64, 256, 4, VOCAB, 40, post ? 32 : 64, !post, !post, 2, {0}, 0, 0, 1};
         Checkpoint *checkpoint = checkpoint_dummy(&config, 1);
         Error err = {0, ""};
         int32_t ids[N];
