@@ -270,7 +270,7 @@ TEST(a_long_file_that_is_named_as_lines_is_read_by_its_lines) {
     enum { LINES = 3, SPACES = 8 << 20 };
     for (size_t i = 0; i < COUNT(cases); i++) {
         const size_t n = strlen(cases[i].first), m = strlen(cases[i].other);
-        char *text = xcalloc(n + 1 + LINES * (size_t)(m + SPACES + 1), 1), *at = text;
+        char *text = xcalloc(n + 1 + LINES * (size_t)(m + SPACES + 1) + 1, 1), *at = text;
         at += sprintf(at, "%s\n", cases[i].first);
         for (int l = 0; l < LINES; l++) {
             memset(at, ' ', SPACES);
