@@ -164,7 +164,7 @@ $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
 # Frames and checks instead of speed. Address layout randomization confuses TSan.
 CHECKED := --no-print-directory SUITE_SECONDS=1800 CFLAGS="-O1 -g1 -fno-omit-frame-pointer $(NATIVE)"
 ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1 setarch -R"
+TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/tsan.supp) setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
 	@$(MAKE) $(ASAN) EVERY=97 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
 tsan:
