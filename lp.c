@@ -65,6 +65,7 @@ typedef struct {
     int unit[LP_MAX_ROWS];
     int basis[LP_MAX_ROWS]; /* the basic variable of each row */
     int pivots;             /* made so far */
+    int mended;             /* dual pivots, and earlier orders of the rows */
     bool fresh;             /* true if computed from a, not by the pivots of a search */
     double cell[LP_MAX_ROWS + NPHASES][COLS];
 } Tableau;
@@ -199,6 +200,7 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
         } else if (r >= 0 || (c < 0 && find_dual_pivot(t, phase, &r, &c))) {
             if (t->pivots++ == MAX_PIVOTS)
                 return LP_LOST;
+            t->mended += *way < 0;
             pivot(t, r, c);
         } else {
             return c < 0              ? LP_OPTIMAL
@@ -459,8 +461,10 @@ void lp_solve(LpAnswer *answer, const Lp *lp) {
         if (is_proved(t, answer))
             break;
         answer->verdict = LP_LOST;
+        t->mended++;
     }
     answer->pivots = t->pivots;
+    answer->mended = t->mended;
     restore(answer, t);
     free(t);
 }

@@ -32,7 +32,9 @@ typedef enum { LP_OPTIMAL, LP_INFEASIBLE, LP_UNBOUNDED, LP_LOST } LpVerdict;
  *                not finite. */
 typedef struct {
     LpVerdict verdict;
-    int pivots;
+    int pivots; /* of the last order of the rows */
+    int mended; /* dual pivots, and orders of the rows before it: 0 unless rounding spoils a verdict
+                 */
     double value; /* c x of the optimum */
     double x[LP_MAX_VARS], y[LP_MAX_ROWS];
 } LpAnswer;

@@ -567,7 +567,8 @@ static void solve(void) {
     LpAnswer found;
     if (step < 4) {
         lp_solve(&found, &program.lp);
-        program.verdict = found.verdict, program.value = found.value;
+        /* these programs need no mending: where it was needed, the method itself went wrong */
+        program.verdict = found.mended ? LP_LOST : found.verdict, program.value = found.value;
     } else if (program.words[0]) {
         char text[MOST_TEXT] = "";
         run_mini(text, program.words);
