@@ -10,6 +10,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 flexgen=$(realpath "${FLEXGEN_BIN:-./flexgen}") sizes=${1:-8 16 32 64 128 256 512 1024 2048 4096} quotas=${2:-max 100 50 25}
 [[ $sizes == short ]] && sizes="16 40 256" quotas=50
+most=${sizes##* }
 name=flexgen-limit-$$ limit=600
 dir=$(mktemp -d -p "${TMPDIR:-/var/tmp}") && trap 'rmdir "$memory/$name" "$cpu/$name" 2>/dev/null; rm -rf "$dir"' EXIT
 unset HOME
@@ -97,7 +98,7 @@ make_input() { # KIND: writes $dir/KIND
     case $1 in
     prompts) yes "Once upon a time$story" | head -c 100M && printf '\n\xff\n' ;;
     short) yes a | head -n 2000000 && printf '\xff\n' ;;
-    wide) printf '{"prompt": "Hi", "x": [0' && yes ,0 | tr -d '\n' | head -c 15M && printf ']}\n4\n' ;;
+    wide) printf '{"prompt": "Hi", "x": [0' && yes ,0 | tr -d '\n' | head -c $((most < 128 ? 5 : 15))M && printf ']}\n4\n' ;;
     long) printf '{"prompt": "Hi", "x": [0' && yes ,0 | tr -d '\n' | head -c 40M && printf ']}\n' ;;
     config) printf '{"model_type": "opt", "x": [0' && yes ,0 | tr -d '\n' | head -c 80M && printf ']}\n' ;;
     text) yes "Once upon a time$story" | head -c 40M && printf '\xff\n' ;;
