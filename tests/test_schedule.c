@@ -107,6 +107,11 @@ static void open_task(const OptConfig *config) {
     task.keep_logits = true;
 }
 
+/* Cuts the prompts and the answers short, for what does not depend on their lengths. */
+static void shorten_task(void) {
+    for (int i = 0; i < PROMPTS; i++) task.prompts[i].s = imin(task.prompts[i].s, 3), task.prompts[i].n = 1 + i % 2;
+}
+
 static void close_task(void) {
     for (int i = 0; i < KNOWN; i++) rig_close(&known[i]);
     memset(known, 0, sizeof known);
@@ -210,7 +215,7 @@ TEST(a_model_deeper_than_the_queues_gives_the_same_bits) {
     const int every = test_every;
     if (hurried()) return;
     open_task(&deep);
-    for (int i = 0; i < PROMPTS; i++) task.prompts[i].s = imin(task.prompts[i].s, 3), task.prompts[i].n = 1 + i % 2;
+    shorten_task();
     test_every = 1; /* there are no others that do this */
     for (int way = every > 16 ? 3 : 0; way < 4; way++) {
         Policy p = placed(placements[way % 2 ? MIXED : ALL_GPU], 3, 3);
@@ -226,6 +231,7 @@ TEST(a_model_deeper_than_the_queues_gives_the_same_bits) {
 TEST(a_number_that_is_none_ends_the_run_though_nobody_says_its_token) {
     const f16 nan = 0x7e00;
     open_task(&small);
+    if (hurried()) shorten_task();
     for (int way = 0; way < 6; way += hurried() ? 5 : 1) {
         Rig r = {.model = model, .policy = all_gpu(4, 3), .task = &task};
         task.sampling.temperature = way / 2 == 1, task.scored = way / 2 == 2, task.keep_logits = !task.scored;
@@ -436,6 +442,7 @@ TEST(nothing_is_left_behind_after_success_or_failure) {
     enum { SUCCESS, FAILURE, NO_DEVICE, DEVICES = 4, PAGES = 256 }; /* of both tiers of a device */
     int mapped[2] = {0, 0}; /* 4 KiB of memory: behind the first four rounds, which leave what others use, and at the end */
     open_task(&small);
+    if (hurried()) shorten_task();
     memory_share_heap();          /* malloc maps no memory for threads that happen to meet, */
     host_set_threads(1);          /* and there are no helpers, which would keep working memory from their first task on */
     reference_for(all_gpu(4, 3)); /* the threads of a GPU's streams stay */
