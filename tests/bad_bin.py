@@ -37,7 +37,7 @@ def write(name, entries, more=()):
     with zipfile.ZipFile(os.path.join(folder, name), "w") as z:
         z.writestr("archive/data/0", struct.pack("<4f", 1, 2, 3, 4))
         for path, data in more:
-            z.writestr(path, data, zipfile.ZIP_DEFLATED)
+            z.writestr(path, data, zipfile.ZIP_DEFLATED, 1)
         z.writestr("archive/data.pkl", b"".join([pickle.PROTO + b"\2", pickle.EMPTY_DICT,
                                                  *(key + value + pickle.SETITEM for key, value in entries), pickle.STOP]))
 
