@@ -162,13 +162,18 @@ def with_bodies(files, entries, bodies):
     return files
 
 
-def solved(files, original, entries):
-    """A starter tree with the solution."""
+def bodies_in(files, entries):
+    """The functions to be written, as they are in these files, {name: body}."""
     bodies = {}
     for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
-        for path in matching(original, paths):
-            bodies.update((name, original[path][begin:end]) for name, _, begin, end in functions(original[path]) if name in names)
-    files = with_bodies(dict(files), entries, bodies)
+        for path in matching(files, paths):
+            bodies.update((name, files[path][begin:end]) for name, _, begin, end in functions(files[path]) if name in names)
+    return bodies
+
+
+def solved(files, original, entries):
+    """A starter tree with the solution."""
+    files = with_bodies(dict(files), entries, bodies_in(original, entries))
     for e in of(entries, "solution"):
         replace_bodies(files, {"rest": of(entries, "blank")[0]["rest"], "text": e["text"]}, "Another solution.")
     return files
@@ -342,6 +347,16 @@ def cases_of(exercises, original, number, others):
         yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points]
 
 
+def with_one_tree(cases, exercises):
+    """The cases, of which those of kernels come last and have one tree with the functions of each: it compiles for seconds."""
+    kernels = [case for case in cases if is_kernel(exercises[case[0]])]
+    tree = dict(kernels[0][3]) if kernels else {}
+    for number, _, _, files, _ in kernels[1:]:
+        with_bodies(tree, exercises[number], bodies_in(files, exercises[number]))
+        tree[TABLE] += files[TABLE]
+    return [case for case in cases if not is_kernel(exercises[case[0]])] + [(*kernel[:3], tree, kernel[4]) for kernel in kernels]
+
+
 def leaks(original, exercises):
     """What starter trees give away: solutions that their grading does not run, and names of suites that they have not."""
     for numbers in [list(exercises)] + [[n] for n in exercises]:
@@ -364,7 +379,10 @@ def check(numbers, sample=False):
     others, of which less is to be built; the originals are the suite `grade`."""
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
     cases = [list(cases_of(exercises, original, number, not sample)) for number in numbers or exercises]
-    cases = [draw.choice([case for case in c if case[1] != "original"]) for c in cases] if sample else sum(cases, [])
+    if sample:
+        cases = with_one_tree([draw.choice([case for case in c if case[1] != "original"]) for c in cases], exercises)
+    else:
+        cases = sum(cases, [])
     good, total, bad = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0), ""
     given_away = list(leaks(original, exercises))
     print("".join("%s\n" % leak for leak in given_away), end="")
