@@ -21,10 +21,10 @@
 #include "cost/cost.h"
 
 enum {
-    PLAYS = 8,
+    PLAYS = 16,
     BLOCKS = 2,
     LAYERS = 4,     /* enough for placements of whole tensors to be like those of all layers */
-    SQUARES = 5000, /* of ten operations or so, or pieces of a prefill: some 40 milliseconds */
+    SQUARES = 3500, /* of ten operations or so, or pieces of a prefill: some 30 milliseconds */
 };
 
 /* Makes the part of the task that the policy plays. The prompts have no text of their own. */
@@ -78,12 +78,12 @@ static double play(const Search *search, const Policy *policy) {
     return found.cost.T / stats.total_s;
 }
 
-/* Returns how unlike two policies are: 1 for twice the batch, 2 for another schedule. */
+/* Returns how unlike two policies are: 2 for twice the batch, 4 for another schedule. */
 static double distance(const Policy *a, const Policy *b) {
     int kinds = (a->schedule != b->schedule) + (a->delegated != b->delegated) +
                 (a->weight_packed != b->weight_packed) + (a->cache_packed != b->cache_packed);
-    return fabs(log2((double)a->gbs / b->gbs)) +
-           fabs(log2((double)a->num_gpu_batches / b->num_gpu_batches)) + 2 * kinds;
+    return 2 * fabs(log2((double)a->gbs / b->gbs)) +
+           2 * fabs(log2((double)a->num_gpu_batches / b->num_gpu_batches)) + 4 * kinds;
 }
 
 /* Returns the place of the policy that is expected to be the best of those whose blocks are in

@@ -33,6 +33,7 @@ enum {
     MAX_REALIZED = 64,     /* or as many as are asked for; mostly the first few are the best */
     ROUNDS = 3,            /* of smaller steps ... */
     AROUND = 3,            /* ... from so many candidates of a schedule */
+    SMALL_BLOCK = 32,      /* sequences whose cache is dealt anew */
     ENOUGH_PROMPTS = 2048, /* of a longer task only so many prompts are planned */
 };
 static const double
@@ -411,27 +412,22 @@ static void note_full(Cost *cost, const Lp *lp, const LpAnswer *answer) {
                 strcpy(cost->full[t], memory_row[t]);
 }
 
-/* Plans the placement of a candidate that is best for so much memory. Whole sequences take more or
- * less room than their fractions, so that a second LP finds the best weights beside them. Returns 1
- * and *found if the plan fits the search's capacities; 0 if it exceeds them, by excess bytes on
- * each tier; -1 if there is no such placement. */
-static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy,
-                 const Plan *corner, const double capacity[NTIERS]) {
+/* Plans a policy whose cache and activations are placed. Weights are placed anew beside them, since
+ * whole sequences take more or less room than their fractions. Returns 1 and *found if the plan
+ * fits the search's capacities; 0 if it exceeds them, by excess bytes on each tier; -1 if there is
+ * no plan. */
+static int place_beside(Found *found, double excess[NTIERS], const Search *s, Policy policy,
+                        const Plan *corner, const double capacity[NTIERS]) {
     Error ignored;
     Lp lp;
-    LpAnswer answer, weights;
+    LpAnswer answer;
     Search whole = *s;
-    fill_lp(&lp, s, &policy, corner, capacity, NULL);
-    lp_solve(&answer, &lp);
-    if (answer.verdict != LP_OPTIMAL)
-        return -1;
-    set_fractions(&policy, s, answer.x);
     whole.given = policy;
     memset(whole.fixed + 2, true, 4); /* all but wg and wc */
     fill_lp(&lp, &whole, &policy, corner, capacity, NULL);
-    lp_solve(&weights, &lp);
-    if (weights.verdict == LP_OPTIMAL)
-        set_fractions(&policy, &whole, weights.x);
+    lp_solve(&answer, &lp);
+    if (answer.verdict == LP_OPTIMAL)
+        set_fractions(&policy, &whole, answer.x);
     Plan *plan = plan_for(s, &policy, &ignored);
     if (!plan)
         return -1;
@@ -439,12 +435,61 @@ static int place(Found *found, double excess[NTIERS], const Search *s, Policy po
     if (fits) {
         fill_lp(&lp, s, &policy, corner, capacity, plan);
         *found = found_by(s, plan, &lp);
-        note_full(&found->cost, &lp, &answer);
     }
     for (int t = 0; t < NTIERS; t++)
         excess[t] = size_less(plan->total[t], s->capacity[t]);
     plan_free(plan);
     return fits;
+}
+
+/* Plans the placement of a candidate that is best for so much memory. Returns as place_beside. */
+static int place(Found *found, double excess[NTIERS], const Search *s, Policy policy,
+                 const Plan *corner, const double capacity[NTIERS]) {
+    Lp lp;
+    LpAnswer answer;
+    fill_lp(&lp, s, &policy, corner, capacity, NULL);
+    lp_solve(&answer, &lp);
+    if (answer.verdict != LP_OPTIMAL)
+        return -1;
+    set_fractions(&policy, s, answer.x);
+    int fits = place_beside(found, excess, s, policy, corner, capacity);
+    if (fits > 0)
+        note_full(&found->cost, &lp, &answer);
+    return fits;
+}
+
+/* Moves one, two or all of a tier's sequences of a small block's cache to another tier, for as long
+ * as that is better: a rounded share may be far from the LP's there. The weights have room as
+ * corrected or all of it. */
+static void deal_cache(Found *found, const Search *s, const Plan *corner,
+                       const double corrected[NTIERS]) {
+    double all[NTIERS];
+    int n = imin(block_size(&found->policy), prompts_each(s, &found->policy));
+    bool given = s->fixed[2] || s->fixed[3];
+    int moves = given || n > SMALL_BLOCK ? 0 : 6 * NTIERS * NTIERS;
+    set_capacities(all, s);
+    for (int move = 0; move < moves; move++) {
+        int from = move / 6 % NTIERS, to = move / 6 / NTIERS;
+        Found other;
+        double excess[NTIERS];
+        Policy policy = found->policy;
+        double *share = policy.share + 2;
+        int on[] = {lround(share[0] * n), lround(share[1] * n), 0};
+        on[TIER_DISK] = n - on[0] - on[1];
+        int moved = imin(on[from], (const int[]){1, 2, n}[move % 3]);
+        on[from] -= moved;
+        on[to] += moved;
+        if (from == to || !moved)
+            continue;
+        share[0] = (double)on[0] / n;
+        share[1] = on[TIER_DISK] ? (double)on[1] / n : 1 - share[0];
+        if (place_beside(&other, excess, s, policy, corner, move / 3 % 2 ? all : corrected) > 0 &&
+            found_score(s, &other) > found_score(s, found)) {
+            memcpy(other.cost.full, found->cost.full, sizeof other.cost.full);
+            *found = other;
+            move = -1;
+        }
+    }
 }
 
 /* Finds the candidate's best placement whose plan fits. A tier that is exceeded becomes smaller by
@@ -484,6 +529,8 @@ static bool realize(Found *found, const Search *s, const Candidate *c) {
         if (good && found_score(s, &other) > found_score(s, found))
             *found = other;
     }
+    if (fits > 0)
+        deal_cache(found, s, corner, capacity);
     plan_free(corner);
     return fits > 0 && !(s->max_latency > 0 && found->latency > s->max_latency);
 }
