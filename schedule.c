@@ -1,7 +1,7 @@
 /* schedule.c: the block schedule with overlapping (section 4.2, Figure 4).
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token of
- * every sequence of a flight (one machine has one flight): for each layer j and each batch k, it
+ * every sequence of a flight (one machine needs one flight): for each layer j and each batch k, it
  * makes the calls of Figure 4 in the order of the figure. Layer l, after the decoder layers, is the
  * head: final norm, logits, the next token. Prompts enter only between sweeps. A sequence with all
  * its tokens leaves between sweeps too; one that stops early leaves at the latest when its batch
@@ -9,12 +9,14 @@
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
- * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) calls
- * project, attend and finish, in prefill for one piece after the other. HIDDEN has two or three
- * workspaces (Policy.workspaces) and QKV and ATTENDED have three, or as many as there are batches
- * if these are fewer. They rotate, so that while the CPU attends for batch k, the GPU finishes
- * batch k-1 and projects batch k+1.
- * Read next: batch.c. */
+ * writes which earlier ops it must wait for; everything else may overlap. Two things
+ * no view shows, and the caller tells them: that memory changes its owner (depend_join in batch.c),
+ * and that it is cut anew (depend_fold in load_part). compute(j, k) calls project, attend and
+ * finish, in prefill for one piece after the other. HIDDEN has two or three workspaces
+ * (Policy.workspaces), but no more than there are batches. QKV and ATTENDED have three; they have
+ * fewer only if there are fewer batches and each batch is one piece. They rotate, so that while the
+ * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c.
+ */
 #include "batch.h"
 #include "device/device.h"
 
@@ -58,11 +60,11 @@
  * plan.c). */
 // clang-format on
 
-/* The weights of one layer while they load or are used. */
+/* The staging slot of a layer that loads or computes. */
 typedef struct {
-    int slot;      /* the staging slot of the tensors that do not rest on the GPU */
-    bool unpacked; /* its packed matrices have been unpacked to F16 */
-} LayerWeights;
+    int slot;      /* has the layer's tensors that do not rest on the GPU */
+    bool unpacked; /* the layer's packed matrices have been unpacked to F16 */
+} LayerSlot;
 
 /* One run of the schedule. */
 typedef struct {
@@ -78,9 +80,9 @@ typedef struct {
     long base;     /* squares of the earlier sweeps */
     long streamed; /* even: the next layer that streams takes the first slot; odd: the other */
     long turn;     /* pieces so far */
-    LayerWeights now, next; /* the layer that computes; the layer that loads meanwhile */
-    bool next_is_layer0;    /* `next` is layer 0 of the coming sweep */
-    Move *moves;            /* scratch: the moves of a copy, followed by those of its second hop */
+    LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
+    bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
+    Move *moves;         /* scratch: the moves of a copy, followed by those of its second hop */
 } Run;
 
 /* A square of the sweep: layer j of the batch that has place k. */
@@ -96,7 +98,13 @@ typedef struct {
 
 /* The calls of Figure 4. While square (j, k) computes, the results of its neighbours are stored and
  * their inputs loaded. j is a layer, and k the place of a batch in the sweep: -1 stands for the
- * last batch of layer j-1, and K for the first batch of layer j+1. */
+ * last batch of layer j-1, and K for the first batch of layer j+1. load_weight takes the layer that
+ * is to be loaded, where l + 1 stands for layer 0 of the next sweep; its k is a part of that layer.
+ *
+ * DIFFERS: some work of a call is done elsewhere. In prefill compute stores the new k and v, piece
+ * by piece, and store_cache nothing. begin loads the cache of layer 0, and load_cache that of the
+ * other layers. compute moves the rows of x that rest on the GPU, and load_activation the others.
+ */
 static void load_weight(Run *run, int j, int k);
 static void store_activation(Run *run, int j, int k);
 static void store_cache(Run *run, int j, int k);
@@ -120,7 +128,7 @@ static void sweep(Run *run) {
     for (int j = 0; j <= run->l; j++) { /* l: the head */
         /* what has been loaded is now the layer that computes */
         run->now = run->next;
-        run->next = (LayerWeights){0};
+        run->next = (LayerSlot){0};
         for (int k = 0; k < run->K; k++) {
             /* With K = 1 square k + 1 is the batch's own in layer j + 1, and its hidden state does
              * not exist yet: what is loaded is that of this square, which layer j - 1 has stored.
@@ -148,7 +156,7 @@ static void sweep(Run *run) {
     }
     run->base += (long)(run->l + 1) * run->K;
     run->i++;
-    flight_swept(run->flight);
+    flight_end_posting(run->flight);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -185,7 +193,7 @@ static bool is_delegated(const Run *run, const Batch *b) {
     return run->plan->policy.delegated && !b->prefill;
 }
 
-/* Returns the Call for ops of a square on a lane. */
+/* Returns the Call for ops on the data of a square, on a lane. */
 static Call call_on(const Run *run, Lane lane, Kind kind, Square square) {
     return (Call){.lane = lane,
                   .kind = kind,
@@ -324,7 +332,7 @@ static void load_part(Run *run, int j, int k, int K) {
     if (!cpu && !disk)
         return;
     if (!k)
-        run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
+        run->next = (LayerSlot){.slot = (int)(run->streamed++ % 2)};
     RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
     Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
@@ -335,8 +343,9 @@ static void load_part(Run *run, int j, int k, int K) {
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
     Stopover stop = {.here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
                      .via = tensor_cells(via, k, 1)};
-    carry(run->to, call_on(run, W_LOAD, WEIGHT, square_in_sweep(run, j, k)), run->moves, n, &stop,
-          1);
+    Call call = call_on(run, W_LOAD, WEIGHT, square_in_sweep(run, j, k));
+    call.i += run->next_is_layer0;
+    carry(run->to, call, run->moves, n, &stop, 1);
 }
 
 /* Returns true if some flight will sweep at least once more. */
@@ -370,7 +379,7 @@ static bool rests_before(const Run *run, int j) {
 }
 
 /* Returns how many rows of a sequence a layer needs: all of this sweep's, or for the head the last
- * ones. */
+ * ones. DIFFERS: the paper's head computes the logits of all rows. */
 static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
     return is_head(run, j) ? q->head_rows : batch_rows(b, q);
 }
@@ -536,6 +545,9 @@ static void load_activation(Run *run, int j, int k) {
 
 // -------------------------------------------------------------------------------------------------
 // compute: project, attend, finish
+//
+// DIFFERS: Figure 4 computes a square as a whole. Here it is split around attention, so that while
+// the CPU attends for one batch, the GPU works on its neighbours.
 //
 // Now read the second half of opt_model.c: the forward pass as ops, which these functions call.
 // -------------------------------------------------------------------------------------------------
@@ -827,7 +839,7 @@ static bool begin(Run *run, int k) {
 
 /* Records in the trace how many pages and sequences all flights together hold now. */
 static void note_held(const Run *run) {
-    Held held = {.at = run->shared.swept_at};
+    Held held = {.at = run->shared.sweep_end};
     for (int g = 0; g < run->plan->policy.flights; g++) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++)
@@ -883,7 +895,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
                .task = task,
                .to = &to,
                .flights = xcalloc(flights, sizeof *run.flights),
-               .shared = {.swept_at = device->now(device)},
+               .shared = {.sweep_end = device->now(device)},
                .l = plan->config.l,
                .moves = xcalloc(2 * moves, sizeof *run.moves)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
