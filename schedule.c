@@ -9,13 +9,14 @@
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
- * writes which earlier ops it must wait for; everything else may overlap. Two things
- * no view shows, and the caller tells them: that memory changes its owner (depend_join in batch.c),
- * and that it is cut anew (depend_fold in load_part). compute(j, k) calls project, attend and
- * finish, in prefill for one piece after the other. HIDDEN has two or three workspaces
- * (Policy.workspaces), but no more than there are batches. QKV and ATTENDED have three; they have
- * fewer only if there are fewer batches and each batch is one piece. They rotate, so that while the
- * CPU attends for batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: batch.c.
+ * writes which earlier ops it must wait for; everything else may overlap. Two things no view shows,
+ * and the caller tells them: that memory changes its owner (depend_join in batch.c), and that it is
+ * cut anew (depend_fold in load_part). compute(j, k) calls project, attend and finish, in prefill
+ * for one piece after the other. HIDDEN has two or three workspaces (Policy.workspaces), but no
+ * more than there are batches. QKV and ATTENDED have three; they have fewer only if there are fewer
+ * batches and each batch is one piece. They rotate, so that while the CPU attends for batch k, the
+ * GPU finishes batch k-1 and projects batch k+1.
+ * Read next: batch.c.
  */
 #include "batch.h"
 #include "device/device.h"

@@ -4,7 +4,8 @@
  * DIFFERS: Appendix A.3 (policy.c) describes the paper's machine. This model adds up the operations
  * that schedule.c posts, at the prices of hardware.c. Each lane has a row for the seconds that its
  * work takes in a layer, one for sweeps with a prefill and one for the others; the plan's walk
- * through the task has counted both kinds of sweeps. Read next: search.c. */
+ * through the task has counted both kinds of sweeps.
+ * Read next: search.c. */
 #include <math.h>
 
 #include "cost/cost.h"
