@@ -87,7 +87,8 @@ static void note_view(const Tensor *t, Use use) {
         note(BYTES, " .");
         return;
     }
-    note(BYTES, " %c %s %s %dx%d/%d", "-<>"[use], tier_name[t->tier], type[t->type], t -> rows, t -> cols, (int)t -> ld);
+    const char sign = use == READS ? '<' : use == WRITES ? '>' : '-';
+    note(BYTES, " %c %s %s %dx%d/%d", sign, tier_name[t->tier], type[t->type], t->rows, t->cols, (int)t->ld);
     if (t->file) {
         note(OFFSETS, " file %d+%zu", t->file, t->offset);
     } else {
