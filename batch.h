@@ -11,7 +11,7 @@
  *   Flight.number          flights of a run
  *   Flight.i, Run.i        sweeps of this flight; of all flights (Call.i)
  *   Seat.k                 batches of a block
- *   Square.k               batches of this sweep, the k of Figure 4 (Call.k)
+ *   Call.k                 batches of this sweep, the k of Figure 4
  *   Batch.plan_place       batches of the plan, of all flights: says which memory is the batch's
  *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace (Call.batch)
  *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
