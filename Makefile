@@ -5,6 +5,7 @@
 # make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
 # make gpu-tests  the engine's and the kernels' suites on a real GPU
 # make sanitize   all suites under ASan and UBSan, the engine's and the network's under ThreadSanitizer; make sanitize PART=tsan
+# make tape OUT=DIR  every op that the engine's suites post, as a record; scripts/tape.py compares those of two trees
 # make fuzz       damaged inputs for everything that is read, under ASan and UBSan; make fuzz N=1000000 SEED=1
 # make bench      measured figures beside their bounds
 # make accuracy   what compression and sparse attention cost, in perplexity

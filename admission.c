@@ -4,10 +4,11 @@
  * A block is a set of seats. A seat is a place in a GPU batch, with a home for the KV cache and one
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
- * their n tokens or stop. Row, zig-zag and diagonal differ only in how many seats may be taken now
- * (block_seats, diagonal_seats) and in the size of a block: for row it is one GPU batch. (Diagonal
- * also lets topups prefill in a batch of their own; see batch.c.) No sequence is ever moved out,
- * and prompts enter in the order of the input, so no prompt starves.
+ * their n tokens or stop. Row, zig-zag and diagonal differ in how many seats may be taken now
+ * (block_seats, diagonal_seats) and in the size of a block: for row it is at most one GPU batch,
+ * and a block of the diagonal has as many seats as if the whole task were still waiting
+ * (deal_seats). (Diagonal also lets topups prefill in a batch of their own; see batch.c.) No
+ * sequence is ever moved out, and prompts enter in the order of the input, so no prompt starves.
  *
  * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
  * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
@@ -106,7 +107,8 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Returns the seats of the diagonal schedule, Figure 6: one more GPU batch is opened every n/K
+/* Returns the seats of the diagonal schedule, Figure 6. DIFFERS: the paper describes this schedule
+ * but does not implement it. One more GPU batch is opened every n/K
  * sweeps until all K are open, and every sequence that leaves an open batch is replaced. With K = 4
  * and n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the
  * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
@@ -163,8 +165,8 @@ static bool take_seat(Admission *a, Seat *seat) {
     return true;
 }
 
-void admission_leave(Admission *a, int number, int generated) {
-    Seat *seat = &a->seat[number];
+void admission_leave(Admission *a, int index, int generated) {
+    Seat *seat = &a->seat[index];
     reserve(a, seat, generated, -1);
     seat->prompt = -1;
     a->seated--;

@@ -1,4 +1,4 @@
-/* batch.c: the sequences of each batch (sections 4.2 and A.2).
+/* batch.c: the flights, their batches, and the sequences of each batch (sections 4.2 and A.2).
  *
  * admission.c decides which prompts take which seats. Here these prompts become sequences of GPU
  * batches; batch.h has their structs and the numbers by which things are counted. A sequence has
@@ -6,7 +6,9 @@
  * the kernels where all of these are. A batch's part in a sweep begins (batch_begin) with the
  * tokens that the previous sweep has chosen for it; they show which sequences have ended. The
  * members of a flight change between sweeps (flight_admit). New members of a batch that already has
- * members first prefill in a batch of their own, the entrance.
+ * members first prefill in a batch of their own, the entrance. What follows from new tokens is here
+ * too: the last stage of a pipeline shares them with the other stages, and the counts and times of
+ * RunStats grow. The pools of KV pages stand first, because sequences take their pages from them.
  *
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
  * too, it calls post_wait.
@@ -17,6 +19,9 @@
 
 // -------------------------------------------------------------------------------------------------
 // Pools of KV pages
+//
+// DIFFERS: the paper's cache of a batch has room for equally long sequences. Pages need no padding,
+// and when a sequence ends, its pages are reused.
 // -------------------------------------------------------------------------------------------------
 
 void pool_open(PagePool *pool, int first, int npages) {
@@ -154,8 +159,8 @@ int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, 
 
 /* Counts the sweep whose last tokens have just arrived, and calls the listener. */
 static void end_sweep(Flight *f) {
-    double t = f->to->device->now(f->to->device), took = t - f->shared->swept_at;
-    f->shared->swept_at = t;
+    double t = f->to->device->now(f->to->device), took = t - f->shared->sweep_end;
+    f->shared->sweep_end = t;
     f->stats->total_s += took;
     f->stats->sweeps++;
     if (f->collected_prefill) {
@@ -255,9 +260,9 @@ static bool await_newest(Flight *f, const Batch *b) {
 }
 
 /* Waits for the batch's newest tokens, gives each sequence its own, and removes the sequences that
- * have ended. This happens once for each batch and sweep: between two sweeps for a batch in which a
- * sequence has all its tokens, and for the entrance (end_sequences); for the others when they begin
- * the next sweep (batch_begin), so that the GPU need not wait. */
+ * have ended. This happens once for each batch and sweep: between two sweeps for the batches that
+ * end_sequences names, and for the others when they begin the next sweep (batch_begin), so that the
+ * GPU need not wait. */
 static void collect(Flight *f, Batch *b) {
     if (!b->uncollected || f->to->failed)
         return;
@@ -564,7 +569,7 @@ bool flight_admit(Flight *f) {
     return f->K > 0;
 }
 
-void flight_swept(Flight *f) {
+void flight_end_posting(Flight *f) {
     f->collected_prefill = f->prefill;
     f->uncollected = f->began;
     f->i++;

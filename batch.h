@@ -11,7 +11,7 @@
  *   Flight.number          flights of a run
  *   Flight.i, Run.i        sweeps of this flight; of all flights (Call.i)
  *   Seat.k                 batches of a block
- *   Square.k               batches of this sweep, the k of Figure 4 (Call.k)
+ *   Call.k                 batches of this sweep, the k of Figure 4
  *   Batch.plan_place       batches of the plan, of all flights: says which memory is the batch's
  *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace (Call.batch)
  *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
@@ -84,8 +84,8 @@ typedef struct {
 } Staged;
 
 /* Sequences of a batch that pass a layer together, so that q, the new k and v and the result of
- * attention need room for one piece only. A piece of a batch in prefill has at most
- * plan->piece_rows rows; a batch that decodes is one piece. */
+ * attention need room for one piece only. DIFFERS: the paper's batches are never cut. A piece of a
+ * batch in prefill has at most plan->piece_rows rows; a batch that decodes is one piece. */
 typedef struct {
     int number;
     int first, nseq;     /* its first sequence in the batch; how many it has */
@@ -118,9 +118,9 @@ typedef struct {
 
 /* State that all flights of a run share. */
 typedef struct {
-    int next_prompt; /* the first prompt that waits */
-    long admitted;   /* batches admitted so far */
-    double swept_at; /* the end of the newest sweep, in seconds */
+    int next_prompt;  /* the first prompt that waits */
+    long admitted;    /* batches admitted so far */
+    double sweep_end; /* the time when the last tokens of the newest sweep arrived, in seconds */
 } Shared;
 
 /* A block of batches in flight (section 4.4); a single machine needs one. */
@@ -158,17 +158,18 @@ typedef struct {
 /* Opens a flight without batches in flight. The caller has set number, plan, task, listener, stats,
  * to and shared, which must outlive it. */
 void flight_open(Flight *f);
-/* Collects, between two sweeps, the batches in which a sequence has all its tokens, removes the
- * sequences that have ended there, and lets waiting prompts enter. Then
- * fills f->in_sweep: the entrance comes first, because its tokens are needed first, and the batches
- * follow by age. Returns false when everything is done or the run has failed. */
+/* Waits, between two sweeps, for the newest tokens of the batches in which a sequence has all its
+ * tokens, of the entrance, and, in a pipeline that waits within its sweeps, of all batches. Removes
+ * the sequences that have ended there, and lets waiting prompts enter. Then fills f->in_sweep: the
+ * entrance comes first, because its tokens are needed first, and the batches follow by age. Returns
+ * false when everything is done or the run has failed. */
 bool flight_admit(Flight *f);
-/* Records that every square of the sweep has been posted. The time of the next sweep is measured
- * from the last tokens of this one. */
-void flight_swept(Flight *f);
+/* Ends the posting of a sweep: every square of it has been posted, and some may not have been
+ * computed yet. */
+void flight_end_posting(Flight *f);
 /* Returns true if there will be another sweep, unless all sequences stop early in this one. */
 bool flight_goes_on(const Flight *f);
-/* Returns true if all sequences in flight have ended. */
+/* Returns true if all sequences of the flight have ended. */
 bool flight_is_empty(const Flight *f);
 void flight_close(Flight *f);
 

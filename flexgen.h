@@ -47,7 +47,7 @@ typedef struct {
     uint64_t ld;      /* elements from one row to the next, cols when dense */
     int region;       /* the region of its tier that it lies in (RegionId in plan.h) */
     int cell, ncells; /* its cells (see Region in plan.h); ncells 0: no op writes it */
-    void *at;         /* its address, while a device carries out an op; else NULL */
+    void *at;         /* its address, while a device or reference_forward computes; else NULL */
 } Tensor;
 
 /* Rounds bytes up to whole cache lines, because regions and slabs begin at cache lines. */
@@ -359,8 +359,8 @@ void admission_open(Admission *a, const Policy *policy, const Task *task, int *n
  * *topups seats (at most gbs) in batches that have members already, then seats in new batches. The
  * topups together are neighbours in the input, and so are the prompts of each new batch. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
-/* Vacates the seat of a sequence that has ended after `generated` tokens. */
-void admission_leave(Admission *a, int seat, int generated);
+/* Vacates a->seat[index], whose sequence has ended after `generated` tokens. */
+void admission_leave(Admission *a, int index, int generated);
 void admission_close(Admission *a);
 
 // -------------------------------------------------------------------------------------------------

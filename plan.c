@@ -56,6 +56,9 @@ void add_region(Plan *p, Wanted wanted) {
 //     home on the CPU        home on disk
 //     Q_W K_W V_W ..    |    FC1_W FC1_B ..    each role begins at its slab_offset
 //     <--- slab[CPU] -->     <-- slab[DISK] -->
+//
+// DIFFERS: a tensor is not split, so a fraction of the weights is met only to within one tensor, or
+// within q, k and v.
 // -------------------------------------------------------------------------------------------------
 
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc) {
@@ -177,7 +180,8 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
 }
 
 /* Gives the tensors outside the layers their homes behind the layers, and adds their regions. Small
- * ones always rest on the GPU, and tables at policy.table_home. */
+ * ones always rest on the GPU, and tables at policy.table_home. DIFFERS: the policy's fractions do
+ * not count them. */
 static void plan_globals(Plan *p, const Checkpoint *c) {
     Bytes bytes[NTIERS] = {0};
     for (Global g = 0; g < NGLOBALS; g++) {

@@ -49,9 +49,9 @@ typedef enum {
 } RegionId;
 
 /* One line of the plan: the memory of one tier for one purpose, `slots` matrices of (rows, cols)
- * one after the other. A slot is one cell or several, except in the KV cache (number_cells in
- * plan.c); a cell is always used as a whole, and depend.c orders operations by cells. bytes is 0 if
- * the tier has no such region. */
+ * one after the other. A slot is one cell or several; only in KV_CACHE and ACTIVATIONS the cells
+ * belong to batches instead (number_cells in plan.c). A cell is always used as a whole, and
+ * depend.c orders operations by cells. bytes is 0 if the tier has no such region. */
 typedef struct {
     const char *name; /* "KV cache" */
     Type type;

@@ -1,7 +1,7 @@
 /* schedule.c: the block schedule with overlapping (section 4.2, Figure 4).
  *
  * Generation is a grid of squares (token i, layer j, GPU batch k). A sweep computes one token of
- * every sequence of a flight (one machine has one flight): for each layer j and each batch k, it
+ * every sequence of a flight (one machine needs one flight): for each layer j and each batch k, it
  * makes the calls of Figure 4 in the order of the figure. Layer l, after the decoder layers, is the
  * head: final norm, logits, the next token. Prompts enter only between sweeps. A sequence with all
  * its tokens leaves between sweeps too; one that stops early leaves at the latest when its batch
@@ -9,12 +9,15 @@
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
- * writes which earlier ops it must wait for; everything else may overlap. compute(j, k) calls
- * project, attend and finish, in prefill for one piece after the other. HIDDEN has two or three
- * workspaces (Policy.workspaces) and QKV and ATTENDED have three, or as many as there are batches
- * if these are fewer. They rotate, so that while the CPU attends for batch k, the GPU finishes
- * batch k-1 and projects batch k+1.
- * Read next: batch.c. */
+ * writes which earlier ops it must wait for; everything else may overlap. Two things no view shows,
+ * and the caller tells them: that memory changes its owner (depend_join in batch.c), and that it is
+ * cut anew (depend_fold in load_part). compute(j, k) calls project, attend and finish, in prefill
+ * for one piece after the other. HIDDEN has two or three workspaces (Policy.workspaces), but no
+ * more than there are batches. QKV and ATTENDED have three; they have fewer only if there are fewer
+ * batches and each batch is one piece. They rotate, so that while the CPU attends for batch k, the
+ * GPU finishes batch k-1 and projects batch k+1.
+ * Read next: batch.c.
+ */
 #include "batch.h"
 #include "device/device.h"
 
@@ -58,37 +61,46 @@
  * plan.c). */
 // clang-format on
 
-/* The weights of one layer while they load or are used. */
+/* The staging slot of a layer that loads or computes. */
 typedef struct {
-    int slot;      /* the staging slot of the tensors that do not rest on the GPU */
-    bool unpacked; /* its packed matrices have been unpacked to F16 */
-} LayerWeights;
+    int slot;      /* has the layer's tensors that do not rest on the GPU */
+    bool unpacked; /* the layer's packed matrices have been unpacked to F16 */
+} LayerSlot;
+
+/* A square of the sweep, with the views that the calls of Figure 4 share. */
+typedef struct {
+    Batch *batch;
+    Call call;        /* the place of its ops, but for lane and kind */
+    long number;      /* in the run; HIDDEN and KV_STAGING rotate by it */
+    Tensor x;         /* the hidden state while it is computed */
+    PageTable staged; /* its pages in staging, on the tier of the processor that attends to them */
+
+    Piece piece;         /* the piece of it that is computed; the whole batch if it decodes */
+    int on_gpu, off_gpu; /* rows whose cache is on the GPU; the other rows, which come after them */
+    Tensor x_piece;      /* its rows of x */
+    Tensor qkv, q, kv;   /* (rows, 3 h1), of which q has the first h1 columns, kv the others */
+    Tensor kv_to_leave, kv_on_cpu; /* the off_gpu rows of kv as pages store them, on GPU and CPU */
+    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which have a
+                                          cell of their own, because other lanes write them */
+} Square;
 
 /* One run of the schedule. */
 typedef struct {
     const Plan *plan;
-    const Task *task;
     Poster *to;
     Flight *flights; /* [policy.flights] */
     Flight *flight;  /* the one that sweeps */
     Shared shared;
     int l,         /* decoder layers, and so the number of the head */
-        i,         /* the number of this sweep, over all flights */
-        K;         /* batches of this sweep */
+        i;         /* the number of this sweep, over all flights */
     long base;     /* squares of the earlier sweeps */
     long streamed; /* even: the next layer that streams takes the first slot; odd: the other */
     long turn;     /* pieces so far */
-    LayerWeights now, next; /* the layer that computes; the layer that loads meanwhile */
-    bool next_is_layer0;    /* `next` is layer 0 of the coming sweep */
-    Move *moves;            /* scratch: the moves of a copy, followed by those of its second hop */
+    LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
+    bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
+    Square square;       /* the one whose ops are posted now */
+    Move *moves;         /* scratch: the moves of a copy, followed by those of its second hop */
 } Run;
-
-/* A square of the sweep: layer j of the batch that has place k. */
-typedef struct {
-    Batch *batch; /* NULL: there is no such square */
-    int j, k;
-    long number; /* in the run; HIDDEN and KV_STAGING rotate by it */
-} Square;
 
 // -------------------------------------------------------------------------------------------------
 // Figure 4
@@ -96,7 +108,13 @@ typedef struct {
 
 /* The calls of Figure 4. While square (j, k) computes, the results of its neighbours are stored and
  * their inputs loaded. j is a layer, and k the place of a batch in the sweep: -1 stands for the
- * last batch of layer j-1, and K for the first batch of layer j+1. */
+ * last batch of layer j-1, and K for the first batch of layer j+1. load_weight takes the layer that
+ * is to be loaded, where l + 1 stands for layer 0 of the next sweep; its k is a part of that layer.
+ *
+ * DIFFERS: some work of a call is done elsewhere. In prefill compute stores the new k and v, piece
+ * by piece, and store_cache nothing. begin loads the cache of layer 0, and load_cache that of the
+ * other layers. compute moves the rows of x that rest on the GPU, and load_activation the others.
+ */
 static void load_weight(Run *run, int j, int k);
 static void store_activation(Run *run, int j, int k);
 static void store_cache(Run *run, int j, int k);
@@ -110,7 +128,7 @@ static bool begin(Run *run, int k);
 
 /* Computes one token of every sequence of the flight: Figure 4 from its second line on. */
 static void sweep(Run *run) {
-    run->K = run->flight->K;
+    int K = run->flight->K;
     if (!run->next_is_layer0) {
         run->streamed += run->streamed % 2; /* begin with the first slot, as plan_slots assumes */
         load_part(run, 0, 0, 1);
@@ -120,12 +138,12 @@ static void sweep(Run *run) {
     for (int j = 0; j <= run->l; j++) { /* l: the head */
         /* what has been loaded is now the layer that computes */
         run->now = run->next;
-        run->next = (LayerWeights){0};
-        for (int k = 0; k < run->K; k++) {
+        run->next = (LayerSlot){0};
+        for (int k = 0; k < K; k++) {
             /* With K = 1 square k + 1 is the batch's own in layer j + 1, and its hidden state does
              * not exist yet: what is loaded is that of this square, which layer j - 1 has stored.
              * The cache of layer j + 1 is other data and can be loaded ahead. */
-            int arriving = run->K > 1 ? k + 1 : k;
+            int arriving = K > 1 ? k + 1 : k;
             load_weight(run, j + 1, k);
             store_activation(run, j, k - 1);
             store_cache(run, j, k - 1);
@@ -146,9 +164,9 @@ static void sweep(Run *run) {
             return;
         }
     }
-    run->base += (long)(run->l + 1) * run->K;
+    run->base += (long)(run->l + 1) * K;
     run->i++;
-    flight_swept(run->flight);
+    flight_end_posting(run->flight);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -158,44 +176,113 @@ static void sweep(Run *run) {
 /* Returns true if layer j is the head. */
 static bool is_head(const Run *run, int j) { return j == run->l; }
 
-/* Returns square (j, k), where k is a place in the sweep. Its batch may have no members left. */
-static Square square_in_sweep(const Run *run, int j, int k) {
-    return (Square){run->flight->in_sweep[k], j, k, run->base + (long)j * run->K + k};
+/* Returns true if all rows of the batch's hidden state rest on the GPU. */
+static bool x_rests_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
+
+/* Return rows of a workspace: squares take its slots in turn, or pieces do. */
+static Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows) {
+    return plan_view(run->plan, id, tier, run->square.number, 0, rows);
+}
+static Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows) {
+    return plan_view(run->plan, id, tier, run->square.batch->turn, 0, rows);
 }
 
-/* Returns square (j, k), where k may also be -1 or K (see above); none (batch NULL) outside the
- * sweep, or if the batch has no members left. */
-static Square find_square(const Run *run, int j, int k) {
+/* Returns places for pages in staging on a tier; there are two sets of them, which squares take in
+ * turn. */
+static PageTable staging(const Run *run, Tier tier, int npages) {
+    return plan_pages(run->plan, KV_STAGING, tier, 2 * run->square.number, npages);
+}
+
+/* Returns the hidden state of the square while it is computed: in place if all of it rests on the
+ * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
+ */
+static Tensor hidden(const Run *run) {
+    const Square *s = &run->square;
+    if (is_head(run, s->call.j))
+        return square_slot(run, HEAD_ROWS, TIER_GPU, s->batch->head_rows);
+    if (x_rests_on_gpu(s->batch))
+        return batch_activations(run->flight, s->batch, TIER_GPU);
+    return square_slot(run, HIDDEN, TIER_GPU, s->batch->rows);
+}
+
+/* Returns the staged pages of the square. */
+static PageTable staged_pages(const Run *run) {
+    const Square *s = &run->square;
+    Tier side = s->call.delegated ? TIER_CPU : TIER_GPU;
+    PageTable t = staging(run, side, s->batch->nstaged[TIER_CPU] + s->batch->nstaged[TIER_DISK]);
+    t.pages = batch_tables(s->batch, side)->staged;
+    t.len = batch_tables(s->batch, side)->len;
+    return t;
+}
+
+/* Goes to square (j, k), where k is a place in the sweep: it becomes run->square. Its batch may
+ * have no members left; the views are then of no use. */
+static void go_to(Run *run, int j, int k) {
+    const Flight *f = run->flight;
+    Batch *b = f->in_sweep[k];
+    run->square = (Square){.batch = b,
+                           .call = {.prefill = b->prefill,
+                                    .prefill_sweep = f->prefill,
+                                    .delegated = run->plan->policy.delegated && !b->prefill,
+                                    .i = run->i,
+                                    .j = j,
+                                    .k = k,
+                                    .batch = b->admitted_as},
+                           .number = run->base + (long)j * f->K + k};
+    run->square.x = hidden(run);
+    run->square.staged = staged_pages(run);
+}
+
+/* Goes to square (j, k), where k may also be -1 or K (see above). Returns false outside the sweep,
+ * or if the batch has no members left. */
+static bool find_square(Run *run, int j, int k) {
+    int K = run->flight->K;
     if (k < 0) {
-        k += run->K;
+        k += K;
         j--;
     }
-    if (k >= run->K) {
-        k -= run->K;
+    if (k >= K) {
+        k -= K;
         j++;
     }
     if (j < 0 || j > run->l || !run->flight->in_sweep[k]->nseq)
-        return (Square){.batch = NULL};
-    return square_in_sweep(run, j, k);
+        return false;
+    go_to(run, j, k);
+    return true;
 }
 
-/* Returns true if the CPU computes attention for this batch (computation delegation, section
- * 4.2). */
-static bool is_delegated(const Run *run, const Batch *b) {
-    return run->plan->policy.delegated && !b->prefill;
+/* Goes on to the square's next piece, which takes this turn of the workspaces. Returns false if
+ * there is none. */
+static bool find_piece(Run *run, long turn) {
+    const Plan *p = run->plan;
+    Square *s = &run->square;
+    if (!batch_piece(run->flight, s->batch, &s->piece))
+        return false;
+    s->batch->turn = turn;
+    int rows = s->piece.rows, h1 = p->config.h1;
+    s->on_gpu = s->piece.kv_rows[TIER_GPU];
+    s->off_gpu = rows - s->on_gpu;
+    s->x_piece = tensor_cells(tensor_rows(s->x, s->piece.row, rows), s->piece.number, 1);
+    s->qkv = piece_slot(run, QKV, TIER_GPU, rows);
+    s->q = tensor_cols(s->qkv, 0, h1);
+    s->kv = tensor_cols(s->qkv, h1, 2 * h1);
+    /* if pages are packed, PROJECT packs what leaves */
+    s->kv_to_leave = p->policy.cache_packed ? piece_slot(run, NEW_KV_PACKED, TIER_GPU, s->off_gpu)
+                                            : tensor_rows(s->kv, s->on_gpu, s->off_gpu);
+    s->kv_on_cpu = piece_slot(run, NEW_KV, TIER_CPU, s->off_gpu);
+    s->attended = piece_slot(run, ATTENDED, TIER_GPU, rows);
+    s->attended_off_gpu = tensor_cells(tensor_rows(s->attended, s->on_gpu, s->off_gpu), 1, 1);
+    return true;
 }
 
-/* Returns the Call for ops of a square on a lane. */
-static Call call_on(const Run *run, Lane lane, Kind kind, Square square) {
-    return (Call){.lane = lane,
-                  .kind = kind,
-                  .prefill = kind == WEIGHT ? run->flight->prefill : square.batch->prefill,
-                  .prefill_sweep = run->flight->prefill,
-                  .delegated = is_delegated(run, square.batch),
-                  .i = run->i,
-                  .j = square.j,
-                  .k = square.k,
-                  .batch = square.batch->admitted_as};
+/* Returns the Call for ops on the data of the square, on a lane. */
+static Call call_on(const Run *run, Lane lane, Kind kind) {
+    Call call = run->square.call;
+    call.lane = lane;
+    call.kind = kind;
+    if (kind == WEIGHT)
+        call.prefill = call.prefill_sweep;
+    return call;
 }
 
 /* Posts a copy of one view. */
@@ -204,69 +291,9 @@ static void copy(Run *run, Call call, Tensor dst, Tensor src) {
     post(run->to, op_copy(call, &move, 1));
 }
 
-/* Returns rows of a rotating workspace on the GPU; slot is the number of a square or a turn. */
-static Tensor workspace(const Run *run, RegionId id, long slot, int rows) {
-    return plan_view(run->plan, id, TIER_GPU, slot, 0, rows);
-}
-
-/* Returns true if all rows of the batch's hidden state rest on the GPU. */
-static bool x_rests_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
-
-/* Returns the hidden state of a square while it is computed: in place if all of it rests on the
- * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
- */
-static Tensor hidden(const Run *run, Square square) {
-    if (is_head(run, square.j))
-        return workspace(run, HEAD_ROWS, square.number, square.batch->head_rows);
-    if (x_rests_on_gpu(square.batch))
-        return batch_activations(run->flight, square.batch, TIER_GPU);
-    return workspace(run, HIDDEN, square.number, square.batch->rows);
-}
-
-/* Returns the rows of the hidden state that a piece computes. */
-static Tensor hidden_piece(const Run *run, Square square, const Piece *piece) {
-    return tensor_cells(tensor_rows(hidden(run, square), piece->row, piece->rows), piece->number,
-                        1);
-}
-
-/* Returns the new k and v of the first `rows` rows of a piece; those for the GPU's pages come
- * first. */
-static Tensor new_kv(const Run *run, const Batch *b, int rows) {
-    return tensor_cols(workspace(run, QKV, b->turn, rows), run->plan->config.h1,
-                       2 * run->plan->config.h1);
-}
-
-/* Returns the new k and v of a piece's rows from `first` on, which are those whose cache is not on
- * the GPU. They have the format of the pages: if pages are packed, PROJECT has packed them. */
-static Tensor new_kv_to_leave(const Run *run, const Batch *b, int first, int rows) {
-    if (run->plan->policy.cache_packed)
-        return workspace(run, NEW_KV_PACKED, b->turn, rows);
-    return tensor_rows(new_kv(run, b, first + rows), first, rows);
-}
-
-/* Returns room on the CPU for the new k and v of a piece's sequences whose cache is not on the
- * GPU. */
-static Tensor new_kv_on_cpu(const Run *run, const Batch *b, int rows) {
-    return plan_view(run->plan, NEW_KV, TIER_CPU, b->turn, 0, rows);
-}
-
-/* Returns the result of attention for the sequences whose cache is not on the GPU. It has a cell of
- * its own, because other lanes write it. */
-static Tensor attended_off_gpu(const Run *run, const Batch *b) {
-    int gpu = b->kv_seqs[TIER_GPU];
-    return tensor_cells(tensor_rows(workspace(run, ATTENDED, b->turn, b->nseq), gpu, b->nseq - gpu),
-                        1, 1);
-}
-
-/* Returns the staged pages of a square, on the tier of the processor that attends to them. */
-static PageTable staged_pages(const Run *run, Square square) {
-    const Batch *b = square.batch;
-    Tier side = is_delegated(run, b) ? TIER_CPU : TIER_GPU;
-    PageTable t = plan_pages(run->plan, KV_STAGING, side, 2 * square.number,
-                             b->nstaged[TIER_CPU] + b->nstaged[TIER_DISK]);
-    t.pages = batch_tables(b, side)->staged;
-    t.len = batch_tables(b, side)->len;
-    return t;
+/* Returns the pages of the square that rest on a tier. */
+static PageTable home_pages(const Run *run, Tier tier) {
+    return batch_pages(run->flight, run->square.batch, tier, run->square.call.j);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -324,7 +351,7 @@ static void load_part(Run *run, int j, int k, int K) {
     if (!cpu && !disk)
         return;
     if (!k)
-        run->next = (LayerWeights){.slot = (int)(run->streamed++ % 2)};
+        run->next = (LayerSlot){.slot = (int)(run->streamed++ % 2)};
     RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
     Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
@@ -335,8 +362,9 @@ static void load_part(Run *run, int j, int k, int K) {
     n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
     Stopover stop = {.here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
                      .via = tensor_cells(via, k, 1)};
-    carry(run->to, call_on(run, W_LOAD, WEIGHT, square_in_sweep(run, j, k)), run->moves, n, &stop,
-          1);
+    go_to(run, j, k);
+    run->square.call.i += run->next_is_layer0;
+    carry(run->to, call_on(run, W_LOAD, WEIGHT), run->moves, n, &stop, 1);
 }
 
 /* Returns true if some flight will sweep at least once more. */
@@ -356,7 +384,7 @@ static void load_weight(Run *run, int j, int k) {
         run->next_is_layer0 = true;
         j = 0;
     }
-    load_part(run, j, k, run->K);
+    load_part(run, j, k, run->flight->K);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -370,7 +398,7 @@ static bool rests_before(const Run *run, int j) {
 }
 
 /* Returns how many rows of a sequence a layer needs: all of this sweep's, or for the head the last
- * ones. */
+ * ones. DIFFERS: the paper's head computes the logits of all rows. */
 static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
     return is_head(run, j) ? q->head_rows : batch_rows(b, q);
 }
@@ -385,25 +413,26 @@ static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
  *   stored after the last layer   a1 a2 a3 b1 b2     ->           a3    b2
  *   loaded before the head        a3 b2             <-            a3    b2 */
 // clang-format on
-static void move_activation(Run *run, Square square, Tier tier, bool store) {
+static void move_activation(Run *run, Tier tier, bool store) {
     static const Lane lane[2][NTIERS] = {
         {PROJECT, C_LOAD, C_LOAD}, /* of a load, by the tier of the home */
         {FINISH, STORE, STORE},    /* of a store */
     };
-    const Batch *b = square.batch;
+    const Batch *b = run->square.batch;
+    int j = run->square.call.j;
     if (!b->act_rows[tier] || x_rests_on_gpu(b))
         return;
-    Tensor home = batch_activations(run->flight, b, tier), x = hidden(run, square);
+    Tensor home = batch_activations(run->flight, b, tier), x = run->square.x;
     /* The layer that needs the rows: a store before the head leaves out what the head does not
      * need. All rows at home on the GPU move, because compute_head chooses among them. */
-    int reader = square.j + (store && tier != TIER_GPU);
-    Stopover stop = {.via = plan_view(run->plan, store ? ACT_WRITING : ACT_READING, TIER_CPU,
-                                      square.number, 0, b->act_rows[TIER_DISK])};
+    int reader = j + (store && tier != TIER_GPU);
+    Stopover stop = {.via = square_slot(run, store ? ACT_WRITING : ACT_READING, TIER_CPU,
+                                        b->act_rows[TIER_DISK])};
     int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */
     for (int r = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
         /* rows: those of the sequence in x now; moved: those that travel, its last ones */
-        int rows = rows_for(run, b, q, square.j), moved = rows_for(run, b, q, reader);
+        int rows = rows_for(run, b, q, j), moved = rows_for(run, b, q, reader);
         x_end += rows;
         if (q->act != tier)
             continue;
@@ -414,16 +443,15 @@ static void move_activation(Run *run, Square square, Tier tier, bool store) {
         Tensor in_x = tensor_rows(x, x_end - moved, moved);
         n = add_move(run->moves, n, store ? at_home : in_x, store ? in_x : at_home);
     }
-    carry(run->to, call_on(run, lane[store][tier], ACTIVATION, square), run->moves, n, &stop, 1);
+    carry(run->to, call_on(run, lane[store][tier], ACTIVATION), run->moves, n, &stop, 1);
 }
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    Square square = find_square(run, j, k);
-    if (!square.batch || !rests_before(run, square.j + 1))
+    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j + 1))
         return;
     for (int t = 0; t < NTIERS; t++)
-        move_activation(run, square, (Tier)t, true);
+        move_activation(run, (Tier)t, true);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -442,11 +470,11 @@ static void store_activation(Run *run, int j, int k) {
  *
  * and to the copies in staging, which only decoding has: attend (FINISH) or attend_on_cpu (ATTEND). */
 // clang-format on
-static void append(Run *run, Square square, Lane lane, PageTable table, Tensor kv, int first) {
-    const Tables *t = batch_tables(square.batch, table.k.tier);
-    Op op = op_append(call_on(run, lane, CACHE, square), &table, kv,
-                      tensor_cols(t->row_seq, first, kv.rows),
-                      tensor_cols(t->row_token, first, kv.rows));
+static void append(Run *run, Lane lane, PageTable table, Tensor kv, int first) {
+    const Tables *t = batch_tables(run->square.batch, table.k.tier);
+    Op op =
+        op_append(call_on(run, lane, CACHE), &table, kv, tensor_cols(t->row_seq, first, kv.rows),
+                  tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
     post(run->to, op);
 }
@@ -454,22 +482,19 @@ static void append(Run *run, Square square, Lane lane, PageTable table, Tensor k
 /* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
  * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
  * CPU's pages. */
-static void store_piece(Run *run, Square square, const Piece *piece) {
-    int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    bool came_down = is_delegated(run, square.batch);
-    if (!off)
+static void store_piece(Run *run) {
+    const Square *s = &run->square;
+    bool came_down = s->call.delegated;
+    if (!s->off_gpu)
         return;
-    Tensor kv = new_kv_on_cpu(run, square.batch, off);
     if (!came_down)
-        copy(run, call_on(run, STORE, CACHE, square), kv,
-             new_kv_to_leave(run, square.batch, gpu, off));
+        copy(run, call_on(run, STORE, CACHE), s->kv_on_cpu, s->kv_to_leave);
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        int n = piece->kv_rows[t];
+        int n = s->piece.kv_rows[t];
         if (n && !(came_down && t == TIER_CPU))
-            append(run, square, t == TIER_CPU ? ATTEND : D_WRITE,
-                   batch_pages(run->flight, square.batch, (Tier)t, square.j),
-                   tensor_rows(kv, row, n), piece->row + gpu + row);
+            append(run, t == TIER_CPU ? ATTEND : D_WRITE, home_pages(run, (Tier)t),
+                   tensor_rows(s->kv_on_cpu, row, n), s->piece.row + s->on_gpu + row);
         row += n;
     }
 }
@@ -477,11 +502,9 @@ static void store_piece(Run *run, Square square, const Piece *piece) {
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    Square square = find_square(run, j, k);
-    Piece all = {.number = 0};
-    if (square.batch && !is_head(run, square.j) && !square.batch->prefill &&
-        batch_piece(run->flight, square.batch, &all))
-        store_piece(run, square, &all);
+    if (find_square(run, j, k) && !is_head(run, run->square.call.j) &&
+        !run->square.batch->prefill && find_piece(run, run->square.batch->turn))
+        store_piece(run);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -491,34 +514,32 @@ static void store_cache(Run *run, int j, int k) {
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
  * GPU, or, if the CPU attends, the disk's pages to the CPU (fill_tables then lists no others). With
  * sparse attention only K moves; attend_rows fetches the V that it reads. */
-static void bring_cache(Run *run, Square square) {
-    const Batch *b = square.batch;
-    PageTable to = staged_pages(run, square);
-    PageTable via =
-        plan_pages(run->plan, KV_STAGING, TIER_CPU, 2 * square.number, b->nstaged[TIER_DISK]);
+static void bring_cache(Run *run) {
+    const Batch *b = run->square.batch;
+    PageTable to = run->square.staged;
+    PageTable via = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         if (!b->nstaged[t])
             continue;
-        PageTable home = batch_pages(run->flight, b, (Tier)t, square.j);
+        PageTable home = home_pages(run, (Tier)t);
         /* of K, of V: where these pages begin in staging, and their way there */
         Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k}, {tensor_rows(to.v, row, 0), via.v}};
         int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
         if (!is_sparse(&run->plan->policy))
             n = batch_moves(run->moves, n, b, to.page_tokens, stops[1].here, home.v);
         if (to.k.tier == TIER_CPU)
-            post(run->to, op_copy(call_on(run, C_READ, CACHE, square), run->moves, n));
+            post(run->to, op_copy(call_on(run, C_READ, CACHE), run->moves, n));
         else
-            carry(run->to, call_on(run, C_LOAD, CACHE, square), run->moves, n, stops, 2);
+            carry(run->to, call_on(run, C_LOAD, CACHE), run->moves, n, stops, 2);
         row += b->nstaged[t] * to.page_tokens;
     }
 }
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    Square square = find_square(run, j, k);
-    if (square.batch && square.j && !is_head(run, square.j))
-        bring_cache(run, square);
+    if (find_square(run, j, k) && run->square.call.j && !is_head(run, run->square.call.j))
+        bring_cache(run);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -527,15 +548,17 @@ static void load_cache(Run *run, int j, int k) {
 
 /* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    Square square = find_square(run, j, k);
-    if (!square.batch || !rests_before(run, square.j))
+    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
-        move_activation(run, square, (Tier)t, false);
+        move_activation(run, (Tier)t, false);
 }
 
 // -------------------------------------------------------------------------------------------------
 // compute: project, attend, finish
+//
+// DIFFERS: Figure 4 computes a square as a whole. Here it is split around attention, so that while
+// the CPU attends for one batch, the GPU works on its neighbours.
 //
 // Now read the second half of opt_model.c: the forward pass as ops, which these functions call.
 // -------------------------------------------------------------------------------------------------
@@ -544,37 +567,36 @@ static void load_activation(Run *run, int j, int k) {
  * packed_rows rows, packed matrices are first unpacked to F16, once for each layer and sweep,
  * before the first such batch. q, k and v are unpacked on PROJECT and the other matrices on FINISH,
  * because each of these lanes has then finished the layer before. */
-static void ready_weights(Run *run, Square square, Tensor w[NROLES]) {
+static void ready_weights(Run *run, Tensor w[NROLES]) {
     const Plan *p = run->plan;
-    bool many_rows = square.batch->rows > p->packed_rows;
+    bool many_rows = run->square.batch->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        Tensor streamed = plan_weight(p, &p->weight[square.j][r], run->now.slot);
+        Tensor streamed = plan_weight(p, &p->weight[run->square.call.j][r], run->now.slot);
         bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
-            post(run->to, op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT, square), w[r],
-                                    streamed));
+            post(run->to,
+                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT), w[r], streamed));
     }
     run->now.unpacked |= many_rows;
 }
 
 /* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
  * and computes the hidden state of layer 0 from them. */
-static void embed(Run *run, Square square) {
+static void embed(Run *run) {
     const Plan *p = run->plan;
-    const Batch *b = square.batch;
-    Tensor x = hidden(run, square), table = p->global[TOK_EMBED].home;
+    const Batch *b = run->square.batch;
+    Tensor x = run->square.x, table = p->global[TOK_EMBED].home;
     Tensor tokens =
-        p->config.embed == p->config.h1 ? x : workspace(run, EMBEDDED, square.number, b->rows);
-    Call call = call_on(run, PROJECT, OTHER, square);
+        p->config.embed == p->config.h1 ? x : square_slot(run, EMBEDDED, TIER_GPU, b->rows);
+    Call call = call_on(run, PROJECT, OTHER);
     if (table.tier == TIER_GPU) {
         post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
         Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        Tensor gathered = plan_view(p, EMBEDDED, TIER_CPU, square.number, 0, b->rows);
-        post(run->to,
-             op_embed(call_on(run, lane, OTHER, square), gathered, table, b->cpu.ids, false));
-        copy(run, call_on(run, C_LOAD, OTHER, square), tokens, gathered);
+        Tensor gathered = square_slot(run, EMBEDDED, TIER_CPU, b->rows);
+        post(run->to, op_embed(call_on(run, lane, OTHER), gathered, table, b->cpu.ids, false));
+        copy(run, call_on(run, C_LOAD, OTHER), tokens, gathered);
     }
     opt_embed(run->to, call, p, x, tokens, b->gpu.positions);
 }
@@ -582,35 +604,32 @@ static void embed(Run *run, Square square) {
 /* Receives the hidden state from the stage before: layer 0 of this stage begins where the last
  * layer of that stage has ended (section 4.4). device/pipeline.c says why stages cannot wait for
  * each other in a circle. */
-static void receive(Run *run, Square square) {
-    Tensor came =
-        plan_view(run->plan, RECEIVED, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
-    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION, square), came));
-    copy(run, call_on(run, C_LOAD, ACTIVATION, square), hidden(run, square), came);
+static void receive(Run *run) {
+    const Batch *b = run->square.batch;
+    Tensor came = plan_view(run->plan, RECEIVED, TIER_CPU, b->plan_place, 0, b->rows);
+    post(run->to, op_receive(call_on(run, RECEIVE, ACTIVATION), came));
+    copy(run, call_on(run, C_LOAD, ACTIVATION), run->square.x, came);
 }
 
 /* Sends the hidden state to the next stage. */
-static void send(Run *run, Square square) {
-    Tensor sent =
-        plan_view(run->plan, SENDING, TIER_CPU, square.batch->plan_place, 0, square.batch->rows);
-    copy(run, call_on(run, STORE, ACTIVATION, square), sent, hidden(run, square));
-    post(run->to, op_send(call_on(run, SEND, ACTIVATION, square), sent));
+static void send(Run *run) {
+    const Batch *b = run->square.batch;
+    Tensor sent = plan_view(run->plan, SENDING, TIER_CPU, b->plan_place, 0, b->rows);
+    copy(run, call_on(run, STORE, ACTIVATION), sent, run->square.x);
+    post(run->to, op_send(call_on(run, SEND, ACTIVATION), sent));
 }
 
-/* Computes q, k and v of a piece. Appends new k and v to the pages on the GPU. Packs those of other
- * pages, if pages are packed. */
-static void project(Run *run, Square square, const Tensor w[NROLES], const Piece *piece) {
-    const Batch *b = square.batch;
-    int gpu = piece->kv_rows[TIER_GPU], off = piece->rows - gpu;
-    opt_project(run->to, call_on(run, PROJECT, OTHER, square), run->plan, w,
-                workspace(run, QKV, b->turn, piece->rows), hidden_piece(run, square, piece));
-    if (off && run->plan->policy.cache_packed)
-        post(run->to,
-             op_pack(call_on(run, PROJECT, CACHE, square), new_kv_to_leave(run, b, gpu, off),
-                     tensor_rows(new_kv(run, b, piece->rows), gpu, off), run->plan->config.nh));
-    if (gpu)
-        append(run, square, PROJECT, batch_pages(run->flight, b, TIER_GPU, square.j),
-               new_kv(run, b, gpu), piece->row);
+/* Computes q, k and v of the piece. Appends new k and v to the pages on the GPU. Packs those of
+ * other pages, if pages are packed. */
+static void project(Run *run, const Tensor w[NROLES]) {
+    const Square *s = &run->square;
+    opt_project(run->to, call_on(run, PROJECT, OTHER), run->plan, w, s->qkv, s->x_piece);
+    if (s->off_gpu && run->plan->policy.cache_packed)
+        post(run->to, op_pack(call_on(run, PROJECT, CACHE), s->kv_to_leave,
+                              tensor_rows(s->kv, s->on_gpu, s->off_gpu), run->plan->config.nh));
+    if (s->on_gpu)
+        append(run, PROJECT, home_pages(run, TIER_GPU), tensor_rows(s->kv, 0, s->on_gpu),
+               s->piece.row);
 }
 
 /* Returns the part of a batch's page table for its sequences first .. first+n-1. */
@@ -624,11 +643,11 @@ static PageTable table_rows(PageTable table, int first, int n) {
  * processor that has the pages of the table; on the GPU this is a part of lane FINISH. Sparse
  * attention (section 5) reads all of K, then V of the chosen tokens, which it first fetches if the
  * pages rest on disk. */
-static void attend_rows(Run *run, Square square, PageTable table, int first, Tensor o, Tensor q) {
+static void attend_rows(Run *run, PageTable table, int first, Tensor o, Tensor q) {
     const Plan *p = run->plan;
     double sparsity = p->policy.sparsity;
     Tier side = table.k.tier;
-    Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE, square);
+    Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE);
     table = table_rows(table, first, q.rows);
     if (!is_sparse(&p->policy)) {
         post(run->to, op_attend(call, o, q, &table));
@@ -637,97 +656,92 @@ static void attend_rows(Run *run, Square square, PageTable table, int first, Ten
     Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
     Tensor probs = plan_view(p, CHOSEN_PROBS, side, 0, 0, q.rows);
     post(run->to, op_select(call, tokens, probs, q, &table, sparsity));
-    if (square.batch->seq[first]->kv == TIER_DISK) {
-        PageTable home =
-            table_rows(batch_pages(run->flight, square.batch, TIER_DISK, square.j), first, q.rows);
-        post(run->to,
-             op_fetch(call_on(run, C_READ, CACHE, square), &table, &home, tokens, sparsity));
+    if (run->square.batch->seq[first]->kv == TIER_DISK) {
+        PageTable home = table_rows(home_pages(run, TIER_DISK), first, q.rows);
+        post(run->to, op_fetch(call_on(run, C_READ, CACHE), &table, &home, tokens, sparsity));
     }
     post(run->to, op_weigh(call, o, tokens, probs, &table, sparsity));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
  * attends where the pages are, or are staged from disk, and the results come up. */
-static void attend_on_cpu(Run *run, Square square, Tensor q) {
-    const Batch *b = square.batch;
-    int gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    Tensor query = plan_view(run->plan, QUERY, TIER_CPU, b->turn, 0, off);
-    Tensor result = plan_view(run->plan, ATTENDED, TIER_CPU, b->turn, 0, off);
-    Tensor kv = new_kv_on_cpu(run, b, off);
-    Move down[] = {{query, tensor_rows(q, gpu, off)}, {kv, new_kv_to_leave(run, b, gpu, off)}};
-    post(run->to, op_copy(call_on(run, A_DOWN, CACHE, square), down, 2));
+static void attend_on_cpu(Run *run) {
+    const Square *s = &run->square;
+    Tensor query = piece_slot(run, QUERY, TIER_CPU, s->off_gpu);
+    Tensor result = piece_slot(run, ATTENDED, TIER_CPU, s->off_gpu);
+    Move down[] = {{query, tensor_rows(s->q, s->on_gpu, s->off_gpu)},
+                   {s->kv_on_cpu, s->kv_to_leave}};
+    post(run->to, op_copy(call_on(run, A_DOWN, CACHE), down, 2));
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        int n = b->kv_seqs[t];
+        int n = s->piece.kv_rows[t];
         if (!n)
             continue;
-        PageTable table = t == TIER_DISK ? staged_pages(run, square)
-                                         : batch_pages(run->flight, b, TIER_CPU, square.j);
-        append(run, square, ATTEND, table, tensor_rows(kv, row, n), gpu + row);
-        attend_rows(run, square, table, gpu + row, tensor_rows(result, row, n),
+        PageTable table = t == TIER_DISK ? s->staged : home_pages(run, TIER_CPU);
+        append(run, ATTEND, table, tensor_rows(s->kv_on_cpu, row, n), s->on_gpu + row);
+        attend_rows(run, table, s->on_gpu + row, tensor_rows(result, row, n),
                     tensor_rows(query, row, n));
         row += n;
     }
-    copy(run, call_on(run, A_UP, CACHE, square), attended_off_gpu(run, b), result);
+    copy(run, call_on(run, A_UP, CACHE), s->attended_off_gpu, result);
 }
 
-/* Posts the attention of a piece. In prefill it attends to the k and v that have just been
+/* Posts the attention of the piece. In prefill it attends to the k and v that have just been
  * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
-static void attend(Run *run, Square square, const Piece *piece) {
-    const Batch *b = square.batch;
-    int n = piece->rows, gpu = b->kv_seqs[TIER_GPU], off = b->nseq - gpu;
-    Tensor q = tensor_cols(workspace(run, QKV, b->turn, n), 0, run->plan->config.h1);
+static void attend(Run *run) {
+    const Square *s = &run->square;
+    const Batch *b = s->batch;
+    bool delegated = s->call.delegated;
     if (b->prefill) {
         /* each earlier piece has one entry more than sequences: its end */
-        Tensor start = tensor_cols(b->gpu.start, piece->first + piece->number, piece->nseq + 1);
-        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE, square),
-                                        workspace(run, ATTENDED, b->turn, n), q, new_kv(run, b, n),
+        Tensor start =
+            tensor_cols(b->gpu.start, s->piece.first + s->piece.number, s->piece.nseq + 1);
+        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,
                                         start, run->plan->config.nh));
         return;
     }
-    if (off && is_delegated(run, b))
-        attend_on_cpu(run, square, q);
-    if (gpu)
-        attend_rows(run, square, batch_pages(run->flight, b, TIER_GPU, square.j), 0,
-                    tensor_cells(workspace(run, ATTENDED, b->turn, gpu), 0, 1),
-                    tensor_rows(q, 0, gpu));
-    if (off && !is_delegated(run, b)) {
-        PageTable staged = staged_pages(run, square);
-        append(run, square, FINISH, staged, new_kv_to_leave(run, b, gpu, off), gpu);
-        attend_rows(run, square, staged, gpu, attended_off_gpu(run, b), tensor_rows(q, gpu, off));
+    if (s->off_gpu && delegated)
+        attend_on_cpu(run);
+    if (s->on_gpu)
+        attend_rows(run, home_pages(run, TIER_GPU), 0,
+                    tensor_cells(tensor_rows(s->attended, 0, s->on_gpu), 0, 1),
+                    tensor_rows(s->q, 0, s->on_gpu));
+    if (s->off_gpu && !delegated) {
+        append(run, FINISH, s->staged, s->kv_to_leave, s->on_gpu);
+        attend_rows(run, s->staged, s->on_gpu, s->attended_off_gpu,
+                    tensor_rows(s->q, s->on_gpu, s->off_gpu));
     }
 }
 
-/* Computes the half of the layer after attention for a piece. */
-static void finish(Run *run, Square square, const Tensor w[NROLES], const Piece *piece) {
-    opt_finish(run->to, call_on(run, FINISH, OTHER, square), run->plan, w,
-               hidden_piece(run, square, piece),
-               workspace(run, ATTENDED, square.batch->turn, piece->rows));
+/* Computes the half of the layer after attention for the piece. */
+static void finish(Run *run, const Tensor w[NROLES]) {
+    const Square *s = &run->square;
+    opt_finish(run->to, call_on(run, FINISH, OTHER), run->plan, w, s->x_piece, s->attended);
 }
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a
  * scored task it computes, for the head's rows from `first` on, the probability of the given token
  * and the greedy choice. */
-static void choose_tokens(Run *run, Square square, Tensor logits, int first) {
-    Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER, square);
-    const Tables *t = batch_tables(square.batch, logits.tier);
+static void choose_tokens(Run *run, Tensor logits, int first) {
+    const Flight *f = run->flight;
+    const Batch *b = run->square.batch;
+    Call call = call_on(run, logits.tier == TIER_CPU ? ATTEND : PROJECT, OTHER);
+    const Tables *t = batch_tables(b, logits.tier);
     int n = logits.rows;
-    Tensor ids =
-        tensor_cols(batch_newest(run->flight, square.batch, NEW_TOKENS, logits.tier), first, n);
-    if (!run->task->scored) {
+    Tensor ids = tensor_cols(batch_newest(f, b, NEW_TOKENS, logits.tier), first, n);
+    if (!f->task->scored) {
         CHECK(first == 0); /* one row a sequence: max_seqs rows are one chunk (see head_chunk) */
-        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, &run->task->sampling));
+        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, &f->task->sampling));
         return;
     }
-    Tensor logp =
-        tensor_cols(batch_newest(run->flight, square.batch, LOG_PROBS, TIER_GPU), first, n);
+    Tensor logp = tensor_cols(batch_newest(f, b, LOG_PROBS, TIER_GPU), first, n);
     post(run->to, op_score(call, logp, ids, logits, tensor_cols(t->target, first, n)));
 }
 
 /* Copies the chosen tokens to the CPU, and the logits if they are kept or if the CPU is to choose
  * from them. */
-static void bring_down(Run *run, Square square, Tensor logits) {
-    const Batch *b = square.batch;
+static void bring_down(Run *run, Tensor logits) {
+    const Batch *b = run->square.batch;
     const Flight *f = run->flight;
     Tier chooser = run->plan->chooser;
     Move moves[2];
@@ -735,22 +749,22 @@ static void bring_down(Run *run, Square square, Tensor logits) {
     if (chooser == TIER_GPU)
         moves[n++] = (Move){batch_newest(f, b, NEW_TOKENS, TIER_CPU),
                             batch_newest(f, b, NEW_TOKENS, TIER_GPU)};
-    if (run->task->scored)
+    if (f->task->scored)
         moves[n++] = (Move){batch_newest(f, b, LOG_PROBS, TIER_CPU),
                             batch_newest(f, b, LOG_PROBS, TIER_GPU)};
-    if (run->task->keep_logits || chooser == TIER_CPU)
+    if (f->task->keep_logits || chooser == TIER_CPU)
         moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    post(run->to, op_copy(call_on(run, A_DOWN, OTHER, square), moves, n));
+    post(run->to, op_copy(call_on(run, A_DOWN, OTHER), moves, n));
 }
 
 /* Computes layer l, the head. It turns the rows that the head needs (the last of each sequence, or
  * more in a scored task) into logits, head_chunk rows at a time. */
-static void compute_head(Run *run, Square square) {
+static void compute_head(Run *run) {
     const Plan *p = run->plan;
-    const Batch *b = square.batch;
+    const Batch *b = run->square.batch;
     int resting = b->act_head_rows[TIER_GPU];
-    Call call = call_on(run, PROJECT, OTHER, square);
-    Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = hidden(run, square);
+    Call call = call_on(run, PROJECT, OTHER);
+    Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = run->square.x;
     Tensor logits = {.rows = 0};
     /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
      */
@@ -763,41 +777,38 @@ static void compute_head(Run *run, Square square) {
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
         opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
-            choose_tokens(run, square, logits, first);
+            choose_tokens(run, logits, first);
     }
-    bring_down(run, square, logits);
+    bring_down(run, logits);
     if (p->chooser == TIER_CPU)
-        choose_tokens(run, square, batch_logits(run->flight, b, 0, b->nseq), 0);
+        choose_tokens(run, batch_logits(run->flight, b, 0, b->nseq), 0);
 }
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    Square square = find_square(run, j, k);
     const OptConfig *config = &run->plan->config;
-    Batch *b = square.batch;
-    if (!b)
+    if (!find_square(run, j, k))
         return;
     if (is_head(run, j)) {
         if (is_last(config))
-            compute_head(run, square);
+            compute_head(run);
         return;
     }
     Tensor w[NROLES];
-    ready_weights(run, square, w);
+    ready_weights(run, w);
     if (!j && is_first(config))
-        embed(run, square);
+        embed(run);
     if (j)
-        move_activation(run, square, TIER_GPU, false);
-    for (Piece piece = {.number = 0}; batch_piece(run->flight, b, &piece);) {
-        b->turn = run->turn++;
-        project(run, square, w, &piece);
-        if (b->prefill)
-            store_piece(run, square, &piece);
-        attend(run, square, &piece);
-        finish(run, square, w, &piece);
+        move_activation(run, TIER_GPU, false);
+    for (; find_piece(run, run->turn); run->turn++) {
+        project(run, w);
+        if (run->square.batch->prefill)
+            store_piece(run);
+        attend(run);
+        finish(run, w);
     }
     if (is_head(run, j + 1) && !is_last(config))
-        send(run, square);
+        send(run);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -814,20 +825,21 @@ static bool synchronize(Run *run) {
 /* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
  * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
-    Square first = square_in_sweep(run, 0, k);
-    if (!batch_begin(run->flight, first.batch))
+    if (!batch_begin(run->flight, run->flight->in_sweep[k]))
         return !run->to->failed;
-    copy(run, call_on(run, C_LOAD, OTHER, first), first.batch->gpu.all, first.batch->cpu.all);
+    go_to(run, 0, k);
+    const Batch *b = run->square.batch;
+    copy(run, call_on(run, C_LOAD, OTHER), b->gpu.all, b->cpu.all);
     if (!is_first(&run->plan->config))
-        receive(run, first);
+        receive(run);
     /* load_cache does this for the other layers, one square ahead */
-    bring_cache(run, first);
+    bring_cache(run);
     return !run->to->failed;
 }
 
 /* Records in the trace how many pages and sequences all flights together hold now. */
 static void note_held(const Run *run) {
-    Held held = {.at = run->shared.swept_at};
+    Held held = {.at = run->shared.sweep_end};
     for (int g = 0; g < run->plan->policy.flights; g++) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++)
@@ -880,10 +892,9 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
      * tensors of a layer. carry takes room for as many again. */
     size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
     Run run = {.plan = plan,
-               .task = task,
                .to = &to,
                .flights = xcalloc(flights, sizeof *run.flights),
-               .shared = {.swept_at = device->now(device)},
+               .shared = {.sweep_end = device->now(device)},
                .l = plan->config.l,
                .moves = xcalloc(2 * moves, sizeof *run.moves)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);

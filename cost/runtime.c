@@ -1,10 +1,10 @@
 /* runtime.c: the cost model `runtime`, which describes what this engine does with a task as a
  * linear program (section 4.3).
  *
- * Appendix A.3 (policy.c) describes the paper's machine. This model adds up the operations that
- * schedule.c posts, at the prices of hardware.c. Each lane has a row for the seconds that its work
- * takes in a layer, one for sweeps with a prefill and one for the others; the plan's walk through
- * the task has counted both kinds of sweeps.
+ * DIFFERS: Appendix A.3 (policy.c) describes the paper's machine. This model adds up the operations
+ * that schedule.c posts, at the prices of hardware.c. Each lane has a row for the seconds that its
+ * work takes in a layer, one for sweeps with a prefill and one for the others; the plan's walk
+ * through the task has counted both kinds of sweeps.
  * Read next: search.c. */
 #include <math.h>
 

@@ -3,7 +3,9 @@
  * Figure 4 posts its calls one after the other, and this would be a correct order of executing
  * them. What may overlap follows from which op uses which data: an op must come after the last
  * writers of what it reads, and after the last writers of what it writes and all who have read it
- * since. So schedule.c names no events; ops overlap wherever this rule does not forbid it.
+ * since. So schedule.c names no events; ops overlap wherever this rule does not forbid it. Two
+ * things no view shows, and the caller must tell: that KV pages pass from one batch to another
+ * (depend_join), and that the next layer cuts a weight slot into other parts (depend_fold).
  *
  * The unit of use is the cell: the smallest thing that is used as a whole (a slot of a workspace, a
  * batch's pages of a layer on a tier). The plan numbers the cells, and every view knows its own. A

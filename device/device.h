@@ -52,16 +52,19 @@ typedef struct {
     Tensor dst, src;
 } Move;
 
-/* The place of an op in the run: the lane that carries it out, and the square whose call of Figure
- * 4 posts it. Traces, counters and the rates of the sim depend on it. */
+/* The place of an op in the run: the lane that carries it out, and the square that its data belongs
+ * to. This is not always the square whose call posts it: load_cache(j, k + 1) posts ops of the next
+ * square. An op that loads weights belongs to the layer that will use them; its k is the part of
+ * the layer that it loads. Traces, counters and the rates of the sim depend on a Call. */
 struct Call {
     Lane lane;
     Kind kind;
-    bool prefill;       /* the batch is in prefill; for weights, some batch of the sweep is */
-    bool prefill_sweep; /* some batch of the sweep is in prefill */
+    bool prefill;       /* the batch is in prefill; for weights, the same as prefill_sweep */
+    bool prefill_sweep; /* some batch is in prefill in the sweep that posts the op */
     bool delegated;     /* the CPU attends for the batch */
     int i, j, k;        /* sweep, layer, place of the batch in the sweep */
-    int batch;          /* number of the batch, in the order in which batches enter */
+    int batch;          /* number of the batch, in the order in which batches enter; for weights
+                           that load, of the batch at place k of the sweep that posts the op */
 };
 
 /* The operations of a device. op_info (ops.c) has the name of each, and which views it reads and

@@ -677,7 +677,7 @@ static void select_task(Heads c) {
     for (int h = 0; h < c.nh; h++, score += c.ld) {
         int32_t *tokens = chosen_at(c.op->attend.tokens, &c, h);
         float *probs = chosen_at(c.op->attend.probs, &c, h);
-        /* DIFFERS from the paper's top-K: the newest token is always one of them */
+        /* DIFFERS: the newest token is always one of them, unlike the paper's top-K */
         select_tokens(tokens, key, score, c.len - 1, chosen - 1);
         tokens[chosen - 1] = c.len - 1;
         float largest = -INFINITY; /* over all tokens, as the sum is */

@@ -2,10 +2,10 @@
  *
  * The disk tier is an offload file, and the files of the checkpoint. The offload file is mapped,
  * has all its blocks before the first byte is written, and never has a name, so that no way of
- * ending leaves it behind. Appends of single tokens go through the mapping; bulk traffic reads and
- * writes the file. Large reads bypass the page cache, and whatever was touched is dropped from it,
- * so that the page cache does not exceed the CPU tier's limit. A read error, or a file that shrank,
- * is an error and never a signal.
+ * ending leaves it behind. DIFFERS: appends of single tokens go through the mapping; bulk traffic
+ * reads and writes the file. Large reads bypass the page cache, and whatever was touched is dropped
+ * from it, so that the page cache does not exceed the CPU tier's limit. A read error, or a file
+ * that shrank, is an error and never a signal.
  *
  * On the host device the GPU tier is an arena in RAM like the CPU tier, and a thread of ours does
  * the work itself. On the cuda device it is memory of the GPU: ops on lanes that touch it are

@@ -32,27 +32,28 @@ bool same_call(const Slice *a, const Slice *b) {
 /* compute(j, k) appears under the names of its parts. Three names are not in Figure 4:
  * "load_inputs", a batch's index tables and embedding rows on their way up; "gather_tokens", the
  * CPU picks those rows out of the table; "tokens", the picked ones on their way down, or the
- * logits, and then the CPU's choice. */
+ * logits, and then the CPU's choice. A call that is not in the table has the name of its lane:
+ * "project", "finish", "attend", "receive" and "send" are called like that. */
 const char *trace_call(const Slice *slice) {
-    static const char *const load[NKINDS] = {"load_weight", "load_cache", "load_activation",
-                                             "load_inputs"};
-    static const char *const other[NLANES][NKINDS] = {
-        [STORE] = {"store_weight", "store_cache", "store_activation", "tokens"},
-        [D_WRITE] = {"store_weight", "store_cache", "store_activation", "tokens"},
-        [A_DOWN] = {"attend", "attend", "attend", "tokens"},
-        [A_UP] = {"attend", "attend", "attend", "tokens"},
-        [PROJECT] = {"unpack_weight", "store_cache", "load_activation", "project"},
-        [FINISH] = {"unpack_weight", "attend", "store_activation", "finish"},
-        [ATTEND] = {"attend", "attend", "attend", "gather_tokens"},
-        [RECEIVE] = {"receive", "receive", "receive", "receive"},
-        [SEND] = {"send", "send", "send", "send"},
+    static const char *const call[NLANES][NKINDS] = {
+        [W_READ] = {"load_weight"},
+        [W_LOAD] = {"load_weight"},
+        [C_READ] = {NULL, "load_cache", "load_activation", "load_inputs"},
+        [C_LOAD] = {NULL, "load_cache", "load_activation", "load_inputs"},
+        [STORE] = {NULL, "store_cache", "store_activation"},
+        [D_WRITE] = {NULL, "store_cache", "store_activation"},
+        [A_DOWN] = {NULL, "attend", NULL, "tokens"},
+        [A_UP] = {NULL, "attend"},
+        [PROJECT] = {"unpack_weight", "store_cache", "load_activation"},
+        [FINISH] = {"unpack_weight", "attend", "store_activation"},
+        [ATTEND] = {NULL, NULL, NULL, "gather_tokens"},
     };
-    const char *name = other[slice->lane][slice->kind];
+    const char *name = call[slice->lane][slice->kind];
     if (slice->lane == ATTEND && slice->kind == OTHER && slice->j)
         name = "tokens"; /* rows are gathered for layer 0 alone */
     if (slice->lane == ATTEND && slice->kind != OTHER && !slice->delegated)
         name = "store_cache"; /* it appends to its pages */
-    return name ? name : load[slice->kind];
+    return name ? name : lane_name[slice->lane];
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -101,6 +101,15 @@ $(BUILD)/gpu/%.log: $(BUILD)/gpu/test_% always
 gpu-tests: $(patsubst %,$(BUILD)/gpu/%.log,$(CUDA_SUITES))
 	@scripts/summary.sh $^
 
+# make tape OUT=DIR: every op of the engine's suites and of random policies, for scripts/tape.py; see tests/tape.c.
+TAPED := schedule events stages
+$(BUILD)/tape: $(TAPED:%=$(BUILD)/tests/test_%.o) $(BUILD)/tests/tape.o $(HARNESS) $(LIB)
+	$(CC) $(ALL) -Wl,--wrap=schedule_run $^ -o $@ $(LIBS) -lcunit
+tape: $(BUILD)/tape
+	@mkdir -p $(or $(OUT),$(error make tape OUT=DIR: the folder that the tape is written to))
+	@OUT=$(OUT) FULL="$(FULL)" $(BUILD)/tape >$(OUT)/log 2>&1; status=$$?; LC_ALL=C sort $(OUT)/unsorted >$(OUT)/index; rm $(OUT)/unsorted; \
+	if test $$status != 0; then grep -v passed $(OUT)/log; exit $$status; fi
+
 # make grade EX=N: the points of exercise N of docs/EXERCISES.md. make exercises: whether all can be done, and mistakes are
 # seen; with EX="1 2" these alone; without it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
 KERNELS := 12 18
@@ -202,4 +211,4 @@ fuzz:
 	@$(MAKE) $(ASAN) build/asan/fuzz
 	@build/asan/fuzz $(or $(N),1000000) $(or $(SEED),1)
 
-.PHONY: test mini-all grade exercises gpu-tests asan tsan emulated sanitize $(addprefix sanitize-,$(PARTS)) fuzz
+.PHONY: test mini-all tape grade exercises gpu-tests asan tsan emulated sanitize $(addprefix sanitize-,$(PARTS)) fuzz

@@ -114,11 +114,12 @@ TEST(the_tour_lists_the_regions_of_the_plan) {
     rig_close(&rig);
 }
 
-/* Ops as they are posted. What an op waits for is known by its lane and its number there; here ops have the number of their
- * sweep and their number in it. */
+/* Ops as they are posted. What an op waits for is known by its lane and its number there; here ops have the number of the
+ * sweep that posts them and their number in it. */
 static struct {
     Event (*post)(Device *, const Op *);
     const Plan *plan;
+    int sweep;     /* the one that posts */
     int number[4]; /* of each sweep's newest op */
     struct {
         int sweep, number;
@@ -146,18 +147,18 @@ static void print_views(const Op *op, Use wanted) {
 }
 
 static Event record(Device *device, const Op *op) {
-    const int number = ++tape.number[op->i];
+    if (op->kind != WEIGHT || op->j) tape.sweep = op->i; /* layer 0 is loaded by the sweep before its own */
+    const int number = ++tape.number[tape.sweep];
     const Event event = tape.post(device, op);
     CHECK(event.seq < 400);
-    tape.op[event.lane][event.seq].sweep = op->i, tape.op[event.lane][event.seq].number = number;
-    if (op->i != SWEEP) return event;
+    tape.op[event.lane][event.seq].sweep = tape.sweep, tape.op[event.lane][event.seq].number = number;
+    if (tape.sweep != SWEEP) return event;
     const Slice slice = slice_of(op, 0, 0, 0);
     const char *call = trace_call(&slice);
-    const bool next = op->kind == WEIGHT && op->j == 0; /* layer 0 of the next sweep */
     if (number == 1 || strcmp(call, trace_call(&tape.last)) != 0 || op->j != tape.last.j || op->k != tape.last.k)
-        fprintf(out, "%s(i=%d, j=%d, k=%d)\n", call, op->i + next, op->j, op->k);
+        fprintf(out, "%s(i=%d, j=%d, k=%d)\n", call, op->i, op->j, op->k);
     tape.last = slice;
-    fprintf(out, "  %d.%-3d %-14s %-9s ", op->i, number, lane_name[op->lane],
+    fprintf(out, "  %d.%-3d %-14s %-9s ", SWEEP, number, lane_name[op->lane],
             op->code == OP_EMBED && op->add ? "embed +" : op_info[op->code].name);
     print_views(op, WRITES);
     fprintf(out, " <- ");
@@ -380,6 +381,23 @@ TEST(make_run_prints_what_README_says) {
         "    ");
     const char *line = strstr(readme, "    {\"id\": 0"), *dots = line ? strstr(line, "...") : NULL;
     CU_ASSERT(dots && !strncmp(found, line, dots - line));
+}
+
+/* Each file that README.md names in its list of differences, in brackets, marks them by DIFFERS. */
+TEST(where_the_program_differs_from_the_paper_the_code_says_so) {
+    const char *list = strstr(keep(contents("README.md", NULL)), "\n## Where this differs");
+    const char *end = list ? strstr(list + 1, "\n## ") : NULL;
+    int named = 0;
+    char path[60];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+    for (const char *at = list; (at = strstr(at, "(`")) && at < end; at++) {
+        if (sscanf(at, "(`%59[a-z_/.]`)", path) != 1) continue;
+        const bool marked = strstr(keep(contents(path, NULL)), "DIFFERS: ");
+        if (!marked) fprintf(stderr, "\n    %s: no comment with DIFFERS\n", path);
+        CU_ASSERT(marked);
+        named++;
+    }
+    CU_ASSERT(named >= 9);
 }
 
 /* docs/EXPERIMENTS.md and its plots are what its script makes: here of those studies that take no time; of all of them in

@@ -257,18 +257,21 @@ static Breakdown run_mixed(Trace *trace, Schedule schedule, bool delegated) {
     return trace_breakdown(trace);
 }
 
-/* Of the sweep: whether some batch of it prefills. Where the CPU does not attend it only puts new k and v into their pages.
- * Those that the GPU attends to go to the cache that has come up, and on FINISH, since PROJECT must not wait for it. */
+/* Whether some batch prefills in the sweep that posts it: layer 0 is loaded by the sweep before its own. Where the CPU does
+ * not attend it only puts new k and v into their pages. Those that the GPU attends to go to the cache that has come up, and
+ * on FINISH, since PROJECT must not wait for it. */
 TEST(a_slice_knows_its_sweep_and_who_attends) {
     for (int cpu = 0; cpu < 2; cpu++) {
         Trace trace = {0};
         bool prefill[400] = {false};
         int mixed = 0, attends = 0, stores = 0;
         run_mixed(&trace, SCHEDULE_DIAGONAL, cpu);
-        for (size_t n = 0; n < trace.n; n++) prefill[trace.slice[n].i] |= trace.slice[n].prefill;
+        for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++)
+            if (s->kind != WEIGHT) prefill[s->i] |= s->prefill;
         for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
-            const bool attend = !strcmp(trace_call(s), "attend");
-            CU_ASSERT_EQUAL(s->prefill_sweep, prefill[s->i]);
+            const bool attend = !strcmp(trace_call(s), "attend"), ahead = s->kind == WEIGHT && !s->j && s->i;
+            CU_ASSERT_EQUAL(s->prefill_sweep, prefill[s->i - ahead]);
+            CU_ASSERT(s->kind != WEIGHT || s->prefill == s->prefill_sweep);
             CU_ASSERT(s->lane != PROJECT || s->kind != CACHE);
             mixed += s->prefill != s->prefill_sweep;
             if (s->lane != ATTEND) continue;
@@ -276,6 +279,26 @@ TEST(a_slice_knows_its_sweep_and_who_attends) {
             CU_ASSERT_EQUAL(attend, cpu && !s->prefill);
         }
         CU_ASSERT(mixed > 0 && stores > 0 && (attends > 0) == cpu);
+        trace_free(&trace);
+    }
+}
+
+/* They have come before the layer has been computed in that sweep; layer 0 comes beside the sweep before. */
+TEST(weights_are_of_the_sweep_that_uses_them) {
+    enum { SWEEPS = 400, MOST = 8 };
+    for (int schedule = 0; schedule < 3; schedule++) {
+        Trace trace = {0};
+        double computed[SWEEPS][MOST] = {{0}};
+        int ahead = 0;
+        run_mixed(&trace, schedule, false);
+        for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++)
+            if (s->lane == PROJECT || s->lane == FINISH) computed[s->i][s->j] = fmax(computed[s->i][s->j], s->end);
+        for (const Slice *s = trace.slice; s < trace.slice + trace.n; s++) {
+            if (s->lane != W_LOAD) continue;
+            CU_ASSERT(s->end <= computed[s->i][s->j]);
+            ahead += s->i && !s->j;
+        }
+        CU_ASSERT(ahead > 0);
         trace_free(&trace);
     }
 }

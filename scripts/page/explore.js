@@ -308,7 +308,8 @@ function sweep_of(trace) {
     squares.set(key, s ? {...s, begin: Math.min(s.begin, begin), end: Math.max(s.end, end)} : {begin, end, batch: k, token: 0, layer: j, sweep: 1});
   }
   const list = [...squares.values()].sort((a, b) => a.begin - b.begin), first = list[0].begin;
-  for (const thing of [...list, ...[...lanes.values()].flatMap(l => l.bars)]) thing.begin -= first, thing.end -= first;
+  for (const lane of lanes.values()) lane.bars = lane.bars.filter(bar => bar.end > first); // the weights of layer 0 came before
+  for (const thing of [...list, ...[...lanes.values()].flatMap(l => l.bars)]) thing.begin = Math.max(0, thing.begin - first), thing.end -= first;
   return {lanes: [...lanes.values()].filter(l => l.bars.length), squares: list, names: [...names.keys()], end: Math.max(...list.map(s => s.end))};
 }
 
