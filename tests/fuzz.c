@@ -172,9 +172,9 @@ static bool read_journal(const char *path) {
 }
 
 static bool read_last_words(const char *path) {
-    Eval eval = {.tokenizer = tokenizer, .config = &config};
-    const bool good = !eval_lines(&eval, path, &err);
-    eval_free(&eval);
+    Job job = {.tokenizer = tokenizer, .config = &config, .format = "jsonl", .strict = true, .task.scored = true};
+    const bool good = !job_read(&job, path, &err);
+    job_free(&job);
     return good;
 }
 
