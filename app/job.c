@@ -309,8 +309,7 @@ static void settle_ids(Job *job) {
 
 int job_settle(Job *job, const char *name, Error *err) {
     settle_ids(job);
-    bool scored = job->task.scored;
-    uint64_t hash = HASH_START + scored;
+    uint64_t hash = HASH_START;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
@@ -320,7 +319,7 @@ int job_settle(Job *job, const char *name, Error *err) {
         hash = hash_bytes(hash, &e->n, sizeof e->n);
         if (e->text)
             hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
-        hash = hash_bytes(hash, e->ids, (e->s + scored * e->n) * sizeof *e->ids);
+        hash = hash_bytes(hash, e->ids, (e->s + job->task.scored * e->n) * sizeof *e->ids);
     }
     job->digest = hash;
     return 0;

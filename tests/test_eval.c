@@ -300,6 +300,20 @@ TEST(a_completion_has_the_tokens_behind_as_many_as_the_prompt_has_alone) {
     job_free(&job);
 }
 
+TEST(two_jobs_are_the_same_only_if_all_their_tokens_are) {
+    static const char *const lines[] = {
+        "{\"prompt\": \"q\", \"completion\": \"zq\"}", "{\"prompt\": \"q\", \"completion\": \"zz\"}",
+        "{\"prompt\": \"z\", \"completion\": \"zq\"}", "{\"prompt\": \"qz\", \"completion\": \"q\"}"};
+    uint64_t digest[COUNT(lines)];
+    for (size_t i = 0; i < COUNT(lines); i++) {
+        Job job = eval_of(false).job;
+        ASSERT_OK(in_lines(&job, lines[i]));
+        digest[i] = job.digest;
+        for (size_t before = 0; before < i; before++) CU_ASSERT_NOT_EQUAL(digest[i], digest[before]);
+        job_free(&job);
+    }
+}
+
 /* Of 44 letters and a word, each letter a token, the last positions' worth stays. */
 TEST(a_line_too_long_loses_its_beginning) {
     static const char *const forms[] = {"{\"text\": \"%s zq\"}\n\n{\"text\": \"q z\"}",
