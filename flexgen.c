@@ -5,7 +5,7 @@
  *   policy     the best policies for a machine, by a cost model
  *   profile    this machine as numbers
  *   quantize   a 4-bit copy of a checkpoint
- *   eval       perplexity, last words
+ *   eval       perplexity, last words, scores of completions
  *
  * app/flags.c reads the command line, and app/report.c prints the results. Between them, every
  * command that runs a task takes the same way: plan_task (app/choose.c) chooses the machine, the
@@ -195,18 +195,19 @@ static int run_task(TaskRun *run, const Task *task, Listener listener, Progress 
 }
 
 // -------------------------------------------------------------------------------------------------
-// flexgen generate
+// Jobs, and flexgen generate
 // -------------------------------------------------------------------------------------------------
 
 /* Reads the prompts of the command line, or of a file. */
 static int read_job(Job *job, const Options *o, Error *err) {
-    if (o->prompts) {
-        if (!strcmp(o->prompts, "-") && isatty(STDIN_FILENO))
+    const char *path = o->score ? o->score : o->prompts;
+    if (path) {
+        if (!strcmp(path, "-") && isatty(STDIN_FILENO))
             fprintf(stderr, "prompts, one a line; Ctrl-D ends them\n");
-        if (job_read(job, o->prompts, err))
+        if (job_read(job, path, err))
             return -1;
         if (!job->count)
-            fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(o->prompts));
+            fprintf(stderr, "%s: no prompts; nothing to do\n", input_name(path));
         return 0;
     }
     job->strict = true; /* the person who typed the prompt is there to read the error */
@@ -243,10 +244,10 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
-    ADD(head, {"bits of weights", p->weight_packed ? 4 : 0},
-        {"group of weights", p->weight_packed ? GROUP : 0},
-        {"bits of the cache", p->cache_packed ? 4 : 0},
-        {"group of the cache", p->cache_packed ? GROUP : 0},
+    ADD(head, {"bits of weights", p->weight_packed ? 4 : p->weight_study.bits},
+        {"group of weights", p->weight_packed ? GROUP : p->weight_study.group},
+        {"bits of the cache", p->cache_packed ? 4 : p->cache_study.bits},
+        {"group of the cache", p->cache_packed ? GROUP : p->cache_study.group},
         {"--attn-sparsity", is_sparse(p) ? p->sparsity : 1});
     return head;
 }
@@ -278,24 +279,26 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
-    int errors = 0, cut = 0;
+    int errors = 0, cut = 0, lines = 0;
+    bool scored = job->task.scored;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         errors += e->error != NULL;
         cut += e->cut && e->ended && !e->stopped;
+        lines += !e->part;
     }
     if (job->task.count)
-        print_summary(run, job->count, completions_tokens(run->completions));
+        print_summary(run, lines, completions_tokens(run->completions));
     if (cut)
         fprintf(stderr,
-                "%d of %d completion%s cut short: the model has %d positions, too few for all "
-                "tokens asked for\n",
-                cut, job->count, plural(job->count), job->config->max_pos);
+                "%d of %d %s%s cut short: the model has %d positions, too few for all tokens asked "
+                "for\n",
+                cut, lines, scored ? "prompt" : "completion", plural(lines), job->config->max_pos);
     if (!errors)
         return 0;
     return fail(err, EXIT_FAILED,
-                "%d of %d prompt%s could not be completed; look for \"error\" in the output",
-                errors, job->count, plural(job->count));
+                "%d of %d prompt%s could not be %s; look for \"error\" in the output", errors,
+                lines, plural(lines), scored ? "scored" : "completed");
 }
 
 /* Runs what is left of a job; if nothing is left, only its lines are written. */
@@ -328,16 +331,28 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
     return sum_up_job(run, job, err);
 }
 
-/* Runs a following stage's part of the job that the first stage sends. */
+/* Runs a job that has no output of its own: eval's, or a following stage's part of one. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
-    if (stage_share_task(run->net, &job->task, job, err))
+    Task *task = &job->task;
+    if (stage_share_task(run->net, task, job, err))
         return -1;
     Completions *c = completions_follow(job, run->options);
-    int status = job->task.count && (plan_task(run, &job->task, err) ||
-                                     run_task(run, &job->task, completions_listener(c), NULL, err))
+    int status = task->count && (plan_task(run, task, err) ||
+                                 run_task(run, task, completions_listener(c),
+                                          follows(run) ? NULL : completions_progress(c), err))
                      ? -1
                      : 0;
     completions_free(c);
+    return status;
+}
+
+/* Runs a job with an output. */
+static int run_job(TaskRun *run, Job *job, Error *err) {
+    int status = follows(run)                       ? follow_job(run, job, err)
+                 : read_job(job, run->options, err) ? -1
+                                                    : complete_job(run, job, err);
+    cJSON_Delete(run->head);
+    completions_free(run->completions);
     return status;
 }
 
@@ -351,11 +366,7 @@ static int generate(TaskRun *run, Error *err) {
                .task.sampling = o->sampling};
     if (!follows(run))
         generation_notice(stderr, o->model);
-    int status = follows(run)             ? follow_job(run, &job, err)
-                 : read_job(&job, o, err) ? -1
-                                          : complete_job(run, &job, err);
-    cJSON_Delete(run->head);
-    completions_free(run->completions);
+    int status = run_job(run, &job, err);
     job_free(&job);
     return status;
 }
@@ -586,26 +597,38 @@ static int quantize(TaskRun *run, Error *err) {
     return 0;
 }
 
+/* Reads what eval adds up, scores it, and reports the sums. */
+static int add_up(TaskRun *run, Eval *eval, Error *err) {
+    const Options *o = run->options;
+    Job *job = &eval->job;
+    bool leads = !follows(run);
+    job->strict = true;
+    if (leads &&
+        (o->perplexity ? eval_text(eval, o->perplexity, err) : job_read(job, o->last_word, err)))
+        return -1;
+    if (leads && !job->count)
+        return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}",
+                    input_name(o->last_word));
+    if (leads)
+        job_rest(job);
+    if (follow_job(run, job, err))
+        return -1;
+    if (leads)
+        report_eval(run, eval);
+    return 0;
+}
+
 static int eval(TaskRun *run, Error *err) {
     const Options *o = run->options;
-    Eval eval = {.stepwise = o->compress_cache || is_sparse(&o->policy),
-                 .tokenizer = run->tokenizer,
-                 .config = &run->checkpoint->config,
-                 .window = o->window,
-                 .limit = o->limit};
-    bool leads = !follows(run);
-    int status = 0;
-    if (leads)
-        status = o->perplexity ? eval_text(&eval, o->perplexity, err)
-                               : eval_lines(&eval, o->last_word, err);
-    if (status || stage_share_task(run->net, &eval.task, NULL, err) ||
-        plan_task(run, &eval.task, err) ||
-        run_task(run, &eval.task, leads ? eval_listener(&eval) : (Listener){0},
-                 leads ? &eval.progress : NULL, err))
-        status = -1;
-    else if (leads)
-        report_eval(run, &eval);
-    eval_free(&eval);
+    Eval eval = {.job = {.tokenizer = run->tokenizer,
+                         .config = &run->checkpoint->config,
+                         .format = "jsonl",
+                         .limit = o->limit,
+                         .stepwise = o->compress_cache || is_sparse(&o->policy),
+                         .task.scored = true},
+                 .window = o->window};
+    int status = o->score ? run_job(run, &eval.job, err) : add_up(run, &eval, err);
+    job_free(&eval.job);
     return status;
 }
 

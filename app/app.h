@@ -24,7 +24,7 @@ typedef struct {
 
 /* The flags of one command line. */
 typedef struct Options {
-    const char *prompts, *output, *json, *trace, *perplexity, *last_word, *format, *stages;
+    const char *prompts, *output, *json, *trace, *perplexity, *last_word, *score, *format, *stages;
     Texts prompt, stop;
     int max_tokens, num_prompts, window, limit;
     int prompt_len[2], gen_len[2]; /* least, most */
@@ -124,8 +124,8 @@ typedef struct {
     /* the work, and how it went */
     bool bench;
     Device *device;
-    Completions *completions; /* generate's; NULL in other commands */
-    cJSON *head;              /* generate's: the journal's head for this job */
+    Completions *completions; /* of a job with an output; NULL in other commands */
+    cJSON *head;              /* the journal's head for that job */
     bool traced;        /* the device notes what it does, for --trace or for bench's breakdown */
     size_t trace_limit; /* slices that a trace keeps at a time, if it only adds up; 0: all */
     Trace *traces;      /* [nstages] the first process collects those of the others at the end */
@@ -176,36 +176,56 @@ size_t process_planned(const TaskRun *run);
 bool follows(const TaskRun *run);
 
 // -------------------------------------------------------------------------------------------------
-// job.c: prompts in
+// job.c: prompts in, and texts that are to be scored
 // -------------------------------------------------------------------------------------------------
 
-/* A prompt, and what has come of it. */
+/* What is known of scored tokens. */
 typedef struct {
-    int line;            /* its line in the input, from 0 */
-    char *id;            /* as JSON text ("7" with or without quotes) */
-    char *text;          /* the prompt as given; NULL if it cannot be completed */
-    char *error;         /* why it cannot be completed; NULL: it can */
-    int32_t *ids;        /* s tokens, and behind them those that an earlier run had chosen */
-    int s, n;            /* prompt length; tokens to generate at most */
-    int32_t *tokens;     /* those known so far, </s> included */
-    int known;           /* how many tokens are known */
-    bool cut;            /* n is less than was asked for, since the model's positions end */
+    double nll;  /* -log of the probability of all of them */
+    int tokens;  /* their number, in a sum of scores */
+    bool missed; /* true if one of them was not the greedy choice */
+} Score;
+
+/* A prompt, and what has come of it. In a job that is scored, n given tokens stand behind it, and
+ * their scores take the place of new tokens. */
+typedef struct {
+    int line;        /* its line in the input, from 0 */
+    char *id;        /* as JSON text ("7" with or without quotes) */
+    char *text;      /* the prompt as given; NULL if it cannot be completed, or is scored */
+    char *error;     /* why it cannot be completed; NULL: it can */
+    int32_t *ids;    /* s tokens, and behind them those that are scored, or that an earlier run
+                        had chosen */
+    int s, n;        /* prompt length; tokens to generate at most */
+    int32_t *tokens; /* those known so far, </s> included; none if they are scored */
+    int known;       /* how many tokens are known */
+    Score score;     /* of the known tokens, if they are scored */
+    bool part;       /* the next request scores more of the same line, and has its id */
+    bool cut;        /* n is less than was asked for, or the prompt has lost its beginning, since
+                        the model's positions end */
     bool ended, stopped; /* no more tokens will come; they ended with </s> or a stop text */
 } Request;
 
-/* The prompts that a user wants completed. The fields before `request` are set before reading. */
+/* The prompts that a user wants completed, or with task.scored the texts whose probability is
+ * wanted. The fields before `request` are set before reading, and what the task needs. */
 typedef struct {
     const Tokenizer *tokenizer;
     const OptConfig *config;
     int max_tokens;     /* for prompts that do not say */
     bool strict;        /* one impossible prompt refuses the whole job */
     const char *format; /* "jsonl", "text"; NULL: job_read finds out */
-    Request *request;   /* [count], in the order of the input */
+    int limit;          /* no line is read when there are as many requests; 0: all are */
+    /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
+     * packed cache or sparse attention. false: a prompt is one prefill. */
+    bool stepwise;
+    Request *request; /* [count], in the order of the input */
     int count;
     uint64_t digest; /* two jobs share it only if their prompts are the same */
     Task task;       /* what is left to do */
 } Job;
 
+/* Adds a request at the end. */
+void job_push(Job *job, Request request);
+bool job_full(const Job *job);
 /* Adds the prompt of a line: a JSON object, or a text. If it is impossible, it becomes a request
  * with an error. */
 void job_add(Job *job, const Lines *line, bool json);
@@ -217,10 +237,15 @@ int job_settle(Job *job, const char *name, Error *err);
 /* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
  * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.
  * Blank lines are skipped. An id is a string or a whole number below 2^53. Without `format`, plain
- * lines that are JSON objects and a file that is one JSON value are refused. */
+ * lines that are JSON objects and a file that is one JSON value are refused. Lines that are scored
+ * are {"id"?, "prompt", "completion"}, or {"id"?, "text"}, whose last word is scored. If a prompt
+ * and what is scored are too long for the model, the prompt loses its beginning; if the latter is
+ * too long by itself, it is cut into windows. */
 int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
+/* Adds up the scores of a line, whose last request this is. */
+Score line_score(const Job *job, const Request *last);
 void job_free(Job *job);
 /* Frees the prompts of a task that owns their tokens; a job owns its own. */
 void prompts_free(Task *task);
@@ -229,6 +254,8 @@ void prompts_free(Task *task);
  * caller frees *ids. Returns their number, or -1 and err. */
 int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *tokenizer,
                 Error *err);
+/* Returns a copy of ids[n], which the caller frees. */
+int32_t *copy_ids(const int32_t *ids, int n);
 
 // -------------------------------------------------------------------------------------------------
 // journal.c: what a job has chosen so far, on disk
@@ -246,10 +273,14 @@ typedef struct {
     uint64_t check; /* the hash of these bytes */
 } Journal;
 
-/* One generated token as the journal records it. */
+/* One generated token as the journal records it, or the log-probability of a scored one. As this
+ * is never above 0, its sign is free: it is negative if the token was the greedy choice. */
 typedef struct {
-    uint32_t place; /* the prompt's place in the job */
-    int32_t token;
+    uint32_t place; /* the request's place in the job */
+    union {
+        int32_t token;
+        float logp;
+    };
 } Pair;
 #define JOURNAL_VERSION "flexgen journal 2" /* a name in its first line */
 #define JOURNAL_ENDED "output" /* another, whose value is the state of a finished output */
@@ -394,50 +425,28 @@ void stages_close(Stages *stages);
 // eval.c: perplexity and last words (section 6.2, Table 6)
 // -------------------------------------------------------------------------------------------------
 
-/* What is known of a prompt's scored tokens. */
+/* A scored job: its requests are windows of a text, or lines whose last word counts. */
 typedef struct {
-    double nll;  /* -log of the probability of all of them */
-    bool missed; /* true if one of them was not the greedy choice */
-} Score;
-
-/* A scored task made of texts, and its results. Prompts are windows of a text, or lines whose last
- * word counts. The fields before `task` are set before reading. */
-typedef struct {
-    /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
-     * packed cache or sparse attention. false: a prompt is one prefill. */
-    bool stepwise;
-    const Tokenizer *tokenizer;
-    const OptConfig *config;
-    int window; /* tokens of each window; before reading also 0: the model's positions */
-    int limit;  /* so many windows or lines at most; 0: all */
-    Task task;
-    long tokens, told; /* tokens to be scored; scored so far */
-    long unscored;     /* tokens of the text in no window, or first in one */
-    size_t bytes;      /* of text that the scored tokens stand for */
-    Score *score;      /* [task.count] */
-    Progress progress;
+    Job job;
+    int window;    /* tokens of each window; before reading also 0: the model's positions */
+    long unscored; /* tokens of the text in no window, or first in one */
 } Eval;
 
 /* Reads a file as one text, with </s> in front, in windows. The first token of a window is context
  * only. What is left after the last whole window is not scored; a text that is shorter than a
  * window is one window. */
 int eval_text(Eval *eval, const char *path, Error *err);
-/* Reads JSON lines {"text"}. The last word of each, with the white space before it, is scored;
- * white space at the end is left out. If a line is too long for the model, its beginning is left
- * out. */
-int eval_lines(Eval *eval, const char *path, Error *err);
-/* Returns the listener that adds up the scores; ctx is the Eval. */
-Listener eval_listener(Eval *eval);
 
 /* The results, which do not depend on the order of scoring: nll is the mean of -log p over tokens,
- * perplexity is exp(nll); word_perplexity is the same over prompts, and accuracy the share of
- * prompts whose scored tokens were all greedy choices. */
+ * perplexity is exp(nll); word_perplexity is the same over lines (or windows), and accuracy the
+ * share of lines whose scored tokens were all greedy choices. */
 typedef struct {
     double nll, perplexity, bits_per_byte; /* over tokens */
-    double word_perplexity, accuracy;      /* over prompts */
+    double word_perplexity, accuracy;      /* over lines */
+    long tokens;                           /* that are scored */
+    int lines;
 } EvalResult;
-EvalResult eval_result(const Eval *eval);
-void eval_free(Eval *eval);
+EvalResult eval_result(const Job *job);
 
 // -------------------------------------------------------------------------------------------------
 // quantize.c: a packed copy of a checkpoint

@@ -39,6 +39,7 @@ struct Completions {
     bool resumed;     /* there was a journal of an unfinished job, and this job continues it */
     size_t found;     /* bytes of the output that was there */
     Progress progress;
+    long told; /* tokens that have come in this run */
 
     pthread_t thread;
     pthread_mutex_t lock; /* guards the fields from here to `error` */
@@ -92,11 +93,17 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
     return stop;
 }
 
-/* Adds the next token of a prompt, and notes if it is the last. */
-static void add_token(const Completions *c, Request *e, int32_t token) {
-    e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);
-    e->tokens[e->known++] = token;
-    e->stopped = is_eos(c->job->config, token) || ends_in_stop(c, e);
+/* Adds the next token of a prompt, or its score, and notes if it is the last. */
+static void add_token(const Completions *c, Request *e, Pair pair) {
+    if (c->job->task.scored) {
+        e->score.nll += fabsf(pair.logp);
+        e->score.missed |= !signbit(pair.logp);
+        e->known++;
+    } else {
+        e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);
+        e->tokens[e->known++] = pair.token;
+        e->stopped = is_eos(c->job->config, pair.token) || ends_in_stop(c, e);
+    }
     e->ended = e->stopped || e->known == e->n;
 }
 
@@ -143,14 +150,28 @@ static int write_completion(const Completions *c, FILE *out, const Request *e) {
     return n;
 }
 
-/* Returns the line of the next prompt, and how many tokens are in it. */
+/* Writes the score of a line, whose last request this is. */
+static void write_score(const Completions *c, FILE *out, const Request *last) {
+    Score line = line_score(c->job, last);
+    fprintf(out, "{\"id\": %s, \"logprob\": %.12g, \"greedy\": %s, \"tokens\": %d}\n", last->id,
+            0 - line.nll, line.missed ? "false" : "true", line.tokens); /* 0 - 0 is not -0 */
+}
+
+/* Returns the line of the next request, which is empty if it is a part, and how many tokens are in
+ * it. */
 static Text next_line(const Completions *c, int *tokens) {
     const Request *e = &c->job->request[c->written];
     Text line = {0};
     FILE *out = text_stream(&line);
-    write_start(out, e);
-    *tokens = e->error ? 0 : write_completion(c, out, e);
-    fprintf(out, "}\n");
+    *tokens = e->n;
+    if (c->job->task.scored && !e->error) {
+        if (!e->part)
+            write_score(c, out, e);
+    } else {
+        write_start(out, e);
+        *tokens = e->error ? 0 : write_completion(c, out, e);
+        fprintf(out, "}\n");
+    }
     fclose(out);
     return line;
 }
@@ -359,25 +380,37 @@ void progress_clear(const Progress *p) {
 // The listener of the engine
 // -------------------------------------------------------------------------------------------------
 
-/* Listener.token: takes a new token. Returns true if its sequence ends with it. */
-static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
-    Completions *c = ctx;
-    int place = c->job->task.prompts[prompt].place;
-    Request *e = &c->job->request[place];
-    add_token(c, e, tokens[n - 1]);
+/* Takes a new token, or its score. Returns true if its sequence ends with it. */
+static bool take_newest(Completions *c, Pair pair) {
+    Request *e = &c->job->request[pair.place];
+    add_token(c, e, pair);
+    c->told++;
     if (!c->journal)
         return e->stopped;
     pthread_mutex_lock(&c->lock);
     Pairs *q = &c->queue;
     q->pair = with_room(q->pair, q->n, sizeof *q->pair);
-    q->pair[q->n++] = (Pair){place, tokens[n - 1]};
+    q->pair[q->n++] = pair;
     pthread_mutex_unlock(&c->lock);
     return e->stopped;
 }
 
+/* Listener.token. */
+static bool on_token(void *ctx, int prompt, const int32_t *tokens, int n) {
+    Completions *c = ctx;
+    return take_newest(c, (Pair){c->job->task.prompts[prompt].place, {.token = tokens[n - 1]}});
+}
+
+/* Listener.scored. */
+static void on_scored(void *ctx, int prompt, int at, float logp, int32_t best) {
+    Completions *c = ctx;
+    const Prompt *p = &c->job->task.prompts[prompt];
+    take_newest(c, (Pair){p->place, {.logp = copysignf(logp, best == p->ids[at] ? -1 : 1)}});
+}
+
 static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
     Completions *c = ctx;
-    progress_show(&c->progress, stats, stats->generated);
+    progress_show(&c->progress, stats, c->told);
     if (!hand_over(c, false))
         return 0;
     *err = c->error;
@@ -385,7 +418,11 @@ static int on_sweep(void *ctx, const RunStats *stats, Error *err) {
 }
 
 Listener completions_listener(Completions *c) {
-    return (Listener){.ctx = c, .token = on_token, .sweep = on_sweep};
+    /* In a scored task the tokens are given, and only their scores are news. */
+    return (Listener){.ctx = c,
+                      .token = c->job->task.scored ? NULL : on_token,
+                      .scored = on_scored,
+                      .sweep = on_sweep};
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -416,9 +453,11 @@ static int take_token(void *ctx, Pair pair) {
     if (pair.place >= (uint32_t)c->job->count)
         return -1;
     Request *e = &c->job->request[pair.place];
-    if (e->error || e->ended || pair.token < 0 || pair.token >= c->job->config->vocab)
+    bool possible = c->job->task.scored ? isfinite(pair.logp)
+                                        : pair.token >= 0 && pair.token < c->job->config->vocab;
+    if (e->error || e->ended || !possible)
         return -1;
-    add_token(c, e, pair.token);
+    add_token(c, e, pair);
     return 0;
 }
 
@@ -470,7 +509,7 @@ static int keep_line(Completions *c, Error *err) {
     size_t n = text ? strnlen(text, there) : 0;
     if (!text)
         status = -1;
-    else if (memcmp(line.text, text, n))
+    else if (n && memcmp(line.text, text, n)) /* a part has no text at all */
         status = fail(err, EXIT_USAGE,
                       "%s: line %d is not what %s says; move the output away, and --resume writes "
                       "it anew",

@@ -22,7 +22,7 @@ static const struct {
     [POLICY] = {'p', "policy", "--model NAME|DIR", "the best policies, and what they promise"},
     [PROFILE] = {'m', "profile", "", "this machine as a hardware file"},
     [QUANTIZE] = {'q', "quantize", "--model DIR --output DIR", "a 4-bit copy of a checkpoint"},
-    [EVAL] = {'e', "eval", "--model DIR (--perplexity FILE | --last-word FILE)",
+    [EVAL] = {'e', "eval", "--model DIR (--perplexity | --last-word | --score) FILE",
               "how probable a text is"},
 };
 
@@ -229,12 +229,12 @@ static const Flag flags[] = {
     {"--prompt", "g", LIST(prompt), "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
      "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
-    {"--output", "gmq", OUTPUT(output),
-     "FILE: completions as JSON lines, or the machine (-, standard output); DIR: the copy that "
-     "quantize makes"},
-    {"--resume", "g", SWITCH(resume),
+    {"--output", "gmqe", OUTPUT(output),
+     "FILE: completions or scores as JSON lines, or the machine (-, standard output); DIR: the "
+     "copy that quantize makes"},
+    {"--resume", "ge", SWITCH(resume),
      "go on with the job whose output FILE is, if it has not ended"},
-    {"--overwrite", "g", SWITCH(overwrite), "lose what is in FILE"},
+    {"--overwrite", "ge", SWITCH(overwrite), "lose what is in FILE"},
     {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl or text",
      "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
     {"--strict", "g", SWITCH(strict),
@@ -247,6 +247,9 @@ static const Flag flags[] = {
     {"--num-prompts", "bp", WHOLE(num_prompts, 1, MAX_GBS), "N: prompts (one block of them)"},
     {"--perplexity", "e", TEXT(perplexity), "FILE: a text, scored in windows; - is standard input"},
     {"--last-word", "e", TEXT(last_word), "FILE: JSON lines {\"text\"} whose last word is scored"},
+    {"--score", "e", TEXT(score),
+     "FILE: JSON lines {\"id\", \"prompt\", \"completion\"}, whose completions are scored; - is "
+     "standard input"},
     {"--window", "e", WHOLE(window, 2, MAX_LEN), "N: tokens of a window (the model's positions)"},
     {"--limit", "e", WHOLE(limit, 1, MAX_LEN), "N: the first N windows or lines only (all)"},
     {"--json", "bpe", OUTPUT(json), "FILE: the figures as one JSON object; - is standard output"},
@@ -507,8 +510,11 @@ static int check_needs(const Options *o, Command command, Error *err) {
          "--output is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},
-        {command == EVAL && !o->perplexity == !o->last_word,
-         "give either --perplexity FILE or --last-word FILE"},
+        {command == EVAL && !!o->perplexity + !!o->last_word + !!o->score != 1,
+         "give one of --perplexity FILE, --last-word FILE and --score FILE"},
+        {command == EVAL && !o->score && (o->output || o->resume || o->overwrite),
+         "--output, --resume, --overwrite: are about the lines of --score; leave them out"},
+        {o->score && o->json, "--json: every score is a line of --output; leave it out"},
         {0}};
     return check_rules(rules, err);
 }
@@ -563,8 +569,7 @@ static int check_pairs(const Options *o, Command command, Error *err) {
         {on_paper && is_range(o->gen_len),
          "--nodes: knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
-        {o->trace && !strcmp(o->trace, "-") &&
-             (command != GENERATE || !o->output || !strcmp(o->output, "-")),
+        {o->trace && !strcmp(o->trace, "-") && (!o->output || !strcmp(o->output, "-")),
          "--trace: standard output has the other results; name a file"},
         {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
@@ -609,7 +614,7 @@ static bool is_of_model(const Options *o, uint64_t identity) {
 }
 
 int files_check(const Options *o, Command command, Error *err) {
-    enum { NAMED = 4, RESULTS = 6, FILES = 10 };
+    enum { NAMED = 4, RESULTS = 6, FILES = 11 };
     char journal[MAX_PATH];
     bool lasts = o->output && !output_is_special(o->output);
     if (lasts && file_beside(journal, o->output, ".journal", err))
@@ -625,7 +630,8 @@ int files_check(const Options *o, Command command, Error *err) {
                       {"--prompts", o->prompts},
                       {"--hardware", o->hardware},
                       {"--perplexity", o->perplexity},
-                      {"--last-word", o->last_word}};
+                      {"--last-word", o->last_word},
+                      {"--score", o->score}};
     for (int r = 0; r < RESULTS; r++) {
         const char *flag = files[r].flag, *path = files[r].path;
         uint64_t identity = path && !output_is_special(path) ? file_identity(path) : 0;

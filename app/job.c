@@ -1,9 +1,12 @@
-/* job.c: reads the prompts.
+/* job.c: reads the prompts, and texts that are to be scored.
  *
  * All lines of a file are JSON, or all are plain text. A prompt that cannot be completed does not
  * stop the others: it becomes a request with an error, which its line of the output reports; with
  * `strict` the whole job is refused. Sampling depends on a prompt's place in the input, which does
  * not change when a job goes on with the prompts that are left.
+ *
+ * Lines that are scored become tokens and windows by the rules of lm-evaluation-harness, so that
+ * its tasks have the figures that they have with Hugging Face (scripts/lm_eval_flexgen.py).
  * Read next: journal.c. */
 #include <fnmatch.h>
 #include <math.h>
@@ -27,12 +30,13 @@ int text_encode(int32_t **ids, const char *text, size_t len, const Tokenizer *to
     return n + 1;
 }
 
-/* Returns a new, empty request at the end of the job. */
-static Request *new_request(Job *job, int line) {
+void job_push(Job *job, Request request) {
     job->request = with_room(job->request, job->count, sizeof *job->request);
-    Request *e = &job->request[job->count++];
-    *e = (Request){.line = line};
-    return e;
+    job->request[job->count++] = request;
+}
+
+int32_t *copy_ids(const int32_t *ids, int n) {
+    return memcpy(xcalloc(n, sizeof *ids), ids, n * sizeof *ids);
 }
 
 /* Fills in a request that is to generate n tokens. -1 and err if that is impossible. */
@@ -81,12 +85,80 @@ static int id_text(char **text, const cJSON *id, Error *err) {
     return 0;
 }
 
+/* Returns the length of a text without the white space at its end (blanks true), or without the
+ * last word (blanks false). */
+static size_t without_last(const char *text, size_t len, bool blanks) {
+    for (size_t at = len; at--;) {
+        uint32_t c;
+        if ((text[at] & 0xC0) == 0x80)
+            continue; /* inside a character */
+        utf8_step(&c, text + at, len - at);
+        if ((char_kind(c) == 'S') != blanks)
+            break;
+        len = at;
+    }
+    return len;
+}
+
+/* Fills in a request that scores what a text has behind its first `before` bytes: the tokens of
+ * the whole text that come after as many as these bytes have by themselves. */
+static int take_pair(const Job *job, Request *e, const char *text, size_t len, size_t before,
+                     Error *err) {
+    int32_t *ids;
+    int s = text_encode(&e->ids, text, before, job->tokenizer, err);
+    int tokens = s < 0 ? s : text_encode(&ids, text, len, job->tokenizer, err);
+    if (tokens < 0)
+        return -1;
+    if (tokens > s) {
+        e->ids = xrealloc(e->ids, tokens, sizeof *ids);
+        memcpy(e->ids + s, ids + s, (tokens - s) * sizeof *ids);
+    }
+    free(ids);
+    if (!s)
+        return fail(err, EXIT_FAILED,
+                    "the prompt has no tokens; write one, since this model puts none in front");
+    if (tokens <= s)
+        return fail(err, EXIT_FAILED,
+                    "what is to be scored has no tokens of its own; write a word of them");
+    e->s = s;
+    e->n = tokens - s;
+    return 0;
+}
+
+/* Reads {"id"?, "prompt", "completion"}, which scores the completion and the white space before it,
+ * or {"id"?, "text"}, which scores the last word of the text and the white space before that. */
+static int take_scored(const Job *job, Request *e, const cJSON *line, Error *err) {
+    const char *prompt = cJSON_GetStringValue(json_get(line, "prompt")),
+               *completion = cJSON_GetStringValue(json_get(line, "completion"));
+    const cJSON *text = json_get(line, "text");
+    if (prompt && completion) {
+        char *whole = xcalloc(strlen(prompt) + strlen(completion) + 1, 1);
+        strcat(strcpy(whole, prompt), completion);
+        size_t before = without_last(prompt, strlen(prompt), true);
+        int status = take_pair(job, e, whole, strlen(whole), before, err);
+        free(whole);
+        return status;
+    }
+    if (!cJSON_IsString(text))
+        return json_refuse(err, "\"text\"", text,
+                           "a string, or strings \"prompt\" and \"completion\"");
+    const char *words = text->valuestring;
+    size_t len = without_last(words, strlen(words), true);
+    size_t before = without_last(words, without_last(words, len, false), true);
+    if (!before)
+        return fail(err, EXIT_FAILED,
+                    "\"text\" has no two words; expected a last word and some before it");
+    return take_pair(job, e, words, len, before, err);
+}
+
 /* Reads {"id"?, "prompt", "max_tokens"?}. A null counts as absent, and other fields are ignored. */
 static int take_object(const Job *job, Request *e, const cJSON *line, Error *err) {
     const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
     size_t n = job->max_tokens;
     if (id_text(&e->id, json_get(line, "id"), err))
         return -1;
+    if (job->task.scored)
+        return take_scored(job, e, line, err);
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
                     prompt ? "not a string" : "missing");
@@ -98,21 +170,44 @@ static int take_object(const Job *job, Request *e, const cJSON *line, Error *err
 
 /* Takes the prompt of a JSON line. */
 static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\"", err);
+    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\" \"completion\" \"text\"", err);
     int status = value ? take_object(job, e, value, err) : -1;
     cJSON_Delete(value);
     return status;
 }
 
+/* Adds a request, as windows if more is to be scored than the model has positions: each token is
+ * scored in one of them. Before its first scored token, a window has the token before that; the
+ * last, and the only one, has as many tokens as the model takes. */
+static void add_windows(Job *job, Request e) {
+    int most = job->config->max_pos;
+    int at = e.s, end = e.s + e.n, first = imax(end - most - 1, 0); /* the last takes no position */
+    e.cut |= at + imin(e.n, most) > most + 1;
+    for (; end - at > most; at += most)
+        job_push(job, (Request){.line = e.line,
+                                .ids = copy_ids(e.ids + at - 1, most + 1),
+                                .s = 1,
+                                .n = most,
+                                .part = true});
+    if (first)
+        memmove(e.ids, e.ids + first, (end - first) * sizeof *e.ids);
+    e.s = at - first;
+    e.n = end - at;
+    job_push(job, e);
+}
+
 void job_add(Job *job, const Lines *l, bool json) {
     Error why;
-    Request *e = new_request(job, l->number - 1);
-    if (json ? take_json(job, e, l, &why)
-             : take_text(job, e, l->line, l->size, job->max_tokens, &why)) {
+    Request e = {.line = l->number - 1};
+    if (json ? take_json(job, &e, l, &why)
+             : take_text(job, &e, l->line, l->size, job->max_tokens, &why)) {
         fail_at(&why, l->where);
-        e->error = xstrdup(why.text);
+        e.error = xstrdup(why.text);
     }
+    add_windows(job, e);
 }
+
+bool job_full(const Job *job) { return job->limit && job->count >= job->limit; }
 
 // -------------------------------------------------------------------------------------------------
 // JSON lines or plain lines
@@ -128,9 +223,9 @@ static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named = named_json || named_text;
     Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
-    int more;
+    int more = 0;
     char kind = 0; /* of the input as a whole */
-    while ((more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
+    while (!job_full(job) && (more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
         char first = l->line[strspn(l->line, " \t")];
         bool object = !job->format && !(json && job->count) && first == '{' &&
                       json_kind(l->line, l->size) == '{';
@@ -201,7 +296,7 @@ static void settle_ids(Job *job) {
     for (int i = 0; i < job->count; i++) {
         Request *e = &job->request[i];
         char text[16];
-        if (e->id)
+        if (e->id || e->part)
             continue;
         snprintf(text, sizeof text, "%d", e->line);
         while (tfind(&(Request){.id = text}, &tree, by_id))
@@ -219,11 +314,12 @@ int job_settle(Job *job, const char *name, Error *err) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
             return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
-        hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
+        if (e->id)
+            hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
         hash = hash_bytes(hash, &e->n, sizeof e->n);
         if (e->text)
             hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
-        hash = hash_bytes(hash, e->ids, e->s * sizeof *e->ids);
+        hash = hash_bytes(hash, e->ids, (e->s + job->task.scored * e->n) * sizeof *e->ids);
     }
     job->digest = hash;
     return 0;
@@ -235,7 +331,7 @@ int job_read(Job *job, const char *path, Error *err) {
         return -1;
     int status = read_lines(job, &lines, path, err);
     lines_close(&lines);
-    return status ? -1 : job_settle(job, lines.path, err);
+    return status < 0 ? -1 : job_settle(job, lines.path, err);
 }
 
 void job_rest(Job *job) {
@@ -245,13 +341,28 @@ void job_rest(Job *job) {
         Request *e = &job->request[i];
         if (e->error || e->ended)
             continue;
-        if (e->known) {
+        if (e->tokens) {
             e->ids = xrealloc(e->ids, e->s + e->known, sizeof *e->ids);
             memcpy(e->ids + e->s, e->tokens, e->known * sizeof *e->tokens);
         }
+        int from = e->s + e->known, end = e->s + e->n;
+        int s = !t->scored ? from : job->stepwise ? imax(from - 1, 1) : end - 1;
         t->prompts[t->count++] =
-            (Prompt){.ids = e->ids, .s = e->s + e->known, .n = e->n - e->known, .place = i};
+            (Prompt){.ids = e->ids, .s = s, .n = end - s, .from = from, .place = i};
     }
+}
+
+Score line_score(const Job *job, const Request *last) {
+    const Request *e = last;
+    Score sum = {0};
+    while (e > job->request && e[-1].part)
+        e--;
+    for (; e <= last; e++) {
+        sum.nll += e->score.nll;
+        sum.missed |= e->score.missed;
+        sum.tokens += e->n;
+    }
+    return sum;
 }
 
 void prompts_free(Task *task) {

@@ -351,12 +351,13 @@ static void print_policy(FILE *out, const TaskRun *run) {
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {
     const RunStats *r = &run->stats;
-    fprintf(stderr,
-            "%d prompt%s, %ld token%s%s in %.2f s (prefill %.2f, decode %.2f): %.1f tokens/s "
-            "generated; ",
-            prompts, plural(prompts), tokens, plural(tokens),
-            completions_head(run->completions) ? ", the rest of them" : "", r->total_s,
-            r->prefill_s, r->decode_s, measured(run).throughput);
+    fprintf(stderr, "%d prompt%s, %ld token%s%s%s in %.2f s", prompts, plural(prompts), tokens,
+            plural(tokens), run->options->score ? " scored" : "",
+            completions_head(run->completions) ? ", the rest of them" : "", r->total_s);
+    if (!run->options->score)
+        fprintf(stderr, " (prefill %.2f, decode %.2f): %.1f tokens/s generated", r->prefill_s,
+                r->decode_s, measured(run).throughput);
+    fprintf(stderr, "; ");
     print_policy(stderr, run);
 }
 
@@ -557,23 +558,22 @@ static void report_study(const TaskRun *run) {
 }
 
 void report_eval(const TaskRun *run, const Eval *eval) {
-    EvalResult e = eval_result(eval);
+    EvalResult e = eval_result(&eval->job);
     const RunStats *t = &run->stats;
-    int prompts = eval->task.count;
     if (run->options->perplexity) {
         ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll},
-            {"bits_per_byte", e.bits_per_byte}, {"tokens", eval->tokens},
-            {"unscored", eval->unscored}, {"windows", prompts}, {"window", eval->window});
+            {"bits_per_byte", e.bits_per_byte}, {"tokens", e.tokens}, {"unscored", eval->unscored},
+            {"windows", e.lines}, {"window", eval->window});
         fprintf(run->text,
                 "perplexity %.4f, %.4f bits per byte: %ld token%s in %d window%s of %d, %ld left "
                 "unscored\n",
-                e.perplexity, e.bits_per_byte, eval->tokens, plural(eval->tokens), prompts,
-                plural(prompts), eval->window, eval->unscored);
+                e.perplexity, e.bits_per_byte, e.tokens, plural(e.tokens), e.lines, plural(e.lines),
+                eval->window, eval->unscored);
     } else {
         ADD(run->json, {"last_word_accuracy", e.accuracy}, {"perplexity", e.word_perplexity},
-            {"lines", prompts});
+            {"lines", e.lines});
         fprintf(run->text, "last word: accuracy %.4f, perplexity %.4f: %d line%s\n", e.accuracy,
-                e.word_perplexity, prompts, plural(prompts));
+                e.word_perplexity, e.lines, plural(e.lines));
     }
     add_setting(run);
     ADD(run->json, {"sweeps", t->sweeps}, {"T", t->total_s}, {"prefill_s", t->prefill_s},

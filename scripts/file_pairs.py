@@ -35,9 +35,10 @@ COMMANDS = {  # what is always there, and the flags of files
     "policy": (f"--model m {BENCHED}", {"--hardware": READ, "--json": WRITTEN}),
     "eval": (f"{MODEL_HERE} --limit 1", {"--perplexity": READ, "--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
     "eval ": (f"{MODEL_HERE} --limit 1", {"--last-word": READ, "--hardware": READ, "--json": WRITTEN, "--trace": WRITTEN}),
+    "eval  ": (f"{MODEL_HERE} --limit 1", {"--score": READ, "--hardware": READ, "--output": WRITTEN, "--trace": WRITTEN}),
     "quantize": ("--model m", {"--output": WRITTEN}),
 }
-NEEDED = {"--prompts": "prompts", "--hardware": "machine", "--perplexity": "text", "--last-word": "text"}
+NEEDED = {"--prompts": "prompts", "--hardware": "machine", "--perplexity": "text", "--last-word": "text", "--score": "text"}
 BUSY = ["busy", "busy.journal"]  # drawn less often, since the command waits a while for the end of the other job
 FILES = ["prompts", "machine", "text", "old", "old.journal", "new", "new.journal"] + ["m/" + name for name in MODEL]
 WAYS = ["plain", "detour", "link", "hard link", "/dev/fd", "-"]

@@ -161,7 +161,7 @@ static int take_token(void *ctx, Pair pair) {
 }
 static bool read_journal(const char *path) {
     long taken = 0;
-    const Pair pair = {1, 2};
+    const Pair pair = {1, {2}};
     Journal *j = journal_open(path, &err);
     const bool good = j && j->head && !journal_read(j, take_token, &taken, &err);
     if (good) CHECK(!journal_begin(j, NULL, &err) && !journal_append(j, &pair, 1, &err));
@@ -172,9 +172,9 @@ static bool read_journal(const char *path) {
 }
 
 static bool read_last_words(const char *path) {
-    Eval eval = {.tokenizer = tokenizer, .config = &config};
-    const bool good = !eval_lines(&eval, path, &err);
-    eval_free(&eval);
+    Job job = {.tokenizer = tokenizer, .config = &config, .format = "jsonl", .strict = true, .task.scored = true};
+    const bool good = !job_read(&job, path, &err);
+    job_free(&job);
     return good;
 }
 
@@ -387,7 +387,7 @@ static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges", "form", "added", "older"};
     const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
     Model small = {{"small", 1, 4, 8, 2, 6, 3, 4, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
-    const Pair pairs[] = {{0, 7}, {1, 8}, {0, 9}};
+    const Pair pairs[] = {{0, {7}}, {1, {8}}, {0, {9}}};
     CopyStats stats;
     for (size_t d = 0; d < COUNT(dirs); d++) CHECK(!mkdir(path_of(dirs[d]), 0700));
     write_model(path_of("model"), &small);

@@ -201,7 +201,11 @@ TEST(what_cannot_be_done_is_refused_in_one_line_and_changes_nothing) {
         {"generate" TINY " --prompts @", 1, "directory"},
         {"generate" TINY " --prompts no/such", 1, "no/such ... check the path"},
         {EVAL " --perplexity /dev/null", 1, "/dev/null"},
-        {EVAL " --last-word @words", 1, "words: line 2"},
+        {EVAL " --last-word @words", 1, "words line 2"},
+        {EVAL " --last-word /dev/null", 1, "/dev/null: no lines; expected JSON lines"},
+        {EVAL " --score no/such", 1, "no/such ... check the path"},
+        {EVAL " --score @words --output @old", 2, "old ... --resume ... --overwrite"},
+        {EVAL " --score @words --resume", 2, "--resume ... --output"},
         /* compression */
         {"quantize --model @small --output @copies/two", 2, NO_GROUPS},
         {"generate --model @small --prompt a" LAPTOP " --compress-weight", 2, NO_GROUPS},
@@ -1005,6 +1009,50 @@ TEST(eval_knows_which_last_words_are_right) {
     const cJSON *json = FIGURES(EVAL " --last-word @words --limit 2 --json -");
     assert_figures(json, "lines=2 last_word_accuracy=0.5 perplexity>10");
     CU_ASSERT_PTR_NULL(item(json, "windows"));
+}
+
+/* Lines of two windows, too, and one whose prompt is cut. Killed between two sweeps, the job goes on under another policy;
+ * with other lines, with rounded weights or as another command it does not. */
+TEST(scores_of_lines_are_a_job_that_goes_on) {
+#define SCORE EVAL " --score @pairs --gpu-batch-size 1 --num-gpu-batches 1 "
+    enum { PAIRS = 8, SOME_SCORES = 560 /* bytes of a journal, with the scores of the first line */ };
+    static char pairs[60000];
+    char *end = pairs;
+    for (int i = 0; i < PAIRS; i++) {
+        end += sprintf(end, "{\"id\": \"%c\", \"prompt\": \"%s", 'a' + i, i ? "Once upon a time" : "");
+        for (int n = i == 3 ? 530 : 0; n; n--) end += sprintf(end, " dog");
+        end += sprintf(end, "\", \"completion\": \" there was");
+        for (int n = i ? i : 530; n; n--) end += sprintf(end, " cat");
+        end += sprintf(end, "\"}\n");
+    }
+    give("pairs", pairs);
+    const Result plain = flexgen_done(SCORE ALL_GPU);
+    for (int i = 0; i < PAIRS; i++) {
+        const cJSON *line = json_line(plain.out, i);
+        assert_figures(line, "logprob<0 tokens=%d", 2 + (i ? i : 530));
+        CU_ASSERT(string(line, "id")[0] == 'a' + i && cJSON_IsBool(item(line, "greedy")) && cJSON_GetArraySize(line) == 4);
+    }
+    CU_ASSERT(shows(plain.err, "1 of 8 prompts cut short: the model has 512 positions ... "));
+    CU_ASSERT(shows(plain.err, "8 prompts, 574 tokens scored in "));
+    const Result killed = stop_at(SOME_SCORES, SIGKILL, "scores", SCORE ALL_CPU " --link ctog=50M");
+    CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
+    assert_ends(flexgen(SCORE ALL_GPU " --resume --output @scores --compress-weight --bits 3"), EXIT_USAGE,
+                OTHER "bits of weights is 0, and here it is 3");
+    assert_ends(flexgen(SCORE ALL_GPU " --resume --output @scores --limit 5"), EXIT_USAGE, OTHER "prompts is \"9, ");
+    assert_ends(flexgen(GENERATE " --prompts @pairs --resume --output @scores"), EXIT_USAGE, OTHER "prompts is \"9, ");
+    const Result rest = flexgen_done(SCORE ALL_DISK " --resume --output @scores");
+    CU_ASSERT(shows(rest.err, "8 prompts, 574 tokens scored, the rest of them in "));
+    CU_ASSERT_STRING_EQUAL(text_of("scores"), plain.out);
+    CU_ASSERT(shows(flexgen_done(SCORE ALL_GPU " --resume --output @scores").err, "nothing is left to do"));
+}
+
+TEST(a_line_that_cannot_be_scored_has_an_error) {
+    give("pairs", "{\"prompt\": \"One\", \"completion\": \" day\"}\n{\"prompt\": \"One\"}\n{\"text\": \"One day\"}\n");
+    const Result r = flexgen(SCORE ALL_GPU);
+    CU_ASSERT(r.status == EXIT_FAILED && shows(r.err, "flexgen: 1 of 3 prompts could not be scored; look for \"error\""));
+    assert_figures(json_line(r.out, 1), "id=1");
+    CU_ASSERT(shows(string(json_line(r.out, 1), "error"), "line 2: \"text\" is nothing; expected a string, or"));
+    CU_ASSERT_EQUAL(number(json_line(r.out, 0), "logprob"), number(json_line(r.out, 2), "logprob"));
 }
 
 /* Rounding to 8 bits costs less than to 2; 4 bits are packed. test_eval.c has that it does not matter where they rest. */

@@ -73,6 +73,22 @@ static void begin(const char *lines) {
     CU_ASSERT_FATAL(start());
 }
 
+/* Gives each prompt that has not ended its next score: of -1/8 for each token that is known, and for each prompt before it.
+ * The second of a prompt is no greedy choice if its place is odd. */
+static bool give_scores(void) {
+    const Listener listener = completions_listener(completions);
+    bool more = false;
+    for (int p = 0; p < job.task.count; p++) {
+        const int place = job.task.prompts[p].place;
+        const Request *r = &job.request[place];
+        if (r->ended) continue;
+        const int at = r->s + r->known;
+        listener.scored(listener.ctx, p, at, -.125f * (float)(r->known + place), r->ids[at] + (r->known == 1 && place % 2));
+        more |= !r->ended;
+    }
+    return more;
+}
+
 /* Gives each prompt that has not ended the next token of what it is to say, texts[place]. False: all have ended. */
 static bool give_tokens(const char *const *texts) {
     const Listener listener = completions_listener(completions);
@@ -98,7 +114,7 @@ static int sweep(const char *const *texts, int most) {
     const RunStats stats = {.total_s = 1};
     int status = 0;
     for (bool more = true; more && most > 0; most--) {
-        more = give_tokens(texts);
+        more = job.task.scored ? give_scores() : give_tokens(texts);
         status |= listener.sweep(listener.ctx, &stats, &err);
     }
     return status;
@@ -246,12 +262,24 @@ TEST(a_stop_text_with_special_tokens_inside_cuts_the_completion) {
 // ---- Journals -------------------------------------------------------------------------------------------------------
 
 static const char *const says[] = {" a b c d e f g h i j", " x", "", " 1 2 3 4 5 6"};
+static bool scores;        /* the job is scored */
 static Text whole, record; /* the output of a job with these prompts, and its journal before the end */
 static long whole_tokens;  /* in its lines */
 
-/* A job of four prompts, of which the third is impossible. */
+/* A job of four prompts, of which the third is impossible; where it is scored, the second is two windows and a part. */
 static void read_four(void) {
     static char *stop = "5";
+    static const OptConfig small = {.vocab = VOCAB, .max_pos = 5, .eos = 2};
+    if (scores) {
+        read_prompts("");
+        job = (Job){.config = &small, .tokenizer = tokenizer, .format = "jsonl", .task.scored = true};
+        static const char lines[] =
+            "{\"prompt\": \"q\", \"completion\": \"zq\"}\n{\"prompt\": \"q\", \"completion\": "
+            "\"zqzqzqzqzqzq\"}\n{\"prompt\": 3}\n{\"id\": \"x\", \"text\": \"z q\"}\n";
+        write_file(suite_dir(), "prompts", lines, sizeof lines - 1);
+        ASSERT_OK(job_read(&job, in_dir(suite_dir(), "prompts"), &err));
+        return;
+    }
     read_prompts("one\ntwo\nno\xFFthree\nfour\n");
     options.stop = (Texts){&stop, 1};
 }
@@ -266,7 +294,13 @@ static void make_whole_job(void) {
     whole_tokens = completions_tokens(completions);
     record = text_of(journal);
     whole = text_of(output);
-    CU_ASSERT(shows(whole.text, " a b c d e f g h i j\" ... {\"id\": 1 ... {\"id\": 2, \"error\" ... \" 1 2 3 4 \""));
+    static const char *const expected[] = {
+        " a b c d e f g h i j\" ... {\"id\": 1 ... {\"id\": 2, \"error\" ... \" 1 2 3 4 \"",
+        "{\"id\": 0, \"logprob\": -0.125, \"greedy\": true, \"tokens\": 2}\n{\"id\": 1, \"logprob\": -5.25, \"greedy\": "
+        "false, "
+        "\"tokens\": 12}\n{\"id\": 2, \"error\": \"line 3: ... {\"id\": \"x\", \"logprob\": -1.375, \"greedy\": false, "
+        "\"tokens\": 2}\n"};
+    CU_ASSERT(shows(whole.text, expected[scores]));
 }
 
 /* Goes on with so many bytes of a journal and of an output. The job ends as if it had not been broken. */
@@ -285,12 +319,16 @@ static void assert_goes_on(const char *left, size_t left_len, const char *out, s
 
 /* One that was killed while it wrote its journal's first line had done nothing: it begins anew. */
 TEST(a_job_goes_on_from_any_byte_of_its_journal_and_output) {
-    make_whole_job();
-    const size_t head_len = strcspn(record.text, "\n") + 1; /* of the journal's first line */
-    for (size_t cut = 0; cut < head_len; cut++) assert_goes_on(record.text, cut, "", 0);
-    for (size_t cut = head_len; cut <= record.len; cut++)
-        assert_goes_on(record.text, cut, whole.text, cut * 31 % (whole.len + 1));
-    for (size_t cut = 0; cut <= whole.len; cut += 3) assert_goes_on(record.text, record.len, whole.text, cut);
+    for (int kind = 1; kind >= 0; kind--) {
+        scores = kind;
+        whole.text = NULL;
+        make_whole_job();
+        const size_t head_len = strcspn(record.text, "\n") + 1; /* of the journal's first line */
+        for (size_t cut = 0; cut < head_len; cut++) assert_goes_on(record.text, cut, "", 0);
+        for (size_t cut = head_len; cut <= record.len; cut++)
+            assert_goes_on(record.text, cut, whole.text, cut * 31 % (whole.len + 1));
+        for (size_t cut = 0; cut <= whole.len; cut += 3) assert_goes_on(record.text, record.len, whole.text, cut);
+    }
 }
 
 /* From the first to the last of the vocabulary. */
@@ -686,8 +724,13 @@ TEST(the_remaining_time_is_known_early) {
     }
 }
 
-/* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. The listener of an
- * Eval shows the progress of any run. */
+static int show_sweep(void *progress, const RunStats *stats, Error *unused) {
+    (void)unused;
+    progress_show(progress, stats, stats->generated);
+    return 0;
+}
+
+/* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
 TEST(the_work_of_a_run_is_known_before_it) {
     enum { PROMPTS = 7 };
     static const int s[PROMPTS] = {5, 7, 9, 11, 13, 15, 17}, n[PROMPTS] = {1, 4, 7, 3, 6, 2, 5};
@@ -695,9 +738,9 @@ TEST(the_work_of_a_run_is_known_before_it) {
     const Hardware fast = machine_with("");
     Checkpoint *model = checkpoint_dummy(&small, 0);
     Task task = random_task(PROMPTS, s, n, small.vocab, 0);
-    Eval eval = {.limit = 0};
-    Progress *p = &eval.progress;
-    Rig r = {.model = model, .policy = all_gpu(2, 2), .task = &task, .sim = &fast, .hears = eval_listener(&eval)};
+    Progress progress = {.on = false}, *p = &progress;
+    Rig r = {
+        .model = model, .policy = all_gpu(2, 2), .task = &task, .sim = &fast, .hears = {.ctx = p, .sweep = show_sweep}};
     CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     progress_open(p, r.plan, &task);
     CU_ASSERT_EQUAL(p->tokens, 28);

@@ -62,6 +62,8 @@ TEST(nothing_is_written_over_what_is_read_or_written_as_well_by_whatever_name) {
         {EVAL " --perplexity - --json p <p2", 2, "--json: is the file of --perplexity"},
         {EVAL " --last-word - --json w <w", 2, "--json: is the file of --last-word"},
         {EVAL " --last-word w >>w", 2, "standard output: is the file of --last-word"},
+        {EVAL " --score - --output w --overwrite <w", 2, "--output: is the file of --score"},
+        {EVAL " --score w >>w", 2, "standard output: is the file of --score"},
         {POLICY " --json /dev/fd/3 3<hw.json", 2, "--json: is the file of --hardware"},
         {POLICY " >>hw.json", 2, "standard output: is the file of --hardware"},
         /* other results */

@@ -100,6 +100,7 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("generate --output x", o.output = VALUE);
     SETS("eval --perplexity x", o.perplexity = VALUE);
     SETS("eval --last-word x", o.last_word = VALUE);
+    SETS("eval --score x", o.score = VALUE);
     SETS("bench --stages x", o.stages = VALUE);
     SETS("bench --json x", o.json = VALUE);
     SETS("bench --device x", o.device = VALUE);
@@ -304,7 +305,7 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"bench ", "--model is missing; name a checkpoint directory or a size such as opt-125m"},
         {"generate --prompt p", "--model is missing; name a checkpoint directory"},
         {"generate --model m", "give either --prompt TEXT or --prompts FILE"},
-        {"eval --model m", "give either --perplexity FILE or --last-word FILE"},
+        {"eval --model m", "give one of --perplexity FILE, --last-word FILE and --score FILE"},
         {"quantize --model m", "--output is missing; name the directory that the copy is to be"},
         {"quantize --model m --output ''", "--output : expected a name"},
         {"quantize --model m --output -", "--output is missing; name the directory that the copy is to be"},
@@ -335,7 +336,16 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {"generate --model m --prompt p --seed 5", "--seed: without --temperature"},
         {"bench --model m --trace -", "--trace: standard output has the other results"},
         {"generate --model m --prompt p --trace -", "--trace: standard output has the other results"},
-        {"eval --model m --perplexity f --last-word g", "give either --perplexity FILE or --last-word FILE"},
+        {"eval --model m --perplexity f --last-word g", "give one of --perplexity FILE, --last-word FILE and --score FILE"},
+        {"eval --model m --last-word f --score g", "give one of --perplexity FILE, --last-word FILE and --score FILE"},
+        {"eval --model m --last-word f --output g", "--output, --resume, --overwrite: are about the lines of --score"},
+        {"eval --model m --perplexity f --resume", "--output, --resume, --overwrite: are about the lines of --score"},
+        {"eval --model m --perplexity f --overwrite", "--output, --resume, --overwrite: are about the lines of --score"},
+        {"eval --model m --score f --json g", "--json: every score is a line of --output"},
+        {"eval --model m --score f --trace -", "--trace: standard output has the other results"},
+        {"eval --model m --perplexity f --trace -", "--trace: standard output has the other results"},
+        {"eval --model m --score f --resume --overwrite", "--resume: keeps what --overwrite loses"},
+        {"eval --model m --score f --window 9", "--window: a line is one by itself"},
         {"eval --model m --last-word f --window 9", "--window: a line is one by itself"},
         {"eval --model m --perplexity f --device sim", "--device sim: it computes nothing"},
         {"quantize --model m --output d --bits 3",
@@ -383,11 +393,20 @@ TEST(what_does_not_go_together_is_refused_by_name) {
 
 /* One file in two places of a command line, by two names, of which one is written to: the last. */
 TEST(nothing_is_written_over_what_is_read_or_written_as_well) {
-    static const char *const cases[][2] = {
-        {"generate --prompts", "--output"}, {"generate --prompts", "--trace"}, {"generate --prompt p --output", "--trace"},
-        {"bench --json", "--trace"},        {"bench --hardware", "--json"},    {"bench --hardware", "--trace"},
-        {"policy --hardware", "--json"},    {"eval --perplexity", "--json"},   {"eval --perplexity", "--trace"},
-        {"eval --last-word", "--json"},     {"eval --last-word", "--trace"}};
+    static const char *const cases[][2] = {{"generate --prompts", "--output"},
+                                           {"generate --prompts", "--trace"},
+                                           {"generate --prompt p --output", "--trace"},
+                                           {"bench --json", "--trace"},
+                                           {"bench --hardware", "--json"},
+                                           {"bench --hardware", "--trace"},
+                                           {"policy --hardware", "--json"},
+                                           {"eval --perplexity", "--json"},
+                                           {"eval --perplexity", "--trace"},
+                                           {"eval --last-word", "--json"},
+                                           {"eval --last-word", "--trace"},
+                                           {"eval --score", "--output"},
+                                           {"eval --score", "--trace"},
+                                           {"eval --score p --output", "--trace"}};
     const char *dir = temp_dir(), *name = strrchr(dir, '/') + 1;
     write_file(dir, "file", "", 0);
     for (size_t i = 0; i < COUNT(cases); i++) {
