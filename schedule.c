@@ -716,7 +716,7 @@ static void choose_tokens(Run *run, Square square, Tensor logits, int first) {
         tensor_cols(batch_newest(run->flight, square.batch, NEW_TOKENS, logits.tier), first, n);
     if (!run->task->scored) {
         CHECK(first == 0); /* one row a sequence: max_seqs rows are one chunk (see head_chunk) */
-        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, &run->task->sampling));
+        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, run->task->prompts));
         return;
     }
     Tensor logp =
