@@ -191,6 +191,7 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     bool stop = (to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated)) || eos;
     if (!stop && q->generated < q->n)
         return true;
+    stats->ended++;
     while (q->npages)
         pool_give(&f->pool[q->kv], q->pages[--q->npages]);
     order_new_owner(f, q->kv, free_pages_owner(f), b->plan_place);
@@ -458,7 +459,7 @@ static void fill_tables(Flight *f, Batch *b) {
                 target[head_row] = q->prompt->ids[tokens - e + 1];
         }
         len[r] = tokens;
-        prompt[r] = q->prompt->place;
+        prompt[r] = q->prompt_index;
         memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);

@@ -60,7 +60,7 @@ typedef struct {
         row_token; /* its position in the sequence */
     /* for each sequence (1, nseq), or (nseq, max_pages): */
     Tensor len, /* its tokens, the new one included; so the position of the next one */
-        prompt, /* Prompt.place, for sampling */
+        prompt, /* Sequence.prompt_index, for sampling */
         pages,  /* its pages in the home pool */
         staged; /* their places in staging */
     /* for each piece of a prefill: the first rows of its sequences, and the end */

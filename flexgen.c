@@ -244,6 +244,7 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
+    cJSON_AddBoolToObject(head, "--format openai", o->format && !strcmp(o->format, "openai"));
     ADD(head, {"bits of weights", p->weight_packed ? 4 : p->weight_study.bits},
         {"group of weights", p->weight_packed ? GROUP : p->weight_study.group},
         {"bits of the cache", p->cache_packed ? 4 : p->cache_study.bits},
@@ -279,13 +280,14 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
 static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
-    int errors = 0, cut = 0, lines = 0;
+    int errors = 0, cut = 0, truncated = 0, lines = 0;
     bool scored = job->task.scored;
     for (int i = 0; i < job->count; i++) {
         const Request *e = &job->request[i];
         errors += e->error != NULL;
         cut += e->cut && e->ended && !e->stopped;
         lines += !e->part;
+        truncated += e->truncated;
     }
     if (job->task.count)
         print_summary(run, lines, completions_tokens(run->completions));
@@ -294,6 +296,9 @@ static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
                 "%d of %d %s%s cut short: the model has %d positions, too few for all tokens asked "
                 "for\n",
                 cut, lines, scored ? "prompt" : "completion", plural(lines), job->config->max_pos);
+    if (truncated)
+        fprintf(stderr, "%d of %d prompt%s truncated: only the last tokens were taken\n", truncated,
+                lines, plural(lines));
     if (!errors)
         return 0;
     return fail(err, EXIT_FAILED,
@@ -356,16 +361,30 @@ static int run_job(TaskRun *run, Job *job, Error *err) {
     return status;
 }
 
+/* Tells a user once who has written an escape in --stop that no shell has read. */
+static void say_escapes(const Texts *stop) {
+    for (int i = 0; i < stop->n; i++)
+        if (strchr(stop->text[i], '\\')) {
+            fprintf(stderr,
+                    "--stop %s: is taken with its backslash; if it is an escape, write $'%s'\n",
+                    stop->text[i], stop->text[i]);
+            return;
+        }
+}
+
 static int generate(TaskRun *run, Error *err) {
     const Options *o = run->options;
     Job job = {.tokenizer = run->tokenizer,
                .config = &run->checkpoint->config,
                .max_tokens = o->max_tokens,
                .strict = o->strict,
+               .truncate = o->truncate,
                .format = o->format,
-               .task.sampling = o->sampling};
-    if (!follows(run))
+               .sampling = o->sampling};
+    if (!follows(run)) {
         generation_notice(stderr, o->model);
+        say_escapes(&o->stop);
+    }
     int status = run_job(run, &job, err);
     job_free(&job);
     return status;
@@ -388,8 +407,7 @@ static int draw_length(const int range[2], uint64_t seed, int prompt, int which)
 /* Returns a task of prompts of one length, or of lengths between two, still without tokens. */
 static Task bench_task(const Options *o, int count) {
     enum { PROMPT_LEN = -1, GEN_LEN = -2 };
-    Task task = {
-        .count = count, .prompts = xcalloc(count, sizeof *task.prompts), .sampling = o->sampling};
+    Task task = {.count = count, .prompts = xcalloc(count, sizeof *task.prompts)};
     for (int i = 0; i < count; i++) {
         task.prompts[i].s = draw_length(o->prompt_len, o->sampling.seed, i, PROMPT_LEN);
         task.prompts[i].n = draw_length(o->gen_len, o->sampling.seed, i, GEN_LEN);
@@ -398,13 +416,13 @@ static Task bench_task(const Options *o, int count) {
 }
 
 /* Draws the prompts' tokens at random. */
-static void fill_prompts(Task *task, const OptConfig *config) {
+static void fill_prompts(Task *task, const OptConfig *config, uint64_t seed) {
     for (int i = 0; i < task->count; i++) {
         Prompt *p = &task->prompts[i];
         p->ids = xcalloc(p->s, sizeof *p->ids);
         p->ids[0] = 2; /* </s> */
         for (int t = 1; t < p->s; t++)
-            p->ids[t] = random_draw(task->sampling.seed, i, t) * config->vocab;
+            p->ids[t] = random_draw(seed, i, t) * config->vocab;
     }
 }
 
@@ -482,7 +500,7 @@ static int bench(TaskRun *run, Error *err) {
     Task task = bench_task(run->options, count);
     int status = plan_task(run, &task, err);
     if (!status) {
-        fill_prompts(&task, config);
+        fill_prompts(&task, config, run->options->sampling.seed);
         status = bench_planned(run, &task, err);
     }
     prompts_free(&task);

@@ -270,6 +270,7 @@ typedef struct {
     float top_p;       /* 1: off */
     int top_k;         /* 0: off */
     uint64_t seed;
+    bool placeless; /* its draws depend on the seed and the position alone, not on Prompt.place */
 } Sampling;
 
 /* A prompt of a task. */
@@ -278,15 +279,16 @@ typedef struct {
     int s, n;     /* prompt length; the most tokens to generate; s + n - 1 <= max_pos */
     int from;     /* in a scored task, the first token that is scored, 1 <= from <= s + n - 1 */
     int place; /* its index in the input; sampling depends on it, the seed and the position alone */
+    Sampling sampling; /* unused in a scored task */
 } Prompt;
 
 /* A list of prompts to complete or to score. */
 typedef struct {
     Prompt *prompts;
     int count;
-    Sampling sampling;
     bool keep_logits; /* copy every step's logits to the CPU (for tests); not in a scored task */
     bool scored;      /* evaluation: all tokens are given, and their probabilities are reported */
+    bool sampled;     /* some prompt has a temperature; not in a scored task */
 } Task;
 
 /* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
@@ -410,6 +412,7 @@ typedef struct {
     long beside;             /* the decoded tokens of prefill sweeps */
     double attended;         /* pairs of a token and a token that it attends to */
     long sweeps, prefill_sweeps;
+    long ended; /* sequences that have ended */
 } RunStats;
 
 /* The callbacks of a run, on the thread that runs the schedule. */

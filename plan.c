@@ -466,7 +466,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->policy = *policy;
     policy_defaults(&p->policy);
     p->act_type = act_type;
-    p->chooser = on_gpu(p) && task->sampling.temperature > 0 && !task->scored ? TIER_CPU : TIER_GPU;
+    p->chooser = on_gpu(p) && task->sampled && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);

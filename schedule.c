@@ -731,7 +731,7 @@ static void choose_tokens(Run *run, Tensor logits, int first) {
     Tensor ids = tensor_cols(batch_newest(f, b, NEW_TOKENS, logits.tier), first, n);
     if (!f->task->scored) {
         CHECK(first == 0); /* one row a sequence: max_seqs rows are one chunk (see head_chunk) */
-        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, &f->task->sampling));
+        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, f->task->prompts));
         return;
     }
     Tensor logp = tensor_cols(batch_newest(f, b, LOG_PROBS, TIER_GPU), first, n);

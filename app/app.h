@@ -38,7 +38,7 @@ typedef struct Options {
     int nodes;
     double net_gbps, net_ms;           /* the network between the machines of --nodes */
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
-    bool resume, overwrite, strict;
+    bool resume, overwrite, strict, truncate;
     bool verbose, help;
     Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
@@ -56,9 +56,11 @@ typedef struct Options {
 Options options_default(void);
 /* Finds the command of that name; -1 and err (EXIT_USAGE) if there is none. */
 int command_parse(Command *command, const char *name, Error *err);
-/* Reads the n arguments after the command. -1 and err (EXIT_USAGE), which says what was expected,
- * or which known flag is nearest to an unknown one. */
+/* Reads the n arguments after the command, and cuts "--flag=value" in two. -1 and err (EXIT_USAGE),
+ * which says what was expected, or which known flag is nearest to an unknown one. */
 int flags_parse(Options *options, Command command, char **args, int n, Error *err);
+/* Sets what a flag sets to the value of a field, and adds both to the digest. -1 and err. */
+int option_set(Options *options, const char *flag, const cJSON *value, Error *err);
 /* The names of what has a place in the policy, in the order of its shares. */
 extern const char *const placed_name[3];
 /* Checks that the flags go together: 0, or -1 and err (EXIT_USAGE). */
@@ -189,19 +191,24 @@ typedef struct {
 /* A prompt, and what has come of it. In a job that is scored, n given tokens stand behind it, and
  * their scores take the place of new tokens. */
 typedef struct {
-    int line;        /* its line in the input, from 0 */
-    char *id;        /* as JSON text ("7" with or without quotes) */
-    char *text;      /* the prompt as given; NULL if it cannot be completed, or is scored */
-    char *error;     /* why it cannot be completed; NULL: it can */
-    int32_t *ids;    /* s tokens, and behind them those that are scored, or that an earlier run
-                        had chosen */
-    int s, n;        /* prompt length; tokens to generate at most */
-    int32_t *tokens; /* those known so far, </s> included; none if they are scored */
-    int known;       /* how many tokens are known */
-    Score score;     /* of the known tokens, if they are scored */
-    bool part;       /* the next request scores more of the same line, and has its id */
-    bool cut;        /* n is less than was asked for, or the prompt has lost its beginning, since
-                        the model's positions end */
+    int line;          /* its line in the input, from 0 */
+    char *id;          /* as JSON text ("7" with or without quotes) */
+    char *text;        /* the prompt as given; NULL if it cannot be completed, or is scored */
+    char *error;       /* why it cannot be completed; NULL: it can */
+    int32_t *ids;      /* s tokens, and behind them those that are scored, or that an earlier run
+                          had chosen */
+    int s, n;          /* prompt length; tokens to generate at most */
+    int32_t *tokens;   /* those known so far, </s> included; none if they are scored */
+    int known;         /* how many tokens are known */
+    Score score;       /* of the known tokens, if they are scored */
+    Sampling sampling; /* the flags', but for what its line says */
+    Text stop;         /* its line's stop texts, each with its 0, and then another 0; empty: it has
+                          none, and those of --stop count */
+    uint64_t own;      /* a hash of what its line says in place of flags */
+    bool part;         /* the next request scores more of the same line, and has its id */
+    bool truncated;    /* tokens at the beginning of the text are left out */
+    bool cut;          /* n is less than was asked for, or the prompt has lost its beginning, since
+                          the model's positions end */
     bool ended, stopped; /* no more tokens will come; they ended with </s> or a stop text */
 } Request;
 
@@ -211,8 +218,10 @@ typedef struct {
     const Tokenizer *tokenizer;
     const OptConfig *config;
     int max_tokens;     /* for prompts that do not say */
+    Sampling sampling;  /* likewise */
     bool strict;        /* one impossible prompt refuses the whole job */
-    const char *format; /* "jsonl", "text"; NULL: job_read finds out */
+    bool truncate;      /* a prompt that leaves too little room keeps its last tokens */
+    const char *format; /* "jsonl", "openai", "text"; NULL: job_read finds out */
     int limit;          /* no line is read when there are as many requests; 0: all are */
     /* true: every scored token comes from a decoding step, which reads the KV cache; needed for a
      * packed cache or sparse attention. false: a prompt is one prefill. */
@@ -220,6 +229,7 @@ typedef struct {
     Request *request; /* [count], in the order of the input */
     int count;
     uint64_t digest; /* two jobs share it only if their prompts are the same */
+    Text fields;     /* those of lines that are known or have been said not to be, in quotes */
     Task task;       /* what is left to do */
 } Job;
 
@@ -234,13 +244,14 @@ void job_add(Job *job, const Lines *line, bool json);
  * names the input in messages, and is "" where a request's error says enough. With `strict` -1 and
  * the first impossible prompt's error. */
 int job_settle(Job *job, const char *name, Error *err);
-/* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt",
- * "max_tokens"?} or plain lines, by `format`, the file's name (.jsonl, .txt) or its first line.
- * Blank lines are skipped. An id is a string or a whole number below 2^53. Without `format`, plain
- * lines that are JSON objects and a file that is one JSON value are refused. Lines that are scored
- * are {"id"?, "prompt", "completion"}, or {"id"?, "text"}, whose last word is scored. If a prompt
- * and what is scored are too long for the model, the prompt loses its beginning; if the latter is
- * too long by itself, it is cut into windows. */
+/* Reads prompts from a file or pipe ("-": standard input): JSON lines {"id"?, "prompt", ...}, those
+ * of OpenAI's batches, or plain lines, by `format`, the file's name (.jsonl, .txt) or its first
+ * line. Fields that are not known are named on standard error. Blank lines are skipped. An id is a
+ * string or a whole number below 2^53. Without `format`, plain lines that are JSON objects and a
+ * file that is one JSON value are refused. Lines that are scored are {"id"?, "prompt",
+ * "completion"}, or {"id"?, "text"}, whose last word is scored. If a prompt and what is scored are
+ * too long for the model, the prompt loses its beginning; if the latter is too long by itself, it
+ * is cut into windows. */
 int job_read(Job *job, const char *path, Error *err);
 /* Makes the task of what has not ended yet: tokens that are known are part of a longer prompt. */
 void job_rest(Job *job);
@@ -308,14 +319,17 @@ void journal_close(Journal *journal);
 // completions.c: what becomes of a job, and how far it is
 // -------------------------------------------------------------------------------------------------
 
-/* A line on standard error that shows how far a run is. The seconds of a sweep are taken to be
- * a + b work, fitted to the sweeps so far. */
+/* What standard error says of how far a run is: on a terminal one line that changes, else a new
+ * line each minute. The seconds of a sweep are taken to be a + b work, fitted to the sweeps so far.
+ */
 typedef struct {
-    bool on;
+    bool on;                /* it is a terminal */
+    double every;           /* seconds between two lines; 0: there is none */
+    int count;              /* sequences */
     double sweeps, work;    /* of the whole run, if no sequence stops early */
     double pair;            /* work of attending to one token; a row's products are 1 */
     long tokens;            /* that are wanted */
-    double shown;           /* the time when the line was last written */
+    double shown;           /* the time of the last line, or at first of the beginning */
     double n, w, ww, t, wt; /* sums over sweeps: 1, work, its square, seconds, work x s */
 } Progress;
 /* Starts it for a task, before the first sweep. */
@@ -357,7 +371,7 @@ void completions_free(Completions *completions);
 // stage.c: what the stages of a pipeline agree on before a run (section 4.4)
 // -------------------------------------------------------------------------------------------------
 
-#define PIPELINE_VERSION "3" /* the version of the messages between stages */
+#define PIPELINE_VERSION "4" /* the version of the messages between stages */
 
 /* Opens the network that mpirun has started this process in: net_open_mpi of device.h, out of the
  * library beside the program. Returns NULL and err if there is one and it cannot be used. Returns

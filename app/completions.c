@@ -32,7 +32,8 @@ typedef struct {
 struct Completions {
     Job *job;
     const Options *options;
-    int longest_stop; /* bytes of the longest stop text */
+    Text stop;        /* the texts of --stop, as in Request.stop */
+    bool openai;      /* the lines are those of an OpenAI batch's output */
     const char *path; /* NULL: standard output */
     int fd;           /* the output */
     Journal *journal; /* NULL: the output is not a regular file */
@@ -66,12 +67,16 @@ static const char *output_name(const Completions *c) {
 // The end of a completion
 // -------------------------------------------------------------------------------------------------
 
+/* Returns the stop texts of a prompt: its line's, or else those of --stop. */
+static const Text *stops_of(const Completions *c, const Request *e) {
+    return e->stop.len ? &e->stop : &c->stop;
+}
+
 /* Returns where the first stop text in a text begins, or NULL. The text may hold NUL bytes. */
-static char *find_stop(const Completions *c, char *text, size_t len) {
-    const Texts *stop = &c->options->stop;
+static char *find_stop(const Text *stops, char *text, size_t len) {
     char *first = NULL;
-    for (int i = 0; i < stop->n; i++) {
-        char *found = memmem(text, len, stop->text[i], strlen(stop->text[i]));
+    for (const char *stop = stops->text; *stop; stop += strlen(stop) + 1) {
+        char *found = memmem(text, len, stop, strlen(stop));
         if (found && (!first || found < first))
             first = found;
     }
@@ -79,16 +84,17 @@ static char *find_stop(const Completions *c, char *text, size_t len) {
 }
 
 /* Returns true if the newest token completes a stop text. Looks only at the last tokens: each
- * stands for a byte or more, so a stop text has at most longest_stop of them, and 8 more allow for
- * a few special tokens, which stand for no bytes. A stop text with more of these inside is found
- * when the line is written. */
+ * stands for a byte or more, so a stop text has at most as many of them as all have bytes, and 8
+ * more allow for a few special tokens, which stand for no bytes. A stop text with more of these
+ * inside is found when the line is written. */
 static bool ends_in_stop(const Completions *c, const Request *e) {
-    if (!c->longest_stop)
+    const Text *stops = stops_of(c, e);
+    if (!stops->text[0])
         return false;
-    int window = imin(c->longest_stop + 8, e->known);
+    int window = size_min(stops->len + 8, e->known);
     size_t len;
     char *text = tokenizer_decode(c->job->tokenizer, e->tokens + e->known - window, window, &len);
-    bool stop = find_stop(c, text, len) != NULL;
+    bool stop = find_stop(stops, text, len) != NULL;
     free(text);
     return stop;
 }
@@ -111,12 +117,13 @@ static void add_token(const Completions *c, Request *e, Pair pair) {
 // Lines
 // -------------------------------------------------------------------------------------------------
 
-/* Writes the beginning of a line, which says to which prompt it belongs. */
-static void write_start(FILE *out, const Request *e) {
-    const char *text = e->error ? e->error : e->text;
-    fprintf(out, "{\"id\": %s, \"%s\": ", e->id, e->error ? "error" : "prompt");
-    json_write_string(out, text, strlen(text));
-}
+/* A completion as it is written: up to a stop text. */
+typedef struct {
+    char *text; /* malloc'ed */
+    size_t len;
+    int tokens; /* as many of the request's as make the text */
+    const char *reason;
+} Written;
 
 /* Returns how many of the tokens are needed to make the text. The last may reach beyond it. */
 static int tokens_of(const Completions *c, const Request *e, int n, const char *text, size_t len) {
@@ -130,24 +137,57 @@ static int tokens_of(const Completions *c, const Request *e, int n, const char *
     return n;
 }
 
-/* Writes the completion, up to a stop text, and what belongs to it. Returns its tokens. */
-static int write_completion(const Completions *c, FILE *out, const Request *e) {
-    int n = e->known - (e->known && is_eos(c->job->config, e->tokens[e->known - 1]));
-    size_t len;
-    char *text = tokenizer_decode(c->job->tokenizer, e->tokens, n, &len);
-    char *stop = find_stop(c, text, len);
+/* Returns what is written of a prompt that could be completed. */
+static Written completion_of(const Completions *c, const Request *e) {
+    Written w = {.tokens =
+                     e->known - (e->known && is_eos(c->job->config, e->tokens[e->known - 1]))};
+    w.text = tokenizer_decode(c->job->tokenizer, e->tokens, w.tokens, &w.len);
+    const char *stop = find_stop(stops_of(c, e), w.text, w.len);
     if (stop) {
-        len = stop - text;
-        n = tokens_of(c, e, n, text, len);
+        w.len = stop - w.text;
+        w.tokens = tokens_of(c, e, w.tokens, w.text, w.len);
     }
-    fprintf(out, ", \"completion\": ");
-    json_write_string(out, text, len);
-    fprintf(out, ", \"tokens\": [");
-    for (int i = 0; i < n; i++)
-        fprintf(out, i ? ", %d" : "%d", e->tokens[i]);
-    fprintf(out, "], \"finish_reason\": \"%s\"", e->stopped || stop ? "stop" : "length");
-    free(text);
-    return n;
+    w.reason = e->stopped || stop ? "stop" : "length";
+    return w;
+}
+
+static void write_line(FILE *out, const Request *e, const Written *w) {
+    const char *text = e->error ? e->error : e->text;
+    fprintf(out, "{\"id\": %s, \"%s\": ", e->id, e->error ? "error" : "prompt");
+    json_write_string(out, text, strlen(text));
+    if (!e->error) {
+        fprintf(out, ", \"completion\": ");
+        json_write_string(out, w->text, w->len);
+        fprintf(out, ", \"tokens\": [");
+        for (int i = 0; i < w->tokens; i++)
+            fprintf(out, i ? ", %d" : "%d", e->tokens[i]);
+        fprintf(out, "], \"finish_reason\": \"%s\"", w->reason);
+    }
+    fprintf(out, "}\n");
+}
+
+/* Writes a line as OpenAI's batches answer. An id there is a string. */
+static void write_answer(const Completions *c, FILE *out, const Request *e, const Written *w) {
+    const char *quote = *e->id == '"' ? "" : "\"", *model = c->job->config->name;
+    fprintf(out, "{\"id\": \"batch_req_%d\", \"custom_id\": %s%s%s, \"response\": ", c->written,
+            quote, e->id, quote);
+    if (e->error) {
+        fprintf(out, "null, \"error\": {\"code\": \"invalid_request\", \"message\": ");
+        json_write_string(out, e->error, strlen(e->error));
+        fprintf(out, "}}\n");
+        return;
+    }
+    fprintf(out,
+            "{\"status_code\": 200, \"request_id\": \"req_%d\", \"body\": {\"id\": \"cmpl-%d\", "
+            "\"object\": \"text_completion\", \"model\": ",
+            c->written, c->written);
+    json_write_string(out, model, strlen(model));
+    fprintf(out, ", \"choices\": [{\"index\": 0, \"text\": ");
+    json_write_string(out, w->text, w->len);
+    fprintf(out,
+            ", \"finish_reason\": \"%s\"}], \"usage\": {\"prompt_tokens\": %d, "
+            "\"completion_tokens\": %d, \"total_tokens\": %d}}}, \"error\": null}\n",
+            w->reason, e->s, w->tokens, e->s + w->tokens);
 }
 
 /* Writes the score of a line, whose last request this is. */
@@ -163,14 +203,18 @@ static Text next_line(const Completions *c, int *tokens) {
     const Request *e = &c->job->request[c->written];
     Text line = {0};
     FILE *out = text_stream(&line);
-    *tokens = e->n;
-    if (c->job->task.scored && !e->error) {
+    if (e->error || !c->job->task.scored) {
+        Written w = e->error ? (Written){0} : completion_of(c, e);
+        if (c->openai)
+            write_answer(c, out, e, &w);
+        else
+            write_line(out, e, &w);
+        free(w.text);
+        *tokens = w.tokens;
+    } else {
         if (!e->part)
             write_score(c, out, e);
-    } else {
-        write_start(out, e);
-        *tokens = e->error ? 0 : write_completion(c, out, e);
-        fprintf(out, "}\n");
+        *tokens = e->n;
     }
     fclose(out);
     return line;
@@ -330,7 +374,10 @@ static bool hand_over(Completions *c, bool last) {
  * long as the operations. */
 void progress_open(Progress *p, const Plan *plan, const Task *task) {
     p->on = isatty(STDERR_FILENO);
+    p->every = p->on ? 0.2 : 60;
+    p->shown = p->on ? 0 : seconds_now();
     p->sweeps = plan->sweeps;
+    p->count = task->count;
     p->pair = 1. / plan->config.h1;
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
@@ -360,15 +407,19 @@ void progress_show(Progress *p, const RunStats *stats, long tokens) {
     p->t = stats->total_s;
     p->ww += w * w;
     p->wt += w * t;
-    if (!p->on || now - p->shown < 0.2) /* seconds: shows at most five lines a second */
+    if (p->every <= 0 || now - p->shown < p->every)
         return;
     double left = progress_left(p);
     p->shown = now;
-    fprintf(stderr, "\r%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
+    if (p->on)
+        putc('\r', stderr);
+    else
+        fprintf(stderr, "%ld of %d sequence%s, ", stats->ended, p->count, plural(p->count));
+    fprintf(stderr, "%ld sweep%s, %ld of at most %ld token%s, %.1f tokens/s", stats->sweeps,
             plural(stats->sweeps), tokens, p->tokens, plural(p->tokens), tokens / stats->total_s);
     if (left >= 0)
         fprintf(stderr, ", at most %.0f s left", left);
-    fprintf(stderr, "\033[K");
+    fprintf(stderr, p->on ? "\033[K" : "\n");
 }
 
 void progress_clear(const Progress *p) {
@@ -538,8 +589,10 @@ Completions *completions_follow(Job *job, const Options *o) {
     c->options = o;
     c->fd = STDOUT_FILENO;
     c->hash = HASH_START;
+    c->openai = o->format && !strcmp(o->format, "openai");
     for (int i = 0; i < o->stop.n; i++)
-        c->longest_stop = imax(c->longest_stop, strlen(o->stop.text[i]));
+        text_append(&c->stop, o->stop.text[i], strlen(o->stop.text[i]) + 1);
+    text_append(&c->stop, "", 1);
     return c;
 }
 
@@ -642,5 +695,6 @@ void completions_free(Completions *c) {
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
     free(c->queue.pair);
+    free(c->stop.text);
     free(c);
 }

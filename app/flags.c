@@ -71,7 +71,8 @@ static bool add_text(Given g) {
 
 static bool set_format(Given g) {
     set_text(g);
-    return !strcmp(g.text[0], "jsonl") || !strcmp(g.text[0], "text");
+    return !strcmp(g.text[0], "jsonl") || !strcmp(g.text[0], "text") ||
+           !strcmp(g.text[0], "openai");
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
@@ -228,18 +229,22 @@ static const Flag flags[] = {
      "opt-175b"},
     {"--prompt", "g", LIST(prompt), "TEXT: a prompt; may be repeated"},
     {"--prompts", "g", TEXT(prompts),
-     "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\"} or plain lines; - is standard input"},
+     "FILE: JSON lines {\"id\", \"prompt\", \"max_tokens\", \"stop\", \"temperature\", \"top_p\", "
+     "\"top_k\", \"seed\"}, OpenAI's batch lines, or plain lines; - is standard input"},
     {"--output", "gmqe", OUTPUT(output),
      "FILE: completions or scores as JSON lines, or the machine (-, standard output); DIR: the "
      "copy that quantize makes"},
     {"--resume", "ge", SWITCH(resume),
      "go on with the job whose output FILE is, if it has not ended"},
     {"--overwrite", "ge", SWITCH(overwrite), "lose what is in FILE"},
-    {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl or text",
-     "jsonl or text: what the lines of --prompts are (as the name or the first line says)"},
+    {"--format", "g", 1, set_format, AT(format), 0, 0, "jsonl, text or openai",
+     "jsonl or text: what the lines of --prompts are (as the name or the first line says); openai: "
+     "JSON, and the completions are lines of an OpenAI batch's output"},
     {"--strict", "g", SWITCH(strict),
      "refuse the whole job if one of its prompts cannot be completed"},
-    {"--max-tokens", "g", WHOLE(max_tokens, 1, MAX_LEN),
+    {"--truncate", "g", SWITCH(truncate),
+     "of a prompt that leaves no room for its tokens, take the last tokens only"},
+    {"--max-tokens", "g", WHOLE(max_tokens, 1, 1000000000),
      "N: tokens to generate where the prompt does not say (64)"},
     {"--prompt-len", "bp", RANGE(prompt_len),
      "S: tokens of every prompt (512); bench also S1-S2: drawn between the two"},
@@ -440,25 +445,53 @@ static int check_percent(const Policy *p, Error *err) {
     return 0;
 }
 
+/* Finds the flag of a command. */
+static const Flag *find_flag(const char *name, Command command) {
+    const Flag *f = flags;
+    while (f->name &&
+           (strcmp(name, f->name) != 0 || !strchr(f->commands, commands[command].letter)))
+        f++;
+    return f->name ? f : NULL;
+}
+
+/* Sets a flag's field to its values. `name` is the flag's for the user. */
+static int set_flag(Options *o, const Flag *f, const char *name, char **values, Error *err) {
+    char expected[100];
+    if (!f->set((Given){f, (char *)o + f->at, values})) {
+        snprintf(expected, sizeof expected, f->expected, f->low, f->high);
+        return fail(err, EXIT_USAGE, "%s %.60s: expected %s", name, values[0], expected);
+    }
+    if (f->at >= offsetof(Options, model))
+        return 0;
+    o->digest = hash_bytes(o->digest, f->name, strlen(f->name) + 1);
+    for (int i = 0; i < f->values; i++)
+        o->digest = hash_bytes(o->digest, values[i], strlen(values[i]) + 1);
+    return 0;
+}
+
+int option_set(Options *o, const char *flag, const cJSON *value, Error *err) {
+    char text[100], *values = (char *)json_describe(text, value);
+    return set_flag(o, find_flag(flag, GENERATE), value->string, &values, err);
+}
+
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     o->digest = HASH_START + command;
     for (int a = 0; a < n; a++) {
-        const Flag *f = flags;
-        while (f->name &&
-               (strcmp(args[a], f->name) != 0 || !strchr(f->commands, commands[command].letter)))
-            f++;
-        if (!f->name)
+        char *equals = *args[a] == '-' ? strchr(args[a], '=') : NULL;
+        if (equals)
+            *equals++ = 0;
+        const Flag *f = find_flag(args[a], command);
+        if (!f)
             return unknown_flag(args[a], command, err);
+        if (equals && !f->values)
+            return fail(err, EXIT_USAGE, "%s takes no value; leave =%.60s out", f->name, equals);
+        if (equals) /* the first value stands where the flag stood */
+            args[a--] = equals;
         if (n - a - 1 < f->values)
             return fail(err, EXIT_USAGE, "%s takes %d value%s: %s", f->name, f->values,
                         plural(f->values), f->help);
-        if (!f->set((Given){f, (char *)o + f->at, args + a + 1})) {
-            char expected[100];
-            snprintf(expected, sizeof expected, f->expected, f->low, f->high);
-            return fail(err, EXIT_USAGE, "%s %.60s: expected %s", f->name, args[a + 1], expected);
-        }
-        for (int i = 0; i <= f->values && f->at < offsetof(Options, model); i++)
-            o->digest = hash_bytes(o->digest, args[a + i], strlen(args[a + i]) + 1);
+        if (set_flag(o, f, f->name, args + a + 1, err))
+            return -1;
         a += f->values;
     }
     return check_percent(&o->policy, err);

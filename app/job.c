@@ -3,7 +3,8 @@
  * All lines of a file are JSON, or all are plain text. A prompt that cannot be completed does not
  * stop the others: it becomes a request with an error, which its line of the output reports; with
  * `strict` the whole job is refused. Sampling depends on a prompt's place in the input, which does
- * not change when a job goes on with the prompts that are left.
+ * not change when a job goes on with the prompts that are left; or, if its line has a seed, on that
+ * alone.
  *
  * Lines that are scored become tokens and windows by the rules of lm-evaluation-harness, so that
  * its tasks have the figures that they have with Hugging Face (scripts/lm_eval_flexgen.py).
@@ -47,10 +48,17 @@ static int take_text(const Job *job, Request *e, const char *text, size_t len, i
         return fail(err, EXIT_FAILED, "the prompt is not valid UTF-8; convert it");
     /* checked before encoding, which takes memory */
     int most = job->config->max_pos, before = tokenizer_bos(job->tokenizer) >= 0;
-    int least = before + len / tokenizer_longest(job->tokenizer);
+    int least = job->truncate ? 0 : before + len / tokenizer_longest(job->tokenizer);
     int s = least > most ? least : text_encode(&e->ids, text, len, job->tokenizer, err);
     if (s < 0)
         return -1;
+    /* so many tokens leave room for n; at least one of the text stays */
+    int kept = imax(most + 1 - n, before + 1), tail = kept - before;
+    e->truncated = job->truncate && s > kept;
+    if (e->truncated) {
+        memmove(e->ids + before, e->ids + s - tail, tail * sizeof *e->ids);
+        s = kept;
+    }
     if (!s)
         return fail(err, EXIT_FAILED,
                     "the prompt has no tokens; write one, since this model puts none in front");
@@ -151,27 +159,107 @@ static int take_scored(const Job *job, Request *e, const cJSON *line, Error *err
     return take_pair(job, e, words, len, before, err);
 }
 
-/* Reads {"id"?, "prompt", "max_tokens"?}. A null counts as absent, and other fields are ignored. */
-static int take_object(const Job *job, Request *e, const cJSON *line, Error *err) {
-    const cJSON *prompt = json_get(line, "prompt"), *max_tokens = json_get(line, "max_tokens");
-    size_t n = job->max_tokens;
-    if (id_text(&e->id, json_get(line, "id"), err))
-        return -1;
-    if (job->task.scored)
-        return take_scored(job, e, line, err);
+/* Reads "stop", a text or a list of texts. */
+static int take_stop(Request *e, const cJSON *stop, Error *err) {
+    const cJSON *text = cJSON_IsArray(stop) ? stop->child : stop;
+    for (; text; text = text == stop ? NULL : text->next) {
+        if (!cJSON_IsString(text) || !*text->valuestring)
+            return json_refuse(err, "\"stop\"", text,
+                               "a text that is not empty, or a list of them");
+        text_append(&e->stop, text->valuestring, strlen(text->valuestring) + 1);
+    }
+    text_append(&e->stop, "", 1);
+    return 0;
+}
+
+/* Returns a member of an object, or NULL if it is null or not there. */
+static const cJSON *given(const cJSON *line, const char *name) {
+    const cJSON *value = json_get(line, name);
+    return cJSON_IsNull(value) ? NULL : value;
+}
+
+/* Reads the fields that say what is to be completed, and how. */
+static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err) {
+    static const char *const refused[] = {"n", "messages", "stream", "logprobs", "echo"};
+    static const char *const flag[][2] = {{"max_tokens", "--max-tokens"},
+                                          {"max_new_tokens", "--max-tokens"},
+                                          {"temperature", "--temperature"},
+                                          {"top_p", "--top-p"},
+                                          {"top_k", "--top-k"},
+                                          {"seed", "--seed"}};
+    const cJSON *prompt = json_get(line, "prompt"), *value, *stop = given(line, "stop");
+    Options own = {.max_tokens = job->max_tokens, .sampling = job->sampling, .digest = HASH_START};
+    for (int i = 0; i < 5; i++) {
+        value = given(line, refused[i]);
+        if (value && !cJSON_IsFalse(value) && (i || value->valuedouble != 1))
+            return fail(
+                err, EXIT_FAILED,
+                "\"%s\" asks for what this program does not do: it completes one text once; "
+                "leave it out",
+                refused[i]);
+    }
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
                     prompt ? "not a string" : "missing");
-    if (max_tokens && !cJSON_IsNull(max_tokens) &&
-        (!json_whole(max_tokens, &n) || n < 1 || n > 1000000000))
-        return fail(err, EXIT_FAILED, "\"max_tokens\" must be a whole number from 1 to 1e9");
-    return take_text(job, e, prompt->valuestring, strlen(prompt->valuestring), n, err);
+    for (int i = 0; i < 6; i++) {
+        value = given(line, flag[i][0]);
+        if (value && option_set(&own, flag[i][1], value, err))
+            return -1;
+    }
+    if (stop && take_stop(e, stop, err))
+        return -1;
+    own.sampling.placeless = value; /* the last one is the seed */
+    e->sampling = own.sampling;
+    e->own = hash_bytes(own.digest, e->stop.text, e->stop.len);
+    return take_text(job, e, prompt->valuestring, strlen(prompt->valuestring), own.max_tokens, err);
+}
+
+/* Returns the names of the fields that a line may have. */
+static const char *known_fields(const Job *job) {
+    if (job->task.scored)
+        return "\"id\" \"prompt\" \"completion\" \"text\" ";
+    return "\"id\" \"prompt\" \"max_tokens\" \"max_new_tokens\" \"stop\" \"temperature\" \"top_p\" "
+           "\"top_k\" \"seed\" \"n\" \"messages\" \"stream\" \"logprobs\" \"echo\" \"custom_id\" "
+           "\"method\" \"url\" \"body\" \"model\" ";
+}
+
+/* Names each field that is not known once on standard error, until the names are too many. */
+static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
+    enum { MOST = 4000 }; /* bytes of names */
+    if (!job->fields.len)
+        text_append(&job->fields, known_fields(job), strlen(known_fields(job)));
+    for (const cJSON *field = line->child; field && job->fields.len < MOST; field = field->next) {
+        char name[100];
+        Error said;
+        int len = snprintf(name, sizeof name, "\"%.60s\" ", field->string);
+        if (memmem(job->fields.text, job->fields.len, name, len))
+            continue;
+        text_append(&job->fields, name, len);
+        fail(&said, EXIT_OK, "%s %s: field %sis not known and is ignored", l->path, l->where,
+             name);
+        fprintf(stderr, "%s\n", said.text);
+    }
+}
+
+/* Reads {"id"?, "prompt", ...}, or {"custom_id", "body": {"prompt", ...}} of an OpenAI batch. */
+static int take_object(Job *job, Request *e, const Lines *l, const cJSON *line, Error *err) {
+    const cJSON *id = given(line, "custom_id"), *fields = id ? json_get(line, "body") : line;
+    say_ignored(job, l, line);
+    if (id_text(&e->id, id ? id : json_get(line, "id"), err))
+        return -1;
+    if (job->task.scored)
+        return take_scored(job, e, line, err);
+    if (!cJSON_IsObject(fields))
+        return json_refuse(err, "\"body\"", fields, "an object, as there is a \"custom_id\"");
+    if (id)
+        say_ignored(job, l, fields);
+    return take_fields(job, e, fields, err);
 }
 
 /* Takes the prompt of a JSON line. */
-static int take_json(const Job *job, Request *e, const Lines *l, Error *err) {
-    cJSON *value = line_parse(l, "\"id\" \"prompt\" \"max_tokens\" \"completion\" \"text\"", err);
-    int status = value ? take_object(job, e, value, err) : -1;
+static int take_json(Job *job, Request *e, const Lines *l, Error *err) {
+    cJSON *value = line_parse(l, known_fields(job), err);
+    int status = value ? take_object(job, e, l, value, err) : -1;
     cJSON_Delete(value);
     return status;
 }
@@ -198,7 +286,7 @@ static void add_windows(Job *job, Request e) {
 
 void job_add(Job *job, const Lines *l, bool json) {
     Error why;
-    Request e = {.line = l->number - 1};
+    Request e = {.line = l->number - 1, .sampling = job->sampling};
     if (json ? take_json(job, &e, l, &why)
              : take_text(job, &e, l->line, l->size, job->max_tokens, &why)) {
         fail_at(&why, l->where);
@@ -219,7 +307,7 @@ bool job_full(const Job *job) { return job->limit && job->count >= job->limit; }
  * array. */
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
-    bool json = job->format && !strcmp(job->format, "jsonl");
+    bool json = job->format && strcmp(job->format, "text") != 0;
     bool named = named_json || named_text;
     Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
@@ -283,6 +371,7 @@ static void *tree_of_ids(const Job *job) {
              e->line + 1, e->id, twin->line + 1);
         free(e->text);
         free(e->ids);
+        free(e->stop.text);
         *e = (Request){.line = e->line, .id = e->id, .error = xstrdup(why.text)};
     }
     return tree;
@@ -320,6 +409,7 @@ int job_settle(Job *job, const char *name, Error *err) {
         if (e->text)
             hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
         hash = hash_bytes(hash, e->ids, (e->s + job->task.scored * e->n) * sizeof *e->ids);
+        hash = hash_bytes(hash, &e->own, sizeof e->own);
     }
     job->digest = hash;
     return 0;
@@ -347,8 +437,9 @@ void job_rest(Job *job) {
         }
         int from = e->s + e->known, end = e->s + e->n;
         int s = !t->scored ? from : job->stepwise ? imax(from - 1, 1) : end - 1;
-        t->prompts[t->count++] =
-            (Prompt){.ids = e->ids, .s = s, .n = end - s, .from = from, .place = i};
+        t->sampled |= e->sampling.temperature > 0;
+        t->prompts[t->count++] = (Prompt){
+            .ids = e->ids, .s = s, .n = end - s, .from = from, .place = i, .sampling = e->sampling};
     }
 }
 
@@ -377,10 +468,12 @@ void job_free(Job *job) {
         free(e->id);
         free(e->text);
         free(e->error);
+        free(e->stop.text);
         free(e->ids);
         free(e->tokens);
     }
     free(job->task.prompts);
     free(job->request);
+    free(job->fields.text);
     *job = (Job){0};
 }

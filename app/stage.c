@@ -170,6 +170,7 @@ int stage_part(Checkpoint *part, int *first, const Checkpoint *whole, const Net 
 typedef struct {
     Prompt prompt;
     int known;
+    size_t stop; /* bytes of Request.stop */
 } Sent;
 
 int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
@@ -191,7 +192,11 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
     }
     for (int i = 0; i < task->count; i++) {
         Prompt *q = &task->prompts[i];
-        Sent sent = {*q, job && !net->stage ? job->request[q->place].known : 0};
+        Sent sent = {.prompt = *q};
+        if (job && !net->stage) {
+            const Request *r = &job->request[q->place];
+            sent = (Sent){*q, r->known, r->stop.len};
+        }
         if (stage_share(net, &sent, sizeof sent, err))
             return -1;
         *q = sent.prompt;
@@ -200,13 +205,17 @@ int stage_share_task(Net *net, Task *task, Job *job, Error *err) {
             q->ids = xcalloc(n, sizeof *q->ids);
         if (stage_share(net, q->ids, n * sizeof *q->ids, err))
             return -1;
-        if (!net->stage || !job)
+        if (!job)
             continue;
-        /* a stage's request has what its listener needs */
         Request *r = &job->request[q->place];
-        *r = (Request){.ids = q->ids, .n = q->n + sent.known, .known = sent.known};
-        r->tokens = memcpy(xcalloc(2 * known + 1, sizeof *r->tokens), q->ids + q->s - known,
-                           known * sizeof *r->tokens);
+        if (net->stage) { /* the request has what the stage's listener needs */
+            *r = (Request){.ids = q->ids, .n = q->n + known, .known = known};
+            r->tokens = memcpy(xcalloc(2 * known + 1, sizeof *r->tokens), q->ids + q->s - known,
+                               known * sizeof *r->tokens);
+            r->stop = (Text){xcalloc(sent.stop, 1), sent.stop, sent.stop};
+        }
+        if (sent.stop && stage_share(net, r->stop.text, sent.stop, err))
+            return -1;
     }
     return 0;
 }

@@ -124,8 +124,8 @@ struct Op {
     double sparsity;
     Quant study; /* how an append to F16 pages rounds k and v on the host (bits 0: it does not); the
                     caller of op_append sets it */
-    Sampling sampling;
-    int nafter; /* the op begins when these events have happened */
+    const Prompt *prompts; /* of a pick, which finds there how each is sampled */
+    int nafter;            /* the op begins when these events have happened */
     Event after[NLANES];
 };
 
@@ -198,10 +198,10 @@ Op op_append(Call call, const PageTable *table, Tensor kv, Tensor seq, Tensor po
 /* Chooses the next token of each row of logits (rows, vocab) F32. A greedy choice is the largest
  * logit, and the lowest id among equals. Otherwise the token is drawn from the softmax at
  * temperature, cut to top_k and then to the smallest set with mass >= top_p, with a counter-based
- * generator from (seed, prompt[r], pos[r]) alone. A GPU only chooses greedily. NaN logits never win
- * over numbers; the run then fails. */
-Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-           const Sampling *sampling);
+ * generator from (seed, place, pos[r]) alone. Row r is of prompts[prompt[r]], which says how it is
+ * sampled and must live as long as the op. A GPU only chooses greedily. NaN logits never win over
+ * numbers; the run then fails. */
+Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Prompt *prompts);
 /* Computes, for evaluation, logp[r] = log softmax(logits[r])[target[r]], and the greedy choice
  * best[r] as op_pick makes it. logp (1, rows) F32, best and target (1, rows) I32. */
 Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target);

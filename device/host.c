@@ -205,14 +205,16 @@ static int pick_sample(const float *logits, double u, const Sampling *s, int voc
 
 static void pick_rows(const void *pick, int first, int n) {
     const Op *op = pick;
-    const Sampling *s = &op->sampling;
     int vocab = op->pick.logits.cols;
     int32_t *ids = op->pick.ids.at;
     const int32_t *prompt = op->pick.prompt.at, *pos = op->pick.pos.at;
     for (int r = first; r < first + n; r++) {
         const float *row = tensor_rows(op->pick.logits, r, 1).at;
+        const Prompt *q = &op->prompts[prompt[r]];
+        const Sampling *s = &q->sampling;
+        int place = s->placeless ? 0 : q->place;
         ids[r] = s->temperature > 0
-                     ? pick_sample(row, random_draw(s->seed, prompt[r], pos[r]), s, vocab)
+                     ? pick_sample(row, random_draw(s->seed, place, pos[r]), s, vocab)
                      : pick_greedy(row, vocab);
     }
 }

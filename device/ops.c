@@ -176,11 +176,10 @@ Op op_append(Call call, const PageTable *t, Tensor kv, Tensor seq, Tensor pos) {
                 .page_tokens = t->page_tokens};
 }
 
-Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos,
-           const Sampling *sampling) {
+Op op_pick(Call call, Tensor ids, Tensor logits, Tensor prompt, Tensor pos, const Prompt *prompts) {
     CHECK(ids.cols == logits.rows && ids.type == I32 && logits.type == F32);
     return (Op){
-        .code = OP_PICK, .call = call, .pick = {ids, logits, prompt, pos}, .sampling = *sampling};
+        .code = OP_PICK, .call = call, .pick = {ids, logits, prompt, pos}, .prompts = prompts};
 }
 
 Op op_score(Call call, Tensor logp, Tensor best, Tensor logits, Tensor target) {

@@ -134,6 +134,14 @@ int lines_open(Lines *l, const char *path, Error *err) {
                         strerror(errno));
 }
 
+/* Returns true if a text begins with one of the two marks of UTF-16, or with a 0 in one of two
+ * bytes.
+ */
+static bool is_utf16(const Text *t) {
+    bool odd = t->len > 2 && !t->text[0] != !t->text[1];
+    return odd || !strncmp(t->text, "\xFF\xFE", 2) || !strncmp(t->text, "\xFE\xFF", 2);
+}
+
 /* Reads on to the byte `end`, or to the end of the input. Of more than `most` bytes the first ones
  * stay. Returns 1, 0 at the end of the input, or -1 and err. */
 static int read_until(Lines *l, int end, size_t most, Error *err) {
@@ -149,7 +157,11 @@ static int read_until(Lines *l, int end, size_t most, Error *err) {
     if (ferror(l->in))
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", l->path, strerror(errno));
     text_append(&l->text, "", 1); /* a 0 after it */
-    return c != EOF;
+    return l->number || !is_utf16(&l->text) ? c != EOF
+                                            : fail(err, EXIT_FAILED,
+                                                   "%s: is in UTF-16, and UTF-8 was expected; "
+                                                   "convert it: iconv -f UTF-16 -t UTF-8",
+                                                   l->path);
 }
 
 int lines_whole(Lines *l, size_t factor, Error *err) {

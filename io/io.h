@@ -51,10 +51,12 @@ typedef struct {
 /* Opens a file or pipe ("-" is standard input). Returns -1 and fills err on failure. */
 int lines_open(Lines *lines, const char *path, Error *err);
 /* Goes to the next line. Returns 1, or 0 if there is none, or -1 and fills err if the input cannot
- * be read, or if the process may not have the memory that lines like those so far take. */
+ * be read, or is in UTF-16, or if the process may not have the memory that lines like those so far
+ * take. */
 int line_next(Lines *lines, Error *err);
 /* Makes all of an input one line. What will be made of it takes `factor` times as much memory.
- * Returns -1 and fills err if the input cannot be read, or if the process may not have that. */
+ * Returns -1 and fills err if the input cannot be read, or is in UTF-16, or if the process may not
+ * have that. */
 int lines_whole(Lines *lines, size_t factor, Error *err);
 void lines_close(Lines *lines);
 

@@ -245,10 +245,15 @@ OptConfig opt_named(const char *name) {
 }
 
 static Task task_of(int count, const int *s, const int *n, int step) {
-    Task task = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count, .sampling = {.top_p = 1}};
+    Task task = {.prompts = xcalloc(count, sizeof(Prompt)), .count = count};
     for (int i = 0; i < count; i++, s += step, n += step)
         task.prompts[i] = (Prompt){.ids = xcalloc(*s + *n, sizeof(int32_t)), .s = *s, .n = *n, .from = 1, .place = i};
     return task;
+}
+
+void sample(Task *task, Sampling sampling) {
+    for (int i = 0; i < task->count; i++) task->prompts[i].sampling = sampling;
+    task->sampled = sampling.temperature > 0 && !task->scored;
 }
 
 Task equal_task(int count, int s, int n) { return task_of(count, &s, &n, 0); }

@@ -806,14 +806,14 @@ static int plain_pick(Tensor logits, int r) {
     return imax(best, 0);
 }
 
-static Op pick_of(Tensor logits, const Sampling *sampling) {
-    return op_pick(on_lane(FINISH), blank(I32, 1, logits.rows), logits, blank(I32, 1, logits.rows),
-                   blank(I32, 1, logits.rows), sampling);
+static Op pick_of(Tensor logits, Sampling sampling) {
+    const Tensor ids = blank(I32, 1, logits.rows), prompt = blank(I32, 1, logits.rows), pos = blank(I32, 1, logits.rows);
+    memset(prompt.at, 0, tensor_bytes(prompt));
+    return op_pick(on_lane(FINISH), ids, logits, prompt, pos, prompts_sampled(sampling));
 }
 
 static void expect_greedy(Tensor logits) {
-    const Sampling greedy = {0, 1, 0, 7};
-    const Op op = pick_of(logits, &greedy);
+    const Op op = pick_of(logits, (Sampling){0});
     carry_out(op);
     int wrong = 0;
     for (int r = 0; r < logits.rows; r++) wrong += *integer(op.pick.ids, 0, r) != plain_pick(logits, r);

@@ -81,10 +81,18 @@ static inline Op appending(PageTable table, const void *kv, int cols, bool packe
                      row_at(pos, I32, rows));
 }
 
+/* Prompts at the places from 0, all sampled in this way. The next call changes them. */
+enum { SAMPLED = 100 };
+static inline const Prompt *prompts_sampled(Sampling sampling) {
+    static Prompt prompts[SAMPLED];
+    for (int i = 0; i < SAMPLED; i++) prompts[i] = (Prompt){.place = i, .sampling = sampling};
+    return prompts;
+}
+
 static inline Op picking(const int32_t *ids, const float *logits, const int32_t *prompt, const int32_t *pos,
-                         const Sampling *sampling, int rows, int vocab) {
+                         Sampling sampling, int rows, int vocab) {
     return op_pick(on_lane(PROJECT), row_at(ids, I32, rows), tensor_at(logits, F32, rows, vocab, vocab),
-                   row_at(prompt, I32, rows), row_at(pos, I32, rows), sampling);
+                   row_at(prompt, I32, rows), row_at(pos, I32, rows), prompts_sampled(sampling));
 }
 
 /* On the host. */

@@ -272,6 +272,10 @@ TEST(what_was_done_is_told_in_words) {
         {WINDOWS "5 --limit 1", "4 tokens in 1 window of 5,  ... , 1 thread, ", ""},
         {WINDOWS "4 --limit 2", "6 tokens in 2 windows of 4,  ... , 1 thread, ", ""},
         {EVAL " --last-word @words", "last word: accuracy 1.0000 ... : 1 line\n", ""},
+        {GENERATE " --prompt a --max-tokens 1 --stop x --stop '\\n'", "",
+         "--stop \\n: is taken with its backslash; if it is an escape, write $'\\n'"},
+        {GENERATE " --prompts @long --max-tokens 3 --truncate", "\"finish_reason\": \"length\"",
+         "1 of 2 prompts truncated: only the last tokens were taken"},
         {GENERATE " --prompt a --max-tokens 1 --verbose", "", "1 batch in flight, 1 sweep; ... 1 prompt, 1 token in "},
         {ON_A_SIM ALL_GPU, "", KV_CACHE},
         {ON_A_SIM ALL_CPU, "", KV_CACHE},
@@ -289,6 +293,9 @@ TEST(what_was_done_is_told_in_words) {
     };
     give("words", "{\"text\": \"Once upon a time, there was a little girl named Lily. Once upon a time\"}\n");
     give_model(32, false);
+    char text[2000] = "a\n";
+    for (int i = 0; i < 600; i++) strcat(text, "a ");
+    give("long", text);
     for (size_t i = 0; i < COUNT(rows); i++) {
         const Result r = flexgen_done("%s", rows[i].args);
         CU_ASSERT(shows(r.out, rows[i].out) && shows(r.err, rows[i].err));
@@ -382,8 +389,16 @@ TEST(a_job_goes_on_only_as_it_began) {
         {"--compress-weight --compress-cache ", "", 2, OTHER "bits of weights is 4, and here it is 0"},
         {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
         {NULL, "--allow-compression", 0, ""},
+        {"--prompts @batch ", "--prompts @batch --format openai", 2, OTHER "--format openai is false, and here it is true"},
+        {"--prompts @batch --format openai ", "--prompts @batch", 2, OTHER "--format openai is true, and here it is false"},
+        {NULL, "--prompts @batch --format openai", 0, ""},
     };
     give_ten_prompts();
+    char batch[1000] = "";
+    for (int i = 0; i < 6; i++)
+        sprintf(batch + strlen(batch), "{\"custom_id\": \"%d\", \"body\": {\"prompt\": \"Once\", \"max_tokens\": %d}}\n", i,
+                6 + i);
+    give("batch", batch);
     for (size_t i = 0; i < COUNT(cases); i++) {
         if (cases[i].began) {
             with.file = 1000;
@@ -392,6 +407,11 @@ TEST(a_job_goes_on_only_as_it_began) {
         assert_ends(flexgen(TEN_OUT "--resume %s", cases[i].goes_on), cases[i].status, cases[i].said);
         CU_ASSERT_EQUAL(strstr(text_of("began.journal"), JOURNAL_ENDED) != NULL, !cases[i].status);
     }
+    const Result whole = flexgen_done(
+        "generate" TINY ALL_GPU " --prompts @batch --format=openai --max-tokens=8 --gpu-batch-size=6 --num-gpu-batches 1");
+    CU_ASSERT_STRING_EQUAL(text_of("began"), whole.out);
+    assert_figures(json_line(whole.out, 5),
+                   "custom_id=5 response.body.object=text_completion response.body.usage.completion_tokens=11");
 }
 
 /* Copies the shipped model to `capture`/other, where files can be changed. */
@@ -671,6 +691,53 @@ TEST(one_seed_gives_one_output_and_another_gives_another) {
     CU_ASSERT_STRING_EQUAL(a.out, b.out);
     CU_ASSERT_STRING_NOT_EQUAL(a.out, c.out);
     CU_ASSERT_STRING_NOT_EQUAL(greedy.out, a.out);
+}
+
+/* Beside other lines, in another order, and as lines of a batch; the line without a seed is greedy, and the same. */
+TEST(a_line_with_a_seed_gives_the_same_wherever_it_stands) {
+    static const char *const fields[] = {"\"prompt\": \"Once upon a time\", \"temperature\": 1, \"seed\": 5",
+                                         "\"prompt\": \"Once upon a time\", \"temperature\": 1, \"seed\": 6, \"top_k\": 90",
+                                         "\"prompt\": \"Once upon a time\"",
+                                         "\"prompt\": \"Once upon a time\", \"temperature\": 1, \"seed\": 5"};
+    static const char *const policies[] = {"", "--gpu-batch-size 3 --schedule row" ALL_CPU, "--gpu-batch-size 1" ALL_DISK};
+    const char *said[4] = {NULL};
+    for (int way = 0; way < 3; way++) {
+        char text[2000] = "";
+        for (int i = 0; i < 4; i++) {
+            const int l = (i + way) % 4;
+            sprintf(text + strlen(text), way == 2 ? "{\"custom_id\": \"%d\", \"body\": {%s}}\n" : "{\"id\": \"%d\", %s}\n",
+                    l, fields[l]);
+        }
+        give("seeds", text);
+        const Result r = flexgen_done(GENERATE " --prompts @seeds --max-tokens 16 %s", policies[way]);
+        for (int i = 0; i < 4; i++) {
+            const cJSON *line = json_line(r.out, i);
+            const char **of = &said[atoi(string(line, "id"))], *completion = string(line, "completion");
+            if (!*of) *of = completion;
+            CU_ASSERT_STRING_EQUAL(*of, completion);
+        }
+    }
+    CU_ASSERT_STRING_EQUAL(said[0], said[3]);
+    CU_ASSERT(strcmp(said[0], said[1]) && strcmp(said[0], said[2]) && strcmp(said[1], said[2]));
+}
+
+/* A name that would forge a line is one line. */
+TEST(each_field_that_is_not_known_is_named_once) {
+    static const char *const names[] = {"best_of", "user", "top_p ", "id", "?forged"};
+    static const int times[] = {1, 1, 1, 0, 1};
+    give("fields",
+         "{\"prompt\": \"a\", \"best_of\": [1]}\n{\"prompt\": \"b\", \"best_of\": 2, \"top_p \": 0, \"\\nforged\": 1}\n"
+         "{\"custom_id\": \"c\", \"body\": {\"prompt\": \"c\", \"model\": \"m\", \"user\": \"u\", \"best_of\": 1}}\n");
+    const Result r = flexgen_done(GENERATE " --prompts @fields --max-tokens 1");
+    CU_ASSERT(
+        shows(r.err, "fields line 1: field \"best_of\" is not known and is ignored\n ... line 3: field \"user\" is not"));
+    for (size_t i = 0; i < COUNT(names); i++) {
+        char part[100];
+        snprintf(part, sizeof part, ": field \"%s\" is not known and is ignored\n", names[i]);
+        const char *first = strstr(r.err, part);
+        CU_ASSERT_EQUAL(first != NULL, times[i]);
+        CU_ASSERT(!first || !strstr(first + 1, part));
+    }
 }
 
 TEST(no_prompts_are_no_work_and_no_error) {

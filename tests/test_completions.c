@@ -15,7 +15,8 @@
 #define HEAD "{\"" JOURNAL_VERSION "\":true"
 enum { VOCAB = 1024, POSITIONS = 2048, N = 1000 };
 
-static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2, .more_eos = {VOCAB - 2}, .nmore = 1};
+static const OptConfig config = {
+    .vocab = VOCAB, .max_pos = POSITIONS, .eos = 2, .more_eos = {VOCAB - 2}, .nmore = 1, .name = "a \"b"};
 static Tokenizer *tokenizer;
 static cJSON *head; /* of its journal */
 static Error err;
@@ -157,6 +158,31 @@ TEST(a_completion_has_exactly_its_five_fields) {
     CU_ASSERT(shows(line, "\"tokens\": [ ... ], \"finish_reason\": \"stop\"}\n"));
 }
 
+#define ANSWER(id, n) "{\"id\": \"batch_req_" n "\", \"custom_id\": " id ", \"response\": "
+#define BODY(n) "{\"status_code\": 200, \"request_id\": \"req_" n "\", \"body\": {\"id\": \"cmpl-" n "\", "
+
+/* Ids are strings there, and the tokens of a completion do not count </s>. */
+TEST(an_output_for_openai_has_the_form_of_its_batches) {
+    static const char lines[] =
+        "{\"custom_id\": \"r\\n\", \"body\": {\"prompt\": \"one\", \"stop\": [\"2\"]}}\n{\"prompt\": 3}\n"
+        "{\"prompt\": \"\", \"max_tokens\": 2}\n";
+    read_prompts(lines);
+    options.format = "openai";
+    CU_ASSERT_FATAL(start());
+    ASSERT_OK(sweep((const char *[]){"\n1\n2\n", "", "\n\n\n\n"}, N));
+    end();
+    static const char expected[] = ANSWER("\"r\\n\"", "0") BODY("0")
+        "\"object\": \"text_completion\", \"model\": \"a \\\"b\", \"choices\": [{\"index\": 0, \"text\": \"\\n1\\n\", "
+        "\"finish_reason\": \"stop\"}], \"usage\": {\"prompt_tokens\": 2, \"completion_tokens\": 3, \"total_tokens\": 5}}}, "
+        "\"error\": null}\n" ANSWER("\"1\"", "1")
+        "null, \"error\": {\"code\": \"invalid_request\", \"message\": \"line 2: \\\"prompt\\\" is not a string; expected a "
+        "string\"}}\n" ANSWER("\"2\"", "2") BODY("2")
+        "\"object\": \"text_completion\", \"model\": \"a \\\"b\", \"choices\": [{\"index\": 0, \"text\": \"\\n\\n\", "
+        "\"finish_reason\": \"length\"}], \"usage\": {\"prompt_tokens\": 1, \"completion_tokens\": 2, \"total_tokens\": 3}}}, "
+        "\"error\": null}\n";
+    CU_ASSERT_STRING_EQUAL(text_of(output).text, expected);
+}
+
 /* test_json.c has more of them. \u0000 is JSON, but json_parse refuses it, so the bytes are looked at. */
 TEST(odd_characters_of_a_completion_survive) {
     static const char text[] = "a\0\"\\/\n\t\x1f\x7f\xC3\xA9 \xE2\x80\xA8 \xF4\x8F\xBF\xBF";
@@ -231,6 +257,26 @@ TEST(the_first_stop_text_cuts_the_completion) {
     int32_t *ids;
     CU_ASSERT(tokenizer_encode(tokenizer, "qzxk", 4, &ids, &err) > 1); /* or its row would say nothing */
     free(ids);
+}
+
+/* Each line ends by its own texts, or by those of --stop if it has none; an empty list is one's own. */
+TEST(a_line_has_stop_texts_of_its_own) {
+    static const char lines[] =
+        "{\"prompt\": \"a\", \"stop\": \"4\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"stop\": [\"9\", \"3\", \"5\"]}\n"
+        "{\"prompt\": \"d\", \"stop\": []}\n";
+    static const char *const text = " 1 2 3 4 5", *const expected[] = {" 1 2 3 ", " 1 ", " 1 2 ", " 1 2 3 4 5"};
+    char *stop = "2";
+    read_prompts(lines);
+    options.stop = (Texts){&stop, 1};
+    CU_ASSERT_FATAL(start());
+    ASSERT_OK(sweep((const char *[]){text, text, text, text}, N));
+    end();
+    const char *line = text_of(output).text;
+    for (int i = 0; i < 4; i++, line = strchr(line, '\n') + 1) {
+        char part[100];
+        snprintf(part, sizeof part, "\"completion\": \"%s\", ", expected[i]);
+        CU_ASSERT(shows(line, part) && strstr(line, part) < strchr(line, '\n'));
+    }
 }
 
 /* "xab" with so many special tokens inside the stop text "ab". Behind more of them than a window holds it is not seen while
@@ -730,6 +776,31 @@ static int show_sweep(void *progress, const RunStats *stats, Error *unused) {
     return 0;
 }
 
+/* What a call of progress_show writes to standard error. */
+static const char *shown_by(Progress *p, const RunStats *stats, long tokens) {
+    const char *path = in_dir(suite_dir(), "shown");
+    const int before = dup(STDERR_FILENO), file = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666);
+    CHECK(before >= 0 && file >= 0 && dup2(file, STDERR_FILENO) >= 0);
+    progress_show(p, stats, tokens);
+    CHECK(dup2(before, STDERR_FILENO) >= 0 && !close(before) && !close(file));
+    return text_of(path).text;
+}
+
+/* Where there is a terminal the line replaces the one before it; else each is a line, which has the sequences too. */
+TEST(progress_is_a_line_a_minute_where_there_is_no_terminal) {
+    const RunStats stats = {.total_s = 2, .sweeps = 3, .prefill_tokens = 10, .decoded = 20, .ended = 1};
+    Progress p = {.sweeps = 4, .work = 40, .count = 2, .tokens = 50};
+    CU_ASSERT_STRING_EQUAL(shown_by(&p, &stats, 30), ""); /* never, as nobody has said how often */
+    p.every = 1e-9;
+    CU_ASSERT_STRING_EQUAL(shown_by(&p, &stats, 30),
+                           "1 of 2 sequences, 3 sweeps, 30 of at most 50 tokens, 15.0 tokens/s, at most 1 s left\n");
+    p.every = 1e9;
+    CU_ASSERT_STRING_EQUAL(shown_by(&p, &stats, 30), "");
+    p.every = 1e-9, p.on = true;
+    CU_ASSERT(
+        shows(shown_by(&p, &stats, 30), "\r3 sweeps, 30 of at most 50 tokens, 15.0 tokens/s, at most 1 s left\033[K"));
+}
+
 /* The work that is announced before a run is what its sweeps come to, and then nothing is left of it. */
 TEST(the_work_of_a_run_is_known_before_it) {
     enum { PROMPTS = 7 };
@@ -743,9 +814,9 @@ TEST(the_work_of_a_run_is_known_before_it) {
         .model = model, .policy = all_gpu(2, 2), .task = &task, .sim = &fast, .hears = {.ctx = p, .sweep = show_sweep}};
     CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
     progress_open(p, r.plan, &task);
-    CU_ASSERT_EQUAL(p->tokens, 28);
+    CU_ASSERT(p->tokens == 28 && p->count == PROMPTS && p->every == (p->on ? 0.2 : 60));
     CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
-    CU_ASSERT(r.stats.sweeps > PROMPTS && p->sweeps == (double)r.stats.sweeps);
+    CU_ASSERT(r.stats.ended == PROMPTS && r.stats.sweeps > PROMPTS && p->sweeps == (double)r.stats.sweeps);
     CU_ASSERT_DOUBLE_EQUAL(p->w, p->work, 1e-9 * p->work);
     CU_ASSERT_DOUBLE_EQUAL(progress_left(p), 0, 1e-9 * r.stats.total_s);
     rig_close(&r), checkpoint_close(model), free_task(&task);

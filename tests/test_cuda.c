@@ -237,7 +237,6 @@ TEST(a_batch_in_pieces_gives_the_same_bits) {
 /* Whether it is chosen or not. */
 TEST(a_logit_that_is_no_number_is_reported) {
     const Tensor odd = logits_that_are_no_numbers(), usual = stepped_logits(1, odd.cols, 1);
-    const Sampling greedy = {0, 1, 0, 7};
     const int32_t target = 7;
     for (int i = 0; i < 2 * (odd.rows + 1); i++) {
         const int row = i / 2 - 1;
@@ -245,7 +244,7 @@ TEST(a_logit_that_is_no_number_is_reported) {
         arena_close(); /* the next time that there is memory, nothing has been reported */
         device_memory(MIB);
         CU_ASSERT_EQUAL(*gpu->bad, 0);
-        carry_out(i % 2 ? pick_of(logits, &greedy) : score_of(logits, indices(&target, 1)));
+        carry_out(i % 2 ? pick_of(logits, (Sampling){0}) : score_of(logits, indices(&target, 1)));
         CU_ASSERT((*gpu->bad != 0) == (row >= 0));
     }
     forget();
@@ -391,7 +390,6 @@ TEST(a_lane_waits_for_the_mark_of_another_and_times_are_taken) {
 
 TEST(nothing_to_do_is_nothing_done) {
     static const int none[] = {0}, head[] = {64, 1};
-    const Sampling greedy = {0, 1, 0, 1};
     const Tensor i = indices(none, 0), m = numbers(F16, 64, 64, 1), row = tensor_rows(m, 0, 1), x = blank(F16, 0, 64);
     carry_out(op_embed(on_lane(PROJECT), x, m, i, false));
     carry_out(op_layernorm(on_lane(PROJECT), x, x, row, row));
@@ -406,7 +404,7 @@ TEST(nothing_to_do_is_nothing_done) {
         carry_out(op_pack(on_lane(PROJECT), blank(U8, 0, 2 * GROUP_BYTES), s.kv, 1));
     }
     carry_out(op_unpack(on_lane(PROJECT), x, blank(U8, 0, 64 * GROUP_BYTES)));
-    carry_out(pick_of(blank(F32, 0, 64), &greedy)), carry_out(score_of(blank(F32, 0, 64), i));
+    carry_out(pick_of(blank(F32, 0, 64), (Sampling){0})), carry_out(score_of(blank(F32, 0, 64), i));
     forget();
 }
 

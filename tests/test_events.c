@@ -395,7 +395,7 @@ static void open_trial(uint64_t seed, int l, bool packs, int count, const int *s
     trial.model = checkpoint_dummy(&config, dice);
     trial.blind = false, trial.packed_rows = 0, trial.net = NULL;
     trial.task = random_task(count, s, n, config.vocab, dice);
-    trial.task.sampling = (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice};
+    sample(&trial.task, (Sampling){.temperature = !one_in(3), .top_p = 1, .seed = dice});
     for (int i = 0; i < count; i++) trial.task.prompts[i].from = one_in(3) ? 1 : roll(1, s[i] + n[i] - 1);
     memset(trial.stop, 0, sizeof trial.stop);
     trial.policy = all_gpu(count, 1);
@@ -571,7 +571,7 @@ TEST(what_a_batch_has_left_open_is_waited_for_when_others_are_gone) {
         for (int q = 0; q < PROMPTS; q++) s[q] = left_open[i].s[q % 3], n[q] = left_open[i].n[q % 3];
         open_trial(2, 1, false, left_open[i].count, s, n);
         trial.task.keep_logits = true;
-        trial.task.sampling.temperature = i % 2;
+        sample(&trial.task, (Sampling){.temperature = i % 2, .top_p = 1});
         run(&trial.reference);
         for (int disk = 0; disk < 2; disk++) {
             trial.policy = on_tiers(1, 0, .5, disk ? 0 : .5, 1, 0, left_open[i].gbs, left_open[i].num_gpu_batches);

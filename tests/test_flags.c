@@ -61,12 +61,24 @@ static void assert_sets(Options *parsed, const Options *fields) {
     CU_ASSERT(same);
     strcat(strcat(tried, flag), " ");
 }
+
+/* "--flag=value" for "--flag value"; values keep their places in the line. */
+static const char *joined(const char *line) {
+    static char text[900];
+    snprintf(text, sizeof text, "%s", line);
+    char *blank = strchr(strchr(text, ' ') + 1, ' ');
+    if (blank) *blank = '=';
+    return text;
+}
 #define SETS(line, setting)                                                   \
     do {                                                                      \
         Options parsed, o, plain = options_default();                         \
         memcpy(&parsed, &plain, sizeof parsed);                               \
         memcpy(&o, &plain, sizeof o); /* with the bytes between its fields */ \
+        CU_ASSERT_EQUAL(parse(&o, joined(line)), 0);                          \
         CU_ASSERT_EQUAL(parse(&parsed, line), 0);                             \
+        CU_ASSERT(!memcmp(&parsed, &o, sizeof o));                            \
+        memcpy(&o, &plain, sizeof o);                                         \
         setting;                                                              \
         assert_sets(&parsed, &o);                                             \
     } while (0)
@@ -108,10 +120,12 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("bench --trace x", o.trace = VALUE);
     SETS("bench --offload-dir x", o.offload_dir = VALUE);
     SETS("generate --format jsonl", o.format = VALUE);
+    SETS("generate --format openai", o.format = VALUE);
     /* switches */
     SETS("generate --resume", o.resume = true);
     SETS("generate --overwrite", o.overwrite = true);
     SETS("generate --strict", o.strict = true);
+    SETS("generate --truncate", o.truncate = true);
     SETS("generate --verbose", o.verbose = true);
     SETS("generate --help", o.help = true);
     SETS("bench --cpu-cache-compute", o.policy.delegated = true);
@@ -180,7 +194,7 @@ TEST(lists_keep_what_is_given_in_order) {
     CU_ASSERT_EQUAL(parse(&o, "generate --prompt a --stop x --prompt b --stop ''"), 0);
     CU_ASSERT(o.prompt.n == 2 && !strcmp(o.prompt.text[0], "a") && !strcmp(o.prompt.text[1], "b"));
     CU_ASSERT(o.stop.n == 2 && !strcmp(o.stop.text[0], "x") && !o.stop.text[1][0]);
-    CU_ASSERT_EQUAL(parse(&o, "policy --with gmem=1e9 --with ctog_bdw=2e9"), 0);
+    CU_ASSERT_EQUAL(parse(&o, "policy --with gmem=1e9 --with=ctog_bdw=2e9"), 0);
     CU_ASSERT(o.with.n == 2 && !strcmp(o.with.text[0], "gmem=1e9") && !strcmp(o.with.text[1], "ctog_bdw=2e9"));
     free_lists(&o);
 }
@@ -282,7 +296,12 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate --max-tokens 99999999999999999999", "--max-tokens 99999999999999999999: expected a whole number from 1"},
         {"generate --max-latency soon", "--max-latency soon: expected a number from 1e-06 to 1e+12"},
         {"generate --schedule spiral", "--schedule spiral: expected row, zigzag or diagonal"},
-        {"generate --format xml", "--format xml: expected jsonl or text"},
+        {"generate --format xml", "--format xml: expected jsonl, text or openai"},
+        {"generate --max-tokens=0", "--max-tokens 0: expected a whole number from 1"},
+        {"generate --resume=yes", "--resume takes no value; leave =yes out"},
+        {"generate --gpu-men=1G", "unknown flag --gpu-men; the nearest known one is --gpu-mem"},
+        {"profile --prompt=a", "--prompt is a flag of generate only; leave it out"},
+        {"generate --percent=0 0 100 0 100", "--percent takes 6 values: WG WC CG CC HG HC"},
         {"policy --cost-model printed", "--cost-model printed: expected runtime or paper"},
         {"generate --link ctog", "--link ctog" LINKS},
         {"generate --link ctog=", "--link ctog=" LINKS},

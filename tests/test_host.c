@@ -236,36 +236,40 @@ TEST(softmax_weights_are_right_to_a_few_roundings) {
 
 static int pick_one(const float *logits, int vocab, Sampling s, int prompt, int pos) {
     int32_t id = -1, at = prompt, where = pos;
-    run(picking(&id, logits, &at, &where, &s, 1, vocab));
+    run(picking(&id, logits, &at, &where, s, 1, vocab));
     return id;
 }
 
 TEST(a_tiny_temperature_takes_the_largest_and_never_nan) {
     static const float rows[][5] = {
         {2, 3, -1, -2, 1}, {NAN, -4, NAN, -5, NAN}, {NAN, -INFINITY, NAN, NAN, NAN}, {0, INFINITY, 1, 2, NAN}};
-    const Sampling s = {1e-30f, 1, 0, 7};
+    const Sampling s = {1e-30f, 1, 0, 7, false};
     for (int i = 0; i < COUNT(rows); i++) CU_ASSERT_EQUAL(pick_one(rows[i], 5, s, 0, 0), 1);
 }
 
 TEST(sampling_depends_on_seed_prompt_and_position_only) {
     enum { VOCAB = 50272, ROWS = 9 };
     const Tensor logits = numbers(F32, ROWS, VOCAB, 3), again = blank(I32, 1, ROWS);
-    Sampling s = {0.9f, 0.95f, 0, 11};
-    Op op = pick_of(logits, &s);
+    Sampling s = {0.9f, 0.95f, 0, 11, false};
+    Op op = pick_of(logits, s);
     int32_t *prompt = op.pick.prompt.at, *pos = op.pick.pos.at, *ids = op.pick.ids.at;
     for (int r = 0; r < ROWS; r++)
         prompt[r] = r / 3, pos[r] = 5 + r % 3, memcpy(element(logits, r, 0), logits.at, VOCAB * 4);
     carry_out(op);
-    int equal = 0, reseeded = 0;
+    int equal = 0, reseeded = 0, moved = 0;
     for (int r = 0; r < ROWS; r++) {
         CU_ASSERT_EQUAL(pick_one((float *)logits.at, VOCAB, s, prompt[r], pos[r]), ids[r]);
         for (int q = 0; q < r; q++) equal += ids[q] == ids[r];
     }
-    op.sampling.seed = 12, op.pick.ids = again;
+    s.seed = 12, op.prompts = prompts_sampled(s), op.pick.ids = again;
     carry_out(op);
     for (int r = 0; r < ROWS; r++) reseeded += ((int32_t *)again.at)[r] == ids[r];
     CU_ASSERT(equal <= 1); /* of 36 pairs among thousands of likely tokens */
     CU_ASSERT(reseeded <= 1);
+    s.placeless = true, op.prompts = prompts_sampled(s); /* as the first place, wherever it is */
+    carry_out(op);
+    for (int r = 0; r < ROWS; r++) moved += ((int32_t *)again.at)[r] != ((int32_t *)again.at)[r % 3];
+    CU_ASSERT_EQUAL(moved, 0);
     forget();
 }
 
@@ -282,7 +286,7 @@ TEST(sampling_follows_the_softmax_cut_by_top_k_and_top_p) {
     };
     for (int i = 0; i < 2 * COUNT(cases); i++) {
         const int c = i / 2, hot = 1 + i % 2; /* at temperature 2 logits of twice the size give the same */
-        const Sampling s = {hot, cases[c].top_p, cases[c].top_k, c};
+        const Sampling s = {hot, cases[c].top_p, cases[c].top_k, c, false};
         float logits[TOKENS + 1] = {[TOKENS] = NAN};
         int seen[TOKENS + 1] = {0}, outside;
         double mass = 0, chi = 0;
@@ -308,14 +312,16 @@ TEST(sampling_follows_the_softmax_cut_by_top_k_and_top_p) {
 TEST(what_reaches_top_p_exactly_ends_the_choice) {
     const float logits[] = {-INFINITY, 3, -INFINITY, 3, -INFINITY};
     for (int top_k = 0; top_k <= 4; top_k += 2) /* cut by top_p alone, by both, by both with room for more */
-        for (int pos = 0; pos < 100; pos++) CU_ASSERT_EQUAL(pick_one(logits, 5, (Sampling){1, 0.5f, top_k, 3}, 0, pos), 1);
+        for (int pos = 0; pos < 100; pos++)
+            CU_ASSERT_EQUAL(pick_one(logits, 5, (Sampling){1, 0.5f, top_k, 3, false}, 0, pos), 1);
 }
 
 /* Of two equal tokens the one with the lower id has the first half of the draws, wherever the two lie; other tokens, 2^-40
  * and less as probable, are cut or not. */
 TEST(equal_tokens_are_drawn_in_the_order_of_their_ids) {
     enum { VOCAB = 131 };
-    static const Sampling samplings[] = {{1, 0.999f, 0, 3}, {1, 1, 2, 4}, {1, 0.999f, 9, 5}, {1, 1, 0, 6}};
+    static const Sampling samplings[] = {
+        {1, 0.999f, 0, 3, false}, {1, 1, 2, 4, false}, {1, 0.999f, 9, 5, false}, {1, 1, 0, 6, false}};
     for (int pos = 0; pos < 64; pos++) {
         float logits[VOCAB];
         for (int i = 0; i < VOCAB; i++) logits[i] = -28 - (float)(i % 7);
@@ -333,7 +339,7 @@ TEST(top_k_among_many_keeps_the_best) {
     int outside = 0, distinct = 0;
     bool seen[VOCAB] = {0};
     for (int i = 0; i < 1000; i++) {
-        const int id = pick_one(logits, VOCAB, (Sampling){1, 1, K, 3}, 0, i);
+        const int id = pick_one(logits, VOCAB, (Sampling){1, 1, K, 3, false}, 0, i);
         int better = 0;
         for (int t = 0; t < VOCAB; t++) better += logits[t] > logits[id];
         outside += better >= K, distinct += !seen[id];

@@ -6,6 +6,9 @@
 
 enum { VOCAB = 1024, POSITIONS = 32, N = 8 };
 
+#define BATCH(body) \
+    "{\"custom_id\": \"r-1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"model\": \"m\", " body "}}"
+
 static const OptConfig config = {.vocab = VOCAB, .max_pos = POSITIONS, .eos = 2};
 static Tokenizer *tokenizer;
 static Error err;
@@ -58,6 +61,8 @@ TEST(lines_are_prompts_with_their_ids_or_the_numbers_of_their_lines) {
         {"{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n{\"id\": 0, \"prompt\": \"c\"}\n{\"id\": 5, \"prompt\": \"d\"}",
          "6|a;2|b;0|c;5|d;"},
         {"{\"id\": \"0\", \"prompt\": \"a\"}\n{\"id\": null, \"prompt\": \"b\"}", "\"0\"|a;1|b;"},
+        /* of OpenAI's batches */
+        {BATCH("\"prompt\": \"a\", \"n\": 1, \"stream\": false, \"echo\": null"), "\"r-1\"|a;"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Job job = read_text(cases[i].file, true);
@@ -89,9 +94,28 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         {"{\"id\": 1.5, \"prompt\": \"\"}", "\"id\" is 1.5; expected a string, or a whole number below 2^53"},
         {"{\"id\": [1], \"prompt\": \"\"}", "\"id\" is a list; expected a string, or"},
         {"{\"id\": true, \"prompt\": \"\"}", "\"id\" is true; expected a string, or"},
-        {"{\"prompt\": \"\"}\n{\"prompt\": \"\", \"max_tokens\": 0}", "line 2: \"max_tokens\""},
-        {"{\"prompt\": \"\", \"max_tokens\": 1e10}", "\"max_tokens\""},
-        {"{\"prompt\": \"\", \"max_tokens\": \"8\"}", "\"max_tokens\""},
+        {"{\"prompt\": \"\"}\n{\"prompt\": \"\", \"max_tokens\": 0}",
+         "line 2: max_tokens 0: expected a whole number from 1 to 1000000000"},
+        {"{\"prompt\": \"\", \"max_tokens\": 1e10}", "line 1: max_tokens 1"},
+        {"{\"prompt\": \"\", \"max_tokens\": \"8\"}", "line 1: max_tokens \"8\": expected a whole number"},
+        {"{\"prompt\": \"\", \"max_new_tokens\": 1.5}", "max_new_tokens 1.5: expected a whole number from 1 to"},
+        {"{\"prompt\": \"\", \"temperature\": -1}", "temperature -1: expected a number from 0 to 1e+06"},
+        {"{\"prompt\": \"\", \"temperature\": \"0.7\"}", "temperature \"0.7\": expected a number"},
+        {"{\"prompt\": \"\", \"temperature\": true}", "temperature true: expected a number"},
+        {"{\"prompt\": \"\", \"top_p\": 1.1}", "top_p 1.1: expected a number from 1e-06 to 1"},
+        {"{\"prompt\": \"\", \"top_k\": [3]}", "top_k a list: expected a whole number from 0"},
+        {"{\"prompt\": \"\", \"seed\": -1}", "seed -1: expected a whole number from 0"},
+        {"{\"prompt\": \"\", \"stop\": 3}", "\"stop\" is 3; expected a text that is not empty, or a list of them"},
+        {"{\"prompt\": \"\", \"stop\": [\"a\", \"\"]}", "\"stop\" is \"\"; expected a text"},
+        {"{\"prompt\": \"\", \"stop\": [[\"a\"]]}", "\"stop\" is a list; expected a text"},
+        {"{\"prompt\": \"\", \"n\": 2}", "line 1: \"n\" asks for what this program does not do"},
+        {"{\"prompt\": \"\", \"logprobs\": 1}", "\"logprobs\" asks for"},
+        {BATCH("\"prompt\": \"\", \"echo\": true"), "\"echo\" asks for"},
+        {BATCH("\"prompt\": \"\", \"stream\": true"), "\"stream\" asks for"},
+        {BATCH("\"messages\": [{\"role\": \"user\"}]"), "line 1: \"messages\" asks for"},
+        {BATCH("\"prompt\": [\"a\"]"), "\"prompt\" is not a string; expected a string"},
+        {BATCH("\"prompt\": \"\", \"top_p\": 0"), "line 1: top_p 0: expected"},
+        {"{\"custom_id\": \"r-1\", \"prompt\": \"a\"}", "\"body\" is nothing; expected an object"},
         /* of two prompts with one id the first is possible */
         {"{\"id\": 7, \"prompt\": \"a\"}\n{\"id\": 7.0, \"prompt\": \"b\"}", "line 2: the id 7 is that of line 1"},
         {"{\"id\": 0, \"prompt\": \"a\"}\n{\"id\": -0, \"prompt\": \"b\"}", "line 2: the id 0 is that of line 1"},
@@ -100,7 +124,7 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
     };
     for (size_t c = 0; c < COUNT(cases); c++) {
         Job job = empty_job(false, NULL);
-        char file[100];
+        char file[200];
         const size_t len = strlen(strcpy(file, cases[c].file));
         int errors = 0;
         for (char *nul = file; (nul = memchr(nul, '~', len - (size_t)(nul - file)));) *nul = 0;
@@ -169,6 +193,75 @@ TEST(max_tokens_of_a_prompt_is_kept_and_cut_where_positions_end) {
         CU_ASSERT(p->ids[0] == config.eos && p->n == n[i] && p->cut == (i == 2));
     }
     job_free(&job);
+}
+
+/* What a line does not say is as the flags have it. */
+TEST(a_line_says_how_its_prompt_is_completed) {
+    static const Sampling flags = {.temperature = .5f, .top_p = .9f, .top_k = 7, .seed = 3};
+    static const struct {
+        const char *fields;
+        Sampling sampling;
+        int n;
+        const char *stop; /* each text with a | */
+    } cases[] = {
+        {"\"stop\": null, \"seed\": null, \"top_p\": null", flags, N, ""},
+        {"\"temperature\": 0, \"max_new_tokens\": 5", {0, .9f, 7, 3, false}, 5, ""},
+        {"\"temperature\": 0.25, \"top_p\": 0.75, \"top_k\": 0, \"max_tokens\": 6", {.25f, .75f, 0, 3, false}, 6, ""},
+        {"\"seed\": 9007199254740992", {.5f, .9f, 7, 1ull << 53, true}, N, ""},
+        {"\"seed\": 0, \"stop\": \"x\\n\"", {.5f, .9f, 7, 0, true}, N, "x\n|"},
+        {"\"stop\": [\"a\", \"bc\"], \"id\": 8", flags, N, "a|bc|"},
+        {"\"stop\": []", flags, N, ""},
+    };
+    for (size_t i = 0; i < 2 * COUNT(cases); i++) {
+        const Sampling *wanted = &cases[i / 2].sampling;
+        Job job = empty_job(true, NULL);
+        char text[300], stops[100] = "";
+        job.sampling = flags;
+        snprintf(text, sizeof text, i % 2 ? BATCH("\"prompt\": \"ab\", %s") : "{\"prompt\": \"ab\", %s}",
+                 cases[i / 2].fields);
+        ASSERT_OK(job_read(&job, prompt_file("prompts", text, strlen(text)), &err));
+        job_rest(&job);
+        const Request *r = &job.request[0];
+        const Sampling *s = &job.task.prompts[0].sampling;
+        CU_ASSERT(s->temperature == wanted->temperature && s->top_p == wanted->top_p && s->top_k == wanted->top_k);
+        CU_ASSERT(s->seed == wanted->seed && s->placeless == wanted->placeless && job.task.sampled == (s->temperature > 0));
+        CU_ASSERT_EQUAL(r->n, cases[i / 2].n);
+        for (const char *stop = r->stop.text; stop && *stop; stop += strlen(stop) + 1) strcat(strcat(stops, stop), "|");
+        CU_ASSERT_STRING_EQUAL(stops, cases[i / 2].stop);
+        CU_ASSERT_EQUAL(r->stop.len > 0, strstr(cases[i / 2].fields, "stop") && !strstr(cases[i / 2].fields, "null"));
+        job_free(&job);
+    }
+}
+
+/* Of five tokens and one in front: all stay while three more fit. Then the last ones stay, and always one. */
+TEST(a_truncated_prompt_keeps_its_last_tokens) {
+    static const char line[] = "a\nb\nc";
+    for (int i = 0; i < 20; i++) {
+        const int most = i / 2 + 1;
+        Tokenizer *t = tokenizer_open(i % 2 ? "tests/golden/forms/no-bos" : "tests/golden/forms/published", 330, &err);
+        Job job = empty_job(false, NULL);
+        OptConfig own = config;
+        int32_t *ids;
+        ASSERT_OK(!t);
+        const int s = text_encode(&ids, line, strlen(line), t, &err), front = !(i % 2), full = 5 + front;
+        CU_ASSERT_EQUAL_FATAL(s, full);
+        own.max_pos = most;
+        job.config = &own, job.tokenizer = t, job.max_tokens = 3, job.truncate = true;
+        job_add(&job, &(Lines){.line = line, .size = strlen(line), .number = 1, .where = "here"}, false);
+        const Request *r = job.request;
+        const int kept = most - 2 >= full ? full : most - 2 > 1 + front ? most - 2 : 1 + front;
+        if (most < 1 + front)
+            CU_ASSERT(r->error != NULL)
+        else {
+            CU_ASSERT_FATAL(!r->error && r->s == kept && r->truncated == (kept < full));
+            CU_ASSERT(!memcmp(r->ids + front, ids + s - (kept - front), (size_t)(kept - front) * sizeof *ids));
+            CU_ASSERT(r->ids[0] == (front ? ids[0] : ids[s - kept]) && r->n == (most - kept + 1 < 3 ? most - kept + 1 : 3));
+            CU_ASSERT_STRING_EQUAL(r->text, line);
+        }
+        free(ids);
+        job_free(&job);
+        tokenizer_close(t);
+    }
 }
 
 TEST(a_prompt_may_fill_the_positions_but_not_more) {
@@ -292,7 +385,11 @@ TEST(the_digest_changes_with_every_prompt) {
                                         "a\nb\nc\n",
                                         "ab\n",
                                         "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"id\": 5}\n",
-                                        "{\"prompt\": \"a\", \"max_tokens\": 5}\n{\"prompt\": \"b\"}\n"};
+                                        "{\"prompt\": \"a\", \"max_tokens\": 5}\n{\"prompt\": \"b\"}\n",
+                                        "{\"prompt\": \"a\", \"seed\": 5}\n{\"prompt\": \"b\"}\n",
+                                        "{\"prompt\": \"a\", \"top_k\": 5}\n{\"prompt\": \"b\"}\n",
+                                        "{\"prompt\": \"a\", \"stop\": \"5\"}\n{\"prompt\": \"b\"}\n",
+                                        "{\"prompt\": \"a\", \"stop\": []}\n{\"prompt\": \"b\"}\n"};
     enum { N_FILES = COUNT(files) };
     uint64_t digest[N_FILES + 1];
     for (int i = 0; i <= N_FILES; i++) {

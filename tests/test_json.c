@@ -237,6 +237,19 @@ TEST(lines_are_counted_and_come_without_their_ends) {
                  {"one\r\ntwo\r\n\r\n", "1 line 1|one\n2 line 2|two\n"},
                  {"\n \t\n one\r \n\r", "3 line 3| one\r \n"},
                  {"\xEF\xBB\xBFone\n\xEF\xBB\xBFtwo", "1 line 1|one\n2 line 2|\xEF\xBB\xBFtwo\n"}};
+    static const struct {
+        const char *text;
+        size_t len;
+    } refused[] = {{"\xFF\xFEh\0i\0\n", 8}, {"\xFE\xFF\0h\0i\0\n", 8}, {"h\0i\0\n", 6}, {"\0h\0i\0\n", 6}};
+    for (size_t i = 0; i < 2 * COUNT(refused); i++) {
+        Lines l;
+        write_file(suite_dir(), "lines", refused[i / 2].text, refused[i / 2].len);
+        ASSERT_OK(lines_open(&l, in_dir(suite_dir(), "lines"), &err));
+        const int status = i % 2 ? lines_whole(&l, 1, &err) : line_next(&l, &err);
+        lines_close(&l);
+        CU_ASSERT_EQUAL(status, -1);
+        said(&err, EXIT_FAILED, "lines: is in UTF-16, and UTF-8 was expected; convert it: iconv -f UTF-16 -t UTF-8");
+    }
     for (size_t i = 0; i < COUNT(cases); i++) {
         char all[400] = "", *at = all;
         Lines l;

@@ -129,7 +129,7 @@ TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
     enum { ROWS = 3, VOCAB = 131 };
     static const Lane copying[] = {W_LOAD, A_UP, STORE, W_READ, C_READ, D_WRITE};
     static const float number[] = {1, NAN, INFINITY, -INFINITY};
-    static const Sampling greedy = {0, 1, 0, 0};
+    static const Prompt greedy[ROWS];
     const int stop = 1;
     for (size_t i = 0; i < COUNT(number) && !test_gpu; i++) { /* a GPU: in test_cuda.c */
         const float numbers[ROWS * VOCAB] = {[VOCAB + 7] = number[i], [VOCAB + 9] = 2};
@@ -140,7 +140,8 @@ TEST(a_logit_that_is_no_number_ends_every_wait_as_closing_does) {
         const Tensor logits = plan_view(rig.plan, LOGITS, TIER_GPU, 0, 0, ROWS);
         const Tensor ids = tensor_cols(plan_view(rig.plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, ROWS);
         device->upload(device, logits, 0, numbers, ROWS * VOCAB);
-        const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+        device->upload(device, ids, 0, (int32_t[ROWS]){0}, ROWS);
+        const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, greedy);
         const int status = device->wait(device, device->post(device, &op), &rig.err);
         CU_ASSERT_EQUAL(status, i ? -1 : 0);
         for (size_t w = 0; w <= COUNT(copying) && status; w++) {

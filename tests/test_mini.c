@@ -270,7 +270,7 @@ static void compare(int m, Variant v, int count, const char *flags, const char *
         if (sparse_in(v)) policy.sparsity = variant[v].sparsity, policy.delegated = true, policy.cg = 0, policy.cc = 1;
         Prompt one = encoded(m, i);
         one.n = at + 1;
-        const Task task = {.prompts = &one, .count = 1, .keep_logits = true, .sampling = {.top_p = 1}};
+        const Task task = {.prompts = &one, .count = 1, .keep_logits = true};
         Checkpoint *checkpoint = opens(dir_of(&subjects[m]));
         Rig r = rig_ran(checkpoint, &policy, &task, NULL);
         const float *logits = r.answer[0].logits;

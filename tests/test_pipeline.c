@@ -400,7 +400,10 @@ TEST(over_mpi_every_policy_gives_the_text_of_one_machine) {
     snprintf(dir, sizeof dir, "%s", temp_dir());
     if (!bin) bin = "./flexgen";
     for (int i = 0; i < 14; i++)
-        sprintf(prompts + strlen(prompts), "{\"prompt\": \"Tom has %d\", \"max_tokens\": %d}\n", i, 1 + i * 5 % 7);
+        sprintf(prompts + strlen(prompts), "{\"prompt\": \"Tom has %d\", \"max_tokens\": %d%s}\n", i, 1 + i * 5 % 7,
+                i % 3   ? ""
+                : i % 2 ? ", \"stop\": [\"t\", \"a\"]"
+                        : ", \"temperature\": 1, \"seed\": 3");
     write_file(dir, "prompts", prompts, strlen(prompts));
     for (int i = 0; i < COUNT(policies); i++)
         for (int stages = 1; stages <= MAX_STAGES; stages++) {

@@ -205,7 +205,7 @@ TEST(only_where_a_gpu_would_sample_do_logits_come_down) {
     const Policy p = all_gpu(2, 5);
     open_task(opt_named("opt-125m"), 10, 4, 2);
     for (int way = 0; way < 8; way++) {
-        task.sampling.temperature = way & 1, task.scored = way & 2;
+        task.scored = way & 2, sample(&task, (Sampling){.temperature = way & 1});
         CU_ASSERT_FATAL(makes(&p, way & 4 ? F16 : F32));
         CU_ASSERT_EQUAL(plan->region[LOGITS][TIER_CPU].bytes, way == 5 ? WORKSPACES * 2 * 50272 * 4 : 0);
     }

@@ -221,7 +221,7 @@ static float temperature; /* of the tasks */
 static void open_plan(OptConfig config, Policy policy, Hardware hardware, int count, int s, int n) {
     const Type act = hardware.shared_cores ? F32 : F16;
     machine = hardware, model = checkpoint_dummy(&config, 0), task = equal_task(count, s, n);
-    task.sampling.temperature = temperature;
+    sample(&task, (Sampling){.temperature = temperature});
     plan = plan_make(model, &policy, &task, act, &err);
     memcpy(policy.share, (double[]){0, 1, 0, 1, 0, 1}, sizeof policy.share), policy.delegated = false;
     corner = plan_make(model, &policy, &task, act, &err);

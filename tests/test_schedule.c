@@ -172,17 +172,19 @@ TEST(no_lane_may_be_so_slow_that_the_bits_change) {
 TEST(sampling_depends_on_nothing_but_seed_place_and_position) {
     if (hurried()) return;
     open_task(&small);
-    task.sampling = (Sampling){.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
+    Sampling sampling = {.temperature = 1.2f, .top_p = .95f, .top_k = 50, .seed = 11};
+    sample(&task, sampling);
     const Policy p = drawn(8);
     const Rig *reference = reference_for(p);
     for (int i = 0; i < 9; i++) expect_same(drawn(i));
-    task.sampling.seed = 12;
+    sampling.seed = 12;
+    sample(&task, sampling);
     Rig other = rig_ran(model, &p, &task, NULL);
     CU_ASSERT(!rig_same(&other, reference)); /* and the seed does count */
     for (int i = 0; i < PROMPTS; i++) {      /* a GPU takes what the host takes of its logits */
         const Answer *a = &other.answer[i];
         int32_t id = -1, at = prompt_len[i] + a->n - 1;
-        run(picking(&id, a->logits, &task.prompts[i].place, &at, &task.sampling, 1, small.vocab));
+        run(picking(&id, a->logits, &task.prompts[i].place, &at, sampling, 1, small.vocab));
         CU_ASSERT_EQUAL(a->tokens[a->n - 1], id);
     }
     task.keep_logits = false;
@@ -234,7 +236,8 @@ TEST(a_number_that_is_none_ends_the_run_though_nobody_says_its_token) {
     if (hurried()) shorten_task();
     for (int way = 0; way < 6; way += hurried() ? 5 : 1) {
         Rig r = {.model = model, .policy = all_gpu(4, 3), .task = &task};
-        task.sampling.temperature = way / 2 == 1, task.scored = way / 2 == 2, task.keep_logits = !task.scored;
+        task.scored = way / 2 == 2, task.keep_logits = !task.scored;
+        sample(&task, (Sampling){.temperature = way / 2 == 1});
         CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
         const Tensor table = r.plan->global[TOK_EMBED].home, bias = r.plan->global[FINAL_LN_B].home;
         r.device->upload(r.device, way % 2 ? table : bias, way % 2 ? (small.vocab - 1) * table.cols + 2 : 1, &nan, 1);
@@ -338,7 +341,7 @@ TEST(the_engine_agrees_with_hugging_face) {
         Checkpoint *c = opens(dirs[m]);
         Golden golden = golden_read(dirs[m]);
         Prompt prompts[MOST]; /* each with the number of its sequence as its place */
-        Task t = {.prompts = prompts, .keep_logits = true, .sampling = {.top_p = 1}};
+        Task t = {.prompts = prompts, .keep_logits = true};
         double worst = 0;
         c->config.eos = -1; /* Hugging Face was told to go on */
         for (int i = 0; i < golden.count; i++)

@@ -219,7 +219,7 @@ TEST(ops_take_their_flops_or_their_bytes) {
             {op_embed(gpu, x, plan->global[POS_EMBED].home, none, true), 0, 5 * 120},
             {op_embed(cpu, plan_view(plan, EMBEDDED, TIER_CPU, 0, 0, 5), plan->global[TOK_EMBED].home, none, false), 0,
              5 * 120},
-            {op_pick(gpu, ids, plan_view(plan, LOGITS, TIER_GPU, 0, 0, 2), none, none, &task.sampling), 0, 2 * 131 * 4},
+            {op_pick(gpu, ids, plan_view(plan, LOGITS, TIER_GPU, 0, 0, 2), none, none, task.prompts), 0, 2 * 131 * 4},
         };
         for (size_t i = 0; i < COUNT(cases); i++) {
             const Op *op = &cases[i].op;

@@ -133,7 +133,7 @@ TEST(stages_give_the_bits_of_one_machine) {
     int length[PROMPTS], n[PROMPTS], met[MOST_STAGES + 1][NFLAGS] = {0};
     for (int i = 0; i < PROMPTS; i++) length[i] = 1 + i * 5 % 17, n[i] = 1 + i * 7 % 12;
     task = random_task(PROMPTS, length, n, 131, 3);
-    task.sampling = (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9};
+    sample(&task, (Sampling){.temperature = .8f, .top_p = .95f, .seed = 9});
     for (int i = 0; i < PROMPTS; i++) task.prompts[i].from = 1 + i % length[i];
     for (int way = 0; way < WAYS; way++) {
         if (test_gpu && way % (test_every > 96 ? WAYS : 24) != 5) continue; /* the emulation takes its time */

@@ -23,7 +23,7 @@ enum { LAYERS = 2, SWEEP = 1, PROMPTS = 2, S = 3, N = 3, VOCAB = 64 };
 static Rig example(void) {
     static int32_t ids[PROMPTS][S] = {{2, 5, 6}, {2, 9, 40}};
     static Prompt prompts[] = {{.ids = ids[0], .s = S, .n = N}, {.ids = ids[1], .s = S, .n = N, .place = 1}};
-    static const Task task = {.prompts = prompts, .count = PROMPTS, .sampling = {.top_p = 1}};
+    static const Task task = {.prompts = prompts, .count = PROMPTS};
     static const Checkpoint *model;
     static Hardware slow;
     OptConfig config = TEST_CONFIG(LAYERS, 32, 128, 2, VOCAB, -1);

@@ -59,6 +59,7 @@ OptConfig opt_named(const char *name);
  * equal lengths and tokens 0. free_task frees both. */
 Task random_task(int count, const int *s, const int *n, int vocab, uint64_t seed);
 Task equal_task(int count, int s, int n);
+void sample(Task *task, Sampling sampling); /* all of its prompts */
 void free_task(Task *task);
 /* A machine so fast that nothing takes any time, but for what "KEY=NUMBER ..." changes, the keys of a hardware file. */
 Hardware machine_with(const char *changes);
