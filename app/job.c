@@ -235,8 +235,7 @@ static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
         if (memmem(job->fields.text, job->fields.len, name, len))
             continue;
         text_append(&job->fields, name, len);
-        fail(&said, EXIT_OK, "%s %s: field %sis not known and is ignored", l->path, l->where,
-             name);
+        fail(&said, EXIT_OK, "%s %s: field %sis not known and is ignored", l->path, l->where, name);
         fprintf(stderr, "%s\n", said.text);
     }
 }
