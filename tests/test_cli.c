@@ -733,7 +733,7 @@ TEST(each_field_that_is_not_known_is_named_once) {
         shows(r.err, "fields line 1: field \"best_of\" is not known and is ignored\n ... line 3: field \"user\" is not"));
     for (size_t i = 0; i < COUNT(names); i++) {
         char part[100];
-        snprintf(part, sizeof part, ": field \"%s\" is not known and is ignored\n", names[i]);
+        snprintf(part, sizeof part, " field \"%s\" is not known and is ignored\n", names[i]);
         const char *first = strstr(r.err, part);
         CU_ASSERT_EQUAL(first != NULL, times[i]);
         CU_ASSERT(!first || !strstr(first + 1, part));
