@@ -1823,11 +1823,14 @@ int open_input(const char *path, bool of_model) {
     return fd;
 }
 
-/* Returns the text of a file of the model, or of one that a flag names: then dir is "". */
-char *read_text(const char *dir, const char *name) {
+/* Returns the text of a file of the model, or of one that a flag names: then dir is "". One that is
+ * not needed may be missing, and is then "". */
+char *read_text(const char *dir, const char *name, bool needed) {
     char path[4200], *text = NULL;
     size_t room = 0;
     snprintf(path, sizeof path, "%s%s", dir, name);
+    if (!needed && access(path, F_OK))
+        return "";
     FILE *file = fdopen(open_input(path, *dir), "r");
     long len = file ? getdelim(&text, &room, 0, file) : 0;
     if (len <= 0 || !text[len - 1] || ferror(file))
@@ -1853,20 +1856,23 @@ bool says(const char *text, const char *key, const char *value) {
 int whole(const char *text, const char *key) {
     double value = atof(member(text, key));
     if (!(value >= 1 && value <= 1 << 20) || value > floor(value))
-        die(1, "config.json: %s has to be a whole number from 1 to %d", key, 1 << 20);
+        die(1, "config.json (or generation_config.json): %s has to be a whole number from 1 to %d",
+            key, 1 << 20);
     return value;
 }
 
-/* Reads the sizes of a model, and refuses what is no OPT. */
+/* Reads the sizes of a model, and refuses what is no OPT. The token that ends a text is that of
+ * generation_config.json, if there is one. */
 void read_config(const char *dir) {
-    const char *text = read_text(dir, "/config.json");
+    const char *text = read_text(dir, "/config.json", true),
+               *ends = read_text(dir, "/generation_config.json", false);
     l = whole(text, "num_hidden_layers");
     h1 = whole(text, "hidden_size");
     h2 = whole(text, "ffn_dim");
     nh = whole(text, "num_attention_heads");
     hd = h1 / nh;
     vocab = whole(text, "vocab_size");
-    eos = whole(text, "eos_token_id");
+    eos = whole(*member(ends, "eos_token_id") ? ends : text, "eos_token_id");
     positions = whole(text, "max_position_embeddings");
     if (!says(text, "model_type", "\"opt\"") || !says(text, "activation_function", "\"relu\"") ||
         says(text, "do_layer_norm_before", "false") || says(text, "tie_word_embeddings", "false") ||
@@ -2049,16 +2055,27 @@ void read_pairs(const char *dir, char *lines) {
     qsort(entry, nentries, sizeof *entry, by_text);
 }
 
+/* Refuses what the engine reads and this program does not: pieces that were added, and prompts that
+ * do not begin with </s>. */
+void refuse_more(const char *dir) {
+    const char *text = read_text(dir, "/tokenizer_config.json", false);
+    if (*read_text(dir, "/added_tokens.json", false) || find("</s>") < 0 ||
+        (*text && !says(text, "add_bos_token", "true")))
+        die(1, "%s: has added pieces, or prompts without </s> in front; use the engine", dir);
+}
+
 /* Reads pieces and pairs, and finds the piece of each byte. */
 void read_tokenizer(const char *dir) {
-    char *pieces = read_text(dir, "/vocab.json"), *pairs = read_text(dir, "/merges.txt");
+    char *pieces = read_text(dir, "/vocab.json", true),
+         *pairs = read_text(dir, "/merges.txt", true);
     piece = allocate(vocab, sizeof *piece);
     entry = allocate(vocab + strlen(pairs) / 2, sizeof *entry); /* A line has two bytes at least. */
     read_pieces(dir, pieces);
+    refuse_more(dir);
     read_pairs(dir, pairs);
     for (int b = 0, next = 256; b < 256; b++) {
-        bool printed = isgraph(b) || (b >= 0xa1 && b != 0xad);
-        int character = printed ? b : next++;
+        /* A byte that can be printed is written as it is. */
+        int character = isgraph(b) || (b >= 0xa1 && b != 0xad) ? b : next++;
         char text[3];
         byte_of[character] = b + 1;
         *put_utf8(text, character) = 0;
@@ -2118,8 +2135,6 @@ void encode(Sequence *q) {
     q->token = allocate(strlen(q->text) + 1 + generation_length, sizeof *q->token);
     q->token[0] = find("</s>");
     q->s = 1;
-    if (q->token[0] < 0)
-        die(1, "vocab.json has no piece </s>");
     for (const char *at = q->text; *at && q->s <= most; at = end) {
         int *id = q->token + q->s, n = 0;
         end = word_end(at);
@@ -2244,7 +2259,7 @@ void describe_machine(void) {
                           "dtoc_bdw", "ctod_bdw", "mm_flops", "bmm_flops", "cpu_flops"};
     double half = .5 * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     double usual[] = {half, half, 1e18, 9e9, 9e9, 1e9, 1e9, 9e10, 2e10, 2e10};
-    const char *text = hardware ? read_text("", hardware) : "";
+    const char *text = hardware ? read_text("", hardware, true) : "";
     for (int v = 0; v < NCONSTANTS; v++)
         for (int p = 0; p < 2; p++) {
             char of_phase[40]; /* KEY_g or KEY_p, where KEY alone is not there */
@@ -2269,7 +2284,7 @@ void add_prompt(const char *text) {
 
 /* Reads the words behind the model, or the lines of a file that are not empty. */
 void read_prompts(char **words, int n) {
-    char *line = prompts_file ? strtok(read_text("", prompts_file), "\r\n") : NULL;
+    char *line = prompts_file ? strtok(read_text("", prompts_file, true), "\r\n") : NULL;
     for (int w = 0; w < n; w++)
         add_prompt(words[w]);
     for (; line; line = strtok(NULL, "\r\n"))

@@ -155,6 +155,11 @@ static int check_kind(const Fields *f) {
         {"enable_bias", "true", "true: layers without biases are not supported"},
         {"layer_norm_elementwise_affine", "true",
          "true: layernorms without weights of their own are not supported"}};
+    if (!is_left_out(f, "quantization_config"))
+        return json_refuse(f->err, "quantization_config: quant_method",
+                           json_get(json_get(f->json, "quantization_config"), "quant_method"),
+                           "none; take the model before it was quantized, and pack that by flexgen "
+                           "quantize");
     for (int i = 0; i < 4; i++) {
         char text[100];
         const char *key = needed[i][0], *value = json_describe(text, json_get(f->json, key));
@@ -238,9 +243,31 @@ static cJSON *read_object(char path[MAX_PATH], const char *dir, const char *name
     return file_path(path, dir, name, err) ? NULL : json_read(path, MAX_JSON, err);
 }
 
+/* Returns true if dir/name exists, as a file or anything else, or if that cannot be found out: then
+ * opening it reports why. */
+static bool exists(const char *dir, const char *name) {
+    char path[MAX_PATH];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH &&
+           (lstat(path, &st) == 0 || errno != ENOENT);
+}
+
+/* Returns why a directory is not the one with the model, or NULL. */
+static const char *misplaced(const char *dir) {
+    if (exists(dir, "adapter_config.json"))
+        return "has adapter_config.json, and adapters are not read; save what merge_and_unload() "
+               "of peft returns, without that file";
+    return exists(dir, "config.json") || !exists(dir, "snapshots")
+               ? NULL
+               : "is the root of a hub's cache; give the directory in its snapshots that its "
+                 "refs/main names";
+}
+
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
     char path[MAX_PATH];
     const char *why = directory_fault(dir);
+    if (!why)
+        why = misplaced(dir);
     if (why)
         return fail(
             err, EXIT_FAILED,
@@ -334,6 +361,9 @@ static int entry_read(Entry *e, const cJSON *member, const TensorFile *file, siz
                            "[begin, end], two whole numbers in this order");
     e->begin += data;
     e->end += data;
+    if (strstr(e->name, ".lora_"))
+        return fail(err, EXIT_FAILED,
+                    "is of an adapter; save what merge_and_unload() of peft returns");
     if (e->end <= file->size)
         return 0;
     return fail(err, EXIT_FAILED,
@@ -431,11 +461,19 @@ static int compare_places(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end);
 }
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
+/* Returns a tensor's name without what may be in front of it: that is model.decoder. or decoder.,
+ * or less if only a part of the model was saved, or more if a wrapper was in front of it, such as
+ * module. of DistributedDataParallel, _orig_mod. of torch.compile, base_model.model. of peft. */
+static const char *bare_name(const char *name) {
+    const char *inner = strstr(name, "decoder."), *head = strstr(name, "lm_head.");
+    return inner ? inner + strlen("decoder.") : head ? head : name;
 }
 
-/* Refuses tensors that overlap, and a name that is in two shards, because either could be meant.
+static int compare_names(const void *a, const void *b) {
+    return strcmp(bare_name(((const Entry *)a)->name), bare_name(((const Entry *)b)->name));
+}
+
+/* Refuses tensors that overlap, and a tensor that is there twice, because either could be meant.
  * Sorts the entries by name. */
 static int check_entries(Opening *o, Error *err) {
     qsort(o->entries, o->nentries, sizeof *o->entries, compare_places);
@@ -452,8 +490,8 @@ static int check_entries(Opening *o, Error *err) {
         const Entry *a = &o->entries[i - 1], *b = &o->entries[i];
         if (!compare_names(a, b))
             return fail(err, EXIT_FAILED,
-                        "%s: tensor %.200s is also in %s; expected it in one shard", b->path,
-                        b->name, a->path);
+                        "%s: tensor %.200s is also in %s, as %.200s; expected it once", b->path,
+                        b->name, a->path, a->name);
     }
     return 0;
 }
@@ -507,15 +545,6 @@ static int add_shards(Opening *o, const char *dir, Error *err) {
     free(names);
     cJSON_Delete(index);
     return status;
-}
-
-/* Returns true if dir/name exists, as a file or anything else, or if that cannot be found out: then
- * opening it reports why. */
-static bool exists(const char *dir, const char *name) {
-    char path[MAX_PATH];
-    struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", dir, name) < MAX_PATH &&
-           (lstat(path, &st) == 0 || errno != ENOENT);
 }
 
 static int add_files(Opening *o, const char *dir, Error *err) {
@@ -597,11 +626,20 @@ const char *checkpoint_name(char name[100], const Checkpoint *checkpoint, const 
 // The tensors that config.json asks for
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the entry with this name, with or without "model." in front, or NULL. */
+/* Returns the entry of the tensor with this name, or NULL. */
 static const Entry *find_entry(const Opening *o, const char *name) {
-    Entry key = {.name = name},
-          *e = bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
-    return e || strncmp(name, "model.", 6) ? e : find_entry(o, name + 6);
+    Entry key = {.name = name};
+    return bsearch(&key, o->entries, o->nentries, sizeof key, compare_names);
+}
+
+/* Returns the name in the files that begins most like this one, behind what is in front of both. */
+static const char *nearest_name(const Opening *o, const char *name) {
+    const char *bare = bare_name(name);
+    for (int n = strlen(bare); n >= 0; n--)
+        for (size_t i = 0; i < o->nentries; i++)
+            if (!strncmp(bare_name(o->entries[i].name), bare, n))
+                return o->entries[i].name;
+    return "nothing";
 }
 
 /* Makes a tensor a view of an entry, which must have the type, the shape and the bytes that
@@ -660,10 +698,11 @@ static int take_part(const Opening *o, int t, Error *err) {
     if (!e && o->tied && t == TOK_EMBED)
         e = find_entry(o, global_names[LM_HEAD]);
     if (!e)
-        return fail(
-            err, EXIT_FAILED,
-            "%s: tensor %s is missing%s; config.json asks for it: is the download complete?",
-            c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "");
+        return fail(err, EXIT_FAILED,
+                    "%s: tensor %s is missing%s; config.json asks for it, and the nearest is "
+                    "%.200s: is the download complete, and of this model?",
+                    c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "",
+                    nearest_name(o, name));
     if (packed && rows % GROUP)
         return fail(err, EXIT_FAILED,
                     "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,

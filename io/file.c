@@ -94,16 +94,33 @@ const char *file_write_at(int fd, const void *from, size_t size, size_t offset) 
     return NULL;
 }
 
+/* Fills err: a file cannot be opened, for the reason in errno. */
+static int refuse_open(const char *path, Error *err) {
+    char target[MAX_PATH] = ""; /* of a link, such as a hub's cache has in place of files */
+    if (errno == ENOENT && readlink(path, target, MAX_PATH - 1) > 0)
+        return fail(err, EXIT_FAILED,
+                    "%s: is a link to %.300s, which is missing; download it again", path, target);
+    return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path, or download it", path,
+                strerror(errno));
+}
+
 int file_open(const char *path, struct stat *st, Error *err) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/";
+    char first[sizeof pointer] = "";
     /* O_NONBLOCK: opening a pipe without a writer must not hang the program. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path, strerror(errno));
+        return refuse_open(path, err);
     if (fstat(fd, st))
         fail(err, EXIT_FAILED, "%s: cannot read: %s", path, strerror(errno));
     else if (!S_ISREG(st->st_mode))
         fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
              S_ISDIR(st->st_mode) ? "directory" : "special file");
+    else if (!file_read_at(fd, first, strlen(pointer), 0) && !strcmp(first, pointer))
+        fail(err, EXIT_FAILED,
+             "%s: is a Git-LFS pointer, which stands for the file; run git lfs pull, or download "
+             "the file",
+             path);
     else
         return fd;
     close(fd);
@@ -129,9 +146,7 @@ const char *input_name(const char *path) { return strcmp(path, "-") ? path : "st
 
 int lines_open(Lines *l, const char *path, Error *err) {
     *l = (Lines){.path = input_name(path), .in = strcmp(path, "-") ? fopen(path, "re") : stdin};
-    return l->in ? 0
-                 : fail(err, EXIT_FAILED, "%s: cannot open: %s; check the path", path,
-                        strerror(errno));
+    return l->in ? 0 : refuse_open(path, err);
 }
 
 /* Returns true if a text begins with one of the two marks of UTF-16, or with a 0 in one of two

@@ -23,7 +23,8 @@ const char *file_read_at(int fd, void *to, size_t size, size_t offset);
 char *file_read_part(int fd, const char *name, size_t size, size_t offset, Error *err);
 /* Writes bytes [offset, offset + size) of an open file. Returns as file_read_at does. */
 const char *file_write_at(int fd, const void *from, size_t size, size_t offset);
-/* Opens a regular file for reading. Returns its descriptor, or -1 and fills err. */
+/* Opens a regular file for reading. Returns its descriptor, or -1 and fills err; so it does if the
+ * file is a pointer of Git-LFS, or a link to nothing. */
 int file_open(const char *path, struct stat *st, Error *err);
 /* Reads a whole regular file of at most max_bytes into a malloc'ed buffer with a 0 after it.
  * Returns NULL and fills err if the file is missing, a directory, too large or unreadable. */
@@ -261,9 +262,9 @@ enum { LEAST_BITS = 2, MOST_BITS = 8, LEAST_GROUP = 16, MOST_GROUP = 1024 };
 /* Opens dir/config.json and dir/model.safetensors, or the shards of
  * dir/model.safetensors.index.json. On success every tensor that OptConfig asks for is present with
  * its shape and a float type (or packed, if __metadata__ says so), lies inside its file, and
- * overlaps no other. Returns NULL and fills err otherwise. Names are accepted with and without
- * "model." in front. The head is a tensor of its own if tie_word_embeddings is false, or if
- * lm_head.weight differs from the token table. */
+ * overlaps no other. Returns NULL and fills err otherwise. Names may have anything in front of
+ * "decoder.", which may be missing. The head is a tensor of its own if
+ * tie_word_embeddings is false, or if lm_head.weight differs from the token table. */
 Checkpoint *checkpoint_open(const char *dir, Error *err);
 /* Makes a model of a known size with random weights, which depend only on the seed, the tensor and
  * the element. */

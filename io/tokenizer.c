@@ -347,7 +347,9 @@ static int add_special(Tokenizer *tokenizer, const cJSON *config, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 /* The fields in which a tokenizer may differ from OPT's: the file, the object in it, the name, and
- * what the field may be. */
+ * what the field may be. Of those that are not looked at, clean_up_tokenization_spaces does nothing
+ * in transformers 5 either; version 4 removed blanks before some marks from a decoded text if it
+ * was true. */
 static const char *const needs[][4] = {
     {"tokenizer.json", "", "normalizer", "null or nothing"},
     {"tokenizer.json", "pre_tokenizer", "type", "\"ByteLevel\""},
@@ -360,6 +362,9 @@ static const char *const needs[][4] = {
     {"tokenizer.json", "model", "continuing_subword_prefix", "\"\", null or nothing"},
     {"tokenizer.json", "model", "end_of_word_suffix", "\"\", null or nothing"},
     {"tokenizer.json", "model", "ignore_merges", "false, null or nothing"},
+    {"tokenizer_config.json", "", "tokenizer_class",
+     "\"GPT2Tokenizer\", \"GPT2TokenizerFast\", \"PreTrainedTokenizerFast\", "
+     "\"TokenizersBackend\", null or nothing"},
     {"tokenizer_config.json", "", "add_prefix_space", "false, null or nothing"},
     {"tokenizer_config.json", "", "add_eos_token", "false, null or nothing"},
     {"tokenizer_config.json", "", "split_special_tokens", "false, null or nothing"},

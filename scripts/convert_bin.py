@@ -34,6 +34,7 @@ PIECE = 1 << 20          # bytes copied at a time
 MAX_PICKLE = 64 << 20    # the description of a model's tensors is far smaller, and so is an index
 MAX_TUPLE = 64           # torch has at most so many dimensions
 MAX_STRIDED = 256 << 20  # a tensor that must be reordered is read whole
+POINTER = b"version https://git-lfs.github.com/spec/"  # the short text by which Git-LFS stands in for a large file
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 # torch's storage classes: (safetensors dtype, bytes of an element, memoryview format)
@@ -179,9 +180,16 @@ def unpickle(data):
 
 def open_regular(path):
     """Opens a file to read it. Opening a pipe waits for one who writes it, and a device may have no end."""
+    if not os.path.exists(path):
+        raise Fault(f"is a link to {os.readlink(path)}, which is missing; download it again" if os.path.islink(path)
+                    else "is missing; download it")
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise Fault("is no regular file")
-    return open(path, "rb")
+    file = open(path, "rb")
+    if file.read(len(POINTER)) == POINTER:
+        raise Fault("is a Git-LFS pointer, which stands for the file; run git lfs pull, or download the file")
+    file.seek(0)
+    return file
 
 
 class Archive:
@@ -429,10 +437,15 @@ def convert(directory):
     for name in ("model.safetensors", "model.safetensors.index.json"):
         check_absent(os.path.join(directory, name))
     with Outputs() as outputs:
-        if os.path.exists(binary):
+        if os.path.lexists(binary):
             convert_file(binary, os.path.join(directory, "model.safetensors"), outputs)
-        elif os.path.exists(binary + ".index.json"):
+        elif os.path.lexists(binary + ".index.json"):
             convert_shards(directory, binary, outputs)
+        elif os.path.isdir(os.path.join(directory, "snapshots")):
+            raise Fault(f"{directory}: is the root of a hub's cache; give the directory in its snapshots that its refs/main names")
+        elif os.path.lexists(os.path.join(directory, "adapter_model.bin")):
+            raise Fault(f"{directory}: has neither pytorch_model.bin nor its index; an adapter (adapter_model.bin) is no model: "
+                        "save what merge_and_unload() of peft returns")
         else:
             raise Fault(f"{directory}: has neither pytorch_model.bin nor pytorch_model.bin.index.json; "
                         "expected the directory of a model")

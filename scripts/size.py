@@ -10,7 +10,7 @@ Size is counted in tokens of C, comments apart: lines can be joined, tokens cann
   2. A file has at most 10.5 tokens a line, the whole 8.5 (tables of data apart), and no line has more than 100 columns.
   3. The floors are ordered. A file includes only headers of its own floor or of a lower one, and uses only their functions.
   4. No two files need each other, directly or by others, and neither do two folders; by the symbols in the objects below BUILD.
-  5. mini.c, which is not a part of the whole, has at most 17,220 tokens, 10 a line. tests/test_mini.c measures its functions.
+  5. mini.c, which is not a part of the whole, has at most 17,320 tokens, 10 a line. tests/test_mini.c measures its functions.
 
 tests/ and docs/ are left out. Needs only Python's standard library, 3.8 or later, and nm.
 """
@@ -34,7 +34,7 @@ FLOORS = [  # from the ground up
 ]
 BUDGETS = "scripts/size.txt"
 MOST_A_LINE, MOST_OF_ALL, COLUMNS = 10.5, 8.5, 100
-MOST_OF_MINI, MINI_A_LINE = 17220, 10
+MOST_OF_MINI, MINI_A_LINE = 17320, 10
 DATA = ["io/unicode.c"]
 TOKEN = re.compile(r"""
     (?P<comment> /\*.*?\*/ | //[^\n]* )

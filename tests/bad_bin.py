@@ -54,6 +54,7 @@ shards = {
     "two names of one": ("pytorch_model-1.bin", "model-1.bin"),
     "one tensor in two": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
     "shards": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
+    "missing shard": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
     "bad second shard": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
 }
 if kind in shards:
@@ -62,6 +63,17 @@ if kind in shards:
         write(name, [(key, good[1])] if kind != "bad second shard" or not count else entries["nested value"])
     with open(os.path.join(folder, "pytorch_model.bin.index.json"), "w", encoding="utf-8") as f:
         json.dump({"weight_map": {f"w{n}": name for n, name in enumerate(shards[kind])}}, f)
+    if kind == "missing shard":
+        os.remove(os.path.join(folder, shards[kind][1]))
+elif kind in ("pointer", "pointer for an index"):
+    with open(os.path.join(folder, "pytorch_model.bin" + ".index.json" * ("index" in kind)), "w", encoding="utf-8") as f:
+        f.write("version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n")
+elif kind == "link":
+    os.symlink("../blobs/0a", os.path.join(folder, "pytorch_model.bin"))
+elif kind == "adapter":
+    write("adapter_model.bin", [good])
+elif kind == "hub":
+    os.mkdir(os.path.join(folder, "snapshots"))
 elif kind == "pipe":
     os.mkfifo(os.path.join(folder, "pytorch_model.bin"))
 elif kind == "byteorder":

@@ -63,6 +63,24 @@ TEST(all_float_types_names_and_alignments_are_read) {
     }
 }
 
+/* As modules that contain a model name its tensors, the head's too, one inside of another. */
+TEST(tensors_may_have_names_of_a_wrapper_in_front) {
+    static const char *const wrappers[] = {
+        "module.",    "_orig_mod.", "base_model.model.", "module._orig_mod.", "_orig_mod.module.base_model.model.",
+        "some.other."};
+    for (size_t w = 0; w < 2 * COUNT(wrappers); w++) {
+        char prefix[100], head[100];
+        Model m = headed;
+        m.odd = LM_HEAD, m.odd_at = LAST;
+        snprintf(prefix, sizeof prefix, "%s%s", wrappers[w / 2], w % 2 ? "model." : "");
+        snprintf(head, sizeof head, "\"%slm_head.", wrappers[w / 2]);
+        m.prefix = prefix;
+        const char *dir = model_dir(m);
+        spoil(dir, TENSORS, "\"lm_head.", head);
+        CU_ASSERT(holds(dir, &m, true)->untied);
+    }
+}
+
 TEST(shards_of_different_types_make_one_model) {
     Model m = small;
     m.shards = 3;
@@ -143,6 +161,7 @@ TEST(a_configuration_is_read_alone) {
                                  {"_id\": 7", "_id\": [5]", "3 64 192 4 300 128 32, 1 1, 5, 1"},
                                  {"proj_dim\": 32", "proj_dim\": null", "3 64 192 4 300 128 64, 1 1, 7, 1"},
                                  {"before\": true", "before\": false", "3 64 192 4 300 128 32, 0 0, 7, 1"},
+                                 {"{", "{\"quantization_config\": null,", "3 64 192 4 300 128 32, 1 1, 7, 1"},
                                  {"{", "{\"_remove_final_layer_norm\": true,", "3 64 192 4 300 128 32, 1 0, 7, 1"},
                                  {"embeddings\": true", "embeddings\": false", "3 64 192 4 300 128 32, 1 1, 7, 0"}};
     const OptConfig config = {"", 3, 64, 192, 4, 300, 128, 32, true, true, 7, {0}, 0, 0, 1};
@@ -265,6 +284,13 @@ TEST(a_hostile_bin_is_refused_in_one_line) {
         {"two names of one", "two files that would both become model-1.safetensors"},
         {"one tensor in two", "tensor w: is in two shards, model-1.safetensors and model-2.safetensors"},
         {"bad second shard", "pytorch_model-2.bin: the pickle has a tuple"},
+        {"missing shard", "pytorch_model-2.bin: is missing; download it"},
+        {"link", "pytorch_model.bin: is a link to ../blobs/0a, which is missing; download it again"},
+        {"pointer", "pytorch_model.bin: is a Git-LFS pointer, which stands for the file; run git lfs pull"},
+        {"pointer for an index", "pytorch_model.bin.index.json: is a Git-LFS pointer"},
+        {"adapter",
+         "has neither .*; an adapter (adapter_model.bin) is no model: save what merge_and_unload() of peft returns"},
+        {"hub", "is the root of a hub.s cache; give the directory in its snapshots that its refs/main names"},
     };
     for (size_t b = 0; b < COUNT(bad) && has_python(); b++) {
         char command[300];
@@ -319,7 +345,11 @@ static const Fault bad_config[] = {
     {"{", "{\"layer_norm_elementwise_affine\": false,",
      "layer_norm_elementwise_affine is false; expected true: layernorms without"},
     {"before\": true", "before\": \"no\"", "do_layer_norm_before is \"no\""},
+    {"{", "{\"quantization_config\": {\"bits\": 4, \"quant_method\": \"gptq\"},",
+     "config.json: quantization_config: quant_method is \"gptq\"; expected none; take the model before it was quantized"},
+    {"{", "{\"quantization_config\": {\"load_in_8bit\": true},", "quant_method is nothing; expected none; take the model"},
     {NULL, "[1]", "no JSON object"},
+    {NULL, "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n", "config.json: is a Git-LFS pointer"},
 };
 
 /* In the header, the token table is first and takes bytes 0 to 48. */
@@ -339,17 +369,24 @@ static const Fault bad_header[] = {
     {"[0,48]", "[1,49]", "overlap at byte"},
     {"[0,48]", "[9007199254740944,9007199254740992]", "is the download complete?"},
     {"layers.1.fc2.bias", "layers.2.fc2.bias", "tensor model.decoder.layers.1.fc2.bias is missing"},
+    {"model.decoder.layers.1.fc2.bias", "x.decoder.layers.1.fc2.bits",
+     "fc2.bias is missing; config.json asks for it, and the nearest is x.decoder.layers.1.fc2.bits: is the download"},
+    {"model.decoder.layers.1.fc2.bias", "copy.decoder.layers.1.fc1.bias", "decoder.layers.1.fc1.bias is also in"},
+    {"layers.1.fc2.bias", "layers.1.fc2.lora_A.weight",
+     "layers.1.fc2.lora_A.weight: is of an adapter; save what merge_and_unload() of peft"},
     {"{\"dtype\":\"F16\",\"shape\":[6,4],\"data_offsets\":[0,48]}", "[]", "dtype is nothing"},
     {"model.decoder.embed_tokens.weight\":{\"dtype\":\"F16", "x\\nflexgen: all is well\\u001b[2J\":{\"dtype\":5,\"y\":\"",
      "tensor x?flexgen: all is well?[2J: dtype is 5"},
     {NULL, "[]", "no JSON object"},
-    {NULL, "{}", "embed_tokens.weight is missing"},
+    {NULL, "{}", "embed_tokens.weight is missing; config.json asks for it, and the nearest is nothing:"},
 };
 
 static const Fault bad_index[] = {
     {NULL, "{}", "has no weight_map"},
     {NULL, "{\"weight_map\": {}}", "has no weight_map that names files"},
-    {"a.safetensors", "gone.safetensors", "gone.safetensors: cannot open: No such file"},
+    {"a.safetensors", "gone.safetensors",
+     "/gone.safetensors: cannot open: No such file or directory; check the path, or download it"},
+    {NULL, "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n", "index.json: is a Git-LFS pointer"},
     {"\"a.safetensors\"", "\"../a.safetensors\"", "expected the name of a file in the same directory"},
     {"\"a.safetensors\"", "\"a\\\\b\"", "expected the name of a file in the same directory"},
     {"\"a.safetensors\"", "\"..\"", "expected the name of a file in the same directory"},
@@ -397,6 +434,34 @@ TEST(missing_files_are_named) {
     refuses(checkpoint_opens, EXIT_FAILED, dir, "config.json: cannot open");
     copy_file(model_dir(small), dir, CONFIG);
     refuses(checkpoint_opens, EXIT_FAILED, dir, "or, if they are in pytorch_model.bin, run scripts/convert_bin.py");
+}
+
+/* A directory with only an adapter, one with a model too, and a hub's cache of a model. */
+TEST(directories_of_other_kinds_are_refused_each_in_its_line) {
+    const char *adapter = temp_dir(), *both = model_dir(small), *hub = temp_dir();
+    write_file(adapter, "adapter_config.json", "{}", 2);
+    write_file(both, "adapter_config.json", "{}", 2);
+    CHECK(!mkdir(in_dir(hub, "snapshots"), 0700));
+    refuses(checkpoint_opens, EXIT_FAILED, adapter, ": has adapter_config.json, and adapters are not read; save what");
+    refuses(checkpoint_opens, EXIT_FAILED, both, ": has adapter_config.json, and adapters are not read; save what");
+    refuses(checkpoint_opens, EXIT_FAILED, hub, ": is the root of a hub's cache; give the directory in its snapshots");
+    copy_file(both, hub, CONFIG), copy_file(both, hub, TENSORS);
+    holds(hub, &small, false);
+}
+
+TEST(a_link_to_nothing_and_a_pointer_of_git_lfs_are_called_so) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n";
+    static const char *const names[] = {CONFIG, TENSORS, "generation_config.json"};
+    for (size_t n = 0; n < COUNT(names); n++) {
+        char says[200];
+        const char *dir = model_dir(small);
+        write_file(dir, names[n], pointer, strlen(pointer));
+        snprintf(says, sizeof says, "/%s: is a Git-LFS pointer, which stands for the file; run git lfs pull", names[n]);
+        refuses(checkpoint_opens, EXIT_FAILED, dir, says);
+        CHECK(!remove(in_dir(dir, names[n])) && !symlink("../blobs/0a", in_dir(dir, names[n])));
+        snprintf(says, sizeof says, "/%s: is a link to ../blobs/0a, which is missing; download it again", names[n]);
+        refuses(checkpoint_opens, EXIT_FAILED, dir, says);
+    }
 }
 
 /* A file of so many bytes, whose header says that it has the length `claimed`. */

@@ -1059,6 +1059,44 @@ TEST(a_model_that_is_not_as_it_should_be_is_refused_with_the_cause) {
     assert_says(text_of("%s Mum", dir), 1, "\"\" has no id of its own");
 }
 
+/* What a directory adds to the tokens of vocab.json, the engine reads. */
+TEST(tokens_that_only_the_engine_reads_are_refused) {
+    static const struct {
+        const char *file, *text;
+        bool refused;
+    } cases[] = {
+        {"added_tokens.json", "{\"<img>\": 1000}", true},
+        {"tokenizer_config.json", "{\"add_bos_token\": false, \"bos_token\": \"</s>\"}", true},
+        {"tokenizer_config.json", "{\"bos_token\": \"</s>\"}", true},
+        {"tokenizer_config.json", "{\"add_bos_token\": true, \"bos_token\": \"</s>\"}", false},
+        {"generation_config.json", "{\"eos_token_id\": [2, 7]}", true},
+        {"generation_config.json", "{\"bos_token_id\": 2}", false},
+    };
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        const char *dir = copy_of_victim(), *call = text_of("%s Mum --max-tokens 2 " ALL_ON_GPU, dir);
+        write_file(dir, cases[c].file, cases[c].text, strlen(cases[c].text));
+        if (!cases[c].refused)
+            DONE("%s", call);
+        else if (*cases[c].file == 'g')
+            assert_says(call, 1, "eos_token_id has to be a whole number");
+        else
+            assert_says(call, 1, "has added pieces, or prompts without </s> in front; use the engine");
+    }
+}
+
+/* It is the second token of a text without an end, so that one token is left. */
+TEST(a_text_ends_where_generation_config_says) {
+    const char *dir = copy_of_victim();
+    Result without = DONE("%s Mum --json --max-tokens 2 " ALL_ON_GPU, dir);
+    int first, second;
+    CU_ASSERT_EQUAL_FATAL(sscanf(strchr(without.out, '['), "[%d, %d", &first, &second), 2);
+    const char *ends = text_of("{\"eos_token_id\": %d}", first);
+    write_file(dir, "generation_config.json", ends, strlen(ends));
+    Result r = DONE("%s Mum --json --max-tokens 2 " ALL_ON_GPU, dir);
+    CU_ASSERT(!strstr(r.out, text_of("%d, %d", first, second)));
+    CU_ASSERT(strlen(r.out) < strlen(without.out));
+}
+
 /* One word of 40,000 letters would take the square of that; a text of many words is refused before it is all cut. */
 TEST(a_long_text_is_refused_before_it_takes_long) {
     enum { LENGTH = 1 << 20 };

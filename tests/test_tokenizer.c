@@ -436,22 +436,32 @@ static const Fault bad_whole[] = {
     {"\"id\": 320,", "", "the id of \" Zorgon\" is missing, expected a whole number from 0 to 799"},
     {"\"content\": \" Zorgon\"", "\"x\": 1", "the added piece \"\" has no content"},
     {"\"single_word\": false", "\"single_word\": true", "the added piece \"<pad>\" has single_word true, expected a text"},
+    {NULL, "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n", "tokenizer.json: is a Git-LFS pointer"},
 };
 static const Fault bad_config[] = {
     {"{", "{\"add_eos_token\": true,", "add_eos_token is true; expected false, null or nothing"},
     {"{", "{\"split_special_tokens\": true,", "split_special_tokens is true"},
     {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "add_prefix_space is true; expected false"},
     {"\"pad_token\": \"<pad>\"", "\"pad_token\": \"[PAD]\"", "the id of \"[PAD]\" is missing"},
+    {"\"GPT2Tokenizer\"", "\"LlamaTokenizer\"", "tokenizer_class is \"LlamaTokenizer\"; expected \"GPT2Tokenizer\", "},
+    {"\"GPT2Tokenizer\"", "\"GPT2\"", "tokenizer_class is \"GPT2\"; expected \"GPT2Tokenizer\", "},
     {NULL, "[1]", "tokenizer_config.json: holds no JSON object"},
 };
 
 TEST(a_tokenizer_that_is_not_opts_is_refused_by_name) {
     const char *dir = copy_of_form("grown-5");
     CU_ASSERT(small_opens(dir, &err));
+    static const char *const known[] = {"\"GPT2TokenizerFast\"", "\"PreTrainedTokenizerFast\"", "\"TokenizersBackend\"",
+                                        "null"};
+    for (size_t k = 0; k < COUNT(known); k++) {
+        spoil(dir, "tokenizer_config.json", k ? known[k - 1] : "\"GPT2Tokenizer\"", known[k]);
+        CU_ASSERT(small_opens(dir, &err));
+    }
+    spoil(dir, "tokenizer_config.json", "null", "\"GPT2Tokenizer\"");
     refuses_each(small_opens, EXIT_FAILED, dir, "tokenizer.json", bad_whole, COUNT(bad_whole));
     refuses_each(small_opens, EXIT_FAILED, dir, "tokenizer_config.json", bad_config, COUNT(bad_config));
     CHECK(symlink("nowhere", in_dir(dir, "added_tokens.json")) == 0); /* a download that was broken off */
-    refuses(small_opens, EXIT_FAILED, dir, "added_tokens.json: cannot open");
+    refuses(small_opens, EXIT_FAILED, dir, "added_tokens.json: is a link to nowhere, which is missing");
     dir = copy_of_form("legacy");
     refuses_each(
         small_opens, EXIT_FAILED, dir, "added_tokens.json",
