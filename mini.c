@@ -2060,7 +2060,7 @@ void read_pairs(const char *dir, char *lines) {
 void refuse_more(const char *dir) {
     const char *text = read_text(dir, "/tokenizer_config.json", false);
     if (*read_text(dir, "/added_tokens.json", false) || find("</s>") < 0 ||
-        (*text && !says(text, "add_bos_token", "true")))
+        (*text && (!says(text, "add_bos_token", "true") || strstr(text, "\"<s>\""))))
         die(1, "%s: has added pieces, or prompts without </s> in front; use the engine", dir);
 }
 

@@ -34,7 +34,7 @@ FLOORS = [  # from the ground up
 ]
 BUDGETS = "scripts/size.txt"
 MOST_A_LINE, MOST_OF_ALL, COLUMNS = 10.5, 8.5, 100
-MOST_OF_MINI, MINI_A_LINE = 17320, 10
+MOST_OF_MINI, MINI_A_LINE = 17340, 10
 DATA = ["io/unicode.c"]
 TOKEN = re.compile(r"""
     (?P<comment> /\*.*?\*/ | //[^\n]* )

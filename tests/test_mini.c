@@ -1069,6 +1069,7 @@ TEST(tokens_that_only_the_engine_reads_are_refused) {
         {"tokenizer_config.json", "{\"add_bos_token\": false, \"bos_token\": \"</s>\"}", true},
         {"tokenizer_config.json", "{\"bos_token\": \"</s>\"}", true},
         {"tokenizer_config.json", "{\"add_bos_token\": true, \"bos_token\": \"</s>\"}", false},
+        {"tokenizer_config.json", "{\"add_bos_token\": true, \"bos_token\": {\"content\": \"<s>\"}}", true},
         {"generation_config.json", "{\"eos_token_id\": [2, 7]}", true},
         {"generation_config.json", "{\"bos_token_id\": 2}", false},
     };
