@@ -619,20 +619,18 @@ static int quantize(TaskRun *run, Error *err) {
 static int add_up(TaskRun *run, Eval *eval, Error *err) {
     const Options *o = run->options;
     Job *job = &eval->job;
-    bool leads = !follows(run);
+    if (follows(run))
+        return follow_job(run, job, err);
     job->strict = true;
-    if (leads &&
-        (o->perplexity ? eval_text(eval, o->perplexity, err) : job_read(job, o->last_word, err)))
+    if (o->perplexity ? eval_text(eval, o->perplexity, err) : job_read(job, o->last_word, err))
         return -1;
-    if (leads && !job->count)
+    if (!job->count)
         return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}",
                     input_name(o->last_word));
-    if (leads)
-        job_rest(job);
+    job_rest(job);
     if (follow_job(run, job, err))
         return -1;
-    if (leads)
-        report_eval(run, eval);
+    report_eval(run, eval);
     return 0;
 }
 
@@ -774,7 +772,7 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    o->help = !strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h");
+    o->help = has_word(" help --help -h ", args[0]);
     if (!o->help &&
         (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)))
         return -1;

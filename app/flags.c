@@ -71,8 +71,7 @@ static bool add_text(Given g) {
 
 static bool set_format(Given g) {
     set_text(g);
-    return !strcmp(g.text[0], "jsonl") || !strcmp(g.text[0], "text") ||
-           !strcmp(g.text[0], "openai");
+    return has_word(" jsonl text openai ", g.text[0]);
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
@@ -584,11 +583,10 @@ static int check_pairs(const Options *o, Command command, Error *err) {
 #define GREEDY \
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
     bool on_paper = o->nodes && command == POLICY,
-         cold = command == GENERATE && o->sampling.temperature < 0;
-    bool empty_stop = false, odd_stop = false;
+         cold = command == GENERATE && o->sampling.temperature < 0, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
-        empty_stop |= !o->stop.text[i][0];
-        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+        const char *stop = o->stop.text[i];
+        odd_stop |= !*stop || !utf8_valid(stop, strlen(stop));
     }
     const Rule rules[] = {
         {o->nodes && !device_is(o, "sim") && command == BENCH,
@@ -608,8 +606,9 @@ static int check_pairs(const Options *o, Command command, Error *err) {
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
         {cold && o->sampling.top_k, "--top-k" GREEDY},
         {cold && o->sampling.seed, "--seed" GREEDY},
-        {odd_stop, "--stop: is not valid UTF-8, so no completion could have it; convert it"},
-        {empty_stop, "--stop: an empty text would end everything; give one"},
+        {odd_stop,
+         "--stop: an empty text would end everything, and one that is not valid UTF-8 nothing; "
+         "give another"},
         {0}};
     return check_rules(rules, err);
 }

@@ -44,8 +44,6 @@ int32_t *copy_ids(const int32_t *ids, int n) {
 static int take_text(const Job *job, Request *e, const char *text, size_t len, int n, Error *err) {
     if (memchr(text, 0, len))
         return fail(err, EXIT_FAILED, "a NUL byte in the prompt; remove it");
-    if (!utf8_valid(text, len))
-        return fail(err, EXIT_FAILED, "the prompt is not valid UTF-8; convert it");
     /* checked before encoding, which takes memory */
     int most = job->config->max_pos, before = tokenizer_bos(job->tokenizer) >= 0;
     int least = job->truncate ? 0 : before + len / tokenizer_longest(job->tokenizer);
@@ -76,11 +74,11 @@ static int take_text(const Job *job, Request *e, const char *text, size_t len, i
 /* Writes an id as JSON text, or leaves *text as it is if none is given. Beyond 2^53 a double skips
  * whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, Error *err) {
-    double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
+    double value = cJSON_GetNumberValue(id);
     Text written = {0};
-    if (!id || cJSON_IsNull(id))
+    if (!id)
         return 0;
-    if (!cJSON_IsString(id) && !(fabs(value) < 9007199254740992.0 && floor(value) == value))
+    if (!cJSON_IsString(id) && !(fabs(value) < 0x1p53 && floor(value) == value))
         return json_refuse(err, "\"id\"", id, "a string, or a whole number below 2^53");
     FILE *out = text_stream(&written);
     if (cJSON_IsString(id))
@@ -113,15 +111,13 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 static int take_pair(const Job *job, Request *e, const char *text, size_t len, size_t before,
                      Error *err) {
     int32_t *ids;
-    int s = text_encode(&e->ids, text, before, job->tokenizer, err);
-    int tokens = s < 0 ? s : text_encode(&ids, text, len, job->tokenizer, err);
+    int s = text_encode(&ids, text, before, job->tokenizer, err);
+    int tokens = s < 0 ? s : text_encode(&e->ids, text, len, job->tokenizer, err);
+    if (tokens > s)
+        memcpy(e->ids, ids, s * sizeof *ids);
+    free(ids);
     if (tokens < 0)
         return -1;
-    if (tokens > s) {
-        e->ids = xrealloc(e->ids, tokens, sizeof *ids);
-        memcpy(e->ids + s, ids + s, (tokens - s) * sizeof *ids);
-    }
-    free(ids);
     if (!s)
         return fail(err, EXIT_FAILED,
                     "the prompt has no tokens; write one, since this model puts none in front");
@@ -180,7 +176,6 @@ static const cJSON *given(const cJSON *line, const char *name) {
 
 /* Reads the fields that say what is to be completed, and how. */
 static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err) {
-    static const char *const refused[] = {"n", "messages", "stream", "logprobs", "echo"};
     static const char *const flag[][2] = {{"max_tokens", "--max-tokens"},
                                           {"max_new_tokens", "--max-tokens"},
                                           {"temperature", "--temperature"},
@@ -188,16 +183,17 @@ static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err
                                           {"top_k", "--top-k"},
                                           {"seed", "--seed"}};
     const cJSON *prompt = json_get(line, "prompt"), *value, *stop = given(line, "stop");
+    char text[100];
     Options own = {.max_tokens = job->max_tokens, .sampling = job->sampling, .digest = HASH_START};
-    for (int i = 0; i < 5; i++) {
-        value = given(line, refused[i]);
-        if (value && !cJSON_IsFalse(value) && (i || value->valuedouble != 1))
+    for (value = line->child; value; value = value->next) /* "n": 1 asks for what is done */
+        if (has_word(" n messages stream logprobs echo ", value->string) &&
+            !has_word(*value->string == 'n' ? " null false 1 " : " null false ",
+                      json_describe(text, value)))
             return fail(
                 err, EXIT_FAILED,
                 "\"%s\" asks for what this program does not do: it completes one text once; "
                 "leave it out",
-                refused[i]);
-    }
+                value->string);
     if (!cJSON_IsString(prompt))
         return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
                     prompt ? "not a string" : "missing");
@@ -244,7 +240,7 @@ static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
 static int take_object(Job *job, Request *e, const Lines *l, const cJSON *line, Error *err) {
     const cJSON *id = given(line, "custom_id"), *fields = id ? json_get(line, "body") : line;
     say_ignored(job, l, line);
-    if (id_text(&e->id, id ? id : json_get(line, "id"), err))
+    if (id_text(&e->id, id ? id : given(line, "id"), err))
         return -1;
     if (job->task.scored)
         return take_scored(job, e, line, err);

@@ -119,6 +119,13 @@ static inline char *xstrdup(const char *s) {
     return (char *)memcpy(xcalloc(n, 1), s, n);
 }
 
+/* Returns true if a list such as " one two " has this word. */
+static inline bool has_word(const char *list, const char *word) {
+    char key[100];
+    snprintf(key, sizeof key, " %s ", word);
+    return strstr(list, key) != NULL;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Numbers, the clock
 // -------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         const char *file, *part; /* ~ stands for a NUL byte */
     } cases[] = {
         {"fine\nno~ne\n", "line 2: a NUL byte"},
-        {"fine\n\n\xED\xA0\x80\n", "line 3: the prompt is not valid UTF-8"},
+        {"fine\n\n\xED\xA0\x80\n", "line 3: text: invalid UTF-8 at byte 0"},
         {"{\"prompt\": \"a~\"}", "line 1: byte 13"},
         {"{\"prompt\": \"a\"}\nplain\n", "line 2: byte 0"},
         {"{\"prompt\": \"a\"}\n[]\n", "line 2: holds no JSON object; expected {"},
