@@ -225,11 +225,12 @@ static int read_job(Job *job, const Options *o, Error *err) {
  * job goes on. */
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
-    const Sampling *s = &o->sampling;
     const Policy *p = &run->given;
-    bool greedy = s->temperature <= 0;
+    Sampling s = o->sampling;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
+    if (s.temperature <= 0)
+        s = (Sampling){.top_p = 1}; /* greedy: nothing else counts */
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
     snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
@@ -237,9 +238,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "tokenizer", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
-        {"--top-k", greedy ? 0 : s->top_k});
-    snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
+    ADD(head, {"--temperature", s.temperature}, {"--top-p", s.top_p}, {"--top-k", s.top_k});
+    snprintf(text, sizeof text, "%" PRIu64, s.seed);
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
@@ -306,12 +306,26 @@ static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
                 lines, plural(lines), scored ? "scored" : "completed");
 }
 
+/* Shares what is left of a job with all stages, and runs it. */
+static int run_rest(TaskRun *run, Job *job, Completions *c, Error *err) {
+    Task *task = &job->task;
+    if (stage_share_task(run->net, task, job, err))
+        return -1;
+    if (!task->count)
+        return 0;
+    if (plan_task(run, task, err))
+        return -1;
+    if (run->head)
+        add_machine(run, completions_head(c));
+    return run_task(run, task, completions_listener(c),
+                    follows(run) ? NULL : completions_progress(c), err);
+}
+
 /* Runs what is left of a job; if nothing is left, only its lines are written. */
 static int complete_job(TaskRun *run, Job *job, Error *err) {
-    Task *task = &job->task;
     bool finished;
     if (!job->count)
-        return stage_share_task(run->net, task, job, err);
+        return run_rest(run, job, NULL, err);
     Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c || settle_compression(run, err))
         return -1;
@@ -323,30 +337,17 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
                 run->options->output, run->options->trace ? ", and there is no trace" : "");
     else
         job_rest(job);
-    if (stage_share_task(run->net, task, job, err))
-        return -1;
-    if (task->count) {
-        if (plan_task(run, task, err))
-            return -1;
-        add_machine(run, completions_head(c));
-        if (run_task(run, task, completions_listener(c), completions_progress(c), err))
-            return -1;
-    } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
+    if (run_rest(run, job, c, err) ||
+        (!job->task.count && !finished &&
+         (completions_begin(c, run->head, err) || completions_end(c, 0, err))))
         return -1;
     return sum_up_job(run, job, err);
 }
 
 /* Runs a job that has no output of its own: eval's, or a following stage's part of one. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
-    Task *task = &job->task;
-    if (stage_share_task(run->net, task, job, err))
-        return -1;
     Completions *c = completions_follow(job, run->options);
-    int status = task->count && (plan_task(run, task, err) ||
-                                 run_task(run, task, completions_listener(c),
-                                          follows(run) ? NULL : completions_progress(c), err))
-                     ? -1
-                     : 0;
+    int status = run_rest(run, job, c, err);
     completions_free(c);
     return status;
 }

@@ -195,8 +195,7 @@ static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err
                 "leave it out",
                 value->string);
     if (!cJSON_IsString(prompt))
-        return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
-                    prompt ? "not a string" : "missing");
+        return json_refuse(err, "\"prompt\"", prompt, "a string");
     for (int i = 0; i < 6; i++) {
         value = given(line, flag[i][0]);
         if (value && option_set(&own, flag[i][1], value, err))
@@ -398,11 +397,9 @@ int job_settle(Job *job, const char *name, Error *err) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
             return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
-        if (e->id)
-            hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
+        hash = hash_text(hash, e->id);
         hash = hash_bytes(hash, &e->n, sizeof e->n);
-        if (e->text)
-            hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
+        hash = hash_text(hash, e->text);
         hash = hash_bytes(hash, e->ids, (e->s + job->task.scored * e->n) * sizeof *e->ids);
         hash = hash_bytes(hash, &e->own, sizeof e->own);
     }

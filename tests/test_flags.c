@@ -281,7 +281,7 @@ TEST(a_wrong_value_is_refused_with_what_is_expected) {
         {"generate again", "again: expected a flag; put a value that has blanks into quotes"},
         {"generate '-\n-forged'", "unknown flag -?-forged"},
         {"profile --prompt a", "--prompt is a flag of generate only; leave it out"},
-        {"quantize --percent 1", "--percent is a flag of generate, bench, policy and eval only; leave it out"},
+        {"quantize --percent 1", "--percent is a flag of generate, bench, policy, eval only; leave it out"},
         {"generate --model", "--model takes 1 value: DIR: a Hugging Face directory"},
         {"generate --percent 0 0 100 0 100", "--percent takes 6 values: WG WC CG CC HG HC"},
         {"generate --percent -1 0 100 0 100 0", "--percent -1" A_SHARE},
