@@ -220,16 +220,15 @@ static const char *known_fields(const Job *job) {
 
 /* Names each field that is not known once on standard error, until the names are too many. */
 static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
-    enum { MOST = 4000 }; /* bytes of names */
-    if (!job->fields.len)
-        text_append(&job->fields, known_fields(job), strlen(known_fields(job)));
-    for (const cJSON *field = line->child; field && job->fields.len < MOST; field = field->next) {
-        char name[100];
+    char name[100], *names = job->fields;
+    if (!*names)
+        strcpy(names, known_fields(job));
+    for (const cJSON *field = line->child; field; field = field->next) {
         Error said;
-        int len = snprintf(name, sizeof name, "\"%.60s\" ", field->string);
-        if (memmem(job->fields.text, job->fields.len, name, len))
+        snprintf(name, sizeof name, "\"%.60s\" ", field->string);
+        if (strstr(names, name) || strlen(names) + strlen(name) >= sizeof job->fields)
             continue;
-        text_append(&job->fields, name, len);
+        strcat(names, name);
         fail(&said, EXIT_OK, "%s %s: field %sis not known and is ignored", l->path, l->where, name);
         fprintf(stderr, "%s\n", said.text);
     }
@@ -301,25 +300,24 @@ bool job_full(const Job *job) { return job->limit && job->count >= job->limit; }
  * array. */
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
-    bool json = job->format && strcmp(job->format, "text") != 0;
-    bool named = named_json || named_text;
+    bool named = named_json || named_text, guess = !job->format;
+    bool json = guess ? named_json : strcmp(job->format, "text") != 0;
     Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
     int more = 0;
     char kind = 0; /* of the input as a whole */
     while (!job_full(job) && (more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
         char first = l->line[strspn(l->line, " \t")];
-        bool object = !job->format && !(json && job->count) && first == '{' &&
-                      json_kind(l->line, l->size) == '{';
-        if (!job->format && !job->count)
-            json = named_json || (!named_text && first == '{');
+        bool object =
+            guess && !(json && job->count) && first == '{' && json_kind(l->line, l->size) == '{';
+        json |= guess && !named && !job->count && first == '{';
         if (object && !json && !mixed.code)
             fail(&mixed, EXIT_USAGE,
                  "%s %s: is a JSON object in a file of plain lines; say --format jsonl, or "
                  "--format text if it is meant as text",
                  l->path, l->where);
         bool opens = !object && (first == '{' || first == '[') && l->size <= MAX_LINE;
-        if (!job->format && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
+        if (guess && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
             text_append(&whole, l->line, l->size);
             text_append(&whole, "\n", 1);
         }
@@ -466,6 +464,5 @@ void job_free(Job *job) {
     }
     free(job->task.prompts);
     free(job->request);
-    free(job->fields.text);
     *job = (Job){0};
 }
