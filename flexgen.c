@@ -267,15 +267,17 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
     if (!before)
         return;
-    bool same = alike(head, before, "device") && alike(head, before, "instructions"),
-         sums = alike(head, before, "sums");
-    if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
+    const char *why = !alike(head, before, "device") || !alike(head, before, "instructions")
+                          ? "on another machine"
+                      : !alike(head, before, "sums")
+                          ? "with another version of this program, which adds in another order"
+                      : run->gpu                        ? "on a GPU"
+                      : p->cache_packed || is_sparse(p) ? "with an approximate cache"
+                                                        : NULL;
+    if (why)
         fprintf(stderr,
                 "going on %s: the tokens to come may differ from those of a run without a break\n",
-                !same      ? "on another machine"
-                : !sums    ? "with another version of this program, which adds in another order"
-                : run->gpu ? "on a GPU"
-                           : "with an approximate cache");
+                why);
 }
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
