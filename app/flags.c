@@ -548,7 +548,7 @@ static int check_uses(const Options *o, Command command, Error *err) {
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
     bool sim = device_is(o, "sim"), host = device_is(o, "host"),
          no_model = command != PROFILE && !o->model, copies = command == QUANTIZE,
-         on_paper = o->nodes && command == POLICY,
+         prints = !o->output || !strcmp(o->output, "-"), on_paper = o->nodes && command == POLICY,
          cold = command == GENERATE && o->sampling.temperature < 0, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
         const char *stop = o->stop.text[i];
@@ -571,8 +571,7 @@ static int check_uses(const Options *o, Command command, Error *err) {
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
          "eval "
          "what others would cost"},
-        {copies && (!o->output || !strcmp(o->output, "-")),
-         "--output is missing; name the directory that the copy is to be"},
+        {copies && prints, "--output is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},
         {command == EVAL && !!o->perplexity + !!o->last_word + !!o->score != 1,
@@ -591,7 +590,7 @@ static int check_uses(const Options *o, Command command, Error *err) {
         {on_paper && is_range(o->gen_len),
          "--nodes: knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
-        {o->trace && !strcmp(o->trace, "-") && (!o->output || !strcmp(o->output, "-")),
+        {o->trace && !strcmp(o->trace, "-") && prints,
          "--trace: standard output has the other results; name a file"},
         {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
@@ -627,8 +626,7 @@ static bool is_of_model(const Options *o, uint64_t identity) {
     bool is = false;
     DIR *dir = o->model ? opendir(o->model) : NULL;
     for (const struct dirent *e; dir && !is && (e = readdir(dir));)
-        is = (is_model_text(e->d_name) || !fnmatch("*.safetensors", e->d_name, 0) ||
-              !strcmp(e->d_name, "model.safetensors.index.json")) &&
+        is = (is_model_text(e->d_name) || !fnmatch("*.safetensors*", e->d_name, 0)) &&
              !file_path(file, o->model, e->d_name, &unused) && file_identity(file) == identity;
     if (dir)
         closedir(dir);

@@ -446,10 +446,9 @@ static int measure_tokens(Tokenizer *tokenizer, Error *err) {
             continue;
         tokenizer->digest = splitmix64(tokenizer->digest ^ text_key(token->text), id);
         tokenizer->digest = splitmix64(tokenizer->digest ^ token->flags, tokenizer->bos);
-        size_t most =
-            token->flags ? strlen(token->text) : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
-        if (token->flags & (LSTRIP | RSTRIP))
-            most = INT_MAX;
+        size_t most = token->flags & (LSTRIP | RSTRIP) ? INT_MAX
+                      : token->flags                   ? strlen(token->text)
+                                     : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
         tokenizer->longest = imax(tokenizer->longest, most);
         if (token->flags && id >= tokenizer->count)
             return fail(err, EXIT_FAILED,
