@@ -225,11 +225,12 @@ static int read_job(Job *job, const Options *o, Error *err) {
  * job goes on. */
 static cJSON *job_head(const TaskRun *run, const Job *job) {
     const Options *o = run->options;
-    const Sampling *s = &o->sampling;
     const Policy *p = &run->given;
-    bool greedy = s->temperature <= 0;
+    Sampling s = o->sampling;
     char text[64];
     cJSON *head = cJSON_CreateObject(), *stop;
+    if (s.temperature <= 0)
+        s = (Sampling){.top_p = 1}; /* greedy: nothing else counts */
     cJSON_AddTrueToObject(head, JOURNAL_VERSION);
     snprintf(text, sizeof text, "%016" PRIx64, checkpoint_digest(run->whole));
     cJSON_AddStringToObject(head, "model", text);
@@ -237,9 +238,8 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     cJSON_AddStringToObject(head, "tokenizer", text);
     snprintf(text, sizeof text, "%d, %016" PRIx64, job->count, job->digest);
     cJSON_AddStringToObject(head, "prompts", text);
-    ADD(head, {"--temperature", greedy ? 0 : s->temperature}, {"--top-p", greedy ? 1 : s->top_p},
-        {"--top-k", greedy ? 0 : s->top_k});
-    snprintf(text, sizeof text, "%" PRIu64, greedy ? 0 : s->seed);
+    ADD(head, {"--temperature", s.temperature}, {"--top-p", s.top_p}, {"--top-k", s.top_k});
+    snprintf(text, sizeof text, "%" PRIu64, s.seed);
     cJSON_AddStringToObject(head, "--seed", text);
     stop = cJSON_AddArrayToObject(head, "--stop");
     for (int i = 0; i < o->stop.n; i++)
@@ -267,15 +267,17 @@ static void add_machine(const TaskRun *run, const cJSON *before) {
     cJSON_AddNumberToObject(head, "sums", HOST_SUMS);
     if (!before)
         return;
-    bool same = alike(head, before, "device") && alike(head, before, "instructions"),
-         sums = alike(head, before, "sums");
-    if (!same || !sums || run->gpu || p->cache_packed || is_sparse(p))
+    const char *why = !alike(head, before, "device") || !alike(head, before, "instructions")
+                          ? "on another machine"
+                      : !alike(head, before, "sums")
+                          ? "with another version of this program, which adds in another order"
+                      : run->gpu                        ? "on a GPU"
+                      : p->cache_packed || is_sparse(p) ? "with an approximate cache"
+                                                        : NULL;
+    if (why)
         fprintf(stderr,
                 "going on %s: the tokens to come may differ from those of a run without a break\n",
-                !same      ? "on another machine"
-                : !sums    ? "with another version of this program, which adds in another order"
-                : run->gpu ? "on a GPU"
-                           : "with an approximate cache");
+                why);
 }
 
 /* Says what has become of the job. -1 and err (EXIT_FAILED) if prompts were impossible. */
@@ -306,12 +308,26 @@ static int sum_up_job(const TaskRun *run, const Job *job, Error *err) {
                 lines, plural(lines), scored ? "scored" : "completed");
 }
 
+/* Shares what is left of a job with all stages, and runs it. */
+static int run_rest(TaskRun *run, Job *job, Completions *c, Error *err) {
+    Task *task = &job->task;
+    if (stage_share_task(run->net, task, job, err))
+        return -1;
+    if (!task->count)
+        return 0;
+    if (plan_task(run, task, err))
+        return -1;
+    if (run->head)
+        add_machine(run, completions_head(c));
+    return run_task(run, task, completions_listener(c),
+                    follows(run) ? NULL : completions_progress(c), err);
+}
+
 /* Runs what is left of a job; if nothing is left, only its lines are written. */
 static int complete_job(TaskRun *run, Job *job, Error *err) {
-    Task *task = &job->task;
     bool finished;
     if (!job->count)
-        return stage_share_task(run->net, task, job, err);
+        return run_rest(run, job, NULL, err);
     Completions *c = run->completions = completions_open(job, run->options, err);
     if (!c || settle_compression(run, err))
         return -1;
@@ -323,30 +339,17 @@ static int complete_job(TaskRun *run, Job *job, Error *err) {
                 run->options->output, run->options->trace ? ", and there is no trace" : "");
     else
         job_rest(job);
-    if (stage_share_task(run->net, task, job, err))
-        return -1;
-    if (task->count) {
-        if (plan_task(run, task, err))
-            return -1;
-        add_machine(run, completions_head(c));
-        if (run_task(run, task, completions_listener(c), completions_progress(c), err))
-            return -1;
-    } else if (!finished && (completions_begin(c, run->head, err) || completions_end(c, 0, err)))
+    if (run_rest(run, job, c, err) ||
+        (!job->task.count && !finished &&
+         (completions_begin(c, run->head, err) || completions_end(c, 0, err))))
         return -1;
     return sum_up_job(run, job, err);
 }
 
 /* Runs a job that has no output of its own: eval's, or a following stage's part of one. */
 static int follow_job(TaskRun *run, Job *job, Error *err) {
-    Task *task = &job->task;
-    if (stage_share_task(run->net, task, job, err))
-        return -1;
     Completions *c = completions_follow(job, run->options);
-    int status = task->count && (plan_task(run, task, err) ||
-                                 run_task(run, task, completions_listener(c),
-                                          follows(run) ? NULL : completions_progress(c), err))
-                     ? -1
-                     : 0;
+    int status = run_rest(run, job, c, err);
     completions_free(c);
     return status;
 }
@@ -619,20 +622,18 @@ static int quantize(TaskRun *run, Error *err) {
 static int add_up(TaskRun *run, Eval *eval, Error *err) {
     const Options *o = run->options;
     Job *job = &eval->job;
-    bool leads = !follows(run);
+    if (follows(run))
+        return follow_job(run, job, err);
     job->strict = true;
-    if (leads &&
-        (o->perplexity ? eval_text(eval, o->perplexity, err) : job_read(job, o->last_word, err)))
+    if (o->perplexity ? eval_text(eval, o->perplexity, err) : job_read(job, o->last_word, err))
         return -1;
-    if (leads && !job->count)
+    if (!job->count)
         return fail(err, EXIT_FAILED, "%s: no lines; expected JSON lines {\"text\": ...}",
                     input_name(o->last_word));
-    if (leads)
-        job_rest(job);
+    job_rest(job);
     if (follow_job(run, job, err))
         return -1;
-    if (leads)
-        report_eval(run, eval);
+    report_eval(run, eval);
     return 0;
 }
 
@@ -774,7 +775,7 @@ static void open_standard_streams(void) {
 
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
-    o->help = !strcmp(args[0], "help") || !strcmp(args[0], "--help") || !strcmp(args[0], "-h");
+    o->help = has_word(" help --help -h ", args[0]);
     if (!o->help &&
         (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)))
         return -1;

@@ -228,9 +228,9 @@ typedef struct {
     bool stepwise;
     Request *request; /* [count], in the order of the input */
     int count;
-    uint64_t digest; /* two jobs share it only if their prompts are the same */
-    Text fields;     /* those of lines that are known or have been said not to be, in quotes */
-    Task task;       /* what is left to do */
+    uint64_t digest;   /* two jobs share it only if their prompts are the same */
+    char fields[4000]; /* those of lines that are known or have been said not to be, in quotes */
+    Task task;         /* what is left to do */
 } Job;
 
 /* Adds a request at the end. */

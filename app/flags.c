@@ -71,8 +71,7 @@ static bool add_text(Given g) {
 
 static bool set_format(Given g) {
     set_text(g);
-    return !strcmp(g.text[0], "jsonl") || !strcmp(g.text[0], "text") ||
-           !strcmp(g.text[0], "openai");
+    return has_word(" jsonl text openai ", g.text[0]);
 }
 
 /* Stores the flag's constant, which stands in its upper bound. */
@@ -390,16 +389,14 @@ static int edit_distance(const char *a, const char *name) {
     return row[n];
 }
 
-/* Refuses a flag of other commands, and names them: "generate, bench and eval". */
+/* Refuses a flag of other commands, and names them. */
 static int elsewhere(const Flag *flag, Error *err) {
     char who[64];
-    size_t used = 0, left = strlen(flag->commands);
+    size_t used = 0;
     for (int c = 0; c < NCOMMANDS; c++)
-        if (strchr(flag->commands, commands[c].letter)) {
-            const char *next = --left > 1 ? ", " : " and ";
+        if (strchr(flag->commands, commands[c].letter))
             used +=
-                snprintf(who + used, sizeof who - used, "%s%s", commands[c].name, left ? next : "");
-        }
+                snprintf(who + used, sizeof who - used, "%s%s", used ? ", " : "", commands[c].name);
     return fail(err, EXIT_USAGE, "%s is a flag of %s only; leave it out", flag->name, who);
 }
 
@@ -463,9 +460,9 @@ static int set_flag(Options *o, const Flag *f, const char *name, char **values, 
     }
     if (f->at >= offsetof(Options, model))
         return 0;
-    o->digest = hash_bytes(o->digest, f->name, strlen(f->name) + 1);
+    o->digest = hash_text(o->digest, f->name);
     for (int i = 0; i < f->values; i++)
-        o->digest = hash_bytes(o->digest, values[i], strlen(values[i]) + 1);
+        o->digest = hash_text(o->digest, values[i]);
     return 0;
 }
 
@@ -477,7 +474,7 @@ int option_set(Options *o, const char *flag, const cJSON *value, Error *err) {
 int flags_parse(Options *o, Command command, char **args, int n, Error *err) {
     o->digest = HASH_START + command;
     for (int a = 0; a < n; a++) {
-        char *equals = *args[a] == '-' ? strchr(args[a], '=') : NULL;
+        char *equals = strchr(args[a], '=');
         if (equals)
             *equals++ = 0;
         const Flag *f = find_flag(args[a], command);
@@ -518,40 +515,6 @@ static int check_rules(const Rule *rule, Error *err) {
 
 #define NO_MACHINE "--hardware is missing; name the machine's file, such as hardware/t4.json"
 
-/* Checks that a command has what it needs, and a device that it knows. */
-static int check_needs(const Options *o, Command command, Error *err) {
-    bool sim = device_is(o, "sim"), host = device_is(o, "host"),
-         no_model = command != PROFILE && !o->model, copies = command == QUANTIZE;
-    if (o->device && !sim && !host && !device_is(o, "cuda"))
-        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
-    const Rule rules[] = {
-        {sim && command != BENCH,
-         "--device sim: it computes nothing, so only bench knows it; leave it out"},
-        {sim && !o->hardware, "--device sim: " NO_MACHINE},
-        {o->with.n && !o->hardware,
-         "--with: changes a number of a machine's file; give --hardware FILE"},
-        {o->links && o->device && !host,
-         "--link: only links of the host device can be slowed; use --device host"},
-        {no_model && (command == BENCH || command == POLICY),
-         "--model is missing; name a checkpoint directory or a size such as opt-125m"},
-        {no_model, "--model is missing; name a checkpoint directory"},
-        {copies && !is_stored(o->quant),
-         "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
-         "eval "
-         "what others would cost"},
-        {copies && (!o->output || !strcmp(o->output, "-")),
-         "--output is missing; name the directory that the copy is to be"},
-        {command == GENERATE && !o->prompt.n == !o->prompts,
-         "give either --prompt TEXT or --prompts FILE"},
-        {command == EVAL && !!o->perplexity + !!o->last_word + !!o->score != 1,
-         "give one of --perplexity FILE, --last-word FILE and --score FILE"},
-        {command == EVAL && !o->score && (o->output || o->resume || o->overwrite),
-         "--output, --resume, --overwrite: are about the lines of --score; leave them out"},
-        {o->score && o->json, "--json: every score is a line of --output; leave it out"},
-        {0}};
-    return check_rules(rules, err);
-}
-
 static bool is_range(const int lengths[2]) { return lengths[0] < lengths[1]; }
 
 /* Checks a question for the cost model paper: Appendix A.3 knows one block of equal prompts on one
@@ -579,19 +542,44 @@ static int check_paper(const Options *o, Error *err) {
     return check_rules(rules, err);
 }
 
-/* Checks flags that need one another, or that do not go together. */
-static int check_pairs(const Options *o, Command command, Error *err) {
+/* Checks that a command has what it needs and a device that it knows, and its flags go together. */
+static int check_uses(const Options *o, Command command, Error *err) {
 #define GREEDY \
     ": without --temperature the likeliest token is always taken; add --temperature, such as 0.7"
-    bool on_paper = o->nodes && command == POLICY,
-         cold = command == GENERATE && o->sampling.temperature < 0;
-    bool empty_stop = false, odd_stop = false;
+    bool sim = device_is(o, "sim"), host = device_is(o, "host"),
+         no_model = command != PROFILE && !o->model, copies = command == QUANTIZE,
+         prints = !o->output || !strcmp(o->output, "-"), on_paper = o->nodes && command == POLICY,
+         cold = command == GENERATE && o->sampling.temperature < 0, odd_stop = false;
     for (int i = 0; i < o->stop.n; i++) {
-        empty_stop |= !o->stop.text[i][0];
-        odd_stop |= !utf8_valid(o->stop.text[i], strlen(o->stop.text[i]));
+        const char *stop = o->stop.text[i];
+        odd_stop |= !*stop || !utf8_valid(stop, strlen(stop));
     }
+    if (o->device && !sim && !host && !device_is(o, "cuda"))
+        return fail(err, EXIT_USAGE, "--device %.60s: expected host, cuda or sim", o->device);
     const Rule rules[] = {
-        {o->nodes && !device_is(o, "sim") && command == BENCH,
+        {sim && command != BENCH,
+         "--device sim: it computes nothing, so only bench knows it; leave it out"},
+        {sim && !o->hardware, "--device sim: " NO_MACHINE},
+        {o->with.n && !o->hardware,
+         "--with: changes a number of a machine's file; give --hardware FILE"},
+        {o->links && o->device && !host,
+         "--link: only links of the host device can be slowed; use --device host"},
+        {no_model && (command == BENCH || command == POLICY),
+         "--model is missing; name a checkpoint directory or a size such as opt-125m"},
+        {no_model, "--model is missing; name a checkpoint directory"},
+        {copies && !is_stored(o->quant),
+         "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
+         "eval "
+         "what others would cost"},
+        {copies && prints, "--output is missing; name the directory that the copy is to be"},
+        {command == GENERATE && !o->prompt.n == !o->prompts,
+         "give either --prompt TEXT or --prompts FILE"},
+        {command == EVAL && !!o->perplexity + !!o->last_word + !!o->score != 1,
+         "give one of --perplexity FILE, --last-word FILE and --score FILE"},
+        {command == EVAL && !o->score && (o->output || o->resume || o->overwrite),
+         "--output, --resume, --overwrite: are about the lines of --score; leave them out"},
+        {o->score && o->json, "--json: every score is a line of --output; leave it out"},
+        {o->nodes && !sim && command == BENCH,
          "--nodes: machines made of numbers; give --device sim"},
         {o->explain && (o->nodes || o->frontier),
          "--explain: is about the best policy of one machine; leave --nodes and --frontier out"},
@@ -602,22 +590,22 @@ static int check_pairs(const Options *o, Command command, Error *err) {
         {on_paper && is_range(o->gen_len),
          "--nodes: knows one length; give one number for --gen-len"},
         {o->window && !o->perplexity, "--window: a line is one by itself; leave it out"},
-        {o->trace && !strcmp(o->trace, "-") && (!o->output || !strcmp(o->output, "-")),
+        {o->trace && !strcmp(o->trace, "-") && prints,
          "--trace: standard output has the other results; name a file"},
         {o->resume && o->overwrite, "--resume: keeps what --overwrite loses; give one of them"},
         {cold && o->sampling.top_p < 1, "--top-p" GREEDY},
         {cold && o->sampling.top_k, "--top-k" GREEDY},
         {cold && o->sampling.seed, "--seed" GREEDY},
-        {odd_stop, "--stop: is not valid UTF-8, so no completion could have it; convert it"},
-        {empty_stop, "--stop: an empty text would end everything; give one"},
+        {odd_stop,
+         "--stop: an empty text would end everything, and one that is not valid UTF-8 nothing; "
+         "give another"},
         {0}};
     return check_rules(rules, err);
 }
 
 int flags_check(const Options *o, Command command, Error *err) {
     const Policy *p = &o->policy;
-    if (check_needs(o, command, err) || (o->paper_model && check_paper(o, err)) ||
-        check_pairs(o, command, err))
+    if (check_uses(o, command, err) || (o->paper_model && check_paper(o, err)))
         return -1;
     if ((double)p->gbs * p->num_gpu_batches <= MAX_GBS)
         return 0;
@@ -638,8 +626,7 @@ static bool is_of_model(const Options *o, uint64_t identity) {
     bool is = false;
     DIR *dir = o->model ? opendir(o->model) : NULL;
     for (const struct dirent *e; dir && !is && (e = readdir(dir));)
-        is = (is_model_text(e->d_name) || !fnmatch("*.safetensors", e->d_name, 0) ||
-              !strcmp(e->d_name, "model.safetensors.index.json")) &&
+        is = (is_model_text(e->d_name) || !fnmatch("*.safetensors*", e->d_name, 0)) &&
              !file_path(file, o->model, e->d_name, &unused) && file_identity(file) == identity;
     if (dir)
         closedir(dir);

@@ -44,8 +44,6 @@ int32_t *copy_ids(const int32_t *ids, int n) {
 static int take_text(const Job *job, Request *e, const char *text, size_t len, int n, Error *err) {
     if (memchr(text, 0, len))
         return fail(err, EXIT_FAILED, "a NUL byte in the prompt; remove it");
-    if (!utf8_valid(text, len))
-        return fail(err, EXIT_FAILED, "the prompt is not valid UTF-8; convert it");
     /* checked before encoding, which takes memory */
     int most = job->config->max_pos, before = tokenizer_bos(job->tokenizer) >= 0;
     int least = job->truncate ? 0 : before + len / tokenizer_longest(job->tokenizer);
@@ -76,11 +74,11 @@ static int take_text(const Job *job, Request *e, const char *text, size_t len, i
 /* Writes an id as JSON text, or leaves *text as it is if none is given. Beyond 2^53 a double skips
  * whole numbers, and two ids could become one. */
 static int id_text(char **text, const cJSON *id, Error *err) {
-    double value = cJSON_IsNumber(id) ? id->valuedouble : NAN;
+    double value = cJSON_GetNumberValue(id);
     Text written = {0};
-    if (!id || cJSON_IsNull(id))
+    if (!id)
         return 0;
-    if (!cJSON_IsString(id) && !(fabs(value) < 9007199254740992.0 && floor(value) == value))
+    if (!cJSON_IsString(id) && !(fabs(value) < 0x1p53 && floor(value) == value))
         return json_refuse(err, "\"id\"", id, "a string, or a whole number below 2^53");
     FILE *out = text_stream(&written);
     if (cJSON_IsString(id))
@@ -113,15 +111,13 @@ static size_t without_last(const char *text, size_t len, bool blanks) {
 static int take_pair(const Job *job, Request *e, const char *text, size_t len, size_t before,
                      Error *err) {
     int32_t *ids;
-    int s = text_encode(&e->ids, text, before, job->tokenizer, err);
-    int tokens = s < 0 ? s : text_encode(&ids, text, len, job->tokenizer, err);
+    int s = text_encode(&ids, text, before, job->tokenizer, err);
+    int tokens = s < 0 ? s : text_encode(&e->ids, text, len, job->tokenizer, err);
+    if (tokens > s)
+        memcpy(e->ids, ids, s * sizeof *ids);
+    free(ids);
     if (tokens < 0)
         return -1;
-    if (tokens > s) {
-        e->ids = xrealloc(e->ids, tokens, sizeof *ids);
-        memcpy(e->ids + s, ids + s, (tokens - s) * sizeof *ids);
-    }
-    free(ids);
     if (!s)
         return fail(err, EXIT_FAILED,
                     "the prompt has no tokens; write one, since this model puts none in front");
@@ -180,7 +176,6 @@ static const cJSON *given(const cJSON *line, const char *name) {
 
 /* Reads the fields that say what is to be completed, and how. */
 static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err) {
-    static const char *const refused[] = {"n", "messages", "stream", "logprobs", "echo"};
     static const char *const flag[][2] = {{"max_tokens", "--max-tokens"},
                                           {"max_new_tokens", "--max-tokens"},
                                           {"temperature", "--temperature"},
@@ -188,19 +183,19 @@ static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err
                                           {"top_k", "--top-k"},
                                           {"seed", "--seed"}};
     const cJSON *prompt = json_get(line, "prompt"), *value, *stop = given(line, "stop");
+    char text[100];
     Options own = {.max_tokens = job->max_tokens, .sampling = job->sampling, .digest = HASH_START};
-    for (int i = 0; i < 5; i++) {
-        value = given(line, refused[i]);
-        if (value && !cJSON_IsFalse(value) && (i || value->valuedouble != 1))
+    for (value = line->child; value; value = value->next) /* "n": 1 asks for what is done */
+        if (has_word(" n messages stream logprobs echo ", value->string) &&
+            !has_word(*value->string == 'n' ? " null false 1 " : " null false ",
+                      json_describe(text, value)))
             return fail(
                 err, EXIT_FAILED,
                 "\"%s\" asks for what this program does not do: it completes one text once; "
                 "leave it out",
-                refused[i]);
-    }
+                value->string);
     if (!cJSON_IsString(prompt))
-        return fail(err, EXIT_FAILED, "\"prompt\" is %s; expected a string",
-                    prompt ? "not a string" : "missing");
+        return json_refuse(err, "\"prompt\"", prompt, "a string");
     for (int i = 0; i < 6; i++) {
         value = given(line, flag[i][0]);
         if (value && option_set(&own, flag[i][1], value, err))
@@ -225,16 +220,15 @@ static const char *known_fields(const Job *job) {
 
 /* Names each field that is not known once on standard error, until the names are too many. */
 static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
-    enum { MOST = 4000 }; /* bytes of names */
-    if (!job->fields.len)
-        text_append(&job->fields, known_fields(job), strlen(known_fields(job)));
-    for (const cJSON *field = line->child; field && job->fields.len < MOST; field = field->next) {
-        char name[100];
+    char name[100], *names = job->fields;
+    if (!*names)
+        strcpy(names, known_fields(job));
+    for (const cJSON *field = line->child; field; field = field->next) {
         Error said;
-        int len = snprintf(name, sizeof name, "\"%.60s\" ", field->string);
-        if (memmem(job->fields.text, job->fields.len, name, len))
+        snprintf(name, sizeof name, "\"%.60s\" ", field->string);
+        if (strstr(names, name) || strlen(names) + strlen(name) >= sizeof job->fields)
             continue;
-        text_append(&job->fields, name, len);
+        strcat(names, name);
         fail(&said, EXIT_OK, "%s %s: field %sis not known and is ignored", l->path, l->where, name);
         fprintf(stderr, "%s\n", said.text);
     }
@@ -244,7 +238,7 @@ static void say_ignored(Job *job, const Lines *l, const cJSON *line) {
 static int take_object(Job *job, Request *e, const Lines *l, const cJSON *line, Error *err) {
     const cJSON *id = given(line, "custom_id"), *fields = id ? json_get(line, "body") : line;
     say_ignored(job, l, line);
-    if (id_text(&e->id, id ? id : json_get(line, "id"), err))
+    if (id_text(&e->id, id ? id : given(line, "id"), err))
         return -1;
     if (job->task.scored)
         return take_scored(job, e, line, err);
@@ -306,25 +300,24 @@ bool job_full(const Job *job) { return job->limit && job->count >= job->limit; }
  * array. */
 static int read_lines(Job *job, Lines *l, const char *path, Error *err) {
     bool named_json = !fnmatch("?*.jsonl", path, 0), named_text = !fnmatch("?*.txt", path, 0);
-    bool json = job->format && strcmp(job->format, "text") != 0;
-    bool named = named_json || named_text;
+    bool named = named_json || named_text, guess = !job->format;
+    bool json = guess ? named_json : strcmp(job->format, "text") != 0;
     Text whole = {0};  /* the input so far, while it may be one JSON value, up to MAX_LINE */
     Error mixed = {0}; /* a JSON object among plain lines */
     int more = 0;
     char kind = 0; /* of the input as a whole */
     while (!job_full(job) && (more = line_next(l, err)) > 0 && (named || whole.len <= MAX_LINE)) {
         char first = l->line[strspn(l->line, " \t")];
-        bool object = !job->format && !(json && job->count) && first == '{' &&
-                      json_kind(l->line, l->size) == '{';
-        if (!job->format && !job->count)
-            json = named_json || (!named_text && first == '{');
+        bool object =
+            guess && !(json && job->count) && first == '{' && json_kind(l->line, l->size) == '{';
+        json |= guess && !named && !job->count && first == '{';
         if (object && !json && !mixed.code)
             fail(&mixed, EXIT_USAGE,
                  "%s %s: is a JSON object in a file of plain lines; say --format jsonl, or "
                  "--format text if it is meant as text",
                  l->path, l->where);
         bool opens = !object && (first == '{' || first == '[') && l->size <= MAX_LINE;
-        if (!job->format && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
+        if (guess && whole.len <= MAX_LINE && (job->count ? whole.len : opens)) {
             text_append(&whole, l->line, l->size);
             text_append(&whole, "\n", 1);
         }
@@ -402,11 +395,9 @@ int job_settle(Job *job, const char *name, Error *err) {
         const Request *e = &job->request[i];
         if (e->error && job->strict)
             return fail(err, EXIT_FAILED, "%.500s%s%s", name, *name ? " " : "", e->error);
-        if (e->id)
-            hash = hash_bytes(hash, e->id, strlen(e->id) + 1);
+        hash = hash_text(hash, e->id);
         hash = hash_bytes(hash, &e->n, sizeof e->n);
-        if (e->text)
-            hash = hash_bytes(hash, e->text, strlen(e->text) + 1);
+        hash = hash_text(hash, e->text);
         hash = hash_bytes(hash, e->ids, (e->s + job->task.scored * e->n) * sizeof *e->ids);
         hash = hash_bytes(hash, &e->own, sizeof e->own);
     }
@@ -473,6 +464,5 @@ void job_free(Job *job) {
     }
     free(job->task.prompts);
     free(job->request);
-    free(job->fields.text);
     *job = (Job){0};
 }

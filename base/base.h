@@ -119,6 +119,13 @@ static inline char *xstrdup(const char *s) {
     return (char *)memcpy(xcalloc(n, 1), s, n);
 }
 
+/* Returns true if a list such as " one two " has this word. */
+static inline bool has_word(const char *list, const char *word) {
+    char key[100];
+    snprintf(key, sizeof key, " %s ", word);
+    return !strchr(word, ' ') && strstr(list, key);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Numbers, the clock
 // -------------------------------------------------------------------------------------------------
@@ -188,6 +195,10 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
     return hash;
 }
 enum { HASH_START = 0x2545F491 };
+/* Returns it of a text with its 0; a text that is NULL does not count. */
+static inline uint64_t hash_text(uint64_t hash, const char *text) {
+    return text ? hash_bytes(hash, text, strlen(text) + 1) : hash;
+}
 
 /* Returns a number, uniform in [0, 1), that decides about the token at `pos` of a prompt. */
 static inline double random_draw(uint64_t seed, int32_t prompt, int32_t pos) {

@@ -289,30 +289,27 @@ int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
 }
 
 bool is_model_text(const char *name) {
-    static const char *const names[] = {
-        "config.json", "generation_config.json", "tokenizer.json",          "vocab.json",
-        "merges.txt",  "tokenizer_config.json",  "special_tokens_map.json", "added_tokens.json"};
-    bool is = false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        is |= !strcmp(name, names[i]);
-    return is;
+    return has_word(
+        " config.json generation_config.json tokenizer.json vocab.json merges.txt "
+        "tokenizer_config.json special_tokens_map.json added_tokens.json ",
+        name);
 }
 
 void generation_notice(FILE *out, const char *dir) {
-    static const char *const names[] = {"do_sample",      "num_beams",      "repetition_penalty",
-                                        "min_new_tokens", "bad_words_ids",  "no_repeat_ngram_size",
-                                        "min_length",     "suppress_tokens"};
     char path[MAX_PATH + 2], text[100];
     cJSON *json = NULL;
     Error ignored; /* config_read has reported it */
     if (!file_path(path, dir, "generation_config.json", &ignored))
         json_read_if(&json, path, MAX_JSON, &ignored);
     const char *before = strcat(path, ": ");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *value = json_describe(text, json_get(json, names[i]));
-        if (strstr("nothing null false 0 1", value))
+    for (const cJSON *field = json ? json->child : NULL; field; field = field->next) {
+        const char *value = json_describe(text, field);
+        if (!has_word(" do_sample num_beams repetition_penalty min_new_tokens bad_words_ids "
+                      "no_repeat_ngram_size min_length suppress_tokens ",
+                      field->string) ||
+            has_word(" null false 0 1 ", value))
             continue;
-        fprintf(out, "%s%s is %s", before, names[i], value);
+        fprintf(out, "%s%s is %s", before, field->string, value);
         before = ", ";
     }
     if (before != path)

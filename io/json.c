@@ -22,25 +22,21 @@ enum { MAX_DEPTH = 64 }; /* levels of nesting */
 // -------------------------------------------------------------------------------------------------
 
 size_t utf8_step(uint32_t *code, const char *s, size_t len) {
-    const uint8_t *byte = (const uint8_t *)s;
-    size_t size = 1 + (byte[0] >= 0xC2) + (byte[0] >= 0xE0) + (byte[0] >= 0xF0);
-    uint8_t low = 0x80, high = 0xBF; /* of the next byte */
+    uint8_t first = *s;
+    size_t size = 1 + (first >= 0xC2) + (first >= 0xE0) + (first >= 0xF0);
+    /* Bounds of the next byte. Below them are overlong forms, above them surrogates (after 0xED)
+     * and what is beyond U+10FFFF (after 0xF4). */
+    uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+    uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
     *code = NO_CHARACTER;
-    if ((size == 1 && byte[0] >= 0x80) || byte[0] > 0xF4)
+    if ((size == 1 && first >= 0x80) || first > 0xF4)
         return 1;
-    if (byte[0] == 0xE0)
-        low = 0xA0; /* below it: overlong forms */
-    if (byte[0] == 0xED)
-        high = 0x9F; /* above it: surrogates */
-    if (byte[0] == 0xF0)
-        low = 0x90; /* below it: overlong forms */
-    if (byte[0] == 0xF4)
-        high = 0x8F; /* above it: beyond U+10FFFF */
-    uint32_t bits = size > 1 ? byte[0] & 0x7F >> size : byte[0];
+    uint32_t bits = size > 1 ? first & 0x7F >> size : first;
     for (size_t i = 1; i < size; i++, low = 0x80, high = 0xBF) {
-        if (i == len || byte[i] < low || byte[i] > high)
+        uint8_t byte = i < len ? s[i] : 0;
+        if (byte < low || byte > high)
             return i;
-        bits = bits << 6 | (byte[i] & 0x3F);
+        bits = bits << 6 | (byte & 0x3F);
     }
     *code = bits;
     return size;

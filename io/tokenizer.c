@@ -201,40 +201,33 @@ static int read_vocab(Tokenizer *tokenizer, const cJSON *vocab, Error *err) {
 // -------------------------------------------------------------------------------------------------
 
 /* Adds the merge in a line "left right" of len bytes, with a 0 after it. Removes the space from the
- * line to look up the joined token. */
-static int add_merge(Tokenizer *tokenizer, char *line, size_t len, Error *err) {
-    size_t invalid = utf8_invalid_at(line, len);
-    if (invalid < len)
-        return fail(err, EXIT_FAILED, "invalid UTF-8 at byte %zu of the line, expected two pieces",
-                    invalid);
+ * line to look up the joined token. Returns NULL, or a message about the text *about, in which
+ * "%.*s" stands for it. */
+static const char *add_merge(Tokenizer *tokenizer, char *line, size_t len, const char **about) {
     char *blank = strchr(line, ' '), *right = blank ? blank + 1 : line;
+    *about = line;
+    if (!utf8_valid(line, len))
+        return "found \"%.*s\" and later invalid UTF-8, expected two pieces";
     if (right == line || blank == line || !*right || strchr(right, ' ') || strlen(line) < len)
-        return fail(err, EXIT_FAILED,
-                    "found \"%.*s\", expected two pieces with one blank between them", shown(line),
-                    line);
+        return "found \"%.*s\", expected two pieces with one blank between them";
     *blank = 0;
     int32_t first = find_token(tokenizer, line), second = find_token(tokenizer, right);
-    if (first < 0 || second < 0) {
-        const char *unknown = first < 0 ? line : right;
-        return fail(err, EXIT_FAILED,
-                    "\"%.*s\" is no piece of the vocabulary, expected two that are", shown(unknown),
-                    unknown);
-    }
+    if (first >= 0)
+        *about = right;
+    if (first < 0 || second < 0)
+        return "\"%.*s\" is no piece of the vocabulary, expected two that are";
     memmove(blank, right, strlen(right) + 1);
+    *about = line;
     int32_t joined = find_token(tokenizer, line);
     if (joined < 0)
-        return fail(err, EXIT_FAILED,
-                    "makes \"%.*s\", which is no piece of the vocabulary, expected one",
-                    shown(line), line);
+        return "makes \"%.*s\", which is no piece of the vocabulary, expected one";
     uint64_t key = pair_key(first, second);
     Place *place = table_find(tokenizer->ranks, key);
     if (place->value >= 0)
-        return fail(err, EXIT_FAILED,
-                    "the pair that makes \"%.*s\" stood before, expected each pair once",
-                    shown(line), line);
+        return "the pair that makes \"%.*s\" stood before, expected each pair once";
     *place = (Place){key, tokenizer->nmerges++, joined};
     tokenizer->digest = splitmix64(tokenizer->digest ^ key, 1);
-    return 0;
+    return NULL;
 }
 
 static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err) {
@@ -246,13 +239,16 @@ static int read_merges(Tokenizer *tokenizer, char *text, size_t len, Error *err)
         if (newline && stop > text && stop[-1] == '\r')
             stop--; /* git on Windows writes CR LF */
         *stop = 0;
-        Error inner;
         if (number == 1 && !strncmp(text, "#version", 8))
             continue;
-        if (add_merge(tokenizer, text, stop - text, &inner))
-            return fail(err, EXIT_FAILED,
-                        "%s line %d: %s; take all files of the tokenizer from the same model",
-                        tokenizer->path, number, inner.text);
+        const char *about, *why = add_merge(tokenizer, text, stop - text, &about);
+        if (!why)
+            continue;
+        Error inner;
+        fail(&inner, EXIT_FAILED, why, shown(about), about);
+        return fail(err, EXIT_FAILED,
+                    "%s line %d: %s; take all files of the tokenizer from the same model",
+                    tokenizer->path, number, inner.text);
     }
     return 0;
 }
@@ -455,10 +451,9 @@ static int measure_tokens(Tokenizer *tokenizer, Error *err) {
             continue;
         tokenizer->digest = splitmix64(tokenizer->digest ^ text_key(token->text), id);
         tokenizer->digest = splitmix64(tokenizer->digest ^ token->flags, tokenizer->bos);
-        size_t most =
-            token->flags ? strlen(token->text) : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
-        if (token->flags & (LSTRIP | RSTRIP))
-            most = INT_MAX;
+        size_t most = token->flags & (LSTRIP | RSTRIP) ? INT_MAX
+                      : token->flags                   ? strlen(token->text)
+                                     : tokenizer_bytes(tokenizer, &(int32_t){id}, 1);
         tokenizer->longest = imax(tokenizer->longest, most);
         if (token->flags && id >= tokenizer->count)
             return fail(err, EXIT_FAILED,
@@ -649,19 +644,12 @@ static const Token *find_added(const Tokenizer *tokenizer, const char *text, siz
     return found;
 }
 
-/* Returns the kind of the character before text[*at], and moves *at to where it begins. */
-static char last_kind(const char *text, size_t *at) {
-    size_t end = *at;
-    while ((text[--*at] & 0xC0) == 0x80)
-        continue;
-    return next_kind(text, end, &(size_t){*at});
-}
-
 /* Appends the ids of a text. Step 0 cuts out the added tokens that are not normalized, and step 1
  * the others from the rest; the rest of this is split into words. */
 static void encode_part(const Tokenizer *tokenizer, Word *word, const char *text, size_t len,
                         int step) {
-    size_t done = 0, blanks = 0; /* blanks: where the white space ends that was taken along last */
+    size_t done = 0, blank = 0, blanks = 0; /* blank: where the white space before `at` begins;
+                                               blanks: where that ends that was taken along last */
     if (step == 2) {
         for (size_t end; done < len; done = end) {
             end = tokenizer_word_end(text, len, done);
@@ -671,17 +659,19 @@ static void encode_part(const Tokenizer *tokenizer, Word *word, const char *text
     }
     for (size_t at = 0, next; at < len; at = next) {
         const Token *added = find_added(tokenizer, text + at, len - at, step);
-        next = at + (added ? strlen(added->text) : 1);
-        if (!added)
+        next = at;
+        if (!added) {
+            if (next_kind(text, len, &next) != 'S')
+                blank = next;
             continue;
-        size_t from = at, to = next;
-        if (added->flags & LSTRIP)
-            for (size_t more = from; more > done && last_kind(text, &more) == 'S';)
-                from = more;
+        }
+        next += strlen(added->text);
+        size_t from = added->flags & LSTRIP ? blank : at, to = next;
         if (added->flags & RSTRIP) {
-            to = blanks = blanks > next ? blanks : next;
+            to = size_max(blanks, next);
             for (size_t more = to; more < len && next_kind(text, len, &more) == 'S';)
-                to = blanks = more;
+                to = more;
+            blanks = to;
         }
         if (from > done)
             encode_part(tokenizer, word, text + done, from - done, step + 1);

@@ -175,7 +175,7 @@ TEST(an_output_for_openai_has_the_form_of_its_batches) {
         "\"object\": \"text_completion\", \"model\": \"a \\\"b\", \"choices\": [{\"index\": 0, \"text\": \"\\n1\\n\", "
         "\"finish_reason\": \"stop\"}], \"usage\": {\"prompt_tokens\": 2, \"completion_tokens\": 3, \"total_tokens\": 5}}}, "
         "\"error\": null}\n" ANSWER("\"1\"", "1")
-        "null, \"error\": {\"code\": \"invalid_request\", \"message\": \"line 2: \\\"prompt\\\" is not a string; expected a "
+        "null, \"error\": {\"code\": \"invalid_request\", \"message\": \"line 2: \\\"prompt\\\" is 3; expected a "
         "string\"}}\n" ANSWER("\"2\"", "2") BODY("2")
         "\"object\": \"text_completion\", \"model\": \"a \\\"b\", \"choices\": [{\"index\": 0, \"text\": \"\\n\\n\", "
         "\"finish_reason\": \"length\"}], \"usage\": {\"prompt_tokens\": 1, \"completion_tokens\": 2, \"total_tokens\": 3}}}, "

@@ -81,13 +81,13 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         const char *file, *part; /* ~ stands for a NUL byte */
     } cases[] = {
         {"fine\nno~ne\n", "line 2: a NUL byte"},
-        {"fine\n\n\xED\xA0\x80\n", "line 3: the prompt is not valid UTF-8"},
+        {"fine\n\n\xED\xA0\x80\n", "line 3: text: invalid UTF-8 at byte 0"},
         {"{\"prompt\": \"a~\"}", "line 1: byte 13"},
         {"{\"prompt\": \"a\"}\nplain\n", "line 2: byte 0"},
         {"{\"prompt\": \"a\"}\n[]\n", "line 2: holds no JSON object; expected {"},
         {"{\"prompt\": \"a\"} {\"prompt\": \"b\"}", "nothing after the value"},
-        {"{\"Prompt\": \"a\"}", "\"prompt\" is missing"},
-        {"{\"prompt\": null}", "\"prompt\" is not a string"},
+        {"{\"Prompt\": \"a\"}", "\"prompt\" is nothing; expected a string"},
+        {"{\"prompt\": null}", "\"prompt\" is null; expected a string"},
         {"{\"id\": 9007199254740993, \"prompt\": \"\"}", "below 2^53"}, /* a double makes it ...992 */
         {"{\"id\": 12345678901234567890, \"prompt\": \"\"}",
          "line 1: \"id\" is 1.2345678901234567e+19"}, /* the nearest double */
@@ -113,7 +113,7 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         {BATCH("\"prompt\": \"\", \"echo\": true"), "\"echo\" asks for"},
         {BATCH("\"prompt\": \"\", \"stream\": true"), "\"stream\" asks for"},
         {BATCH("\"messages\": [{\"role\": \"user\"}]"), "line 1: \"messages\" asks for"},
-        {BATCH("\"prompt\": [\"a\"]"), "\"prompt\" is not a string; expected a string"},
+        {BATCH("\"prompt\": [\"a\"]"), "\"prompt\" is a list; expected a string"},
         {BATCH("\"prompt\": \"\", \"top_p\": 0"), "line 1: top_p 0: expected"},
         {"{\"custom_id\": \"r-1\", \"prompt\": \"a\"}", "\"body\" is nothing; expected an object"},
         /* of two prompts with one id the first is possible */
@@ -160,7 +160,7 @@ TEST(impossible_prompts_keep_their_ids_and_places) {
     } requests[] = {{"1", NULL},
                     {"5", NULL},
                     {"1", "line 3: the id 1 is that of line 1"},
-                    {"1", "line 4: \"prompt\" is not"},
+                    {"1", "line 4: \"prompt\" is 4"},
                     {"4", "line 5: byte 0"},
                     {"7", NULL}, /* 5 was given to another */
                     {"1", "line 7: the id 1 is that of line 1"}};

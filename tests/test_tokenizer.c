@@ -365,7 +365,7 @@ static const Fault bad_merges[] = {
     {NULL, "a b\nc qq\n", "merges.txt line 2: \"qq\" is no piece of the vocabulary"},
     {NULL, "a b\nab d", "merges.txt line 2: makes \"abd\", which is no piece of the vocabulary"},
     {NULL, "a b\nab c\na b\n", "merges.txt line 3: the pair that makes \"ab\" stood before, expected each pair once"},
-    {NULL, "a b\na \xE7\x8B\n", "merges.txt line 2: invalid UTF-8 at byte 2"},
+    {NULL, "a b\na \xE7\x8B\n", "merges.txt line 2: found \"a \" and later invalid UTF-8"},
     {NULL, "a b\n#version\n", "merges.txt line 2: found \"#version\", expected two pieces"}, /* it may be line 1 only */
     {NULL, "ab\n", "merges.txt line 1: found \"ab\", expected two pieces"},
     {NULL, " b\n", "merges.txt line 1: found \" b\", expected two pieces"},
