@@ -296,13 +296,13 @@ static void print_attend_prefill(int nseq, int len) {
 
 static void print_pick(void) {
     enum { ROWS = 64 };
-    const Sampling greedy = {0, 1, 0, 1};
+    const Sampling greedy = {0, 1, 0, 1, false};
     std::vector<float> logits((size_t)ROWS * VOCAB);
     uint32_t x = 1;
     for (float &l : logits) l = 16.f * (float)((x = x * 1664525u + 1013904223u) >> 8) / (1 << 24); /* an LCG's upper bits */
     int32_t *ids = on_gpu(std::vector<int32_t>(3 * ROWS));
     const float *from = on_gpu(logits);
-    const double s = seconds_of([&](int) { return picking(ids, from, ids + ROWS, ids + 2 * ROWS, &greedy, ROWS, VOCAB); });
+    const double s = seconds_of([&](int) { return picking(ids, from, ids + ROWS, ids + 2 * ROWS, greedy, ROWS, VOCAB); });
     printf("pick_greedy %.1f\n", s * 1e6);
     free_rooms();
 }

@@ -85,7 +85,10 @@ static inline Op appending(PageTable table, const void *kv, int cols, bool packe
 enum { SAMPLED = 100 };
 static inline const Prompt *prompts_sampled(Sampling sampling) {
     static Prompt prompts[SAMPLED];
-    for (int i = 0; i < SAMPLED; i++) prompts[i] = (Prompt){.place = i, .sampling = sampling};
+    for (int i = 0; i < SAMPLED; i++) {
+        prompts[i].place = i;
+        prompts[i].sampling = sampling;
+    }
     return prompts;
 }
 
