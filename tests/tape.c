@@ -110,8 +110,9 @@ static Event record_post(Device *device, const Op *op) {
     note(BYTES, "%s%s%s moves %zu reads %zu %zu; %d %d %d %d %d %g; study %d %d", op->prefill ? " prefill" : "",
          op->prefill_sweep ? " prefill_sweep" : "", op->delegated ? " delegated" : "", moved, count.read[0], count.read[1],
          op->nh, op->hd, op->page_tokens, op->add, op->relu, op->sparsity, op->study.bits, op->study.group);
-    note(BYTES, "; %g %g %d %llu:", op->sampling.temperature, op->sampling.top_p, op->sampling.top_k,
-         (unsigned long long)op->sampling.seed);
+    const Sampling greedy = {0}, *sampling = op->prompts ? &op->prompts[0].sampling : &greedy;
+    note(BYTES, "; %g %g %d %llu:", sampling->temperature, sampling->top_p, sampling->top_k,
+         (unsigned long long)sampling->seed);
     for (int v = 0; v < op_nviews(op); v++) {
         Use use;
         const Tensor *t = op_view(op, v, &use);
@@ -219,7 +220,7 @@ TEST(random_policies_on_the_sim) {
         Checkpoint *model = checkpoint_dummy(&config, 3);
         Task task = random_task(count, s, n, config.vocab, seed);
         task.scored = !test_below(&seed, 4), task.keep_logits = !task.scored && !test_below(&seed, 4);
-        task.sampling.temperature = !test_below(&seed, 3);
+        sample(&task, (Sampling){.temperature = !test_below(&seed, 3)});
         Policy p = all_gpu(1 + test_below(&seed, 6), 1 + test_below(&seed, 5));
         for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], &seed);
         p.schedule = i % 3, p.flights = test_below(&seed, 3) ? 1 : 2 + test_below(&seed, 2);
