@@ -119,38 +119,36 @@ static int by_page(const void *a, const void *b) {
     return ((const Staged *)a)->page - ((const Staged *)b)->page;
 }
 
+/* Adds rows to a route. If they begin where the last leg ends, on both sides, they become part of
+ * it. */
+static void add_leg(Route *route, int gpu, int home, int rows) {
+    Leg *last = &route->leg[route->n - 1];
+    if (route->n && last->gpu + last->rows == gpu && last->home + last->rows == home)
+        last->rows += rows;
+    else
+        route->leg[route->n++] = (Leg){gpu, home, rows};
+}
+
 /* Lists the pages of one tier that attention needs on another tier, in page order. Their places in
- * staging follow each other from `base` on; writes these into Tables.staged. */
+ * staging follow each other from `base` on; writes these into Tables.staged, and makes the route of
+ * those that hold past tokens. */
 static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
     int32_t *table = cpu_address(f, b->cpu.staged);
-    Staged *list = b->staged[tier];
-    int n = 0;
+    int n = 0, page_tokens = f->plan->policy.page_tokens;
     for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
         const Sequence *q = b->seq[r];
         int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
         for (int e = 0; q->kv == tier && e < q->npages; e++)
-            list[n++] = (Staged){.page = q->pages[e],
-                                 .together = e * f->plan->policy.page_tokens < past ? 1 : 0,
-                                 .entry = &table[e]};
+            f->staged[n++] = (Staged){q->pages[e], e * page_tokens < past, &table[e]};
     }
-    qsort(list, n, sizeof *list, by_page);
-    for (int i = n - 1; i >= 0; i--) { /* from the end, so that the neighbour's count is known */
-        *list[i].entry = base + i;
-        if (list[i].together && i + 1 < n && list[i + 1].page == list[i].page + 1)
-            list[i].together += list[i + 1].together;
+    qsort(f->staged, n, sizeof *f->staged, by_page);
+    for (int i = 0; i < n; i++) {
+        const Staged *s = &f->staged[i];
+        *s->entry = base + i;
+        if (s->past)
+            add_leg(&b->past[tier], i * page_tokens, s->page * page_tokens, page_tokens);
     }
     b->nstaged[tier] = n;
-}
-
-int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from) {
-    const Staged *list = b->staged[from.tier];
-    for (int i = 0; i < b->nstaged[from.tier]; i += imax(1, list[i].together)) {
-        int rows = list[i].together * page_tokens;
-        if (rows)
-            n = add_move(moves, n, tensor_rows(to, i * page_tokens, rows),
-                         tensor_rows(from, list[i].page * page_tokens, rows));
-    }
-    return n;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -364,11 +362,14 @@ static void leave_entrance(Flight *f) {
 // -------------------------------------------------------------------------------------------------
 
 /* Counts the rows of the new tokens, by the tier of their activations, and the sequences by the
- * tier of their KV. */
+ * tier of their KV. Makes the routes of the hidden state: the head needs the last rows of each
+ * sequence. */
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->head_rows = 0;
-    for (int t = 0; t < NTIERS; t++)
+    for (int t = 0; t < NTIERS; t++) {
         b->kv_seqs[t] = b->act_rows[t] = b->act_head_rows[t] = 0;
+        b->x[t].n = b->x_for_head[t].n = 0;
+    }
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         int rows = batch_rows(b, q);
@@ -376,7 +377,10 @@ static void count_rows(Flight *f, Batch *b) {
         b->rows += rows;
         b->head_rows += q->head_rows;
         b->kv_seqs[q->kv]++;
+        add_leg(&b->x[q->act], b->act_rows[q->act], b->act_rows[q->act], rows);
         b->act_rows[q->act] += rows;
+        add_leg(&b->x_for_head[q->act], b->act_head_rows[q->act],
+                b->act_rows[q->act] - q->head_rows, q->head_rows);
         b->act_head_rows[q->act] += q->head_rows;
     }
 }
@@ -463,7 +467,8 @@ static void fill_tables(Flight *f, Batch *b) {
         memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);
-    b->nstaged[TIER_CPU] = b->nstaged[TIER_DISK] = 0;
+    for (int t = 0; t < NTIERS; t++)
+        b->nstaged[t] = b->past[t].n = 0;
     if (b->prefill) /* it attends to what it has just computed, and needs no pages */
         return;
     if (!f->plan->policy.delegated)
@@ -614,9 +619,13 @@ void flight_open(Flight *f) {
         b->plan_place = f->number * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
-        for (int t = TIER_CPU; t <= TIER_DISK; t++)
-            b->staged[t] = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Staged));
+        for (int t = 0; t < NTIERS; t++) {
+            b->past[t].leg = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof(Leg));
+            b->x[t].leg = xcalloc(p->max_seqs, sizeof(Leg));
+            b->x_for_head[t].leg = xcalloc(p->max_seqs, sizeof(Leg));
+        }
     }
+    f->staged = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof *f->staged);
     f->came = xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++)
         pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
@@ -630,8 +639,11 @@ void flight_close(Flight *f) {
     for (int k = 0; k < f->batches; k++) {
         free(f->batch[k].seq);
         free(f->batch[k].joining);
-        for (int t = 0; t < NTIERS; t++)
-            free(f->batch[k].staged[t]);
+        for (int t = 0; t < NTIERS; t++) {
+            free(f->batch[k].past[t].leg);
+            free(f->batch[k].x[t].leg);
+            free(f->batch[k].x_for_head[t].leg);
+        }
     }
     for (int t = 0; t < NTIERS; t++)
         pool_close(&f->pool[t]);
@@ -640,5 +652,6 @@ void flight_close(Flight *f) {
     free(f->in_sweep);
     free(f->seqs);
     free(f->entered);
+    free(f->staged);
     free(f->came);
 }

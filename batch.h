@@ -70,16 +70,22 @@ typedef struct {
         target;  /* in a scored task: the token after it */
 } Tables;
 
-/* A page that passes through staging in this sweep. Its place there is its rank in the list.
- * Neighbours in the pool that hold tokens of earlier sweeps move together. Of the pages 4 5 6 8 9,
- * where 9 is new and still empty, one move brings 4 5 6 and one brings 8:
- *
- *   page       4  5  6  8  9
- *   together   3  2  1  1  0 */
+/* The way of a batch's rows between their home on one tier and the GPU, the same in every layer:
+ * rows that lie together on both sides are one leg. Rows are counted from the first that the tier
+ * has of the batch, and those of pages from the tier's first page. Of the pages 4 5 6 8, which
+ * pass through staging as its pages 0 to 3, three are one leg and one is another. */
+typedef struct {
+    int gpu, home, rows; /* the first row on the GPU, the first at home; how many they are */
+} Leg;
+typedef struct {
+    Leg *leg;
+    int n;
+} Route;
+
+/* A page that passes through staging in this sweep. Its place there is its rank in the list. */
 typedef struct {
     int page;
-    int together;   /* how many pages, from this one on, one move can bring; 0: it holds no past
-                       tokens, and does not move */
+    bool past;      /* it holds tokens of earlier sweeps; others need not move */
     int32_t *entry; /* its entry in Tables.staged, which receives its place */
 } Staged;
 
@@ -111,8 +117,10 @@ typedef struct {
     int kv_seqs[NTIERS];       /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];      /* rows whose activations rest on each tier */
     int act_head_rows[NTIERS]; /* those of them that the head needs */
-    Staged *staged[NTIERS];    /* [nstaged] the CPU's and the disk's pages, in page order */
-    int nstaged[NTIERS];
+    int nstaged[NTIERS];       /* pages of CPU and disk that pass through staging */
+    Route past[NTIERS],        /* to staging: those of them that hold past tokens */
+        x[NTIERS],             /* to and from x */
+        x_for_head[NTIERS]; /* the same of the rows that the head needs: in its x they are packed */
     Tables cpu, gpu;
 } Batch;
 
@@ -138,7 +146,8 @@ typedef struct {
     int nseqs;
     PagePool pool[NTIERS];
     Admission admission;
-    int *entered; /* scratch: seats that admission has filled */
+    int *entered;   /* scratch: seats that admission has filled */
+    Staged *staged; /* scratch: the pages of a batch and tier that pass through staging */
 
     /* the sweep that is being posted */
     int i, K;
@@ -198,8 +207,4 @@ static inline const Tables *batch_tables(const Batch *b, Tier tier) {
 }
 /* Returns layer j of a tier's page pool, with these tables. */
 PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
-/* Appends to moves[0..n) the moves of the batch's staged pages of a tier. `from` is K or V of the
- * tier's pages, `to` the first of them in staging, where they lie in the order of Batch.staged.
- * Pages that hold no past tokens yet do not move. Returns how many moves there are. */
-int batch_moves(Move *moves, int n, const Batch *b, int page_tokens, Tensor to, Tensor from);
 #endif

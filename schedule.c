@@ -99,7 +99,8 @@ typedef struct {
     LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
     bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
     Square square;       /* the one whose ops are posted now */
-    Move *moves;         /* scratch: the moves of a copy, followed by those of its second hop */
+    Move *near, *far;    /* scratch: the moves of the copies that `carry` posts */
+    int nnear, nfar;
 } Run;
 
 // -------------------------------------------------------------------------------------------------
@@ -297,6 +298,64 @@ static PageTable home_pages(const Run *run, Tier tier) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Between home and GPU
+// -------------------------------------------------------------------------------------------------
+
+// clang-format off
+/* What rests on the CPU is one hop away from the GPU, and what rests on disk is two, because it stops on
+ * the CPU in between:
+ *
+ *                           far hop                       near hop
+ *
+ *   a load    from disk     disk -> CPU, on X_READ        CPU -> GPU, on X_LOAD
+ *             from the CPU                                CPU -> GPU
+ *   a store   to disk       CPU -> disk, on D_WRITE       GPU -> CPU, on STORE
+ *             to the CPU                                  GPU -> CPU
+ *
+ * The far hops are one op, and so are the near ones, so that the disk can read the next part while the link
+ * carries this one. The same serves rows that move within the GPU, on a lane that has no disk's lane. */
+// clang-format on
+
+/* Adds data to run->near and run->far: its place on the GPU, its stop on the CPU, its home. Where
+ * the CPU attends, pages go no farther than to their stop. */
+static void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store) {
+    Tensor below = home;
+    if (home.tier == TIER_DISK) {
+        below = stop;
+        run->nfar = store ? add_move(run->far, run->nfar, home, stop)
+                          : add_move(run->far, run->nfar, stop, home);
+    }
+    if (gpu.tier == TIER_GPU)
+        run->nnear = store ? add_move(run->near, run->nnear, below, gpu)
+                           : add_move(run->near, run->nnear, gpu, below);
+}
+
+/* Adds the rows of a route. In x all rows lie as they do at home, whatever is stored of them. */
+static void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home,
+                      bool store) {
+    for (const Leg *leg = route->leg; leg < route->leg + route->n; leg++) {
+        int row = store ? leg->home : leg->gpu;
+        add_way(run, tensor_rows(gpu, row, leg->rows), tensor_rows(stop, row, leg->rows),
+                tensor_rows(home, leg->home, leg->rows), store);
+    }
+}
+
+/* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
+static void carry(Run *run, Call call) {
+    static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    Op near = op_copy(call, run->near, run->nnear);
+    call.lane = disk_lane[call.lane];
+    Op far = op_copy(call, run->far, run->nfar);
+    if (run->nfar && near.lane != STORE)
+        post(run->to, far);
+    if (run->nnear)
+        post(run->to, near);
+    if (run->nfar && near.lane == STORE)
+        post(run->to, far);
+    run->nnear = run->nfar = 0;
+}
+
+// -------------------------------------------------------------------------------------------------
 // load_weight
 // -------------------------------------------------------------------------------------------------
 
@@ -317,10 +376,11 @@ static PageTable home_pages(const Run *run, Tier tier) {
 /* Returns where part k of K equal parts begins, at a whole cache line. */
 static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
 
-/* Appends to run->moves[0..n) the moves that bring bytes first .. end-1 of layer j's slab into the
- * slot of run->next. Returns how many moves there are. */
-static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
+/* Adds the ways of bytes first .. end-1 of layer j's slab to the slot of run->next; k is the part
+ * of the layer that they belong to. */
+static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
     const Plan *p = run->plan;
+    RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
     for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
         const WeightPlace *place =
             is_head(run, j) ? &p->global[p->head] : &p->weight[j][p->slab_order[j][i]];
@@ -336,15 +396,13 @@ static int slab_moves(Run *run, int j, Bytes first, Bytes end, int n) {
         src.rows = 1;
         src.cols = (int)((to - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
-        Tensor dst =
-            plan_bytes(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_GPU, from, F16, src.cols);
-        n = add_move(run->moves, n, dst, src);
+        Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
+        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), tensor_cells(stop, k, 1),
+                src, false);
     }
-    return n;
 }
 
-/* Loads part k of K of layer j into the slot of run->next. `carry` is in the last chapter of
- * depend.c, with a picture. */
+/* Loads part k of K of layer j into the slot of run->next. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
     Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
@@ -352,19 +410,16 @@ static void load_part(Run *run, int j, int k, int K) {
         return;
     if (!k)
         run->next = (LayerSlot){.slot = (int)(run->streamed++ % 2)};
-    RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
-    Tensor via = plan_view(p, slot, TIER_CPU, 0, 0, 1);
+    Tensor on_cpu = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
      * other borders, so each new part comes after all of its parts. */
     if (!k && disk)
-        depend_fold(run->to->depend, &via);
-    int n = slab_moves(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), 0);
-    n = slab_moves(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), n);
-    Stopover stop = {.here = plan_bytes(p, slot, TIER_GPU, cpu, F16, 0), /* the disk's share */
-                     .via = tensor_cells(via, k, 1)};
+        depend_fold(run->to->depend, &on_cpu);
+    add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
+    add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
     go_to(run, j, k);
     run->square.call.i += run->next_is_layer0;
-    carry(run->to, call_on(run, W_LOAD, WEIGHT), run->moves, n, &stop, 1);
+    carry(run, call_on(run, W_LOAD, WEIGHT));
 }
 
 /* Returns true if some flight will sweep at least once more. */
@@ -397,12 +452,6 @@ static bool rests_before(const Run *run, int j) {
     return j > 0 && j < run->l + is_last(&run->plan->config);
 }
 
-/* Returns how many rows of a sequence a layer needs: all of this sweep's, or for the head the last
- * ones. DIFFERS: the paper's head computes the logits of all rows. */
-static int rows_for(const Run *run, const Batch *b, const Sequence *q, int j) {
-    return is_head(run, j) ? q->head_rows : batch_rows(b, q);
-}
-
 // clang-format off
 /* Moves the rows of the hidden state that rest on one tier: after layer j from x, where it was computed, to
  * their home (store), or before layer j from their home to x. The head needs only the last rows of each
@@ -419,31 +468,19 @@ static void move_activation(Run *run, Tier tier, bool store) {
         {FINISH, STORE, STORE},    /* of a store */
     };
     const Batch *b = run->square.batch;
-    int j = run->square.call.j;
+    int j = run->square.call.j, first = 0; /* row of x where the tier's rows begin */
     if (!b->act_rows[tier] || x_rests_on_gpu(b))
         return;
-    Tensor home = batch_activations(run->flight, b, tier), x = run->square.x;
-    /* The layer that needs the rows: a store before the head leaves out what the head does not
-     * need. All rows at home on the GPU move, because compute_head chooses among them. */
-    int reader = j + (store && tier != TIER_GPU);
-    Stopover stop = {.via = square_slot(run, store ? ACT_WRITING : ACT_READING, TIER_CPU,
-                                        b->act_rows[TIER_DISK])};
-    int home_end = 0, x_end = 0, n = 0; /* rows up to the end of this sequence; moves */
-    for (int r = 0; r < b->nseq; r++) {
-        const Sequence *q = b->seq[r];
-        /* rows: those of the sequence in x now; moved: those that travel, its last ones */
-        int rows = rows_for(run, b, q, j), moved = rows_for(run, b, q, reader);
-        x_end += rows;
-        if (q->act != tier)
-            continue;
-        if (!home_end) /* the tier's first sequence */
-            stop.here = tensor_rows(x, x_end - rows, 0);
-        home_end += batch_rows(b, q);
-        Tensor at_home = tensor_rows(home, home_end - moved, moved);
-        Tensor in_x = tensor_rows(x, x_end - moved, moved);
-        n = add_move(run->moves, n, store ? at_home : in_x, store ? in_x : at_home);
-    }
-    carry(run->to, call_on(run, lane[store][tier], ACTIVATION), run->moves, n, &stop, 1);
+    for (int t = 0; t < (int)tier; t++)
+        first += is_head(run, j) ? b->act_head_rows[t] : b->act_rows[t];
+    /* A store before the head leaves out what the head does not need, but for the rows at home on
+     * the GPU: compute_head chooses among them. */
+    bool for_head = tier != TIER_GPU && is_head(run, j + store);
+    add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier],
+              tensor_rows(run->square.x, first, b->act_rows[tier]),
+              square_slot(run, store ? ACT_WRITING : ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]),
+              batch_activations(run->flight, b, tier), store);
+    carry(run, call_on(run, lane[store][tier], ACTIVATION));
 }
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
@@ -517,21 +554,14 @@ static void store_cache(Run *run, int j, int k) {
 static void bring_cache(Run *run) {
     const Batch *b = run->square.batch;
     PageTable to = run->square.staged;
-    PageTable via = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
+    PageTable stop = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        if (!b->nstaged[t])
-            continue;
         PageTable home = home_pages(run, (Tier)t);
-        /* of K, of V: where these pages begin in staging, and their way there */
-        Stopover stops[] = {{tensor_rows(to.k, row, 0), via.k}, {tensor_rows(to.v, row, 0), via.v}};
-        int n = batch_moves(run->moves, 0, b, to.page_tokens, stops[0].here, home.k);
+        add_route(run, &b->past[t], tensor_rows(to.k, row, 0), stop.k, home.k, false);
         if (!is_sparse(&run->plan->policy))
-            n = batch_moves(run->moves, n, b, to.page_tokens, stops[1].here, home.v);
-        if (to.k.tier == TIER_CPU)
-            post(run->to, op_copy(call_on(run, C_READ, CACHE), run->moves, n));
-        else
-            carry(run->to, call_on(run, C_LOAD, CACHE), run->moves, n, stops, 2);
+            add_route(run, &b->past[t], tensor_rows(to.v, row, 0), stop.v, home.v, false);
+        carry(run, call_on(run, C_LOAD, CACHE));
         row += b->nstaged[t] * to.page_tokens;
     }
 }
@@ -888,15 +918,16 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
                  .depend = depend_open(plan->ncells),
                  .overlap = plan->policy.overlap,
                  .err = err};
-    /* The most moves of a copy: K and V of all pages of a batch, the rows of its sequences, or the
-     * tensors of a layer. carry takes room for as many again. */
+    /* the most moves of a copy: K and V of all pages of a batch, the rows of its sequences, or the
+     * tensors of a layer */
     size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
     Run run = {.plan = plan,
                .to = &to,
                .flights = xcalloc(flights, sizeof *run.flights),
                .shared = {.sweep_end = device->now(device)},
                .l = plan->config.l,
-               .moves = xcalloc(2 * moves, sizeof *run.moves)};
+               .near = xcalloc(moves, sizeof *run.near),
+               .far = xcalloc(moves, sizeof *run.far)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
     for (int g = 0; g < flights; g++) {
@@ -917,7 +948,8 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     for (int g = 0; g < flights; g++)
         flight_close(&run.flights[g]);
     depend_close(to.depend);
-    free(run.moves);
+    free(run.near);
+    free(run.far);
     free(run.flights);
     return to.failed ? -1 : 0;
 }

@@ -1,4 +1,4 @@
-/* depend.c: posting ops in an order that follows from use, and copies between tiers (section 4.2).
+/* depend.c: posting ops in an order that follows from use (section 4.2).
  *
  * Figure 4 posts its calls one after the other, and this would be a correct order of executing
  * them. What may overlap follows from which op uses which data: an op must come after the last
@@ -20,9 +20,6 @@
  * The posting thread is a user like any other: before it reads a batch's tokens or fills its index
  * tables it calls post_wait.
  *
- * The last chapter has the copies. Data that rests on disk comes to the GPU by way of the CPU, and
- * goes back the same way: two ops on two lanes, so that the disk can read the next part while the
- * link carries this one.
  * Read next: quant.c. */
 #include <limits.h>
 
@@ -227,7 +224,7 @@ bool post_drain(Poster *to) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Copies between tiers
+// The moves of a copy
 // -------------------------------------------------------------------------------------------------
 
 /* Returns true if a dense view begins where another ends, its users are the same, and both together
@@ -255,57 +252,4 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     last->src.cols += move.src.cols;
     last->src.ld += move.src.ld;
     return n;
-}
-
-/* Returns the place on the CPU where a move between this view on the GPU and the disk stops. */
-static Tensor stop_on_cpu(Tensor gpu, const Stopover *stops, int nstops) {
-    const Stopover *stop = stops + nstops - 1;
-    while (stop > stops && stop->here.offset > gpu.offset)
-        stop--;
-    Tensor t = tensor_moved(stop->via, gpu.offset - stop->here.offset);
-    t.type = gpu.type;
-    t.rows = gpu.rows;
-    t.cols = gpu.cols;
-    t.ld = gpu.ld;
-    return t;
-}
-
-// clang-format off
-/* A move between disk and GPU becomes two, one far from the GPU and one near it:
- *
- *             a move                its far hop                 its near hop
- *
- *   a load    disk -> GPU           disk -> CPU on X_READ       CPU -> GPU on X_LOAD, the caller's lane
- *             CPU  -> GPU                                       CPU -> GPU
- *   a store   GPU  -> disk          CPU -> disk on D_WRITE      GPU -> CPU on STORE, the caller's lane
- *             GPU  -> CPU                                       GPU -> CPU
- *
- * The far hops are one op, and so are the near ones: the far op is posted first in a load, and last in a
- * store. Lanes without a disk's lane only have moves within the GPU. */
-// clang-format on
-void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops) {
-    static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
-    bool has_disk_lane = call.lane == W_LOAD || call.lane == C_LOAD || call.lane == STORE;
-    Call far_call = call;
-    Move *far = moves + n; /* the near ones overwrite moves[] */
-    int nfar = 0, nnear = 0;
-    far_call.lane = disk_lane[call.lane];
-    for (int i = 0; i < n; i++) {
-        Move near = moves[i];
-        if (near.src.tier == TIER_DISK) {
-            near.src = stop_on_cpu(near.dst, stops, nstops);
-            far[nfar++] = (Move){near.src, moves[i].src};
-        } else if (near.dst.tier == TIER_DISK) {
-            near.dst = stop_on_cpu(near.src, stops, nstops);
-            far[nfar++] = (Move){moves[i].dst, near.dst};
-        }
-        nnear = add_move(moves, nnear, near.dst, near.src);
-    }
-    CHECK(!nfar || has_disk_lane);
-    if (nfar && call.lane != STORE)
-        post(to, op_copy(far_call, far, nfar));
-    if (nnear)
-        post(to, op_copy(call, moves, nnear));
-    if (nfar && call.lane == STORE)
-        post(to, op_copy(far_call, far, nfar));
 }

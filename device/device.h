@@ -301,18 +301,6 @@ bool post_drain(Poster *to);
  * ends, on both sides, it becomes part of that move. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
-/* A place on the CPU where moves between GPU and disk stop: byte b after the beginning of `here` on
- * the GPU goes by way of byte b after the beginning of `via` on the CPU. */
-typedef struct {
-    Tensor here, via;
-} Stopover;
-/* Posts moves[0..n), each within the GPU or between the GPU and a tier below it, on call.lane.
- * Moves within the GPU and to or from the CPU take one hop. Moves to or from disk take a second
- * hop, on the disk's lane that belongs to call.lane, and stop on the CPU in between. `here` ascends
- * in stops; each move uses the last stop whose `here` does not begin after it. moves has room for 2
- * n, and is changed. */
-void carry(Poster *to, Call call, Move *moves, int n, const Stopover *stops, int nstops);
-
 // -------------------------------------------------------------------------------------------------
 // tiers.c: before a run
 // -------------------------------------------------------------------------------------------------
