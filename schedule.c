@@ -252,6 +252,11 @@ static bool find_square(Run *run, int j, int k) {
     return true;
 }
 
+/* Returns the pages of the square that rest on a tier. */
+static PageTable home_pages(const Run *run, Tier tier) {
+    return batch_pages(run->flight, run->square.batch, tier, run->square.call.j);
+}
+
 /* Goes on to the square's next piece, which takes this turn of the workspaces. Returns false if
  * there is none. */
 static bool find_piece(Run *run, long turn) {
@@ -290,11 +295,6 @@ static Call call_on(const Run *run, Lane lane, Kind kind) {
 static void copy(Run *run, Call call, Tensor dst, Tensor src) {
     Move move = {dst, src};
     post(run->to, op_copy(call, &move, 1));
-}
-
-/* Returns the pages of the square that rest on a tier. */
-static PageTable home_pages(const Run *run, Tier tier) {
-    return batch_pages(run->flight, run->square.batch, tier, run->square.call.j);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -495,29 +495,18 @@ static void store_activation(Run *run, int j, int k) {
 // store_cache
 // -------------------------------------------------------------------------------------------------
 
-// clang-format off
-/* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to the pages of a table.
- * Pages that have come into staging get the new tokens twice: in the copies, where attention must see them,
- * and at home. Who appends to the home of a page, and on which lane:
- *
- *   home   prefill                     decoding, the GPU attends    decoding, the CPU attends
- *   GPU    project        PROJECT      project        PROJECT       project         PROJECT
- *   CPU    store_piece    ATTEND       store_piece    ATTEND        attend_on_cpu   ATTEND
- *   disk   store_piece    D_WRITE      store_piece    D_WRITE       store_piece     D_WRITE
- *
- * and to the copies in staging, which only decoding has: attend (FINISH) or attend_on_cpu (ATTEND). */
-// clang-format on
-static void append(Run *run, Lane lane, PageTable table, Tensor kv, int first) {
-    const Tables *t = batch_tables(run->square.batch, table.k.tier);
+/* Posts an op that appends kv, the new k and v of the batch's rows from `first` on, to pages. */
+static void append(Run *run, Lane lane, PageTable pages, Tensor kv, int first) {
+    const Tables *t = batch_tables(run->square.batch, pages.k.tier);
     Op op =
-        op_append(call_on(run, lane, CACHE), &table, kv, tensor_cols(t->row_seq, first, kv.rows),
+        op_append(call_on(run, lane, CACHE), &pages, kv, tensor_cols(t->row_seq, first, kv.rows),
                   tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
     post(run->to, op);
 }
 
 /* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
- * attends, all of them have come down with the queries, and attend_on_cpu has appended those of the
+ * attends, all of them have come down with the queries, and attend_to has appended those of the
  * CPU's pages. */
 static void store_piece(Run *run) {
     const Square *s = &run->square;
@@ -669,63 +658,76 @@ static PageTable table_rows(PageTable table, int first, int n) {
     return table;
 }
 
-/* Posts the attention of one new token per sequence, for the sequences from `first` on, on the
- * processor that has the pages of the table; on the GPU this is a part of lane FINISH. Sparse
- * attention (section 5) reads all of K, then V of the chosen tokens, which it first fetches if the
- * pages rest on disk. */
-static void attend_rows(Run *run, PageTable table, int first, Tensor o, Tensor q) {
+/* Posts sparse attention (section 5): it reads all of K, then V of the chosen tokens, which it
+ * first fetches if the pages rest on disk. */
+static void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, Tensor q) {
     const Plan *p = run->plan;
     double sparsity = p->policy.sparsity;
-    Tier side = table.k.tier;
-    Call call = call_on(run, side == TIER_CPU ? ATTEND : FINISH, CACHE);
-    table = table_rows(table, first, q.rows);
-    if (!is_sparse(&p->policy)) {
-        post(run->to, op_attend(call, o, q, &table));
-        return;
-    }
-    Tensor tokens = plan_view(p, CHOSEN, side, 0, 0, q.rows);
-    Tensor probs = plan_view(p, CHOSEN_PROBS, side, 0, 0, q.rows);
-    post(run->to, op_select(call, tokens, probs, q, &table, sparsity));
+    Tensor tokens = plan_view(p, CHOSEN, o.tier, 0, 0, q.rows);
+    Tensor probs = plan_view(p, CHOSEN_PROBS, o.tier, 0, 0, q.rows);
+    post(run->to, op_select(call, tokens, probs, q, &pages, sparsity));
     if (run->square.batch->seq[first]->kv == TIER_DISK) {
         PageTable home = table_rows(home_pages(run, TIER_DISK), first, q.rows);
-        post(run->to, op_fetch(call_on(run, C_READ, CACHE), &table, &home, tokens, sparsity));
+        post(run->to, op_fetch(call_on(run, C_READ, CACHE), &pages, &home, tokens, sparsity));
     }
-    post(run->to, op_weigh(call, o, tokens, probs, &table, sparsity));
+    post(run->to, op_weigh(call, o, tokens, probs, &pages, sparsity));
+}
+
+/* Posts the attention of one new token of each sequence from `first` on, which attend alike, to
+ * their pages. These need the tokens' k and v first: kv has no rows if project has appended them.
+ */
+static void attend_to(Run *run, PageTable pages, int first, Tensor o, Tensor q, Tensor kv) {
+    Lane lane = o.tier == TIER_CPU ? ATTEND : FINISH;
+    Call call = call_on(run, lane, CACHE);
+    if (kv.rows)
+        append(run, lane, pages, kv, first);
+    pages = table_rows(pages, first, q.rows);
+    if (is_sparse(&run->plan->policy))
+        attend_sparsely(run, call, pages, first, o, q);
+    else
+        post(run->to, op_attend(call, o, q, &pages));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
  * attends where the pages are, or are staged from disk, and the results come up. */
 static void attend_on_cpu(Run *run) {
     const Square *s = &run->square;
+    int cpu = s->piece.kv_rows[TIER_CPU], disk = s->piece.kv_rows[TIER_DISK];
     Tensor query = piece_slot(run, QUERY, TIER_CPU, s->off_gpu);
     Tensor result = piece_slot(run, ATTENDED, TIER_CPU, s->off_gpu);
     Move down[] = {{query, tensor_rows(s->q, s->on_gpu, s->off_gpu)},
                    {s->kv_on_cpu, s->kv_to_leave}};
     post(run->to, op_copy(call_on(run, A_DOWN, CACHE), down, 2));
-    int row = 0;
-    for (int t = TIER_CPU; t <= TIER_DISK; t++) {
-        int n = s->piece.kv_rows[t];
-        if (!n)
-            continue;
-        PageTable table = t == TIER_DISK ? s->staged : home_pages(run, TIER_CPU);
-        append(run, ATTEND, table, tensor_rows(s->kv_on_cpu, row, n), s->on_gpu + row);
-        attend_rows(run, table, s->on_gpu + row, tensor_rows(result, row, n),
-                    tensor_rows(query, row, n));
-        row += n;
-    }
+    if (cpu)
+        attend_to(run, home_pages(run, TIER_CPU), s->on_gpu, tensor_rows(result, 0, cpu),
+                  tensor_rows(query, 0, cpu), tensor_rows(s->kv_on_cpu, 0, cpu));
+    if (disk)
+        attend_to(run, s->staged, s->on_gpu + cpu, tensor_rows(result, cpu, disk),
+                  tensor_rows(query, cpu, disk), tensor_rows(s->kv_on_cpu, cpu, disk));
     copy(run, call_on(run, A_UP, CACHE), s->attended_off_gpu, result);
 }
 
-/* Posts the attention of the piece. In prefill it attends to the k and v that have just been
- * computed; otherwise to the pages on the GPU, and to the other pages in staging or on the CPU. */
+// clang-format off
+/* Posts the attention of the piece. In prefill it attends to the k and v that have just been computed. In
+ * decoding, sequences attend alike by the home of their pages. Pages in staging get the new tokens twice:
+ * there, where attention must see them, and at home.
+ *
+ *   home    the CPU attends    attends to pages      on        appends at home on
+ *
+ *   GPU     yes or no          at home, the GPU's    FINISH    PROJECT (project)
+ *   CPU     no                 staged on the GPU     FINISH    ATTEND  (store_piece)
+ *   disk    no                 staged on the GPU     FINISH    D_WRITE (store_piece)
+ *   CPU     yes                at home, the CPU's    ATTEND    ATTEND  (attend_to)
+ *   disk    yes                staged on the CPU     ATTEND    D_WRITE (store_piece)
+ */
+// clang-format on
 static void attend(Run *run) {
     const Square *s = &run->square;
-    const Batch *b = s->batch;
     bool delegated = s->call.delegated;
-    if (b->prefill) {
+    if (s->batch->prefill) {
         /* each earlier piece has one entry more than sequences: its end */
         Tensor start =
-            tensor_cols(b->gpu.start, s->piece.first + s->piece.number, s->piece.nseq + 1);
+            tensor_cols(s->batch->gpu.start, s->piece.first + s->piece.number, s->piece.nseq + 1);
         post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,
                                         start, run->plan->config.nh));
         return;
@@ -733,14 +735,12 @@ static void attend(Run *run) {
     if (s->off_gpu && delegated)
         attend_on_cpu(run);
     if (s->on_gpu)
-        attend_rows(run, home_pages(run, TIER_GPU), 0,
-                    tensor_cells(tensor_rows(s->attended, 0, s->on_gpu), 0, 1),
-                    tensor_rows(s->q, 0, s->on_gpu));
-    if (s->off_gpu && !delegated) {
-        append(run, FINISH, s->staged, s->kv_to_leave, s->on_gpu);
-        attend_rows(run, s->staged, s->on_gpu, s->attended_off_gpu,
-                    tensor_rows(s->q, s->on_gpu, s->off_gpu));
-    }
+        attend_to(run, home_pages(run, TIER_GPU), 0,
+                  tensor_cells(tensor_rows(s->attended, 0, s->on_gpu), 0, 1),
+                  tensor_rows(s->q, 0, s->on_gpu), (Tensor){0});
+    if (s->off_gpu && !delegated)
+        attend_to(run, s->staged, s->on_gpu, s->attended_off_gpu,
+                  tensor_rows(s->q, s->on_gpu, s->off_gpu), s->kv_to_leave);
 }
 
 /* Computes the half of the layer after attention for the piece. */
