@@ -27,7 +27,7 @@ FLOORS = [  # from the ground up
     ["io/*"],
     ["admission.c", "plan.*", "walk.c"],
     ["device/*", "flexgen.cu"],
-    ["opt_model.c", "batch.*", "schedule.c", "policy.*"],
+    ["opt_model.c", "batch.*", "schedule.*", "square.c", "weights.c", "policy.*", "branches/*"],
     ["cost/*"],
     ["app/*"],
     ["flexgen.c"],

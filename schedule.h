@@ -1,0 +1,157 @@
+/* schedule.h: one run of the schedule, and the square whose ops are posted now.
+ * Read next: schedule.c. */
+#ifndef SCHEDULE_H
+#define SCHEDULE_H
+#include "batch.h"
+
+// clang-format off
+/* The six views of one square (i, j, k). The brackets say which slot of its region each view takes.
+ *
+ *              rests on CPU or disk                       is on the GPU while the square computes
+ *
+ *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1, in turn
+ *                                                              |    UNPACKED_WEIGHTS if the batch
+ *                                                              |    needs F16
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod batch_slots]
+ *              of Batch.plan_place                             |    or stays in its ACTIVATIONS if
+ *                                                              |    all of it rests on the GPU
+ *                                                         - project -
+ *                                                              |
+ *   q, k, v                                               QKV               [Batch.turn mod piece_slots]
+ *                                                              |
+ *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
+ *              the pages of layer j                            |    passes NEW_KV on the CPU
+ *                                                              |
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2];
+ *                                                              |    pages at home on the GPU are
+ *                                                              |    used in place, and project
+ *                                                              |    appends the new k, v to them
+ *                                                         - attend -        on the GPU, or on the CPU
+ *                                                              |    where the pages are: QUERY goes
+ *                                                              |    down and ATTENDED comes up
+ *   o                                                     ATTENDED          [Batch.turn mod piece_slots]
+ *                                                              |
+ *                                                         - finish -
+ *                                                              |
+ *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square
+ *
+ * For the head load_activation brings x to HEAD_ROWS, and nothing is stored.
+ *
+ * Square.number counts squares: a slot that rotates by it is in use while the neighbours of its square use
+ * the next ones. Batch.turn counts pieces: a slot that rotates by it is used by one piece at a time. Rows of
+ * ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages are their sequence's own. A
+ * slot has one or more cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in
+ * plan.c). */
+// clang-format on
+
+/* The staging slot of a layer that loads or computes. */
+typedef struct {
+    int slot;      /* has the layer's tensors that do not rest on the GPU */
+    bool unpacked; /* the layer's packed matrices have been unpacked to F16 */
+} LayerSlot;
+
+/* A square of the sweep, with the views that the calls of Figure 4 share. */
+typedef struct {
+    Batch *batch;
+    Call call;        /* the place of its ops, but for lane and kind */
+    long number;      /* in the run; HIDDEN and KV_STAGING rotate by it */
+    Tensor x;         /* the hidden state while it is computed */
+    PageTable staged, /* its pages in staging, on the tier of the processor that attends to them */
+        stop;         /* the places where pages from disk stop on their way to the GPU */
+
+    Piece piece;         /* the piece of it that is computed; the whole batch if it decodes */
+    int on_gpu, off_gpu; /* rows whose cache is on the GPU; the other rows, which come after them */
+    Tensor x_piece;      /* its rows of x */
+    Tensor qkv, q, kv;   /* (rows, 3 h1), of which q has the first h1 columns, kv the others */
+    Tensor kv_to_leave, kv_on_cpu; /* the off_gpu rows of kv as pages store them, on GPU and CPU */
+    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which have a
+                                          cell of their own, because other lanes write them */
+} Square;
+
+/* One run of the schedule. */
+typedef struct {
+    const Plan *plan;
+    Poster *to;
+    Flight *flights; /* [policy.flights] */
+    Flight *flight;  /* the one that sweeps */
+    Shared shared;
+    int l,         /* decoder layers, and so the number of the head */
+        i;         /* the number of this sweep, over all flights */
+    long base;     /* squares of the earlier sweeps */
+    long streamed, /* even: the next layer that streams takes the first slot; odd: the other */
+        streamed_before; /* the same when this sweep began */
+    long turn;           /* pieces so far */
+    LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
+    bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
+    Square square;       /* the one whose ops are posted now */
+    Move *near, *far;    /* scratch: the moves of the copies that `carry` posts */
+    int nnear, nfar;
+} Run;
+
+// -------------------------------------------------------------------------------------------------
+// square.c: the square that is current, and the ways of its data
+// -------------------------------------------------------------------------------------------------
+
+/* Goes to square (j, k), where k may also be -1, the last batch of layer j-1, or K, the first batch
+ * of layer j+1: run->square then has its views. Returns false outside the sweep, or if the batch
+ * has no members left; the views are then of no use. */
+bool at(Run *run, int j, int k);
+/* Goes on to the square's next piece, which takes this turn of the workspaces. Returns false if
+ * there is none. */
+bool next_piece(Run *run, long turn);
+/* Returns true if layer j is the head. */
+static inline bool is_head(const Run *run, int j) { return j == run->l; }
+/* Returns true if all rows of the batch's hidden state rest on the GPU. */
+static inline bool x_rests_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU] == b->rows; }
+/* Return rows of a workspace: squares take its slots in turn, or pieces do. */
+Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows);
+Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows);
+/* Returns the pages of the square that rest on a tier. */
+PageTable home_pages(const Run *run, Tier tier);
+/* Returns the part of a batch's page table for its sequences first .. first+n-1. */
+PageTable table_rows(PageTable table, int first, int n);
+/* Returns the Call for ops on the data of the square, on a lane. */
+Call call_on(const Run *run, Lane lane, Kind kind);
+/* Posts a copy of one view. */
+void post_copy(Run *run, Call call, Tensor dst, Tensor src);
+
+/* Adds data to those that `carry` will post: its place on the GPU, its stop on the CPU, its home.
+ * Where the CPU attends, pages go no farther than to their stop. */
+void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store);
+/* Adds the rows of a route. In x all rows lie as they do at home, whatever is stored of them. */
+void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store);
+/* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
+void carry(Run *run, Call call);
+
+// -------------------------------------------------------------------------------------------------
+// weights.c: the weights of a layer
+// -------------------------------------------------------------------------------------------------
+
+/* Loads layer 0, if the sweep before has not. */
+void begin_weights(Run *run);
+/* Passes on to the next layer: what has been loaded is now the layer that computes. */
+void turn_weights(Run *run);
+/* Undoes what layer 0 of a sweep has done that ends with it: layer 0 stays for the next sweep, and
+ * layer 1 will be loaded again when it is needed. */
+void keep_layer0(Run *run);
+/* Loads part k of the weights of layer j, the next layer (Figure 4). After the head comes layer 0
+ * of the next sweep, if there is one. */
+void load_weight(Run *run, int j, int k);
+/* Fills w with the tensors of the square's layer where they are while it computes, F16 or packed.
+ */
+void ready_weights(Run *run, Tensor w[NROLES]);
+
+// -------------------------------------------------------------------------------------------------
+// branches/: what the paper's loop does not need
+// -------------------------------------------------------------------------------------------------
+
+/* head.c: computes layer l of the square, the head: logits, the next tokens, scores. */
+void compute_head(Run *run);
+/* sparse.c: posts sparse attention (section 5) for the sequences of the batch from `first` on: as
+ * op_attend does, but only V of the chosen tokens is read. */
+void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, Tensor q);
+/* stages.c: receives the square's hidden state from the stage before, sends it to the next one
+ * (section 4.4). */
+void receive_hidden(Run *run);
+void send_hidden(Run *run);
+#endif

@@ -1,0 +1,167 @@
+/* square.c: the square that is current: where its data is, and the ways between home and GPU.
+ *
+ * Every rotation of workspaces is here: the calls of Figure 4 say only of which square they speak.
+ * Read next: weights.c. */
+#include "schedule.h"
+
+// -------------------------------------------------------------------------------------------------
+// The views of the square
+// -------------------------------------------------------------------------------------------------
+
+Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows) {
+    return plan_view(run->plan, id, tier, run->square.number, 0, rows);
+}
+
+Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows) {
+    return plan_view(run->plan, id, tier, run->square.batch->turn, 0, rows);
+}
+
+/* Returns places for pages in staging on a tier; there are two sets of them, which squares take in
+ * turn. */
+static PageTable staging(const Run *run, Tier tier, int npages) {
+    return plan_pages(run->plan, KV_STAGING, tier, 2 * run->square.number, npages);
+}
+
+/* Returns the hidden state of the square while it is computed: in place if all of it rests on the
+ * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
+ */
+static Tensor hidden(const Run *run) {
+    const Square *s = &run->square;
+    if (is_head(run, s->call.j))
+        return square_slot(run, HEAD_ROWS, TIER_GPU, s->batch->head_rows);
+    if (x_rests_on_gpu(s->batch))
+        return batch_activations(run->flight, s->batch, TIER_GPU);
+    return square_slot(run, HIDDEN, TIER_GPU, s->batch->rows);
+}
+
+/* Returns the staged pages of the square. */
+static PageTable staged_pages(const Run *run) {
+    const Square *s = &run->square;
+    Tier side = s->call.delegated ? TIER_CPU : TIER_GPU;
+    PageTable t = staging(run, side, s->batch->nstaged[TIER_CPU] + s->batch->nstaged[TIER_DISK]);
+    t.pages = batch_tables(s->batch, side)->staged;
+    t.len = batch_tables(s->batch, side)->len;
+    return t;
+}
+
+bool at(Run *run, int j, int k) {
+    const Flight *f = run->flight;
+    int K = f->K, over = k < 0 ? -1 : k >= K; /* 1: in the next layer; -1: in the one before */
+    j += over;
+    k -= over * K;
+    if (j < 0 || j > run->l)
+        return false;
+    Batch *b = f->in_sweep[k];
+    run->square = (Square){.batch = b,
+                           .call = {.prefill = b->prefill,
+                                    .prefill_sweep = f->prefill,
+                                    .delegated = run->plan->policy.delegated && !b->prefill,
+                                    .i = run->i,
+                                    .j = j,
+                                    .k = k,
+                                    .batch = b->admitted_as},
+                           .number = run->base + (long)j * K + k};
+    run->square.x = hidden(run);
+    run->square.staged = staged_pages(run);
+    run->square.stop = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
+    return b->nseq > 0;
+}
+
+PageTable home_pages(const Run *run, Tier tier) {
+    return batch_pages(run->flight, run->square.batch, tier, run->square.call.j);
+}
+
+bool next_piece(Run *run, long turn) {
+    const Plan *p = run->plan;
+    Square *s = &run->square;
+    if (!batch_piece(run->flight, s->batch, &s->piece))
+        return false;
+    s->batch->turn = turn;
+    int rows = s->piece.rows, h1 = p->config.h1;
+    s->on_gpu = s->piece.kv_rows[TIER_GPU];
+    s->off_gpu = rows - s->on_gpu;
+    s->x_piece = tensor_cells(tensor_rows(s->x, s->piece.row, rows), s->piece.number, 1);
+    s->qkv = piece_slot(run, QKV, TIER_GPU, rows);
+    s->q = tensor_cols(s->qkv, 0, h1);
+    s->kv = tensor_cols(s->qkv, h1, 2 * h1);
+    /* if pages are packed, PROJECT packs what leaves */
+    s->kv_to_leave = p->policy.cache_packed ? piece_slot(run, NEW_KV_PACKED, TIER_GPU, s->off_gpu)
+                                            : tensor_rows(s->kv, s->on_gpu, s->off_gpu);
+    s->kv_on_cpu = piece_slot(run, NEW_KV, TIER_CPU, s->off_gpu);
+    s->attended = piece_slot(run, ATTENDED, TIER_GPU, rows);
+    s->attended_off_gpu = tensor_cells(tensor_rows(s->attended, s->on_gpu, s->off_gpu), 1, 1);
+    return true;
+}
+
+Call call_on(const Run *run, Lane lane, Kind kind) {
+    Call call = run->square.call;
+    call.lane = lane;
+    call.kind = kind;
+    if (kind == WEIGHT)
+        call.prefill = call.prefill_sweep;
+    return call;
+}
+
+void post_copy(Run *run, Call call, Tensor dst, Tensor src) {
+    Move move = {dst, src};
+    post(run->to, op_copy(call, &move, 1));
+}
+
+PageTable table_rows(PageTable table, int first, int n) {
+    table.pages = tensor_rows(table.pages, first, n);
+    table.len = tensor_cols(table.len, first, n);
+    return table;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Between home and GPU
+// -------------------------------------------------------------------------------------------------
+
+// clang-format off
+/* What rests on the CPU is one hop away from the GPU, and what rests on disk is two, because it stops on
+ * the CPU in between:
+ *
+ *                           far hop                       near hop
+ *
+ *   a load    from disk     disk -> CPU, on X_READ        CPU -> GPU, on X_LOAD
+ *             from the CPU                                CPU -> GPU
+ *   a store   to disk       CPU -> disk, on D_WRITE       GPU -> CPU, on STORE
+ *             to the CPU                                  GPU -> CPU
+ *
+ * The far hops are one op, and so are the near ones, so that the disk can read the next part while the link
+ * carries this one. The same serves rows that move within the GPU, on a lane that has no disk's lane. */
+// clang-format on
+
+void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store) {
+    Tensor below = home;
+    if (home.tier == TIER_DISK) {
+        below = stop;
+        run->nfar = store ? add_move(run->far, run->nfar, home, stop)
+                          : add_move(run->far, run->nfar, stop, home);
+    }
+    if (gpu.tier == TIER_GPU)
+        run->nnear = store ? add_move(run->near, run->nnear, below, gpu)
+                           : add_move(run->near, run->nnear, gpu, below);
+}
+
+void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store) {
+    for (const Leg *leg = route->leg; leg < route->leg + route->n; leg++) {
+        int row = store ? leg->home : leg->gpu;
+        add_way(run, tensor_rows(gpu, row, leg->rows), tensor_rows(stop, row, leg->rows),
+                tensor_rows(home, leg->home, leg->rows), store);
+    }
+}
+
+void carry(Run *run, Call call) {
+    static const Lane disk_lane[NLANES] = {[W_LOAD] = W_READ, [C_LOAD] = C_READ, [STORE] = D_WRITE};
+    Op near = op_copy(call, run->near, run->nnear);
+    call.lane = disk_lane[call.lane];
+    Op far = op_copy(call, run->far, run->nfar);
+    if (run->nfar && near.lane != STORE)
+        post(run->to, far);
+    if (run->nnear)
+        post(run->to, near);
+    if (run->nfar && near.lane == STORE)
+        post(run->to, far);
+    run->nnear = run->nfar = 0;
+}

@@ -1,0 +1,121 @@
+/* weights.c: how the weights of a layer stream to the GPU while the layer before computes.
+ * Read next: branches/pages.c. */
+#include "schedule.h"
+
+// clang-format off
+/* The tensors of a layer that do not rest on the GPU stream as one slab. While the layer before
+ * computes for its K batches, part k of the slab is loaded beside batch k. Here K is 3, and fc2 is
+ * on disk (biases and norms are not drawn):
+ *
+ *   slab       |  cpu_slab                      |  disk_slab    |
+ *   tensors    | q | k | v | o |      fc1       |      fc2      |
+ *   parts      |     0    |    1     |    2     |  0 |  1  |  2 |
+ *
+ * The CPU's share and the disk's share are each cut into K equal parts, and part k has the k-th of
+ * both. Its moves bring the bytes of each tensor that lie in it from the tensor's home to their
+ * place in the slot: those of part 0 are of q, k, v and fc2. */
+// clang-format on
+
+/* Returns where part k of K equal parts begins, at a whole cache line. */
+static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
+
+/* Adds the ways of bytes first .. end-1 of layer j's slab to the slot of run->next; k is the part
+ * of the layer that they belong to. */
+static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
+    const Plan *p = run->plan;
+    RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
+    for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
+        const WeightPlace *place =
+            is_head(run, j) ? &p->global[p->head] : &p->weight[j][p->slab_order[j][i]];
+        Bytes begin = place->slab_offset, from = first > begin ? first : begin;
+        Bytes to = size_min(end, begin + place->slab_bytes);
+        Tensor src = place->home;
+        if (src.tier == TIER_GPU || from >= to)
+            continue;
+        /* The slab holds F16, the checkpoint perhaps numbers of 4 bytes: so count elements. Packed
+         * bytes count as F16, two at a time. */
+        if (src.type == U8)
+            src.type = F16;
+        src.rows = 1;
+        src.cols = (int)((to - from) / 2);
+        src.offset += (from - begin) / 2 * type_bytes(src.type);
+        Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
+        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), tensor_cells(stop, k, 1),
+                src, false);
+    }
+}
+
+/* Loads part k of K of layer j into the slot of run->next. */
+static void load_part(Run *run, int j, int k, int K) {
+    const Plan *p = run->plan;
+    Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
+    if (!cpu && !disk)
+        return;
+    if (!k)
+        run->next = (LayerSlot){.slot = (int)(run->streamed++ % 2)};
+    Tensor on_cpu = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
+    /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
+     * other borders, so each new part comes after all of its parts. */
+    if (!k && disk)
+        depend_fold(run->to->depend, &on_cpu);
+    add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
+    add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
+    at(run, j, k);
+    run->square.call.i += run->next_is_layer0;
+    carry(run, call_on(run, W_LOAD, WEIGHT));
+}
+
+/* Returns true if some flight will sweep at least once more. */
+static bool goes_on(const Run *run) {
+    for (int g = 0; g < run->plan->policy.flights; g++)
+        if (flight_goes_on(&run->flights[g]))
+            return true;
+    return false;
+}
+
+void load_weight(Run *run, int j, int k) {
+    if (j > run->l) {
+        if (!goes_on(run))
+            return;
+        run->next_is_layer0 = true;
+        j = 0;
+    }
+    load_part(run, j, k, run->flight->K);
+}
+
+void begin_weights(Run *run) {
+    if (!run->next_is_layer0) {
+        run->streamed += run->streamed % 2; /* begin with the first slot, as plan_slots assumes */
+        load_part(run, 0, 0, 1);
+    }
+    run->next_is_layer0 = false;
+    run->streamed_before = run->streamed;
+}
+
+void turn_weights(Run *run) {
+    run->now = run->next;
+    run->next = (LayerSlot){0};
+}
+
+void keep_layer0(Run *run) {
+    run->next = run->now;
+    run->next_is_layer0 = true;
+    run->streamed = run->streamed_before;
+}
+
+/* For a batch of more than packed_rows rows, packed matrices are first unpacked to F16, once for
+ * each layer and sweep, before the first such batch. q, k and v are unpacked on PROJECT and the
+ * other matrices on FINISH, because each of these lanes has then finished the layer before. */
+void ready_weights(Run *run, Tensor w[NROLES]) {
+    const Plan *p = run->plan;
+    bool many_rows = run->square.batch->rows > p->packed_rows;
+    for (int r = 0; r < NROLES; r++) {
+        Tensor streamed = plan_weight(p, &p->weight[run->square.call.j][r], run->now.slot);
+        bool unpack = streamed.type == U8 && many_rows;
+        w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
+        if (unpack && !run->now.unpacked)
+            post(run->to,
+                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT), w[r], streamed));
+    }
+    run->now.unpacked |= many_rows;
+}
