@@ -70,18 +70,6 @@ typedef struct {
         target;  /* in a scored task: the token after it */
 } Tables;
 
-/* The way of a batch's rows between their home on one tier and the GPU, the same in every layer:
- * rows that lie together on both sides are one leg. Rows are counted from the first that the tier
- * has of the batch, and those of pages from the tier's first page. Of the pages 4 5 6 8, which
- * pass through staging as its pages 0 to 3, three are one leg and one is another. */
-typedef struct {
-    int gpu, home, rows; /* the first row on the GPU, the first at home; how many they are */
-} Leg;
-typedef struct {
-    Leg *leg;
-    int n;
-} Route;
-
 /* A page that passes through staging in this sweep. Its place there is its rank in the list. */
 typedef struct {
     int page;
@@ -187,12 +175,6 @@ void flight_close(Flight *f);
  * Returns false when no sequence is left, or the run has failed. */
 bool batch_begin(Flight *f, Batch *b);
 
-/* Advances *piece, which is zero at first, to the batch's next piece in this sweep. Returns false
- * if there is none. */
-bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
-/* Returns the place on one tier where the batch's activations rest: row 0 is the batch's first row
- * on that tier. */
-Tensor batch_activations(const Flight *f, const Batch *b, Tier tier);
 /* Returns the number of rows of one of the batch's sequences in this sweep. */
 static inline int batch_rows(const Batch *b, const Sequence *q) { return b->prefill ? q->s : 1; }
 /* Returns a result of the batch's newest step, on GPU or CPU (1, head_rows): NEW_TOKENS, or in a
@@ -200,11 +182,70 @@ static inline int batch_rows(const Batch *b, const Sequence *q) { return b->pref
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
 /* Returns the LOGITS of its sequences first .. first+n-1 (n, vocab), which are on the CPU if the
  * task keeps them or the CPU chooses. */
-Tensor batch_logits(const Flight *f, const Batch *b, int first, int n);
+static inline Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
+    return plan_view(f->plan, LOGITS, TIER_CPU, b->plan_place, first, n);
+}
 /* Returns the index tables for the processor that uses a tier's pages. */
 static inline const Tables *batch_tables(const Batch *b, Tier tier) {
     return tier == TIER_GPU ? &b->gpu : &b->cpu;
 }
-/* Returns layer j of a tier's page pool, with these tables. */
-PageTable batch_pages(const Flight *f, const Batch *b, Tier tier, int j);
+/* Returns the address of a view on the CPU; NULL on the sim, but for index tables. */
+static inline void *cpu_address(const Flight *f, Tensor t) {
+    return f->to->device->cpu_address(f->to->device, t);
+}
+
+// -------------------------------------------------------------------------------------------------
+// branches/, as batch.c sees them
+// -------------------------------------------------------------------------------------------------
+
+/* pages.c: gives every sequence of the batch the pages for this sweep's tokens. */
+void grow_pages(Flight *f, Batch *b);
+/* Lists the pages that attention needs on another tier, and makes their routes. A prefill attends
+ * to what it has just computed, and needs none. */
+void stage_pages(Flight *f, Batch *b);
+/* Gives back the pages of a sequence that has ended. */
+void give_back_pages(Flight *f, const Batch *b, Sequence *q);
+/* Records that pages of a tier pass from batch `from` to batch `to`: the new owner may write them
+ * only when the ops of the old one, which still read them, are over. */
+void order_new_owner(Flight *f, Tier tier, int to, int from);
+
+/* pieces.c: advances *piece, which is zero at first, to the batch's next piece in this sweep.
+ * Returns false if there is none. */
+bool batch_piece(const Flight *f, const Batch *b, Piece *piece);
+/* Lists for every piece of a prefill the first row of each of its sequences, counted within the
+ * piece, and the end. */
+void fill_starts(const Flight *f, const Batch *b);
+
+/* refill.c: returns the batch in which prompts prefill that take seats of batches that go on; NULL:
+ * the schedule has none. */
+Batch *entrance(Flight *f);
+/* Moves the sequences that have prefilled in the entrance to the batches of their seats. Ops that
+ * use their pages there come after those of the entrance. */
+void leave_entrance(Flight *f);
+/* Deals new homes to the activations in the entrance: they rest in the entrance's part of
+ * ACTIVATIONS, where the tiers' shares are dealt among the topups. */
+void deal_activations(Flight *f);
+
+/* stages.c: makes f->ids and f->logp, of a batch whose tokens the last stage of a pipeline has
+ * chosen, the same on all stages: shares them, or waits until they have come. Return false if that
+ * fails. */
+bool share_newest(Flight *f, const Batch *b);
+bool receive_newest(Flight *f, const Batch *b);
+/* Returns true if a stage of a pipeline waits for ops of a square, or of the whole machine, while
+ * it posts a sweep. Then it must share the tokens of all batches before it waits for the hidden
+ * states of one: the stages before need all these tokens before they send any states. */
+bool waits_in_sweep(const Flight *f);
+
+/* tell.c: counts the sweep whose last tokens have just arrived, and calls the listener. */
+void tell_sweep(Flight *f);
+/* Tells a scored task's listener the scores of the newest step, sequence by sequence, except those
+ * of tokens before Prompt.from. */
+void tell_scores(Flight *f, const Batch *b);
+/* Tells the logits of sequence r if the task keeps them. */
+void tell_logits(Flight *f, const Batch *b, int r);
+/* Counts and tells the sequence's newest token. Returns true if the listener says that it is the
+ * last one. */
+bool tell_token(Flight *f, const Sequence *q);
+/* Counts and tells the end of a sequence: by an EOS or a stop, or because it has all tokens. */
+void tell_end(Flight *f, const Sequence *q, bool eos, bool stop);
 #endif

@@ -110,7 +110,7 @@ static void move_activation(Run *run, Tier tier, bool store) {
     add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier],
               tensor_rows(run->square.x, first, b->act_rows[tier]),
               square_slot(run, store ? ACT_WRITING : ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]),
-              batch_activations(run->flight, b, tier), store);
+              activations(run, tier), store);
     carry(run, call_on(run, lane[store][tier], ACTIVATION));
 }
 

@@ -106,7 +106,12 @@ static inline bool x_rests_on_gpu(const Batch *b) { return b->act_rows[TIER_GPU]
 /* Return rows of a workspace: squares take its slots in turn, or pieces do. */
 Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows);
 Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows);
-/* Returns the pages of the square that rest on a tier. */
+/* Returns the place on one tier where the batch's activations rest: row 0 is its first row on that
+ * tier. */
+Tensor activations(const Run *run, Tier tier);
+/* Returns the pages of the square that rest on a tier: the tier's whole pool, and the batch's
+ * tables.
+ */
 PageTable home_pages(const Run *run, Tier tier);
 /* Returns the part of a batch's page table for its sequences first .. first+n-1. */
 PageTable table_rows(PageTable table, int first, int n);

@@ -22,6 +22,13 @@ static PageTable staging(const Run *run, Tier tier, int npages) {
     return plan_pages(run->plan, KV_STAGING, tier, 2 * run->square.number, npages);
 }
 
+Tensor activations(const Run *run, Tier tier) {
+    const Batch *b = run->square.batch;
+    Tensor t = plan_view(run->plan, ACTIVATIONS, tier, 0, run->plan->act_first[tier][b->plan_place],
+                         b->act_rows[tier]);
+    return tensor_cells(t, b->plan_place * t.ncells, t.ncells);
+}
+
 /* Returns the hidden state of the square while it is computed: in place if all of it rests on the
  * GPU, otherwise in the workspace. The head has the rows that it needs in a workspace of its own.
  */
@@ -30,7 +37,7 @@ static Tensor hidden(const Run *run) {
     if (is_head(run, s->call.j))
         return square_slot(run, HEAD_ROWS, TIER_GPU, s->batch->head_rows);
     if (x_rests_on_gpu(s->batch))
-        return batch_activations(run->flight, s->batch, TIER_GPU);
+        return activations(run, TIER_GPU);
     return square_slot(run, HIDDEN, TIER_GPU, s->batch->rows);
 }
 
@@ -68,7 +75,17 @@ bool at(Run *run, int j, int k) {
 }
 
 PageTable home_pages(const Run *run, Tier tier) {
-    return batch_pages(run->flight, run->square.batch, tier, run->square.call.j);
+    const Flight *f = run->flight;
+    const Batch *b = run->square.batch;
+    int j = run->square.call.j;
+    const PagePool *pool = &f->pool[tier];
+    const Tables *tables = batch_tables(b, tier);
+    /* up to the last page that was ever used, so that Device.peak counts no others */
+    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
+    t.pages = tables->pages;
+    t.len = tables->len;
+    t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->plan_place, j);
+    return t;
 }
 
 bool next_piece(Run *run, long turn) {

@@ -54,9 +54,8 @@ void compute_head(Run *run) {
     /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
      */
     if (resting)
-        post(run->to,
-             op_embed(call, tensor_rows(x, 0, resting), batch_activations(run->flight, b, TIER_GPU),
-                      tensor_cols(b->gpu.head, 0, resting), false));
+        post(run->to, op_embed(call, tensor_rows(x, 0, resting), activations(run, TIER_GPU),
+                               tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->head_rows; first += p->head_chunk) {
         int n = imin(p->head_chunk, b->head_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);

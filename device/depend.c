@@ -253,3 +253,11 @@ int add_move(Move *moves, int n, Tensor dst, Tensor src) {
     last->src.ld += move.src.ld;
     return n;
 }
+
+void add_leg(Route *route, int gpu, int home, int rows) {
+    Leg *last = &route->leg[route->n - 1];
+    if (route->n && last->gpu + last->rows == gpu && last->home + last->rows == home)
+        last->rows += rows;
+    else
+        route->leg[route->n++] = (Leg){gpu, home, rows};
+}

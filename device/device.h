@@ -301,6 +301,21 @@ bool post_drain(Poster *to);
  * ends, on both sides, it becomes part of that move. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
+/* The way of a batch's rows between their home on one tier and the GPU, the same in every layer:
+ * rows that lie together on both sides are one leg. On the GPU they are counted from the first that
+ * comes from the tier. Of the pages 4 5 6 8, which pass through staging as pages 0 to 3, three are
+ * one leg and one is another. */
+typedef struct {
+    int gpu, home, rows; /* the first row on the GPU, the first at home; how many they are */
+} Leg;
+typedef struct {
+    Leg *leg;
+    int n;
+} Route;
+/* Adds rows to a route. If they begin where the last leg ends, on both sides, they become part of
+ * it. */
+void add_leg(Route *route, int gpu, int home, int rows);
+
 // -------------------------------------------------------------------------------------------------
 // tiers.c: before a run
 // -------------------------------------------------------------------------------------------------

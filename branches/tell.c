@@ -1,0 +1,60 @@
+/* tell.c: what a run tells of itself: RunStats and the Listener's calls.
+ */
+#include "batch.h"
+
+void tell_sweep(Flight *f) {
+    double t = f->to->device->now(f->to->device), took = t - f->shared->sweep_end;
+    f->shared->sweep_end = t;
+    f->stats->total_s += took;
+    f->stats->sweeps++;
+    if (f->collected_prefill) {
+        f->stats->prefill_sweeps_s += took;
+        f->stats->prefill_sweeps++;
+    }
+    if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err))
+        f->to->failed = true;
+}
+
+void tell_scores(Flight *f, const Batch *b) {
+    const Listener *to = f->listener;
+    if (!to->scored || !f->logp)
+        return;
+    for (int r = 0, row = 0; r < b->nseq; r++) {
+        const Sequence *q = b->seq[r];
+        /* its rows are of its newest tokens, and each row scores the token after it */
+        int scored = q->s + q->generated - q->head_rows + 1;
+        for (int e = 0; e < q->head_rows; e++, row++, scored++)
+            if (scored >= q->prompt->from)
+                to->scored(to->ctx, q->prompt_index, scored, f->logp[row], f->ids[row]);
+    }
+}
+
+void tell_logits(Flight *f, const Batch *b, int r) {
+    const Listener *to = f->listener;
+    if (!f->task->keep_logits || !to->logits || !is_last(&f->plan->config))
+        return;
+    const float *row = cpu_address(f, batch_logits(f, b, r, 1));
+    if (row)
+        to->logits(to->ctx, b->seq[r]->prompt_index, b->seq[r]->generated + 1, row);
+}
+
+bool tell_token(Flight *f, const Sequence *q) {
+    const Listener *to = f->listener;
+    RunStats *stats = f->stats;
+    bool decoded = q->generated > 1;
+    if (!decoded)
+        stats->prefill_tokens += q->s;
+    stats->attended += decoded ? q->s + q->generated - 1 : q->s * (q->s + 1.) / 2;
+    stats->generated++;
+    stats->decoded += decoded;
+    stats->beside += decoded && f->collected_prefill;
+    return to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated);
+}
+
+void tell_end(Flight *f, const Sequence *q, bool eos, bool stop) {
+    const Listener *to = f->listener;
+    f->stats->ended++;
+    if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
+                             stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
+        f->to->failed = true;
+}
