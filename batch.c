@@ -13,7 +13,7 @@
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
  * too, it calls post_wait.
  * Read next: plan.c. */
-#include "batch.h"
+#include "schedule.h"
 
 #include "device/device.h"
 
@@ -22,9 +22,9 @@
 // -------------------------------------------------------------------------------------------------
 
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
-    if (id == NEW_TOKENS && f->task->scored)
+    if (id == NEW_TOKENS && f->run->task->scored)
         id = GREEDY;
-    return tensor_cols(plan_view(f->plan, id, side, b->plan_place, 0, 1), 0, b->head_rows);
+    return tensor_cols(plan_view(f->run->plan, id, side, b->plan_place, 0, 1), 0, b->head_rows);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -36,8 +36,9 @@ Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side) {
  * the sequence goes on. If this was its last token, frees its pages and its seat and returns false.
  */
 static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
-    bool eos = is_eos(&f->plan->config, id);
-    q->tokens[q->generated] = f->task->scored ? q->prompt->ids[q->s + q->generated] : id;
+    const Run *run = f->run;
+    bool eos = is_eos(&run->plan->config, id);
+    q->tokens[q->generated] = run->task->scored ? q->prompt->ids[q->s + q->generated] : id;
     q->generated++;
     bool stop = tell_token(f, q) || eos;
     if (!stop && q->generated < q->n)
@@ -52,15 +53,16 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
  * points f->ids and f->logp to them (to NULL on the sim, which has no memory). Returns false if the
  * run has failed. */
 static bool await_newest(Flight *f, const Batch *b) {
+    const Run *run = f->run;
     f->logp = NULL;
-    if (!is_last(&f->plan->config))
+    if (!is_last(&run->plan->config))
         return receive_newest(f, b);
     Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
     /* one op copies all results, so the scores have arrived with the tokens */
-    if (!post_wait(f->to, newest, READS))
+    if (!post_wait(run->poster, newest, READS))
         return false;
     f->ids = cpu_address(f, newest);
-    if (f->task->scored)
+    if (run->task->scored)
         f->logp = cpu_address(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
     return share_newest(f, b);
 }
@@ -70,16 +72,17 @@ static bool await_newest(Flight *f, const Batch *b) {
  * end_sequences names, and for the others when they begin the next sweep (batch_begin), so that the
  * GPU need not wait. */
 static void collect(Flight *f, Batch *b) {
-    if (!b->uncollected || f->to->failed)
+    const Run *run = f->run;
+    if (!b->uncollected || run->poster->failed)
         return;
     b->uncollected = false;
     if (!await_newest(f, b))
         return;
     tell_scores(f, b);
     int going = 0;
-    for (int r = 0; r < b->nseq && !f->to->failed; r++) {
+    for (int r = 0; r < b->nseq && !run->poster->failed; r++) {
         tell_logits(f, b, r);
-        if (add_token(f, b, b->seq[r], f->ids && !f->task->scored ? f->ids[r] : -1))
+        if (add_token(f, b, b->seq[r], f->ids && !run->task->scored ? f->ids[r] : -1))
             b->seq[going++] = b->seq[r];
     }
     b->nseq = going;
@@ -116,7 +119,7 @@ static void count_rows(Flight *f, Batch *b) {
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
         int rows = batch_rows(b, q);
-        q->head_rows = b->prefill ? head_rows(f->task, q->prompt) : 1;
+        q->head_rows = b->prefill ? head_rows(f->run->task, q->prompt) : 1;
         b->rows += rows;
         b->head_rows += q->head_rows;
         b->kv_seqs[q->kv]++;
@@ -138,7 +141,7 @@ static Tensor take_table(Tensor *left, int n, size_t room) {
 
 /* Makes the views of the batch's block of tables on one side, CPU or GPU. */
 static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side) {
-    const Plan *p = f->plan;
+    const Plan *p = f->run->plan;
     size_t rows = p->max_rows, seqs = p->max_seqs;
     Tensor left = plan_view(p, INDEX_TABLES, side, 2 * b->plan_place + b->sweeps % 2, 0, 1);
     t->all = left;
@@ -154,7 +157,7 @@ static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side
     t->staged = take_table(&left, p->max_pages, seqs * p->max_pages);
     t->pages.rows = t->staged.rows = b->nseq;
     t->head = take_table(&left, b->head_rows, p->head_rows);
-    t->target = take_table(&left, f->task->scored ? b->head_rows : 0, p->head_rows);
+    t->target = take_table(&left, f->run->task->scored ? b->head_rows : 0, p->head_rows);
 }
 
 /* Writes the tables of this sweep. */
@@ -166,7 +169,7 @@ static void fill_tables(Flight *f, Batch *b) {
     int32_t *pages = cpu_address(f, b->cpu.pages);
     int32_t *head = cpu_address(f, b->cpu.head), *target = cpu_address(f, b->cpu.target);
     int row = 0, head_row = 0;
-    for (int r = 0; r < b->nseq; r++, pages += f->plan->max_pages) {
+    for (int r = 0; r < b->nseq; r++, pages += f->run->plan->max_pages) {
         const Sequence *q = b->seq[r];
         int tokens = q->s + q->generated;
         for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
@@ -177,7 +180,7 @@ static void fill_tables(Flight *f, Batch *b) {
         }
         for (int e = q->head_rows; e > 0; e--, head_row++) { /* row - 1 is its last row */
             head[head_row] = row - e;
-            if (f->task->scored)
+            if (f->run->task->scored)
                 target[head_row] = q->prompt->ids[tokens - e + 1];
         }
         len[r] = tokens;
@@ -192,7 +195,7 @@ bool batch_begin(Flight *f, Batch *b) {
     collect(f, b);
     while (b->njoining)
         add_member(b, b->joining[--b->njoining]);
-    if (!b->nseq || f->to->failed)
+    if (!b->nseq || f->run->poster->failed)
         return false;
     b->sweeps++;
     count_rows(f, b);
@@ -200,7 +203,7 @@ bool batch_begin(Flight *f, Batch *b) {
     lay_out_tables(f, b, &b->cpu, TIER_CPU);
     lay_out_tables(f, b, &b->gpu, TIER_GPU);
     /* stores of the sweep before last may still read the tables */
-    if (!post_wait(f->to, b->cpu.all, WRITES))
+    if (!post_wait(f->run->poster, b->cpu.all, WRITES))
         return false;
     fill_tables(f, b);
     b->uncollected = true;
@@ -246,7 +249,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     Batch *b = topup ? entrance(f) : &f->batch[from->k];
     Sequence *q = &f->seqs[seat];
     q->prompt_index = from->prompt;
-    q->prompt = &f->task->prompts[from->prompt];
+    q->prompt = &f->run->task->prompts[from->prompt];
     q->kv = from->kv;
     q->act = from->act;
     q->s = q->prompt->s;
@@ -254,7 +257,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     q->generated = q->npages = 0;
     if (!b->nseq) {
         b->prefill = f->prefill = true;
-        b->admitted_as = f->shared->admitted++;
+        b->admitted_as = f->run->admitted++;
         if (topup)
             memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
         f->in_sweep[topup ? 0 : f->K] = b;
@@ -267,7 +270,7 @@ bool flight_admit(Flight *f) {
     int topups;
     end_sequences(f);
     f->prefill = false;
-    if (f->to->failed)
+    if (f->run->poster->failed)
         return false;
     int n = admission_next(&f->admission, f->i, f->entered, &topups);
     for (int e = 0; e < n; e++)
@@ -285,7 +288,7 @@ void flight_end_posting(Flight *f) {
 }
 
 bool flight_goes_on(const Flight *f) {
-    if (f->shared->next_prompt < f->task->count)
+    if (f->run->next_prompt < f->run->task->count)
         return true;
     for (int k = 0; k < f->K; k++) {
         const Batch *b = f->in_sweep[k];
@@ -304,14 +307,15 @@ bool flight_is_empty(const Flight *f) {
 }
 
 void flight_open(Flight *f) {
-    const Plan *p = f->plan;
-    int block = imin(block_size(&p->policy), f->task->count);
+    Run *run = f->run;
+    const Plan *p = run->plan;
+    int block = imin(block_size(&p->policy), run->task->count);
     f->batches = p->batches / p->policy.flights;
     f->batch = xcalloc(f->batches, sizeof *f->batch);
     f->in_sweep = xcalloc(f->batches, sizeof *f->in_sweep);
     f->seqs = xcalloc(block, sizeof *f->seqs);
     f->entered = xcalloc(block, sizeof *f->entered);
-    admission_open(&f->admission, &p->policy, f->task, &f->shared->next_prompt, p->npages);
+    admission_open(&f->admission, &p->policy, run->task, &run->next_prompt, p->npages);
     for (int i = 0; i < block; i++) {
         f->seqs[i].pages = xcalloc(p->max_pages, sizeof(int));
         f->seqs[i].tokens = xcalloc(f->admission.horizon, sizeof(int32_t));

@@ -112,21 +112,9 @@ typedef struct {
     Tables cpu, gpu;
 } Batch;
 
-/* State that all flights of a run share. */
-typedef struct {
-    int next_prompt;  /* the first prompt that waits */
-    long admitted;    /* batches admitted so far */
-    double sweep_end; /* the time when the last tokens of the newest sweep arrived, in seconds */
-} Shared;
-
 /* A block of batches in flight (section 4.4); a single machine needs one. */
 typedef struct {
-    const Plan *plan;
-    const Task *task;
-    const Listener *listener;
-    RunStats *stats;
-    Poster *to;
-    Shared *shared;
+    struct Run *run;
     int number;
     Batch *batch; /* [batches] */
     int batches;
@@ -152,8 +140,7 @@ typedef struct {
     int32_t *came; /* a buffer for both, on a stage that is not the last */
 } Flight;
 
-/* Opens a flight without batches in flight. The caller has set number, plan, task, listener, stats,
- * to and shared, which must outlive it. */
+/* Opens a flight without batches in flight. The caller has set run and number. */
 void flight_open(Flight *f);
 /* Waits, between two sweeps, for the newest tokens of the batches in which a sequence has all its
  * tokens, of the entrance, and, in a pipeline that waits within its sweeps, of all batches. Removes
@@ -180,20 +167,10 @@ static inline int batch_rows(const Batch *b, const Sequence *q) { return b->pref
 /* Returns a result of the batch's newest step, on GPU or CPU (1, head_rows): NEW_TOKENS, or in a
  * scored task LOG_PROBS. */
 Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
-/* Returns the LOGITS of its sequences first .. first+n-1 (n, vocab), which are on the CPU if the
- * task keeps them or the CPU chooses. */
-static inline Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
-    return plan_view(f->plan, LOGITS, TIER_CPU, b->plan_place, first, n);
-}
 /* Returns the index tables for the processor that uses a tier's pages. */
 static inline const Tables *batch_tables(const Batch *b, Tier tier) {
     return tier == TIER_GPU ? &b->gpu : &b->cpu;
 }
-/* Returns the address of a view on the CPU; NULL on the sim, but for index tables. */
-static inline void *cpu_address(const Flight *f, Tensor t) {
-    return f->to->device->cpu_address(f->to->device, t);
-}
-
 // -------------------------------------------------------------------------------------------------
 // branches/, as batch.c sees them
 // -------------------------------------------------------------------------------------------------

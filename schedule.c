@@ -133,7 +133,7 @@ static void append(Run *run, Lane lane, PageTable pages, Tensor kv, int first) {
         op_append(call_on(run, lane, CACHE), &pages, kv, tensor_cols(t->row_seq, first, kv.rows),
                   tensor_cols(t->row_token, first, kv.rows));
     op.study = run->plan->policy.cache_study;
-    post(run->to, op);
+    post(run->poster, op);
 }
 
 /* Stores the new k and v of a piece's rows whose cache is on the CPU or on disk. If the CPU
@@ -222,24 +222,24 @@ static void embed(Run *run) {
         p->config.embed == p->config.h1 ? x : square_slot(run, EMBEDDED, TIER_GPU, b->rows);
     Call call = call_on(run, PROJECT, OTHER);
     if (table.tier == TIER_GPU) {
-        post(run->to, op_embed(call, tokens, table, b->gpu.ids, false));
+        post(run->poster, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
         Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
         Tensor gathered = square_slot(run, EMBEDDED, TIER_CPU, b->rows);
-        post(run->to, op_embed(call_on(run, lane, OTHER), gathered, table, b->cpu.ids, false));
+        post(run->poster, op_embed(call_on(run, lane, OTHER), gathered, table, b->cpu.ids, false));
         post_copy(run, call_on(run, C_LOAD, OTHER), tokens, gathered);
     }
-    opt_embed(run->to, call, p, x, tokens, b->gpu.positions);
+    opt_embed(run->poster, call, p, x, tokens, b->gpu.positions);
 }
 
 /* Computes q, k and v of the piece. Appends new k and v to the pages on the GPU. Packs those of
  * other pages, if pages are packed. */
 static void project(Run *run, const Tensor w[NROLES]) {
     const Square *s = &run->square;
-    opt_project(run->to, call_on(run, PROJECT, OTHER), run->plan, w, s->qkv, s->x_piece);
+    opt_project(run->poster, call_on(run, PROJECT, OTHER), run->plan, w, s->qkv, s->x_piece);
     if (s->off_gpu && run->plan->policy.cache_packed)
-        post(run->to, op_pack(call_on(run, PROJECT, CACHE), s->kv_to_leave,
-                              tensor_rows(s->kv, s->on_gpu, s->off_gpu), run->plan->config.nh));
+        post(run->poster, op_pack(call_on(run, PROJECT, CACHE), s->kv_to_leave,
+                                  tensor_rows(s->kv, s->on_gpu, s->off_gpu), run->plan->config.nh));
     if (s->on_gpu)
         append(run, PROJECT, home_pages(run, TIER_GPU), tensor_rows(s->kv, 0, s->on_gpu),
                s->piece.row);
@@ -257,7 +257,7 @@ static void attend_to(Run *run, PageTable pages, int first, Tensor o, Tensor q, 
     if (is_sparse(&run->plan->policy))
         attend_sparsely(run, call, pages, first, o, q);
     else
-        post(run->to, op_attend(call, o, q, &pages));
+        post(run->poster, op_attend(call, o, q, &pages));
 }
 
 /* Delegates attention to the CPU (section 4.2): queries and the new k and v go down, the CPU
@@ -269,7 +269,7 @@ static void attend_on_cpu(Run *run) {
     Tensor result = piece_slot(run, ATTENDED, TIER_CPU, s->off_gpu);
     Move down[] = {{query, tensor_rows(s->q, s->on_gpu, s->off_gpu)},
                    {s->kv_on_cpu, s->kv_to_leave}};
-    post(run->to, op_copy(call_on(run, A_DOWN, CACHE), down, 2));
+    post(run->poster, op_copy(call_on(run, A_DOWN, CACHE), down, 2));
     if (cpu)
         attend_to(run, home_pages(run, TIER_CPU), s->on_gpu, tensor_rows(result, 0, cpu),
                   tensor_rows(query, 0, cpu), tensor_rows(s->kv_on_cpu, 0, cpu));
@@ -300,8 +300,8 @@ static void attend(Run *run) {
         /* each earlier piece has one entry more than sequences: its end */
         Tensor start =
             tensor_cols(s->batch->gpu.start, s->piece.first + s->piece.number, s->piece.nseq + 1);
-        post(run->to, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,
-                                        start, run->plan->config.nh));
+        post(run->poster, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,
+                                            start, run->plan->config.nh));
         return;
     }
     if (s->off_gpu && delegated)
@@ -318,7 +318,7 @@ static void attend(Run *run) {
 /* Computes the half of the layer after attention for the piece. */
 static void finish(Run *run, const Tensor w[NROLES]) {
     const Square *s = &run->square;
-    opt_finish(run->to, call_on(run, FINISH, OTHER), run->plan, w, s->x_piece, s->attended);
+    opt_finish(run->poster, call_on(run, FINISH, OTHER), run->plan, w, s->x_piece, s->attended);
 }
 
 /* Computes layer j of batch k (Figure 4). */
@@ -356,14 +356,14 @@ static void compute(Run *run, int j, int k) {
  * ops that it needs, so this waits only with --synchronize. Returns false when the run has
  * failed. */
 static bool synchronize(Run *run) {
-    return run->plan->policy.synchronize ? post_drain(run->to) : !run->to->failed;
+    return run->plan->policy.synchronize ? post_drain(run->poster) : !run->poster->failed;
 }
 
 /* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
  * GPU, and loads what its first square needs. Returns false when the run has failed. */
 static bool begin(Run *run, int k) {
     if (!batch_begin(run->flight, run->flight->in_sweep[k]))
-        return !run->to->failed;
+        return !run->poster->failed;
     at(run, 0, k);
     const Batch *b = run->square.batch;
     post_copy(run, call_on(run, C_LOAD, OTHER), b->gpu.all, b->cpu.all);
@@ -371,27 +371,27 @@ static bool begin(Run *run, int k) {
         receive_hidden(run);
     /* load_cache does this for the other layers, one square ahead */
     bring_cache(run);
-    return !run->to->failed;
+    return !run->poster->failed;
 }
 
 /* Records in the trace how many pages and sequences all flights together hold now. */
 static void note_held(const Run *run) {
-    Held held = {.at = run->shared.sweep_end};
+    Held held = {.at = run->sweep_end};
     for (int g = 0; g < run->plan->policy.flights; g++) {
         const Flight *f = &run->flights[g];
         for (int t = 0; t < NTIERS; t++)
             held.pages[t] += f->pool[t].used;
         held.sequences += f->admission.seated;
     }
-    if (run->to->device->trace)
-        trace_hold(run->to->device->trace, &held);
+    if (run->poster->device->trace)
+        trace_hold(run->poster->device->trace, &held);
 }
 
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
  * are empty. */
 static void sweep_all(Run *run) {
     int flights = run->plan->policy.flights;
-    for (int g = 0, idle = 0; idle < flights && !run->to->failed; g = (g + 1) % flights) {
+    for (int g = 0, idle = 0; idle < flights && !run->poster->failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
         idle++;
         if (!flight_admit(run->flight))
@@ -421,42 +421,39 @@ static void divide_seconds(RunStats *s, const Device *device) {
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {
     int flights = plan->policy.flights;
-    Poster to = {.device = device,
-                 .depend = depend_open(plan->ncells),
-                 .overlap = plan->policy.overlap,
-                 .err = err};
+    Poster poster = {.device = device,
+                     .depend = depend_open(plan->ncells),
+                     .overlap = plan->policy.overlap,
+                     .err = err};
     /* the most moves of a copy: K and V of all pages of a batch, the rows of its sequences, or the
      * tensors of a layer */
     size_t moves = 2 * (size_t)plan->max_seqs * plan->max_pages + plan->max_seqs + NROLES;
     Run run = {.plan = plan,
-               .to = &to,
+               .task = task,
+               .listener = listener,
+               .stats = stats,
+               .poster = &poster,
                .flights = xcalloc(flights, sizeof *run.flights),
-               .shared = {.sweep_end = device->now(device)},
+               .sweep_end = device->now(device),
                .l = plan->config.l,
                .near = xcalloc(moves, sizeof *run.near),
                .far = xcalloc(moves, sizeof *run.far)};
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
     for (int g = 0; g < flights; g++) {
-        run.flights[g] = (Flight){.plan = plan,
-                                  .task = task,
-                                  .listener = listener,
-                                  .stats = stats,
-                                  .to = &to,
-                                  .shared = &run.shared,
-                                  .number = g};
+        run.flights[g] = (Flight){.run = &run, .number = g};
         flight_open(&run.flights[g]);
     }
     if (task->count)
         sweep_all(&run);
     /* still on the lanes: the last stores, and weights for a sweep that did not take place */
-    if (!to.failed && post_drain(&to))
+    if (!poster.failed && post_drain(&poster))
         divide_seconds(stats, device);
     for (int g = 0; g < flights; g++)
         flight_close(&run.flights[g]);
-    depend_close(to.depend);
+    depend_close(poster.depend);
     free(run.near);
     free(run.far);
     free(run.flights);
-    return to.failed ? -1 : 0;
+    return poster.failed ? -1 : 0;
 }

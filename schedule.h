@@ -69,22 +69,32 @@ typedef struct {
 } Square;
 
 /* One run of the schedule. */
-typedef struct {
+typedef struct Run {
     const Plan *plan;
-    Poster *to;
-    Flight *flights; /* [policy.flights] */
-    Flight *flight;  /* the one that sweeps */
-    Shared shared;
-    int l,         /* decoder layers, and so the number of the head */
-        i;         /* the number of this sweep, over all flights */
-    long base;     /* squares of the earlier sweeps */
-    long streamed, /* even: the next layer that streams takes the first slot; odd: the other */
-        streamed_before; /* the same when this sweep began */
-    long turn;           /* pieces so far */
+    const Task *task;
+    const Listener *listener;
+    RunStats *stats;
+    Poster *poster;
+    Flight *flights;  /* [policy.flights] */
+    int next_prompt;  /* the first prompt that waits */
+    long admitted;    /* batches admitted so far */
+    double sweep_end; /* the time when the last tokens of the newest sweep arrived, in seconds */
+
+    /* the sweep whose ops are posted now */
+    Flight *flight; /* the one that sweeps */
+    int l,          /* decoder layers, and so the number of the head */
+        i;          /* the number of this sweep, over all flights */
+    long base,      /* squares of the earlier sweeps */
+        turn;       /* pieces so far */
+    Square square;  /* the one whose ops are posted now */
+
+    /* the weights that stream */
     LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
     bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
-    Square square;       /* the one whose ops are posted now */
-    Move *near, *far;    /* scratch: the moves of the copies that `carry` posts */
+    long streamed, /* even: the next layer that streams takes the first slot; odd: the other */
+        streamed_before; /* the same when this sweep began */
+
+    Move *near, *far; /* scratch: the moves of the copies that `carry` posts */
     int nnear, nfar;
 } Run;
 
@@ -115,6 +125,16 @@ Tensor activations(const Run *run, Tier tier);
 PageTable home_pages(const Run *run, Tier tier);
 /* Returns the part of a batch's page table for its sequences first .. first+n-1. */
 PageTable table_rows(PageTable table, int first, int n);
+/* Returns the LOGITS of its sequences first .. first+n-1 (n, vocab), which are on the CPU if the
+ * task keeps them or the CPU chooses. */
+static inline Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
+    return plan_view(f->run->plan, LOGITS, TIER_CPU, b->plan_place, first, n);
+}
+/* Returns the address of a view on the CPU; NULL on the sim, but for index tables. */
+static inline void *cpu_address(const Flight *f, Tensor t) {
+    return f->run->poster->device->cpu_address(f->run->poster->device, t);
+}
+
 /* Returns the Call for ops on the data of the square, on a lane. */
 Call call_on(const Run *run, Lane lane, Kind kind);
 /* Posts a copy of one view. */

@@ -81,10 +81,10 @@ PageTable home_pages(const Run *run, Tier tier) {
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
     /* up to the last page that was ever used, so that Device.peak counts no others */
-    PageTable t = plan_pages(f->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
+    PageTable t = plan_pages(run->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;
-    t.k.cell = t.v.cell = cache_cell(f->plan, tier, b->plan_place, j);
+    t.k.cell = t.v.cell = cache_cell(run->plan, tier, b->plan_place, j);
     return t;
 }
 
@@ -121,7 +121,7 @@ Call call_on(const Run *run, Lane lane, Kind kind) {
 
 void post_copy(Run *run, Call call, Tensor dst, Tensor src) {
     Move move = {dst, src};
-    post(run->to, op_copy(call, &move, 1));
+    post(run->poster, op_copy(call, &move, 1));
 }
 
 PageTable table_rows(PageTable table, int first, int n) {
@@ -175,10 +175,10 @@ void carry(Run *run, Call call) {
     call.lane = disk_lane[call.lane];
     Op far = op_copy(call, run->far, run->nfar);
     if (run->nfar && near.lane != STORE)
-        post(run->to, far);
+        post(run->poster, far);
     if (run->nnear)
-        post(run->to, near);
+        post(run->poster, near);
     if (run->nfar && near.lane == STORE)
-        post(run->to, far);
+        post(run->poster, far);
     run->nnear = run->nfar = 0;
 }

@@ -57,7 +57,7 @@ static void load_part(Run *run, int j, int k, int K) {
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
      * other borders, so each new part comes after all of its parts. */
     if (!k && disk)
-        depend_fold(run->to->depend, &on_cpu);
+        depend_fold(run->poster->depend, &on_cpu);
     add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
     add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
     at(run, j, k);
@@ -114,7 +114,7 @@ void ready_weights(Run *run, Tensor w[NROLES]) {
         bool unpack = streamed.type == U8 && many_rows;
         w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
         if (unpack && !run->now.unpacked)
-            post(run->to,
+            post(run->poster,
                  op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT), w[r], streamed));
     }
     run->now.unpacked |= many_rows;

@@ -14,13 +14,13 @@ static void choose_tokens(Run *run, Tensor logits, int first) {
     const Tables *t = batch_tables(b, logits.tier);
     int n = logits.rows;
     Tensor ids = tensor_cols(batch_newest(f, b, NEW_TOKENS, logits.tier), first, n);
-    if (!f->task->scored) {
+    if (!run->task->scored) {
         CHECK(first == 0); /* one row a sequence: max_seqs rows are one chunk (see head_chunk) */
-        post(run->to, op_pick(call, ids, logits, t->prompt, t->len, f->task->prompts));
+        post(run->poster, op_pick(call, ids, logits, t->prompt, t->len, run->task->prompts));
         return;
     }
     Tensor logp = tensor_cols(batch_newest(f, b, LOG_PROBS, TIER_GPU), first, n);
-    post(run->to, op_score(call, logp, ids, logits, tensor_cols(t->target, first, n)));
+    post(run->poster, op_score(call, logp, ids, logits, tensor_cols(t->target, first, n)));
 }
 
 /* Copies the chosen tokens to the CPU, and the logits if they are kept or if the CPU is to choose
@@ -34,12 +34,12 @@ static void bring_down(Run *run, Tensor logits) {
     if (chooser == TIER_GPU)
         moves[n++] = (Move){batch_newest(f, b, NEW_TOKENS, TIER_CPU),
                             batch_newest(f, b, NEW_TOKENS, TIER_GPU)};
-    if (f->task->scored)
+    if (run->task->scored)
         moves[n++] = (Move){batch_newest(f, b, LOG_PROBS, TIER_CPU),
                             batch_newest(f, b, LOG_PROBS, TIER_GPU)};
-    if (f->task->keep_logits || chooser == TIER_CPU)
+    if (run->task->keep_logits || chooser == TIER_CPU)
         moves[n++] = (Move){batch_logits(f, b, 0, b->nseq), logits};
-    post(run->to, op_copy(call_on(run, A_DOWN, OTHER), moves, n));
+    post(run->poster, op_copy(call_on(run, A_DOWN, OTHER), moves, n));
 }
 
 /* Turns the rows that the head needs (the last of each sequence, or
@@ -54,12 +54,12 @@ void compute_head(Run *run) {
     /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
      */
     if (resting)
-        post(run->to, op_embed(call, tensor_rows(x, 0, resting), activations(run, TIER_GPU),
-                               tensor_cols(b->gpu.head, 0, resting), false));
+        post(run->poster, op_embed(call, tensor_rows(x, 0, resting), activations(run, TIER_GPU),
+                                   tensor_cols(b->gpu.head, 0, resting), false));
     for (int first = 0; first < b->head_rows; first += p->head_chunk) {
         int n = imin(p->head_chunk, b->head_rows - first);
         logits = plan_view(p, LOGITS, TIER_GPU, 0, 0, n);
-        opt_logits(run->to, call, p, head, logits, tensor_rows(x, first, n));
+        opt_logits(run->poster, call, p, head, logits, tensor_rows(x, first, n));
         if (p->chooser == TIER_GPU)
             choose_tokens(run, logits, first);
     }

@@ -3,7 +3,7 @@
  * DIFFERS: the paper's cache of a batch has room for equally long sequences. Pages need no padding,
  * and when a sequence ends, its pages are reused.
  * Read next: opt_model.c, its second half. */
-#include "batch.h"
+#include "schedule.h"
 
 // -------------------------------------------------------------------------------------------------
 // Pools
@@ -38,19 +38,20 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
-static int free_pages_owner(const Flight *f) { return f->plan->batches + f->number; }
+static int free_pages_owner(const Flight *f) { return f->run->plan->batches + f->number; }
 
 void order_new_owner(Flight *f, Tier tier, int to, int from) {
-    for (int j = 0; j < f->plan->config.l; j++)
-        depend_join(f->to->depend, cache_cell(f->plan, tier, to, j),
-                    cache_cell(f->plan, tier, from, j));
+    const Run *run = f->run;
+    for (int j = 0; j < run->plan->config.l; j++)
+        depend_join(run->poster->depend, cache_cell(run->plan, tier, to, j),
+                    cache_cell(run->plan, tier, from, j));
 }
 
 void grow_pages(Flight *f, Batch *b) {
     bool took[NTIERS] = {false};
     for (int r = 0; r < b->nseq; r++) {
         Sequence *q = b->seq[r];
-        int npages = pages_for(q->s + q->generated, f->plan->policy.page_tokens);
+        int npages = pages_for(q->s + q->generated, f->run->plan->policy.page_tokens);
         for (; q->npages < npages; q->npages++) {
             q->pages[q->npages] = pool_take(&f->pool[q->kv]);
             took[q->kv] = true;
@@ -75,9 +76,10 @@ static int by_page(const void *a, const void *b) {
  * staging follow each other from `base` on; writes these into Tables.staged, and makes the route of
  * those that hold past tokens. */
 static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
+    const Run *run = f->run;
     int32_t *table = cpu_address(f, b->cpu.staged);
-    int n = 0, page_tokens = f->plan->policy.page_tokens;
-    for (int r = 0; r < b->nseq; r++, table += f->plan->max_pages) {
+    int n = 0, page_tokens = run->plan->policy.page_tokens;
+    for (int r = 0; r < b->nseq; r++, table += run->plan->max_pages) {
         const Sequence *q = b->seq[r];
         int past = q->s + q->generated - 1; /* tokens of earlier sweeps */
         for (int e = 0; q->kv == tier && e < q->npages; e++)
@@ -98,7 +100,7 @@ void stage_pages(Flight *f, Batch *b) {
         b->nstaged[t] = b->past[t].n = 0;
     if (b->prefill)
         return;
-    if (!f->plan->policy.delegated)
+    if (!f->run->plan->policy.delegated)
         list_staged_pages(f, b, TIER_CPU, 0);
     list_staged_pages(f, b, TIER_DISK, b->nstaged[TIER_CPU]);
 }

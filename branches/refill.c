@@ -1,6 +1,6 @@
 /* refill.c: prompts that take the seats of sequences that have ended, in batches that go on
  * (section 4.2 and A.2, Figure 6). */
-#include "batch.h"
+#include "schedule.h"
 
 // clang-format off
 /* With the diagonal schedule, prompts take the seats of sequences that have ended in batches that
@@ -30,14 +30,14 @@
 // clang-format on
 
 Batch *entrance(Flight *f) {
-    bool has = f->plan->policy.schedule == SCHEDULE_DIAGONAL;
+    bool has = f->run->plan->policy.schedule == SCHEDULE_DIAGONAL;
     return has ? &f->batch[f->batches - 1] : NULL;
 }
 
 void deal_activations(Flight *f) {
     Batch *b = entrance(f);
     Seat *deal = xcalloc(b->nseq, sizeof *deal);
-    deal_block(deal, &f->plan->policy, b->nseq);
+    deal_block(deal, &f->run->plan->policy, b->nseq);
     for (int r = 0; r < b->nseq; r++)
         b->seq[r]->act = deal[r].act;
     free(deal);

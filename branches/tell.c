@@ -1,22 +1,24 @@
 /* tell.c: what a run tells of itself: RunStats and the Listener's calls.
  */
-#include "batch.h"
+#include "schedule.h"
 
 void tell_sweep(Flight *f) {
-    double t = f->to->device->now(f->to->device), took = t - f->shared->sweep_end;
-    f->shared->sweep_end = t;
-    f->stats->total_s += took;
-    f->stats->sweeps++;
+    Run *run = f->run;
+    double t = run->poster->device->now(run->poster->device), took = t - run->sweep_end;
+    run->sweep_end = t;
+    run->stats->total_s += took;
+    run->stats->sweeps++;
     if (f->collected_prefill) {
-        f->stats->prefill_sweeps_s += took;
-        f->stats->prefill_sweeps++;
+        run->stats->prefill_sweeps_s += took;
+        run->stats->prefill_sweeps++;
     }
-    if (f->listener->sweep && f->listener->sweep(f->listener->ctx, f->stats, f->to->err))
-        f->to->failed = true;
+    if (run->listener->sweep &&
+        run->listener->sweep(run->listener->ctx, run->stats, run->poster->err))
+        run->poster->failed = true;
 }
 
 void tell_scores(Flight *f, const Batch *b) {
-    const Listener *to = f->listener;
+    const Listener *to = f->run->listener;
     if (!to->scored || !f->logp)
         return;
     for (int r = 0, row = 0; r < b->nseq; r++) {
@@ -30,8 +32,9 @@ void tell_scores(Flight *f, const Batch *b) {
 }
 
 void tell_logits(Flight *f, const Batch *b, int r) {
-    const Listener *to = f->listener;
-    if (!f->task->keep_logits || !to->logits || !is_last(&f->plan->config))
+    const Run *run = f->run;
+    const Listener *to = run->listener;
+    if (!run->task->keep_logits || !to->logits || !is_last(&run->plan->config))
         return;
     const float *row = cpu_address(f, batch_logits(f, b, r, 1));
     if (row)
@@ -39,8 +42,8 @@ void tell_logits(Flight *f, const Batch *b, int r) {
 }
 
 bool tell_token(Flight *f, const Sequence *q) {
-    const Listener *to = f->listener;
-    RunStats *stats = f->stats;
+    const Listener *to = f->run->listener;
+    RunStats *stats = f->run->stats;
     bool decoded = q->generated > 1;
     if (!decoded)
         stats->prefill_tokens += q->s;
@@ -52,9 +55,10 @@ bool tell_token(Flight *f, const Sequence *q) {
 }
 
 void tell_end(Flight *f, const Sequence *q, bool eos, bool stop) {
-    const Listener *to = f->listener;
-    f->stats->ended++;
+    Run *run = f->run;
+    const Listener *to = run->listener;
+    run->stats->ended++;
     if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
-                             stop ? FINISH_STOP : FINISH_LENGTH, f->to->err))
-        f->to->failed = true;
+                             stop ? FINISH_STOP : FINISH_LENGTH, run->poster->err))
+        run->poster->failed = true;
 }
