@@ -90,7 +90,7 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $(if $(MAC),-undefined dynamic_lookup) $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h device/ops.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always
@@ -120,7 +120,7 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h device/ops.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)

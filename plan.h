@@ -1,6 +1,6 @@
 /* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
  * schedule.c needs what stands here down to plan_pages; the rest is about making plans.
- * Read next: device/device.h, its chapters on lanes and ops, ops.c and depend.c. */
+ * Read next: device/ops.h, its first two chapters. */
 #ifndef PLAN_H
 #define PLAN_H
 #include "flexgen.h"
