@@ -386,11 +386,6 @@ void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES],
 /* Posts the final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows,
  * h1), which are overwritten. */
 void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
-/* Computes every product of a layer once at the shapes of a prefill and of a decoding step, and
- * that of the head once. The contents of the workspaces do not matter. A GPU's library chooses and
- * loads a kernel when it first meets a shape, and the first prompts should not wait for that. Must
- * be called before the run; resets the counters to 0. */
-int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

@@ -120,6 +120,10 @@ extern Gpu *(*cuda_open_gpu)(Error *err);
 static inline Bytes gpu_left(Gpu *gpu) {
     return size_less(gpu->total, gpu->in_use(gpu) + gpu->spare);
 }
+/* Computes every product of a layer once at the shapes of a prefill and of a decoding step, and
+ * that of the head once (branches/warm_up.c). The contents of the workspaces do not matter. Must be
+ * called before the run; resets the counters to 0. */
+int gpu_warm_up(Device *device, const Plan *plan, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // sim.c: the device that is a clock
