@@ -13,7 +13,7 @@
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
-# make size       tokens and tokens a line of each file, budgets (scripts/size.txt), and that calls go down only
+# make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
