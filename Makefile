@@ -13,7 +13,7 @@
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
 # make docs       the tour as a page with the three schedules as an animation: docs/index.html
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
-# make size       tokens and tokens a line of each file, budgets (scripts/size.txt), and that calls go down only
+# make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell echo $$((1 + $$(nproc 2>/dev/null || echo 2)))) # one more than processors, since suites also wait for disks and slow links
@@ -90,7 +90,7 @@ $(BUILD)/flexgen_mpi.so: device/pipeline.c
 	OMPI_CC="$(CC)" $(MPICC) $(ALL) -fPIC -shared $(if $(MAC),-undefined dynamic_lookup) $< -o $@ -lm -lpthread
 
 # the architectures are part of what it depends on
-$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
+$(BUILD)/flexgen.cu.o: flexgen.cu device/tensor_core.h device/parts.h device/device.h device/ops.h plan.h flexgen.h quant.h base/base.h base/simd.h $(BUILD)/archs
 	@echo "nvcc -O3 $< for $(ARCHS:%=sm_%)"
 	@$(NVCC) -std=c++17 -O3 -I. --threads 0 $(GENCODE) $(NVWARN) -Xcompiler -fPIC -c $< -o $@
 $(BUILD)/archs: always
@@ -120,7 +120,7 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h device/ops.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
 	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
 	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)

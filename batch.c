@@ -15,8 +15,6 @@
  * Read next: plan.c. */
 #include "schedule.h"
 
-#include "device/device.h"
-
 // -------------------------------------------------------------------------------------------------
 // Views
 // -------------------------------------------------------------------------------------------------
@@ -61,9 +59,9 @@ static bool await_newest(Flight *f, const Batch *b) {
     /* one op copies all results, so the scores have arrived with the tokens */
     if (!post_wait(run->poster, newest, READS))
         return false;
-    f->ids = cpu_address(f, newest);
+    f->ids = cpu_address(run->poster, newest);
     if (run->task->scored)
-        f->logp = cpu_address(f, batch_newest(f, b, LOG_PROBS, TIER_CPU));
+        f->logp = cpu_address(run->poster, batch_newest(f, b, LOG_PROBS, TIER_CPU));
     return share_newest(f, b);
 }
 
@@ -162,12 +160,14 @@ static void lay_out_tables(const Flight *f, const Batch *b, Tables *t, Tier side
 
 /* Writes the tables of this sweep. */
 static void fill_tables(Flight *f, Batch *b) {
-    int32_t *ids = cpu_address(f, b->cpu.ids), *positions = cpu_address(f, b->cpu.positions);
-    int32_t *row_seq = cpu_address(f, b->cpu.row_seq);
-    int32_t *row_token = cpu_address(f, b->cpu.row_token);
-    int32_t *len = cpu_address(f, b->cpu.len), *prompt = cpu_address(f, b->cpu.prompt);
-    int32_t *pages = cpu_address(f, b->cpu.pages);
-    int32_t *head = cpu_address(f, b->cpu.head), *target = cpu_address(f, b->cpu.target);
+    const Poster *poster = f->run->poster;
+    int32_t *ids = cpu_address(poster, b->cpu.ids),
+            *positions = cpu_address(poster, b->cpu.positions);
+    int32_t *row_seq = cpu_address(poster, b->cpu.row_seq);
+    int32_t *row_token = cpu_address(poster, b->cpu.row_token);
+    int32_t *len = cpu_address(poster, b->cpu.len), *prompt = cpu_address(poster, b->cpu.prompt);
+    int32_t *pages = cpu_address(poster, b->cpu.pages);
+    int32_t *head = cpu_address(poster, b->cpu.head), *target = cpu_address(poster, b->cpu.target);
     int row = 0, head_row = 0;
     for (int r = 0; r < b->nseq; r++, pages += f->run->plan->max_pages) {
         const Sequence *q = b->seq[r];

@@ -2,7 +2,7 @@
  * Read next: schedule.c. */
 #ifndef BATCH_H
 #define BATCH_H
-#include "device/device.h"
+#include "device/ops.h"
 
 // clang-format off
 /* How things are counted, from 0 on:

@@ -130,7 +130,7 @@ static int load_device(TaskRun *run, Error *err) {
         run->checkpoint->digest = checkpoint_digest(run->checkpoint);
     if ((!run->sim && (weights_load(run->plan, run->checkpoint, device, err) ||
                        checkpoint_unchanged(run->checkpoint, err))) ||
-        (run->gpu && opt_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
+        (run->gpu && gpu_warm_up(device, run->plan, err)) || stage_agree(run->net, 0, err))
         return -1;
     if (run->traced && !traced_later(run))
         begin_traces(run);

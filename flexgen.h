@@ -5,7 +5,7 @@
  * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
  * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
  * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Beside heads, hd is the size of one;
- * beside a product, m, n and k are its sizes; and in an op (Call in device/device.h) i is the sweep
+ * beside a product, m, n and k are its sizes; and in an op (Call in device/ops.h) i is the sweep
  * and k the place of the batch in it. "The head" is the last layer, number l, which makes logits;
  * attention has heads, nh of them. Words of this engine that the paper does not have (sweep,
  * square, flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md.
@@ -386,11 +386,6 @@ void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES],
 /* Posts the final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows,
  * h1), which are overwritten. */
 void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
-/* Computes every product of a layer once at the shapes of a prefill and of a decoding step, and
- * that of the head once. The contents of the workspaces do not matter. A GPU's library chooses and
- * loads a kernel when it first meets a shape, and the first prompts should not wait for that. Must
- * be called before the run; resets the counters to 0. */
-int opt_warm_up(Device *device, const Plan *plan, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

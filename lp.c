@@ -211,6 +211,11 @@ static LpVerdict minimize(Tableau *t, int phase, int *way) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// The trunk ends here: `find_answer`, near the end, runs the two phases, and everything else below
+// deals with rounding. On a first reading go on with policy.c.
+// -------------------------------------------------------------------------------------------------
+
+// -------------------------------------------------------------------------------------------------
 // Scaling
 //
 // An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, so no single bound could tell a

@@ -15,7 +15,7 @@
 #include <math.h>
 
 #include "base/simd.h"
-#include "device/device.h"
+#include "device/ops.h"
 #include "io/io.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -273,52 +273,4 @@ void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor log
     if (projected)
         post(to, op_linear(call, in, x, plan->global[PROJECT_OUT].home, none, none));
     post(to, op_linear(call, logits, in, head, none, none));
-}
-
-// -------------------------------------------------------------------------------------------------
-// Warming up
-//
-// This uses the model's ops and the plan's shapes, but neither tiers nor batches.
-// -------------------------------------------------------------------------------------------------
-
-int opt_warm_up(Device *device, const Plan *plan, Error *err) {
-    int sizes[] = {plan->piece_rows, plan->max_seqs}; /* of a prefill, of a decoding step */
-    /* the larger of the two staging slots: layer 0 need not fit the other */
-    int slot =
-        plan->region[WEIGHT_SLOT][TIER_GPU].bytes < plan->region[WEIGHT_SLOT_1][TIER_GPU].bytes;
-    Call project = {.lane = PROJECT, .kind = OTHER}, finish = {.lane = FINISH, .kind = OTHER};
-    Poster to = {.device = device, .overlap = false, .err = err};
-    /* The ops below read these regions, which nobody has written yet: they get zeros. */
-    RegionId unwritten[] = {ATTENDED, HEAD_ROWS, UNPACKED_WEIGHTS, WEIGHT_SLOT + slot};
-    for (int i = 0; i < 4; i++) {
-        int rows = plan->region[unwritten[i]][TIER_GPU].rows;
-        Tensor t = plan_view(plan, unwritten[i], TIER_GPU, 0, 0, rows);
-        void *zeros = xcalloc(tensor_bytes(t), 1);
-        device->upload(device, t, 0, zeros, (size_t)rows * t.cols);
-        free(zeros);
-    }
-    for (int i = 0; i < 2; i++) {
-        Tensor w[NROLES];
-        for (int r = 0; r < NROLES; r++) {
-            w[r] = plan_weight(plan, &plan->weight[0][r], slot);
-            if (w[r].type == U8 && sizes[i] > plan->packed_rows)
-                w[r] = plan_f16(plan, r);
-        }
-        Tensor o = plan_view(plan, ATTENDED, TIER_GPU, 0, 0, sizes[i]);
-        Tensor qkv = plan_view(plan, QKV, TIER_GPU, 0, 0, sizes[i]);
-        /* Values do not matter: o stands in for x as opt_project's input, and x overwrites q, k
-         * and v, which nothing reads. */
-        Tensor x = plan_bytes(plan, QKV, TIER_GPU, 0, plan->act_type, plan->config.h1);
-        x.rows = sizes[i];
-        opt_project(&to, project, plan, w, qkv, o);
-        opt_finish(&to, finish, plan, w, x, o);
-    }
-    if (is_last(&plan->config)) {
-        Tensor x = plan_view(plan, HEAD_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
-        Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
-        Tensor head = plan_weight(plan, &plan->global[plan->head], slot);
-        opt_logits(&to, project, plan, head, logits, x);
-    }
-    memset(device->count, 0, sizeof device->count);
-    return to.failed ? -1 : 0;
 }

@@ -425,8 +425,7 @@ static void number_cells(Plan *p) {
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
 
-/* Fills in the fields that are 0 because nobody has chosen them. */
-static void policy_defaults(Policy *policy) {
+void policy_defaults(Policy *policy) {
     policy->flights = flight_count(policy);
     policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
     policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
@@ -559,110 +558,4 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
                        .page_tokens = page,
                        .nh = p->config.nh};
-}
-
-// -------------------------------------------------------------------------------------------------
-// Fitting a plan into the tiers
-//
-// Counted here: by how much each tier's total exceeds what the tier has.
-// -------------------------------------------------------------------------------------------------
-
-Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {
-    Bytes missing = 0;
-    for (int t = 0; t < NTIERS; t++)
-        missing += size_less(p->total[t], capacity[t]);
-    return missing;
-}
-
-static const char percent_w[] =
-    "raise or lower the first two numbers of --percent (weights on GPU, on CPU)";
-static const char percent_h[] =
-    "change the fifth and sixth number of --percent (activations on GPU, on CPU), or %s";
-/* Says what can be done about a region that takes too much; %s stands for the advice of
- * smaller_block, which is all there is for the other regions. */
-static const char *const remedies[NREGIONS] = {
-    [RESTING_WEIGHTS] = percent_w,
-    [WEIGHT_SLOT] = percent_w,
-    [WEIGHT_SLOT_1] = percent_w,
-    [EMBEDDINGS] = "use a smaller model",
-    [UNPACKED_WEIGHTS] = "leave --compress-weight out",
-    [KV_CACHE] = "change the third and fourth number of --percent (KV cache on GPU, on CPU), or %s",
-    [KV_STAGING] = "use --cpu-cache-compute, or %s", /* on the GPU; on the CPU it is of no use */
-    [ACTIVATIONS] = percent_h,
-    [ACT_READING] = percent_h,
-    [ACT_WRITING] = percent_h,
-};
-
-/* Returns advice on how to make the policy's block smaller. */
-static const char *smaller_block(const Policy *p) {
-    if (p->gbs > 1)
-        return "lower --gpu-batch-size";
-    return p->num_gpu_batches > 1 ? "lower --num-gpu-batches"
-                                  : "use a smaller model, or shorten prompts or outputs";
-}
-
-/* Prints both numbers in MiB with one decimal, or with as many as it takes to tell them apart. */
-static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
-    for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
-        snprintf(needs, 32, "%.*f", digits, need / 1048576.0);
-        snprintf(has, 32, "%.*f", digits, have / 1048576.0);
-    }
-}
-
-int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *err) {
-    static const char *const flag[NTIERS] = {"--gpu-mem", "--cpu-mem", "--disk-mem"};
-    char needs[32], has[32], remedy[200];
-    for (int t = 0; t < NTIERS; t++) {
-        int worst = 0;
-        if (p->total[t] <= capacity[t])
-            continue;
-        for (int id = 1; id < NREGIONS; id++)
-            if (p->region[id][t].bytes > p->region[worst][t].bytes)
-                worst = id;
-        const Region *part = &p->region[worst][t];
-        bool block_only = !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
-        print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst],
-                 smaller_block(&p->policy));
-        return fail(err, EXIT_USAGE,
-                    "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
-                    "MiB: %s, or raise %s",
-                    tier_name[t], needs, has, part->name, part->bytes / 1048576.0, remedy, flag[t]);
-    }
-    return 0;
-}
-
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-               const Bytes capacity[NTIERS], Error *err) {
-    policy_defaults(policy);
-    int most = policy->workspaces;
-    Bytes least = UINT64_MAX;
-    for (policy->workspaces = most; policy->workspaces >= LEAST_WORKSPACES; policy->workspaces--)
-        for (Tier home = TIER_GPU; home < NTIERS; home++) {
-            policy->table_home = home;
-            Plan *p = plan_make(checkpoint, policy, task, act_type, err);
-            Bytes missing = p ? plan_missing(p, capacity) : least;
-            if (missing < least) {
-                least = missing;
-                check_fits(p, capacity, true, err);
-            }
-            plan_free(p);
-            if (!missing)
-                return 0;
-        }
-    policy->workspaces = most;
-    return -1;
-}
-
-void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-                const Bytes capacity[NTIERS]) {
-    Error none;
-    for (policy->piece_rows = LARGE_PIECE_ROWS; policy->piece_rows > PIECE_ROWS;
-         policy->piece_rows /= 2) {
-        Plan *p = plan_make(checkpoint, policy, task, act_type, &none);
-        bool fits = p && !plan_missing(p, capacity);
-        plan_free(p);
-        if (fits)
-            return;
-    }
 }

@@ -1,6 +1,6 @@
 /* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
  * schedule.c needs what stands here down to plan_pages; the rest is about making plans.
- * Read next: device/device.h, its chapters on lanes and ops, ops.c and depend.c. */
+ * Read next: device/ops.h, its first two chapters. */
 #ifndef PLAN_H
 #define PLAN_H
 #include "flexgen.h"
@@ -192,8 +192,10 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 /* Fills in the part of a plan that depends on which sequences are in flight when: batches, rows,
  * pages, sweeps and their work (walk.c). */
 void plan_batches(Plan *plan, const Task *task);
-/* Plans the task under the policy. A lack of memory is not an error here (see check_fits). Fails if
- * a prompt does not fit the model, or a block has too many tokens. */
+/* Fills in the fields of a policy that are 0 because nobody has chosen them. */
+void policy_defaults(Policy *policy);
+/* Plans the task under the policy. A lack of memory is not an error here: branches/fit.h finds it.
+ * Fails if a prompt does not fit the model, or a block has too many tokens. */
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err);
 void plan_free(Plan *plan);
@@ -202,23 +204,6 @@ Bytes plan_layer_bytes(const Plan *plan);
 /* Returns true if the disk's share of the layers is a copy in the offload file; false if it is the
  * checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);
-/* Returns 0 if the plan fits. Returns -1 and err (EXIT_USAGE) when a tier's total exceeds its
- * capacity; err names the tier, the bytes that it needs and has, its largest region, and the flag
- * that shrinks it. With placed == false it advises only a smaller block or a higher capacity,
- * because the user has not placed anything. */
-int check_fits(const Plan *plan, const Bytes capacity[NTIERS], bool placed, Error *err);
-/* Returns by how many bytes the tiers exceed their capacities; 0: the plan fits. */
-Bytes plan_missing(const Plan *plan, const Bytes capacity[NTIERS]);
-/* Fills in a policy's defaults, and makes its plan fit if it can. For this it lowers
- * policy->workspaces as little as possible, and chooses for policy->table_home the highest tier
- * that has room. It prefers more workspaces to a higher home. If no plan fits, returns -1 and the
- * err of the plan that lacks the fewest bytes. */
-int fit_policy(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-               const Bytes capacity[NTIERS], Error *err);
-/* Sets policy->piece_rows to LARGE_PIECE_ROWS, or to the largest half, quarter, ... of it for which
- * the plan has room, but at least to PIECE_ROWS. */
-void fit_pieces(Policy *policy, const Checkpoint *checkpoint, const Task *task, Type act_type,
-                const Bytes capacity[NTIERS]);
 
 #ifdef __cplusplus
 }

@@ -75,6 +75,11 @@ bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// The trunk ends here: the functions below pack the same codes, a vector at a time. On a first
+// reading go on with lp.c.
+// -------------------------------------------------------------------------------------------------
+
+// -------------------------------------------------------------------------------------------------
 // Groups of 4 bits, a vector at a time
 //
 // base/simd.h has the vectors: V of VL floats, VI of as many integers, VB of as many bytes.

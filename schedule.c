@@ -18,6 +18,7 @@
  * GPU finishes batch k-1 and projects batch k+1.
  * Read next: batch.c.
  */
+#include "device/device.h"
 #include "schedule.h"
 
 // -------------------------------------------------------------------------------------------------

@@ -130,11 +130,6 @@ PageTable table_rows(PageTable table, int first, int n);
 static inline Tensor batch_logits(const Flight *f, const Batch *b, int first, int n) {
     return plan_view(f->run->plan, LOGITS, TIER_CPU, b->plan_place, first, n);
 }
-/* Returns the address of a view on the CPU; NULL on the sim, but for index tables. */
-static inline void *cpu_address(const Flight *f, Tensor t) {
-    return f->run->poster->device->cpu_address(f->run->poster->device, t);
-}
-
 /* Returns the Call for ops on the data of the square, on a lane. */
 Call call_on(const Run *run, Lane lane, Kind kind);
 /* Posts a copy of one view. */

@@ -77,7 +77,7 @@ static int by_page(const void *a, const void *b) {
  * those that hold past tokens. */
 static void list_staged_pages(Flight *f, Batch *b, Tier tier, int base) {
     const Run *run = f->run;
-    int32_t *table = cpu_address(f, b->cpu.staged);
+    int32_t *table = cpu_address(run->poster, b->cpu.staged);
     int n = 0, page_tokens = run->plan->policy.page_tokens;
     for (int r = 0; r < b->nseq; r++, table += run->plan->max_pages) {
         const Sequence *q = b->seq[r];

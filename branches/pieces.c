@@ -17,7 +17,7 @@ bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
 }
 
 void fill_starts(const Flight *f, const Batch *b) {
-    int32_t *start = cpu_address(f, b->cpu.start);
+    int32_t *start = cpu_address(f->run->poster, b->cpu.start);
     for (Piece p = {0}; b->prefill && batch_piece(f, b, &p);) {
         *start++ = 0;
         for (int r = p.first; r < p.first + p.nseq; r++, start++)

@@ -1,6 +1,7 @@
 /* stages.c: a pipeline's stage (section 4.4). Layer 0 of a stage begins where the last layer of the
  * stage before has ended. device/pipeline.c says why stages cannot wait for each other in a circle.
  */
+#include "device/device.h"
 #include "schedule.h"
 
 void receive_hidden(Run *run) {

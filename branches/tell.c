@@ -1,5 +1,6 @@
 /* tell.c: what a run tells of itself: RunStats and the Listener's calls.
  */
+#include "device/device.h"
 #include "schedule.h"
 
 void tell_sweep(Flight *f) {
@@ -36,7 +37,7 @@ void tell_logits(Flight *f, const Batch *b, int r) {
     const Listener *to = run->listener;
     if (!run->task->keep_logits || !to->logits || !is_last(&run->plan->config))
         return;
-    const float *row = cpu_address(f, batch_logits(f, b, r, 1));
+    const float *row = cpu_address(run->poster, batch_logits(f, b, r, 1));
     if (row)
         to->logits(to->ctx, b->seq[r]->prompt_index, b->seq[r]->generated + 1, row);
 }

@@ -1,6 +1,7 @@
 /* cost.h: a machine measured, and which policy is best for it (section 4.3). */
 #ifndef COST_H
 #define COST_H
+#include "branches/fit.h"
 #include "device/device.h"
 #include "io/io.h"
 #include "policy.h"

@@ -217,6 +217,10 @@ bool post_wait(Poster *to, Tensor view, Use use) {
     return !to->failed;
 }
 
+void *cpu_address(const Poster *to, Tensor view) {
+    return to->device->cpu_address(to->device, view);
+}
+
 bool post_drain(Poster *to) {
     for (int lane = 0; lane < NLANES; lane++)
         wait_for(to, to->last[lane]);

@@ -6,7 +6,7 @@
  * their checks of shapes, and the bytes that an op counts for. The peaks, the byte counters, the
  * traces, the seconds of the sim and the order of ops all follow from it; a device only carries ops
  * out.
- * Read next: lanes.c. */
+ * Read next: device.h. */
 #include "device/parts.h"
 
 const Channel lane_channel[NLANES] = {DTOC, CTOG, DTOC, CTOG, GTOC, CTOD, GTOC,
@@ -45,7 +45,7 @@ const OpInfo op_info[NCODES] = {
 // -------------------------------------------------------------------------------------------------
 // Constructors
 //
-// device.h says what each op computes. The checks here hold for all devices: a wrong shape is a bug
+// ops.h says what each op computes. The checks here hold for all devices: a wrong shape is a bug
 // of who posts, and is found where the op is made. Fields that are not named become 0: absent
 // views, no events to wait for.
 // -------------------------------------------------------------------------------------------------

@@ -14,6 +14,14 @@ extern "C" {
 // ops.c: the views and bytes of an op
 // -------------------------------------------------------------------------------------------------
 
+/* The description of a code: its name, and its views in the order of the op's struct. The views of
+ * a copy are those of its moves. */
+typedef struct {
+    const char *name;
+    Use view[MAX_VIEWS];
+} OpInfo;
+extern const OpInfo op_info[NCODES];
+
 /* Returns the number of an op's views: two for each move of a copy, up to MAX_VIEWS for others. */
 static inline int op_nviews(const Op *op) {
     return op->code == OP_COPY ? 2 * op->nmoves : MAX_VIEWS;
@@ -226,7 +234,7 @@ void arenas_close(Arenas *a);
 /* Carries out any op except copies, fetches and those of a pipeline; its views have addresses. */
 void host_run(const Op *op);
 
-/* Carry out the ops of these names (device.h); they are in the files beside host.c. */
+/* Carry out the ops of these names (ops.h); they are in the files beside host.c. */
 void host_linear(const Op *op);
 void host_attend_prefill(const Op *op);
 void host_attend(const Op *op);

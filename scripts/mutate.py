@@ -30,7 +30,7 @@ import time
 
 import size
 
-PATTERNS = ["*.c", "base/*.c", "io/*.c", "device/*.c", "cost/*.c", "app/*.c", "flexgen.cu"]
+PATTERNS = ["*.c", "branches/*.c", "base/*.c", "io/*.c", "device/*.c", "cost/*.c", "app/*.c", "flexgen.cu"]
 NO_PROGRAM = ["mini.c", *size.DATA]
 NO_SUITE = ["exercises", "mini", "summary", "gpu", "tour"]  # of scripts, of mini.c, or that all sources are those of a page
 NEAREST, FAR = 8, ["schedule", "policy", "cli"]

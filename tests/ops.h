@@ -1,8 +1,8 @@
 /* ops.h: ops whose views are at addresses, of the host or of a GPU, for tests and benchmarks that carry them out without
- * lanes. Arguments are in the order of the constructors' in device.h, pointers with the sizes of what they point to; NULL:
- * no such view. `act` is the type of activations, F32 on the host and F16 on a GPU. Their lane is PROJECT. */
-#ifndef OPS_H
-#define OPS_H
+ * lanes. Arguments are in the order of the constructors' in device/ops.h, pointers with the sizes of what they point to;
+ * NULL: no such view. `act` is the type of activations, F32 on the host and F16 on a GPU. Their lane is PROJECT. */
+#ifndef TESTS_OPS_H
+#define TESTS_OPS_H
 #include "device/parts.h"
 
 /* (rows, cols), rows ld elements apart. */

@@ -542,7 +542,7 @@ TEST(what_warms_up_reads_nothing_that_nobody_has_written) {
         rig.policy.weight_packed = way / 2;
         CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
         device = rig.device;
-        CU_ASSERT_EQUAL(opt_warm_up(device, rig.plan, &rig.err), 0);
+        CU_ASSERT_EQUAL(gpu_warm_up(device, rig.plan, &rig.err), 0);
         expect_finite(plan_bytes(rig.plan, QKV, TIER_GPU, 0, F16, PROMPTS * grouped.h1));
         expect_finite(plan_bytes(rig.plan, LOGITS, TIER_GPU, 0, F32, grouped.vocab));
         close_device();

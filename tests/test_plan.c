@@ -3,6 +3,7 @@
 #include "tests.h"
 #include "written.h"
 #include "batch.h"
+#include "branches/fit.h"
 
 /* The model and the task of the current test, and the newest plan for them. */
 static Checkpoint *model;

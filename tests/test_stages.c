@@ -27,7 +27,7 @@ static void *run_stage(void *arg) {
     Rig *r = &m->rig;
     r->model = &m->part, r->task = &task, r->dir = "/var/tmp", r->hears.token = stops;
     m->status = rig_open(r);
-    if (!m->status && test_gpu) m->status = opt_warm_up(r->device, r->plan, &r->err); /* as every run on a GPU begins */
+    if (!m->status && test_gpu) m->status = gpu_warm_up(r->device, r->plan, &r->err); /* as every run on a GPU begins */
     if (!m->status) m->status = rig_run(r);
     if (m->status && r->net) r->net->fail(r->net, &r->err);
     rig_stop(r);

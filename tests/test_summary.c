@@ -181,14 +181,16 @@ TEST(no_script_writes_to_a_fixed_name_in_a_directory_of_everybodys) {
 #define TEN "1234567890"
 #define HUNDRED_COLUMNS "//34567890" TEN TEN TEN TEN TEN TEN TEN TEN TEN
 #define LOW "int low(void) {\n    return 1;\n}\n"
-#define BUDGETS "10 base/low.c\n6 base/low.h\n15 io/high.c\n"
+#define BUDGETS "10 base/low.c\n6 base/low.h\n15 io/high.c\n12 lp.c\n"
+#define SUMS "6 trunk\n43 total\n"
 
-/* Two floors, whose files have exactly as many tokens as they may. */
+/* Three floors, whose files have exactly as many tokens as they may. Half of lp.c belongs to the trunk. */
 static const File program[] = {{"base/low.c", LOW},
                                {"base/low.h", "int low(void);\n"},
                                {"io/high.c", "#include \"base/low.h\"\nint high(void) {\n    return low();\n}\n"},
+                               {"lp.c", "int lp(void);\n// The trunk ends here.\nint us(void);\n"},
                                {"mini.c", LOW},
-                               {"scripts/size.txt", BUDGETS "31 total\n"},
+                               {"scripts/size.txt", BUDGETS SUMS},
                                {0}};
 
 /* Of the program each case changes one file. */
@@ -207,8 +209,11 @@ TEST(a_rule_of_size_that_is_broken_is_said_and_fails) {
          "size.py: these need each other: base -> io -> base\n"},
         {{"base/low.h", "int low(void), a[1];\n"}, "base/low.h: 11.00 tokens a line\n"},
         {{"mini.c", "int low(void), a[1];\n"}, "mini.c: 11 tokens, 11.00 a line; at most"},
-        {{"scripts/size.txt", BUDGETS "30 total\n"}, "total: 31 tokens, and its budget is 30\n"},
-        {{"scripts/size.txt", "31 total\n"}, "base/low.h: has no budget in scripts/size.txt\n"},
+        {{"lp.c", "int lp(void), us;\n// The trunk ends here.\nint v;\n"}, "trunk: 8 tokens, and its budget is 6\n"},
+        {{"lp.c", "int lp(void);\nint us(void);\n"}, "trunk: 12 tokens, and its budget is 6\n"},
+        {{"scripts/size.txt", BUDGETS "43 total\n"}, "trunk: has no budget in scripts/size.txt\n"},
+        {{"scripts/size.txt", BUDGETS "6 trunk\n42 total\n"}, "total: 43 tokens, and its budget is 42\n"},
+        {{"scripts/size.txt", SUMS}, "base/low.h: has no budget in scripts/size.txt\n"},
     };
     if (!has_python()) return;
     for (size_t c = 0; c < COUNT(cases); c++) {
