@@ -107,51 +107,17 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* Returns the seats of the diagonal schedule, Figure 6. DIFFERS: the paper describes this schedule
- * but does not implement it. One more GPU batch is opened every n/K
- * sweeps until all K are open, and every sequence that leaves an open batch is replaced. With K = 4
- * and n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the
- * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
- * batch.c, at `entrance`, has the order in which the squares of these batches are computed. */
-static int diagonal_seats(const Admission *a) {
-    long K = ceil_div(a->nseats, a->policy->gbs), open = 1 + a->sweep * K / a->n;
-    return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
-}
+static int diagonal_seats(const Admission *a);
 
 int (*seats_for[])(const Admission *) = {block_seats, block_seats, diagonal_seats};
 
-// -------------------------------------------------------------------------------------------------
-// The ledger of pages
-// -------------------------------------------------------------------------------------------------
-
-/* Returns a pointer to the need of a tier in a coming sweep; the caller may change it. */
-static int *need_in(const Admission *a, Tier tier, long sweep) {
-    return &a->need[tier][sweep % a->horizon];
-}
-
 /* Returns true if the tier has pages for the prompt in every sweep in which it will take part. */
-static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
-    if (!a->limit)
-        return true;
-    for (int x = 0; x < q->n; x++)
-        if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
-            a->limit[kv])
-            return false;
-    return true;
-}
-
-/* Adds to the ledger, which is a ring buffer, the pages that the prompt of a seat holds from the
- * sweep of its token `first` to that of its last one (sign 1), or takes them back (sign -1). */
-static void reserve(Admission *a, const Seat *seat, int first, int sign) {
-    const Prompt *q = &a->task->prompts[seat->prompt];
-    int *need = a->need[seat->kv], at = (seat->since + first) % a->horizon;
-    for (int x = first; x < q->n; x++) {
-        need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
-        if (need[at] > a->peak[seat->kv])
-            a->peak[seat->kv] = need[at];
-        at = at + 1 < a->horizon ? at + 1 : 0;
-    }
-}
+static bool pages_fit(const Admission *a, const Prompt *q, Tier kv);
+/* Adds to the ledger the pages that the prompt of a seat holds from the sweep of its token `first`
+ * to that of its last one (sign 1), or takes them back (sign -1). */
+static void reserve(Admission *a, const Seat *seat, int first, int sign);
+/* Goes on to a sweep. */
+static void go_on_to(Admission *a, long sweep);
 
 /* Seats the next prompt if its pages fit. Returns false if they do not. */
 static bool take_seat(Admission *a, Seat *seat) {
@@ -208,10 +174,7 @@ static int fill_seats(Admission *a, int *entered, int most, bool topups) {
 }
 
 int admission_next(Admission *a, long sweep, int *entered, int *topups) {
-    /* the places of sweeps that are over are free for later ones: `need` is a ring */
-    for (; a->sweep < sweep; a->sweep++)
-        for (int t = 0; t < NTIERS; t++)
-            *need_in(a, t, a->sweep) = 0;
+    go_on_to(a, sweep);
     *topups = 0;
     if (*a->next_prompt == a->task->count)
         return 0;
@@ -243,4 +206,60 @@ void admission_close(Admission *a) {
         free(a->need[t]);
     free(a->seat);
     free(a->in_batch);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows is the diagonal schedule, and the ledger that keeps its
+// promises. On a first reading go on with plan.h.
+// -------------------------------------------------------------------------------------------------
+
+// -------------------------------------------------------------------------------------------------
+// The diagonal schedule
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the seats of the diagonal schedule, Figure 6. DIFFERS: the paper describes this schedule
+ * but does not implement it. One more GPU batch is opened every n/K
+ * sweeps until all K are open, and every sequence that leaves an open batch is replaced. With K = 4
+ * and n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the
+ * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
+ * branches/refill.c has the order in which the squares of these batches are computed. */
+static int diagonal_seats(const Admission *a) {
+    long K = ceil_div(a->nseats, a->policy->gbs), open = 1 + a->sweep * K / a->n;
+    return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The ledger of pages, a ring buffer of sweeps
+// -------------------------------------------------------------------------------------------------
+
+/* Returns a pointer to the need of a tier in a coming sweep; the caller may change it. */
+static int *need_in(const Admission *a, Tier tier, long sweep) {
+    return &a->need[tier][sweep % a->horizon];
+}
+
+static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
+    if (!a->limit)
+        return true;
+    for (int x = 0; x < q->n; x++)
+        if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
+            a->limit[kv])
+            return false;
+    return true;
+}
+
+static void reserve(Admission *a, const Seat *seat, int first, int sign) {
+    const Prompt *q = &a->task->prompts[seat->prompt];
+    int *need = a->need[seat->kv], at = (seat->since + first) % a->horizon;
+    for (int x = first; x < q->n; x++) {
+        need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
+        if (need[at] > a->peak[seat->kv])
+            a->peak[seat->kv] = need[at];
+        at = at + 1 < a->horizon ? at + 1 : 0;
+    }
+}
+
+static void go_on_to(Admission *a, long sweep) {
+    for (; a->sweep < sweep; a->sweep++)
+        for (int t = 0; t < NTIERS; t++)
+            *need_in(a, t, a->sweep) = 0; /* a place for a later sweep */
 }

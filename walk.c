@@ -90,134 +90,25 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
     }
 }
 
-/* Returns the need of gbs neighbouring prompts: the largest rows and the largest head_rows that any
- * gbs neighbours have. */
-static BatchNeed widest_window(const Task *task, int gbs) {
-    BatchNeed most = {.seqs = gbs};
-    int rows = 0, last = 0;
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *q = &task->prompts[i];
-        rows += q->s;
-        last += head_rows(task, q);
-        if (i >= gbs) { /* a prompt leaves the window */
-            rows -= q[-gbs].s;
-            last -= head_rows(task, q - gbs);
-        }
-        raise_to(&most.rows, rows);
-        raise_to(&most.head_rows, last);
-    }
-    return most;
-}
-
-/* Lowers all counts of rows to at most `most`. */
-static void cap_rows(BatchNeed *b, int most) {
-    b->rows = imin(b->rows, most);
-    b->off_rows = imin(b->off_rows, most);
-    for (int t = 0; t < NTIERS; t++)
-        b->act_rows[t] = imin(b->act_rows[t], most);
-}
-
-/* Records bounds for the batches of the diagonal schedule, where any prompt may take any seat:
- *   seqs        the batch's seats
- *   pages       the longest sequence in each seat
- *   rows        the longest prompt in each seat, but at most the widest window, because prompts
- *               that prefill together are neighbours in the input
- *   head_rows   the widest window
- * The topups of all batches prefill together in one more batch, the entrance. It has at most the
- * widest window of rows, wherever these rest:
- *   off_rows    the sum over the batches whose seats the topups take
- *   act_rows    the policy's fractions of every possible number of topups
- *   pages       none: a prefill loads no pages, nor does the CPU attend for it (off_seqs) */
-static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
-    int gbs = imin(p->policy.gbs, count), s = p->max_prompt;
-    double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
-    BatchNeed entrance = widest_window(task, gbs);
-    int pages = 0, seqs[NTIERS];
-    for (int i = 0; i < task->count; i++)
-        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
-    for (int n = 1; n <= gbs; n++) {
-        apportion(seqs, share, n); /* as deal_block does */
-        for (int t = 0; t < NTIERS; t++)
-            raise_to(&entrance.act_rows[t], seqs[t] * s);
-    }
-    cap_rows(&entrance, entrance.rows);
-    for (int first = 0; first < count; first += gbs) {
-        BatchNeed b = {.head_rows = entrance.head_rows};
-        for (int r = first; r < imin(first + gbs, count); r++)
-            add_seat(&b, &seats[r], s, pages);
-        cap_rows(&b, entrance.rows);
-        note_batch(p, seats[first].k, &b);
-        entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
-    }
-    note_batch(p, ceil_div(count, gbs), &entrance);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The sums: the work of a stretch
-//
-// The first sweep of a stretch may have prefills. In each later sweep all sequences decode, and
-// each attends to one token more than in the sweep before.
-// -------------------------------------------------------------------------------------------------
-
-/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
-static const Prompt *prompt_in(const Admission *a, int seat) {
-    int prompt = a->seat[seat].prompt;
-    return prompt < 0 ? NULL : &a->task->prompts[prompt];
-}
-
-/* Counts the work of the GPU batch that begins at seat `first`: that of the stretch's first sweep
- * in *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
- * prefill while the rest of it decodes. */
-static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
-                        double more) {
-    bool decodes = false, prefills = false;
-    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
-        const Prompt *q = prompt_in(a, e);
-        if (!q)
-            continue;
-        double s = q->s, age = a->sweep - a->seat[e].since;
-        if (age > 0) {
-            decodes = true;
-            now->decoded++;
-            now->past += s + age;
-            now->head_rows++;
-        } else {
-            prefills = true;
-            now->prompts++;
-            now->prompt_rows += s;
-            now->pairs += s * (s + 1) / 2;
-            now->head_rows += head_rows(a->task, q);
-        }
-        later->decoded += more;
-        later->past += more * (s + age) + more * (more + 1) / 2;
-        later->head_rows += more;
-    }
-    now->decodes += decodes;
-    now->prefills += prefills && !decodes;
-    later->decodes += decodes || prefills ? more : 0;
-    return prefills && decodes;
-}
-
-/* Adds to the plan the work of a stretch: of sweep a->sweep, in which sequences prefill or not, and
- * of the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
- * batch in prefill, however many batches have topups. */
-static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
-    Workload *now = &p->work[prefill], *later = &p->work[false];
-    double more = until - a->sweep - 1;
-    bool topups = false;
-    for (int first = 0; first < a->nseats; first += a->policy->gbs)
-        topups |= count_batch(now, later, a, first, more);
-    now->sweeps++;
-    now->prefills += topups;
-    later->sweeps += more;
-}
-
 // -------------------------------------------------------------------------------------------------
 // The stretches of a task
 //
 // Every flight has stretches of its own, but all flights take their prompts from one waiting line.
 // So the stretches of all flights are walked in the order of their first sweeps.
 // -------------------------------------------------------------------------------------------------
+
+/* Counts the work of the sweeps from this one up to `until`, for the search. */
+static void note_work(Plan *p, const Admission *a, bool prefill, long until);
+/* Does for the diagonal schedule, where any prompt may take any seat, what measure_block does for
+ * the others. */
+static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count);
+static double a21_cache(const Plan *p, const Task *task);
+
+/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
+static const Prompt *prompt_in(const Admission *a, int seat) {
+    int prompt = a->seat[seat].prompt;
+    return prompt < 0 ? NULL : &a->task->prompts[prompt];
+}
 
 /* Returns the sweep before which the next sequence leaves the flight, with all its tokens. */
 static long next_end(const Admission *a) {
@@ -318,29 +209,6 @@ static void size_pieces(Plan *p) {
     p->head_chunk = imin(imax(p->max_seqs, LEAST_CHUNK), p->head_rows);
 }
 
-/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l tokens, where each sequence
- * holds s + n tokens, or with the diagonal schedule (2s + n)(n - 1) / 2n.
- *
- * This is the mean of 0, s + 1, s + 2, ... s + n - 1, the lengths of n batches of which one enters
- * in each sweep; the one that enters counts as 0. Our pages (walk_task) need a little more, because
- * they hold its s tokens too, and because there may be fewer than n batches. For s = n = 4:
- *     A.2.1                (0 + 5 + 6 + 7) / 4 = 4.5 tokens
- *     pages, 4 batches     (4 + 5 + 6 + 7) / 4 = 5.5
- *     pages, 2 batches     (5 + 7) / 2 = 6, in every second sweep; in the others (4 + 6) / 2 = 5 */
-static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0;
-    int bls = imin(block_size(&p->policy), task->count);
-    for (int i = 0; i < task->count; i++) {
-        s += task->prompts[i].s;
-        n += task->prompts[i].n;
-    }
-    s /= task->count;
-    n /= task->count;
-    double tokens =
-        p->policy.schedule == SCHEDULE_DIAGONAL ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
-    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
-}
-
 void plan_batches(Plan *p, const Task *task) {
     int flights = p->policy.flights, most = flights * (p->policy.num_gpu_batches + 1);
     for (int t = 0; t < NTIERS; t++) {
@@ -366,4 +234,156 @@ void plan_batches(Plan *p, const Task *task) {
     }
     size_pieces(p);
     p->a21_kv = task->count ? a21_cache(p, task) : 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows is the work of a run in numbers, for the search, and the bounds
+// of the diagonal schedule. On a first reading go on with device/depend.c.
+// -------------------------------------------------------------------------------------------------
+
+// -------------------------------------------------------------------------------------------------
+// The sums: the work of a stretch
+//
+// The first sweep of a stretch may have prefills. In each later sweep all sequences decode, and
+// each attends to one token more than in the sweep before.
+// -------------------------------------------------------------------------------------------------
+
+/* Counts the work of the GPU batch that begins at seat `first`: that of the stretch's first sweep
+ * in *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
+ * prefill while the rest of it decodes. */
+static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
+                        double more) {
+    bool decodes = false, prefills = false;
+    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
+        const Prompt *q = prompt_in(a, e);
+        if (!q)
+            continue;
+        double s = q->s, age = a->sweep - a->seat[e].since;
+        if (age > 0) {
+            decodes = true;
+            now->decoded++;
+            now->past += s + age;
+            now->head_rows++;
+        } else {
+            prefills = true;
+            now->prompts++;
+            now->prompt_rows += s;
+            now->pairs += s * (s + 1) / 2;
+            now->head_rows += head_rows(a->task, q);
+        }
+        later->decoded += more;
+        later->past += more * (s + age) + more * (more + 1) / 2;
+        later->head_rows += more;
+    }
+    now->decodes += decodes;
+    now->prefills += prefills && !decodes;
+    later->decodes += decodes || prefills ? more : 0;
+    return prefills && decodes;
+}
+
+/* Adds to the plan the work of a stretch: of sweep a->sweep, in which sequences prefill or not, and
+ * of the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
+ * batch in prefill, however many batches have topups. */
+static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
+    Workload *now = &p->work[prefill], *later = &p->work[false];
+    double more = until - a->sweep - 1;
+    bool topups = false;
+    for (int first = 0; first < a->nseats; first += a->policy->gbs)
+        topups |= count_batch(now, later, a, first, more);
+    now->sweeps++;
+    now->prefills += topups;
+    later->sweeps += more;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The diagonal schedule
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the need of gbs neighbouring prompts: the largest rows and the largest head_rows that any
+ * gbs neighbours have. */
+static BatchNeed widest_window(const Task *task, int gbs) {
+    BatchNeed most = {.seqs = gbs};
+    int rows = 0, last = 0;
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        rows += q->s;
+        last += head_rows(task, q);
+        if (i >= gbs) { /* a prompt leaves the window */
+            rows -= q[-gbs].s;
+            last -= head_rows(task, q - gbs);
+        }
+        raise_to(&most.rows, rows);
+        raise_to(&most.head_rows, last);
+    }
+    return most;
+}
+
+/* Lowers all counts of rows to at most `most`. */
+static void cap_rows(BatchNeed *b, int most) {
+    b->rows = imin(b->rows, most);
+    b->off_rows = imin(b->off_rows, most);
+    for (int t = 0; t < NTIERS; t++)
+        b->act_rows[t] = imin(b->act_rows[t], most);
+}
+
+/* Records bounds for the batches of the diagonal schedule, where any prompt may take any seat:
+ *   seqs        the batch's seats
+ *   pages       the longest sequence in each seat
+ *   rows        the longest prompt in each seat, but at most the widest window, because prompts
+ *               that prefill together are neighbours in the input
+ *   head_rows   the widest window
+ * The topups of all batches prefill together in one more batch, the entrance. It has at most the
+ * widest window of rows, wherever these rest:
+ *   off_rows    the sum over the batches whose seats the topups take
+ *   act_rows    the policy's fractions of every possible number of topups
+ *   pages       none: a prefill loads no pages, nor does the CPU attend for it (off_seqs) */
+static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count) {
+    int gbs = imin(p->policy.gbs, count), s = p->max_prompt;
+    double share[NTIERS] = {p->policy.hg, p->policy.hc, fmax(0, 1 - p->policy.hg - p->policy.hc)};
+    BatchNeed entrance = widest_window(task, gbs);
+    int pages = 0, seqs[NTIERS];
+    for (int i = 0; i < task->count; i++)
+        raise_to(&pages, loaded_pages(p, &task->prompts[i]));
+    for (int n = 1; n <= gbs; n++) {
+        apportion(seqs, share, n); /* as deal_block does */
+        for (int t = 0; t < NTIERS; t++)
+            raise_to(&entrance.act_rows[t], seqs[t] * s);
+    }
+    cap_rows(&entrance, entrance.rows);
+    for (int first = 0; first < count; first += gbs) {
+        BatchNeed b = {.head_rows = entrance.head_rows};
+        for (int r = first; r < imin(first + gbs, count); r++)
+            add_seat(&b, &seats[r], s, pages);
+        cap_rows(&b, entrance.rows);
+        note_batch(p, seats[first].k, &b);
+        entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
+    }
+    note_batch(p, ceil_div(count, gbs), &entrance);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The paper's own figure of memory
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l tokens, where each sequence
+ * holds s + n tokens, or with the diagonal schedule (2s + n)(n - 1) / 2n.
+ *
+ * This is the mean of 0, s + 1, s + 2, ... s + n - 1, the lengths of n batches of which one enters
+ * in each sweep; the one that enters counts as 0. Our pages (walk_task) need a little more, because
+ * they hold its s tokens too, and because there may be fewer than n batches. For s = n = 4:
+ *     A.2.1                (0 + 5 + 6 + 7) / 4 = 4.5 tokens
+ *     pages, 4 batches     (4 + 5 + 6 + 7) / 4 = 5.5
+ *     pages, 2 batches     (5 + 7) / 2 = 6, in every second sweep; in the others (4 + 6) / 2 = 5 */
+static double a21_cache(const Plan *p, const Task *task) {
+    double s = 0, n = 0;
+    int bls = imin(block_size(&p->policy), task->count);
+    for (int i = 0; i < task->count; i++) {
+        s += task->prompts[i].s;
+        n += task->prompts[i].n;
+    }
+    s /= task->count;
+    n /= task->count;
+    double tokens =
+        p->policy.schedule == SCHEDULE_DIAGONAL ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
+    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }
