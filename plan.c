@@ -126,15 +126,6 @@ static Bytes role_end(Role r, Bytes at, Bytes bytes) {
     return role_goes_on(r) ? at + bytes : whole_lines(at + bytes);
 }
 
-Bytes plan_layer_bytes(const Plan *p) {
-    Bytes sum = 0;
-    for (int r = 0; r < NROLES; r++) {
-        Tensor t = p->weight[0][r].home;
-        sum += (Bytes)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
-    }
-    return sum;
-}
-
 /* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
  * place in the layer's slab. */
 static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {

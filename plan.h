@@ -199,8 +199,6 @@ void policy_defaults(Policy *policy);
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err);
 void plan_free(Plan *plan);
-/* Returns the bytes of a layer's weights as they move, F16 or packed. */
-Bytes plan_layer_bytes(const Plan *plan);
 /* Returns true if the disk's share of the layers is a copy in the offload file; false if it is the
  * checkpoint itself. */
 bool copied_to_disk(const Plan *plan, const Checkpoint *checkpoint);

@@ -78,6 +78,16 @@ static double mean_rate(const double bdw[2], const Workload *w) {
     return (w->decoded + w->prompt_rows) / (w->decoded / bdw[0] + w->prompt_rows / bdw[1]);
 }
 
+/* Returns the bytes of a layer's weights as they move, F16 or packed. */
+static Bytes layer_bytes(const Plan *plan) {
+    Bytes sum = 0;
+    for (int r = 0; r < NROLES; r++) {
+        Tensor t = plan->weight[0][r].home;
+        sum += (Bytes)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
+    }
+    return sum;
+}
+
 static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const Plan *plan,
                         bool delegated, int phase) {
     const Workload *w = &plan->work[phase];
@@ -101,7 +111,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .act = type_bytes(plan->act_type),
                .kv = 2.0 * plan->kv_row,
                .v_read = plan->policy.sparsity,
-               .weights = plan_layer_bytes(plan),
+               .weights = layer_bytes(plan),
                .table = checkpoint->global[plan->head]};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
@@ -534,7 +544,7 @@ static int slowest_row(const Lp *lp, const double *x, int variable, int slowest,
  * the most seconds. */
 static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *plan, int phase) {
     int l = plan->config.l;
-    double layer = plan_layer_bytes(plan);
+    double layer = layer_bytes(plan);
     double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
     for (int j = 0; j < l; j++) {
         int next = (j + 1) % l;
