@@ -306,6 +306,11 @@ bool flight_is_empty(const Flight *f) {
     return true;
 }
 
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows is the memory of a flight. On a first reading go on with
+// plan.c.
+// -------------------------------------------------------------------------------------------------
+
 void flight_open(Flight *f) {
     Run *run = f->run;
     const Plan *p = run->plan;

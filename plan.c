@@ -100,25 +100,9 @@ bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || p->policy.weight_study.bits || (p->policy.weight_packed && !c->packed);
 }
 
-/* Returns true if role a comes before role b in a slab. q, k and v are first; the others follow in
- * the order of the checkpoint, so that neighbours on disk are neighbours in the slab and are read
- * as one. In our packed copies q, k and v are neighbours too; in other checkpoints they take a few
- * more reads. */
-static bool comes_before(const Tensor *t, Role a, Role b) {
-    if (imin(role_place(a), role_place(b)) <= role_place(V_B))
-        return role_place(a) < role_place(b);
-    return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
-}
-
 /* Fills order with the roles of a layer as they lie in each tier's share of its slab; t holds its
  * tensors in the checkpoint. */
-static void slab_order(Role order[NROLES], const Tensor *t) {
-    for (int r = 0, at; r < NROLES; r++) {
-        for (at = r; at > 0 && comes_before(t, r, order[at - 1]); at--)
-            order[at] = order[at - 1];
-        order[at] = r;
-    }
-}
+static void slab_order(Role order[NROLES], const Tensor *t);
 
 /* Returns where role r ends if it begins at `at`: at a whole cache line, unless the next role must
  * lie directly behind it. */
@@ -232,23 +216,6 @@ static void plan_slots(Plan *p) {
  * device are F32. */
 static bool on_gpu(const Plan *p) { return p->act_type == F16; }
 
-/* Adds room for a layer's matrices in F16. Only a GPU needs it, for batches of many rows. */
-static void plan_unpacked(Plan *p) {
-    Bytes bytes = 0;
-    p->packed_rows = on_gpu(p) ? PACKED_ROWS : INT_MAX;
-    if (!p->policy.weight_packed || !on_gpu(p))
-        return;
-    for (int r = 0; r < NROLES; r++) {
-        int rows, cols;
-        opt_role_shape(&p->config, r, &rows, &cols);
-        if (!role_is_matrix(r))
-            continue;
-        p->unpacked_at[r] = bytes;
-        bytes = role_end(r, bytes, (Bytes)rows * cols * sizeof(f16));
-    }
-    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, bytes / 2, 1});
-}
-
 // -------------------------------------------------------------------------------------------------
 // The KV cache and the activations
 //
@@ -319,45 +286,6 @@ static void plan_layer_workspaces(Plan *p) {
     add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
-/* Adds the workspaces before the first layer and behind the last one of this stage: those of the
- * embedding, of the head, and of the pipeline's hidden states. */
-static void plan_end_workspaces(Plan *p, const Task *task) {
-    const OptConfig *c = &p->config;
-    Type act = p->act_type;
-    int rows = p->max_rows, slots = p->batch_slots;
-    bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
-    /* the CPU gathers the rows of a token table that is not on the GPU */
-    bool gathered = p->policy.table_home != TIER_GPU;
-    bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
-    const Wanted workspace[] = {
-        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
-         slots},
-        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, slots},
-        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->head_rows : 0, c->h1, slots},
-        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
-         c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", F32, last && to_cpu ? p->max_seqs : 0, c->vocab,
-         task->keep_logits ? p->batches : slots},
-        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
-        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
-    };
-    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
-}
-
-/* Adds the lists of sparse attention: for each query and head, the chosen tokens and their weights.
- */
-static void plan_choices(Plan *p) {
-    /* the most that a query and head choose */
-    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
-    int cols = p->config.nh * most;
-    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
-        add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
-        add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
-    }
-}
-
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
  * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
  * for five, with which the plans of results/paper were made), two page tables, the number of each
@@ -416,35 +344,11 @@ static void number_cells(Plan *p) {
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
 
-void policy_defaults(Policy *policy) {
-    policy->flights = flight_count(policy);
-    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
-    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
-    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
-}
-
-/* Fails (EXIT_USAGE) if a block has too many tokens, or a prompt does not fit the model. */
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
-                         Error *err) {
-    enum { MOST_ROWS = 1 << 29 }; /* counts of rows are ints */
-    long rows = 0;
-    for (int i = 0; i < task->count; i++) {
-        const Prompt *q = &task->prompts[i];
-        rows = (i % block_size(policy) ? rows : 0) + q->s;
-        if (rows > MOST_ROWS)
-            return fail(
-                err, EXIT_USAGE,
-                "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
-                MOST_ROWS);
-        CHECK(!task->scored || (q->from >= 1 && q->from < q->s + q->n && !task->keep_logits));
-        if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
-            return fail(err, EXIT_USAGE,
-                        "prompt %d: %d tokens and %d to generate do not fit the model's %d "
-                        "positions; shorten it",
-                        i, q->s, q->n, config->max_pos);
-    }
-    return 0;
-}
+                         Error *err);
+static void plan_unpacked(Plan *p);
+static void plan_end_workspaces(Plan *p, const Task *task);
+static void plan_choices(Plan *p);
 
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err) {
@@ -549,4 +453,113 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
                        .v = plan_view(p, id, tier, slot + 1, 0, npages * page),
                        .page_tokens = page,
                        .nh = p->config.nh};
+}
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows is checked before, or is room for what a first reader passes
+// by. On a first reading go on with walk.c.
+// -------------------------------------------------------------------------------------------------
+
+void policy_defaults(Policy *policy) {
+    policy->flights = flight_count(policy);
+    policy->piece_rows = policy->piece_rows ? policy->piece_rows : PIECE_ROWS;
+    policy->workspaces = policy->workspaces ? policy->workspaces : WORKSPACES;
+    policy->sparsity = is_sparse(policy) ? policy->sparsity : 1;
+}
+
+/* Fails (EXIT_USAGE) if a block has too many tokens, or a prompt does not fit the model. */
+static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
+                         Error *err) {
+    enum { MOST_ROWS = 1 << 29 }; /* counts of rows are ints */
+    long rows = 0;
+    for (int i = 0; i < task->count; i++) {
+        const Prompt *q = &task->prompts[i];
+        rows = (i % block_size(policy) ? rows : 0) + q->s;
+        if (rows > MOST_ROWS)
+            return fail(
+                err, EXIT_USAGE,
+                "a block has more than %d tokens; lower --gpu-batch-size or --num-gpu-batches",
+                MOST_ROWS);
+        CHECK(!task->scored || (q->from >= 1 && q->from < q->s + q->n && !task->keep_logits));
+        if (q->s < 1 || q->n < 1 || q->s > config->max_pos || q->n > config->max_pos - q->s + 1)
+            return fail(err, EXIT_USAGE,
+                        "prompt %d: %d tokens and %d to generate do not fit the model's %d "
+                        "positions; shorten it",
+                        i, q->s, q->n, config->max_pos);
+    }
+    return 0;
+}
+
+/* Returns true if role a comes before role b in a slab. q, k and v are first; the others follow in
+ * the order of the checkpoint, so that neighbours on disk are neighbours in the slab and are read
+ * as one. In our packed copies q, k and v are neighbours too; in other checkpoints they take a few
+ * more reads. */
+static bool comes_before(const Tensor *t, Role a, Role b) {
+    if (imin(role_place(a), role_place(b)) <= role_place(V_B))
+        return role_place(a) < role_place(b);
+    return t[a].file < t[b].file || (t[a].file == t[b].file && t[a].offset < t[b].offset);
+}
+
+static void slab_order(Role order[NROLES], const Tensor *t) {
+    for (int r = 0, at; r < NROLES; r++) {
+        for (at = r; at > 0 && comes_before(t, r, order[at - 1]); at--)
+            order[at] = order[at - 1];
+        order[at] = r;
+    }
+}
+
+/* Adds room for a layer's matrices in F16. Only a GPU needs it, for batches of many rows. */
+static void plan_unpacked(Plan *p) {
+    Bytes bytes = 0;
+    p->packed_rows = on_gpu(p) ? PACKED_ROWS : INT_MAX;
+    if (!p->policy.weight_packed || !on_gpu(p))
+        return;
+    for (int r = 0; r < NROLES; r++) {
+        int rows, cols;
+        opt_role_shape(&p->config, r, &rows, &cols);
+        if (!role_is_matrix(r))
+            continue;
+        p->unpacked_at[r] = bytes;
+        bytes = role_end(r, bytes, (Bytes)rows * cols * sizeof(f16));
+    }
+    add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, bytes / 2, 1});
+}
+
+/* Adds the workspaces before the first layer and behind the last one of this stage: those of the
+ * embedding, of the head, and of the pipeline's hidden states. */
+static void plan_end_workspaces(Plan *p, const Task *task) {
+    const OptConfig *c = &p->config;
+    Type act = p->act_type;
+    int rows = p->max_rows, slots = p->batch_slots;
+    bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
+    /* the CPU gathers the rows of a token table that is not on the GPU */
+    bool gathered = p->policy.table_home != TIER_GPU;
+    bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
+    const Wanted workspace[] = {
+        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
+         slots},
+        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, slots},
+        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->head_rows : 0, c->h1, slots},
+        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
+         c->embed, 1},
+        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", F32, last && to_cpu ? p->max_seqs : 0, c->vocab,
+         task->keep_logits ? p->batches : slots},
+        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
+        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
+    };
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
+}
+
+/* Adds the lists of sparse attention: for each query and head, the chosen tokens and their weights.
+ */
+static void plan_choices(Plan *p) {
+    /* the most that a query and head choose */
+    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
+    int cols = p->config.nh * most;
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
+        int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
+        add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
+        add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
+    }
 }

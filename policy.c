@@ -173,48 +173,9 @@ const int tier_rows[NTIERS + 1] = {GPU_ROWS, CPU_ROWS, DISK_ROWS, FRACTION_ROWS}
 /* Writes the names of the rows in [from, to) that are binding at x. Returns the largest excess
  * a x - b of all rows in [from, to). In the rows of a tier, a x - b is the bytes that are needed,
  * less the tier's capacity, so the largest excess and the capacity together are the tier's peak. */
-static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, int from, int to) {
-    double largest_excess = -INFINITY;
-    text[0] = 0;
-    for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
-        size_t used = strlen(text);
-        largest_excess = fmax(largest_excess, lp_excess(row, x, lp->n));
-        if (lp_binds(row, x, lp->n))
-            snprintf(text + used, NAMES - used, "%s%s", used ? ", " : "", row->name);
-    }
-    return largest_excess;
-}
-
-/* Writes the message that no placement fits. It says how many bytes each tier lacks. For this, the
- * LP is solved with one more variable for each tier, its missing bytes, and minimizes their price.
- * A byte could be missing on any tier, so the prices decide which tier is said to be too small: the
- * disk if possible, because a disk is the easiest to enlarge, and the GPU last. The prices are far
- * apart, because a byte on a lower tier also takes some staging on the tiers above it, and together
- * these should still cost less than a byte up there. */
-static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
-    static const double price[NTIERS] = {100, 10, 1};
-    char who[200] = "";
-    LpAnswer more;
-    memset(lp->c, 0, sizeof lp->c);
-    for (int t = 0; t < NTIERS; t++) {
-        lp->c[lp->n] = price[t];
-        for (int i = tier_rows[t]; i < tier_rows[t + 1]; i++)
-            lp->row[i].a[lp->n] = -1;
-        lp->n++;
-    }
-    lp_solve(&more, lp);
-    for (int t = 0; t < NTIERS && more.verdict == LP_OPTIMAL; t++) {
-        size_t used = strlen(who);
-        if (more.x[NVARS + t] > 0)
-            snprintf(who + used, sizeof who - used, "%s the %s lacks %.2f GiB", used ? "," : ":",
-                     tier_name[t], ceil(100 * more.x[NVARS + t] / 0x1p30) / 100);
-    }
-    return fail(err, EXIT_USAGE,
-                "%s, %d + %d tokens, block of %d x %d: no placement fits%s; use a smaller "
-                "--gpu-batch-size or "
-                "--num-gpu-batches, shorter prompts or outputs, or a larger machine",
-                config->name, block->s, block->n, block->gbs, block->num_gpu_batches, who);
-}
+static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, int from, int to);
+/* Writes the message that no placement fits. */
+static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err);
 
 int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, const Block *block,
                Error *err) {
@@ -244,4 +205,52 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
         cost->peak[t] = hardware->mem[t] +
                         summarize_rows(cost->full[t], &lp, x, tier_rows[t], tier_rows[t + 1]);
     return 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows tells what a placement fills, or what it lacks. On a first
+// reading go on with branches/head.c.
+// -------------------------------------------------------------------------------------------------
+
+static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, int from, int to) {
+    double largest_excess = -INFINITY;
+    text[0] = 0;
+    for (const LpRow *row = lp->row + from; row < lp->row + to; row++) {
+        size_t used = strlen(text);
+        largest_excess = fmax(largest_excess, lp_excess(row, x, lp->n));
+        if (lp_binds(row, x, lp->n))
+            snprintf(text + used, NAMES - used, "%s%s", used ? ", " : "", row->name);
+    }
+    return largest_excess;
+}
+
+/* It says how many bytes each tier lacks. For this, the
+ * LP is solved with one more variable for each tier, its missing bytes, and minimizes their price.
+ * A byte could be missing on any tier, so the prices decide which tier is said to be too small: the
+ * disk if possible, because a disk is the easiest to enlarge, and the GPU last. The prices are far
+ * apart, because a byte on a lower tier also takes some staging on the tiers above it, and together
+ * these should still cost less than a byte up there. */
+static int does_not_fit(Lp *lp, const OptConfig *config, const Block *block, Error *err) {
+    static const double price[NTIERS] = {100, 10, 1};
+    char who[200] = "";
+    LpAnswer more;
+    memset(lp->c, 0, sizeof lp->c);
+    for (int t = 0; t < NTIERS; t++) {
+        lp->c[lp->n] = price[t];
+        for (int i = tier_rows[t]; i < tier_rows[t + 1]; i++)
+            lp->row[i].a[lp->n] = -1;
+        lp->n++;
+    }
+    lp_solve(&more, lp);
+    for (int t = 0; t < NTIERS && more.verdict == LP_OPTIMAL; t++) {
+        size_t used = strlen(who);
+        if (more.x[NVARS + t] > 0)
+            snprintf(who + used, sizeof who - used, "%s the %s lacks %.2f GiB", used ? "," : ":",
+                     tier_name[t], ceil(100 * more.x[NVARS + t] / 0x1p30) / 100);
+    }
+    return fail(err, EXIT_USAGE,
+                "%s, %d + %d tokens, block of %d x %d: no placement fits%s; use a smaller "
+                "--gpu-batch-size or "
+                "--num-gpu-batches, shorter prompts or outputs, or a larger machine",
+                config->name, block->s, block->n, block->gbs, block->num_gpu_batches, who);
 }

@@ -375,19 +375,6 @@ static bool begin(Run *run, int k) {
     return !run->poster->failed;
 }
 
-/* Records in the trace how many pages and sequences all flights together hold now. */
-static void note_held(const Run *run) {
-    Held held = {.at = run->sweep_end};
-    for (int g = 0; g < run->plan->policy.flights; g++) {
-        const Flight *f = &run->flights[g];
-        for (int t = 0; t < NTIERS; t++)
-            held.pages[t] += f->pool[t].used;
-        held.sequences += f->admission.seated;
-    }
-    if (run->poster->device->trace)
-        trace_hold(run->poster->device->trace, &held);
-}
-
 /* Runs the loop that section 4.4 adds, and Figure 4's loop over i: flights sweep in turn until all
  * are empty. */
 static void sweep_all(Run *run) {
@@ -398,25 +385,10 @@ static void sweep_all(Run *run) {
         if (!flight_admit(run->flight))
             continue;
         sweep(run);
-        note_held(run);
+        tell_held(run);
         idle = 0;
     }
-    note_held(run);
-}
-
-/* Divides the seconds of prefill sweeps into prefill and decode, by the time that the processors
- * spent on each. The time that they spent on decoding beside prefills is estimated from the number
- * of tokens. */
-static void divide_seconds(RunStats *s, const Device *device) {
-    double prefill = 0, decode = 0;
-    for (int lane = PROJECT; lane <= ATTEND; lane++) { /* the lanes of processors */
-        const LaneCount *count = &device->count[lane];
-        prefill += count->prefill_s;
-        decode += count->busy_s - count->prefill_s;
-    }
-    double beside = s->decoded ? decode * s->beside / s->decoded : 0;
-    s->prefill_s = s->prefill_sweeps_s * (beside > 0 ? prefill / (prefill + beside) : 1);
-    s->decode_s = s->total_s - s->prefill_s;
+    tell_held(run);
 }
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
@@ -449,7 +421,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
         sweep_all(&run);
     /* still on the lanes: the last stores, and weights for a sweep that did not take place */
     if (!poster.failed && post_drain(&poster))
-        divide_seconds(stats, device);
+        tell_seconds(&run);
     for (int g = 0; g < flights; g++)
         flight_close(&run.flights[g]);
     depend_close(poster.depend);

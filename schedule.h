@@ -174,4 +174,10 @@ void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, 
  * (section 4.4). */
 void receive_hidden(Run *run);
 void send_hidden(Run *run);
+/* tell.c: records in the trace how many pages and sequences all flights together hold now. */
+void tell_held(const Run *run);
+/* Divides the seconds of prefill sweeps into prefill and decode, by the time that the processors
+ * spent on each. The time that they spent on decoding beside prefills is estimated from the number
+ * of tokens. */
+void tell_seconds(const Run *run);
 #endif

@@ -63,3 +63,28 @@ void tell_end(Flight *f, const Sequence *q, bool eos, bool stop) {
                              stop ? FINISH_STOP : FINISH_LENGTH, run->poster->err))
         run->poster->failed = true;
 }
+
+void tell_held(const Run *run) {
+    Held held = {.at = run->sweep_end};
+    for (int g = 0; g < run->plan->policy.flights; g++) {
+        const Flight *f = &run->flights[g];
+        for (int t = 0; t < NTIERS; t++)
+            held.pages[t] += f->pool[t].used;
+        held.sequences += f->admission.seated;
+    }
+    if (run->poster->device->trace)
+        trace_hold(run->poster->device->trace, &held);
+}
+
+void tell_seconds(const Run *run) {
+    RunStats *s = run->stats;
+    double prefill = 0, decode = 0;
+    for (int lane = PROJECT; lane <= ATTEND; lane++) { /* the lanes of processors */
+        const LaneCount *count = &run->poster->device->count[lane];
+        prefill += count->prefill_s;
+        decode += count->busy_s - count->prefill_s;
+    }
+    double beside = s->decoded ? decode * s->beside / s->decoded : 0;
+    s->prefill_s = s->prefill_sweeps_s * (beside > 0 ? prefill / (prefill + beside) : 1);
+    s->decode_s = s->total_s - s->prefill_s;
+}
