@@ -158,17 +158,17 @@ static void deal_seats(Admission *a) {
 static int fill_seats(Admission *a, int *entered, int most, bool topups) {
     int n = 0;
     bool wanted = false; /* this seat is in one of those batches */
-    for (int seat = 0; seat < a->nseats && n < most && *a->next_prompt < a->task->count; seat++) {
-        Seat *to = &a->seat[seat];
+    for (int i = 0; i < a->nseats && n < most && *a->next_prompt < a->task->count; i++) {
+        Seat *seat = &a->seat[i];
         /* asked at the first seat of a batch only, because taking a seat gives the batch a member
          */
-        if (seat % a->policy->gbs == 0)
-            wanted = (a->in_batch[to->k] > 0) == topups;
-        if (!wanted || to->prompt >= 0)
+        if (i % a->policy->gbs == 0)
+            wanted = (a->in_batch[seat->k] > 0) == topups;
+        if (!wanted || seat->prompt >= 0)
             continue;
-        if (!take_seat(a, to))
+        if (!take_seat(a, seat))
             break;
-        entered[n++] = seat;
+        entered[n++] = i;
     }
     return n;
 }

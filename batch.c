@@ -6,9 +6,7 @@
  * the kernels where all of these are. A batch's part in a sweep begins (batch_begin) with the
  * tokens that the previous sweep has chosen for it; they show which sequences have ended. The
  * members of a flight change between sweeps (flight_admit). New members of a batch that already has
- * members first prefill in a batch of their own, the entrance. What follows from new tokens is here
- * too: the last stage of a pipeline shares them with the other stages, and the counts and times of
- * RunStats grow. The pools of KV pages stand first, because sequences take their pages from them.
+ * members first prefill in a batch of their own, the entrance (branches/refill.c).
  *
  * Contract: only the thread that posts runs this file. Before it reads or writes data that ops use
  * too, it calls post_wait.
@@ -328,7 +326,7 @@ void flight_open(Flight *f) {
     f->nseqs = block;
     for (int k = 0; k < f->batches; k++) {
         Batch *b = &f->batch[k];
-        b->plan_place = f->number * f->batches + k;
+        b->plan_place = f->index * f->batches + k;
         b->seq = xcalloc(p->max_seqs, sizeof *b->seq);
         b->joining = xcalloc(p->max_seqs, sizeof *b->joining);
         for (int t = 0; t < NTIERS; t++) {
@@ -340,7 +338,7 @@ void flight_open(Flight *f) {
     f->staged = xcalloc((size_t)p->max_seqs * p->max_pages, sizeof *f->staged);
     f->came = xcalloc(2 * (size_t)imax(p->head_rows, p->max_seqs), sizeof *f->came);
     for (int t = 0; t < NTIERS; t++)
-        pool_open(&f->pool[t], f->number * p->npages[t], p->npages[t]);
+        pool_open(&f->pool[t], f->index * p->npages[t], p->npages[t]);
 }
 
 void flight_close(Flight *f) {

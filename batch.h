@@ -1,5 +1,5 @@
 /* batch.h: the batches and sequences in flight, as schedule.c sees them.
- * Read next: schedule.c. */
+ * Read next: schedule.h. */
 #ifndef BATCH_H
 #define BATCH_H
 #include "device/ops.h"
@@ -8,16 +8,16 @@
 /* How things are counted, from 0 on:
  *
  *   Sequence.prompt_index  prompts, in the order of the task
- *   Flight.number          flights of a run
+ *   Flight.index           flights of a run
  *   Flight.i, Run.i        sweeps of this flight; of all flights (Call.i)
  *   Seat.k                 batches of a block
  *   Call.k                 batches of this sweep, the k of Figure 4
  *   Batch.plan_place       batches of the plan, of all flights: says which memory is the batch's
  *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace (Call.batch)
  *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
- *   Piece.number           pieces of the batch in this sweep
+ *   Piece.index            pieces of the batch in this sweep
  *   Batch.turn             pieces of the run: QKV and other workspaces rotate by it
- *   Square.number          squares of the run: HIDDEN and KV_STAGING rotate by it */
+ *   Square.turn          squares of the run: HIDDEN and KV_STAGING rotate by it */
 // clang-format on
 
 /* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
@@ -81,7 +81,7 @@ typedef struct {
  * attention need room for one piece only. DIFFERS: the paper's batches are never cut. A piece of a
  * batch in prefill has at most plan->piece_rows rows; a batch that decodes is one piece. */
 typedef struct {
-    int number;
+    int index;
     int first, nseq;     /* its first sequence in the batch; how many it has */
     int row, rows;       /* its first row in the batch; how many it has */
     int kv_rows[NTIERS]; /* its rows by the tier of their KV, in the order in which they lie */
@@ -115,7 +115,7 @@ typedef struct {
 /* A block of batches in flight (section 4.4); a single machine needs one. */
 typedef struct {
     struct Run *run;
-    int number;
+    int index;
     Batch *batch; /* [batches] */
     int batches;
     Sequence *seqs; /* [nseqs] one for each seat of a block */
@@ -140,7 +140,7 @@ typedef struct {
     int32_t *came; /* a buffer for both, on a stage that is not the last */
 } Flight;
 
-/* Opens a flight without batches in flight. The caller has set run and number. */
+/* Opens a flight without batches in flight. The caller has set run and index. */
 void flight_open(Flight *f);
 /* Waits, between two sweeps, for the newest tokens of the batches in which a sequence has all its
  * tokens, of the entrance, and, in a pipeline that waits within its sweeps, of all batches. Removes

@@ -375,17 +375,18 @@ void admission_close(Admission *a);
 /* Posts the embedding of new tokens: x = token rows + position rows. tokens (rows, embed) holds
  * their rows of the token table; it is x itself if there is no project_in. positions (1, rows) I32
  * are already offset by 2. */
-void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions);
+void opt_embed(Poster *poster, Call call, const Plan *plan, Tensor x, Tensor tokens,
+               Tensor positions);
 /* Posts the half of a layer before attention. It computes qkv (rows, 3 h1) F16; each row holds q, k
  * and v side by side. */
-void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
+void opt_project(Poster *poster, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x);
 /* Posts the half of a layer after attention: x += o w_O, then the MLP; o (rows, h1). */
-void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
+void opt_finish(Poster *poster, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o);
 /* Posts the final norm, project_out and the head: logits (rows, vocab) of the last rows x (rows,
  * h1), which are overwritten. */
-void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
+void opt_logits(Poster *poster, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 
 // -------------------------------------------------------------------------------------------------
 // schedule.c: the sweep, Figure 4

@@ -223,13 +223,14 @@ static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
     return plan_view(plan, id, TIER_GPU, 0, 0, x.rows);
 }
 
-void opt_embed(Poster *to, Call call, const Plan *plan, Tensor x, Tensor tokens, Tensor positions) {
+void opt_embed(Poster *poster, Call call, const Plan *plan, Tensor x, Tensor tokens,
+               Tensor positions) {
     bool projected = plan->config.embed != plan->config.h1;
     /* With project_in x begins as the rows of the position table, and the product is added to it.
      * Without it x is `tokens` itself, and the rows of the position table are added to it. */
-    post(to, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
+    post(poster, op_embed(call, x, plan->global[POS_EMBED].home, positions, !projected));
     if (projected)
-        post(to, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
+        post(poster, op_linear(call, x, tokens, plan->global[PROJECT_IN].home, none, x));
 }
 
 /* Returns the tensors of q, k and v as one tensor; they must lie directly behind each other. */
@@ -241,36 +242,36 @@ static Tensor joined(const Tensor *q) {
     return all;
 }
 
-void opt_project(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
+void opt_project(Poster *poster, Call call, const Plan *plan, const Tensor w[NROLES], Tensor qkv,
                  Tensor x) {
     bool pre_norm = plan->config.pre_norm;
     Tensor in = pre_norm ? scratch_rows(plan, NORM_1, x) : x;
     if (pre_norm)
-        post(to, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
-    post(to, op_linear(call, qkv, in, joined(&w[Q_W]), tensor_flat(joined(&w[Q_B])), none));
+        post(poster, op_layernorm(call, in, x, w[LN1_W], w[LN1_B]));
+    post(poster, op_linear(call, qkv, in, joined(&w[Q_W]), tensor_flat(joined(&w[Q_B])), none));
 }
 
-void opt_finish(Poster *to, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
+void opt_finish(Poster *poster, Call call, const Plan *plan, const Tensor w[NROLES], Tensor x,
                 Tensor o) {
     bool pre_norm = plan->config.pre_norm;
     Role norm = pre_norm ? LN2_W : LN1_W; /* opt-350m: the first norm comes after attention */
     Tensor in = pre_norm ? scratch_rows(plan, NORM_2, x) : x;
     Tensor inner = scratch_rows(plan, MLP, x);
-    post(to, op_linear(call, x, o, w[O_W], w[O_B], x));
-    post(to, op_layernorm(call, in, x, w[norm], w[norm + 1]));
-    post(to, op_linear_relu(call, inner, in, w[FC1_W], w[FC1_B]));
-    post(to, op_linear(call, x, inner, w[FC2_W], w[FC2_B], x));
+    post(poster, op_linear(call, x, o, w[O_W], w[O_B], x));
+    post(poster, op_layernorm(call, in, x, w[norm], w[norm + 1]));
+    post(poster, op_linear_relu(call, inner, in, w[FC1_W], w[FC1_B]));
+    post(poster, op_linear(call, x, inner, w[FC2_W], w[FC2_B], x));
     if (!pre_norm)
-        post(to, op_layernorm(call, x, x, w[LN2_W], w[LN2_B]));
+        post(poster, op_layernorm(call, x, x, w[LN2_W], w[LN2_B]));
 }
 
-void opt_logits(Poster *to, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
+void opt_logits(Poster *poster, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x) {
     bool projected = plan->config.embed != plan->config.h1;
     Tensor in = projected ? scratch_rows(plan, HEAD_OUT, x) : x;
     if (plan->config.final_norm)
-        post(to, op_layernorm(call, x, x, plan->global[FINAL_LN_W].home,
-                              plan->global[FINAL_LN_B].home));
+        post(poster, op_layernorm(call, x, x, plan->global[FINAL_LN_W].home,
+                                  plan->global[FINAL_LN_B].home));
     if (projected)
-        post(to, op_linear(call, in, x, plan->global[PROJECT_OUT].home, none, none));
-    post(to, op_linear(call, logits, in, head, none, none));
+        post(poster, op_linear(call, in, x, plan->global[PROJECT_OUT].home, none, none));
+    post(poster, op_linear(call, logits, in, head, none, none));
 }

@@ -14,7 +14,7 @@
  *
  * The cost model `runtime` of cost/runtime.c describes what this engine really does. The outer
  * level of the policy search, which chooses gbs and bls, is cost/search.c.
- * Read next: branches/fit.c. */
+ * Read next: branches/head.c. */
 #include <math.h>
 
 #include "policy.h"

@@ -10,14 +10,12 @@
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
  * writes which earlier ops it must wait for; everything else may overlap. Two things no view shows,
- * and the caller tells them: that memory changes its owner (depend_join in batch.c), and that it is
- * cut anew (depend_fold in load_part). compute(j, k) calls project, attend and finish, in prefill
- * for one piece after the other. HIDDEN has two or three workspaces (Policy.workspaces), but no
- * more than there are batches. QKV and ATTENDED have three; they have fewer only if there are fewer
- * batches and each batch is one piece. They rotate, so that while the CPU attends for batch k, the
- * GPU finishes batch k-1 and projects batch k+1.
- * Read next: batch.c.
- */
+ * and the caller tells them: that memory changes its owner (depend_join in branches/pages.c), and
+ * that it is cut anew (depend_fold in weights.c). compute(j, k) calls project, attend and finish,
+ * in prefill for one piece after the other. HIDDEN has two or three workspaces (Policy.workspaces),
+ * but no more than there are batches. QKV and ATTENDED have three; they have fewer only if there
+ * are fewer batches and each batch is one piece. They rotate, so that while the CPU attends for
+ * batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: square.c. */
 #include "device/device.h"
 #include "schedule.h"
 
@@ -117,7 +115,7 @@ static void move_activation(Run *run, Tier tier, bool store) {
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    if (!at(run, j, k) || !rests_before(run, run->square.call.j + 1))
+    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j + 1))
         return;
     for (int t = 0; t < NTIERS; t++)
         move_activation(run, (Tier)t, true);
@@ -160,8 +158,8 @@ static void store_piece(Run *run) {
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    if (at(run, j, k) && !is_head(run, run->square.call.j) && !run->square.batch->prefill &&
-        next_piece(run, run->square.batch->turn))
+    if (find_square(run, j, k) && !is_head(run, run->square.call.j) &&
+        !run->square.batch->prefill && find_piece(run, run->square.batch->turn))
         store_piece(run);
 }
 
@@ -171,24 +169,24 @@ static void store_cache(Run *run, int j, int k) {
 
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
  * GPU, or, if the CPU attends, the disk's pages to the CPU (fill_tables then lists no others). With
- * sparse attention only K moves; attend_rows fetches the V that it reads. */
+ * sparse attention only K moves. */
 static void bring_cache(Run *run) {
     const Batch *b = run->square.batch;
-    PageTable to = run->square.staged, stop = run->square.stop;
+    PageTable staged = run->square.staged, stop = run->square.stop;
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         PageTable home = home_pages(run, (Tier)t);
-        add_route(run, &b->past[t], tensor_rows(to.k, row, 0), stop.k, home.k, false);
+        add_route(run, &b->past[t], tensor_rows(staged.k, row, 0), stop.k, home.k, false);
         if (!is_sparse(&run->plan->policy))
-            add_route(run, &b->past[t], tensor_rows(to.v, row, 0), stop.v, home.v, false);
+            add_route(run, &b->past[t], tensor_rows(staged.v, row, 0), stop.v, home.v, false);
         carry(run, call_on(run, C_LOAD, CACHE));
-        row += b->nstaged[t] * to.page_tokens;
+        row += b->nstaged[t] * staged.page_tokens;
     }
 }
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    if (at(run, j, k) && run->square.call.j && !is_head(run, run->square.call.j))
+    if (find_square(run, j, k) && run->square.call.j && !is_head(run, run->square.call.j))
         bring_cache(run);
 }
 
@@ -198,7 +196,7 @@ static void load_cache(Run *run, int j, int k) {
 
 /* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    if (!at(run, j, k) || !rests_before(run, run->square.call.j))
+    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
         move_activation(run, (Tier)t, false);
@@ -300,7 +298,7 @@ static void attend(Run *run) {
     if (s->batch->prefill) {
         /* each earlier piece has one entry more than sequences: its end */
         Tensor start =
-            tensor_cols(s->batch->gpu.start, s->piece.first + s->piece.number, s->piece.nseq + 1);
+            tensor_cols(s->batch->gpu.start, s->piece.first + s->piece.index, s->piece.nseq + 1);
         post(run->poster, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,
                                             start, run->plan->config.nh));
         return;
@@ -325,7 +323,7 @@ static void finish(Run *run, const Tensor w[NROLES]) {
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
     const OptConfig *config = &run->plan->config;
-    if (!at(run, j, k))
+    if (!find_square(run, j, k))
         return;
     if (is_head(run, j)) {
         if (is_last(config))
@@ -338,7 +336,7 @@ static void compute(Run *run, int j, int k) {
         embed(run);
     if (j)
         move_activation(run, TIER_GPU, false);
-    for (; next_piece(run, run->turn); run->turn++) {
+    for (; find_piece(run, run->turn); run->turn++) {
         project(run, w);
         if (run->square.batch->prefill)
             store_piece(run);
@@ -365,7 +363,7 @@ static bool synchronize(Run *run) {
 static bool begin(Run *run, int k) {
     if (!batch_begin(run->flight, run->flight->in_sweep[k]))
         return !run->poster->failed;
-    at(run, 0, k);
+    find_square(run, 0, k);
     const Batch *b = run->square.batch;
     post_copy(run, call_on(run, C_LOAD, OTHER), b->gpu.all, b->cpu.all);
     if (!is_first(&run->plan->config))
@@ -414,7 +412,7 @@ int schedule_run(const Plan *plan, const Task *task, Device *device, const Liste
     CHECK(!is_sparse(&plan->policy) || plan->policy.delegated);
     *stats = (RunStats){0};
     for (int g = 0; g < flights; g++) {
-        run.flights[g] = (Flight){.run = &run, .number = g};
+        run.flights[g] = (Flight){.run = &run, .index = g};
         flight_open(&run.flights[g]);
     }
     if (task->count)

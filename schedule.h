@@ -1,5 +1,8 @@
 /* schedule.h: one run of the schedule, and the square whose ops are posted now.
- * Read next: schedule.c. */
+ *
+ * The picture is the map of the engine: which memory a square uses, and what comes from where.
+ * Below it stand the two structs that all of schedule.c, square.c and weights.c speak of, and then
+ * their functions, which you may pass by until one is called. Read next: schedule.c. */
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 #include "batch.h"
@@ -9,10 +12,10 @@
  *
  *              rests on CPU or disk                       is on the GPU while the square computes
  *
- *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1, in turn
+ *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1 [Run.weight_turn mod 2]
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
- *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.number mod batch_slots]
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.turn mod batch_slots]
  *              of Batch.plan_place                             |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
@@ -22,7 +25,7 @@
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
  *              the pages of layer j                            |    passes NEW_KV on the CPU
  *                                                              |
- *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.number mod 2];
+ *   pages      KV_CACHE ------------ load_cache --------> KV_STAGING        [Square.turn mod 2];
  *                                                              |    pages at home on the GPU are
  *                                                              |    used in place, and project
  *                                                              |    appends the new k, v to them
@@ -37,8 +40,9 @@
  *
  * For the head load_activation brings x to HEAD_ROWS, and nothing is stored.
  *
- * Square.number counts squares: a slot that rotates by it is in use while the neighbours of its square use
- * the next ones. Batch.turn counts pieces: a slot that rotates by it is used by one piece at a time. Rows of
+ * A turn is a place in a rotation. Square.turn counts squares: a slot that rotates by it is in use while the
+ * neighbours of its square use the next ones. Batch.turn counts pieces: a slot that rotates by it is used by
+ * one piece at a time. Rows of
  * ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages are their sequence's own. A
  * slot has one or more cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in
  * plan.c). */
@@ -54,7 +58,7 @@ typedef struct {
 typedef struct {
     Batch *batch;
     Call call;        /* the place of its ops, but for lane and kind */
-    long number;      /* in the run; HIDDEN and KV_STAGING rotate by it */
+    long turn;        /* in the run; HIDDEN and KV_STAGING rotate by it */
     Tensor x;         /* the hidden state while it is computed */
     PageTable staged, /* its pages in staging, on the tier of the processor that attends to them */
         stop;         /* the places where pages from disk stop on their way to the GPU */
@@ -89,10 +93,10 @@ typedef struct Run {
     Square square;  /* the one whose ops are posted now */
 
     /* the weights that stream */
-    LayerSlot now, next; /* the layer that computes; the layer that loads meanwhile */
-    bool next_is_layer0; /* `next` is layer 0 of the coming sweep */
-    long streamed, /* even: the next layer that streams takes the first slot; odd: the other */
-        streamed_before; /* the same when this sweep began */
+    LayerSlot now, next;    /* the layer that computes; the layer that loads meanwhile */
+    bool next_is_layer0;    /* `next` is layer 0 of the coming sweep */
+    long weight_turn,       /* of the next layer that streams: an even one has the first slot */
+        weight_turn_before; /* the same when this sweep began */
 
     Move *near, *far; /* scratch: the moves of the copies that `carry` posts */
     int nnear, nfar;
@@ -105,10 +109,10 @@ typedef struct Run {
 /* Goes to square (j, k), where k may also be -1, the last batch of layer j-1, or K, the first batch
  * of layer j+1: run->square then has its views. Returns false outside the sweep, or if the batch
  * has no members left; the views are then of no use. */
-bool at(Run *run, int j, int k);
+bool find_square(Run *run, int j, int k);
 /* Goes on to the square's next piece, which takes this turn of the workspaces. Returns false if
  * there is none. */
-bool next_piece(Run *run, long turn);
+bool find_piece(Run *run, long turn);
 /* Returns true if layer j is the head. */
 static inline bool is_head(const Run *run, int j) { return j == run->l; }
 /* Returns true if all rows of the batch's hidden state rest on the GPU. */

@@ -1,7 +1,9 @@
-/* square.c: the square that is current: where its data is, and the ways between home and GPU.
+/* square.c: the square whose ops are posted now: where its data is, and the ways between home and
+ * GPU.
  *
- * Every rotation of workspaces is here: the calls of Figure 4 say only of which square they speak.
- * Read next: weights.c. */
+ * The calls of Figure 4 only say of which square they speak: find_square(run, j, k). All slots of
+ * workspaces and of staging rotate here. What rests below the GPU crosses one link or two: add_way
+ * notes the moves of both hops, and carry posts them. Read next: weights.c. */
 #include "schedule.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -9,7 +11,7 @@
 // -------------------------------------------------------------------------------------------------
 
 Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows) {
-    return plan_view(run->plan, id, tier, run->square.number, 0, rows);
+    return plan_view(run->plan, id, tier, run->square.turn, 0, rows);
 }
 
 Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows) {
@@ -19,7 +21,7 @@ Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows) {
 /* Returns places for pages in staging on a tier; there are two sets of them, which squares take in
  * turn. */
 static PageTable staging(const Run *run, Tier tier, int npages) {
-    return plan_pages(run->plan, KV_STAGING, tier, 2 * run->square.number, npages);
+    return plan_pages(run->plan, KV_STAGING, tier, 2 * run->square.turn, npages);
 }
 
 Tensor activations(const Run *run, Tier tier) {
@@ -51,7 +53,7 @@ static PageTable staged_pages(const Run *run) {
     return t;
 }
 
-bool at(Run *run, int j, int k) {
+bool find_square(Run *run, int j, int k) {
     const Flight *f = run->flight;
     int K = f->K, over = k < 0 ? -1 : k >= K; /* 1: in the next layer; -1: in the one before */
     j += over;
@@ -67,7 +69,7 @@ bool at(Run *run, int j, int k) {
                                     .j = j,
                                     .k = k,
                                     .batch = b->admitted_as},
-                           .number = run->base + (long)j * K + k};
+                           .turn = run->base + (long)j * K + k};
     run->square.x = hidden(run);
     run->square.staged = staged_pages(run);
     run->square.stop = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
@@ -88,7 +90,7 @@ PageTable home_pages(const Run *run, Tier tier) {
     return t;
 }
 
-bool next_piece(Run *run, long turn) {
+bool find_piece(Run *run, long turn) {
     const Plan *p = run->plan;
     Square *s = &run->square;
     if (!batch_piece(run->flight, s->batch, &s->piece))
@@ -97,7 +99,7 @@ bool next_piece(Run *run, long turn) {
     int rows = s->piece.rows, h1 = p->config.h1;
     s->on_gpu = s->piece.kv_rows[TIER_GPU];
     s->off_gpu = rows - s->on_gpu;
-    s->x_piece = tensor_cells(tensor_rows(s->x, s->piece.row, rows), s->piece.number, 1);
+    s->x_piece = tensor_cells(tensor_rows(s->x, s->piece.row, rows), s->piece.index, 1);
     s->qkv = piece_slot(run, QKV, TIER_GPU, rows);
     s->q = tensor_cols(s->qkv, 0, h1);
     s->kv = tensor_cols(s->qkv, h1, 2 * h1);

@@ -1,5 +1,8 @@
-/* weights.c: how the weights of a layer stream to the GPU while the layer before computes.
- * Read next: branches/pages.c. */
+/* weights.c: how the weights of a layer come to the GPU while the layer before computes
+ * (section 4.2).
+ *
+ * The layers that stream take two slots in turn: one has the layer that computes, the other
+ * receives the next. A sweep ends by loading layer 0 of the next one. Read next: batch.c. */
 #include "schedule.h"
 
 // clang-format off
@@ -27,17 +30,17 @@ static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
     for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
         const WeightPlace *place =
             is_head(run, j) ? &p->global[p->head] : &p->weight[j][p->slab_order[j][i]];
-        Bytes begin = place->slab_offset, from = first > begin ? first : begin;
-        Bytes to = size_min(end, begin + place->slab_bytes);
+        Bytes begin = place->slab_offset, from = size_max(first, begin);
+        Bytes until = size_min(end, begin + place->slab_bytes);
         Tensor src = place->home;
-        if (src.tier == TIER_GPU || from >= to)
+        if (src.tier == TIER_GPU || from >= until)
             continue;
         /* The slab holds F16, the checkpoint perhaps numbers of 4 bytes: so count elements. Packed
          * bytes count as F16, two at a time. */
         if (src.type == U8)
             src.type = F16;
         src.rows = 1;
-        src.cols = (int)((to - from) / 2);
+        src.cols = (int)((until - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
         Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
         add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), tensor_cells(stop, k, 1),
@@ -52,7 +55,7 @@ static void load_part(Run *run, int j, int k, int K) {
     if (!cpu && !disk)
         return;
     if (!k)
-        run->next = (LayerSlot){.slot = (int)(run->streamed++ % 2)};
+        run->next = (LayerSlot){.slot = (int)(run->weight_turn++ % 2)};
     Tensor on_cpu = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
     /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
      * other borders, so each new part comes after all of its parts. */
@@ -60,7 +63,7 @@ static void load_part(Run *run, int j, int k, int K) {
         depend_fold(run->poster->depend, &on_cpu);
     add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
     add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
-    at(run, j, k);
+    find_square(run, j, k);
     run->square.call.i += run->next_is_layer0;
     carry(run, call_on(run, W_LOAD, WEIGHT));
 }
@@ -85,11 +88,12 @@ void load_weight(Run *run, int j, int k) {
 
 void begin_weights(Run *run) {
     if (!run->next_is_layer0) {
-        run->streamed += run->streamed % 2; /* begin with the first slot, as plan_slots assumes */
+        run->weight_turn +=
+            run->weight_turn % 2; /* begin with the first slot, as plan_slots assumes */
         load_part(run, 0, 0, 1);
     }
     run->next_is_layer0 = false;
-    run->streamed_before = run->streamed;
+    run->weight_turn_before = run->weight_turn;
 }
 
 void turn_weights(Run *run) {
@@ -100,7 +104,7 @@ void turn_weights(Run *run) {
 void keep_layer0(Run *run) {
     run->next = run->now;
     run->next_is_layer0 = true;
-    run->streamed = run->streamed_before;
+    run->weight_turn = run->weight_turn_before;
 }
 
 /* For a batch of more than packed_rows rows, packed matrices are first unpacked to F16, once for
@@ -110,12 +114,12 @@ void ready_weights(Run *run, Tensor w[NROLES]) {
     const Plan *p = run->plan;
     bool many_rows = run->square.batch->rows > p->packed_rows;
     for (int r = 0; r < NROLES; r++) {
-        Tensor streamed = plan_weight(p, &p->weight[run->square.call.j][r], run->now.slot);
-        bool unpack = streamed.type == U8 && many_rows;
-        w[r] = unpack ? plan_f16(p, (Role)r) : streamed;
+        Tensor stored = plan_weight(p, &p->weight[run->square.call.j][r], run->now.slot);
+        bool unpack = stored.type == U8 && many_rows;
+        w[r] = unpack ? plan_f16(p, (Role)r) : stored;
         if (unpack && !run->now.unpacked)
             post(run->poster,
-                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT), w[r], streamed));
+                 op_unpack(call_on(run, r < O_W ? PROJECT : FINISH, WEIGHT), w[r], stored));
     }
     run->now.unpacked |= many_rows;
 }

@@ -1,7 +1,12 @@
-/* head.c: layer l, the head (section 3, "the generation"): logits, and the next tokens or scores.
+/* head.c: layer l, the head: logits, and the next tokens.
  *
- * A task may be scored, may keep its logits, and may sample; then logits come down to the CPU, or
- * scores beside tokens. */
+ * Three things that a task may ask for branch off here. A scored task has tokens given, and wants
+ * their log-probabilities. A task may keep its logits, and then they come down to the CPU. And
+ * where a GPU would have to sample, the CPU chooses from the logits (Plan.chooser). DIFFERS: the
+ * paper's head computes the logits of all rows, this one those of the rows that are needed: the
+ * last of each sequence, or more in a scored task. These go two ways to x: rows at home on the GPU
+ * are gathered here, and load_activation has brought the others (Batch.x_for_head). Read next:
+ * pages.c. */
 #include "schedule.h"
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a

@@ -1,8 +1,9 @@
 /* pages.c: pages of the KV cache: who has them, and which of them pass through staging.
  *
  * DIFFERS: the paper's cache of a batch has room for equally long sequences. Pages need no padding,
- * and when a sequence ends, its pages are reused.
- * Read next: opt_model.c, its second half. */
+ * and when a sequence ends, its pages are reused. A page belongs to a batch, or to the free pages
+ * of its flight: ops are ordered by batches, so each change of owner is told to depend.c. Read
+ * next: pieces.c. */
 #include "schedule.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
-static int free_pages_owner(const Flight *f) { return f->run->plan->batches + f->number; }
+static int free_pages_owner(const Flight *f) { return f->run->plan->batches + f->index; }
 
 void order_new_owner(Flight *f, Tier tier, int to, int from) {
     const Run *run = f->run;

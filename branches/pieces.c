@@ -1,10 +1,11 @@
-/* pieces.c: a batch in prefill passes a layer in pieces, so that q, k, v and the result of
- * attention need room for one piece only. */
+/* pieces.c: a batch in prefill passes a layer in pieces of whole sequences, so that q, the new k
+ * and v and the result of attention need room for one piece only. A batch that decodes is one
+ * piece. Read next: refill.c. */
 #include "schedule.h"
 
 bool batch_piece(const Flight *f, const Batch *b, Piece *p) {
     *p = (Piece){
-        .number = p->number + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
+        .index = p->index + (p->nseq > 0), .first = p->first + p->nseq, .row = p->row + p->rows};
     for (int r = p->first; r < b->nseq; r++) {
         int rows = batch_rows(b, b->seq[r]);
         if (p->rows + rows > f->run->plan->piece_rows)

@@ -1,5 +1,6 @@
-/* refill.c: prompts that take the seats of sequences that have ended, in batches that go on
- * (section 4.2 and A.2, Figure 6). */
+/* refill.c: with the diagonal schedule, prompts take the seats of sequences that have ended, in
+ * batches that go on (section 4.2 and A.2, Figure 6). admission.c says which prompts take which
+ * seats. Read next: sparse.c. */
 #include "schedule.h"
 
 // clang-format off

@@ -1,5 +1,10 @@
-/* sparse.c: sparse attention (section 5): it reads all of K, then V of the chosen tokens, which it
- * first fetches if the pages rest on disk. */
+/* sparse.c: sparse attention (section 5): of each query and head, only the tokens with the largest
+ * scores are used.
+ *
+ * It reads all of K, and then V of the chosen tokens, which it first fetches if the pages rest on
+ * disk: where pages come into staging, only their K does (bring_cache). The CPU attends for all
+ * sequences whose cache is not on the GPU.
+ * Read next: stages.c. */
 #include "schedule.h"
 
 void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, Tensor q) {

@@ -1,6 +1,8 @@
-/* stages.c: a pipeline's stage (section 4.4). Layer 0 of a stage begins where the last layer of the
- * stage before has ended. device/pipeline.c says why stages cannot wait for each other in a circle.
- */
+/* stages.c: a stage of a pipeline (section 4.4): hidden states go from stage to stage, and the new
+ * tokens round from the last stage to all.
+ *
+ * Layer 0 of a stage begins where the last layer of the stage before has ended. device/pipeline.c
+ * says why stages cannot wait for each other in a circle. Read next: tell.c. */
 #include "device/device.h"
 #include "schedule.h"
 

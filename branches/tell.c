@@ -1,5 +1,5 @@
-/* tell.c: what a run tells of itself: RunStats and the Listener's calls.
- */
+/* tell.c: what a run tells of itself: the counts and seconds of RunStats, the calls of the
+ * Listener, and what the trace shows of pages and sequences. Read next: fit.c. */
 #include "device/device.h"
 #include "schedule.h"
 
@@ -19,8 +19,8 @@ void tell_sweep(Flight *f) {
 }
 
 void tell_scores(Flight *f, const Batch *b) {
-    const Listener *to = f->run->listener;
-    if (!to->scored || !f->logp)
+    const Listener *listener = f->run->listener;
+    if (!listener->scored || !f->logp)
         return;
     for (int r = 0, row = 0; r < b->nseq; r++) {
         const Sequence *q = b->seq[r];
@@ -28,22 +28,22 @@ void tell_scores(Flight *f, const Batch *b) {
         int scored = q->s + q->generated - q->head_rows + 1;
         for (int e = 0; e < q->head_rows; e++, row++, scored++)
             if (scored >= q->prompt->from)
-                to->scored(to->ctx, q->prompt_index, scored, f->logp[row], f->ids[row]);
+                listener->scored(listener->ctx, q->prompt_index, scored, f->logp[row], f->ids[row]);
     }
 }
 
 void tell_logits(Flight *f, const Batch *b, int r) {
     const Run *run = f->run;
-    const Listener *to = run->listener;
-    if (!run->task->keep_logits || !to->logits || !is_last(&run->plan->config))
+    const Listener *listener = run->listener;
+    if (!run->task->keep_logits || !listener->logits || !is_last(&run->plan->config))
         return;
     const float *row = cpu_address(run->poster, batch_logits(f, b, r, 1));
     if (row)
-        to->logits(to->ctx, b->seq[r]->prompt_index, b->seq[r]->generated + 1, row);
+        listener->logits(listener->ctx, b->seq[r]->prompt_index, b->seq[r]->generated + 1, row);
 }
 
 bool tell_token(Flight *f, const Sequence *q) {
-    const Listener *to = f->run->listener;
+    const Listener *listener = f->run->listener;
     RunStats *stats = f->run->stats;
     bool decoded = q->generated > 1;
     if (!decoded)
@@ -52,15 +52,17 @@ bool tell_token(Flight *f, const Sequence *q) {
     stats->generated++;
     stats->decoded += decoded;
     stats->beside += decoded && f->collected_prefill;
-    return to->token && to->token(to->ctx, q->prompt_index, q->tokens, q->generated);
+    return listener->token &&
+           listener->token(listener->ctx, q->prompt_index, q->tokens, q->generated);
 }
 
 void tell_end(Flight *f, const Sequence *q, bool eos, bool stop) {
     Run *run = f->run;
-    const Listener *to = run->listener;
+    const Listener *listener = run->listener;
     run->stats->ended++;
-    if (to->done && to->done(to->ctx, q->prompt_index, q->tokens, q->generated - eos,
-                             stop ? FINISH_STOP : FINISH_LENGTH, run->poster->err))
+    if (listener->done &&
+        listener->done(listener->ctx, q->prompt_index, q->tokens, q->generated - eos,
+                       stop ? FINISH_STOP : FINISH_LENGTH, run->poster->err))
         run->poster->failed = true;
 }
 

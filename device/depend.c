@@ -189,42 +189,42 @@ void depend_close(Depend *d) {
 // -------------------------------------------------------------------------------------------------
 
 /* Waits for an event, if nothing has failed yet. */
-static bool wait_for(Poster *to, Event e) {
-    if (!to->failed && to->device->wait(to->device, e, to->err))
-        to->failed = true;
-    if (to->depend)
-        depend_waited(to->depend, e);
-    return !to->failed;
+static bool wait_for(Poster *poster, Event e) {
+    if (!poster->failed && poster->device->wait(poster->device, e, poster->err))
+        poster->failed = true;
+    if (poster->depend)
+        depend_waited(poster->depend, e);
+    return !poster->failed;
 }
 
-Event post(Poster *to, Op op) {
-    if (to->depend)
-        depend_before(to->depend, &op);
-    Event e = to->device->post(to->device, &op);
-    if (to->depend)
-        depend_posted(to->depend, &op, e);
-    to->last[e.lane] = e;
-    if (!to->overlap)
-        wait_for(to, e);
+Event post(Poster *poster, Op op) {
+    if (poster->depend)
+        depend_before(poster->depend, &op);
+    Event e = poster->device->post(poster->device, &op);
+    if (poster->depend)
+        depend_posted(poster->depend, &op, e);
+    poster->last[e.lane] = e;
+    if (!poster->overlap)
+        wait_for(poster, e);
     return e;
 }
 
-bool post_wait(Poster *to, Tensor view, Use use) {
+bool post_wait(Poster *poster, Tensor view, Use use) {
     Event wait[NLANES];
-    int n = depend_poster(to->depend, wait, &view, use);
+    int n = depend_poster(poster->depend, wait, &view, use);
     for (int i = 0; i < n; i++)
-        wait_for(to, wait[i]);
-    return !to->failed;
+        wait_for(poster, wait[i]);
+    return !poster->failed;
 }
 
-void *cpu_address(const Poster *to, Tensor view) {
-    return to->device->cpu_address(to->device, view);
+void *cpu_address(const Poster *poster, Tensor view) {
+    return poster->device->cpu_address(poster->device, view);
 }
 
-bool post_drain(Poster *to) {
+bool post_drain(Poster *poster) {
     for (int lane = 0; lane < NLANES; lane++)
-        wait_for(to, to->last[lane]);
-    return !to->failed;
+        wait_for(poster, poster->last[lane]);
+    return !poster->failed;
 }
 
 // -------------------------------------------------------------------------------------------------

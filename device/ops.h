@@ -95,14 +95,14 @@ struct Poster {
     Event last[NLANES]; /* the newest of each lane; seq 0: none so far */
 };
 /* Posts an op, which comes after the earlier users of its views. Returns the event of its end. */
-Event post(Poster *to, Op op);
+Event post(Poster *poster, Op op);
 /* Waits until the posting thread may itself use the view. Returns false if an op has failed. */
-bool post_wait(Poster *to, Tensor view, Use use);
+bool post_wait(Poster *poster, Tensor view, Use use);
 /* Returns the address of a view on the CPU for the posting thread, which must have waited; NULL on
  * the sim, but for index tables. */
-void *cpu_address(const Poster *to, Tensor view);
+void *cpu_address(const Poster *poster, Tensor view);
 /* Waits for everything posted. */
-bool post_drain(Poster *to);
+bool post_drain(Poster *poster);
 
 /* Appends a move between dense views to moves[0..n), as one row. If it begins where the last move
  * ends, on both sides, it becomes part of that move. Returns the number of moves. */
