@@ -137,15 +137,6 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     return next;
 }
 
-/* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
- * may take any seat, so each tier with a seat must have room for at least the longest sequence. */
-static void note_pages(Plan *p, const Admission *a) {
-    for (int t = 0; t < NTIERS; t++)
-        raise_to(&p->npages[t], a->peak[t]);
-    for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
-        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
-}
-
 /* Walks the whole task through admission. Flights sweep in turn, so the next stretch belongs to the
  * flight with the fewest sweeps so far, or to the first of several such flights. */
 static void walk_task(Plan *p, const Task *task) {
@@ -165,7 +156,8 @@ static void walk_task(Plan *p, const Task *task) {
                 g = e;
     }
     for (int g = 0; g < flights; g++) {
-        note_pages(p, &a[g]);
+        for (int t = 0; t < NTIERS; t++) /* the pools serve the peak of each flight */
+            raise_to(&p->npages[t], a[g].peak[t]);
         admission_close(&a[g]);
     }
     free(entered);
@@ -261,6 +253,7 @@ static void cap_rows(BatchNeed *b, int most) {
  *   rows        the longest prompt in each seat, but at most the widest window, because prompts
  *               that prefill together are neighbours in the input
  *   head_rows   the widest window
+ *   npages      room for the longest sequence on every tier that has a seat
  * The topups of all batches prefill together in one more batch, the entrance. It has at most the
  * widest window of rows, wherever these rest:
  *   off_rows    the sum over the batches whose seats the topups take
@@ -281,8 +274,10 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     cap_rows(&entrance, entrance.rows);
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.head_rows = entrance.head_rows};
-        for (int r = first; r < imin(first + gbs, count); r++)
+        for (int r = first; r < imin(first + gbs, count); r++) {
             add_seat(&b, &seats[r], s, pages);
+            raise_to(&p->npages[seats[r].kv], p->max_pages);
+        }
         cap_rows(&b, entrance.rows);
         note_batch(p, seats[first].k, &b);
         entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);

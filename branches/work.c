@@ -3,7 +3,7 @@
  * The first sweep of a stretch (walk.c) may have prefills. In each later sweep all sequences
  * decode, and each attends to one token more than in the sweep before. Beside it stands the paper's
  * own figure of memory, for comparison with the plan's pages.
- * Read next: pages.c. */
+ * Read next: warm_up.c. */
 #include "branches/walk.h"
 
 /* Counts the work of the GPU batch that begins at seat `first`: that of the stretch's first sweep
