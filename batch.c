@@ -241,7 +241,7 @@ static void end_sequences(Flight *f) {
 }
 
 /* Begins the sequence of a newly taken seat, as a member of the entrance (a topup) or of the batch
- * of its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
+ * of its seat. The batch prefills in this sweep. */
 static void begin_sequence(Flight *f, int seat, bool topup) {
     const Seat *from = &f->admission.seat[seat];
     Batch *b = topup ? entrance(f) : &f->batch[from->k];
@@ -256,10 +256,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     if (!b->nseq) {
         b->prefill = f->prefill = true;
         b->admitted_as = f->run->admitted++;
-        if (topup)
-            memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
-        f->in_sweep[topup ? 0 : f->K] = b;
-        f->K++;
+        f->in_sweep[f->K++] = b;
     }
     add_member(b, q);
 }
@@ -274,7 +271,7 @@ bool flight_admit(Flight *f) {
     for (int e = 0; e < n; e++)
         begin_sequence(f, f->entered[e], e < topups);
     if (topups)
-        deal_activations(f);
+        open_entrance(f);
     f->began = 0;
     return f->K > 0;
 }

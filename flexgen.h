@@ -365,6 +365,12 @@ typedef struct {
     int peak[NTIERS];  /* the largest need so far */
 } Admission;
 
+/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
+static inline const Prompt *seated_prompt(const Admission *a, int seat) {
+    int prompt = a->seat[seat].prompt;
+    return prompt < 0 ? NULL : &a->task->prompts[prompt];
+}
+
 /* For each schedule, the function that returns how many prompts may take a seat before sweep
  * a->sweep; 0 or less: none. It is here for the tests of the exercises. */
 extern int (*seats_for[])(const Admission *a);
