@@ -8,9 +8,10 @@
  *                    batch in the sweep
  *   s, n             prompt and output length
  *   l, h1, h2, nh    layers, hidden sizes, attention heads; beside heads, hd is the size of one
- *   wg, wc, wd       the fractions of weights on GPU, CPU and disk; cg cc cd and hg hc hd those of
- * KV cache and activations K                the batches of a sweep m, n, k          beside a
- * product, its sizes
+ *   wg, wc, wd       the fractions of weights on GPU, CPU and disk;
+ *   cg .., hg ..     those of KV cache and activations
+ *   K                the batches of a sweep
+ *   m, n, k          beside a product, its sizes
  *
  * Words that the paper does not have:
  *
