@@ -102,7 +102,6 @@ typedef struct {
     bool uncollected;          /* its newest tokens are posted, but not yet known */
     int rows,                  /* of this sweep */
         head_rows;             /* those of them that the head needs */
-    int kv_seqs[NTIERS];       /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];      /* rows whose activations rest on each tier */
     int act_head_rows[NTIERS]; /* those of them that the head needs */
     int nstaged[NTIERS];       /* pages of CPU and disk that pass through staging */

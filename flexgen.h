@@ -412,7 +412,8 @@ void opt_finish(Poster *poster, Call call, const Plan *plan, const Tensor w[NROL
 void opt_logits(Poster *poster, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 
 // -------------------------------------------------------------------------------------------------
-// schedule.c: the sweep, Figure 4
+// The trunk ends here: what follows is schedule_run, the way into all of it, and what it tells its
+// caller. On a first reading go on with opt_model.c.
 // -------------------------------------------------------------------------------------------------
 
 typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;
