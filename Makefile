@@ -120,12 +120,13 @@ run: all
 include tests/suites.mk # make test, gpu-tests and sanitize
 
 # Programs of their own, with their own main.
-$(BUILD)/bench_gpu: tests/bench_gpu.cu device/parts.h device/device.h device/ops.h flexgen.h plan.h $(CUDA_OBJ) $(LIB)
-	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@.o
-	$(CXX) $@.o $(CUDA_OBJ) $(LIB) -o $@ $(CUDA_LIBS) $(LIBS)
+$(BUILD)/bench_gpu.o: tests/bench_gpu.cu device/parts.h device/device.h device/ops.h flexgen.h plan.h $(BUILD)/archs
+	$(NVCC) -std=c++17 -O2 -I. $(GENCODE) $(NVWARN) -c $< -o $@
+$(BUILD)/bench_gpu: $(BUILD)/bench_gpu.o $(CUDA_OBJ) $(LIB)
+	$(CXX) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(MAC),tests/bench_machine.c),$(wildcard tests/bench_*.c)))
-test: $(if $(SANITIZE)$(SUITE),,$(BENCH) $(BUILD)/tape $(if $(CUDA),$(BUILD)/bench_gpu)) # no suite runs them, and they must compile
+test: $(if $(SANITIZE)$(SUITE),,$(BENCH) $(BUILD)/tape $(if $(CUDA),$(BUILD)/bench_gpu.o)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 

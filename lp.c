@@ -35,7 +35,7 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  * what is missing at the equals sign. Phase 1 drives the artificials to 0, and one that has left
  * the basis never comes back. The first tableau is
  *
- *                n variables     m slacks    m artificials   right-hand side
+ *                n variables     m slacks     artificials    right-hand side
  *     m rows          a          1, -1 or 0      1 or 0             b
  *     phase 1       -sum           -sum            0              -sum
  *     phase 2         c              0             0                0
@@ -44,18 +44,18 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  * reduced costs: the phase's costs in the variables that are not basic. To minimize -x subject to
  * x <= 4 and -x <= -1, for example, the first tableau is
  *
- *                x    s_0  s_1   a_0  a_1     b       basic
- *     row 0      1     1    0     0    0      4       s_0
- *     row 1      1     0   -1     0    1      1       a_1, since the row was multiplied by -1
- *     phase 1   -1     0    1     0    0     -1
- *     phase 2   -1     0    0     0    0      0
+ *                x    s_0  s_1   a_0     b       basic
+ *     row 0      1     1    0     0      4       s_0
+ *     row 1      1     0   -1     1      1       a_0, since the row was multiplied by -1
+ *     phase 1   -1     0    1     0     -1
+ *     phase 2   -1     0    0     0      0
  *
  * Pivots add multiples of rows, so that the cells remain the first rows multiplied by the inverse
  * of the basis. */
 typedef struct {
     const Lp *lp;
     const LpRow *row[LP_MAX_ROWS];              /* of the LP, in the order of this try */
-    int n, m, width;                            /* width: n + 2 m + 1 columns */
+    int n, m, width;                            /* width: n + m + artificials + 1 columns */
     double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
     int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
     int col_exp[LP_MAX_VARS + 1];               /* and so was each column */
@@ -84,18 +84,22 @@ typedef struct {
  * cannot be basic. */
 static void load(Tableau *t) {
     double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
-    t->width = t->n + 2 * t->m + 1;
+    int artificial = t->n + t->m; /* the next one's column */
     t->fresh = true;
-    memset(t->cell, 0, (t->m + NPHASES) * sizeof *t->cell);
+    for (int i = 0; i < t->m; i++) {
+        const bool turned = t->row[i]->b < 0;
+        t->sign[i] = turned ? -1 : 1;
+        t->basis[i] = t->unit[i] = turned || t->row[i]->equal ? artificial++ : t->n + i;
+    }
+    t->width = artificial + 1;
+    for (int i = 0; i < t->m + NPHASES; i++)
+        memset(t->cell[i], 0, t->width * sizeof *t->cell[i]);
     memcpy(cost_2, t->a[t->m], t->n * sizeof *cost_2);
     for (int i = 0; i < t->m; i++) {
-        const bool turned = t->row[i]->b < 0, equal = t->row[i]->equal;
         double *row = t->cell[i];
-        t->sign[i] = turned ? -1 : 1;
-        t->basis[i] = t->unit[i] = t->n + i + (turned || equal ? t->m : 0);
         for (int j = 0; j < t->n; j++)
             row[j] = t->sign[i] * t->a[i][j];
-        row[t->n + i] = equal ? 0 : t->sign[i];
+        row[t->n + i] = t->row[i]->equal ? 0 : t->sign[i];
         row[t->unit[i]] = 1;
         row[t->width - 1] = t->sign[i] * t->a[i][t->n];
         if (t->unit[i] < t->n + t->m)
