@@ -174,8 +174,8 @@ void compute_head(Run *run);
 /* sparse.c: posts sparse attention (section 5) for the sequences of the batch from `first` on: as
  * op_attend does, but only V of the chosen tokens is read. */
 void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, Tensor q);
-/* stages.c: receives the square's hidden state from the stage before, sends it to the next one
- * (section 4.4). */
+/* stages.c: receives the square's hidden state from the stage before if there is one, sends it to
+ * the next one if there is one (section 4.4). */
 void receive_hidden(Run *run);
 void send_hidden(Run *run);
 /* tell.c: records in the trace how many pages and sequences all flights together hold now. */
