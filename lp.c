@@ -237,8 +237,10 @@ static double given(const Tableau *t, int i, int j) {
 
 /* Fills a, row_exp and col_exp. Returns false if some number is not finite. */
 static bool scale(Tableau *t) {
-    /* the first passes divide by the mean, the others by the largest */
-    enum { BY_MIDDLE = 8, PASSES = 16 };
+    /* The first passes divide by the mean. Then one over the rows divides by the largest, and one
+     * over the columns: it only enlarges numbers, and none beyond the largest of another column, so
+     * that every row keeps its largest. */
+    enum { BY_MIDDLE = 8, PASSES = 10 };
     int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
     for (int i = 0; i <= t->m; i++)
         for (int j = 0; j <= t->n; j++) {

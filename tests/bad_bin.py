@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""bad_bin.py DIR KIND: a pytorch_model.bin in DIR, or shards and their index, with a fault of that kind, for which
-scripts/convert_bin.py is to refuse it. Those called "good", "shards" and "slow" have none."""
+"""bad_bin.py DIR KIND...: in DIR/0, DIR/1 and so on a pytorch_model.bin, or shards and their index, each with a fault of its kind, for
+which scripts/convert_bin.py is to refuse it. Those called "good", "shards" and "slow" have none."""
 import json
 import os
 import pickle
 import struct
 import sys
 import zipfile
-
-folder, kind = sys.argv[1:]
 
 
 def text(value):
@@ -33,7 +31,7 @@ def nested(depth):
     return pickle.EMPTY_TUPLE + b"".join(pickle.BINPUT + b"\0" + pickle.BINGET + b"\0" + pickle.TUPLE2 for _ in range(depth))
 
 
-def write(name, entries, more=()):
+def write(folder, name, entries, more=()):
     with zipfile.ZipFile(os.path.join(folder, name), "w") as z:
         z.writestr("archive/data/0", struct.pack("<4f", 1, 2, 3, 4))
         for path, data in more:
@@ -57,33 +55,41 @@ shards = {
     "missing shard": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
     "bad second shard": ("pytorch_model-1.bin", "pytorch_model-2.bin"),
 }
-if kind in shards:
-    for count, name in enumerate(shards[kind]):
-        key = text("w" if kind == "one tensor in two" else f"w{count}")
-        write(name, [(key, good[1])] if kind != "bad second shard" or not count else entries["nested value"])
-    with open(os.path.join(folder, "pytorch_model.bin.index.json"), "w", encoding="utf-8") as f:
-        json.dump({"weight_map": {f"w{n}": name for n, name in enumerate(shards[kind])}}, f)
-    if kind == "missing shard":
-        os.remove(os.path.join(folder, shards[kind][1]))
-elif kind in ("pointer", "pointer for an index"):
-    with open(os.path.join(folder, "pytorch_model.bin" + ".index.json" * ("index" in kind)), "w", encoding="utf-8") as f:
-        f.write("version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n")
-elif kind == "link":
-    os.symlink("../blobs/0a", os.path.join(folder, "pytorch_model.bin"))
-elif kind == "adapter":
-    write("adapter_model.bin", [good])
-elif kind == "hub":
-    os.mkdir(os.path.join(folder, "snapshots"))
-elif kind == "pipe":
-    os.mkfifo(os.path.join(folder, "pytorch_model.bin"))
-elif kind == "byteorder":
-    write("pytorch_model.bin", [good], [("archive/byteorder", b"l" * (1 << 28))])
-elif kind == "pipe for an index":
-    os.mkfifo(os.path.join(folder, "pytorch_model.bin.index.json"))
-elif kind == "slow":  # two million rows of one number, which are copied one by one
-    rows = 1 << 21
-    write("pytorch_model.bin", [(text("w"), tensor([rows, 1], [2, 1], "1", 2 * rows))])
-    with zipfile.ZipFile(os.path.join(folder, "pytorch_model.bin"), "a") as z:
-        z.writestr("archive/data/1", bytes(8 * rows))
-else:
-    write("pytorch_model.bin", entries.get(kind, [good]))
+
+def make(folder, kind):
+    if kind in shards:
+        for count, name in enumerate(shards[kind]):
+            key = text("w" if kind == "one tensor in two" else f"w{count}")
+            write(folder, name, [(key, good[1])] if kind != "bad second shard" or not count else entries["nested value"])
+        with open(os.path.join(folder, "pytorch_model.bin.index.json"), "w", encoding="utf-8") as f:
+            json.dump({"weight_map": {f"w{n}": name for n, name in enumerate(shards[kind])}}, f)
+        if kind == "missing shard":
+            os.remove(os.path.join(folder, shards[kind][1]))
+    elif kind in ("pointer", "pointer for an index"):
+        with open(os.path.join(folder, "pytorch_model.bin" + ".index.json" * ("index" in kind)), "w", encoding="utf-8") as f:
+            f.write("version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 644\n")
+    elif kind == "link":
+        os.symlink("../blobs/0a", os.path.join(folder, "pytorch_model.bin"))
+    elif kind == "adapter":
+        write(folder, "adapter_model.bin", [good])
+    elif kind == "hub":
+        os.mkdir(os.path.join(folder, "snapshots"))
+    elif kind == "pipe":
+        os.mkfifo(os.path.join(folder, "pytorch_model.bin"))
+    elif kind == "byteorder":
+        write(folder, "pytorch_model.bin", [good], [("archive/byteorder", b"l" * (1 << 28))])
+    elif kind == "pipe for an index":
+        os.mkfifo(os.path.join(folder, "pytorch_model.bin.index.json"))
+    elif kind == "slow":  # two million rows of one number, which are copied one by one
+        rows = 1 << 21
+        write(folder, "pytorch_model.bin", [(text("w"), tensor([rows, 1], [2, 1], "1", 2 * rows))])
+        with zipfile.ZipFile(os.path.join(folder, "pytorch_model.bin"), "a") as z:
+            z.writestr("archive/data/1", bytes(8 * rows))
+    else:
+        write(folder, "pytorch_model.bin", entries.get(kind, [good]))
+
+
+for n, wanted in enumerate(sys.argv[2:]):
+    place = os.path.join(sys.argv[1], str(n))
+    os.mkdir(place)
+    make(place, wanted)
