@@ -42,10 +42,9 @@
  *
  * A turn is a place in a rotation. Square.turn counts squares: a slot that rotates by it is in use while the
  * neighbours of its square use the next ones. Batch.turn counts pieces: a slot that rotates by it is used by
- * one piece at a time. Rows of
- * ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages are their sequence's own. A
- * slot has one or more cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in
- * plan.c). */
+ * one piece at a time. Rows of ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages
+ * are their sequence's own. A slot has one or more cells. A cell is always used as a whole; depend.c orders ops
+ * by cells (number_cells in plan.c). */
 // clang-format on
 
 /* The staging slot of a layer that loads or computes. */
