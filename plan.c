@@ -528,14 +528,13 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
 }
 
 /* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
- * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
- * for five, with which the plans of results/paper were made), two page tables, the number of each
- * row that the head needs, and in a scored task the token after that row. */
+ * batch.c lays out the tables: four integers for each row, four for each sequence, two page tables,
+ * the number of each row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
     bool last = is_last(&p->config), scored = task->scored;
     Bytes rows = p->max_rows, seqs = p->max_seqs;
     Bytes integers =
-        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
+        4 * rows + 4 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
     int ints = whole_lines(4 * integers) / 4, batches = p->batches;
     int chosen = scored || !last ? 0 : p->max_seqs, scores = scored && last ? p->head_rows : 0;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {

@@ -19,9 +19,9 @@
  * these before it waits for any state of the new sweep. With overlap it only posts ops of one batch
  * before it sends the tokens of the next batch, and the queues have room for all of them
  * (device_open in lanes.c). Where it waits for ops (without overlap, or with --synchronize), it has
- * sent the tokens of all batches before the sweep (waits_in_sweep in batch.c). So every message
- * waits only for smaller ones, and the smallest message that has not arrived can always be sent.
- * All stages agree on which messages exist, because that depends only on which batches are in
+ * sent the tokens of all batches before the sweep (waits_in_sweep in branches/stages.c). So every
+ * message waits only for smaller ones, and the smallest message that has not arrived can always be
+ * sent. All stages agree on which messages exist, because that depends only on which batches are in
  * flight, and all stages receive the same tokens.
  *
  * How it ends. When a stage is closed it waits at a barrier for the others. One that fails says why
