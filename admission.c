@@ -4,21 +4,18 @@
  * A block is a set of seats. A seat is a place in a GPU batch, with a home for the KV cache and one
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
- * their n tokens or stop. Row, zig-zag and diagonal differ in how many seats may be taken now
- * (block_seats, diagonal_seats) and in the size of a block: for row it is at most one GPU batch,
- * and a block of the diagonal has as many seats as if the whole task were still waiting
- * (deal_seats). (Diagonal also lets topups prefill in a batch of their own; see batch.c.) No
- * sequence is ever moved out, and prompts enter in the order of the input, so no prompt starves.
+ * their n tokens or stop. No sequence is ever moved out, and prompts enter in the order of the
+ * input, so no prompt starves. A prompt enters only if there will be pages for all its tokens
+ * (branches/ledger.c counts them).
  *
- * The ledger `need` holds the number of KV pages of each tier that the seated sequences will hold
- * in every sweep to come if none stops early (an early stop only frees pages). The plan runs the
- * whole task through this file without a limit and makes the pools as large as the largest need
- * (walk.c). The run does it again with that limit: a prompt enters only if its pages fit in every
- * sweep up to its last. Without early stops, both give the same result.
+ * The schedules differ in how many seats may be taken now (seats_for) and in the size of a block: a
+ * block of the row schedule is one GPU batch. With row and zig-zag all seats are vacant when a
+ * block enters. The diagonal schedule (branches/diagonal.c) also replaces sequences in batches that
+ * go on; the prompts that do this are the topups.
  * Read next: plan.h. */
 #include <math.h>
 
-#include "flexgen.h"
+#include "branches/walk.h"
 
 const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
 
@@ -107,17 +104,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-static int diagonal_seats(const Admission *a);
-
 int (*seats_for[])(const Admission *) = {block_seats, block_seats, diagonal_seats};
-
-/* Returns true if the tier has pages for the prompt in every sweep in which it will take part. */
-static bool pages_fit(const Admission *a, const Prompt *q, Tier kv);
-/* Adds to the ledger the pages that the prompt of a seat holds from the sweep of its token `first`
- * to that of its last one (sign 1), or takes them back (sign -1). */
-static void reserve(Admission *a, const Seat *seat, int first, int sign);
-/* Goes on to a sweep. */
-static void go_on_to(Admission *a, long sweep);
 
 /* Seats the next prompt if its pages fit. Returns false if they do not. */
 static bool take_seat(Admission *a, Seat *seat) {
@@ -125,15 +112,14 @@ static bool take_seat(Admission *a, Seat *seat) {
         return false;
     seat->prompt = (*a->next_prompt)++;
     seat->since = a->sweep;
-    reserve(a, seat, 0, 1);
+    reserve_pages(a, seat, 0, 1);
     a->seated++;
-    a->in_batch[seat->k]++;
     return true;
 }
 
 void admission_leave(Admission *a, int index, int generated) {
     Seat *seat = &a->seat[index];
-    reserve(a, seat, generated, -1);
+    reserve_pages(a, seat, generated, -1);
     seat->prompt = -1;
     a->seated--;
     a->in_batch[seat->k]--;
@@ -152,19 +138,14 @@ static void deal_seats(Admission *a) {
     deal_block(a->seat, a->policy, a->nseats);
 }
 
-/* Seats at most `most` prompts, in the order of the input, in the batches that already have members
- * (topups) or in those that have none. Writes their seats to entered[] and returns how many there
- * are. */
+/* Seats at most `most` prompts, in the order of the input, in the batches that go on (topups) or in
+ * those that have no members. Writes their seats to entered[] and returns how many there are. */
 static int fill_seats(Admission *a, int *entered, int most, bool topups) {
     int n = 0;
-    bool wanted = false; /* this seat is in one of those batches */
     for (int i = 0; i < a->nseats && n < most && *a->next_prompt < a->task->count; i++) {
         Seat *seat = &a->seat[i];
-        /* asked at the first seat of a batch only, because taking a seat gives the batch a member
-         */
-        if (i % a->policy->gbs == 0)
-            wanted = (a->in_batch[seat->k] > 0) == topups;
-        if (!wanted || seat->prompt >= 0)
+        bool goes_on = a->in_batch[seat->k] > 0;
+        if (seat->prompt >= 0 || goes_on != topups)
             continue;
         if (!take_seat(a, seat))
             break;
@@ -174,7 +155,7 @@ static int fill_seats(Admission *a, int *entered, int most, bool topups) {
 }
 
 int admission_next(Admission *a, long sweep, int *entered, int *topups) {
-    go_on_to(a, sweep);
+    advance_ledger(a, sweep);
     *topups = 0;
     if (*a->next_prompt == a->task->count)
         return 0;
@@ -182,7 +163,10 @@ int admission_next(Admission *a, long sweep, int *entered, int *topups) {
         deal_seats(a);
     int most = seats_for[a->policy->schedule](a);
     *topups = fill_seats(a, entered, imin(most, a->policy->gbs), true);
-    return *topups + fill_seats(a, entered + *topups, most - *topups, false);
+    int n = *topups + fill_seats(a, entered + *topups, most - *topups, false);
+    for (int e = 0; e < n; e++)
+        a->in_batch[a->seat[entered[e]].k]++; /* only now, since fill_seats asks who goes on */
+    return n;
 }
 
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,
@@ -206,60 +190,4 @@ void admission_close(Admission *a) {
         free(a->need[t]);
     free(a->seat);
     free(a->in_batch);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The trunk ends here: what follows is the diagonal schedule, and the ledger that keeps its
-// promises. On a first reading go on with plan.h.
-// -------------------------------------------------------------------------------------------------
-
-// -------------------------------------------------------------------------------------------------
-// The diagonal schedule
-// -------------------------------------------------------------------------------------------------
-
-/* Returns the seats of the diagonal schedule, Figure 6. DIFFERS: the paper describes this schedule
- * but does not implement it. One more GPU batch is opened every n/K
- * sweeps until all K are open, and every sequence that leaves an open batch is replaced. With K = 4
- * and n = 8, batches open before sweeps 0, 2, 4 and 6, and if all sequences have 8 tokens, the
- * first batch ends after sweep 7, the second after sweep 9, and so on: again one every n/K sweeps.
- * branches/refill.c has the order in which the squares of these batches are computed. */
-static int diagonal_seats(const Admission *a) {
-    long K = ceil_div(a->nseats, a->policy->gbs), open = 1 + a->sweep * K / a->n;
-    return (open < K ? (int)open * a->policy->gbs : a->nseats) - a->seated;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The ledger of pages, a ring buffer of sweeps
-// -------------------------------------------------------------------------------------------------
-
-/* Returns a pointer to the need of a tier in a coming sweep; the caller may change it. */
-static int *need_in(const Admission *a, Tier tier, long sweep) {
-    return &a->need[tier][sweep % a->horizon];
-}
-
-static bool pages_fit(const Admission *a, const Prompt *q, Tier kv) {
-    if (!a->limit)
-        return true;
-    for (int x = 0; x < q->n; x++)
-        if (*need_in(a, kv, a->sweep + x) + pages_for(q->s + x, a->policy->page_tokens) >
-            a->limit[kv])
-            return false;
-    return true;
-}
-
-static void reserve(Admission *a, const Seat *seat, int first, int sign) {
-    const Prompt *q = &a->task->prompts[seat->prompt];
-    int *need = a->need[seat->kv], at = (seat->since + first) % a->horizon;
-    for (int x = first; x < q->n; x++) {
-        need[at] += sign * pages_for(q->s + x, a->policy->page_tokens);
-        if (need[at] > a->peak[seat->kv])
-            a->peak[seat->kv] = need[at];
-        at = at + 1 < a->horizon ? at + 1 : 0;
-    }
-}
-
-static void go_on_to(Admission *a, long sweep) {
-    for (; a->sweep < sweep; a->sweep++)
-        for (int t = 0; t < NTIERS; t++)
-            *need_in(a, t, a->sweep) = 0; /* a place for a later sweep */
 }

@@ -103,13 +103,12 @@ static void add_member(Batch *b, Sequence *q) {
     b->seq[at] = q;
 }
 
-/* Counts the rows of the new tokens, by the tier of their activations, and the sequences by the
- * tier of their KV. Makes the routes of the hidden state: the head needs the last rows of each
- * sequence. */
+/* Counts the rows of the new tokens, by the tier of their activations. Makes the routes of the
+ * hidden state: the head needs the last rows of each sequence. */
 static void count_rows(Flight *f, Batch *b) {
     b->rows = b->head_rows = 0;
     for (int t = 0; t < NTIERS; t++) {
-        b->kv_seqs[t] = b->act_rows[t] = b->act_head_rows[t] = 0;
+        b->act_rows[t] = b->act_head_rows[t] = 0;
         b->x[t].n = b->x_for_head[t].n = 0;
     }
     for (int r = 0; r < b->nseq; r++) {
@@ -118,7 +117,6 @@ static void count_rows(Flight *f, Batch *b) {
         q->head_rows = b->prefill ? head_rows(f->run->task, q->prompt) : 1;
         b->rows += rows;
         b->head_rows += q->head_rows;
-        b->kv_seqs[q->kv]++;
         add_leg(&b->x[q->act], b->act_rows[q->act], b->act_rows[q->act], rows);
         b->act_rows[q->act] += rows;
         add_leg(&b->x_for_head[q->act], b->act_head_rows[q->act],
@@ -241,7 +239,7 @@ static void end_sequences(Flight *f) {
 }
 
 /* Begins the sequence of a newly taken seat, as a member of the entrance (a topup) or of the batch
- * of its seat. The batch prefills in this sweep; if it is the entrance, it comes first. */
+ * of its seat. The batch prefills in this sweep. */
 static void begin_sequence(Flight *f, int seat, bool topup) {
     const Seat *from = &f->admission.seat[seat];
     Batch *b = topup ? entrance(f) : &f->batch[from->k];
@@ -256,10 +254,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     if (!b->nseq) {
         b->prefill = f->prefill = true;
         b->admitted_as = f->run->admitted++;
-        if (topup)
-            memmove(f->in_sweep + 1, f->in_sweep, f->K * sizeof *f->in_sweep);
-        f->in_sweep[topup ? 0 : f->K] = b;
-        f->K++;
+        f->in_sweep[f->K++] = b;
     }
     add_member(b, q);
 }
@@ -274,7 +269,7 @@ bool flight_admit(Flight *f) {
     for (int e = 0; e < n; e++)
         begin_sequence(f, f->entered[e], e < topups);
     if (topups)
-        deal_activations(f);
+        open_entrance(f);
     f->began = 0;
     return f->K > 0;
 }

@@ -102,7 +102,6 @@ typedef struct {
     bool uncollected;          /* its newest tokens are posted, but not yet known */
     int rows,                  /* of this sweep */
         head_rows;             /* those of them that the head needs */
-    int kv_seqs[NTIERS];       /* sequences whose KV rests on each tier */
     int act_rows[NTIERS];      /* rows whose activations rest on each tier */
     int act_head_rows[NTIERS]; /* those of them that the head needs */
     int nstaged[NTIERS];       /* pages of CPU and disk that pass through staging */
@@ -199,9 +198,10 @@ Batch *entrance(Flight *f);
 /* Moves the sequences that have prefilled in the entrance to the batches of their seats. Ops that
  * use their pages there come after those of the entrance. */
 void leave_entrance(Flight *f);
-/* Deals new homes to the activations in the entrance: they rest in the entrance's part of
- * ACTIVATIONS, where the tiers' shares are dealt among the topups. */
-void deal_activations(Flight *f);
+/* Begins a sweep with an entrance, which the topups have just entered: moves it to the front of the
+ * sweep, because its tokens are needed first, and deals new homes to its activations. They rest in
+ * the entrance's part of ACTIVATIONS, where the tiers' shares are dealt among the topups. */
+void open_entrance(Flight *f);
 
 /* stages.c: makes f->ids and f->logp, of a batch whose tokens the last stage of a pipeline has
  * chosen, the same on all stages: shares them, or waits until they have come. Return false if that

@@ -2,13 +2,30 @@
  * and schedule.c. The main headers of the folders are base/base.h, io/io.h, device/device.h,
  * cost/cost.h and app/app.h.
  *
- * Names are the paper's: i is a token, j a layer, k a GPU batch; wg wc wd, cg cc cd, hg hc hd are
- * the fractions of weights, KV cache and activations on GPU, CPU and disk; s and n are prompt and
- * output lengths, l layers, h1 and h2 hidden sizes, nh heads. Beside heads, hd is the size of one;
- * beside a product, m, n and k are its sizes; and in an op (Call in device/ops.h) i is the sweep
- * and k the place of the batch in it. "The head" is the last layer, number l, which makes logits;
- * attention has heads, nh of them. Words of this engine that the paper does not have (sweep,
- * square, flight, page, piece, seat, workspace) are in the glossary at the end of docs/TOUR.md.
+ * One word has one meaning, and the same one in mini.c. The paper's letters:
+ *
+ *   i, j, k          token, layer, GPU batch; in a Call the sweep, the layer and the place of the
+ *                    batch in the sweep
+ *   s, n             prompt and output length
+ *   l, h1, h2, nh    layers, hidden sizes, attention heads; beside heads, hd is the size of one
+ *   wg, wc, wd       the fractions of weights on GPU, CPU and disk;
+ *   cg .., hg ..     those of KV cache and activations
+ *   K                the batches of a sweep
+ *   m, n, k          beside a product, its sizes
+ *
+ * Words that the paper does not have:
+ *
+ *   square         one (i, j, k): a batch in a layer, in one of its tokens
+ *   sweep          all squares of one i: a token for each sequence
+ *   op, to post    a step of work of one lane, as data; to hand it to the lane
+ *   call           the place of an op in the run: its lane and its square
+ *   home           where data rests; while its square computes, it is in a slot on the GPU
+ *   slot, turn     one of several equal places for one purpose; a place in their rotation
+ *   the head       layer l, which makes logits (heads are those of attention)
+ *   first          where a range begins, in rows, sequences or bytes
+ *   task           what a run is given: prompts
+ *
+ * flight, page, piece and seat belong to branches; docs/TOUR.md ends with a longer glossary.
  * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++.
  * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
@@ -349,6 +366,12 @@ typedef struct {
     int peak[NTIERS];  /* the largest need so far */
 } Admission;
 
+/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
+static inline const Prompt *seated_prompt(const Admission *a, int seat) {
+    int prompt = a->seat[seat].prompt;
+    return prompt < 0 ? NULL : &a->task->prompts[prompt];
+}
+
 /* For each schedule, the function that returns how many prompts may take a seat before sweep
  * a->sweep; 0 or less: none. It is here for the tests of the exercises. */
 extern int (*seats_for[])(const Admission *a);
@@ -389,7 +412,8 @@ void opt_finish(Poster *poster, Call call, const Plan *plan, const Tensor w[NROL
 void opt_logits(Poster *poster, Call call, const Plan *plan, Tensor head, Tensor logits, Tensor x);
 
 // -------------------------------------------------------------------------------------------------
-// schedule.c: the sweep, Figure 4
+// The trunk ends here: what follows is schedule_run, the way into all of it, and what it tells its
+// caller. On a first reading go on with opt_model.c.
 // -------------------------------------------------------------------------------------------------
 
 typedef enum { FINISH_STOP, FINISH_LENGTH } FinishReason;

@@ -22,8 +22,8 @@
  *   sampling, stop texts     device/host.c, app/completions.c
  *   opt-350m, Unicode        opt_model.c, io/
  *   jobs that survive        app/job.c, app/journal.c
- *   pages of the cache       batch.c, plan.c
- *   refilling, diagonal      admission.c
+ *   pages of the cache       branches/pages.c
+ *   refilling, diagonal      branches/refill.c
  *   CUDA                     flexgen.cu
  *   measuring a machine      cost/profile.c
  *   many machines            device/pipeline.c
@@ -68,7 +68,7 @@
 // -------------------------------------------------------------------------------------------------
 
 typedef uint16_t f16;
-typedef enum { GPU, CPU, DISK, NTIERS } Tier;                                /* 4.1 */
+typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;                 /* 4.1 */
 typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS, COMPUTE = NKINDS } Kind; /* 4.2 */
 enum { CTOG, GTOC, DTOC, CTOD, NLINKS }; /* A.3: a link joins two tiers one way. */
 const char *tier_name[] = {"GPU", "CPU", "disk"};
@@ -121,17 +121,7 @@ typedef struct {
 
 /* The tensors of a layer: a bias follows each. W_Q to W_2 are section 3's matrices; the paper
  * leaves out the norms. */
-enum {
-    NORM_1 = 0,
-    W_Q = 2,
-    W_K = 4,
-    W_V = 6,
-    W_O = 8,
-    NORM_2 = 10,
-    W_1 = 12,
-    W_2 = 14,
-    NROLES = 16
-};
+enum { LN_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, LN_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
 Weight (*layer)[NROLES]; /* (l) */
 size_t *slab_bytes;      /* (l): bytes that a layer has off the GPU */
 
@@ -164,8 +154,8 @@ typedef struct {
     Kind kind;
     Square at;
     bool down; /* True for a store, false for a load and for COMPUTE. */
-} Job;
-_Thread_local Job doing; /* what this thread is busy with; most functions of compute read it */
+} Op;
+_Thread_local Op doing; /* what this thread is busy with; most functions of compute read it */
 
 /* A block has K GPU batches; batch k has the sequences from batch[k] up to batch[k + 1]. */
 enum { MAX_BATCHES = 1 << 16 }; /* also the largest whole number that a flag may give */
@@ -188,7 +178,7 @@ size_t kv_row, scratch_floats; /* kv_row: bytes of a token's k */
 
 /* What later chapters define. */
 typedef void Loop(void *arg, int thread, int first, int n);
-void post(int worker, Job job), synchronize(void);
+void post(int worker, Op op), synchronize(void);
 void note(int track, double begin, double end, size_t bytes);
 void parallel(Loop *loop, void *arg, int n, double work);
 void travel(Place to, Place from, size_t bytes), await(void);
@@ -256,8 +246,8 @@ Place on(Tier tier, void *at) { return (Place){tier, at}; }
 // token, and buffer_of() l + 1.
 // -------------------------------------------------------------------------------------------------
 
-typedef void Call(int i, int j, int k);
-Call load_weight, store_activation, store_cache, load_cache, load_activation, compute;
+typedef void Figure4(int i, int j, int k);
+Figure4 load_weight, store_activation, store_cache, load_cache, load_activation, compute;
 bool begin_token(int i);
 
 /* Generates one token after another for each sequence of the block. */
@@ -363,7 +353,7 @@ float dot(const float *a, const float *b, int n) {
  * batch is multiplied by all tensors of the layer, those at home on the GPU (wg) and those that
  * have come through the slot (wc, wd): the percentages divide the weights, not the rows. */
 uint8_t *weight_at(Weight *w) {
-    return w->rest.tier == GPU ? w->rest.at : slot_of(doing.at) + w->offset;
+    return w->rest.tier == TIER_GPU ? w->rest.at : slot_of(doing.at) + w->offset;
 }
 
 /* Writes columns c to c + n - 1 of a group of w's rows as floats, (GROUP, PANEL). Packed weights
@@ -496,25 +486,25 @@ void add_weighed(float *restrict o, float p, const float *restrict v, int n) {
 //   GPU     x_K, x_V            x_K, x_V      x_Q          attended     x_K, x_V
 //              | append            | append    | send_row    ^             | append
 //              v                   |           v             | send_row    v
-//           stage[GPU]             |         query        result        stage[GPU] -> attend()
+//           the slot               |         query        result        the slot  -> attend()
 //              |                   v           |             ^             |      ^
-//   CPU        |                stage[CPU] ->  +- attend() --+             |      |
+//   CPU        |                the slot  ->   +- attend() --+             |      |
 //              |                   |      ^                                |      |
 //              v store_cache       v      | load_cache                     v      | load_cache
 //   disk    q->kv               q->kv ----+                             q->kv ----+
 // clang-format on
 //
-// In prefill attend() reads x_K and x_V themselves. What the picture shows of the disk holds for a
-// cache on the CPU as well, if the GPU attends to it.
+// A slot is one of stage[tier]. In prefill attend() reads x_K and x_V themselves. What the picture
+// shows of the disk holds for a cache on the CPU as well, if the GPU attends to it.
 //
 // A cache may also rest where attention is computed: on the GPU, or on the CPU with delegation.
 // Then it needs no slot. kv_near() returns kv_home(), append() writes new k and v there, and
 // nothing is loaded or stored. But delegation begins with decoding: in prefill, a cache on the CPU
-// is appended to stage[GPU] and stored from there.
+// is appended to the GPU's slot and stored from there.
 
 /* Returns true if the CPU attends for this sequence: with computation delegation (4.2), in
  * decoding, to a cache that is not on the GPU. */
-bool is_delegated(Sequence *q, int i) { return i && policy.delegated && q->kv_tier != GPU; }
+bool is_delegated(Sequence *q, int i) { return i && policy.delegated && q->kv_tier != TIER_GPU; }
 
 /* Returns where k (value 0) or v (value 1) of token t rests. */
 Place kv_home(Sequence *q, int j, int t, int value) {
@@ -525,12 +515,12 @@ Place kv_home(Sequence *q, int j, int t, int value) {
  * sees this cache in prefill only. stage[side][slot] holds one sequence after the other, from
  * q->staged[side] on, and of each k and then v: (k and v, staged_room, kv_row). */
 long staged_room(Sequence *q, Tier side) {
-    return side == GPU && policy.delegated ? q->s : q->room;
+    return side == TIER_GPU && policy.delegated ? q->s : q->room;
 }
 
 /* Returns where k or v of token t is for the processor that attends: at home or in a slot. */
 Place kv_near(Sequence *q, Square at, int t, int value) {
-    Tier side = is_delegated(q, at.i) ? CPU : GPU;
+    Tier side = is_delegated(q, at.i) ? TIER_CPU : TIER_GPU;
     if (q->kv_tier == side)
         return kv_home(q, at.j, t, value);
     return on(side, stage[side][buffer_of(at)] + q->staged[side] +
@@ -599,13 +589,13 @@ void append(Sequence *q) {
     for (int e = 0; e < 2 * rows_of(q, i); e++) {
         float *x = (e % 2 ? x_V : x_K) + (q->row + e / 2) * h1;
         Place near = kv_near(q, doing.at, past + e / 2, e % 2);
-        uint8_t *to = near.tier == GPU ? near.at : (uint8_t *)scratch;
+        uint8_t *to = near.tier == TIER_GPU ? near.at : (uint8_t *)scratch;
         if (!policy.compress_cache)
             narrow(to, x, h1);
         for (int head = 0; head < nh && policy.compress_cache; head++)
             pack(to + head * packed_bytes(hd), x + head * hd, hd);
-        if (near.tier != GPU)
-            travel(near, on(GPU, scratch), kv_row);
+        if (near.tier != TIER_GPU)
+            travel(near, on(TIER_GPU, scratch), kv_row);
     }
 }
 
@@ -615,9 +605,9 @@ void send_row(Sequence *q, bool down) {
     if (q->ended || !is_delegated(q, doing.at.i))
         return;
     if (down)
-        travel(on(CPU, query + element), on(GPU, x_Q + element), bytes);
+        travel(on(TIER_CPU, query + element), on(TIER_GPU, x_Q + element), bytes);
     else
-        travel(on(GPU, attended + element), on(CPU, result + element), bytes);
+        travel(on(TIER_GPU, attended + element), on(TIER_CPU, result + element), bytes);
 }
 
 // ---- The layer
@@ -627,7 +617,7 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     size_t size = rows * h1;
     Weight *w = layer[doing.at.j];
     float *qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, w + NORM_1, rows);
+    layernorm(norm, x, w + LN_1, rows);
     for (int m = 0; m < 3; m++) {
         linear(qkv[m], norm, w + W_Q + 2 * m, rows, false);
         /* `attended` is free until attend() writes it, and lends its bytes to the F16. */
@@ -650,7 +640,7 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
 /* Computes x = relu(ln(x_Out) w_1) w_2 + x_Out in place. */
 void mlp(float *x, size_t rows) {
     Weight *w = layer[doing.at.j];
-    layernorm(norm, x, w + NORM_2, rows);
+    layernorm(norm, x, w + LN_2, rows);
     linear(ffn, norm, w + W_1, rows, false);
     for (size_t e = 0; e < rows * h2; e++)
         ffn[e] = ffn[e] < 0 ? 0 : ffn[e];
@@ -702,7 +692,7 @@ void compute(int i, int j, int k) {
     Sequence *begin = batch[k], *end = batch[k + 1];
     int rows = end[-1].row + rows_of(end - 1, i);
     double start = now();
-    doing = (Job){COMPUTE, {i, j, k}, false};
+    doing = (Op){COMPUTE, {i, j, k}, false};
     float *x = hidden_state(doing.at);
     for (Sequence *q = begin; q < end && j == 0; q++)
         embed(q, x + q->row * h1);
@@ -737,9 +727,9 @@ void move_weight(void) {
            to = lines * (at.k + 1) / K * 64;
     for (Weight *w = layer[at.j]; w < layer[at.j] + NROLES; w++) {
         size_t begin = max(w->offset, from), end = min(w->offset + w->bytes, to);
-        if (w->rest.tier == GPU || begin >= end)
+        if (w->rest.tier == TIER_GPU || begin >= end)
             continue;
-        travel(on(GPU, slot_of(at) + begin), on(w->rest.tier, w->rest.at + begin - w->offset),
+        travel(on(TIER_GPU, slot_of(at) + begin), on(w->rest.tier, w->rest.at + begin - w->offset),
                end - begin);
     }
 }
@@ -766,7 +756,7 @@ void move_activation(void) {
     bool down = doing.down;
     for (Sequence *q = batch[at.k]; q < batch[at.k + 1]; q++) {
         Place home = on(q->act_tier, q->act);
-        Place here = on(GPU, hidden_state(at) + q->row * h1);
+        Place here = on(TIER_GPU, hidden_state(at) + q->row * h1);
         travel(down ? home : here, down ? here : home, rows_of(q, at.i) * h1 * sizeof(float));
     }
 }
@@ -780,7 +770,7 @@ void load_weight(int i, int j, int k) {
         j = 0;
     }
     if (i < generation_length && j < l && slab_bytes[j])
-        post(WEIGHTS, (Job){WEIGHTS, {i, j, k}, false});
+        post(WEIGHTS, (Op){WEIGHTS, {i, j, k}, false});
 }
 
 /* Posts a move of cache or activations, if that square has any. */
@@ -793,7 +783,7 @@ void ask(Kind kind, int i, int j, int k, bool down) {
     /* A prefill has no past, and before layer 0 there is no hidden state. */
     if (!down && (kind == CACHE ? i : j) == 0)
         return;
-    post(kind, (Job){kind, {i, j, k}, down});
+    post(kind, (Op){kind, {i, j, k}, down});
 }
 
 void store_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, true); }
@@ -824,7 +814,7 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 //   weights, by wg                                 place_weights()     A.3, gpu_home
 //   weight_slot, two                               place_weights()     A.3, gpu_w
 //   cache, by cg; hidden states, by hg             place_batch()       A.3, gpu_home
-//   stage[GPU], two; x_slot, two                   place_block()       uncounted (*)
+//   stage[TIER_GPU], two; x_slot, two              place_block()       uncounted (*)
 //   norm, x_Q to attended, ffn, logits, scratch    place_workspace()   uncounted (*)
 // clang-format on
 //
@@ -846,10 +836,10 @@ size_t uncounted; /* bytes of the GPU that A.3 leaves out: neither shares nor we
 /* Returns the tier of a thing of that size. */
 Tier place(Kind kind, double size) {
     double so_far = size, allowed = 0; /* of GPU and then CPU together */
-    int t = GPU;
+    int t = TIER_GPU;
     double *dealt = tiers.dealt[kind], *met = tiers.met[kind];
     dealt[NTIERS] += size;
-    for (; t < DISK; t++) {
+    for (; t < TIER_DISK; t++) {
         so_far += dealt[t];
         allowed += policy.share[kind][t] * dealt[NTIERS];
         if (so_far <= allowed * (1 + 1e-9)) /* Sums of shares are rounded. */
@@ -873,7 +863,7 @@ void *take(Tier t, size_t bytes) {
 float *floats(Tier t, size_t n) { return take(t, n * sizeof(float)); }
 
 /* Returns true for the tensors that are packed: neither norms nor biases. */
-bool is_matrix(int role) { return role % 2 == 0 && role != NORM_1 && role != NORM_2; }
+bool is_matrix(int role) { return role % 2 == 0 && role != LN_1 && role != LN_2; }
 
 /* Gives a tensor its home, and fills it. On disk that is the checkpoint itself, unless the tensor
  * has to be packed. */
@@ -881,8 +871,8 @@ void settle(Weight *w, Tier tier, bool fill) {
     w->bytes = sizeof(f16) * w->rows * w->cols;
     if (w->packed)
         w->bytes = w->rows / GROUP * w->cols * packed_bytes(GROUP);
-    if (tier == DISK && !w->packed)
-        w->rest = on(DISK, w->file);
+    if (tier == TIER_DISK && !w->packed)
+        w->rest = on(TIER_DISK, w->file);
     else {
         w->rest = on(tier, take(tier, w->bytes));
         if (fill)
@@ -895,23 +885,23 @@ void settle(Weight *w, Tier tier, bool fill) {
 void place_weights(bool fill) {
     size_t slot = 0;
     for (int g = 0; g < NGLOBALS; g++)
-        settle(&outside[g], GPU, fill);
-    uncounted = tiers.used[GPU];
+        settle(&outside[g], TIER_GPU, fill);
+    uncounted = tiers.used[TIER_GPU];
     for (int j = 0; j < l; j++) {
         slab_bytes[j] = 0;
         for (int role = 0; role < NROLES; role++) {
             Weight *w = &layer[j][role];
             w->packed = policy.compress_weight && is_matrix(role);
             settle(w, place(WEIGHTS, 1. * w->rows * w->cols), fill);
-            if (w->rest.tier == GPU)
+            if (w->rest.tier == TIER_GPU)
                 continue;
             w->offset = slab_bytes[j];
             slab_bytes[j] += (w->bytes + 63) / 64 * 64;
         }
         slot = max(slot, slab_bytes[j]);
     }
-    weight_slot[0] = take(GPU, slot);
-    weight_slot[1] = take(GPU, slot);
+    weight_slot[0] = take(TIER_GPU, slot);
+    weight_slot[1] = take(TIER_GPU, slot);
 }
 
 /* Places a batch's cache and activations, and returns its rows. staged: what a staging slot of each
@@ -928,12 +918,12 @@ size_t place_batch(int k, size_t staged[NTIERS]) {
             q->act = floats(q->act_tier, 1UL * q->s * h1);
         }
         memcpy(q->staged, need, sizeof need);
-        if (q->kv_tier != GPU)
-            need[GPU] += 2 * kv_row * staged_room(q, GPU);
-        if (q->kv_tier == DISK && policy.delegated)
-            need[CPU] += 2 * kv_row * staged_room(q, CPU);
+        if (q->kv_tier != TIER_GPU)
+            need[TIER_GPU] += 2 * kv_row * staged_room(q, TIER_GPU);
+        if (q->kv_tier == TIER_DISK && policy.delegated)
+            need[TIER_CPU] += 2 * kv_row * staged_room(q, TIER_CPU);
     }
-    for (int t = GPU; t <= CPU; t++)
+    for (int t = TIER_GPU; t <= TIER_CPU; t++)
         staged[t] = max(staged[t], need[t]);
     return rows;
 }
@@ -943,15 +933,15 @@ size_t place_batch(int k, size_t staged[NTIERS]) {
 void place_workspace(size_t rows, size_t gbs) {
     float **part[] = {&norm, &x_Q, &x_K, &x_V, &attended};
     for (int p = 0; p < 5; p++)
-        *part[p] = floats(GPU, (rows + MT) * h1); /* MT: see tile(). */
-    ffn = floats(GPU, (rows + MT) * h2);
-    logits = floats(GPU, gbs * vocab);
+        *part[p] = floats(TIER_GPU, (rows + MT) * h1); /* MT: see tile(). */
+    ffn = floats(TIER_GPU, (rows + MT) * h2);
+    logits = floats(TIER_GPU, gbs * vocab);
     /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
     scratch_floats = max(GROUP * PANEL, max(hd + 2 * (longest + generation_length), 2 * h1 + h2));
-    scratch = floats(GPU, threads * scratch_floats);
+    scratch = floats(TIER_GPU, threads * scratch_floats);
     if (policy.delegated) {
-        query = floats(CPU, gbs * h1);
-        result = floats(CPU, gbs * h1);
+        query = floats(TIER_CPU, gbs * h1);
+        result = floats(TIER_CPU, gbs * h1);
     }
 }
 
@@ -965,14 +955,14 @@ size_t place_block(Sequence *seq, int count) {
     memset(tiers.dealt[CACHE], 0, 2 * sizeof *tiers.dealt); /* ACTIVATIONS follow. */
     for (int k = 0; k < K; k++)
         rows = max(rows, place_batch(k, staged));
-    size_t end_of_homes = tiers.used[GPU]; /* A.3 counts what lies before it. */
+    size_t end_of_homes = tiers.used[TIER_GPU]; /* A.3 counts what lies before it. */
     for (int slot = 0; slot < 2; slot++) {
-        stage[GPU][slot] = take(GPU, staged[GPU]);
-        stage[CPU][slot] = take(CPU, staged[CPU]);
-        x_slot[slot] = floats(GPU, rows * h1);
+        stage[TIER_GPU][slot] = take(TIER_GPU, staged[TIER_GPU]);
+        stage[TIER_CPU][slot] = take(TIER_CPU, staged[TIER_CPU]);
+        x_slot[slot] = floats(TIER_GPU, rows * h1);
     }
     place_workspace(rows, gbs);
-    return tiers.used[GPU] - end_of_homes;
+    return tiers.used[TIER_GPU] - end_of_homes;
 }
 
 double generation_s; /* seconds */
@@ -1035,7 +1025,7 @@ void travel(Place to, Place from, size_t bytes) {
     pthread_mutex_lock(&links);
     for (int t = min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
         /* Tiers t and t + 1 are joined by CTOG and GTOC, or by DTOC and CTOD: up is the first. */
-        int c = (t == GPU ? CTOG : DTOC) + (to.tier > from.tier);
+        int c = (t == TIER_GPU ? CTOG : DTOC) + (to.tier > from.tier);
         struct Link *link = &link_of[c];
         double begin = fmax(link->free_at, start), rate = given_hw[CTOG_BDW + c];
         double seconds = fmax(rate > 0 ? bytes / rate : 0, copied);
@@ -1060,22 +1050,22 @@ void await(void) {
 // ---- The threads
 //
 // clang-format off
-//   The ring of a worker that has done 4 of 7 jobs; an 8th job goes where its 4th was:
+//   The ring of a worker that has done 4 of 7 ops; an 8th op goes where its 4th was:
 //
-//           job 5     job 6     job 7    (job 4)
+//           op 5      op 6      op 7     (op 4)
 //         +---------+---------+---------+---------+
 //         |  runs   |  waits  |  waits  | is free |
 //         +---------+---------+---------+---------+
 //           done % 4                      posted % 4
 // clang-format on
 //
-// A place is free when its job is done, not when it is taken. Only the main thread posts.
+// A place is free when its op is done, not when it is taken. Only the main thread posts.
 //
 // A square asks for two moves of a kind at most; only a block's first layer asks for K parts.
 
 enum { RING = 4 };
 typedef struct {
-    Job ring[RING];
+    Op ring[RING];
     long posted, done;
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* Only one of the worker and the main thread can be waiting. */
@@ -1102,7 +1092,7 @@ void make_move(void) {
     note(doing.kind, start, now(), 0);
 }
 
-/* Does one job after the other, for ever: a move, or a portion of what is computed together. */
+/* Does one op after the other, for ever: a move, or a portion of what is computed together. */
 void *work(void *arg) {
     Worker *w = arg;
     pthread_mutex_lock(&w->mutex);
@@ -1122,23 +1112,23 @@ void *work(void *arg) {
     return NULL;
 }
 
-/* Locks a worker as soon as it has at most so many jobs left. */
+/* Locks a worker as soon as it has at most so many ops left. */
 void lock_when_left(Worker *w, int most) {
     pthread_mutex_lock(&w->mutex);
     while (w->posted - w->done > most)
         pthread_cond_wait(&w->changed, &w->mutex);
 }
 
-/* Gives a worker a job. Without overlapping, the main thread makes a move itself, at once. */
-void post(int to, Job job) {
+/* Gives a worker an op. Without overlapping, the main thread makes a move itself, at once. */
+void post(int to, Op op) {
     Worker *w = &worker[to];
-    if (policy.no_overlap && job.kind != COMPUTE) {
-        doing = job;
+    if (policy.no_overlap && op.kind != COMPUTE) {
+        doing = op;
         make_move();
         return;
     }
     lock_when_left(w, RING - 1);
-    w->ring[w->posted++ % RING] = job;
+    w->ring[w->posted++ % RING] = op;
     pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->mutex);
 }
@@ -1151,7 +1141,7 @@ void wait_for(int first, int end) {
     }
 }
 
-/* Waits until the jobs of the three movers have arrived. compute() has returned, so after this
+/* Waits until the ops of the three movers have arrived. compute() has returned, so after this
  * nothing is in flight: Figure 4's synchronize. */
 void synchronize(void) { wait_for(0, NKINDS); }
 
@@ -1474,16 +1464,17 @@ void paper_lp(Lp *lp, double *mem, double s) {
     lp->x[WD] = lp->x[CD] = lp->x[HD] = 1;
     for (int p = 1; p >= 0; p--) {
         time_rows(lp, s, p);
-        gpu_rows(lp, mem[GPU], s, p);
+        gpu_rows(lp, mem[TIER_GPU], s, p);
     }
     /* cpu_peak^p: what rests there; (1 - wg) weight + (1 - hg) act_w of the layer in use. */
-    ROW(mem[CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
+    ROW(mem[TIER_CPU] - weight - act_w, [WC] = weight * l, [HC] = act, [CC] = cache, [WG] = -weight,
         [HG] = -act_w);
     /* cpu_peak^g: what rests there; attention's scores and output; what passes by from disk. */
-    ROW(mem[CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l, [HC] = 2 * h1 * bls,
-        [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs, [CD] = 2 * 4 * (s + n) * h1 * gbs);
+    ROW(mem[TIER_CPU] - 2 * nh * (s + n) * gbs - 2 * h1 * gbs, [WC] = weight * l,
+        [HC] = 2 * h1 * bls, [CC] = cache, [WD] = weight, [HD] = 2 * 2 * h1 * gbs,
+        [CD] = 2 * 4 * (s + n) * h1 * gbs);
     /* nvme_peak */
-    ROW(mem[DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
+    ROW(mem[TIER_DISK], [WD] = weight * l, [HD] = act, [CD] = cache);
     /* The shares of each kind have the sum 1: at most 1, and at least 1. */
     for (int sign = 1; sign >= -1; sign -= 2) {
         ROW(sign, [WG] = sign, [WC] = sign, [WD] = sign);
@@ -1679,7 +1670,7 @@ bool solve(Lp *lp, double mem[NTIERS], int s) {
     paper_lp(lp, mem, s);
     /* Twice: the first takes its unit of seconds from a placement with all on disk, the second from
      * the answer of the first. */
-    if (mem[GPU] <= 0 || mem[CPU] <= 0 || !simplex(lp) || !simplex(lp))
+    if (mem[TIER_GPU] <= 0 || mem[TIER_CPU] <= 0 || !simplex(lp) || !simplex(lp))
         return false;
     memcpy(policy.share, lp->x, sizeof policy.share);
     return true;
@@ -1695,7 +1686,7 @@ bool best_placement(Lp *lp, int s) {
     if (policy_len)
         return true;
     do_blocks(false);
-    mem[GPU] -= uncounted;
+    mem[TIER_GPU] -= uncounted;
     /* More than 11 tries hardly ever help: what lacks then is a fraction of a tensor. */
     for (int tries = 0; tries < 11 && solve(lp, mem, s); tries++) {
         bool fits = true;
@@ -1755,10 +1746,10 @@ void choose_policy(void) {
     bool given = percent[0] >= 0;
     for (int kind = 0; kind < NKINDS && given; kind++) {
         double *share = policy.share[kind];
-        share[GPU] = percent[2 * kind] / 100;
-        share[CPU] = percent[2 * kind + 1] / 100;
-        share[DISK] = fmax(0, 1 - share[GPU] - share[CPU]);
-        if (share[GPU] + share[CPU] > 1 + 1e-9)
+        share[TIER_GPU] = percent[2 * kind] / 100;
+        share[TIER_CPU] = percent[2 * kind + 1] / 100;
+        share[TIER_DISK] = fmax(0, 1 - share[TIER_GPU] - share[TIER_CPU]);
+        if (share[TIER_GPU] + share[TIER_CPU] > 1 + 1e-9)
             die(2, "--percent: GPU and CPU have more than 100");
     }
     if (policy.compress_weight && (h1 % GROUP || h2 % GROUP))
@@ -2303,15 +2294,15 @@ void open_tiers(void) {
     int fd = mkstemp(path);
     if (fd < 0 || unlink(path))
         die(1, "%s: %s", path, strerror(errno));
-    for (long left = max(tiers.peak[DISK], 64), n; left > 0; left -= n) {
+    for (long left = max(tiers.peak[TIER_DISK], 64), n; left > 0; left -= n) {
         n = write(fd, zeros, min(left, sizeof zeros));
         if (n < 0)
-            die(1, "%s: no room for %zu bytes: %s", path, tiers.peak[DISK], strerror(errno));
+            die(1, "%s: no room for %zu bytes: %s", path, tiers.peak[TIER_DISK], strerror(errno));
     }
     for (int t = 0; t < NTIERS; t++) {
         size_t size = max(tiers.peak[t], 64);
-        int sharing = t == DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        base[t] = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing, t == DISK ? fd : -1, 0);
+        int sharing = t == TIER_DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        base[t] = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing, t == TIER_DISK ? fd : -1, 0);
         if (base[t] == MAP_FAILED)
             die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
     }
@@ -2341,7 +2332,7 @@ void print_results(void) {
         for (int kind = 0; kind < NKINDS; kind++)
             fprintf(stderr, ", %.4f of %s", tiers.met[kind][t] / fmax(tiers.met[kind][NTIERS], 1),
                     track_name[kind]);
-        fputs(t == DISK ? "; weights of F16 stay in the checkpoint\n" : "\n", stderr);
+        fputs(t == TIER_DISK ? "; weights of F16 stay in the checkpoint\n" : "\n", stderr);
     }
     for (int c = 0; c < NLINKS; c++)
         fprintf(stderr, "mini: %s: %zu bytes, %.3f s, %.1f%% of the time\n",

@@ -154,36 +154,6 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
     free(home);
 }
 
-/* Gives the tensors outside the layers their homes behind the layers, and adds their regions. Small
- * ones always rest on the GPU, and tables at policy.table_home. DIFFERS: the policy's fractions do
- * not count them. */
-static void plan_globals(Plan *p, const Checkpoint *c) {
-    Bytes bytes[NTIERS] = {0};
-    for (Global g = 0; g < NGLOBALS; g++) {
-        Tensor t = c->global[g];
-        bool table = g == TOK_EMBED || g == LM_HEAD;
-        Tier tier = table ? p->policy.table_home : TIER_GPU;
-        if (!t.rows)
-            continue;
-        Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
-        p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
-        p->global[g].home =
-            tier == TIER_DISK && !c->dummy
-                ? t
-                : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
-        if (g == p->head && is_last(&p->config))
-            p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
-        bytes[tier] += padded;
-    }
-    for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        bool file = t == TIER_DISK && !c->dummy;
-        lay_out(p, EMBEDDINGS, t,
-                (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
-                         .bytes = bytes[t]},
-                file);
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // The weights while they are used
 //
@@ -286,25 +256,6 @@ static void plan_layer_workspaces(Plan *p) {
     add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
-/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
- * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
- * for five, with which the plans of results/paper were made), two page tables, the number of each
- * row that the head needs, and in a scored task the token after that row. */
-static void plan_tables(Plan *p, const Task *task) {
-    bool last = is_last(&p->config), scored = task->scored;
-    Bytes rows = p->max_rows, seqs = p->max_seqs;
-    Bytes integers =
-        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
-    int ints = whole_lines(4 * integers) / 4, batches = p->batches;
-    int chosen = scored || !last ? 0 : p->max_seqs, scores = scored && last ? p->head_rows : 0;
-    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
-        add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
-        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
-        add_region(p, (Wanted){LOG_PROBS, t, "scores", F32, 1, scores, batches});
-        add_region(p, (Wanted){GREEDY, t, "scores", I32, 1, scores, batches});
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Cells
 //
@@ -346,9 +297,11 @@ static void number_cells(Plan *p) {
 
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
                          Error *err);
+static void plan_globals(Plan *p, const Checkpoint *c);
 static void plan_unpacked(Plan *p);
 static void plan_end_workspaces(Plan *p, const Task *task);
 static void plan_choices(Plan *p);
+static void plan_tables(Plan *p, const Task *task);
 
 Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *task, Type act_type,
                 Error *err) {
@@ -378,19 +331,6 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_tables(p, task);
     number_cells(p);
     return p;
-}
-
-void plan_free(Plan *p) {
-    if (!p)
-        return;
-    for (int t = 0; t < NTIERS; t++) {
-        free(p->act_rows[t]);
-        free(p->act_first[t]);
-        free(p->slab[t]);
-    }
-    free(p->weight);
-    free(p->slab_order);
-    free(p);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -435,14 +375,6 @@ Tensor plan_weight(const Plan *p, const WeightPlace *place, int slot) {
     return t;
 }
 
-Tensor plan_f16(const Plan *p, Role role) {
-    int rows, cols;
-    opt_role_shape(&p->config, role, &rows, &cols);
-    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
-    t.rows = rows;
-    return tensor_cells(t, role >= O_W, 1); /* q, k and v have cell 0, the others cell 1 */
-}
-
 int cache_cell(const Plan *p, Tier tier, int batch, int j) {
     return p->region[KV_CACHE][tier].cell + batch * p->config.l + j;
 }
@@ -456,8 +388,9 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 }
 
 // -------------------------------------------------------------------------------------------------
-// The trunk ends here: what follows is checked before, or is room for what a first reader passes
-// by. On a first reading go on with walk.c.
+// The trunk ends here: what follows is checked before a plan is made, or is room for what a first
+// reader passes by: embeddings, packed weights that are unpacked, the ends of the model, sparse
+// attention, index tables. On a first reading go on with walk.c.
 // -------------------------------------------------------------------------------------------------
 
 void policy_defaults(Policy *policy) {
@@ -562,4 +495,74 @@ static void plan_choices(Plan *p) {
         add_region(p, (Wanted){CHOSEN, t, "attention: chosen tokens", I32, seqs, cols, 1});
         add_region(p, (Wanted){CHOSEN_PROBS, t, "attention: chosen tokens", F32, seqs, cols, 1});
     }
+}
+
+/* Gives the tensors outside the layers their homes behind the layers, and adds their regions. Small
+ * ones always rest on the GPU, and tables at policy.table_home. DIFFERS: the policy's fractions do
+ * not count them. */
+static void plan_globals(Plan *p, const Checkpoint *c) {
+    Bytes bytes[NTIERS] = {0};
+    for (Global g = 0; g < NGLOBALS; g++) {
+        Tensor t = c->global[g];
+        bool table = g == TOK_EMBED || g == LM_HEAD;
+        Tier tier = table ? p->policy.table_home : TIER_GPU;
+        if (!t.rows)
+            continue;
+        Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
+        p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
+        p->global[g].home =
+            tier == TIER_DISK && !c->dummy
+                ? t
+                : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
+        if (g == p->head && is_last(&p->config))
+            p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
+        bytes[tier] += padded;
+    }
+    for (Tier t = TIER_GPU; t < NTIERS; t++) {
+        bool file = t == TIER_DISK && !c->dummy;
+        lay_out(p, EMBEDDINGS, t,
+                (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
+                         .bytes = bytes[t]},
+                file);
+    }
+}
+
+/* Adds the index tables and the results of each batch; the GPU and the CPU each have a copy.
+ * batch.c lays out the tables: four integers for each row, four for each sequence (there is room
+ * for five, with which the plans of results/paper were made), two page tables, the number of each
+ * row that the head needs, and in a scored task the token after that row. */
+static void plan_tables(Plan *p, const Task *task) {
+    bool last = is_last(&p->config), scored = task->scored;
+    Bytes rows = p->max_rows, seqs = p->max_seqs;
+    Bytes integers =
+        4 * rows + 5 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
+    int ints = whole_lines(4 * integers) / 4, batches = p->batches;
+    int chosen = scored || !last ? 0 : p->max_seqs, scores = scored && last ? p->head_rows : 0;
+    for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
+        add_region(p, (Wanted){INDEX_TABLES, t, "index tables", I32, 1, ints, 2 * batches});
+        add_region(p, (Wanted){NEW_TOKENS, t, "new tokens", I32, 1, chosen, batches});
+        add_region(p, (Wanted){LOG_PROBS, t, "scores", F32, 1, scores, batches});
+        add_region(p, (Wanted){GREEDY, t, "scores", I32, 1, scores, batches});
+    }
+}
+
+Tensor plan_f16(const Plan *p, Role role) {
+    int rows, cols;
+    opt_role_shape(&p->config, role, &rows, &cols);
+    Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
+    t.rows = rows;
+    return tensor_cells(t, role >= O_W, 1); /* q, k and v have cell 0, the others cell 1 */
+}
+
+void plan_free(Plan *p) {
+    if (!p)
+        return;
+    for (int t = 0; t < NTIERS; t++) {
+        free(p->act_rows[t]);
+        free(p->act_first[t]);
+        free(p->slab[t]);
+    }
+    free(p->weight);
+    free(p->slab_order);
+    free(p);
 }

@@ -110,7 +110,7 @@ struct Plan {
     int packed_rows;     /* the most rows of a batch that uses packed weights directly */
     Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
 
-    /* Work: sums over the task (walk.c) */
+    /* Work: sums over the task (branches/work.c) */
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* [prefill]: in sweeps without a prefill, with one */
 
@@ -173,6 +173,10 @@ PageTable plan_pages(const Plan *plan, RegionId id, Tier tier, long slot, int np
  * pages of flight g. */
 int cache_cell(const Plan *plan, Tier tier, int batch, int j);
 
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows makes plans. On a first reading go on with device/ops.h.
+// -------------------------------------------------------------------------------------------------
+
 /* A region to be added: its tier, purpose and shape. */
 typedef struct {
     RegionId id;
@@ -190,7 +194,7 @@ void add_region(Plan *plan, Wanted region);
  * within one such unit. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 /* Fills in the part of a plan that depends on which sequences are in flight when: batches, rows,
- * pages, sweeps and their work (walk.c). */
+ * pages, sweeps (walk.c) and their work (branches/work.c). */
 void plan_batches(Plan *plan, const Task *task);
 /* Fills in the fields of a policy that are 0 because nobody has chosen them. */
 void policy_defaults(Policy *policy);

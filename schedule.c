@@ -212,7 +212,8 @@ static void load_activation(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
- * and computes the hidden state of layer 0 from them. */
+ * and computes the hidden state of layer 0 from them; a later stage of a pipeline has received it.
+ */
 static void embed(Run *run) {
     const Plan *p = run->plan;
     const Batch *b = run->square.batch;
@@ -220,6 +221,8 @@ static void embed(Run *run) {
     Tensor tokens =
         p->config.embed == p->config.h1 ? x : square_slot(run, EMBEDDED, TIER_GPU, b->rows);
     Call call = call_on(run, PROJECT, OTHER);
+    if (!is_first(&p->config))
+        return;
     if (table.tier == TIER_GPU) {
         post(run->poster, op_embed(call, tokens, table, b->gpu.ids, false));
     } else {
@@ -322,20 +325,18 @@ static void finish(Run *run, const Tensor w[NROLES]) {
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    const OptConfig *config = &run->plan->config;
     if (!find_square(run, j, k))
         return;
     if (is_head(run, j)) {
-        if (is_last(config))
-            compute_head(run);
+        compute_head(run);
         return;
     }
     Tensor w[NROLES];
     ready_weights(run, w);
-    if (!j && is_first(config))
-        embed(run);
     if (j)
         move_activation(run, TIER_GPU, false);
+    else
+        embed(run);
     for (; find_piece(run, run->turn); run->turn++) {
         project(run, w);
         if (run->square.batch->prefill)
@@ -343,7 +344,7 @@ static void compute(Run *run, int j, int k) {
         attend(run);
         finish(run, w);
     }
-    if (is_head(run, j + 1) && !is_last(config))
+    if (is_head(run, j + 1))
         send_hidden(run);
 }
 
@@ -366,8 +367,7 @@ static bool begin(Run *run, int k) {
     find_square(run, 0, k);
     const Batch *b = run->square.batch;
     post_copy(run, call_on(run, C_LOAD, OTHER), b->gpu.all, b->cpu.all);
-    if (!is_first(&run->plan->config))
-        receive_hidden(run);
+    receive_hidden(run);
     /* load_cache does this for the other layers, one square ahead */
     bring_cache(run);
     return !run->poster->failed;

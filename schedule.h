@@ -42,10 +42,9 @@
  *
  * A turn is a place in a rotation. Square.turn counts squares: a slot that rotates by it is in use while the
  * neighbours of its square use the next ones. Batch.turn counts pieces: a slot that rotates by it is used by
- * one piece at a time. Rows of
- * ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages are their sequence's own. A
- * slot has one or more cells. A cell is always used as a whole; depend.c orders ops by cells (number_cells in
- * plan.c). */
+ * one piece at a time. Rows of ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages
+ * are their sequence's own. A slot has one or more cells. A cell is always used as a whole; depend.c orders ops
+ * by cells (number_cells in plan.c). */
 // clang-format on
 
 /* The staging slot of a layer that loads or computes. */
@@ -174,8 +173,8 @@ void compute_head(Run *run);
 /* sparse.c: posts sparse attention (section 5) for the sequences of the batch from `first` on: as
  * op_attend does, but only V of the chosen tokens is read. */
 void attend_sparsely(Run *run, Call call, PageTable pages, int first, Tensor o, Tensor q);
-/* stages.c: receives the square's hidden state from the stage before, sends it to the next one
- * (section 4.4). */
+/* stages.c: receives the square's hidden state from the stage before if there is one, sends it to
+ * the next one if there is one (section 4.4). */
 void receive_hidden(Run *run);
 void send_hidden(Run *run);
 /* tell.c: records in the trace how many pages and sequences all flights together hold now. */

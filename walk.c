@@ -3,8 +3,8 @@
  * The plan walks the task through admission.c as if no sequence stopped early, and counts
  *   maxima   the most rows, sequences and pages of a batch, and the most pages of a pool; plan.c
  *            makes its regions so large
- *   sums     how many sweeps there are, and how much work they do (Workload); the cost model needs
- *            them (cost/runtime.c)
+ *   sums     how many sweeps there are, and how much work they do (branches/work.c); the cost model
+ *            needs them
  * The walk goes in stretches. A stretch is a run of sweeps between which no sequence enters or
  * leaves. Here are two sequences of a zig-zag block, with n = 2 and n = 4, and the block after it;
  * P is a prefill and d a decoding step:
@@ -15,19 +15,17 @@
  *     next block    .   .   .   .   P   d  ..
  *     stretch       1       2       3
  *
- * The chapters follow the counting: the maxima of a batch, the work of a stretch, the stretches
- * of a task.
+ * The chapters are the maxima of a batch, the stretches of a task, and what follows from both.
  * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
 
-#include "plan.h"
+#include "branches/walk.h"
 
 // -------------------------------------------------------------------------------------------------
 // The maxima: what one GPU batch needs
 //
-// A block that enters together is measured as it is seated. With the diagonal schedule prompts
-// enter one by one into seats that become vacant, so its batches get bounds.
+// A block that enters together is measured as it is seated.
 // -------------------------------------------------------------------------------------------------
 
 /* The most that one GPU batch needs. "off" counts only sequences whose KV is not on the GPU. */
@@ -97,24 +95,15 @@ static void measure_block(Plan *p, const Task *task, const Seat *seats, int coun
 // So the stretches of all flights are walked in the order of their first sweeps.
 // -------------------------------------------------------------------------------------------------
 
-/* Counts the work of the sweeps from this one up to `until`, for the search. */
-static void note_work(Plan *p, const Admission *a, bool prefill, long until);
 /* Does for the diagonal schedule, where any prompt may take any seat, what measure_block does for
  * the others. */
 static void bound_batches(Plan *p, const Task *task, const Seat *seats, int count);
-static double a21_cache(const Plan *p, const Task *task);
-
-/* Returns the prompt whose sequence sits in a seat, or NULL if the seat is vacant. */
-static const Prompt *prompt_in(const Admission *a, int seat) {
-    int prompt = a->seat[seat].prompt;
-    return prompt < 0 ? NULL : &a->task->prompts[prompt];
-}
 
 /* Returns the sweep before which the next sequence leaves the flight, with all its tokens. */
 static long next_end(const Admission *a) {
     long end = LONG_MAX;
     for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
+        const Prompt *q = seated_prompt(a, e);
         if (q && a->seat[e].since + q->n < end)
             end = a->seat[e].since + q->n;
     }
@@ -126,22 +115,19 @@ static long next_end(const Admission *a) {
  * and of their activations. Returns the first sweep of the next stretch, or -1 when the flight has
  * ended. entered is scratch. */
 static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
-    bool diagonal = p->policy.schedule == SCHEDULE_DIAGONAL;
     const Task *task = a->task;
     int topups, n = admission_next(a, sweep, entered, &topups);
-    if (!diagonal)
+    if (p->policy.schedule != SCHEDULE_DIAGONAL)
         measure_block(p, task, a->seat, n);
     else if (n && !sweep)
         bound_batches(p, task, a->seat, a->nseats);
     if (!a->seated)
         return -1;
-    /* While prompts wait and seats are vacant, a prompt may enter before any sequence leaves. */
-    bool opening = *a->next_prompt < task->count && a->seated < a->nseats;
-    long next = diagonal && opening ? sweep + 1 : next_end(a);
+    long next = more_may_enter(a) ? sweep + 1 : next_end(a);
     note_work(p, a, n > 0, next);
     p->sweeps += next - sweep;
     for (int e = 0; e < a->nseats; e++) {
-        const Prompt *q = prompt_in(a, e);
+        const Prompt *q = seated_prompt(a, e);
         if (!q || a->seat[e].since + q->n > next)
             continue;
         p->achieved[OF_CACHE][a->seat[e].kv]++;
@@ -149,15 +135,6 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
         admission_leave(a, e, q->n);
     }
     return next;
-}
-
-/* Makes the pools large enough for the peak of this flight. With the diagonal schedule any prompt
- * may take any seat, so each tier with a seat must have room for at least the longest sequence. */
-static void note_pages(Plan *p, const Admission *a) {
-    for (int t = 0; t < NTIERS; t++)
-        raise_to(&p->npages[t], a->peak[t]);
-    for (int e = 0; p->policy.schedule == SCHEDULE_DIAGONAL && e < a->nseats; e++)
-        raise_to(&p->npages[a->seat[e].kv], p->max_pages);
 }
 
 /* Walks the whole task through admission. Flights sweep in turn, so the next stretch belongs to the
@@ -179,7 +156,8 @@ static void walk_task(Plan *p, const Task *task) {
                 g = e;
     }
     for (int g = 0; g < flights; g++) {
-        note_pages(p, &a[g]);
+        for (int t = 0; t < NTIERS; t++) /* the pools serve the peak of each flight */
+            raise_to(&p->npages[t], a[g].peak[t]);
         admission_close(&a[g]);
     }
     free(entered);
@@ -237,66 +215,9 @@ void plan_batches(Plan *p, const Task *task) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The trunk ends here: what follows is the work of a run in numbers, for the search, and the bounds
-// of the diagonal schedule. On a first reading go on with device/depend.c.
-// -------------------------------------------------------------------------------------------------
-
-// -------------------------------------------------------------------------------------------------
-// The sums: the work of a stretch
-//
-// The first sweep of a stretch may have prefills. In each later sweep all sequences decode, and
-// each attends to one token more than in the sweep before.
-// -------------------------------------------------------------------------------------------------
-
-/* Counts the work of the GPU batch that begins at seat `first`: that of the stretch's first sweep
- * in *now, that of its `more` later sweeps in *later. Returns true if the batch has topups: they
- * prefill while the rest of it decodes. */
-static bool count_batch(Workload *now, Workload *later, const Admission *a, int first,
-                        double more) {
-    bool decodes = false, prefills = false;
-    for (int e = first; e < imin(first + a->policy->gbs, a->nseats); e++) {
-        const Prompt *q = prompt_in(a, e);
-        if (!q)
-            continue;
-        double s = q->s, age = a->sweep - a->seat[e].since;
-        if (age > 0) {
-            decodes = true;
-            now->decoded++;
-            now->past += s + age;
-            now->head_rows++;
-        } else {
-            prefills = true;
-            now->prompts++;
-            now->prompt_rows += s;
-            now->pairs += s * (s + 1) / 2;
-            now->head_rows += head_rows(a->task, q);
-        }
-        later->decoded += more;
-        later->past += more * (s + age) + more * (more + 1) / 2;
-        later->head_rows += more;
-    }
-    now->decodes += decodes;
-    now->prefills += prefills && !decodes;
-    later->decodes += decodes || prefills ? more : 0;
-    return prefills && decodes;
-}
-
-/* Adds to the plan the work of a stretch: of sweep a->sweep, in which sequences prefill or not, and
- * of the sweeps after it up to `until`. Topups prefill in the entrance, so they count as one more
- * batch in prefill, however many batches have topups. */
-static void note_work(Plan *p, const Admission *a, bool prefill, long until) {
-    Workload *now = &p->work[prefill], *later = &p->work[false];
-    double more = until - a->sweep - 1;
-    bool topups = false;
-    for (int first = 0; first < a->nseats; first += a->policy->gbs)
-        topups |= count_batch(now, later, a, first, more);
-    now->sweeps++;
-    now->prefills += topups;
-    later->sweeps += more;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The diagonal schedule
+// The trunk ends here: what follows bounds the needs of batches with the diagonal schedule, where
+// prompts enter one by one into seats that become vacant. On a first reading go on with
+// device/depend.c.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the need of gbs neighbouring prompts: the largest rows and the largest head_rows that any
@@ -332,6 +253,7 @@ static void cap_rows(BatchNeed *b, int most) {
  *   rows        the longest prompt in each seat, but at most the widest window, because prompts
  *               that prefill together are neighbours in the input
  *   head_rows   the widest window
+ *   npages      room for the longest sequence on every tier that has a seat
  * The topups of all batches prefill together in one more batch, the entrance. It has at most the
  * widest window of rows, wherever these rest:
  *   off_rows    the sum over the batches whose seats the topups take
@@ -352,38 +274,13 @@ static void bound_batches(Plan *p, const Task *task, const Seat *seats, int coun
     cap_rows(&entrance, entrance.rows);
     for (int first = 0; first < count; first += gbs) {
         BatchNeed b = {.head_rows = entrance.head_rows};
-        for (int r = first; r < imin(first + gbs, count); r++)
+        for (int r = first; r < imin(first + gbs, count); r++) {
             add_seat(&b, &seats[r], s, pages);
+            raise_to(&p->npages[seats[r].kv], p->max_pages);
+        }
         cap_rows(&b, entrance.rows);
         note_batch(p, seats[first].k, &b);
         entrance.off_rows = imin(entrance.off_rows + b.off_rows, entrance.rows);
     }
     note_batch(p, ceil_div(count, gbs), &entrance);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The paper's own figure of memory
-// -------------------------------------------------------------------------------------------------
-
-/* Returns the KV term of A.2.1's peak memory, in bytes: 4 h1 bls l tokens, where each sequence
- * holds s + n tokens, or with the diagonal schedule (2s + n)(n - 1) / 2n.
- *
- * This is the mean of 0, s + 1, s + 2, ... s + n - 1, the lengths of n batches of which one enters
- * in each sweep; the one that enters counts as 0. Our pages (walk_task) need a little more, because
- * they hold its s tokens too, and because there may be fewer than n batches. For s = n = 4:
- *     A.2.1                (0 + 5 + 6 + 7) / 4 = 4.5 tokens
- *     pages, 4 batches     (4 + 5 + 6 + 7) / 4 = 5.5
- *     pages, 2 batches     (5 + 7) / 2 = 6, in every second sweep; in the others (4 + 6) / 2 = 5 */
-static double a21_cache(const Plan *p, const Task *task) {
-    double s = 0, n = 0;
-    int bls = imin(block_size(&p->policy), task->count);
-    for (int i = 0; i < task->count; i++) {
-        s += task->prompts[i].s;
-        n += task->prompts[i].n;
-    }
-    s /= task->count;
-    n /= task->count;
-    double tokens =
-        p->policy.schedule == SCHEDULE_DIAGONAL ? (2 * s + n) * (n - 1) / (2 * n) : s + n;
-    return 4.0 * p->config.h1 * bls * p->config.l * tokens;
 }

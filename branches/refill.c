@@ -35,8 +35,13 @@ Batch *entrance(Flight *f) {
     return has ? &f->batch[f->batches - 1] : NULL;
 }
 
-void deal_activations(Flight *f) {
+void open_entrance(Flight *f) {
     Batch *b = entrance(f);
+    int k = 0; /* its place, behind the batches that go on */
+    while (f->in_sweep[k] != b)
+        k++;
+    memmove(f->in_sweep + 1, f->in_sweep, k * sizeof *f->in_sweep);
+    f->in_sweep[0] = b;
     Seat *deal = xcalloc(b->nseq, sizeof *deal);
     deal_block(deal, &f->run->plan->policy, b->nseq);
     for (int r = 0; r < b->nseq; r++)

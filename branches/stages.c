@@ -8,6 +8,8 @@
 
 void receive_hidden(Run *run) {
     const Batch *b = run->square.batch;
+    if (is_first(&run->plan->config))
+        return;
     Tensor came = plan_view(run->plan, RECEIVED, TIER_CPU, b->plan_place, 0, b->rows);
     post(run->poster, op_receive(call_on(run, RECEIVE, ACTIVATION), came));
     post_copy(run, call_on(run, C_LOAD, ACTIVATION), run->square.x, came);
@@ -15,6 +17,8 @@ void receive_hidden(Run *run) {
 
 void send_hidden(Run *run) {
     const Batch *b = run->square.batch;
+    if (is_last(&run->plan->config))
+        return;
     Tensor sent = plan_view(run->plan, SENDING, TIER_CPU, b->plan_place, 0, b->rows);
     post_copy(run, call_on(run, STORE, ACTIVATION), sent, run->square.x);
     post(run->poster, op_send(call_on(run, SEND, ACTIVATION), sent));

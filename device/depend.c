@@ -170,20 +170,6 @@ void depend_fold(Depend *d, const Tensor *view) {
         depend_join(d, view->cell + c, view->cell);
 }
 
-Depend *depend_open(int ncells) {
-    Depend *d = xcalloc(1, sizeof *d);
-    d->ncells = ncells;
-    d->cell = xcalloc(ncells, sizeof *d->cell);
-    d->past = xcalloc(NLANES, sizeof *d->past);
-    return d;
-}
-
-void depend_close(Depend *d) {
-    free(d->cell);
-    free(d->past);
-    free(d);
-}
-
 // -------------------------------------------------------------------------------------------------
 // Posting
 // -------------------------------------------------------------------------------------------------
@@ -228,7 +214,8 @@ bool post_drain(Poster *poster) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The moves of a copy
+// The trunk ends here: what follows joins moves that lie together, and rows of a route. On a first
+// reading go on with quant.c.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns true if a dense view begins where another ends, its users are the same, and both together
@@ -264,4 +251,18 @@ void add_leg(Route *route, int gpu, int home, int rows) {
         last->rows += rows;
     else
         route->leg[route->n++] = (Leg){gpu, home, rows};
+}
+
+Depend *depend_open(int ncells) {
+    Depend *d = xcalloc(1, sizeof *d);
+    d->ncells = ncells;
+    d->cell = xcalloc(ncells, sizeof *d->cell);
+    d->past = xcalloc(NLANES, sizeof *d->past);
+    return d;
+}
+
+void depend_close(Depend *d) {
+    free(d->cell);
+    free(d->past);
+    free(d);
 }

@@ -124,7 +124,8 @@ typedef struct {
 void add_leg(Route *route, int gpu, int home, int rows);
 
 // -------------------------------------------------------------------------------------------------
-// ops.c: what the ops compute
+// The trunk ends here: what follows is each op, to be looked up where one is posted (ops.c). On a
+// first reading go on with batch.h.
 // -------------------------------------------------------------------------------------------------
 
 /* The operations of a device. op_info (ops.c) says which views each of them reads and writes. */

@@ -252,27 +252,36 @@ static bool exists(const char *dir, const char *name) {
            (lstat(path, &st) == 0 || errno != ENOENT);
 }
 
-/* Returns why a directory is not the one with the model, or NULL. */
-static const char *misplaced(const char *dir) {
+/* Returns why a directory is not the one with the model, or NULL. For the root of a hub's cache
+ * reads the name of its newest snapshot. */
+static const char *misplaced(char snapshot[100], const char *dir) {
+    char path[MAX_PATH];
+    size_t len;
+    Error none;
     if (exists(dir, "adapter_config.json"))
         return "has adapter_config.json, and adapters are not read; save what merge_and_unload() "
                "of peft returns, without that file";
-    return exists(dir, "config.json") || !exists(dir, "snapshots")
-               ? NULL
-               : "is the root of a hub's cache; give the directory in its snapshots that its "
-                 "refs/main names";
+    if (exists(dir, "config.json") || !exists(dir, "snapshots"))
+        return NULL;
+    char *newest =
+        file_path(path, dir, "refs/main", &none) ? NULL : file_read(path, 80, &len, &none);
+    if (newest)
+        snprintf(snapshot, 100, ": snapshots/%.*s", (int)strcspn(newest, "\n"), newest);
+    free(newest);
+    return "is the root of a hub's cache; give the directory in its snapshots that its refs/main "
+           "names";
 }
 
 int config_read(OptConfig *config, bool *tied, const char *dir, Error *err) {
-    char path[MAX_PATH];
+    char path[MAX_PATH], snapshot[100] = "";
     const char *why = directory_fault(dir);
     if (!why)
-        why = misplaced(dir);
+        why = misplaced(snapshot, dir);
     if (why)
         return fail(
             err, EXIT_FAILED,
-            "%.300s: %s; expected a Hugging Face directory, with config.json and *.safetensors",
-            dir, why);
+            "%.300s: %s%s; expected a Hugging Face directory, with config.json and *.safetensors",
+            dir, why, snapshot);
     cJSON *json = read_object(path, dir, "config.json", err);
     if (!json)
         return -1;

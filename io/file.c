@@ -40,9 +40,11 @@ void program_file(char path[MAX_PATH], const char *suffix) {
 
 const char *directory_fault(const char *path) {
     struct stat st;
-    if (stat(path, &st))
-        return errno == ENOENT ? "there is no such directory" : strerror(errno);
-    return S_ISDIR(st.st_mode) ? NULL : "is no directory";
+    if (!stat(path, &st))
+        return S_ISDIR(st.st_mode) ? NULL : "is no directory";
+    return errno != ENOENT    ? strerror(errno)
+           : lstat(path, &st) ? "there is no such directory"
+                              : "is a link to what is missing; download it again";
 }
 
 const char *file_read_at(int fd, void *to, size_t size, size_t offset) {
@@ -104,8 +106,12 @@ static int refuse_open(const char *path, Error *err) {
                 strerror(errno));
 }
 
+static const char pointer[] = "version https://git-lfs.github.com/spec/",
+                  is_pointer[] =
+                      "is a Git-LFS pointer, which stands for the file; run git lfs "
+                      "pull, or download the file";
+
 int file_open(const char *path, struct stat *st, Error *err) {
-    static const char pointer[] = "version https://git-lfs.github.com/spec/";
     char first[sizeof pointer] = "";
     /* O_NONBLOCK: opening a pipe without a writer must not hang the program. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -117,10 +123,7 @@ int file_open(const char *path, struct stat *st, Error *err) {
         fail(err, EXIT_FAILED, "%s: is a %s; expected a regular file", path,
              S_ISDIR(st->st_mode) ? "directory" : "special file");
     else if (!file_read_at(fd, first, strlen(pointer), 0) && !strcmp(first, pointer))
-        fail(err, EXIT_FAILED,
-             "%s: is a Git-LFS pointer, which stands for the file; run git lfs pull, or download "
-             "the file",
-             path);
+        fail(err, EXIT_FAILED, "%s: %s", path, is_pointer);
     else
         return fd;
     close(fd);
@@ -149,12 +152,13 @@ int lines_open(Lines *l, const char *path, Error *err) {
     return l->in ? 0 : refuse_open(path, err);
 }
 
-/* Returns true if a text begins with one of the two marks of UTF-16, or with a 0 in one of two
- * bytes.
- */
-static bool is_utf16(const Text *t) {
+/* Returns why an input that begins with this line is none, or NULL. UTF-16 has one of two marks, or
+ * a 0 in one of two bytes. */
+static const char *input_fault(const Text *t) {
     bool odd = t->len > 2 && !t->text[0] != !t->text[1];
-    return odd || !strncmp(t->text, "\xFF\xFE", 2) || !strncmp(t->text, "\xFE\xFF", 2);
+    if (odd || !strncmp(t->text, "\xFF\xFE", 2) || !strncmp(t->text, "\xFE\xFF", 2))
+        return "is in UTF-16, and UTF-8 was expected; convert it: iconv -f UTF-16 -t UTF-8";
+    return strncmp(t->text, pointer, strlen(pointer)) ? NULL : is_pointer;
 }
 
 /* Reads on to the byte `end`, or to the end of the input. Of more than `most` bytes the first ones
@@ -172,11 +176,8 @@ static int read_until(Lines *l, int end, size_t most, Error *err) {
     if (ferror(l->in))
         return fail(err, EXIT_FAILED, "%s: cannot read: %s", l->path, strerror(errno));
     text_append(&l->text, "", 1); /* a 0 after it */
-    return l->number || !is_utf16(&l->text) ? c != EOF
-                                            : fail(err, EXIT_FAILED,
-                                                   "%s: is in UTF-16, and UTF-8 was expected; "
-                                                   "convert it: iconv -f UTF-16 -t UTF-8",
-                                                   l->path);
+    const char *why = l->number ? NULL : input_fault(&l->text);
+    return why ? fail(err, EXIT_FAILED, "%s: %s", l->path, why) : c != EOF;
 }
 
 int lines_whole(Lines *l, size_t factor, Error *err) {

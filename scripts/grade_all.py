@@ -201,7 +201,7 @@ def grade_all(root, numbers, out):
 def hostile():
     """Of submissions for exercise 3 the honest one gets its points, the others nothing, and nothing is left of them."""
     original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
-    path, number = "admission.c", 3
+    path, number = "branches/ledger.c", 3
     tree = Tree(original, 0)
     shutil.rmtree(tree.dir, ignore_errors=True)
     if not tree.closed:
@@ -236,7 +236,7 @@ def hostile():
         for name, body in submissions.items():
             files = {path: original[path]} if body is None else exercise.with_bodies(
                 {path: original[path]}, exercises[number], {"pages_fit": "{\n%s}" % body})
-            os.mkdir(os.path.join(root, name))
+            os.makedirs(os.path.dirname(os.path.join(root, name, path)))
             with open(os.path.join(root, name, path), "w") as f:
                 f.write(files[path])
         os.environ.setdefault("GRADE_SECONDS", "3")

@@ -26,7 +26,7 @@ FLOORS = [  # from the ground up
     ["base/*"],
     ["flexgen.h", "quant.*", "lp.*"],
     ["io/*"],
-    ["admission.c", "plan.*", "walk.c", "branches/fit.*"],
+    ["admission.c", "plan.*", "walk.c", "branches/fit.*", "branches/walk.h", "branches/ledger.c", "branches/diagonal.c", "branches/work.c"],
     ["device/*", "flexgen.cu"],
     ["opt_model.c", "batch.*", "schedule.*", "square.c", "weights.c", "policy.*", "branches/*"],
     ["cost/*"],

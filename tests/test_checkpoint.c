@@ -461,6 +461,12 @@ TEST(directories_of_other_kinds_are_refused_each_in_its_line) {
     refuses(checkpoint_opens, EXIT_FAILED, adapter, ": has adapter_config.json, and adapters are not read; save what");
     refuses(checkpoint_opens, EXIT_FAILED, both, ": has adapter_config.json, and adapters are not read; save what");
     refuses(checkpoint_opens, EXIT_FAILED, hub, ": is the root of a hub's cache; give the directory in its snapshots");
+    CHECK(!mkdir(in_dir(hub, "refs"), 0700));
+    write_file(hub, "refs/main", "0a1b2c\n", 7);
+    refuses(checkpoint_opens, EXIT_FAILED, hub, "in its snapshots that its refs/main names: snapshots/0a1b2c; expected a");
+    CHECK(!symlink("nothing", in_dir(adapter, "link")));
+    refuses(checkpoint_opens, EXIT_FAILED, in_dir(adapter, "link"),
+            "/link: is a link to what is missing; download it again");
     copy_file(both, hub, CONFIG), copy_file(both, hub, TENSORS);
     holds(hub, &small, false);
 }

@@ -227,6 +227,8 @@ TEST(a_whole_number_is_one_from_0_to_2_to_the_53) {
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
+#define UTF_16 "lines: is in UTF-16, and UTF-8 was expected; convert it: iconv -f UTF-16 -t UTF-8"
+
 /* Each line as "number where|line". */
 TEST(lines_are_counted_and_come_without_their_ends) {
     static const struct {
@@ -240,7 +242,13 @@ TEST(lines_are_counted_and_come_without_their_ends) {
     static const struct {
         const char *text;
         size_t len;
-    } refused[] = {{"\xFF\xFEh\0i\0\n", 8}, {"\xFE\xFF\0h\0i\0\n", 8}, {"h\0i\0\n", 6}, {"\0h\0i\0\n", 6}};
+        const char *says;
+    } refused[] = {
+        {"\xFF\xFEh\0i\0\n", 8, UTF_16},
+        {"\xFE\xFF\0h\0i\0\n", 8, UTF_16},
+        {"h\0i\0\n", 6, UTF_16},
+        {"\0h\0i\0\n", 6, UTF_16},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0a\n", 57, "lines: is a Git-LFS pointer, which stands"}};
     for (size_t i = 0; i < 2 * COUNT(refused); i++) {
         Lines l;
         write_file(suite_dir(), "lines", refused[i / 2].text, refused[i / 2].len);
@@ -248,7 +256,7 @@ TEST(lines_are_counted_and_come_without_their_ends) {
         const int status = i % 2 ? lines_whole(&l, 1, &err) : line_next(&l, &err);
         lines_close(&l);
         CU_ASSERT_EQUAL(status, -1);
-        said(&err, EXIT_FAILED, "lines: is in UTF-16, and UTF-8 was expected; convert it: iconv -f UTF-16 -t UTF-8");
+        said(&err, EXIT_FAILED, refused[i / 2].says);
     }
     for (size_t i = 0; i < COUNT(cases); i++) {
         char all[400] = "", *at = all;
