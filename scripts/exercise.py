@@ -8,7 +8,9 @@
 
 GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may run at once.
 """
+import concurrent.futures
 import fnmatch
+import itertools
 import os
 import random
 import re
@@ -380,31 +382,37 @@ def check(numbers, sample=False):
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
     cases = [list(cases_of(exercises, original, number, not sample)) for number in numbers or exercises]
     if sample:
-        cases = with_one_tree([draw.choice([case for case in c if case[1] != "original"]) for c in cases], exercises)
-    else:
-        cases = sum(cases, [])
-    good, total, bad = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0), ""
+        cases = [with_one_tree([draw.choice([case for case in c if case[1] != "original"]) for c in cases], exercises)]
+    results, bad = [], []
     given_away = list(leaks(original, exercises))
     print("".join("%s\n" % leak for leak in given_away), end="")
     os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
     print("GRADE_SEED=%s" % os.environ["GRADE_SEED"], flush=True)
-    with tempfile.TemporaryDirectory() as dir:
-        there = write_tree(dir, original, {})
-        copy_objects(dir, ["libflexgen.a", "test_grade", "emulated/test_grade"] + sum(map(objects_of, original), []))
-        for number, kind, what, files, expected in cases:
-            again = [p for p in files if files[p] == original.get(p) != there.get(p)]  # as it was built here
-            there = write_tree(dir, files, there)
-            copy_objects(dir, sum(map(objects_of, again), []))
-            points = points_of(dir, number)
-            total[kind], good[kind] = total[kind] + 1, good[kind] + (points == expected)
-            line = "%2d %-60s %s" % (number, kind + what, points)
-            if points != expected:
-                line += " INSTEAD OF %s" % expected
-                bad += line + "\n"
-            print(line, flush=True)
-    print(bad + "%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
-          "escapes none" % tuple(n for kind in KINDS for n in (good[kind], total[kind])))
-    return good == total and not given_away
+    waiting = iter(cases)
+
+    def work(_):
+        """Takes exercise after exercise, in a tree of its own: most of a case is one compiler or one linker."""
+        with tempfile.TemporaryDirectory() as dir:
+            there = write_tree(dir, original, {})
+            copy_objects(dir, ["libflexgen.a", "test_grade", "emulated/test_grade"] + sum(map(objects_of, original), []))
+            for number, kind, what, files, expected in itertools.chain.from_iterable(waiting):
+                again = [p for p in files if files[p] == original.get(p) != there.get(p)]  # as it was built here
+                there = write_tree(dir, files, there)
+                copy_objects(dir, sum(map(objects_of, again), []))
+                points = points_of(dir, number)
+                results.append((kind, points == expected))
+                line = "%2d %-60s %s" % (number, kind + what, points)
+                if points != expected:
+                    line += " INSTEAD OF %s" % expected
+                    bad.append(line + "\n")
+                print(line + "\n", end="", flush=True)
+
+    workers = 1 if sample else min(len(cases), os.cpu_count() or 1)
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+    print("".join(bad) + "%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
+          "escapes none" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
+    return not bad and not given_away
 
 
 if __name__ == "__main__":

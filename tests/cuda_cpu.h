@@ -374,14 +374,15 @@ CUDA_CPU_UNSEEN float bits_to_float(uint16_t h) {
 #endif
 }
 inline float to_float(half h) { return bits_to_float(__half_raw(h).x); }
-CUDA_CPU_UNSEEN half to_half(float f) {
+CUDA_CPU_UNSEEN uint16_t rounded_bits(float f) {
     if (blk.cur) blk.cur->roundings++;
 #ifdef __F16C__
-    return __half_raw{_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT)};
+    return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
 #else
-    return ::__float2half(f);
+    return __half_raw(::__float2half(f)).x;
 #endif
 }
+inline half to_half(float f) { return __half_raw{rounded_bits(f)}; }
 template <class To, class From>
 To bit_cast(From from) {
     To to;
@@ -389,21 +390,24 @@ To bit_cast(From from) {
     memcpy(&to, &from, sizeof to);
     return to;
 }
-/* Rounds once, through a float: where the float loses bits of d, its last bit is set, so that the half is not a tie by
- * mistake. */
-inline half rounded_once(double d) {
-    float f = (float)d;
-    uint32_t bits = bit_cast<uint32_t>(f);
-    if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
-    if (f != d && d == d) bits |= 1;
-    return to_half(bit_cast<float>(bits));
-}
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
-/* Returns a b + c; the product is exact. */
+/* Returns a b + c of halfs' bits; the product is exact. Rounds once, through a float: where the float loses bits of d, its
+ * last bit is set, so that the half is not a tie by mistake. */
+CUDA_CPU_UNCHECKED uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c) {
+    const double d = (double)bits_to_float(a) * bits_to_float(b) + bits_to_float(c);
+    const float f = (float)d;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
+    if (f != d && d == d) bits |= 1;
+    float odd;
+    memcpy(&odd, &bits, sizeof odd);
+    return rounded_bits(odd);
+}
 inline half2 multiply_add2(half2 a, half2 b, half2 c) {
-    float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
-    return half2(rounded_once((double)x.x * y.x + z.x), rounded_once((double)x.y * y.y + z.y));
+    const uint32_t x = bit_cast<uint32_t>(a), y = bit_cast<uint32_t>(b), z = bit_cast<uint32_t>(c);
+    return __half2_raw{multiply_add_bits(x, y, z), multiply_add_bits(x >> 16, y >> 16, z >> 16)};
 }
 
 // ---- Tensor cores and asynchronous copies ---------------------------------------------------------------------------
