@@ -4,10 +4,13 @@
  *   cc -O3 mini.c -lm -lpthread -o mini
  *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100 --ctog 1e9
  *
+ * With -DGPU this file leaves out what computes in the GPU's memory or copies to it, and mini.cu
+ * has the same functions for a card: nvcc -O3 -DGPU mini.c mini.cu -lcublas -o mini
+ *
  * The program runs Hugging Face's OPT checkpoints that do not fit the GPU. Weights, KV cache and
  * activations rest on GPU, CPU and disk, in shares that a linear program finds. While one batch
- * computes, the data of its neighbours moves. There is no GPU here: the "GPU" is memory of a given
- * size, links are copies that can be slowed to a given rate, and threads stand for both
+ * computes, the data of its neighbours moves. There is no GPU in this file: the "GPU" is memory of
+ * a given size, links are copies that can be slowed to a given rate, and threads stand for both
  * processors. So any computer can run all of it. -march=native makes it faster.
  *
  * Read it from top to bottom: the words of the paper; Figure 4; a fast product, which you can skip;
@@ -67,25 +70,28 @@
 // them; skim them now, and come back when a chapter names one.
 // -------------------------------------------------------------------------------------------------
 
+#ifndef SHARED
+#define SHARED /* mini.cu includes this chapter with the word `extern` here. */
+#endif
+
 typedef uint16_t f16;
 typedef enum { TIER_GPU, TIER_CPU, TIER_DISK, NTIERS } Tier;                 /* 4.1 */
 typedef enum { WEIGHTS, CACHE, ACTIVATIONS, NKINDS, COMPUTE = NKINDS } Kind; /* 4.2 */
 enum { CTOG, GTOC, DTOC, CTOD, NLINKS }; /* A.3: a link joins two tiers one way. */
-const char *tier_name[] = {"GPU", "CPU", "disk"};
 
 /* Section 3: there are l layers, the hidden sizes are h1 and h2, and nh heads have hd numbers each.
  * The other four are OPT's. */
-int l, h1, h2, nh, hd, vocab, positions, eos;
+SHARED int l, h1, h2, nh, hd, vocab, positions, eos;
 
 /* 4.3: a policy. Its shares are wg, wc, wd; cg, cc, cd; hg, hc, hd. (In the paper hd is the disk's
  * share of activations; the variable hd above is the size of a head.) */
-struct Policy {
+SHARED struct Policy {
     double share[NKINDS][NTIERS];
     int gbs, num_gpu_batches;             /* Their product is bls, the block size. */
     bool no_overlap, delegated;           /* 4.2: overlapping, computation delegation */
     bool compress_weight, compress_cache; /* 5: group-wise quantization */
     double sparsity;                      /* 5: the share of V that is read; 1 is all of it. */
-} policy = {.sparsity = 1};
+} policy;
 
 /* 4.3, Table 8: a machine of a few numbers, in generation [0] and in prefill [1]: bytes; bytes a
  * second; operations a second. Tier t has hw[GMEM + t], link c has hw[CTOG_BDW + c]. */
@@ -102,7 +108,7 @@ enum {
     CPU_FLOPS,
     NCONSTANTS
 };
-double hw[NCONSTANTS][2], given_hw[NCONSTANTS]; /* given_hw: those that flags say, or 0 */
+SHARED double hw[NCONSTANTS][2], given_hw[NCONSTANTS]; /* given_hw: those that flags say, or 0 */
 
 typedef struct {
     Tier tier;
@@ -122,12 +128,12 @@ typedef struct {
 /* The tensors of a layer: a bias follows each. W_Q to W_2 are section 3's matrices; the paper
  * leaves out the norms. */
 enum { LN_1 = 0, W_Q = 2, W_K = 4, W_V = 6, W_O = 8, LN_2 = 10, W_1 = 12, W_2 = 14, NROLES = 16 };
-Weight (*layer)[NROLES]; /* (l) */
-size_t *slab_bytes;      /* (l): bytes that a layer has off the GPU */
+SHARED Weight (*layer)[NROLES]; /* (l) */
+SHARED size_t *slab_bytes;      /* (l): bytes that a layer has off the GPU */
 
 /* The tensors outside the layers are always on the GPU. */
 enum { TOKENS, POSITIONS, LAST_NORM, LAST_BIAS, NGLOBALS };
-Weight outside[NGLOBALS];
+SHARED Weight outside[NGLOBALS];
 
 /* A prompt of s tokens and the tokens that follow it. Nothing is padded. */
 typedef struct {
@@ -141,8 +147,9 @@ typedef struct {
     float *act;             /* (s, h1) */
     size_t staged[NTIERS];  /* where its cache begins in a staging slot of that tier */
 } Sequence;
-Sequence *prompts;
-int nprompts, longest, generation_length = 64, threads; /* longest: tokens of the longest prompt */
+SHARED Sequence *prompts;
+SHARED int nprompts, longest, generation_length,
+    threads; /* longest: tokens of the longest prompt */
 
 /* A square of Figure 3: token, layer and batch. Layer l is the head. */
 typedef struct {
@@ -155,26 +162,29 @@ typedef struct {
     Square at;
     bool down; /* True for a store, false for a load and for COMPUTE. */
 } Op;
-_Thread_local Op doing; /* what this thread is busy with; most functions of compute read it */
+SHARED __thread Op doing; /* what this thread is busy with; most functions of compute read it */
 
 /* A block has K GPU batches; batch k has the sequences from batch[k] up to batch[k + 1]. */
 enum { MAX_BATCHES = 1 << 16 }; /* also the largest whole number that a flag may give */
-int K;
-Sequence *batch[MAX_BATCHES + 1];
+SHARED int K;
+SHARED Sequence *batch[MAX_BATCHES + 1];
 
 /* Buffers on the GPU: two slots for a layer's weights, for the cache of a batch, and for its hidden
  * state. With delegation the CPU has slots for the cache, too. */
-uint8_t *weight_slot[2], *stage[2][2]; /* stage[tier][slot] */
-float *x_slot[2];                      /* (rows, h1) */
+SHARED uint8_t *weight_slot[2], *stage[2][2]; /* stage[tier][slot] */
+SHARED float *x_slot[2];                      /* (rows, h1) */
 
 /* The workspace of the batch that computes. */
-float *norm, *x_Q, *x_K, *x_V, *attended, /* (rows, h1); attended is what w_O is applied to */
-    *ffn,                                 /* (rows, h2) */
-    *logits;                              /* (gbs, vocab) */
-float *query, *result;                    /* (gbs, h1), on the CPU, for delegation */
-float *scratch;                           /* (threads, scratch_floats) */
+SHARED float *norm_x, *x_Q, *x_K, *x_V,
+    *attended,                /* (rows, h1); attended is what w_O is applied to */
+    *ffn,                     /* (rows, h2) */
+    *logits;                  /* (gbs, vocab) */
+SHARED float *query, *result; /* (gbs, h1), on the CPU, for delegation */
+SHARED float *scratch;        /* (threads, scratch_floats) */
 
-size_t kv_row, scratch_floats; /* kv_row: bytes of a token's k */
+SHARED size_t kv_row, scratch_floats; /* kv_row: bytes of a token's k */
+
+enum { GROUP = 64 }; /* 5: numbers that share a minimum and a scale */
 
 /* What later chapters define. */
 typedef void Loop(void *arg, int thread, int first, int n);
@@ -189,6 +199,33 @@ bool is_sparse(void);
 void keep_top(float *weight, float *all, int n);
 void fill_weight(Weight *w);
 double now(void); /* seconds */
+uint8_t *weight_at(Weight *w);
+int rows_of(Sequence *q, int i);
+bool is_delegated(Sequence *q, int i);
+Place kv_near(Sequence *q, Square at, int t, int value);
+void *take(Tier t, size_t bytes);
+int sparse_top(int n);
+void account(Tier to, Tier from, double start, double end, size_t bytes);
+void sleep_off(void);
+void fill(uint8_t *to, Weight *w);
+
+/* What computes in the GPU's memory: here, or in mini.cu. */
+void add_product(float *y, const float *x, Weight *w, int rows);
+void linear(float *y, const float *x, Weight *w, size_t rows, bool add);
+void layernorm(float *y, const float *x, Weight *w, int rows);
+void relu(float *x, size_t n), round_to_f16(float *x, size_t n);
+void keep_rows(uint8_t *to, const float *x, int rows);
+void embed(Sequence *q, float *x);
+void choose_tokens(Sequence *begin, Sequence *end, float *x);
+void *open_memory(Tier t, size_t bytes);
+#ifdef GPU
+void attend_on_gpu(Sequence *begin, Sequence *end);
+void place_more(size_t rows, size_t gbs);
+void measure_gpu(double *constants);
+enum { HAS_GPU = 1 };
+#else
+enum { HAS_GPU = 0 };
+#endif
 
 /* Ends the program with one line for the user. Status 2 is wrong use, or what does not fit. */
 #define die(status, ...)                       \
@@ -197,6 +234,10 @@ double now(void); /* seconds */
         fputc('\n', stderr);                   \
         _exit(status);                         \
     } while (0)
+
+#ifndef __cplusplus /* mini.cu needs no more. */
+
+const char *tier_name[] = {"GPU", "CPU", "disk"};
 
 /* Returns n elements that are all zeros. */
 void *allocate(size_t n, size_t size) {
@@ -323,12 +364,7 @@ uint8_t *slot_of(Square at) { return weight_slot[((long)at.i * l + at.j) % 2]; }
  * rows of PANEL columns. MT rows of x are multiplied by a row of w at once, so that its numbers are
  * read once for all of them. VL is the number of floats in the machine's widest vector, at most 16;
  * all sizes of OPT are multiples of 16. */
-enum {
-    VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4,
-    MT = 8,
-    GROUP = 64,
-    PANEL = 256
-};
+enum { VL = __BIGGEST_ALIGNMENT__ < 16 ? 4 : __BIGGEST_ALIGNMENT__ / 4, MT = 8, PANEL = 256 };
 typedef float Floats __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef float Four __attribute__((vector_size(16)));
 
@@ -355,6 +391,8 @@ float dot(const float *a, const float *b, int n) {
 uint8_t *weight_at(Weight *w) {
     return w->rest.tier == TIER_GPU ? w->rest.at : slot_of(doing.at) + w->offset;
 }
+
+#ifndef GPU
 
 /* Writes columns c to c + n - 1 of a group of w's rows as floats, (GROUP, PANEL). Packed weights
  * are unpacked here, "before doing computation" (5): each column is a group. Unlike a packed cache
@@ -456,6 +494,29 @@ void layernorm(float *y, const float *x, Weight *w, int rows) {
             y[c] = (x[c] - mean) / sqrtf(var + 1e-5f) * gain[c] + bias[c];
     }
 }
+
+/* Replaces negative numbers by 0. */
+void relu(float *x, size_t n) {
+    for (size_t e = 0; e < n; e++)
+        x[e] = x[e] < 0 ? 0 : x[e];
+}
+
+/* Rounds to F16. `attended` is free until attend() writes it, and lends its bytes. */
+void round_to_f16(float *x, size_t n) {
+    narrow(attended, x, n);
+    widen(x, attended, n);
+}
+
+/* Writes rows of k or v as the cache keeps them: as F16, or in groups along the hidden dimension of
+ * each head (5). */
+void keep_rows(uint8_t *to, const float *x, int rows) {
+    if (!policy.compress_cache)
+        narrow(to, x, (size_t)rows * h1);
+    for (int head = 0; head < rows * nh && policy.compress_cache; head++)
+        pack(to + head * packed_bytes(hd), x + head * hd, hd);
+}
+
+#endif
 
 /* Replaces scores by their softmax. The largest is taken off, so that exp does not overflow. */
 void softmax(float *score, int n) {
@@ -564,6 +625,8 @@ void attend(void *arg, int thread, int first, int n) {
         Sequence *q = begin + pair / nh;
         int head = pair % nh;
         bool below = is_delegated(q, i);
+        if (HAS_GPU && !below)
+            continue;
         for (int row = 0; row < rows_of(q, i); row++) {
             size_t element = (q->row + row) * h1 + head * hd;
             int len = i ? q->s + i : row + 1;
@@ -582,20 +645,18 @@ void attend(void *arg, int thread, int first, int n) {
     }
 }
 
-/* Writes the new k and v where the square has its cache: as F16, or in groups along the hidden
- * dimension of each head (5). */
+/* Writes the new k and v where the square has its cache. Until attend() writes it, `attended` lends
+ * them room on the GPU if they travel on; the two rows need no more than its floats. */
 void append(Sequence *q) {
-    int i = doing.at.i, past = i ? q->s + i - 1 : 0;
-    for (int e = 0; e < 2 * rows_of(q, i); e++) {
-        float *x = (e % 2 ? x_V : x_K) + (q->row + e / 2) * h1;
-        Place near = kv_near(q, doing.at, past + e / 2, e % 2);
-        uint8_t *to = near.tier == TIER_GPU ? near.at : (uint8_t *)scratch;
-        if (!policy.compress_cache)
-            narrow(to, x, h1);
-        for (int head = 0; head < nh && policy.compress_cache; head++)
-            pack(to + head * packed_bytes(hd), x + head * hd, hd);
-        if (near.tier != TIER_GPU)
-            travel(near, on(TIER_GPU, scratch), kv_row);
+    int i = doing.at.i, past = i ? q->s + i - 1 : 0, rows = rows_of(q, i);
+    for (int value = 0; value < 2 && rows; value++) {
+        size_t element = q->row * h1;
+        Place near = kv_near(q, doing.at, past, value);
+        bool leaves = near.tier != TIER_GPU;
+        uint8_t *to = leaves ? (uint8_t *)(attended + element) + value * kv_row : near.at;
+        keep_rows(to, (value ? x_V : x_K) + element, rows);
+        if (leaves)
+            travel(near, on(TIER_GPU, to), kv_row);
     }
 }
 
@@ -617,18 +678,19 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
     size_t size = rows * h1;
     Weight *w = layer[doing.at.j];
     float *qkv[] = {x_Q, x_K, x_V};
-    layernorm(norm, x, w + LN_1, rows);
+    layernorm(norm_x, x, w + LN_1, rows);
     for (int m = 0; m < 3; m++) {
-        linear(qkv[m], norm, w + W_Q + 2 * m, rows, false);
-        /* `attended` is free until attend() writes it, and lends its bytes to the F16. */
-        narrow(attended, qkv[m], size);
-        widen(qkv[m], attended, size);
+        linear(qkv[m], norm_x, w + W_Q + 2 * m, rows, false);
+        round_to_f16(qkv[m], size);
     }
     for (Sequence *q = begin; q < end; q++) {
         append(q);
         send_row(q, true);
     }
     await(); /* The CPU has k, v and queries. */
+#ifdef GPU
+    attend_on_gpu(begin, end); /* It computes while attend() serves what is delegated. */
+#endif
     /* A row meets the k of at most longest + i tokens: an upper bound on the work. */
     parallel(attend, begin, (end - begin) * nh, size * (longest + doing.at.i));
     for (Sequence *q = begin; q < end; q++)
@@ -640,12 +702,13 @@ void attention(Sequence *begin, Sequence *end, float *x, size_t rows) {
 /* Computes x = relu(ln(x_Out) w_1) w_2 + x_Out in place. */
 void mlp(float *x, size_t rows) {
     Weight *w = layer[doing.at.j];
-    layernorm(norm, x, w + LN_2, rows);
-    linear(ffn, norm, w + W_1, rows, false);
-    for (size_t e = 0; e < rows * h2; e++)
-        ffn[e] = ffn[e] < 0 ? 0 : ffn[e];
+    layernorm(norm_x, x, w + LN_2, rows);
+    linear(ffn, norm_x, w + W_1, rows, false);
+    relu(ffn, rows * h2);
     linear(x, ffn, w + W_2, rows, true);
 }
+
+#ifndef GPU
 
 /* Writes the hidden state before layer 0: the token's row of one table, and the row of its position
  * in another, which begins with two rows that OPT does not use. */
@@ -654,8 +717,8 @@ void embed(Sequence *q, float *x) {
     for (int t = 0; t < rows_of(q, i); t++) {
         size_t position = i ? q->s + i - 1 : t;
         widen(x, (f16 *)outside[TOKENS].rest.at + (size_t)q->token[position] * h1, h1);
-        widen(norm, (f16 *)outside[POSITIONS].rest.at + (position + 2) * h1, h1);
-        add_weighed(x, 1, norm, h1);
+        widen(norm_x, (f16 *)outside[POSITIONS].rest.at + (position + 2) * h1, h1);
+        add_weighed(x, 1, norm_x, h1);
         x += h1;
     }
 }
@@ -684,6 +747,8 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
     }
 }
 
+#endif
+
 /* Returns the buffer of a square's hidden state. A batch alone in its block keeps it in one. */
 float *hidden_state(Square at) { return x_slot[K > 1 ? buffer_of(at) : 0]; }
 
@@ -702,6 +767,7 @@ void compute(int i, int j, int k) {
         attention(begin, end, x, rows);
         mlp(x, rows);
     }
+    await(); /* A GPU computes behind the CPU's back. */
     note(COMPUTE, start, now(), 0);
 }
 
@@ -815,7 +881,7 @@ void load_activation(int i, int j, int k) { ask(ACTIVATIONS, i, j, k, false); }
 //   weight_slot, two                               place_weights()     A.3, gpu_w
 //   cache, by cg; hidden states, by hg             place_batch()       A.3, gpu_home
 //   stage[TIER_GPU], two; x_slot, two              place_block()       uncounted (*)
-//   norm, x_Q to attended, ffn, logits, scratch    place_workspace()   uncounted (*)
+//   norm_x, x_Q to attended, ffn, logits, scratch  place_workspace()   uncounted (*)
 // clang-format on
 //
 // (*) A.3's gpu_w counts parts of these as well. They are counted twice, on the safe side.
@@ -931,14 +997,17 @@ size_t place_batch(int k, size_t staged[NTIERS]) {
 /* Places the workspace of batches of so many rows and sequences. `scratch` is counted to the GPU,
  * but it serves any thread, also one that attends on the CPU. */
 void place_workspace(size_t rows, size_t gbs) {
-    float **part[] = {&norm, &x_Q, &x_K, &x_V, &attended};
+    float **part[] = {&norm_x, &x_Q, &x_K, &x_V, &attended};
     for (int p = 0; p < 5; p++)
         *part[p] = floats(TIER_GPU, (rows + MT) * h1); /* MT: see tile(). */
     ffn = floats(TIER_GPU, (rows + MT) * h2);
     logits = floats(TIER_GPU, gbs * vocab);
     /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
     scratch_floats = max(GROUP * PANEL, max(hd + 2 * (longest + generation_length), 2 * h1 + h2));
-    scratch = floats(TIER_GPU, threads * scratch_floats);
+    scratch = floats(HAS_GPU ? TIER_CPU : TIER_GPU, threads * scratch_floats);
+#ifdef GPU
+    place_more(rows, gbs);
+#endif
     if (policy.delegated) {
         query = floats(TIER_CPU, gbs * h1);
         result = floats(TIER_CPU, gbs * h1);
@@ -1015,20 +1084,17 @@ double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* Sends bytes over one link or two: the disk's go by the CPU, and the slower link sets the pace. */
-void travel(Place to, Place from, size_t bytes) {
-    double start = now();
-    if (!bytes)
-        return;
-    memcpy(to.at, from.at, bytes);
-    double copied = now() - start; /* A fast link takes at least so long. */
+/* Accounts for bytes that went over one link or two from `start` to `end`: the disk's go by the
+ * CPU, and the slower link sets the pace. */
+void account(Tier to, Tier from, double start, double end, size_t bytes) {
     pthread_mutex_lock(&links);
-    for (int t = min(to.tier, from.tier); t < max(to.tier, from.tier); t++) {
+    for (int t = min(to, from); t < max(to, from); t++) {
         /* Tiers t and t + 1 are joined by CTOG and GTOC, or by DTOC and CTOD: up is the first. */
-        int c = (t == TIER_GPU ? CTOG : DTOC) + (to.tier > from.tier);
+        int c = (t == TIER_GPU ? CTOG : DTOC) + (to > from);
         struct Link *link = &link_of[c];
         double begin = fmax(link->free_at, start), rate = given_hw[CTOG_BDW + c];
-        double seconds = fmax(rate > 0 ? bytes / rate : 0, copied);
+        /* A fast link takes at least as long as the copy itself took. */
+        double seconds = fmax(rate > 0 ? bytes / rate : 0, end - begin);
         link->free_at = begin + seconds;
         link->seconds += seconds;
         link->bytes += bytes;
@@ -1038,14 +1104,30 @@ void travel(Place to, Place from, size_t bytes) {
     pthread_mutex_unlock(&links);
 }
 
-/* Sleeps until all that this thread has sent has arrived. */
-void await(void) {
+/* Sleeps until all that this thread has sent has arrived on slowed links. */
+void sleep_off(void) {
     double left;
     while ((left = arrival - now()) > 0) {
         struct timespec wait = {left, fmod(left, 1) * 1e9};
         nanosleep(&wait, NULL);
     }
 }
+
+#ifndef GPU
+
+/* Sends bytes: copies them at once. */
+void travel(Place to, Place from, size_t bytes) {
+    double start = now();
+    if (!bytes)
+        return;
+    memcpy(to.at, from.at, bytes);
+    account(to.tier, from.tier, start, now(), bytes);
+}
+
+/* Waits until all that this thread has sent has arrived. */
+void await(void) { sleep_off(); }
+
+#endif
 
 // ---- The threads
 //
@@ -1310,13 +1392,13 @@ void unpack(float *x, const uint8_t *from, int n) {
     }
 }
 
-/* Brings a tensor from the checkpoint to where it rests. Weights are grouped along the output
+/* Writes a tensor of the checkpoint, packed if it is to be. Weights are grouped along the output
  * channel, which is their rows: the group of column c that begins in row g GROUP is number
  * g cols + c. */
-void fill_weight(Weight *w) {
+void fill(uint8_t *to, Weight *w) {
     size_t cols = w->cols;
     if (!w->packed) {
-        memcpy(w->rest.at, w->file, w->bytes);
+        memcpy(to, w->file, w->bytes);
         return;
     }
     for (size_t group = 0; group < w->bytes / packed_bytes(GROUP); group++) {
@@ -1326,9 +1408,16 @@ void fill_weight(Weight *w) {
         for (int o = 0; o < GROUP; o++)
             memcpy(half + o, w->file + ((row + o) * cols + group % cols) * 2, 2);
         widen(column, half, GROUP);
-        pack(w->rest.at + group * packed_bytes(GROUP), column, GROUP);
+        pack(to + group * packed_bytes(GROUP), column, GROUP);
     }
 }
+
+#ifndef GPU
+
+/* Brings a tensor to where it rests. */
+void fill_weight(Weight *w) { fill(w->rest.at, w); }
+
+#endif
 
 // -------------------------------------------------------------------------------------------------
 // Sparse attention (5)
@@ -1343,12 +1432,17 @@ void fill_weight(Weight *w) {
 
 bool is_sparse(void) { return policy.sparsity < 1; }
 
+/* Returns how many of the n - 1 tokens before the newest one are kept. */
+int sparse_top(int n) {
+    /* 1e-9 is more than what rounding adds to a product. */
+    return min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
+}
+
 /* Sets the weights of all but the top tokens to -1. The newest token, n - 1, is always one of them.
  * The others are the ceil(sparsity (n - 1)) tokens before it with the largest weights; of equal
  * weights, those of the earlier tokens. `all` has room for n floats. */
 void keep_top(float *weight, float *all, int n) {
-    /* 1e-9 is more than what rounding adds to a product. */
-    int top = min(ceil(policy.sparsity * (n - 1) * (1 - 1e-9)), n - 1);
+    int top = sparse_top(n);
     memcpy(all, weight, n * sizeof *all);
     for (int t = 0; t < n - 1; t++) {
         int better = 0;
@@ -2251,6 +2345,9 @@ void describe_machine(void) {
     double half = .5 * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     double usual[] = {half, half, 1e18, 9e9, 9e9, 1e9, 1e9, 9e10, 2e10, 2e10};
     const char *text = hardware ? read_text("", hardware, true) : "";
+#ifdef GPU
+    measure_gpu(usual);
+#endif
     for (int v = 0; v < NCONSTANTS; v++)
         for (int p = 0; p < 2; p++) {
             char of_phase[40]; /* KEY_g or KEY_p, where KEY alone is not there */
@@ -2284,6 +2381,24 @@ void read_prompts(char **words, int n) {
         die(2, "%s: has no prompt", prompts_file);
 }
 
+/* Maps memory or, if fd is not -1, a file. Returns NULL if that fails. */
+void *map_bytes(size_t bytes, int flags, int fd) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+#ifndef GPU
+
+/* Returns the memory of a tier that is no file. */
+void *open_memory(Tier t, size_t bytes) {
+    void *at = map_bytes(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (!at)
+        die(1, "no memory for %zu bytes of the %s tier", bytes, tier_name[t]);
+    return at;
+}
+
+#endif
+
 /* Makes the tiers. That of the disk is a file, which loses its name before it is used; its room is
  * taken by writing zeros, so that a full disk is found now. */
 void open_tiers(void) {
@@ -2299,13 +2414,12 @@ void open_tiers(void) {
         if (n < 0)
             die(1, "%s: no room for %zu bytes: %s", path, tiers.peak[TIER_DISK], strerror(errno));
     }
-    for (int t = 0; t < NTIERS; t++) {
-        size_t size = max(tiers.peak[t], 64);
-        int sharing = t == TIER_DISK ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        base[t] = mmap(NULL, size, PROT_READ | PROT_WRITE, sharing, t == TIER_DISK ? fd : -1, 0);
-        if (base[t] == MAP_FAILED)
-            die(1, "no memory for %zu bytes of the %s tier", size, tier_name[t]);
-    }
+    for (Tier t = TIER_GPU; t < TIER_DISK; t++)
+        base[t] = open_memory(t, max(tiers.peak[t], 64));
+    base[TIER_DISK] = map_bytes(max(tiers.peak[TIER_DISK], 64), MAP_SHARED, fd);
+    if (!base[TIER_DISK])
+        die(1, "%s: %zu bytes could not be mapped: %s", path, tiers.peak[TIER_DISK],
+            strerror(errno));
 }
 
 /* Prints the texts, or their tokens, and on standard error what each tier and each link did. */
@@ -2356,6 +2470,8 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* A full disk is an error of write(). */
     signal(SIGBUS, lose_file);
     threads = sysconf(_SC_NPROCESSORS_ONLN);
+    generation_length = 64;
+    policy.sparsity = 1;
     int words = 1;
     while (words < argc && *argv[words] != '-')
         words++;
@@ -2391,3 +2507,4 @@ int main(int argc, char **argv) {
         close_trace();
     return 0;
 }
+#endif

@@ -42,6 +42,7 @@
 #pragma once
 #pragma GCC optimize("no-strict-aliasing") /* CUDA code looks at halfs through uint4 */
 #include <cublasLt.h>
+#include <cublas_v2.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cxxabi.h>
@@ -93,6 +94,9 @@
 #define CUDA_CPU_UNSEEN __attribute__((no_sanitize("thread"))) inline
 #define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
+#ifndef CUDA_CPU_TABLE
+#define CUDA_CPU_TABLE 1 /* 0: of a program with no rows in results/kernels.md, and which loads kernels as it needs them */
+#endif
 #define __launch_bounds__(...)
 #define __noinline__
 #undef __shared__
@@ -864,13 +868,13 @@ inline Kernel &known(const void *kernel, bool launched) {
     }
     const std::string name = name_of(kernel);
     const auto row = known_kernels().find(name);
-    if (launched) complain(false, "%s: loaded only by its first launch", name.c_str());
+    if (launched && CUDA_CPU_TABLE) complain(false, "%s: loaded only by its first launch", name.c_str());
     std::lock_guard<std::shared_mutex> guard(host);
     return kernels[kernel] = {name, row == known_kernels().end() ? nullptr : &row->second, 48 << 10};
 }
 /* Returns what a launch has more of than its kernel's row, or null. */
 inline const char *excess(const Kernel &k, size_t threads, size_t shared) {
-    if (!k.row) return known_kernels().empty() ? nullptr : "no row of results/kernels.md";
+    if (!k.row) return known_kernels().empty() || !CUDA_CPU_TABLE ? nullptr : "no row of results/kernels.md";
     const size_t of_warp = (32 * k.row->registers + 255) / 256 * 256; /* a warp's registers are dealt out by 256 */
     if (threads > k.row->threads) return "more threads than its row of results/kernels.md";
     if (shared > k.row->shared) return "more shared memory than its row of results/kernels.md";
@@ -1292,6 +1296,38 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     submit(stream, [=, bias = untag(p->bias), space = untag(workspace)] {
         memset(space, 0xff, std::min(q.workspace, 256u)); /* no one else may use it meanwhile */
         run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(d), bias);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
+}
+
+// ---- cuBLAS ---------------------------------------------------------------------------------------------------------
+
+extern "C" {
+cublasStatus_t cublasCreate_v2(cublasHandle_t *h) { return *h = (cublasHandle_t) new cudaStream_t{}, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetStream_v2(cublasHandle_t h, cudaStream_t s) { return *(cudaStream_t *)h = s, CUBLAS_STATUS_SUCCESS; }
+
+/* C = alpha A^T B + beta C, column by column; halfs in, floats out, sums of floats. */
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
+                            const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
+                            cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t) {
+    const char *where = "cublasGemmEx";
+    const Layout of_a{type_a, uint64_t(k), uint64_t(m), lda}, of_b{type_b, uint64_t(k), uint64_t(n), ldb};
+    const Layout of_c{type_c, uint64_t(m), uint64_t(n), ldc};
+    if (op_a != CUBLAS_OP_T || op_b != CUBLAS_OP_N || type_a != CUDA_R_16F || type_b != CUDA_R_16F || type_c != CUDA_R_32F ||
+        compute != CUBLAS_COMPUTE_32F)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "not emulated");
+    if (m <= 0 || n <= 0 || k <= 0 || !of_a.valid() || !of_b.valid() || !of_c.valid())
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the matrices do not fit each other");
+    const char *fault = nullptr;
+    if ((fault = matrix_fault(a, &of_a, 2)) || (fault = matrix_fault(b, &of_b, 2)) || (fault = matrix_fault(c, &of_c, 4)))
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, where, fault);
+    Algorithm q{};
+    q.m = m, q.n = n, q.k = k, q.ld[0] = lda, q.ld[1] = ldb, q.ld[2] = ldc, q.type_d = type_c;
+    __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
+    submit(*(cudaStream_t *)h, [=, scale = *(const float *)alpha, keep = *(const float *)beta] {
+        run_product(q, scale, (const half *)untag(a), (const half *)untag(b), keep, untag(c), nullptr);
     });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,0 +1,590 @@
+/* mini.cu: the GPU's half of mini.c, with CUDA and cuBLAS.
+ *
+ *   nvcc -O3 -DGPU mini.c mini.cu -lcublas -o mini
+ *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100
+ *
+ * With -DGPU mini.c leaves out the functions that compute in the GPU's memory or copy to it. They
+ * are here, under the same names, and mini.c calls them without knowing the difference: read a
+ * function there first, and then its twin. All flags keep their meaning, and --ctog and the like
+ * still slow a link. Any GPU from compute capability 7.5 on runs it.
+ *
+ * The order is: streams and copies; products; the kernels of a layer; attention; the first and the
+ * last step of a token; what is measured at the start. Kernels are plain. A comment at each says
+ * its shape, its grid, and which kernel of flexgen.cu does it faster, and how.
+ *
+ * Read next: flexgen.cu. */
+#include <cublas_v2.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdlib.h>
+
+extern "C" {
+#undef _GNU_SOURCE // which mini.c defines itself
+#define SHARED extern
+#include "mini.c"
+}
+
+#define REMEDY "nvidia-smi shows the driver and the free memory; --gpu-mem and --cpu-mem lower need"
+
+/* Checks a call of CUDA, and of cuBLAS. A kernel's fault shows at a later call. */
+#define CUDA(call)                                                       \
+    do {                                                                 \
+        cudaError_t error = (call);                                      \
+        if (error)                                                       \
+            die(1, "%s: %s; " REMEDY, #call, cudaGetErrorString(error)); \
+    } while (0)
+#define CUBLAS(call)                                                  \
+    do {                                                              \
+        int status = (call);                                          \
+        if (status)                                                   \
+            die(1, "%s: cuBLAS's status %d; " REMEDY, #call, status); \
+    } while (0)
+
+/* Launches a kernel in blocks of THREADS on the calling thread's stream, unless it has no work. */
+#define LAUNCH(kernel, grid, shared, ...)                           \
+    do {                                                            \
+        dim3 blocks = grid;                                         \
+        if (!blocks.x || !blocks.y)                                 \
+            break;                                                  \
+        kernel<<<blocks, THREADS, shared, stream()>>>(__VA_ARGS__); \
+        CUDA(cudaGetLastError());                                   \
+    } while (0)
+enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
+
+/* Returns the blocks for n threads. */
+static unsigned blocks_of(size_t n) { return (n + THREADS - 1) / THREADS; }
+
+/* Returns this thread's number in the grid. */
+static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + threadIdx.x; }
+
+// -------------------------------------------------------------------------------------------------
+// Streams and copies (4.2)
+//
+// The paper wants copies beside the computation: CUDA has streams for that, queues whose work runs
+// in order, while different streams run side by side. Each thread of mini.c has one: the main
+// thread's carries all kernels, and each mover's the copies of its kind; await() waits for the
+// calling thread's. So synchronize() needs no word of CUDA. It is easy to miss that only pinned
+// memory, which the system never moves, is copied behind the CPU's back: the CPU's tier is pinned,
+// and the disk's bytes, which cannot be, pass through a small pinned buffer.
+// -------------------------------------------------------------------------------------------------
+
+enum { BOUNCE = 4 << 20, PIECE = BOUNCE / 4 };
+static __thread cudaStream_t own_stream;
+static __thread uint8_t *bounce; /* (BOUNCE), pinned */
+static __thread size_t bounce_used;
+/* What this thread has sent since its latest await(), and since when: sent[to][from]. */
+static __thread struct {
+    double start;
+    size_t bytes;
+} sent[NTIERS][NTIERS];
+
+/* Returns the calling thread's stream. */
+static cudaStream_t stream(void) {
+    if (!own_stream)
+        CUDA(cudaStreamCreateWithFlags(&own_stream, cudaStreamNonBlocking));
+    return own_stream;
+}
+
+/* Posts a copy. CUDA sees from the addresses which way it goes. */
+static void post_copy(void *to, const void *from, size_t bytes) {
+    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
+}
+
+/* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. */
+static void pass_bounce(Place to, Place from, size_t bytes) {
+    if (!bounce)
+        CUDA(cudaHostAlloc((void **)&bounce, BOUNCE, cudaHostAllocDefault));
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = min(bytes - done, (size_t)PIECE);
+        if (bounce_used + n > BOUNCE) { /* The first piece's place is free when all have gone. */
+            CUDA(cudaStreamSynchronize(stream()));
+            bounce_used = 0;
+        }
+        uint8_t *via = bounce + bounce_used;
+        bounce_used += n;
+        if (to.tier == TIER_GPU) {
+            memcpy(via, from.at + done, n);
+            post_copy(to.at + done, via, n);
+        } else {
+            post_copy(via, from.at + done, n);
+            CUDA(cudaStreamSynchronize(stream()));
+            memcpy(to.at + done, via, n);
+        }
+    }
+}
+
+/* Sends bytes: posts what goes to or from the GPU. */
+void travel(Place to, Place from, size_t bytes) {
+    auto *pair = &sent[to.tier][from.tier];
+    if (!bytes)
+        return;
+    if (!pair->bytes)
+        pair->start = now();
+    pair->bytes += bytes;
+    if (to.tier != TIER_GPU && from.tier != TIER_GPU)
+        memcpy(to.at, from.at, bytes);
+    else if (to.tier == TIER_DISK || from.tier == TIER_DISK)
+        pass_bounce(to, from, bytes);
+    else
+        post_copy(to.at, from.at, bytes);
+}
+
+/* Waits until the kernels and copies that this thread has posted are done, and accounts for them.
+ */
+void await(void) {
+    if (own_stream)
+        CUDA(cudaStreamSynchronize(own_stream));
+    bounce_used = 0;
+    double end = now();
+    for (int to = 0; to < NTIERS; to++)
+        for (int from = 0; from < NTIERS; from++)
+            if (sent[to][from].bytes) {
+                account((Tier)to, (Tier)from, sent[to][from].start, end, sent[to][from].bytes);
+                sent[to][from].bytes = 0;
+            }
+    sleep_off();
+}
+
+/* Returns the memory of a tier: the GPU's own, or pinned memory. */
+void *open_memory(Tier t, size_t bytes) {
+    void *at;
+    if (t == TIER_GPU)
+        CUDA(cudaMalloc(&at, bytes));
+    else
+        CUDA(cudaHostAlloc(&at, bytes, cudaHostAllocDefault));
+    return at;
+}
+
+/* Brings a tensor to where it rests. */
+void fill_weight(Weight *w) {
+    if (w->rest.tier != TIER_GPU) {
+        fill(w->rest.at, w);
+        return;
+    }
+    uint8_t *ready = (uint8_t *)malloc(w->bytes);
+    if (!ready)
+        die(1, "no memory for a tensor of %zu bytes; close other programs", w->bytes);
+    fill(ready, w);
+    post_copy(w->rest.at, ready, w->bytes);
+    CUDA(cudaStreamSynchronize(stream()));
+    free(ready);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Products (section 3)
+//
+// cuBLAS multiplies F16 by F16 on tensor cores, which is where a GPU's speed is, and keeps sums as
+// floats. So x is rounded to F16 before each product; mini.c's floats stay floats, and here the two
+// may choose different tokens where two logits are nearly equal. Packed weights are unpacked as a
+// whole tensor first. It is easy to miss that cuBLAS counts columns first: our w (out, in) is its
+// (in, out), so that y = x w^T is y^T = w x^T there, with w transposed and x not.
+// -------------------------------------------------------------------------------------------------
+
+static cublasHandle_t cublas;
+static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are packed */
+static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
+
+/* Places what only the GPU's half needs. */
+void place_more(size_t rows, size_t gbs) {
+    size_t widest = h1 > h2 ? h1 : h2;
+    x_half = (half *)take(TIER_GPU, rows * widest * sizeof(half));
+    w_half = (half *)take(TIER_GPU, policy.compress_weight ? h1 * widest * sizeof(half) : 0);
+    ids = (int *)take(TIER_CPU, (rows > gbs ? rows : gbs) * sizeof(int));
+}
+
+/* Rounds n numbers to F16; a thread each. A faster one does eight numbers a thread, or none at all:
+ * flexgen.cu's layernorm_kernel writes F16 itself. */
+static __global__ void narrow_kernel(half *to, const float *from, size_t n) {
+    size_t e = number();
+    if (e < n)
+        to[e] = __float2half(from[e]);
+}
+
+/* Unpacks (rows / GROUP, cols) groups to (rows, cols); a thread each, whose neighbours write
+ * neighbouring columns. A faster one never writes them: packed_linear_kernel unpacks in registers,
+ * right before it multiplies. */
+static __global__ void unpack_kernel(half *to, const uint8_t *from, size_t groups, int cols) {
+    size_t g = number();
+    if (g >= groups)
+        return;
+    const uint8_t *group = from + g * GROUP_BYTES;
+    float least = __half2float(((const half *)group)[0]);
+    float scale = __half2float(((const half *)group)[1]);
+    half *column = to + g / cols * GROUP * cols + g % cols;
+    for (int e = 0; e < GROUP; e++) {
+        int code = group[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15;
+        column[(size_t)e * cols] = __float2half(least + scale * code);
+    }
+}
+
+/* Computes y = x w^T + beta y. */
+static void multiply(float *y, const float *x, Weight *w, int rows, float beta) {
+    const float one = 1;
+    const uint8_t *bytes = weight_at(w);
+    const half *plain = (const half *)bytes;
+    size_t n = (size_t)rows * w->cols, groups = (size_t)w->rows / GROUP * w->cols;
+    if (!rows)
+        return;
+    LAUNCH(narrow_kernel, blocks_of(n), 0, x_half, x, n);
+    if (w->packed) {
+        LAUNCH(unpack_kernel, blocks_of(groups), 0, w_half, bytes, groups, w->cols);
+        plain = w_half;
+    }
+    CUBLAS(cublasGemmEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows, rows, w->cols, &one, plain,
+                        CUDA_R_16F, w->cols, x_half, CUDA_R_16F, w->cols, &beta, y, CUDA_R_32F,
+                        w->rows, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+/* Computes y += x w^T. */
+void add_product(float *y, const float *x, Weight *w, int rows) { multiply(y, x, w, rows, 1); }
+
+// -------------------------------------------------------------------------------------------------
+// A layer without its attention (section 3)
+//
+// What is left of a layer is sums over a row, and work on each number for itself. A kernel runs as
+// a grid of blocks, and the threads of a block can share memory and wait for each other; so a block
+// takes a row where there is a sum, and otherwise threads take numbers. The stream keeps kernels in
+// order, and no call here waits. It is easy to miss that each of these kernels is as slow as
+// memory: it computes a few operations for each number that it reads.
+// -------------------------------------------------------------------------------------------------
+
+/* Returns the sum of a number of each thread of the block, or the largest one. */
+static __device__ float join_block(float mine, bool most) {
+    __shared__ float part[THREADS / WARP];
+    for (int lane = WARP / 2; lane; lane /= 2) {
+        float other = __shfl_xor_sync(~0u, mine, lane);
+        mine = most ? fmaxf(mine, other) : mine + other;
+    }
+    __syncthreads(); /* An earlier call's parts have been read. */
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = mine;
+    __syncthreads();
+    float all = part[0];
+    for (int warp = 1; warp < THREADS / WARP; warp++)
+        all = most ? fmaxf(all, part[warp]) : all + part[warp];
+    return all;
+}
+
+/* Computes the norm of rows (rows, n); a block each. A faster one reads a row once, into registers:
+ * layernorm_kernel. */
+static __global__ void norm_kernel(float *y, const float *x, const half *gain, const half *bias,
+                                   int n) {
+    size_t row = (size_t)blockIdx.x * n;
+    float sum = 0, squares = 0;
+    for (int c = threadIdx.x; c < n; c += THREADS)
+        sum += x[row + c];
+    float mean = join_block(sum, false) / n;
+    for (int c = threadIdx.x; c < n; c += THREADS)
+        squares += (x[row + c] - mean) * (x[row + c] - mean);
+    float var = join_block(squares, false) / n;
+    for (int c = threadIdx.x; c < n; c += THREADS)
+        y[row + c] = (x[row + c] - mean) / sqrtf(var + 1e-5f) * __half2float(gain[c]) +
+                     __half2float(bias[c]);
+}
+
+/* Computes y = bias, or y += bias, for y (n / cols, cols); a thread a number. A faster one leaves
+ * this to the product: cuBLASLt adds a bias while it writes y. */
+static __global__ void bias_kernel(float *y, const half *bias, size_t n, int cols, bool add) {
+    size_t e = number();
+    if (e < n)
+        y[e] = __half2float(bias[e % cols]) + (add ? y[e] : 0);
+}
+
+/* Replaces negative numbers by 0; a thread a number. cuBLASLt can do this in the product, too. */
+static __global__ void relu_kernel(float *x, size_t n) {
+    size_t e = number();
+    if (e < n)
+        x[e] = x[e] < 0 ? 0 : x[e];
+}
+
+/* Rounds numbers to F16 and keeps them as floats; a thread a number. In flexgen.cu they are F16
+ * from the product on. */
+static __global__ void round_kernel(float *x, size_t n) {
+    size_t e = number();
+    if (e < n)
+        x[e] = __half2float(__float2half(x[e]));
+}
+
+void layernorm(float *y, const float *x, Weight *w, int rows) {
+    const half *gain = (half *)weight_at(w), *bias = (half *)weight_at(w + 1);
+    LAUNCH(norm_kernel, rows, 0, y, x, gain, bias, h1);
+}
+
+void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
+    const half *bias = (half *)weight_at(w + 1);
+    size_t n = rows * w->rows;
+    LAUNCH(bias_kernel, blocks_of(n), 0, y, bias, n, w->rows, add);
+    add_product(y, x, w, rows);
+}
+
+void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), 0, x, n); }
+
+void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), 0, x, n); }
+
+// -------------------------------------------------------------------------------------------------
+// Cache and attention (section 3, 5)
+//
+// For each token the cache is read once and used once, so attention is as slow as memory, too, and
+// more so with longer texts. A block takes one head of one row, and keeps the scores in shared
+// memory: threads take tokens while scores are made, and numbers of the head while values are
+// summed. Attention that is delegated stays mini.c's; it runs on the CPU at the same time. It is
+// easy to miss that a block's threads read keys that lie a whole row apart, so that each read
+// fetches more bytes than it needs.
+// -------------------------------------------------------------------------------------------------
+
+enum Form { FLOATS, HALVES, GROUPS }; /* of numbers in memory */
+
+/* Packs heads of hd numbers; a thread each. A faster one gives a group a warp, whose lanes find the
+ * least and the largest number together: pack_kernel. */
+static __global__ void pack_kernel(uint8_t *to, const float *x, size_t heads, int hd, int bytes) {
+    size_t head = number();
+    if (head >= heads)
+        return;
+    to += head * bytes;
+    x += head * hd;
+    for (int left = hd; left > 0; left -= GROUP, x += GROUP, to += GROUP_BYTES) {
+        int n = min(left, (int)GROUP);
+        float least = x[0], most = x[0];
+        for (int e = 1; e < n; e++) {
+            least = fminf(least, x[e]);
+            most = fmaxf(most, x[e]);
+        }
+        half *min_scale = (half *)to, scale = __float2half((most - least) / 15);
+        if (__half2float(scale) < (most - least) / 15)
+            ++*(f16 *)&scale; /* the next F16: code 15 reaches the largest number */
+        min_scale[0] = __float2half(least);
+        min_scale[1] = scale;
+        float kept = __half2float(scale);
+        for (int e = 0; e < n; e++) {
+            int code = kept > 0 ? fminf(15, rintf((x[e] - least) * (1 / kept))) : 0;
+            uint8_t *byte = to + 4 + e / 32 * 16 + e % 16;
+            *byte = e % 32 < 16 ? code : *byte | code << 4;
+        }
+    }
+}
+
+void keep_rows(uint8_t *to, const float *x, int rows) {
+    size_t n = (size_t)rows * h1, heads = (size_t)rows * nh;
+    if (policy.compress_cache)
+        LAUNCH(pack_kernel, blocks_of(heads), 0, to, x, heads, hd, (int)(kv_row / nh));
+    else
+        LAUNCH(narrow_kernel, blocks_of(n), 0, (half *)to, x, n);
+}
+
+/* Returns number d of a head, which begins at `at`. */
+static __device__ float number_at(const uint8_t *at, Form form, int d) {
+    if (form == FLOATS)
+        return ((const float *)at)[d];
+    if (form == HALVES)
+        return __half2float(((const half *)at)[d]);
+    const uint8_t *group = at + d / GROUP * GROUP_BYTES;
+    int e = d % GROUP, code = group[4 + e / 32 * 16 + e % 16] >> e % 32 / 16 * 4 & 15;
+    return __half2float(((const half *)group)[0]) + __half2float(((const half *)group)[1]) * code;
+}
+
+/* Sets the weights of all but the top tokens and the newest one to -1, as mini.c's does. */
+static __device__ void keep_top(float *weight, float *all, int n, int top) {
+    for (int t = threadIdx.x; t < n; t += THREADS)
+        all[t] = weight[t];
+    __syncthreads();
+    for (int t = threadIdx.x; t < n - 1; t += THREADS) {
+        int better = 0;
+        for (int u = 0; u < n - 1; u++)
+            better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
+        if (better >= top)
+            weight[t] = -1;
+    }
+    __syncthreads();
+}
+
+/* Computes o = softmax(x_q k^T / sqrt(hd)) v for rows (rows, nh, hd), of which number r sees
+ * first + r tokens; grid (nh, rows). top: how many tokens before the newest it keeps; all, if it is
+ * negative. k and v are (tokens, nh, head_bytes). A faster one has no room for all scores, but
+ * corrects its sums whenever a larger score comes (online softmax), and many blocks share the
+ * tokens of a long text: attend_kernel; in prefill it uses tensor cores: attend_prefill_kernel. */
+static __global__ void attend_kernel(float *o, const float *x_q, const uint8_t *k, const uint8_t *v,
+                                     Form form, int head_bytes, int first, int hd, int top) {
+    extern __shared__ float score[];
+    int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, len = first + row;
+    size_t element = ((size_t)row * heads + head) * hd, stride = (size_t)heads * head_bytes;
+    float most = -INFINITY, sum = 0;
+    for (int t = threadIdx.x; t < len; t += THREADS) {
+        const uint8_t *key = k + t * stride + head * head_bytes;
+        float dot = 0;
+        for (int d = 0; d < hd; d++)
+            dot += x_q[element + d] * number_at(key, form, d);
+        score[t] = dot / sqrtf(hd);
+        most = fmaxf(most, score[t]);
+    }
+    most = join_block(most, true);
+    for (int t = threadIdx.x; t < len; t += THREADS) {
+        score[t] = expf(score[t] - most);
+        sum += score[t];
+    }
+    sum = join_block(sum, false);
+    for (int t = threadIdx.x; t < len; t += THREADS)
+        score[t] /= sum;
+    __syncthreads();
+    if (top >= 0)
+        keep_top(score, score + len, len, top);
+    for (int d = threadIdx.x; d < hd; d += THREADS) {
+        float all = 0;
+        for (int t = 0; t < len; t++)
+            if (score[t] >= 0)
+                all += score[t] * number_at(v + t * stride + head * head_bytes, form, d);
+        o[element + d] = all;
+    }
+}
+
+/* Posts the attention of the sequences that are not delegated, one after the other. In prefill it
+ * reads the floats that were just computed, in decoding the cache. */
+void attend_on_gpu(Sequence *begin, Sequence *end) {
+    int i = doing.at.i;
+    for (Sequence *q = begin; q < end; q++) {
+        size_t element = q->row * h1;
+        uint8_t *k = (uint8_t *)(x_K + element), *v = (uint8_t *)(x_V + element);
+        int rows = rows_of(q, i), head_bytes = i ? kv_row / nh : hd * sizeof(float);
+        int len = q->s + i, first = i ? len : 1, top = i && is_sparse() ? sparse_top(len) : -1;
+        Form form = !i ? FLOATS : policy.compress_cache ? GROUPS : HALVES;
+        size_t shared = (top < 0 ? 1 : 2) * len * sizeof(float);
+        if (is_delegated(q, i))
+            continue;
+        if (i) {
+            k = kv_near(q, doing.at, 0, 0).at;
+            v = kv_near(q, doing.at, 0, 1).at;
+        }
+        LAUNCH(attend_kernel, dim3(nh, rows), shared, attended + element, x_Q + element, k, v, form,
+               head_bytes, first, hd, top);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The first and the last step of a token (section 3)
+//
+// Token ids are the CPU's, and the GPU needs them to find rows of a table; its choice goes back the
+// same way. Pinned memory has an address that kernels may use, so both read and write `ids` where
+// it is, over the link, and no copy is asked for. It is easy to miss that await() in
+// choose_tokens() is the one place where the CPU has to know what the GPU has computed.
+// -------------------------------------------------------------------------------------------------
+
+/* Computes x = token's row + position's row, for x (rows, n); a block a row. embed_kernel reads
+ * four numbers at a time. */
+static __global__ void embed_kernel(float *x, const half *tokens, const half *places, const int *id,
+                                    int n) {
+    size_t row = blockIdx.x, from = (size_t)id[row] * n;
+    for (int c = threadIdx.x; c < n; c += THREADS)
+        x[row * n + c] = __half2float(tokens[from + c]) + __half2float(places[row * n + c]);
+}
+
+void embed(Sequence *q, float *x) {
+    int i = doing.at.i, rows = rows_of(q, i), first = i ? q->s + i - 1 : 0;
+    const half *tokens = (half *)outside[TOKENS].rest.at;
+    const half *places = (half *)outside[POSITIONS].rest.at + (first + 2) * (size_t)h1;
+    memcpy(ids + q->row, q->token + first, rows * sizeof(int));
+    LAUNCH(embed_kernel, rows, 0, x, tokens, places, ids + q->row, h1);
+}
+
+/* Finds the largest of n logits, and of equal ones the first, for logits (rows, n); a block a row.
+ * A faster one gives a row many blocks, as flexgen.cu does where few rows have many tokens. */
+static __global__ void choose_kernel(int *best, const float *logits, int n) {
+    __shared__ float value[THREADS];
+    __shared__ int place[THREADS];
+    const float *logit = logits + (size_t)blockIdx.x * n;
+    int mine = 0;
+    for (int t = threadIdx.x; t < n; t += THREADS)
+        if (logit[t] > logit[mine] || t == (int)threadIdx.x)
+            mine = t;
+    value[threadIdx.x] = logit[mine];
+    place[threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    int of = 0;
+    for (int t = 1; t < THREADS; t++)
+        if (value[t] > value[of] || (value[t] == value[of] && place[t] < place[of]))
+            of = t;
+    best[blockIdx.x] = place[of];
+}
+
+void choose_tokens(Sequence *begin, Sequence *end, float *x) {
+    int n = 0;
+    for (Sequence *q = begin; q < end; q++)
+        if (!q->ended) {
+            size_t last = q->row + rows_of(q, doing.at.i) - 1;
+            layernorm(attended + (size_t)n * h1, x + last * h1, &outside[LAST_NORM], 1);
+            n++;
+        }
+    multiply(logits, attended, &outside[TOKENS], n, 0);
+    LAUNCH(choose_kernel, n, 0, ids, logits, vocab);
+    await();
+    n = 0;
+    for (Sequence *q = begin; q < end; q++)
+        if (!q->ended)
+            q->token[q->s + q->generated++] = ids[n++];
+}
+
+// -------------------------------------------------------------------------------------------------
+// What is measured at the start (4.3)
+//
+// The policy search needs this machine's constants. A copy each way and a product give them, each
+// done twice, since the first time also loads code and touches memory. It is easy to miss that the
+// CPU's and the disk's constants stay guesses; scripts measure them for the engine.
+// -------------------------------------------------------------------------------------------------
+
+enum { SIDE = 2048, MEASURED = SIDE * SIDE * 8 }; /* bytes: two matrices of F16, one of floats */
+
+/* Returns the bytes a second of a copy. */
+static double copy_rate(void *to, const void *from) {
+    double start = 0;
+    for (int time = 0; time < 2; time++) {
+        start = now();
+        post_copy(to, from, MEASURED);
+        CUDA(cudaStreamSynchronize(stream()));
+    }
+    return MEASURED / (now() - start);
+}
+
+/* Returns the operations a second of the first product that takes a millisecond, or the largest. */
+static double product_rate(half *at) {
+    const float one = 1, none = 0;
+    half *b = at + SIDE * SIDE;
+    float *c = (float *)(b + SIDE * SIDE);
+    double rate = 0, seconds = 0;
+    for (int n = SIDE / 16; n <= SIDE && seconds < 1e-3; n *= 2)
+        for (int time = 0; time < 2; time++) {
+            double start = now();
+            CUBLAS(cublasGemmEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, at, CUDA_R_16F, n,
+                                b, CUDA_R_16F, n, &none, c, CUDA_R_32F, n, CUBLAS_COMPUTE_32F,
+                                CUBLAS_GEMM_DEFAULT));
+            CUDA(cudaStreamSynchronize(stream()));
+            seconds = now() - start;
+            rate = 2. * n * n * n / seconds;
+        }
+    return rate;
+}
+
+/* Begins to use the GPU, and writes its constants. */
+void measure_gpu(double *constants) {
+    enum { ATTENDS = 10 }; /* A guess: attend_kernel is so many times slower than a product. */
+    int count = 0;
+    size_t available, whole;
+    void *there, *here;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error || !count)
+        die(1, "no GPU: %s; install NVIDIA's driver, or compile mini.c alone, without -DGPU",
+            cudaGetErrorString(error));
+    CUBLAS(cublasCreate(&cublas));
+    CUBLAS(cublasSetStream(cublas, stream()));
+    CUDA(cudaMemGetInfo(&available, &whole));
+    CUDA(cudaMalloc(&there, MEASURED));
+    CUDA(cudaHostAlloc(&here, MEASURED, cudaHostAllocDefault));
+    memset(here, 0, MEASURED);
+    constants[GMEM] = .9 * available; /* cuBLAS takes some more. */
+    constants[CTOG_BDW] = copy_rate(there, here);
+    constants[GTOC_BDW] = copy_rate(here, there);
+    constants[MM_FLOPS] = product_rate((half *)there);
+    constants[BMM_FLOPS] = constants[MM_FLOPS] / ATTENDS;
+    CUDA(cudaFree(there));
+    CUDA(cudaFreeHost(here));
+}
