@@ -1,5 +1,5 @@
 # make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
-# make mini       builds ./mini, the whole paper in one file: mini.c
+# make mini       builds ./mini, the whole paper in one file: mini.c; with nvcc and a GPU, or GPU=75, also mini.cu, its half for the card
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
@@ -111,8 +111,11 @@ setup:
 	@scripts/setup.sh "$(CC) $(BREW:%=-I%/include)" $(NEED)
 
 # The whole paper in one file, which shares nothing with the engine: cc -O3 mini.c -lm -lpthread -o mini
-mini: mini.c
-	$(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread
+# Where a GPU is, or is asked for: nvcc -O3 -DGPU mini.c mini.cu -lcublas -o mini
+CARD = $(and $(CUDA),$(or $(filter command,$(origin GPU)),$(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi -L 2>/dev/null)))
+mini: mini.c mini.cu
+	$(if $(CARD),$(NVCC) -O3 -DGPU $(GENCODE) $(NVWARN) $(addprefix -Xcompiler ,$(NATIVE)) $^ -o $@ -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublas,\
+	    $(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread)
 
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3

@@ -199,33 +199,17 @@ bool is_sparse(void);
 void keep_top(float *weight, float *all, int n);
 void fill_weight(Weight *w);
 double now(void); /* seconds */
-uint8_t *weight_at(Weight *w);
-int rows_of(Sequence *q, int i);
-bool is_delegated(Sequence *q, int i);
-Place kv_near(Sequence *q, Square at, int t, int value);
-void *take(Tier t, size_t bytes);
-int sparse_top(int n);
-void account(Tier to, Tier from, double start, double end, size_t bytes);
-void sleep_off(void);
-void fill(uint8_t *to, Weight *w);
 
-/* What computes in the GPU's memory: here, or in mini.cu. */
-void add_product(float *y, const float *x, Weight *w, int rows);
-void linear(float *y, const float *x, Weight *w, size_t rows, bool add);
+/* What computes in the GPU's memory, or depends on it: here, or in mini.cu. */
 void layernorm(float *y, const float *x, Weight *w, int rows);
+void linear(float *y, const float *x, Weight *w, size_t rows, bool add);
 void relu(float *x, size_t n), round_to_f16(float *x, size_t n);
 void keep_rows(uint8_t *to, const float *x, int rows);
-void embed(Sequence *q, float *x);
-void choose_tokens(Sequence *begin, Sequence *end, float *x);
-void *open_memory(Tier t, size_t bytes);
-#ifdef GPU
 void attend_on_gpu(Sequence *begin, Sequence *end);
-void place_more(size_t rows, size_t gbs);
+void embed(Sequence *q, float *x), choose_tokens(Sequence *begin, Sequence *end, float *x);
+void place_scratch(size_t rows);
+void *open_memory(Tier t, size_t bytes);
 void measure_gpu(double *constants);
-enum { HAS_GPU = 1 };
-#else
-enum { HAS_GPU = 0 };
-#endif
 
 /* Ends the program with one line for the user. Status 2 is wrong use, or what does not fit. */
 #define die(status, ...)                       \
@@ -625,8 +609,10 @@ void attend(void *arg, int thread, int first, int n) {
         Sequence *q = begin + pair / nh;
         int head = pair % nh;
         bool below = is_delegated(q, i);
-        if (HAS_GPU && !below)
-            continue;
+#ifdef GPU
+        if (!below)
+            continue; /* attend_on_gpu() serves it. */
+#endif
         for (int row = 0; row < rows_of(q, i); row++) {
             size_t element = (q->row + row) * h1 + head * hd;
             int len = i ? q->s + i : row + 1;
@@ -994,8 +980,18 @@ size_t place_batch(int k, size_t staged[NTIERS]) {
     return rows;
 }
 
-/* Places the workspace of batches of so many rows and sequences. `scratch` is counted to the GPU,
- * but it serves any thread, also one that attends on the CPU. */
+#ifndef GPU
+
+/* Places `scratch`. It is counted to the GPU, but serves any thread, also one that attends on the
+ * CPU. */
+void place_scratch(size_t rows) {
+    (void)rows; /* mini.cu has buffers of so many rows. */
+    scratch = floats(TIER_GPU, threads * scratch_floats);
+}
+
+#endif
+
+/* Places the workspace of batches of so many rows and sequences. */
 void place_workspace(size_t rows, size_t gbs) {
     float **part[] = {&norm_x, &x_Q, &x_K, &x_V, &attended};
     for (int p = 0; p < 5; p++)
@@ -1004,10 +1000,7 @@ void place_workspace(size_t rows, size_t gbs) {
     logits = floats(TIER_GPU, gbs * vocab);
     /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
     scratch_floats = max(GROUP * PANEL, max(hd + 2 * (longest + generation_length), 2 * h1 + h2));
-    scratch = floats(HAS_GPU ? TIER_CPU : TIER_GPU, threads * scratch_floats);
-#ifdef GPU
-    place_more(rows, gbs);
-#endif
+    place_scratch(rows);
     if (policy.delegated) {
         query = floats(TIER_CPU, gbs * h1);
         result = floats(TIER_CPU, gbs * h1);
@@ -2381,18 +2374,12 @@ void read_prompts(char **words, int n) {
         die(2, "%s: has no prompt", prompts_file);
 }
 
-/* Maps memory or, if fd is not -1, a file. Returns NULL if that fails. */
-void *map_bytes(size_t bytes, int flags, int fd) {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
-
 #ifndef GPU
 
 /* Returns the memory of a tier that is no file. */
 void *open_memory(Tier t, size_t bytes) {
-    void *at = map_bytes(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (!at)
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
         die(1, "no memory for %zu bytes of the %s tier", bytes, tier_name[t]);
     return at;
 }
@@ -2414,12 +2401,12 @@ void open_tiers(void) {
         if (n < 0)
             die(1, "%s: no room for %zu bytes: %s", path, tiers.peak[TIER_DISK], strerror(errno));
     }
-    for (Tier t = TIER_GPU; t < TIER_DISK; t++)
+    size_t size = max(tiers.peak[TIER_DISK], 64);
+    base[TIER_DISK] = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base[TIER_DISK] == MAP_FAILED)
+        die(1, "%s: its %zu bytes could not be mapped: %s", path, size, strerror(errno));
+    for (int t = TIER_GPU; t < TIER_DISK; t++)
         base[t] = open_memory(t, max(tiers.peak[t], 64));
-    base[TIER_DISK] = map_bytes(max(tiers.peak[TIER_DISK], 64), MAP_SHARED, fd);
-    if (!base[TIER_DISK])
-        die(1, "%s: %zu bytes could not be mapped: %s", path, tiers.peak[TIER_DISK],
-            strerror(errno));
 }
 
 /* Prints the texts, or their tokens, and on standard error what each tier and each link did. */

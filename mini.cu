@@ -20,9 +20,18 @@
 #include <stdlib.h>
 
 extern "C" {
-#undef _GNU_SOURCE // which mini.c defines itself
+#undef _GNU_SOURCE  // which mini.c defines itself
 #define SHARED extern
 #include "mini.c"
+
+/* What mini.c has further down. */
+uint8_t *weight_at(Weight *w);
+int rows_of(Sequence *q, int i), sparse_top(int n);
+bool is_delegated(Sequence *q, int i);
+Place kv_near(Sequence *q, Square at, int t, int value);
+void *take(Tier t, size_t bytes);
+void account(Tier to, Tier from, double start, double end, size_t bytes), sleep_off(void);
+void fill(uint8_t *to, Weight *w);
 }
 
 #define REMEDY "nvidia-smi shows the driver and the free memory; --gpu-mem and --cpu-mem lower need"
@@ -185,12 +194,13 @@ static cublasHandle_t cublas;
 static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are packed */
 static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
 
-/* Places what only the GPU's half needs. */
-void place_more(size_t rows, size_t gbs) {
-    size_t widest = h1 > h2 ? h1 : h2;
+/* Places what only the GPU's half needs, and `scratch` for the CPU's threads. */
+void place_scratch(size_t rows) {
+    size_t widest = max(h1, h2);
     x_half = (half *)take(TIER_GPU, rows * widest * sizeof(half));
     w_half = (half *)take(TIER_GPU, policy.compress_weight ? h1 * widest * sizeof(half) : 0);
-    ids = (int *)take(TIER_CPU, (rows > gbs ? rows : gbs) * sizeof(int));
+    ids = (int *)take(TIER_CPU, rows * sizeof(int));
+    scratch = (float *)take(TIER_CPU, threads * scratch_floats * sizeof(float));
 }
 
 /* Rounds n numbers to F16; a thread each. A faster one does eight numbers a thread, or none at all:
@@ -235,9 +245,6 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
                         CUDA_R_16F, w->cols, x_half, CUDA_R_16F, w->cols, &beta, y, CUDA_R_32F,
                         w->rows, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
-
-/* Computes y += x w^T. */
-void add_product(float *y, const float *x, Weight *w, int rows) { multiply(y, x, w, rows, 1); }
 
 // -------------------------------------------------------------------------------------------------
 // A layer without its attention (section 3)
@@ -315,7 +322,7 @@ void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
     const half *bias = (half *)weight_at(w + 1);
     size_t n = rows * w->rows;
     LAUNCH(bias_kernel, blocks_of(n), 0, y, bias, n, w->rows, add);
-    add_product(y, x, w, rows);
+    multiply(y, x, w, rows, 1);
 }
 
 void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), 0, x, n); }
@@ -570,10 +577,10 @@ void measure_gpu(double *constants) {
     int count = 0;
     size_t available, whole;
     void *there, *here;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error || !count)
+    cudaError_t found = cudaGetDeviceCount(&count);
+    if (found || !count)
         die(1, "no GPU: %s; install NVIDIA's driver, or compile mini.c alone, without -DGPU",
-            cudaGetErrorString(error));
+            cudaGetErrorString(found));
     CUBLAS(cublasCreate(&cublas));
     CUBLAS(cublasSetStream(cublas, stream()));
     CUDA(cudaMemGetInfo(&available, &whole));

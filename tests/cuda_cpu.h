@@ -95,7 +95,8 @@
 #define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
 #ifndef CUDA_CPU_TABLE
-#define CUDA_CPU_TABLE 1 /* 0: of a program with no rows in results/kernels.md, and which loads kernels as it needs them */
+#define CUDA_CPU_TABLE 1 /* 0: of a program with no rows in results/kernels.md, and which loads kernels as it needs them \
+                          */
 #endif
 #define __launch_bounds__(...)
 #define __noinline__
@@ -1304,8 +1305,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
 // ---- cuBLAS ---------------------------------------------------------------------------------------------------------
 
 extern "C" {
-cublasStatus_t cublasCreate_v2(cublasHandle_t *h) { return *h = (cublasHandle_t) new cudaStream_t{}, CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasSetStream_v2(cublasHandle_t h, cudaStream_t s) { return *(cudaStream_t *)h = s, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasCreate_v2(cublasHandle_t *h) {
+    return *h = (cublasHandle_t) new cudaStream_t{}, CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetStream_v2(cublasHandle_t h, cudaStream_t s) {
+    return *(cudaStream_t *)h = s, CUBLAS_STATUS_SUCCESS;
+}
 
 /* C = alpha A^T B + beta C, column by column; halfs in, floats out, sums of floats. */
 cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
@@ -1315,8 +1320,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOper
     const char *where = "cublasGemmEx";
     const Layout of_a{type_a, uint64_t(k), uint64_t(m), lda}, of_b{type_b, uint64_t(k), uint64_t(n), ldb};
     const Layout of_c{type_c, uint64_t(m), uint64_t(n), ldc};
-    if (op_a != CUBLAS_OP_T || op_b != CUBLAS_OP_N || type_a != CUDA_R_16F || type_b != CUDA_R_16F || type_c != CUDA_R_32F ||
-        compute != CUBLAS_COMPUTE_32F)
+    if (op_a != CUBLAS_OP_T || op_b != CUBLAS_OP_N || type_a != CUDA_R_16F || type_b != CUDA_R_16F ||
+        type_c != CUDA_R_32F || compute != CUBLAS_COMPUTE_32F)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, where, "not emulated");
     if (m <= 0 || n <= 0 || k <= 0 || !of_a.valid() || !of_b.valid() || !of_c.valid())
         return refuse(CUBLAS_STATUS_INVALID_VALUE, where, "the matrices do not fit each other");

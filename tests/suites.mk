@@ -88,6 +88,31 @@ $(BUILD)/mini_tsan: CHECKS := thread
 $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 	@mkdir -p $(@D)
 	$(CC) -O2 -g1 -fno-omit-frame-pointer $(NATIVE) -fsanitize=$(CHECKS) $< -o $@ -lm -lpthread
+# with mini.cu, whose kernels are C++ for the emulation of a GPU
+$(BUILD)/mini_cpu.cpp: mini.cu tests/cuda2cpp.sed
+	@mkdir -p $(@D)
+	(echo '#line 1 "mini.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
+EMULATED_MINI = -DGPU $(NATIVE) $(CHECKS:%=-fsanitize=%)
+define emulated_mini
+	$(CC) -O2 $(EMULATED_MINI) -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
+	$(CXX) -std=c++17 -O2 $(EMULATED_MINI) -DCUDA_CPU_TABLE=0 -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. \
+	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o -o $@ -rdynamic -lm -lpthread -ldl
+endef
+$(BUILD)/mini_emulated: CHECKS :=
+$(BUILD)/mini_emulated_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined -g1
+$(BUILD)/mini_emulated_tsan: CHECKS := thread -g1
+$(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
+	$(emulated_mini)
+# mini.c, which rounds to F16 what it multiplies
+$(BUILD)/mini_rounded: mini.c
+	@mkdir -p $(@D)
+	sed 's/^    Product a = .*/    for (long e = 0; e < (long)rows * w->cols; e++) { f16 h; narrow(\&h, x + e, 1); widen((float *)x + e, \&h, 1); }\n&/' $< >$@.c
+	$(CC) -O2 $(NATIVE) $@.c -o $@ -lm -lpthread
+ifneq ($(EMULATION),)
+$(BUILD)/mini.log: $(BUILD)/mini_emulated $(BUILD)/mini_rounded
+$(BUILD)/mini.log: export MINI_EMULATED := $(BUILD)/mini_emulated
+$(BUILD)/mini.log: export MINI_ROUNDED := $(BUILD)/mini_rounded
+endif
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
 $(BUILD)/tour.log: $(BUILD)/mini
 $(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
