@@ -207,7 +207,7 @@ void relu(float *x, size_t n), round_to_f16(float *x, size_t n);
 void keep_rows(uint8_t *to, const float *x, int rows);
 void attend_on_gpu(Sequence *begin, Sequence *end);
 void embed(Sequence *q, float *x), choose_tokens(Sequence *begin, Sequence *end, float *x);
-void place_scratch(size_t rows);
+void place_buffers(size_t rows);
 void *open_memory(Tier t, size_t bytes);
 void measure_gpu(double *constants);
 
@@ -980,18 +980,8 @@ size_t place_batch(int k, size_t staged[NTIERS]) {
     return rows;
 }
 
-#ifndef GPU
-
-/* Places `scratch`. It is counted to the GPU, but serves any thread, also one that attends on the
- * CPU. */
-void place_scratch(size_t rows) {
-    (void)rows; /* mini.cu has buffers of so many rows. */
-    scratch = floats(TIER_GPU, threads * scratch_floats);
-}
-
-#endif
-
-/* Places the workspace of batches of so many rows and sequences. */
+/* Places the workspace of batches of so many rows and sequences. `scratch` is counted to the GPU,
+ * but it serves any thread, also one that attends on the CPU; mini.cu places it there. */
 void place_workspace(size_t rows, size_t gbs) {
     float **part[] = {&norm_x, &x_Q, &x_K, &x_V, &attended};
     for (int p = 0; p < 5; p++)
@@ -1000,7 +990,11 @@ void place_workspace(size_t rows, size_t gbs) {
     logits = floats(TIER_GPU, gbs * vocab);
     /* The largest use: a panel; scores of attention; a norm's weights or a bias. */
     scratch_floats = max(GROUP * PANEL, max(hd + 2 * (longest + generation_length), 2 * h1 + h2));
-    place_scratch(rows);
+#ifdef GPU
+    place_buffers(rows);
+#else
+    scratch = floats(TIER_GPU, threads * scratch_floats);
+#endif
     if (policy.delegated) {
         query = floats(TIER_CPU, gbs * h1);
         result = floats(TIER_CPU, gbs * h1);
@@ -2313,8 +2307,10 @@ void read_value(struct Flag *f, int v, char *text) {
     *(int *)f->to = value;
 }
 
-/* Reads the flags that stand behind the prompts. */
+/* Reads the flags that stand behind the prompts. The rest keep these values, or 0. */
 void read_flags(char **args, int n) {
+    generation_length = 64;
+    policy.sparsity = 1;
     for (int a = 0; a < n; a++) {
         struct Flag *f = flags;
         while (f->name && strcmp(args[a], f->name))
@@ -2457,8 +2453,6 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* A full disk is an error of write(). */
     signal(SIGBUS, lose_file);
     threads = sysconf(_SC_NPROCESSORS_ONLN);
-    generation_length = 64;
-    policy.sparsity = 1;
     int words = 1;
     while (words < argc && *argv[words] != '-')
         words++;

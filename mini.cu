@@ -195,7 +195,7 @@ static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are pack
 static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
 
 /* Places what only the GPU's half needs, and `scratch` for the CPU's threads. */
-void place_scratch(size_t rows) {
+void place_buffers(size_t rows) {
     size_t widest = max(h1, h2);
     x_half = (half *)take(TIER_GPU, rows * widest * sizeof(half));
     w_half = (half *)take(TIER_GPU, policy.compress_weight ? h1 * widest * sizeof(half) : 0);

@@ -11,7 +11,7 @@ Size is counted in tokens of C, comments apart: lines can be joined, tokens cann
   3. The floors are ordered. A file includes only headers of its own floor or of a lower one, and uses only their functions.
   4. No two files need each other, directly or by others, and neither do two folders; by the symbols in the objects below BUILD.
   5. The trunk, which is the files that README says to read first, has at most as many tokens as its own budget in scripts/size.txt.
-  6. mini.c and mini.cu, which are not a part of the whole, have at most 17,640 and 5,500 tokens, 10 a line. tests/test_mini.c measures
+  6. mini.c and mini.cu, which are not a part of the whole, have at most 17,780 and 5,500 tokens, 10 a line. tests/test_mini.c measures
      their functions.
 
 tests/ and docs/ are left out. Needs only Python's standard library, 3.8 or later, and nm.
@@ -39,7 +39,7 @@ TRUNK = ["flexgen.h", "opt_model.*", "admission.c", "plan.*", "device/ops.h", "b
 TRUNK_ENDS = re.compile("^// The trunk ends here", re.M)  # a line of a file of which only what stands above belongs to it
 BUDGETS = "scripts/size.txt"
 MOST_A_LINE, MOST_OF_ALL, COLUMNS = 10.5, 8.5, 100
-MOST_OF_MINI, MINI_A_LINE = {"mini.c": 17640, "mini.cu": 5500}, 10
+MOST_OF_MINI, MINI_A_LINE = {"mini.c": 17780, "mini.cu": 5500}, 10
 DATA = ["io/unicode.c"]
 TOKEN = re.compile(r"""
     (?P<comment> /\*.*?\*/ | //[^\n]* )

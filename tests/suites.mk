@@ -106,8 +106,8 @@ $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: 
 # mini.c, which rounds to F16 what it multiplies
 $(BUILD)/mini_rounded: mini.c
 	@mkdir -p $(@D)
-	sed 's/^    Product a = .*/    for (long e = 0; e < (long)rows * w->cols; e++) { f16 h; narrow(\&h, x + e, 1); widen((float *)x + e, \&h, 1); }\n&/' $< >$@.c
-	$(CC) -O2 $(NATIVE) $@.c -o $@ -lm -lpthread
+	sed 's/^    Product a = .*/    for (long e = 0; e < (long)rows * w->cols; e++) { f16 h; narrow(\&h, x + e, 1); widen((float *)x + e, \&h, 1); }\n&/' $< | \
+	    $(CC) -O2 $(NATIVE) -x c - -o $@ -lm -lpthread
 ifneq ($(EMULATION),)
 $(BUILD)/mini.log: $(BUILD)/mini_emulated $(BUILD)/mini_rounded
 $(BUILD)/mini.log: export MINI_EMULATED := $(BUILD)/mini_emulated
