@@ -27,7 +27,7 @@
  *   jobs that survive        app/job.c, app/journal.c
  *   pages of the cache       branches/pages.c
  *   refilling, diagonal      branches/refill.c
- *   CUDA                     flexgen.cu
+ *   fast kernels             flexgen.cu
  *   measuring a machine      cost/profile.c
  *   many machines            device/pipeline.c
  *   proof of an optimum      lp.c
@@ -39,7 +39,7 @@
  * processor (device/host_linear.c). A second cost model counts the bytes that really move
  * (cost/runtime.c).
  *
- * Read next: flexgen.h. */
+ * Read next: mini.cu, or, without a GPU, flexgen.h. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>

@@ -12,7 +12,7 @@
  * last step of a token; what is measured at the start. Kernels are plain. A comment at each says
  * its shape, its grid, and which kernel of flexgen.cu does it faster, and how.
  *
- * Read next: flexgen.cu. */
+ * Read next: flexgen.h. */
 #include <cublas_v2.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
