@@ -92,15 +92,15 @@ $(BUILD)/mini_asan $(BUILD)/mini_tsan: mini.c
 $(BUILD)/mini_cpu.cpp: mini.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "mini.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
-EMULATED_MINI = -DGPU $(NATIVE) $(CHECKS:%=-fsanitize=%)
+EMULATED_MINI = -O2 -DGPU $(NATIVE) $(CHECKS)
 define emulated_mini
-	$(CC) -O2 $(EMULATED_MINI) -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
-	$(CXX) -std=c++17 -O2 $(EMULATED_MINI) -DCUDA_CPU_TABLE=0 -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. \
+	$(CC) $(EMULATED_MINI) -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
+	$(CXX) -std=c++17 $(EMULATED_MINI) -DCUDA_CPU_TABLE=0 -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o -o $@ -rdynamic -lm -lpthread -ldl
 endef
 $(BUILD)/mini_emulated: CHECKS :=
-$(BUILD)/mini_emulated_asan: CHECKS := address,undefined -fno-sanitize-recover=undefined -g1
-$(BUILD)/mini_emulated_tsan: CHECKS := thread -g1
+$(BUILD)/mini_emulated_asan: CHECKS := -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+$(BUILD)/mini_emulated_tsan: CHECKS := -g1 -fsanitize=thread
 $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
 	$(emulated_mini)
 # mini.c, which rounds to F16 what it multiplies
@@ -111,6 +111,11 @@ $(BUILD)/mini_rounded: mini.c
 ifneq ($(EMULATION),)
 $(BUILD)/mini.log: $(BUILD)/mini_emulated $(BUILD)/mini_rounded
 $(BUILD)/mini.log: export MINI_EMULATED := $(BUILD)/mini_emulated
+ifdef MINI_ALL
+$(BUILD)/mini.log: $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan
+$(BUILD)/mini.log: export MINI_EMULATED_ASAN := $(BUILD)/mini_emulated_asan
+$(BUILD)/mini.log: export MINI_EMULATED_TSAN := $(BUILD)/mini_emulated_tsan
+endif
 $(BUILD)/mini.log: export MINI_ROUNDED := $(BUILD)/mini_rounded
 endif
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
@@ -122,7 +127,7 @@ $(BUILD)/mini.log: export MINI_TSAN := $(BUILD)/mini_tsan
 $(BUILD)/mini.log: export FAULTS_LIBRARY := $(BUILD)/faults.so
 # Every case of that suite, which takes a quarter of an hour.
 mini-all:
-	@MINI_ALL=1 SUITE_SECONDS=1700 $(MAKE) --no-print-directory SUITE=mini test EMULATION=
+	@MINI_ALL=1 SUITE_SECONDS=1700 $(MAKE) --no-print-directory SUITE=mini test
 
 $(BUILD)/gpu/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
