@@ -34,7 +34,8 @@ void account(Tier to, Tier from, double start, double end, size_t bytes), sleep_
 void fill(uint8_t *to, Weight *w);
 }
 
-#define REMEDY "nvidia-smi shows the driver and the free memory; --gpu-mem and --cpu-mem lower need"
+#define REMEDY \
+    "nvidia-smi shows driver and free memory; lower --gpu-mem, --cpu-mem; nvcc -arch=native"
 
 /* Checks a call of CUDA, and of cuBLAS. A kernel's fault shows at a later call. */
 #define CUDA(call)                                                       \

@@ -378,6 +378,19 @@ TEST(the_gpus_half_gives_the_tokens_of_the_other_one) {
     if (getenv(EMULATED)) at_most_one_of_fifty_differs();
 }
 
+/* No driver, no GPU, one without room, a launch that fails. */
+TEST(a_gpu_that_cannot_be_used_is_one_line) {
+    static const char *const faults[][2] = {{"CUDA_CPU_NO_DEVICE", "1"},
+                                            {"CUDA_CPU_NO_DEVICE", "2"},
+                                            {"CUDA_CPU_MEM_MB", "20"},
+                                            {"CUDA_CPU_LAUNCH_FAILS", "30"}};
+    for (size_t f = 0; getenv(EMULATED) && f < COUNT(faults); f++) {
+        setenv(faults[f][0], faults[f][1], 1);
+        assert_refused(EMULATED, text_of("%s Mum --max-tokens 3 --percent 100 0 100 0 100 0", small()), 1);
+        unsetenv(faults[f][0]);
+    }
+}
+
 /* What mini prints without --json is each prompt and, as the engine's tokenizer has them, the tokens that it prints with
  * it. In the tokenizer's text each piece that is no UTF-8 has become U+FFFD. */
 TEST(texts_are_those_of_the_tokens) {
