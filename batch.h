@@ -50,7 +50,8 @@ typedef struct {
 } Sequence;
 
 /* The index tables of a batch, I32. They are written on the CPU and copied to the GPU in the same
- * layout. A batch has one set of index tables for its even sweeps and one for its odd sweeps. */
+ * layout. A batch has one set of index tables for its even sweeps and one for its odd sweeps,
+ * because the last ops of a sweep may still read the one while the next fills the other. */
 typedef struct {
     Tensor all; /* all of them as one view */
     /* for each row (1, rows): */
@@ -93,8 +94,9 @@ typedef struct {
 typedef struct {
     Sequence **seq; /* [nseq] its members */
     int nseq;
-    Sequence **joining; /* [njoining] sequences that have prefilled in the entrance; they become
-                           members when the batch begins its next sweep */
+    Sequence *
+        *joining; /* [njoining] sequences that have prefilled in the entrance (branches/refill.c);
+                     they become members when the batch begins its next sweep */
     int njoining;
     int plan_place, admitted_as, sweeps;
     long turn; /* of its newest piece */
@@ -107,7 +109,8 @@ typedef struct {
     int nstaged[NTIERS];       /* pages of CPU and disk that pass through staging */
     Route past[NTIERS],        /* to staging: those of them that hold past tokens */
         x[NTIERS],             /* to and from x */
-        x_for_head[NTIERS]; /* the same of the rows that the head needs: in its x they are packed */
+        x_for_head[NTIERS];    /* the same of the rows that the head needs: in its x they lie close
+                                  together */
     Tables cpu, gpu;
 } Batch;
 
@@ -170,8 +173,10 @@ Tensor batch_newest(const Flight *f, const Batch *b, RegionId id, Tier side);
 static inline const Tables *batch_tables(const Batch *b, Tier tier) {
     return tier == TIER_GPU ? &b->gpu : &b->cpu;
 }
+
 // -------------------------------------------------------------------------------------------------
-// branches/, as batch.c sees them
+// The trunk ends here: what follows are the branches, as batch.c sees them. On a first reading go
+// on with schedule.h.
 // -------------------------------------------------------------------------------------------------
 
 /* pages.c: gives every sequence of the batch the pages for this sweep's tokens. */

@@ -2,7 +2,7 @@
  * and schedule.c. The main headers of the folders are base/base.h, io/io.h, device/device.h,
  * cost/cost.h and app/app.h.
  *
- * One word has one meaning, and the same one in mini.c. The paper's letters:
+ * One word has one meaning, and where mini.c has the thing, it has the word. The paper's letters:
  *
  *   i, j, k          token, layer, GPU batch; in a Call the sweep, the layer and the place of the
  *                    batch in the sweep
@@ -17,15 +17,24 @@
  *
  *   square         one (i, j, k): a batch in a layer, in one of its tokens
  *   sweep          all squares of one i: a token for each sequence
+ *   lane           a queue on one link or processor, which carries out ops one after the other
  *   op, to post    a step of work of one lane, as data; to hand it to the lane
  *   call           the place of an op in the run: its lane and its square
- *   home           where data rests; while its square computes, it is in a slot on the GPU
- *   slot, turn     one of several equal places for one purpose; a place in their rotation
+ *   view           a matrix in a tier, which owns nothing (Tensor)
+ *   region, slot   memory of a tier for one purpose; one of several equal parts of it
+ *   turn           a place in the rotation of slots
+ *   cell           the smallest part of memory by which ops are ordered
+ *   home, staging  where data rests; where it passes through on its way to a square that computes
+ *   slab           what a layer has off the GPU, which streams to a slot
  *   the head       layer l, which makes logits (heads are those of attention)
  *   first          where a range begins, in rows, sequences or bytes
  *   task           what a run is given: prompts
+ *   seat           a place in a block, which a prompt takes
+ *   page           room for some tokens of a sequence's K and V, in every layer
+ *   piece          those sequences of a batch's prefill that pass a layer together
+ *   flight         the batches that sweep together; only pipelines have several
  *
- * flight, page, piece and seat belong to branches; docs/TOUR.md ends with a longer glossary.
+ * docs/TOUR.md ends with a longer glossary.
  * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++.
  * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
@@ -315,7 +324,7 @@ static inline int head_rows(const Task *task, const Prompt *prompt) {
 }
 
 /* A place in a block: its GPU batch, and the tiers of the KV pages and the activations of the
- * sequence that takes it. k counts the batches of the block; Op.k counts those of a sweep. When
+ * sequence that takes it. k counts the batches of the block; Call.k counts those of a sweep. When
  * batch 0 of a block has ended, batch 1 is k = 0 of the sweep. */
 typedef struct {
     int k;

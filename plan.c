@@ -297,6 +297,7 @@ static void number_cells(Plan *p) {
 
 static int check_prompts(const OptConfig *config, const Policy *policy, const Task *task,
                          Error *err);
+/* They add regions as the functions above do; of what, the end of the file says. */
 static void plan_globals(Plan *p, const Checkpoint *c);
 static void plan_unpacked(Plan *p);
 static void plan_end_workspaces(Plan *p, const Task *task);

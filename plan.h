@@ -1,5 +1,5 @@
 /* plan.h: what rests on which tier (plan.c; section 4.2): the plan of every byte, and views of it.
- * schedule.c needs what stands here down to plan_pages; the rest is about making plans.
+ * The schedule needs what stands above "The trunk ends here"; the rest makes plans.
  * Read next: device/ops.h, its first two chapters. */
 #ifndef PLAN_H
 #define PLAN_H
@@ -49,9 +49,11 @@ typedef enum {
 } RegionId;
 
 /* One line of the plan: the memory of one tier for one purpose, `slots` matrices of (rows, cols)
- * one after the other. A slot is one cell or several; only in KV_CACHE and ACTIVATIONS the cells
- * belong to batches instead (number_cells in plan.c). A cell is always used as a whole, and
- * depend.c orders operations by cells. bytes is 0 if the tier has no such region. */
+ * one after the other. Cells are what ops are ordered by: those
+ * that use the same one follow each other. A slot is one cell or several; only in KV_CACHE and
+ * ACTIVATIONS the cells belong to batches instead (number_cells in plan.c). A cell is always used
+ * as a whole, and depend.c orders operations by cells. bytes is 0 if the tier has no such region.
+ */
 typedef struct {
     const char *name; /* "KV cache" */
     Type type;

@@ -39,6 +39,7 @@ static void load_activation(Run *run, int j, int k);
 static void compute(Run *run, int j, int k);
 static bool synchronize(Run *run); /* false: the run has failed */
 
+/* Begins batch k's part in the sweep: its tokens, its tables, the cache of layer 0. */
 static bool begin(Run *run, int k);
 
 /* Computes one token of every sequence of the flight: Figure 4 from its second line on. With K = 1
@@ -168,7 +169,7 @@ static void store_cache(Run *run, int j, int k) {
 // -------------------------------------------------------------------------------------------------
 
 /* Copies the pages that hold past tokens into staging: all pages that are not on the GPU to the
- * GPU, or, if the CPU attends, the disk's pages to the CPU (fill_tables then lists no others). With
+ * GPU, or, if the CPU attends, the disk's pages to the CPU (stage_pages then lists no others). With
  * sparse attention only K moves. */
 static void bring_cache(Run *run) {
     const Batch *b = run->square.batch;
@@ -359,8 +360,9 @@ static bool synchronize(Run *run) {
     return run->plan->policy.synchronize ? post_drain(run->poster) : !run->poster->failed;
 }
 
-/* Begins batch k's part in this sweep: waits for its newest tokens, copies its index tables to the
- * GPU, and loads what its first square needs. Returns false when the run has failed. */
+/* Begins batch k's part in this sweep: waits for its newest tokens, and until its index tables may
+ * be filled, copies these to the GPU, and loads what its first square needs. Returns false when the
+ * run has failed. */
 static bool begin(Run *run, int k) {
     if (!batch_begin(run->flight, run->flight->in_sweep[k]))
         return !run->poster->failed;

@@ -60,7 +60,8 @@ typedef struct {
     long turn;        /* in the run; HIDDEN and KV_STAGING rotate by it */
     Tensor x;         /* the hidden state while it is computed */
     PageTable staged, /* its pages in staging, on the tier of the processor that attends to them */
-        stop;         /* the places where pages from disk stop on their way to the GPU */
+        stop; /* the places where pages from disk stop on their way to the GPU; where the CPU
+                attends, the same as `staged` */
 
     Piece piece;         /* the piece of it that is computed; the whole batch if it decodes */
     int on_gpu, off_gpu; /* rows whose cache is on the GPU; the other rows, which come after them */
@@ -141,7 +142,8 @@ void post_copy(Run *run, Call call, Tensor dst, Tensor src);
 /* Adds data to those that `carry` will post: its place on the GPU, its stop on the CPU, its home.
  * Where the CPU attends, pages go no farther than to their stop. */
 void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store);
-/* Adds the rows of a route. In x all rows lie as they do at home, whatever is stored of them. */
+/* Adds the rows of a route. When they are stored, all rows lie on the GPU as they do at home (see
+ * the picture at move_activation). */
 void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store);
 /* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
 void carry(Run *run, Call call);
@@ -154,8 +156,8 @@ void carry(Run *run, Call call);
 void begin_weights(Run *run);
 /* Passes on to the next layer: what has been loaded is now the layer that computes. */
 void turn_weights(Run *run);
-/* Undoes what layer 0 of a sweep has done that ends with it: layer 0 stays for the next sweep, and
- * layer 1 will be loaded again when it is needed. */
+/* For a sweep that ends with layer 0, because all sequences turned out to have ended: layer 0 stays
+ * for the next sweep, and layer 1 will be loaded again when it is needed. */
 void keep_layer0(Run *run);
 /* Loads part k of the weights of layer j, the next layer (Figure 4). After the head comes layer 0
  * of the next sweep, if there is one. */
@@ -165,7 +167,8 @@ void load_weight(Run *run, int j, int k);
 void ready_weights(Run *run, Tensor w[NROLES]);
 
 // -------------------------------------------------------------------------------------------------
-// branches/: what the paper's loop does not need
+// The trunk ends here: what follows are the branches, as schedule.c sees them. On a first reading
+// go on with schedule.c.
 // -------------------------------------------------------------------------------------------------
 
 /* head.c: computes layer l of the square, the head: logits, the next tokens, scores. */

@@ -28,7 +28,7 @@ Tensor activations(const Run *run, Tier tier) {
     const Batch *b = run->square.batch;
     Tensor t = plan_view(run->plan, ACTIVATIONS, tier, 0, run->plan->act_first[tier][b->plan_place],
                          b->act_rows[tier]);
-    return tensor_cells(t, b->plan_place * t.ncells, t.ncells);
+    return tensor_cells(t, b->plan_place * t.ncells, t.ncells); /* each batch has its own cells */
 }
 
 /* Returns the hidden state of the square while it is computed: in place if all of it rests on the
@@ -82,7 +82,7 @@ PageTable home_pages(const Run *run, Tier tier) {
     int j = run->square.call.j;
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    /* up to the last page that was ever used, so that Device.peak counts no others */
+    /* up to the last page that was ever used, so that no others are counted as used */
     PageTable t = plan_pages(run->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;

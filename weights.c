@@ -42,6 +42,7 @@ static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
         src.rows = 1;
         src.cols = (int)((until - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
+        /* only of use if the tensor comes from disk; that share stands behind the CPU's */
         Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
         add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), tensor_cells(stop, k, 1),
                 src, false);

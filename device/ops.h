@@ -23,7 +23,8 @@ typedef enum {
     C_LOAD,  /* cache and activations, CPU to GPU */
     STORE,   /* cache and activations, GPU to CPU */
     D_WRITE, /* cache and activations, CPU to disk */
-    A_DOWN,  /* the queries of delegated attention and the chosen tokens, GPU to CPU */
+    A_DOWN,  /* for delegated attention the queries and new k, v; new tokens, scores, logits; GPU to
+                CPU */
     A_UP,    /* the results of delegated attention, CPU to GPU */
     PROJECT, /* the GPU: a layer up to its attention, and the head */
     FINISH,  /* the GPU: attention and the rest of the layer */
