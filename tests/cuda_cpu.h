@@ -95,8 +95,9 @@
 #define CUDA_CPU_UNCHECKED __attribute__((no_sanitize("thread", "address", "undefined"))) inline
 
 #ifndef CUDA_CPU_TABLE
-#define CUDA_CPU_TABLE 1 /* 0: of a program with no rows in results/kernels.md, and which loads kernels as it needs them \
-                          */
+#define CUDA_CPU_TABLE                                                                                \
+    1 /* 0: of a program with no rows in results/kernels.md, and which loads kernels as it needs them \
+       */
 #endif
 #define __launch_bounds__(...)
 #define __noinline__
