@@ -190,6 +190,7 @@ static const File program[] = {{"base/low.c", LOW},
                                {"io/high.c", "#include \"base/low.h\"\nint high(void) {\n    return low();\n}\n"},
                                {"lp.c", "int lp(void);\n// The trunk ends here.\nint us(void);\n"},
                                {"mini.c", LOW},
+                               {"mini.cu", LOW},
                                {"scripts/size.txt", BUDGETS SUMS},
                                {0}};
 
@@ -209,6 +210,7 @@ TEST(a_rule_of_size_that_is_broken_is_said_and_fails) {
          "size.py: these need each other: base -> io -> base\n"},
         {{"base/low.h", "int low(void), a[1];\n"}, "base/low.h: 11.00 tokens a line\n"},
         {{"mini.c", "int low(void), a[1];\n"}, "mini.c: 11 tokens, 11.00 a line; at most"},
+        {{"mini.cu", "int low(void), a[1];\n"}, "mini.cu: 11 tokens, 11.00 a line; at most"},
         {{"lp.c", "int lp(void), us;\n// The trunk ends here.\nint v;\n"}, "trunk: 8 tokens, and its budget is 6\n"},
         {{"lp.c", "int lp(void);\nint us(void);\n"}, "trunk: 12 tokens, and its budget is 6\n"},
         {{"scripts/size.txt", BUDGETS "43 total\n"}, "trunk: has no budget in scripts/size.txt\n"},
