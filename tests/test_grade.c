@@ -145,11 +145,13 @@ static void enter(void) {
 /* Equal prompts; there may be fewer than seats in the block. In the last step one stops when all seats are taken and nobody
  * else is about to leave or to enter. */
 static bool draw_seats(void) {
-    const int gbs = draw(step == 3 ? 2 : 1, 4), K = draw(step == 3 ? 3 : 1, 5), n = draw(step == 3 ? 2 * K : K, 3 * K);
+    const bool few = step == 2 && number % 3 == 1; /* prompts for two batches or more, but not for all of the policy's */
+    const int gbs = draw(step == 3 ? 2 : 1, 4), K = draw(step == 3 || few ? 3 : 1, 5),
+              n = draw(step == 3 ? 2 * K : K, 3 * K);
     line.policy = all_gpu(gbs, K);
     line.limit[0] = -1;
     line.policy.schedule = SCHEDULE_DIAGONAL;
-    line.count = step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
+    line.count = few ? draw(gbs + 1, gbs * (K - 1)) : step < 3 && draw(0, 1) ? draw(1, gbs * K) : LINE;
     line.sweeps = step == 1 ? 1 : step == 2 ? imin(3 * n, SWEEPS) : n;
     line.first = step == 3 ? n - 1 : 0, line.stops = step == 3 ? draw(0, gbs * K - 1) : -1;
     for (int i = 0; i < line.count; i++) line.prompts[i] = (Prompt){.s = 5, .n = n};
