@@ -5,8 +5,9 @@
  * for the activations of the sequence that takes it. Before each sweep, admission decides which
  * waiting prompts take which vacant seats. They prefill in that sweep and stay until they have
  * their n tokens or stop. No sequence is ever moved out, and prompts enter in the order of the
- * input, so no prompt starves. A prompt enters only if there will be pages for all its tokens
- * (branches/ledger.c counts them).
+ * input, so no prompt starves. A prompt enters only if there will be pages for all its tokens.
+ * branches/ledger.c keeps account of them: pages_fit asks it, reserve_pages writes into it, and
+ * advance_ledger goes on to the next sweep.
  *
  * The schedules differ in how many seats may be taken now (seats_for) and in the size of a block: a
  * block of the row schedule is one GPU batch. With row and zig-zag all seats are vacant when a
@@ -58,7 +59,8 @@ void apportion(int count[NTIERS], const double share[NTIERS], int total) {
 }
 
 /* Returns an error diffusion that deals `count` items in the whole numbers nearest to the shares.
- * It uses these numbers in place of the shares, so that exactly they have been dealt in the end. */
+ * It uses these numbers in place of the shares, so that exactly they have been dealt in the end: of
+ * 4 items in shares of 50, 30 and 20%, 2, 1 and 1 are dealt, in shares of 50, 25 and 25%. */
 static Diffusion dealer(double g, double c, int count) {
     double share[NTIERS] = {g, c, fmax(0, 1 - g - c)};
     int whole[NTIERS];

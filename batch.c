@@ -82,7 +82,7 @@ static void collect(Flight *f, Batch *b) {
             b->seq[going++] = b->seq[r];
     }
     b->nseq = going;
-    if (!--f->uncollected)
+    if (!--f->nuncollected)
         tell_sweep(f);
 }
 
@@ -276,7 +276,7 @@ bool flight_admit(Flight *f) {
 
 void flight_end_posting(Flight *f) {
     f->collected_prefill = f->prefill;
-    f->uncollected = f->began;
+    f->nuncollected = f->began;
     f->i++;
 }
 

@@ -17,7 +17,7 @@
  *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
  *   Piece.index            pieces of the batch in this sweep
  *   Batch.turn             pieces of the run: QKV and other workspaces rotate by it
- *   Square.turn          squares of the run: HIDDEN and KV_STAGING rotate by it */
+ *   Square.turn            squares of the run: HIDDEN and KV_STAGING rotate by it */
 // clang-format on
 
 /* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
@@ -135,7 +135,7 @@ typedef struct {
 
     /* the newest sweep that has been posted, whose tokens are collected batch by batch */
     bool collected_prefill; /* some of its batches was in prefill */
-    int uncollected;        /* batches of it whose tokens are not known yet */
+    int nuncollected;       /* batches of it whose tokens are not known yet */
     int32_t *ids; /* of the batch that is being collected: the chosen tokens, or in a scored task
                      the greedy choices */
     float *logp; /* of the same batch in a scored task: the log-probabilities of the given tokens */
@@ -186,9 +186,9 @@ void grow_pages(Flight *f, Batch *b);
 void stage_pages(Flight *f, Batch *b);
 /* Gives back the pages of a sequence that has ended. */
 void give_back_pages(Flight *f, const Batch *b, Sequence *q);
-/* Records that pages of a tier pass from batch `from` to batch `to`: the new owner may write them
+/* Records that pages of a tier pass from batch `before` to batch `owner`, which may write them
  * only when the ops of the old one, which still read them, are over. */
-void order_new_owner(Flight *f, Tier tier, int to, int from);
+void order_new_owner(Flight *f, Tier tier, int owner, int before);
 
 /* pieces.c: advances *piece, which is zero at first, to the batch's next piece in this sweep.
  * Returns false if there is none. */

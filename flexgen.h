@@ -25,6 +25,7 @@
  *   turn           a place in the rotation of slots
  *   cell           the smallest part of memory by which ops are ordered
  *   home, staging  where data rests; where it passes through on its way to a square that computes
+ *   stop           where data from disk stops on the CPU, on its way to the GPU or back
  *   slab           what a layer has off the GPU, which streams to a slot
  *   the head       layer l, which makes logits (heads are those of attention)
  *   first          where a range begins, in rows, sequences or bytes
@@ -296,7 +297,7 @@ typedef struct {
     float top_p;       /* 1: off */
     int top_k;         /* 0: off */
     uint64_t seed;
-    bool placeless; /* its draws depend on the seed and the position alone, not on Prompt.place */
+    bool placeless; /* the prompt has a seed of its own: its draws do not depend on Prompt.place */
 } Sampling;
 
 /* A prompt of a task. */
@@ -304,7 +305,7 @@ typedef struct {
     int32_t *ids; /* s tokens, beginning with </s>; in a scored task s + n tokens */
     int s, n;     /* prompt length; the most tokens to generate; s + n - 1 <= max_pos */
     int from;     /* in a scored task, the first token that is scored, 1 <= from <= s + n - 1 */
-    int place; /* its index in the input; sampling depends on it, the seed and the position alone */
+    int place;    /* its index in the input; draws depend on it, the seed and the position alone */
     Sampling sampling; /* unused in a scored task */
 } Prompt;
 
@@ -370,8 +371,8 @@ typedef struct {
     long sweep;        /* the next sweep of this flight */
     long n;            /* the mean of the prompts' n, rounded up */
     int horizon;       /* the largest n of a prompt: the number of sweeps that it takes */
-    int *need[NTIERS]; /* [horizon] at i % horizon: pages that all seated prompts hold in sweep i,
-                          if none stops early */
+    int *need[NTIERS]; /* [horizon] pages that all seated prompts will hold in sweep i, if none
+                          stops early: need[tier][i % horizon], for the next `horizon` sweeps */
     int peak[NTIERS];  /* the largest need so far */
 } Admission;
 
@@ -380,10 +381,6 @@ static inline const Prompt *seated_prompt(const Admission *a, int seat) {
     int prompt = a->seat[seat].prompt;
     return prompt < 0 ? NULL : &a->task->prompts[prompt];
 }
-
-/* For each schedule, the function that returns how many prompts may take a seat before sweep
- * a->sweep; 0 or less: none. It is here for the tests of the exercises. */
-extern int (*seats_for[])(const Admission *a);
 
 /* Opens an admission with all seats vacant. limit and next_prompt must outlive it. */
 void admission_open(Admission *a, const Policy *policy, const Task *task, int *next_prompt,

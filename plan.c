@@ -96,6 +96,7 @@ static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes off
                     .region = id};
 }
 
+/* A dummy checkpoint has no file; its weights are made up, and written to the offload file. */
 bool copied_to_disk(const Plan *p, const Checkpoint *c) {
     return c->dummy || p->policy.weight_study.bits || (p->policy.weight_packed && !c->packed);
 }
@@ -110,22 +111,23 @@ static Bytes role_end(Role r, Bytes at, Bytes bytes) {
     return role_goes_on(r) ? at + bytes : whole_lines(at + bytes);
 }
 
-/* Gives role r of layer j its home on a tier, after the *bytes that the tier already has, and its
- * place in the layer's slab. */
-static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *bytes) {
+/* Gives role r of layer j its home on a tier, and its place in the layer's slab. *end is where the
+ * tier's weights end so far, and where they end now. */
+static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, Bytes *end) {
     Tensor t = c->layer[j][r];
     WeightPlace *w = &p->weight[j][r];
     w->home =
-        as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *bytes);
-    Bytes size = tensor_bytes(w->home), padded = role_end(r, *bytes, size) - *bytes;
+        as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *end);
+    Bytes size = tensor_bytes(w->home), padded = role_end(r, *end, size) - *end;
     w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
-    /* Tensors have padding in the slot, so slab[] counts it. On the CPU they have it at home too,
-     * and with it its share moves as one copy. A file has no padding behind a tensor. */
+    /* In the slot each tensor is padded to a whole cache line. On the CPU it is padded at home too,
+     * so the padding moves with it, and the CPU's share is one copy. In a file nothing is padded.
+     */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
     p->slab[tier][j] += padded;
-    *bytes += padded;
+    *end += padded;
 }
 
 /* Gives every tensor of the decoder layers its home, and adds their regions. */
@@ -161,9 +163,12 @@ static void plan_layers(Plan *p, const Checkpoint *c) {
 // packed layer.
 // -------------------------------------------------------------------------------------------------
 
-/* Adds the weight slots. The layers that stream take the two slots in turn, sweep after sweep. If
- * their number is odd, each layer changes its slot from one sweep to the next, and changes back in
- * the sweep after it; so two sweeps over all layers show everything that a slot ever holds. */
+/* Adds the weight slots. The layers that stream take the two slots in turn, sweep after sweep, so
+ * two sweeps over all layers show everything that a slot ever holds. If three layers stream:
+ *
+ *     sweep     0          1          2
+ *     layer     0  1  2    0  1  2    0 ..
+ *     slot      0  1  0    1  0  1    0 ..       */
 static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [slot][tier]: on the CPU, only what comes from disk */
     int layers = p->config.l + 1;
@@ -184,7 +189,7 @@ static void plan_slots(Plan *p) {
 
 /* Returns true if a GPU computes, real or simulated: its activations are F16. Those of the host
  * device are F32. */
-static bool on_gpu(const Plan *p) { return p->act_type == F16; }
+static bool gpu_computes(const Plan *p) { return p->act_type == F16; }
 
 // -------------------------------------------------------------------------------------------------
 // The KV cache and the activations
@@ -217,8 +222,8 @@ static void plan_cache_and_activations(Plan *p) {
 // -------------------------------------------------------------------------------------------------
 // Workspaces
 //
-// Counted here: the rows of what one batch (batch_slots of them at once) or one piece (piece_slots)
-// computes. The tables have a line for each workspace; one of 0 rows is not needed.
+// Counted here: the rows of what one batch (square_slots of them at once) or one piece
+// (piece_slots) computes. The tables have a line for each workspace; one of 0 rows is not needed.
 // -------------------------------------------------------------------------------------------------
 
 static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
@@ -241,7 +246,7 @@ static void plan_layer_workspaces(Plan *p) {
     const Wanted workspace[] = {
         {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
         {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
-        {HIDDEN, TIER_GPU, "workspace: x", act, below ? p->max_rows : 0, h1, p->batch_slots},
+        {HIDDEN, TIER_GPU, "workspace: x", act, below ? p->max_rows : 0, h1, p->square_slots},
         {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, slots},
         {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? leaving : 0,
          2 * kv_cols(p), slots},
@@ -314,7 +319,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->policy = *policy;
     policy_defaults(&p->policy);
     p->act_type = act_type;
-    p->chooser = on_gpu(p) && task->sampled && !task->scored ? TIER_CPU : TIER_GPU;
+    p->chooser = gpu_computes(p) && task->sampled && !task->scored ? TIER_CPU : TIER_GPU;
     p->head = checkpoint->global[LM_HEAD].rows ? LM_HEAD : TOK_EMBED;
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
@@ -445,8 +450,8 @@ static void slab_order(Role order[NROLES], const Tensor *t) {
 /* Adds room for a layer's matrices in F16. Only a GPU needs it, for batches of many rows. */
 static void plan_unpacked(Plan *p) {
     Bytes bytes = 0;
-    p->packed_rows = on_gpu(p) ? PACKED_ROWS : INT_MAX;
-    if (!p->policy.weight_packed || !on_gpu(p))
+    p->packed_rows = gpu_computes(p) ? PACKED_ROWS : INT_MAX;
+    if (!p->policy.weight_packed || !gpu_computes(p))
         return;
     for (int r = 0; r < NROLES; r++) {
         int rows, cols;
@@ -464,23 +469,24 @@ static void plan_unpacked(Plan *p) {
 static void plan_end_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     Type act = p->act_type;
-    int rows = p->max_rows, slots = p->batch_slots;
-    bool first = is_first(c), last = is_last(c), projected = c->embed != c->h1;
+    int rows = p->max_rows, slots = p->square_slots;
+    bool embeds = is_first(c), has_head = is_last(c), projected = c->embed != c->h1;
     /* the CPU gathers the rows of a token table that is not on the GPU */
     bool gathered = p->policy.table_home != TIER_GPU;
     bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
     const Wanted workspace[] = {
-        {EMBEDDED, TIER_GPU, "workspace: embedding", act, first && projected ? rows : 0, c->embed,
+        {EMBEDDED, TIER_GPU, "workspace: embedding", act, embeds && projected ? rows : 0, c->embed,
          slots},
-        {EMBEDDED, TIER_CPU, "embedding rows", act, first && gathered ? rows : 0, c->embed, slots},
-        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, last ? p->head_rows : 0, c->h1, slots},
-        {HEAD_OUT, TIER_GPU, "workspace: head", act, last && projected ? p->head_chunk : 0,
+        {EMBEDDED, TIER_CPU, "embedding rows", act, embeds && gathered ? rows : 0, c->embed, slots},
+        {HEAD_ROWS, TIER_GPU, "workspace: last rows", act, has_head ? p->head_rows : 0, c->h1,
+         slots},
+        {HEAD_OUT, TIER_GPU, "workspace: head", act, has_head && projected ? p->head_chunk : 0,
          c->embed, 1},
-        {LOGITS, TIER_GPU, "logits", F32, last ? p->head_chunk : 0, c->vocab, 1},
-        {LOGITS, TIER_CPU, "logits", F32, last && to_cpu ? p->max_seqs : 0, c->vocab,
+        {LOGITS, TIER_GPU, "logits", F32, has_head ? p->head_chunk : 0, c->vocab, 1},
+        {LOGITS, TIER_CPU, "logits", F32, has_head && to_cpu ? p->max_seqs : 0, c->vocab,
          task->keep_logits ? p->batches : slots},
-        {RECEIVED, TIER_CPU, "states received", act, first ? 0 : rows, c->h1, p->batches},
-        {SENDING, TIER_CPU, "states to send", act, last ? 0 : rows, c->h1, p->batches},
+        {RECEIVED, TIER_CPU, "states received", act, embeds ? 0 : rows, c->h1, p->batches},
+        {SENDING, TIER_CPU, "states to send", act, has_head ? 0 : rows, c->h1, p->batches},
     };
     add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }

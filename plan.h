@@ -39,10 +39,10 @@ typedef enum {
     LOGITS,    /* head_chunk rows on the GPU; on the CPU all rows that are kept or sampled */
     RECEIVED,  /* hidden states from the stage before: one slot for each batch */
     SENDING,   /* hidden states for the next stage */
-    CHOSEN,    /* sparse attention: the chosen tokens */
+    CHOSEN,    /* sparse attention: the tokens whose V it reads */
     CHOSEN_PROBS, /* sparse attention: their softmax probabilities */
     INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
-    NEW_TOKENS,   /* chosen ids of each batch */
+    NEW_TOKENS,   /* each batch's next tokens */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
     GREEDY,       /* in a scored task, in place of NEW_TOKENS: the greedy choices */
     NREGIONS
@@ -68,7 +68,7 @@ typedef struct {
 typedef struct {
     Tensor home; /* tier DISK: in the checkpoint, or in the offload file (see copied_to_disk) */
     Bytes slab_offset; /* if home is not on the GPU: where it begins in the slab */
-    Bytes slab_bytes;  /* if home is not on the GPU; the CPU's include the padding */
+    Bytes slab_bytes;  /* if home is not on the GPU: how long it is there (see give_home) */
 } WeightPlace;
 
 /* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
@@ -139,11 +139,11 @@ struct Plan {
     int disk_act_rows;      /* the most such rows of a batch on disk */
 
     /* Workspaces */
-    int batch_slots; /* the slots of a batch's workspaces (HIDDEN), used in turn */
-    int piece_slots; /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
-    int piece_rows;  /* the most rows of a piece */
-    int pieces;      /* the most pieces of a batch */
-    int head_chunk;  /* the most rows of logits that the head computes at a time */
+    int square_slots; /* the slots of a batch's workspaces (HIDDEN), used in turn */
+    int piece_slots;  /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
+    int piece_rows;   /* the most rows of a piece */
+    int pieces;       /* the most pieces of a batch */
+    int head_chunk;   /* the most rows of logits that the head computes at a time */
     Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
 };
 

@@ -68,7 +68,7 @@ static void sweep(Run *run) {
             return;
         }
     }
-    run->base += (long)(run->l + 1) * K;
+    run->squares += (long)(run->l + 1) * K;
     run->i++;
     flight_end_posting(run->flight);
 }
@@ -83,43 +83,42 @@ static bool rests_before(const Run *run, int j) {
     return j > 0 && j < run->l + is_last(&run->plan->config);
 }
 
-// clang-format off
-/* Moves the rows of the hidden state that rest on one tier: after layer j from x, where it was computed, to
- * their home (store), or before layer j from their home to x. The head needs only the last rows of each
- * sequence, so only these make the last way. Of sequences a and b with 3 and 2 rows on CPU or disk:
- *
- *                                 x                        home
- *   between two layers            a1 a2 a3 b1 b2    <->    a1 a2 a3 b1 b2
- *   stored after the last layer   a1 a2 a3 b1 b2     ->           a3    b2
- *   loaded before the head        a3 b2             <-            a3    b2 */
-// clang-format on
-static void move_activation(Run *run, Tier tier, bool store) {
-    static const Lane lane[2][NTIERS] = {
-        {PROJECT, C_LOAD, C_LOAD}, /* of a load, by the tier of the home */
-        {FINISH, STORE, STORE},    /* of a store */
-    };
-    const Batch *b = run->square.batch;
-    int j = run->square.call.j, first = 0; /* row of x where the tier's rows begin */
-    if (!b->act_rows[tier] || x_rests_on_gpu(b))
-        return;
+/* Returns the rows of x that rest on a tier; rows[] counts the rows of x by the tiers on which they
+ * rest, and x has them in the order of the tiers. */
+static Tensor rows_of_tier(Tensor x, const int rows[NTIERS], Tier tier) {
+    int first = 0;
     for (int t = 0; t < (int)tier; t++)
-        first += is_head(run, j) ? b->act_head_rows[t] : b->act_rows[t];
-    /* A store before the head leaves out what the head does not need, but for the rows at home on
-     * the GPU: compute_head chooses among them. */
-    bool for_head = tier != TIER_GPU && is_head(run, j + store);
+        first += rows[t];
+    return tensor_rows(x, first, rows[tier]);
+}
+
+// clang-format off
+/* Stores the rows of x that rest on a tier. The head needs only the last rows of each sequence. So after the
+ * last layer only these are stored on CPU and disk. Rows at home on the GPU are all stored, and compute_head
+ * takes from them what it needs. Sequences g, a and b have 2, 3 and 2 rows in prefill, and g rests on the GPU:
+ *
+ *                                 x                             home on the GPU    on CPU or disk
+ *
+ *   between two layers            g1 g2 a1 a2 a3 b1 b2    <->   g1 g2              a1 a2 a3 b1 b2
+ *   stored after the last layer   g1 g2 a1 a2 a3 b1 b2     ->   g1 g2                    a3    b2
+ *   loaded before the head           g2       a3    b2    <-                             a3    b2  */
+// clang-format on
+static void store_rows(Run *run, Tier tier) {
+    const Batch *b = run->square.batch;
+    bool for_head = tier != TIER_GPU && is_head(run, run->square.call.j + 1);
+    Tensor stop = square_slot(run, ACT_WRITING, TIER_CPU, b->act_rows[TIER_DISK]);
     add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier],
-              tensor_rows(run->square.x, first, b->act_rows[tier]),
-              square_slot(run, store ? ACT_WRITING : ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]),
-              activations(run, tier), store);
-    carry(run, call_on(run, lane[store][tier], ACTIVATION));
+              rows_of_tier(run->square.x, b->act_rows, tier), stop, activations(run, tier), true);
+    carry(run, call_on(run, tier == TIER_GPU ? FINISH : STORE, ACTIVATION));
 }
 
 /* Stores the hidden state (Figure 4), unless it was computed where it rests. */
 static void store_activation(Run *run, int j, int k) {
-    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j + 1))
+    if (!go_to_square(run, j, k) || !rests_before(run, run->square.call.j + 1) ||
+        x_rests_on_gpu(run->square.batch))
         return;
     for (int t = 0; t < NTIERS; t++)
-        move_activation(run, (Tier)t, true);
+        store_rows(run, (Tier)t);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -159,8 +158,8 @@ static void store_piece(Run *run) {
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
-    if (find_square(run, j, k) && !is_head(run, run->square.call.j) &&
-        !run->square.batch->prefill && find_piece(run, run->square.batch->turn))
+    if (go_to_square(run, j, k) && !is_head(run, run->square.call.j) &&
+        !run->square.batch->prefill && next_piece(run, run->square.batch->turn))
         store_piece(run);
 }
 
@@ -187,7 +186,7 @@ static void bring_cache(Run *run) {
 
 /* Loads the cache of the coming square (Figure 4). For layer 0, begin does this. */
 static void load_cache(Run *run, int j, int k) {
-    if (find_square(run, j, k) && run->square.call.j && !is_head(run, run->square.call.j))
+    if (go_to_square(run, j, k) && run->square.call.j && !is_head(run, run->square.call.j))
         bring_cache(run);
 }
 
@@ -195,12 +194,24 @@ static void load_cache(Run *run, int j, int k) {
 // load_activation
 // -------------------------------------------------------------------------------------------------
 
+/* Loads the rows of x that rest on a tier: before the head, only those that it needs (see the
+ * picture above store_rows). */
+static void load_rows(Run *run, Tier tier) {
+    const Batch *b = run->square.batch;
+    bool for_head = is_head(run, run->square.call.j);
+    Tensor x = rows_of_tier(run->square.x, for_head ? b->act_head_rows : b->act_rows, tier);
+    Tensor stop = square_slot(run, ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]);
+    add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier], x, stop, activations(run, tier),
+              false);
+    carry(run, call_on(run, tier == TIER_GPU ? PROJECT : C_LOAD, ACTIVATION));
+}
+
 /* Loads the rows of the hidden state that do not rest on the GPU (Figure 4). */
 static void load_activation(Run *run, int j, int k) {
-    if (!find_square(run, j, k) || !rests_before(run, run->square.call.j))
+    if (!go_to_square(run, j, k) || !rests_before(run, run->square.call.j))
         return;
     for (int t = TIER_CPU; t <= TIER_DISK; t++)
-        move_activation(run, (Tier)t, false);
+        load_rows(run, (Tier)t);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -326,7 +337,7 @@ static void finish(Run *run, const Tensor w[NROLES]) {
 
 /* Computes layer j of batch k (Figure 4). */
 static void compute(Run *run, int j, int k) {
-    if (!find_square(run, j, k))
+    if (!go_to_square(run, j, k))
         return;
     if (is_head(run, j)) {
         compute_head(run);
@@ -334,11 +345,11 @@ static void compute(Run *run, int j, int k) {
     }
     Tensor w[NROLES];
     ready_weights(run, w);
-    if (j)
-        move_activation(run, TIER_GPU, false);
-    else
+    if (!j)
         embed(run);
-    for (; find_piece(run, run->turn); run->turn++) {
+    else if (!x_rests_on_gpu(run->square.batch))
+        load_rows(run, TIER_GPU);
+    for (; next_piece(run, run->pieces); run->pieces++) {
         project(run, w);
         if (run->square.batch->prefill)
             store_piece(run);
@@ -366,7 +377,7 @@ static bool synchronize(Run *run) {
 static bool begin(Run *run, int k) {
     if (!batch_begin(run->flight, run->flight->in_sweep[k]))
         return !run->poster->failed;
-    find_square(run, 0, k);
+    go_to_square(run, 0, k);
     const Batch *b = run->square.batch;
     post_copy(run, call_on(run, C_LOAD, OTHER), b->gpu.all, b->cpu.all);
     receive_hidden(run);
@@ -379,11 +390,13 @@ static bool begin(Run *run, int k) {
  * are empty. */
 static void sweep_all(Run *run) {
     int flights = run->plan->policy.flights;
-    for (int g = 0, idle = 0; idle < flights && !run->poster->failed; g = (g + 1) % flights) {
+    int idle = 0; /* flights in a row that had nothing to do */
+    for (int g = 0; idle < flights && !run->poster->failed; g = (g + 1) % flights) {
         run->flight = &run->flights[g];
-        idle++;
-        if (!flight_admit(run->flight))
+        if (!flight_admit(run->flight)) {
+            idle++;
             continue;
+        }
         sweep(run);
         tell_held(run);
         idle = 0;

@@ -15,7 +15,7 @@
  *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1 [Run.weight_turn mod 2]
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
- *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.turn mod batch_slots]
+ *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.turn mod square_slots]
  *              of Batch.plan_place                             |    or stays in its ACTIVATIONS if
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
@@ -88,8 +88,8 @@ typedef struct Run {
     Flight *flight; /* the one that sweeps */
     int l,          /* decoder layers, and so the number of the head */
         i;          /* the number of this sweep, over all flights */
-    long base,      /* squares of the earlier sweeps */
-        turn;       /* pieces so far */
+    long squares,   /* of all earlier sweeps */
+        pieces;     /* of the run so far */
     Square square;  /* the one whose ops are posted now */
 
     /* the weights that stream */
@@ -109,10 +109,10 @@ typedef struct Run {
 /* Goes to square (j, k), where k may also be -1, the last batch of layer j-1, or K, the first batch
  * of layer j+1: run->square then has its views. Returns false outside the sweep, or if the batch
  * has no members left; the views are then of no use. */
-bool find_square(Run *run, int j, int k);
+bool go_to_square(Run *run, int j, int k);
 /* Goes on to the square's next piece, which takes this turn of the workspaces. Returns false if
  * there is none. */
-bool find_piece(Run *run, long turn);
+bool next_piece(Run *run, long turn);
 /* Returns true if layer j is the head. */
 static inline bool is_head(const Run *run, int j) { return j == run->l; }
 /* Returns true if all rows of the batch's hidden state rest on the GPU. */
@@ -136,6 +136,10 @@ static inline Tensor batch_logits(const Flight *f, const Batch *b, int first, in
 }
 /* Returns the Call for ops on the data of the square, on a lane. */
 Call call_on(const Run *run, Lane lane, Kind kind);
+/* Do the same for a square that is not the current one: square_call returns what the Calls of
+ * square (j, k), 0 <= k < K, have in common, and call_of adds lane and kind. */
+Call square_call(const Run *run, int j, int k);
+Call call_of(Call square, Lane lane, Kind kind);
 /* Posts a copy of one view. */
 void post_copy(Run *run, Call call, Tensor dst, Tensor src);
 
@@ -143,7 +147,7 @@ void post_copy(Run *run, Call call, Tensor dst, Tensor src);
  * Where the CPU attends, pages go no farther than to their stop. */
 void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store);
 /* Adds the rows of a route. When they are stored, all rows lie on the GPU as they do at home (see
- * the picture at move_activation). */
+ * the picture above store_rows). */
 void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store);
 /* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
 void carry(Run *run, Call call);

@@ -1,7 +1,7 @@
 /* square.c: the square whose ops are posted now: where its data is, and the ways between home and
  * GPU.
  *
- * The calls of Figure 4 only say of which square they speak: find_square(run, j, k). All slots of
+ * The calls of Figure 4 only say of which square they speak: go_to_square(run, j, k). All slots of
  * workspaces and of staging rotate here. What rests below the GPU crosses one link or two: add_way
  * notes the moves of both hops, and carry posts them. Read next: weights.c. */
 #include "schedule.h"
@@ -53,7 +53,18 @@ static PageTable staged_pages(const Run *run) {
     return t;
 }
 
-bool find_square(Run *run, int j, int k) {
+Call square_call(const Run *run, int j, int k) {
+    const Batch *b = run->flight->in_sweep[k];
+    return (Call){.prefill = b->prefill,
+                  .prefill_sweep = run->flight->prefill,
+                  .delegated = run->plan->policy.delegated && !b->prefill,
+                  .i = run->i,
+                  .j = j,
+                  .k = k,
+                  .batch = b->admitted_as};
+}
+
+bool go_to_square(Run *run, int j, int k) {
     const Flight *f = run->flight;
     int K = f->K, over = k < 0 ? -1 : k >= K; /* 1: in the next layer; -1: in the one before */
     j += over;
@@ -61,15 +72,8 @@ bool find_square(Run *run, int j, int k) {
     if (j < 0 || j > run->l)
         return false;
     Batch *b = f->in_sweep[k];
-    run->square = (Square){.batch = b,
-                           .call = {.prefill = b->prefill,
-                                    .prefill_sweep = f->prefill,
-                                    .delegated = run->plan->policy.delegated && !b->prefill,
-                                    .i = run->i,
-                                    .j = j,
-                                    .k = k,
-                                    .batch = b->admitted_as},
-                           .turn = run->base + (long)j * K + k};
+    run->square = (Square){
+        .batch = b, .call = square_call(run, j, k), .turn = run->squares + (long)j * K + k};
     run->square.x = hidden(run);
     run->square.staged = staged_pages(run);
     run->square.stop = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
@@ -90,7 +94,7 @@ PageTable home_pages(const Run *run, Tier tier) {
     return t;
 }
 
-bool find_piece(Run *run, long turn) {
+bool next_piece(Run *run, long turn) {
     const Plan *p = run->plan;
     Square *s = &run->square;
     if (!batch_piece(run->flight, s->batch, &s->piece))
@@ -112,14 +116,15 @@ bool find_piece(Run *run, long turn) {
     return true;
 }
 
-Call call_on(const Run *run, Lane lane, Kind kind) {
-    Call call = run->square.call;
-    call.lane = lane;
-    call.kind = kind;
+Call call_of(Call square, Lane lane, Kind kind) {
+    square.lane = lane;
+    square.kind = kind;
     if (kind == WEIGHT)
-        call.prefill = call.prefill_sweep;
-    return call;
+        square.prefill = square.prefill_sweep;
+    return square;
 }
+
+Call call_on(const Run *run, Lane lane, Kind kind) { return call_of(run->square.call, lane, kind); }
 
 void post_copy(Run *run, Call call, Tensor dst, Tensor src) {
     Move move = {dst, src};

@@ -123,6 +123,7 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
         bound_batches(p, task, a->seat, a->nseats);
     if (!a->seated)
         return -1;
+    /* a prompt that may enter before any sweep ends the stretch after this one (diagonal.c) */
     long next = more_may_enter(a) ? sweep + 1 : next_end(a);
     note_work(p, a, n > 0, next);
     p->sweeps += next - sweep;
@@ -137,24 +138,28 @@ static long walk_flight(Plan *p, Admission *a, long sweep, int *entered) {
     return next;
 }
 
-/* Walks the whole task through admission. Flights sweep in turn, so the next stretch belongs to the
- * flight with the fewest sweeps so far, or to the first of several such flights. */
+/* Returns the flight whose next stretch begins first, as flights sweep in turn; -1: all have
+ * ended. */
+static int first_flight(const long *next, int flights) {
+    int first = -1;
+    for (int g = 0; g < flights; g++)
+        if (next[g] >= 0 && (first < 0 || next[g] < next[first]))
+            first = g;
+    return first;
+}
+
+/* Walks the whole task through admission. */
 static void walk_task(Plan *p, const Task *task) {
     int flights = p->policy.flights;
     Admission *a = xcalloc(flights, sizeof *a);
-    /* the sweep at which each flight's next stretch begins */
+    /* the sweep with which each flight's next stretch begins */
     long *next = xcalloc(flights, sizeof *next);
     int *entered = xcalloc(imin(block_size(&p->policy), task->count), sizeof *entered);
     int next_prompt = 0;
     for (int g = 0; g < flights; g++)
         admission_open(&a[g], &p->policy, task, &next_prompt, NULL);
-    for (int g = 0; g >= 0;) {
+    for (int g = 0; g >= 0; g = first_flight(next, flights))
         next[g] = walk_flight(p, &a[g], next[g], entered);
-        g = -1;
-        for (int e = 0; e < flights; e++)
-            if (next[e] >= 0 && (g < 0 || next[e] < next[g]))
-                g = e;
-    }
     for (int g = 0; g < flights; g++) {
         for (int t = 0; t < NTIERS; t++) /* the pools serve the peak of each flight */
             raise_to(&p->npages[t], a[g].peak[t]);
@@ -171,17 +176,17 @@ static void walk_task(Plan *p, const Task *task) {
 
 /* Sets the sizes of pieces, and how many slots the workspaces of batches and of pieces have.
  *
- * A batch is cut into pieces greedily, so two neighbouring pieces have together more than
- * piece_rows rows. Of m pieces there are m / 2 such pairs, rounded down, and all have at most
- * max_rows. So m is at most 2 max_rows / piece_rows + 1. Pieces of one batch follow each other
- * through the same three workspaces as batches do; so a batch of several pieces needs all of them
- * even when it is alone. */
+ * A piece takes sequences as long as they fit, so two neighbouring pieces have together more than
+ * piece_rows rows. Pieces 0 and 1, 2 and 3 and so on are such pairs, and together they have at most
+ * max_rows rows. So there are at most max_rows / piece_rows pairs, and one piece more. Pieces of
+ * one batch follow each other through the same three workspaces as batches do; so a batch of
+ * several pieces needs all of them even when it is alone. */
 static void size_pieces(Plan *p) {
     enum { LEAST_CHUNK = 64 }; /* the head's rows at a time, unless max_seqs is more */
     int in_flight = imin(WORKSPACES, imax(p->batches, 1));
     p->piece_rows = imin(imax(p->policy.piece_rows, p->max_prompt), p->max_rows);
     raise_to(&p->piece_rows, p->max_seqs);
-    p->batch_slots = imin(p->policy.workspaces, in_flight);
+    p->square_slots = imin(p->policy.workspaces, in_flight);
     p->piece_slots = p->max_rows > p->piece_rows ? WORKSPACES : in_flight;
     p->pieces = imax(1, imin(p->max_seqs, 2 * p->max_rows / imax(p->piece_rows, 1) + 1));
     p->head_chunk = imin(imax(p->max_seqs, LEAST_CHUNK), p->head_rows);

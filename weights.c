@@ -64,9 +64,9 @@ static void load_part(Run *run, int j, int k, int K) {
         depend_fold(run->poster->depend, &on_cpu);
     add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
     add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
-    find_square(run, j, k);
-    run->square.call.i += run->next_is_layer0;
-    carry(run, call_on(run, W_LOAD, WEIGHT));
+    Call square = square_call(run, j, k);
+    square.i += run->next_is_layer0;
+    carry(run, call_of(square, W_LOAD, WEIGHT));
 }
 
 /* Returns true if some flight will sweep at least once more. */

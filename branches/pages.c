@@ -41,11 +41,11 @@ void pool_close(PagePool *pool) { free(pool->taken); }
 /* Returns the batch number that stands for this flight's free pages in the cells of the cache. */
 static int free_pages_owner(const Flight *f) { return f->run->plan->batches + f->index; }
 
-void order_new_owner(Flight *f, Tier tier, int to, int from) {
+void order_new_owner(Flight *f, Tier tier, int owner, int before) {
     const Run *run = f->run;
     for (int j = 0; j < run->plan->config.l; j++)
-        depend_join(run->poster->depend, cache_cell(run->plan, tier, to, j),
-                    cache_cell(run->plan, tier, from, j));
+        depend_join(run->poster->depend, cache_cell(run->plan, tier, owner, j),
+                    cache_cell(run->plan, tier, before, j));
 }
 
 void grow_pages(Flight *f, Batch *b) {

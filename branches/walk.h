@@ -3,6 +3,10 @@
 #define BRANCHES_WALK_H
 #include "plan.h"
 
+/* admission.c: for each schedule, the function that returns how many prompts may take a seat before
+ * sweep a->sweep; 0 or less: none. */
+extern int (*seats_for[])(const Admission *a);
+
 /* ledger.c: returns true if the tier has pages for the prompt in every sweep in which it will take
  * part. */
 bool pages_fit(const Admission *a, const Prompt *q, Tier kv);

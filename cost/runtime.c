@@ -306,9 +306,9 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 // -------------------------------------------------------------------------------------------------
 
 // clang-format off
-/* Fills in chain and store. There are batch_slots rotating workspaces, so at most so many batches are on their
+/* Fills in chain and store. There are square_slots rotating workspaces, so at most so many batches are on their
  * way through a layer at once. If K batches take t seconds each from lane to lane, a layer takes at
- * least K t / min(K, batch_slots). In sweeps with a prefill only the batches in prefill are counted: their
+ * least K t / min(K, square_slots). In sweeps with a prefill only the batches in prefill are counted: their
  * way is by far the longest.
  *     chain = the GPU's work
  *           + (hc + hd) hidden up and down + hd hidden from and to the disk
@@ -323,7 +323,7 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
     enum { TRIP_OPS = 4 };
     bool prefill = a->batches[1] > 0;
     double K = a->batches[prefill], rows = a->rows[prefill], hidden = a->act * a->h1 * rows;
-    double most = a->plan->policy.synchronize ? 1 : a->plan->batch_slots,
+    double most = a->plan->policy.synchronize ? 1 : a->plan->square_slots,
            under_way = fmax(1, fmin(K, most));
     double fresh = a->kv * rows, gpu = gpu_seconds(a, prefill);
     double trip =

@@ -4,6 +4,7 @@
  * is graded answers it, and what must be true of that. The points of each step, what it expects in words, and the wrong
  * solutions with the points that they get are in scripts/exercises.txt. */
 #include "answers.h"
+#include "branches/walk.h"
 
 #include <strings.h>
 
