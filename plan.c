@@ -12,11 +12,11 @@
  *                lie apart, and neighbouring pages of a layer cross a link as one copy.
  *   Activations  rows of each GPU batch, by sequence
  * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
- * policy's fractions (deal_block). How many rows and pages this takes is counted in walk.c.
+ * policy's fractions (deal_block). branches/walk.c counts how many rows and pages this takes.
  *
  * plan_make, in the middle, is the table of contents: the chapters before it add the regions, and
  * those after it use the plan.
- * Read next: walk.c. */
+ * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
 
@@ -194,7 +194,7 @@ static bool gpu_computes(const Plan *p) { return p->act_type == F16; }
 // -------------------------------------------------------------------------------------------------
 // The KV cache and the activations
 //
-// Counted here: pages times their bytes, and rows times h1. walk.c has counted pages and rows.
+// Counted here: pages times their bytes, and rows times h1. branches/walk.c has counted both.
 // -------------------------------------------------------------------------------------------------
 
 /* Return the type of the numbers in a page, and how many of them are a token's K (or V). */
@@ -329,7 +329,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_globals(p, checkpoint);
     plan_slots(p);
     plan_unpacked(p);
-    plan_batches(p, task); /* walk.c counts what the regions below need */
+    plan_batches(p, task); /* branches/walk.c counts what the regions below need */
     plan_cache_and_activations(p);
     plan_layer_workspaces(p);
     plan_end_workspaces(p, task);
@@ -396,7 +396,7 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 // -------------------------------------------------------------------------------------------------
 // The trunk ends here: what follows is checked before a plan is made, or is room for what a first
 // reader passes by: embeddings, packed weights that are unpacked, the ends of the model, sparse
-// attention, index tables. On a first reading go on with walk.c.
+// attention, index tables. On a first reading go on with device/depend.c.
 // -------------------------------------------------------------------------------------------------
 
 void policy_defaults(Policy *policy) {

@@ -116,7 +116,7 @@ struct Plan {
     long sweeps;      /* that the task takes if no sequence stops early */
     Workload work[2]; /* [prefill]: in sweeps without a prefill, with one */
 
-    /* Batches: maxima over the task (walk.c) */
+    /* Batches: maxima over the task (branches/walk.c) */
     int batches; /* in flight, of all flights; with the diagonal schedule each flight has one more,
                     through which topups enter */
     int max_rows, max_seqs; /* token rows and sequences of a batch */
@@ -196,7 +196,7 @@ void add_region(Plan *plan, Wanted region);
  * within one such unit. home is [l][NROLES]. */
 void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, double wc);
 /* Fills in the part of a plan that depends on which sequences are in flight when: batches, rows,
- * pages, sweeps (walk.c) and their work (branches/work.c). */
+ * pages, sweeps (branches/walk.c) and their work (branches/work.c). */
 void plan_batches(Plan *plan, const Task *task);
 /* Fills in the fields of a policy that are 0 because nobody has chosen them. */
 void policy_defaults(Policy *policy);

@@ -4,7 +4,7 @@
  * tier has. If these are too few, fit_policy tries what costs only a little speed: fewer
  * workspaces, or a token table that rests lower. If that does not help, check_fits says which tier
  * is too small, which region is the largest there, and which flag changes it.
- * Read next: ledger.c. */
+ * Read next: walk.c. */
 #include "branches/fit.h"
 
 Bytes plan_missing(const Plan *p, const Bytes capacity[NTIERS]) {

@@ -1,4 +1,4 @@
-/* walk.h: the branches that admission.c and walk.c call. */
+/* walk.h: the branches of admission.c, and those that walk.c calls. */
 #ifndef BRANCHES_WALK_H
 #define BRANCHES_WALK_H
 #include "plan.h"

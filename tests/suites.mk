@@ -185,7 +185,7 @@ $(BUILD)/emulation.log: export PLANTED_TSAN := setarch -R $(BUILD)/planted_tsan
 endif
 # With PLAIN=build only the device is instrumented, and of the rest there is one copy. Its suites need the engine alone, and the sim.
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))
-ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c square.c weights.c plan.c walk.c $(wildcard branches/*.c) device/sim.c device/hardware.c \
+ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c square.c weights.c plan.c $(wildcard branches/*.c) device/sim.c device/hardware.c \
     base/team.c base/os.c io/checkpoint.c io/file.c io/json.c)
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)

@@ -16,7 +16,7 @@
  *     stretch       1       2       3
  *
  * The chapters are the maxima of a batch, the stretches of a task, and what follows from both.
- * Read next: device/depend.c. */
+ * Read next: ledger.c. */
 #include <limits.h>
 #include <math.h>
 
@@ -220,9 +220,8 @@ void plan_batches(Plan *p, const Task *task) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The trunk ends here: what follows bounds the needs of batches with the diagonal schedule, where
-// prompts enter one by one into seats that become vacant. On a first reading go on with
-// device/depend.c.
+// The diagonal schedule: bounds of what batches need, where prompts enter one by one into seats
+// that become vacant
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the need of gbs neighbouring prompts: the largest rows and the largest head_rows that any
