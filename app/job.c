@@ -196,6 +196,9 @@ static int take_fields(const Job *job, Request *e, const cJSON *line, Error *err
                 value->string);
     if (!cJSON_IsString(prompt))
         return json_refuse(err, "\"prompt\"", prompt, "a string");
+    if (given(line, "max_tokens") && given(line, "max_new_tokens"))
+        return fail(err, EXIT_FAILED,
+                    "\"max_tokens\" and \"max_new_tokens\" are the same limit; leave one out");
     for (int i = 0; i < 6; i++) {
         value = given(line, flag[i][0]);
         if (value && option_set(&own, flag[i][1], value, err))

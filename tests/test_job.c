@@ -99,6 +99,7 @@ TEST(a_prompt_that_is_impossible_is_an_error_with_its_line) {
         {"{\"prompt\": \"\", \"max_tokens\": 1e10}", "line 1: max_tokens 1"},
         {"{\"prompt\": \"\", \"max_tokens\": \"8\"}", "line 1: max_tokens \"8\": expected a whole number"},
         {"{\"prompt\": \"\", \"max_new_tokens\": 1.5}", "max_new_tokens 1.5: expected a whole number from 1 to"},
+        {"{\"prompt\": \"\", \"max_tokens\": 2, \"max_new_tokens\": 2}", "line 1: \"max_tokens\" and \"max_new_tokens\" are"},
         {"{\"prompt\": \"\", \"temperature\": -1}", "temperature -1: expected a number from 0 to 1e+06"},
         {"{\"prompt\": \"\", \"temperature\": \"0.7\"}", "temperature \"0.7\": expected a number"},
         {"{\"prompt\": \"\", \"temperature\": true}", "temperature true: expected a number"},
