@@ -179,6 +179,11 @@ static inline const Tables *batch_tables(const Batch *b, Tier tier) {
 // on with schedule.h.
 // -------------------------------------------------------------------------------------------------
 
+/* tables.c: makes the views of the batch's index tables on both sides, by its rows. */
+void lay_out_tables(Flight *f, Batch *b);
+/* Writes the CPU's tables of this sweep, which the posting thread must have waited for. */
+void fill_tables(Flight *f, Batch *b);
+
 /* pages.c: gives every sequence of the batch the pages for this sweep's tokens. */
 void grow_pages(Flight *f, Batch *b);
 /* Lists the pages that attention needs on another tier, and makes their routes. A prefill attends

@@ -220,48 +220,6 @@ static void plan_cache_and_activations(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Workspaces
-//
-// Counted here: the rows of what one batch (square_slots of them at once) or one piece
-// (piece_slots) computes. The tables have a line for each workspace; one of 0 rows is not needed.
-// -------------------------------------------------------------------------------------------------
-
-static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
-    for (int i = 0; i < n; i++)
-        add_region(p, workspace[i]);
-}
-
-/* Adds the workspaces of the layers. */
-static void plan_layer_workspaces(Plan *p) {
-    const OptConfig *c = &p->config;
-    Type act = p->act_type, kv = kv_type(p);
-    int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
-    int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
-    /* of a piece, the rows whose new k and v leave the GPU */
-    int leaving = imin(p->off_rows, piece);
-    /* the sequences for which the CPU attends: one row each, since it only decodes */
-    int delegated = p->policy.delegated ? p->off_seqs : 0;
-    /* the rows of x that rest below the GPU; if there are none, x is computed where it rests */
-    int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
-    const Wanted workspace[] = {
-        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
-        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
-        {HIDDEN, TIER_GPU, "workspace: x", act, below ? p->max_rows : 0, h1, p->square_slots},
-        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, slots},
-        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? leaving : 0,
-         2 * kv_cols(p), slots},
-        {QUERY, TIER_CPU, "attention: q", F16, delegated, h1, slots},
-        {NEW_KV, TIER_CPU, "new k, v", kv, leaving, 2 * kv_cols(p), slots},
-        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, slots},
-        {ATTENDED, TIER_CPU, "attention: result", act, delegated, h1, slots},
-        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
-        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
-        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
-    };
-    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
-}
-
-// -------------------------------------------------------------------------------------------------
 // Cells
 //
 // Counted here: the parts of regions that ops may use independently of each other. Ops that use the
@@ -305,6 +263,7 @@ static int check_prompts(const OptConfig *config, const Policy *policy, const Ta
 /* They add regions as the functions above do; of what, the end of the file says. */
 static void plan_globals(Plan *p, const Checkpoint *c);
 static void plan_unpacked(Plan *p);
+static void plan_layer_workspaces(Plan *p);
 static void plan_end_workspaces(Plan *p, const Task *task);
 static void plan_choices(Plan *p);
 static void plan_tables(Plan *p, const Task *task);
@@ -395,8 +354,9 @@ PageTable plan_pages(const Plan *p, RegionId id, Tier tier, long slot, int npage
 
 // -------------------------------------------------------------------------------------------------
 // The trunk ends here: what follows is checked before a plan is made, or is room for what a first
-// reader passes by: embeddings, packed weights that are unpacked, the ends of the model, sparse
-// attention, index tables. On a first reading go on with device/depend.c.
+// reader passes by: embeddings, packed weights that are unpacked, workspaces (RegionId in plan.h
+// says what each is for), sparse attention, index tables. On a first reading go on with
+// device/depend.c.
 // -------------------------------------------------------------------------------------------------
 
 void policy_defaults(Policy *policy) {
@@ -462,6 +422,42 @@ static void plan_unpacked(Plan *p) {
         bytes = role_end(r, bytes, (Bytes)rows * cols * sizeof(f16));
     }
     add_region(p, (Wanted){UNPACKED_WEIGHTS, TIER_GPU, "unpacked weights", F16, 1, bytes / 2, 1});
+}
+
+/* Adds workspaces, of which those with 0 rows are not needed. */
+static void add_workspaces(Plan *p, const Wanted *workspace, int n) {
+    for (int i = 0; i < n; i++)
+        add_region(p, workspace[i]);
+}
+
+/* Adds the workspaces of the layers. */
+static void plan_layer_workspaces(Plan *p) {
+    const OptConfig *c = &p->config;
+    Type act = p->act_type, kv = kv_type(p);
+    int h1 = c->h1, piece = p->piece_rows, slots = p->piece_slots;
+    int norm = c->pre_norm ? piece : 0; /* else rows are normalized in place */
+    /* of a piece, the rows whose new k and v leave the GPU */
+    int leaving = imin(p->off_rows, piece);
+    /* the sequences for which the CPU attends: one row each, since it only decodes */
+    int delegated = p->policy.delegated ? p->off_seqs : 0;
+    /* the rows of x that rest below the GPU; if there are none, x is computed where it rests */
+    int below = p->act_first[TIER_CPU][p->batches] + p->act_first[TIER_DISK][p->batches];
+    const Wanted workspace[] = {
+        {ACT_READING, TIER_CPU, "activation staging, reading", act, p->disk_act_rows, h1, 2},
+        {ACT_WRITING, TIER_CPU, "activation staging, writing", act, p->disk_act_rows, h1, 2},
+        {HIDDEN, TIER_GPU, "workspace: x", act, below ? p->max_rows : 0, h1, p->square_slots},
+        {QKV, TIER_GPU, "workspace: q, k, v", F16, piece, 3 * h1, slots},
+        {NEW_KV_PACKED, TIER_GPU, "workspace: packed k, v", U8, kv == U8 ? leaving : 0,
+         2 * kv_cols(p), slots},
+        {QUERY, TIER_CPU, "attention: q", F16, delegated, h1, slots},
+        {NEW_KV, TIER_CPU, "new k, v", kv, leaving, 2 * kv_cols(p), slots},
+        {ATTENDED, TIER_GPU, "workspace: attention", act, piece, h1, slots},
+        {ATTENDED, TIER_CPU, "attention: result", act, delegated, h1, slots},
+        {NORM_1, TIER_GPU, "workspace: norm 1", act, norm, h1, 1},
+        {NORM_2, TIER_GPU, "workspace: norm 2", act, norm, h1, 1},
+        {MLP, TIER_GPU, "workspace: mlp", act, piece, c->h2, 1},
+    };
+    add_workspaces(p, workspace, sizeof workspace / sizeof *workspace);
 }
 
 /* Adds the workspaces before the first layer and behind the last one of this stage: those of the

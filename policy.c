@@ -14,7 +14,7 @@
  *
  * The cost model `runtime` of cost/runtime.c describes what this engine really does. The outer
  * level of the policy search, which chooses gbs and bls, is cost/search.c.
- * Read next: branches/head.c. */
+ * Read next: branches/embed.c. */
 #include <math.h>
 
 #include "policy.h"
@@ -209,7 +209,7 @@ int paper_cost(Cost *cost, const Hardware *hardware, const OptConfig *config, co
 
 // -------------------------------------------------------------------------------------------------
 // The trunk ends here: what follows tells what a placement fills, or what it lacks. On a first
-// reading go on with branches/head.c.
+// reading go on with branches/embed.c.
 // -------------------------------------------------------------------------------------------------
 
 static double summarize_rows(char text[NAMES], const Lp *lp, const double *x, int from, int to) {

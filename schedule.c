@@ -223,29 +223,6 @@ static void load_activation(Run *run, int j, int k) {
 // Now read the second half of opt_model.c: the forward pass as ops, which these functions call.
 // -------------------------------------------------------------------------------------------------
 
-/* Gathers rows of the token table on the tier where the table rests, so that only these rows move,
- * and computes the hidden state of layer 0 from them; a later stage of a pipeline has received it.
- */
-static void embed(Run *run) {
-    const Plan *p = run->plan;
-    const Batch *b = run->square.batch;
-    Tensor x = run->square.x, table = p->global[TOK_EMBED].home;
-    Tensor tokens =
-        p->config.embed == p->config.h1 ? x : square_slot(run, EMBEDDED, TIER_GPU, b->rows);
-    Call call = call_on(run, PROJECT, OTHER);
-    if (!is_first(&p->config))
-        return;
-    if (table.tier == TIER_GPU) {
-        post(run->poster, op_embed(call, tokens, table, b->gpu.ids, false));
-    } else {
-        Lane lane = table.tier == TIER_DISK ? C_READ : ATTEND;
-        Tensor gathered = square_slot(run, EMBEDDED, TIER_CPU, b->rows);
-        post(run->poster, op_embed(call_on(run, lane, OTHER), gathered, table, b->cpu.ids, false));
-        post_copy(run, call_on(run, C_LOAD, OTHER), tokens, gathered);
-    }
-    opt_embed(run->poster, call, p, x, tokens, b->gpu.positions);
-}
-
 /* Computes q, k and v of the piece. Appends new k and v to the pages on the GPU. Packs those of
  * other pages, if pages are packed. */
 static void project(Run *run, const Tensor w[NROLES]) {
@@ -403,6 +380,10 @@ static void sweep_all(Run *run) {
     }
     tell_held(run);
 }
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows opens and closes a run. On a first reading go on with square.c.
+// -------------------------------------------------------------------------------------------------
 
 int schedule_run(const Plan *plan, const Task *task, Device *device, const Listener *listener,
                  RunStats *stats, Error *err) {

@@ -175,6 +175,9 @@ void ready_weights(Run *run, Tensor w[NROLES]);
 // go on with schedule.c.
 // -------------------------------------------------------------------------------------------------
 
+/* embed.c: computes the hidden state of layer 0 from the new tokens' rows of the token table; a
+ * later stage of a pipeline has received it. */
+void embed(Run *run);
 /* head.c: computes layer l of the square, the head: logits, the next tokens, scores. */
 void compute_head(Run *run);
 /* sparse.c: posts sparse attention (section 5) for the sequences of the batch from `first` on: as

@@ -6,7 +6,7 @@
  * paper's head computes the logits of all rows, this one those of the rows that are needed: the
  * last of each sequence, or more in a scored task. These go two ways to x: rows at home on the GPU
  * are gathered here, and load_activation has brought the others (Batch.x_for_head). Read next:
- * pages.c. */
+ * tables.c. */
 #include "schedule.h"
 
 /* Chooses the next token of each sequence from its logits, on the processor that has them. In a
