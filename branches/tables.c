@@ -54,13 +54,15 @@ void fill_tables(Flight *f, Batch *b) {
     for (int r = 0; r < b->nseq; r++, pages += f->run->plan->max_pages) {
         const Sequence *q = b->seq[r];
         int tokens = q->s + q->generated;
+        /* a row for each new token: in prefill the whole prompt, in decoding the newest */
         for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
             ids[row] = token < q->s ? q->prompt->ids[token] : q->tokens[token - q->s];
             positions[row] = token + 2;
             row_seq[row] = r;
             row_token[row] = token;
         }
-        for (int e = q->head_rows; e > 0; e--, head_row++) { /* row - 1 is its last row */
+        /* the head needs the last rows, of which row - 1 is the very last */
+        for (int e = q->head_rows; e > 0; e--, head_row++) {
             head[head_row] = row - e;
             if (f->run->task->scored)
                 target[head_row] = q->prompt->ids[tokens - e + 1];
