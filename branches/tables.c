@@ -50,9 +50,11 @@ void fill_tables(Flight *f, Batch *b) {
     int32_t *pages = cpu_address(poster, b->cpu.pages);
     int32_t *head = cpu_address(poster, b->cpu.head);
     int32_t *target = cpu_address(poster, b->cpu.target);
-    int row = 0, head_row = 0;
+    int row = 0;
+    int head_row = 0;
     for (int r = 0; r < b->nseq; r++, pages += f->run->plan->max_pages) {
         const Sequence *q = b->seq[r];
+        /* its length with the new tokens */
         int tokens = q->s + q->generated;
         /* a row for each new token: in prefill the whole prompt, in decoding the newest */
         for (int token = tokens - batch_rows(b, q); token < tokens; token++, row++) {
