@@ -3,7 +3,7 @@
  *
  *     minimize c x   subject to   a x <= b or a x = b for every row,   x >= 0
  *
- * The first chapter gives the method as a textbook does. The other chapters deal with rounding.
+ * The trunk is the method as a textbook gives it. The chapters below the trunk deal with rounding.
  * Rows and columns are scaled by powers of two, so that scaling does not round. Before a decision
  * depends on a small number, the tableau is computed again from the LP. No verdict is trusted: each
  * has a proof (see LpAnswer), which is checked against the LP. If the proof fails, the LP is solved
@@ -17,23 +17,19 @@
 #include "lp.h"
 
 enum { PHASE_1, PHASE_2, NPHASES };
-enum { COLS = LP_MAX_VARS + 2 * LP_MAX_ROWS + 1 };
-enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
-enum { TRIES = 12 };        /* orders of the rows; the first one nearly always succeeds */
 
-/* Scaled numbers are around 1. These bounds say which of them are too small to count. */
-static const double EPS = 1e-9;    /* smaller costs and pivots count as 0 */
-static const double SMALL = 1e-4;  /* smaller numbers may be mostly rounding error: refresh first */
-static const double NOISE = 1e-13; /* a difference below this share of its minuend counts as 0 */
-static const double TIE = 1e-12;   /* quotients that differ by less than this share are equal */
+/* The LP is scaled, so that its numbers are around 1. */
+static const double EPS = 1e-9;  /* smaller costs and slopes count as 0 */
+static const double TIE = 1e-12; /* quotients that differ by less than this share are equal */
 
-/* The tableau of the simplex method. Every row i has a slack variable s_i, which is 0 in a row with
+/* The tableau of the simplex method. Row i has a slack, the variable s_i, which is 0 in a row with
  * =: a_i x + s_i = b_i, where b_i >= 0. (A row with b_i < 0 is first multiplied by -1.) One
- * variable of each row is basic; the others are 0. At first a row's slack is basic, at b_i. But a
- * slack cannot be basic in a row with =, where it is always 0, nor in a row that was multiplied by
- * -1, where its factor is -1. Such a row begins with an artificial variable, which stands for
- * what is missing at the equals sign. Phase 1 drives the artificials to 0, and one that has left
- * the basis never comes back. The first tableau is
+ * variable of each row is basic; the others are 0, and the tableau says how the basic ones and the
+ * cost change when one of these grows. At first a row's slack is basic, at b_i. But a slack cannot
+ * be basic in a row with =, where it is always 0, nor in a row that was multiplied by -1, where its
+ * factor is -1. Such a row begins with an artificial variable, which stands for what is missing at
+ * the equals sign. (mini.c has one auxiliary variable for all rows instead, and no columns for
+ * basic variables.) The first tableau is
  *
  *                n variables     m slacks     artificials    right-hand side
  *     m rows          a          1, -1 or 0      1 or 0             b
@@ -41,8 +37,9 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  *     phase 2         c              0             0                0
  *
  * where the sums are those of the rows that begin with an artificial. The last two rows are the
- * reduced costs: the phase's costs in the variables that are not basic. To minimize -x subject to
- * x <= 4 and -x <= -1, for example, the first tableau is
+ * reduced costs: what one unit of each variable costs in this phase while the other variables that
+ * are not basic stay 0. On the right is minus the cost itself. To minimize -x subject to x <= 4 and
+ * -x <= -1, for example, the first tableau is
  *
  *                x    s_0  s_1   a_0     b       basic
  *     row 0      1     1    0     0      4       s_0
@@ -50,69 +47,187 @@ static const double TIE = 1e-12;   /* quotients that differ by less than this sh
  *     phase 1   -1     0    1     0     -1
  *     phase 2   -1     0    0     0      0
  *
- * Pivots add multiples of rows, so that the cells remain the first rows multiplied by the inverse
- * of the basis. */
+ * In phase 1 x enters and a_0 leaves, in phase 2 s_1 enters and s_0 leaves: now x is 4, and the
+ * right-hand side of phase 2 is 4, so the cost is -4. */
 typedef struct {
-    const Lp *lp;
-    const LpRow *row[LP_MAX_ROWS];              /* of the LP, in the order of this try */
-    int n, m, width;                            /* width: n + m + artificials + 1 columns */
-    double a[LP_MAX_ROWS + 1][LP_MAX_VARS + 1]; /* the LP, scaled; row m: c, column n: b */
-    int row_exp[LP_MAX_ROWS + 1];               /* each row was multiplied by 2 to this power */
-    int col_exp[LP_MAX_VARS + 1];               /* and so was each column */
-    double sign[LP_MAX_ROWS];                   /* -1: the row was multiplied by -1; else 1 */
-    /* the slack or artificial that was basic at first; its column is this row's column of the
-     * inverse */
-    int unit[LP_MAX_ROWS];
-    int basis[LP_MAX_ROWS]; /* the basic variable of each row */
-    int pivots;             /* made so far */
-    int mended;             /* dual pivots, and earlier orders of the rows */
-    bool fresh;             /* true if computed from a, not by the pivots of a search */
-    double cell[LP_MAX_ROWS + NPHASES][COLS];
+    /* These are the LP: scaled, and with its rows in an order that lp_solve chooses. */
+    int n, m; /* the numbers of variables and of rows */
+    const double *c;
+    const LpRow *row[LP_MAX_ROWS];
+    int artificial, right;  /* the columns of the first artificial and of the right-hand sides */
+    int basic[LP_MAX_ROWS]; /* the basic variable of each row */
+    int unit[LP_MAX_ROWS];  /* and the one that was basic at first, for read_y */
+    int way;                /* the column that lowers the cost; -1: none does */
+    double cell[LP_MAX_ROWS + NPHASES][LP_MAX_VARS + 2 * LP_MAX_ROWS + 1];
+    /* The rest is about rounding. Only the part below the trunk changes it. */
+    int pivots; /* with this order of the rows; those of refresh do not count */
+    int mended; /* dual pivots, and earlier orders of the rows */
+    bool fresh; /* true if no pivot has followed the first tableau or a refresh */
+    bool lost;  /* true if rounding errors are too large, or there were too many pivots */
+    int row_exp[LP_MAX_ROWS + 1]; /* each row was multiplied by 2 to this power; row m is c */
+    int col_exp[LP_MAX_VARS + 1]; /* and so was each column; column n is b */
+    double corner;                /* 0, where c would have a b */
 } Tableau;
 
 // -------------------------------------------------------------------------------------------------
 // The simplex method
 //
-// Phase 1 minimizes the sum of the artificials, which measure how far the rows are from being
-// satisfied; if the least sum is not 0, no x satisfies the rows. Phase 2 minimizes c x. A pivot
-// brings one variable into the basis and takes one out. Bland's rule chooses both: it takes the
-// first column that lowers the cost and, of the rows that block it first, the one whose basic
-// variable comes first. Other rules need fewer pivots, but may cycle.
+// A pivot exchanges two variables: one becomes basic, because that lowers the cost, and one that
+// was basic becomes 0. When no variable would lower the cost, x is the best.
+//
+// Phase 1 finds a point where all rows hold. It minimizes the sum of the artificials, which measure
+// how far the rows are from holding; if the least sum is not 0, no x satisfies the rows. Phase 2
+// minimizes c x. Pivots of phase 1 change the costs of phase 2 as well, so phase 2 can begin at
+// once. An artificial that has left the basic variables never comes back.
+//
+// A pivot need not lower the cost, if the new basic variable stays 0: a series of such pivots could
+// return to its beginning, and the search would never end. Bland's rule prevents this: of several
+// variables that could enter or leave, take the first.
+//
+// The trunk calls five functions that stand below it, since they deal with rounding or with proofs.
 // -------------------------------------------------------------------------------------------------
 
-/* Fills the first tableau. Its basis is each row's slack, or an artificial if the row's slack
- * cannot be basic. */
-static void load(Tableau *t) {
-    double *cost_1 = t->cell[t->m + PHASE_1], *cost_2 = t->cell[t->m + PHASE_2];
-    int artificial = t->n + t->m; /* the next one's column */
-    t->fresh = true;
-    for (int i = 0; i < t->m; i++) {
-        const bool turned = t->row[i]->b < 0;
-        t->sign[i] = turned ? -1 : 1;
-        t->basis[i] = t->unit[i] = turned || t->row[i]->equal ? artificial++ : t->n + i;
-    }
-    t->width = artificial + 1;
-    for (int i = 0; i < t->m + NPHASES; i++)
-        memset(t->cell[i], 0, t->width * sizeof *t->cell[i]);
-    memcpy(cost_2, t->a[t->m], t->n * sizeof *cost_2);
-    for (int i = 0; i < t->m; i++) {
-        double *row = t->cell[i];
-        for (int j = 0; j < t->n; j++)
-            row[j] = t->sign[i] * t->a[i][j];
-        row[t->n + i] = t->row[i]->equal ? 0 : t->sign[i];
-        row[t->unit[i]] = 1;
-        row[t->width - 1] = t->sign[i] * t->a[i][t->n];
-        if (t->unit[i] < t->n + t->m)
+/* Computes a -= times b for n numbers. What rounding leaves of a zero becomes 0. */
+static void subtract(double *a, double times, const double *b, int n);
+/* Returns the value, or 0 if it may be no more than a rounding error. */
+static double clean(double value);
+/* Mends what rounding has spoiled, before minimize takes a step: a pivot at row r and column c, or
+ * the end if one of them is -1. Returns true if minimize must choose its step again. It must give
+ * up if `lost` is then true. */
+static bool mend(Tableau *t, int phase, int r, int c);
+/* Returns true if x satisfies every row, apart from rounding errors; b_weight is 1. */
+static bool rows_hold(const Tableau *t, const double *x, double b_weight);
+/* Reads y, the weights of the rows (see LpAnswer), from the costs of the phase. */
+static void read_y(double *y, const Tableau *t, int phase);
+
+/* Solves row r for the variable of column c, and removes the variable from all other rows. */
+static void pivot(Tableau *t, int r, int c) {
+    double *row = t->cell[r], inverse = 1 / row[c];
+    for (int k = 0; k <= t->right; k++)
+        row[k] *= inverse;
+    row[c] = 1;
+    for (int i = 0; i < t->m + NPHASES; i++) {
+        if (i == r || t->cell[i][c] == 0)
             continue;
-        /* An artificial costs 1. As it is basic, its reduced cost must be 0: the loop subtracts its
-         * row, and with it the 1. */
-        cost_1[t->unit[i]] += 1;
-        for (int c = 0; c < t->width; c++)
-            cost_1[c] -= row[c];
+        subtract(t->cell[i], t->cell[i][c], row, t->right + 1);
+        t->cell[i][c] = 0;
+    }
+    t->basic[r] = c;
+}
+
+/* Returns the first column that lowers the cost, or -1 if none does. Artificials never enter. */
+static int entering(const Tableau *t, int phase) {
+    for (int c = 0; c < t->artificial; c++)
+        if (t->cell[t->m + phase][c] < -EPS)
+            return c;
+    return -1;
+}
+
+/* Returns the row whose basic variable is the first to reach 0 as column c's variable grows, or -1
+ * if none does. Of several such rows, it returns the one whose variable comes first. */
+static int leaving(const Tableau *t, int phase, int c) {
+    int r = -1;
+    double nearest = INFINITY;
+    for (int i = 0; i < t->m; i++) {
+        double slope = t->cell[i][c], value = fmax(t->cell[i][t->right], 0);
+        /* An artificial that is still basic in phase 2 is 0 and must stay 0: it leaves at once. */
+        if (phase == PHASE_2 && t->basic[i] >= t->artificial) {
+            slope = fabs(slope);
+            value = 0;
+        }
+        double reach = slope > EPS ? value / slope : INFINITY;
+        bool tie = r >= 0 && fabs(reach - nearest) <= TIE * nearest;
+        if (tie ? t->basic[i] < t->basic[r] : reach < nearest) {
+            r = i;
+            nearest = reach;
+        }
+    }
+    return r;
+}
+
+/* Pivots until nothing lowers the phase's cost any more. Returns
+ *   LP_OPTIMAL     no column lowers the cost
+ *   LP_UNBOUNDED   the column `way` lowers it without end, as no row blocks it
+ *   LP_LOST        mend has given up */
+static LpVerdict minimize(Tableau *t, int phase) {
+    while (!t->lost) {
+        int c = t->way = entering(t, phase);
+        int r = c < 0 ? -1 : leaving(t, phase, c);
+        if (mend(t, phase, r, c))
+            continue;
+        if (c < 0)
+            return LP_OPTIMAL;
+        if (r < 0)
+            return LP_UNBOUNDED;
+        pivot(t, r, c);
+    }
+    return LP_LOST;
+}
+
+/* Fills the first tableau, where a slack or an artificial is basic in each row. */
+static void fill_tableau(Tableau *t) {
+    t->artificial = t->right = t->n + t->m;
+    for (int i = 0; i < t->m; i++) {
+        bool artificial = t->row[i]->equal || t->row[i]->b < 0;
+        t->basic[i] = t->unit[i] = artificial ? t->right++ : t->n + i;
+    }
+    for (int i = 0; i < t->m + NPHASES; i++)
+        memset(t->cell[i], 0, (t->right + 1) * sizeof(double));
+    memcpy(t->cell[t->m + PHASE_2], t->c, t->n * sizeof *t->c);
+    for (int i = 0; i < t->m; i++) {
+        const LpRow *from = t->row[i];
+        double *row = t->cell[i], sign = from->b < 0 ? -1 : 1;
+        for (int j = 0; j < t->n; j++)
+            row[j] = sign * from->a[j];
+        row[t->n + i] = from->equal ? 0 : sign;
+        row[t->right] = sign * from->b;
+        /* In phase 1 an artificial costs 1, and it is b minus the rest of its row. */
+        for (int k = 0; k <= t->right && t->basic[i] >= t->artificial; k++)
+            t->cell[t->m + PHASE_1][k] -= row[k];
+        row[t->basic[i]] = 1;
     }
 }
 
-/* Computes a -= times b. Where equal numbers cancel, a remaining rounding error becomes 0. */
+/* Reads x from the tableau; if the cost falls without end, reads the direction of x instead. */
+static void read_x(double *x, const Tableau *t) {
+    for (int j = 0; j < t->n; j++)
+        x[j] = j == t->way;
+    for (int i = 0; i < t->m; i++) {
+        double value = t->way < 0 ? t->cell[i][t->right] : -t->cell[i][t->way];
+        if (t->basic[i] < t->n)
+            x[t->basic[i]] = fmax(clean(value), 0);
+    }
+}
+
+/* Runs both phases. Returns the verdict, of which x and y are the proof (see LpAnswer). */
+static LpVerdict simplex(double *x, double *y, Tableau *t) {
+    fill_tableau(t);
+    if (minimize(t, PHASE_1) != LP_OPTIMAL)
+        return LP_LOST; /* A sum of artificials cannot fall without end, except by rounding. */
+    read_x(x, t);
+    if (!rows_hold(t, x, 1)) {
+        read_y(y, t, PHASE_1);
+        return LP_INFEASIBLE;
+    }
+    LpVerdict verdict = minimize(t, PHASE_2);
+    read_x(x, t);
+    read_y(y, t, PHASE_2);
+    return verdict;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The trunk ends here: what follows deals with rounding and with proofs. On a first reading go on
+// with policy.c.
+// -------------------------------------------------------------------------------------------------
+
+// -------------------------------------------------------------------------------------------------
+// Small numbers
+// -------------------------------------------------------------------------------------------------
+
+/* Scaled numbers are around 1. These bounds say which of them are too small to count. */
+static const double SMALL = 1e-4;  /* smaller numbers may be mostly rounding error: refresh first */
+static const double NOISE = 1e-13; /* a difference below this share of its minuend counts as 0 */
+
 static void subtract(double *restrict a, double times, const double *restrict b, int n) {
     for (int k = 0; k < n; k++) {
         double before = a[k], difference = before - times * b[k];
@@ -120,158 +235,7 @@ static void subtract(double *restrict a, double times, const double *restrict b,
     }
 }
 
-/* Solves row r for the variable of column c, and removes the variable from all other rows. */
-static void pivot(Tableau *t, int r, int c) {
-    double *row = t->cell[r], factor = 1 / row[c];
-    for (int k = 0; k < t->width; k++)
-        row[k] *= factor;
-    row[c] = 1;
-    for (int i = 0; i < t->m + NPHASES; i++) {
-        if (i == r || t->cell[i][c] == 0)
-            continue;
-        subtract(t->cell[i], t->cell[i][c], row, t->width);
-        t->cell[i][c] = 0;
-    }
-    t->basis[r] = c;
-    t->fresh = false;
-}
-
-/* Returns the first column that lowers the cost, or -1 if none does. Artificials never enter. */
-static int entering(const Tableau *t, int phase) {
-    for (int c = 0; c < t->n + t->m; c++)
-        if (t->cell[t->m + phase][c] < -EPS)
-            return c;
-    return -1;
-}
-
-/* Returns the row whose basic variable is the first to reach 0 as column c's variable grows, or -1
- * if none does. Of several such rows, it returns the one whose variable comes first. An artificial
- * that is still basic in phase 2 is 0 and must stay 0, so it leaves at once. */
-static int leaving(const Tableau *t, int phase, int c) {
-    int best = -1;
-    double least = 0;
-    for (int i = 0; i < t->m; i++) {
-        bool stuck = phase == PHASE_2 && t->basis[i] >= t->n + t->m;
-        double slope = stuck ? fabs(t->cell[i][c]) : t->cell[i][c];
-        if (!(slope > EPS))
-            continue;
-        double reach = stuck ? 0 : fmax(t->cell[i][t->width - 1], 0) / slope;
-        bool tie = best >= 0 && fabs(reach - least) <= TIE * least;
-        if (best < 0 || (tie ? t->basis[i] < t->basis[best] : reach < least)) {
-            best = i;
-            least = reach;
-        }
-    }
-    return best;
-}
-
-/* Finds a pivot of the dual simplex method, when no cost is below 0: row *r, whose right-hand side
- * is below 0, and column *c. The simplex method keeps all right-hand sides at 0 or above, but
- * rounding may hide until a refresh that one has fallen below. The dual method mends this and keeps
- * all costs at 0 or above: as multiples of the row are added to the costs, column *c is the first
- * whose cost reaches 0. Returns false if there is no such row or column. */
-static bool find_dual_pivot(const Tableau *t, int phase, int *r, int *c) {
-    const double *cost = t->cell[t->m + phase], *row = NULL;
-    for (int i = 0; i < t->m; i++)
-        if (t->cell[i][t->width - 1] < -NOISE) {
-            row = t->cell[i];
-            *r = i;
-        }
-    for (int k = 0; row && k < t->n + t->m; k++)
-        if (row[k] < -EPS && (*c < 0 || cost[k] / row[k] > cost[*c] / row[*c]))
-            *c = k;
-    return *c >= 0;
-}
-
-/* Returns true if the decision for column c and row r (-1: none) depends on no small number. */
-static bool is_clear(const Tableau *t, int phase, int r, int c) {
-    return r >= 0 && fabs(t->cell[r][c]) > SMALL && t->cell[t->m + phase][c] < -SMALL;
-}
-
-static bool refresh(Tableau *t);
-
-/* Pivots until nothing lowers the phase's cost any more. A decision that depends on a small number,
- * and the decision to end, are taken again with a refreshed tableau. Returns
- *   LP_OPTIMAL     no column lowers the cost, and there is no dual pivot; *way is -1
- *   LP_UNBOUNDED   column *way lowers it without end, as no row blocks it; only in phase 2
- *   LP_LOST        rounding errors are too large, or there were too many pivots */
-static LpVerdict minimize(Tableau *t, int phase, int *way) {
-    for (;;) {
-        int c = *way = entering(t, phase), r = c < 0 ? -1 : leaving(t, phase, c);
-        if (!t->fresh && !is_clear(t, phase, r, c)) {
-            if (!refresh(t))
-                return LP_LOST;
-        } else if (r >= 0 || (c < 0 && find_dual_pivot(t, phase, &r, &c))) {
-            if (t->pivots++ == MAX_PIVOTS)
-                return LP_LOST;
-            t->mended += *way < 0;
-            pivot(t, r, c);
-        } else {
-            return c < 0              ? LP_OPTIMAL
-                   : phase == PHASE_2 ? LP_UNBOUNDED
-                                      : LP_LOST; /* no sum can fall below 0 */
-        }
-    }
-}
-
-// -------------------------------------------------------------------------------------------------
-// The trunk ends here: `find_answer`, near the end, runs the two phases, and everything else below
-// deals with rounding. On a first reading go on with policy.c.
-// -------------------------------------------------------------------------------------------------
-
-// -------------------------------------------------------------------------------------------------
-// Scaling
-//
-// An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, so no single bound could tell a
-// small entry from an error. Therefore rows and columns are divided in turn, first by the geometric
-// mean of their smallest and largest number and in the end by their largest, until all numbers are
-// around 1.
-// -------------------------------------------------------------------------------------------------
-
-/* Returns a number of the LP as given, with c below the rows and b to the right of the columns. */
-static double given(const Tableau *t, int i, int j) {
-    if (i < t->m)
-        return j < t->n ? t->row[i]->a[j] : t->row[i]->b;
-    return j < t->n ? t->lp->c[j] : 0;
-}
-
-/* Fills a, row_exp and col_exp. Returns false if some number is not finite. */
-static bool scale(Tableau *t) {
-    /* The first passes divide by the mean. Then one over the rows divides by the largest, and one
-     * over the columns: it only enlarges numbers, and none beyond the largest of another column, so
-     * that every row keeps its largest. */
-    enum { BY_MIDDLE = 8, PASSES = 10 };
-    int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
-    for (int i = 0; i <= t->m; i++)
-        for (int j = 0; j <= t->n; j++) {
-            double number = given(t, i, j);
-            if (!isfinite(number))
-                return false;
-            exponent[i][j] = ilogb(number);
-        }
-    memset(t->row_exp, 0, sizeof t->row_exp);
-    memset(t->col_exp, 0, sizeof t->col_exp);
-    for (int pass = 0; pass < PASSES; pass++) {
-        bool columns = pass % 2; /* rows and columns in turn */
-        for (int index = 0; index <= (columns ? t->n : t->m); index++) {
-            int low = INT_MAX, high = INT_MIN;
-            for (int k = 0; k <= (columns ? t->m : t->n); k++) {
-                int i = columns ? k : index, j = columns ? index : k;
-                if (exponent[i][j] == FP_ILOGB0)
-                    continue;
-                low = imin(low, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
-                high = imax(high, exponent[i][j] + t->row_exp[i] + t->col_exp[j]);
-            }
-            if (low <= high)
-                (columns ? t->col_exp : t->row_exp)[index] -=
-                    pass < BY_MIDDLE ? (low + high) / 2 : high;
-        }
-    }
-    for (int i = 0; i <= t->m; i++)
-        for (int j = 0; j <= t->n; j++)
-            t->a[i][j] = ldexp(given(t, i, j), t->row_exp[i] + t->col_exp[j]);
-    return true;
-}
+static double clean(double value) { return fabs(value) <= NOISE ? 0 : value; }
 
 // -------------------------------------------------------------------------------------------------
 // Refreshing
@@ -288,15 +252,15 @@ static bool scale(Tableau *t) {
  * dependent. */
 static bool refresh(Tableau *t) {
     int columns[LP_MAX_ROWS], n = 0;
-    bool wanted[COLS] = {false}, solved[LP_MAX_ROWS];
+    bool wanted[LP_MAX_VARS + 2 * LP_MAX_ROWS] = {false}, solved[LP_MAX_ROWS];
     for (int i = 0; i < t->m; i++)
-        wanted[t->basis[i]] = true;
-    load(t);
+        wanted[t->basic[i]] = true;
+    fill_tableau(t);
     for (int i = 0; i < t->m; i++) {
-        solved[i] = wanted[t->basis[i]];
-        wanted[t->basis[i]] = false;
+        solved[i] = wanted[t->basic[i]];
+        wanted[t->basic[i]] = false;
     }
-    for (int c = 0; c < t->width; c++)
+    for (int c = 0; c < t->right; c++)
         if (wanted[c])
             columns[n++] = c;
     for (; n > 0; n--) {
@@ -319,10 +283,114 @@ static bool refresh(Tableau *t) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Mending
+// -------------------------------------------------------------------------------------------------
+
+enum { MAX_PIVOTS = 1000 }; /* the LPs of policy.c take about forty */
+
+/* Finds a pivot of the dual simplex method, when no cost is below 0: row *r, whose right-hand side
+ * is below 0, and column *c. The simplex method keeps all right-hand sides at 0 or above, but
+ * rounding may hide until a refresh that one has fallen below. The dual method mends this and keeps
+ * all costs at 0 or above: as multiples of the row are added to the costs, column *c is the first
+ * whose cost reaches 0. Returns false if there is no such row or column. */
+static bool find_dual_pivot(const Tableau *t, int phase, int *r, int *c) {
+    const double *cost = t->cell[t->m + phase], *row = NULL;
+    for (int i = 0; i < t->m; i++)
+        if (t->cell[i][t->right] < -NOISE) {
+            row = t->cell[i];
+            *r = i;
+        }
+    for (int k = 0; row && k < t->artificial; k++)
+        if (row[k] < -EPS && (*c < 0 || cost[k] / row[k] > cost[*c] / row[*c]))
+            *c = k;
+    return *c >= 0;
+}
+
+/* A step that depends on a small number, and the end of a phase, are chosen again with a refreshed
+ * tableau. At the end a dual pivot may be necessary; it is made here, and more steps may follow. */
+static bool mend(Tableau *t, int phase, int r, int c) {
+    bool clear = r >= 0 && fabs(t->cell[r][c]) > SMALL && t->cell[t->m + phase][c] < -SMALL;
+    if (!clear && !t->fresh) {
+        t->lost = !refresh(t);
+        return true;
+    }
+    bool dual = c < 0 && find_dual_pivot(t, phase, &r, &c);
+    if (r < 0 || c < 0)
+        return false;
+    t->fresh = false;
+    t->lost = t->pivots++ == MAX_PIVOTS;
+    if (dual && !t->lost) {
+        t->mended++;
+        pivot(t, r, c);
+    }
+    return dual || t->lost;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Scaling
+//
+// An LP of policy.c has bytes beside fractions, 1e12 beside 1e-9, so no single bound could tell a
+// small entry from an error. Therefore rows and columns are divided in turn, first by the geometric
+// mean of their smallest and largest number and in the end by their largest, until all numbers are
+// around 1.
+// -------------------------------------------------------------------------------------------------
+
+/* Returns where a number of the LP is, with c below the rows and b to the right of the columns. */
+static double *number_at(Lp *lp, Tableau *t, int i, int j) {
+    if (i < t->m)
+        return j < t->n ? &lp->row[i].a[j] : &lp->row[i].b;
+    return j < t->n ? &lp->c[j] : &t->corner;
+}
+
+/* Copies the LP that is given to lp and scales it; row_exp and col_exp are 0 before. Returns false
+ * if some number is not finite. */
+static bool scale(Lp *lp, Tableau *t, const Lp *given) {
+    /* The first passes divide by the mean. Then one over the rows divides by the largest, and one
+     * over the columns: it only enlarges numbers, and none beyond the largest of another column, so
+     * that every row keeps its largest. */
+    enum { BY_MIDDLE = 8, PASSES = 10 };
+    const int n = t->n, m = t->m;
+    int exponent[LP_MAX_ROWS + 1][LP_MAX_VARS + 1];
+    memcpy(lp->c, given->c, sizeof lp->c);
+    for (int i = 0; i < m; i++)
+        lp->row[i] = given->row[i];
+    for (int i = 0; i <= m; i++)
+        for (int j = 0; j <= n; j++) {
+            double number = *number_at(lp, t, i, j);
+            if (!isfinite(number))
+                return false;
+            exponent[i][j] = ilogb(number);
+        }
+    for (int pass = 0; pass < PASSES; pass++) {
+        bool columns = pass % 2; /* rows and columns in turn */
+        for (int index = 0; index <= (columns ? n : m); index++) {
+            int low = INT_MAX, high = INT_MIN;
+            for (int k = 0; k <= (columns ? m : n); k++) {
+                int i = columns ? k : index, j = columns ? index : k;
+                if (exponent[i][j] == FP_ILOGB0)
+                    continue;
+                int power = exponent[i][j] + t->row_exp[i] + t->col_exp[j];
+                low = imin(low, power);
+                high = imax(high, power);
+            }
+            if (low <= high)
+                (columns ? t->col_exp : t->row_exp)[index] -=
+                    pass < BY_MIDDLE ? (low + high) / 2 : high;
+        }
+    }
+    for (int i = 0; i <= m; i++)
+        for (int j = 0; j <= n; j++) {
+            double *number = number_at(lp, t, i, j);
+            *number = ldexp(*number, t->row_exp[i] + t->col_exp[j]);
+        }
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
 // Proofs
 //
-// A sum counts as 0 if it is small compared with its terms. x and y are scaled as the tableau is,
-// which does not change what they prove.
+// A sum counts as 0 if it is small compared with its terms. The LP, x and y are scaled, which does
+// not change what they prove.
 // -------------------------------------------------------------------------------------------------
 
 static const double TOLERANCE = 1e-9; /* a sum that is a smaller share of its terms counts as 0 */
@@ -354,8 +422,9 @@ static Tally excess(Tally start, const double *a, const double *x, int n, double
  * satisfies them keeps them satisfied (b_weight 0). */
 static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
     for (int i = 0; i < t->m; i++) {
-        Tally s = excess(NOTHING, t->a[i], x, t->n, b_weight * t->a[i][t->n]);
-        if (!at_most_0(s) || (t->row[i]->equal && !at_least_0(s)))
+        const LpRow *row = t->row[i];
+        Tally s = excess(NOTHING, row->a, x, t->n, b_weight * row->b);
+        if (!at_most_0(s) || (row->equal && !at_least_0(s)))
             return false;
     }
     return true;
@@ -365,13 +434,26 @@ static bool rows_hold(const Tableau *t, const double *x, double b_weight) {
 static bool columns_hold(const Tableau *t, const double *y, double c_weight) {
     for (int j = 0; j < t->n; j++) {
         Tally s = NOTHING;
-        add(&s, c_weight * t->a[t->m][j]);
+        add(&s, c_weight * t->c[j]);
         for (int i = 0; i < t->m; i++)
-            add(&s, y[i] * t->a[i][j]);
+            add(&s, y[i] * t->row[i]->a[j]);
         if (!at_least_0(s))
             return false;
     }
     return true;
+}
+
+/* The column of variable unit[i] began as e_i with cost 0. So its reduced cost is minus the dual
+ * price of row i, and that is y_i. In phase 1, the reduced cost of an artificial also contains its
+ * own cost, 1. */
+static void read_y(double *y, const Tableau *t, int phase) {
+    for (int i = 0; i < t->m; i++) {
+        const LpRow *row = t->row[i];
+        bool paid = phase == PHASE_1 && t->unit[i] >= t->artificial;
+        double price = clean(t->cell[t->m + phase][t->unit[i]] - paid);
+        double worth = row->b < 0 ? -price : price;
+        y[i] = row->equal ? worth : fmax(worth, 0);
+    }
 }
 
 /* Returns true if the answer's proof (see LpAnswer) holds:
@@ -389,9 +471,9 @@ static bool is_proved(const Tableau *t, const LpAnswer *p) {
         (has_y && !columns_hold(t, p->y, has_x)))
         return false;
     for (int j = 0; j < t->n && has_x; j++)
-        add(&gap, t->a[t->m][j] * p->x[j]);
+        add(&gap, t->c[j] * p->x[j]);
     for (int i = 0; i < t->m && has_y; i++)
-        add(&gap, t->a[i][t->n] * p->y[i]);
+        add(&gap, t->row[i]->b * p->y[i]);
     return has_x && has_y ? at_most_0(gap) : !at_least_0(gap);
 }
 
@@ -399,76 +481,43 @@ static bool is_proved(const Tableau *t, const LpAnswer *p) {
 // The answer
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the scaled value, or 0 if it may be no more than a rounding error. */
-static double clean(double value) { return fabs(value) <= NOISE ? 0 : value; }
+enum { TRIES = 12 }; /* orders of the rows; the first one nearly always succeeds */
 
-/* Reads x from the basis, or the direction of column `way` if that is not -1. */
-static void read_x(double *x, const Tableau *t, int way) {
-    for (int j = 0; j < t->n; j++)
-        x[j] = j == way;
-    for (int i = 0; i < t->m; i++)
-        if (t->basis[i] < t->n)
-            x[t->basis[i]] = fmax(clean(way < 0 ? t->cell[i][t->width - 1] : -t->cell[i][way]), 0);
-}
-
-/* Reads y. The unit column of row i began as e_i with cost 0. So its reduced cost is minus the dual
- * price of the row, and that is y_i. In phase 1, the reduced cost of an
- * artificial also contains its own cost, 1. */
-static void read_y(double *y, const Tableau *t, int phase) {
-    for (int i = 0; i < t->m; i++) {
-        bool paid = phase == PHASE_1 && t->unit[i] >= t->n + t->m;
-        double worth = t->sign[i] * clean(t->cell[t->m + phase][t->unit[i]] - paid);
-        y[i] = t->row[i]->equal ? worth : fmax(worth, 0);
-    }
-}
-
-/* Runs phase 1, and then phase 2 if phase 1 has found a point that satisfies the rows. */
-static void find_answer(LpAnswer *answer, Tableau *t) {
-    int way;
-    answer->verdict = minimize(t, PHASE_1, &way);
-    if (answer->verdict != LP_OPTIMAL)
-        return;
-    read_x(answer->x, t, way);
-    if (rows_hold(t, answer->x, 1)) {
-        answer->verdict = minimize(t, PHASE_2, &way);
-        read_x(answer->x, t, way);
-        read_y(answer->y, t, PHASE_2);
-    } else {
-        answer->verdict = LP_INFEASIBLE;
-        read_y(answer->y, t, PHASE_1);
-    }
-}
-
-/* Converts the answer back to the units of the LP, and y to the order of its rows. */
-static void restore(LpAnswer *answer, const Tableau *t) {
-    const LpAnswer scaled = *answer;
+/* Converts the answer back to the units of the LP as given, and y to the order of its rows. */
+static void restore(LpAnswer *answer, const Tableau *t, const Lp *scaled, const Lp *given) {
+    const LpAnswer found = *answer;
     int b_exp = answer->verdict == LP_UNBOUNDED ? 0 : t->col_exp[t->n];
     for (int j = 0; j < t->n; j++) {
-        answer->x[j] = ldexp(scaled.x[j], t->col_exp[j] - b_exp);
-        answer->value += t->lp->c[j] * answer->x[j];
+        answer->x[j] = ldexp(found.x[j], t->col_exp[j] - b_exp);
+        answer->value += given->c[j] * answer->x[j];
     }
-    for (int i = 0; i < t->m; i++)
-        answer->y[t->row[i] - t->lp->row] = ldexp(scaled.y[i], t->row_exp[i] - t->row_exp[t->m]);
+    for (int i = 0; i < t->m; i++) {
+        int at = t->row[i] - scaled->row;
+        answer->y[at] = ldexp(found.y[i], t->row_exp[at] - t->row_exp[t->m]);
+    }
 }
 
 /* The order of the rows decides which of several equal numbers is taken. In another order the
  * search takes another way, on which other numbers are rounded. So a verdict that rounding has
  * spoiled is mostly found when the rows are rotated, first by one, then by two, and so on. */
 void lp_solve(LpAnswer *answer, const Lp *lp) {
-    Tableau *t = xcalloc(1, sizeof *t); /* 95 KB, too much for a small stack */
     CHECK(lp->n >= 0 && lp->n <= LP_MAX_VARS && lp->m >= 0 && lp->m <= LP_MAX_ROWS);
-    t->lp = lp;
+    Tableau *t = xcalloc(1, sizeof *t); /* 82 KB, too much for a small stack */
+    Lp scaled;
     t->n = lp->n;
     t->m = lp->m;
+    t->c = scaled.c;
+    const bool finite = scale(&scaled, t, lp);
     for (int try = 0; try < TRIES; try++) {
         for (int i = 0; i < t->m; i++)
-            t->row[i] = &lp->row[(i + try) % t->m];
+            t->row[i] = &scaled.row[(i + try) % t->m];
         *answer = (LpAnswer){.verdict = LP_LOST};
-        if (!scale(t))
+        if (!finite)
             break;
-        load(t);
         t->pivots = 0;
-        find_answer(answer, t);
+        t->fresh = true;
+        t->lost = false;
+        answer->verdict = simplex(answer->x, answer->y, t);
         if (is_proved(t, answer))
             break;
         answer->verdict = LP_LOST;
@@ -476,7 +525,7 @@ void lp_solve(LpAnswer *answer, const Lp *lp) {
     }
     answer->pivots = t->pivots;
     answer->mended = t->mended;
-    restore(answer, t);
+    restore(answer, t, &scaled, lp);
     free(t);
 }
 
@@ -488,7 +537,7 @@ LpRow *lp_row(Lp *lp, const char *name, bool equal, double b) {
 }
 
 double lp_excess(const LpRow *row, const double *x, int n) {
-    return excess((Tally){0, 0}, row->a, x, n, row->b).sum;
+    return excess(NOTHING, row->a, x, n, row->b).sum;
 }
 bool lp_binds(const LpRow *row, const double *x, int n) {
     return at_least_0(excess((Tally){0, 0}, row->a, x, n, row->b));

@@ -50,20 +50,21 @@ static float put_header(void *to, float min, float max, bool finite, int levels)
 
 /* Rounds the numbers of one group. Returns false if one is not finite; all are then NaN. */
 static bool round_group(f16 *x, size_t stride, int n, int levels) {
-    float min = INFINITY, max = -INFINITY, zero = 0;
+    float min = INFINITY, max = -INFINITY;
+    bool finite = true;
     f16 header[2];
     for (int i = 0; i < n; i++) {
         float value = f16_to_f32(x[i * stride]);
         min = value < min ? value : min;
         max = value > max ? value : max;
-        zero += value - value; /* NaN if the value is not finite */
+        finite = finite && isfinite(value);
     }
-    float inverse = put_header(header, min, max, zero == 0, levels);
+    float inverse = put_header(header, min, max, finite, levels);
     for (int i = 0; i < n; i++) {
-        float code = zero == 0 ? rintf((f16_to_f32(x[i * stride]) - min) * inverse) : 0;
+        float code = finite ? rintf((f16_to_f32(x[i * stride]) - min) * inverse) : 0;
         x[i * stride] = f32_to_f16(f16_to_f32(header[0]) + f16_to_f32(header[1]) * code);
     }
-    return zero == 0;
+    return finite;
 }
 
 bool quant_round(f16 *x, size_t stride, int n, Quant quant) {
@@ -117,7 +118,7 @@ static bool pack_columns(uint8_t *to, const f16 *w, int k) {
         __builtin_prefetch(w + (size_t)i * k + 4 * VL, 0, 2);
         min = v_min(min, x);
         max = v_max(max, x);
-        zero += x - x;
+        zero += x - x; /* NaN if a number of the column is not finite */
     }
     for (int l = 0; l < VL; l++) {
         inverse[l] = put_header(to + l * GROUP_BYTES, min[l], max[l], zero[l] == 0, LEVELS);

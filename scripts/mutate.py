@@ -40,7 +40,7 @@ SUITES = {"flexgen.cu": ["reverse/cuda", "reverse/lanes", "random/schedule"], "d
 WARNINGS = "WERROR=-Werror=int-conversion -Werror=incompatible-pointer-types"  # what a compiler refuses needs no test
 PLANTED = [  # file, the begin of a line, its replacement, whether a suite can see it: one is about speed alone
     ("base/team.c", "static const double PATIENCE = 2e-4;", "static const double PATIENCE = 1e-4;", False),
-    ("lp.c", "    t->basis[r] = c;", "    t->basis[r] = r;", True),
+    ("lp.c", "    t->basic[r] = c;", "    t->basic[r] = r;", True),
 ]
 
 # ---- mutations ------------------------------------------------------------------------------------------------------

@@ -9,13 +9,11 @@
 LpTableau lp_part;
 
 void lp_part_decide(void) {
-    Tableau t = {.n = LP_PART_N, .m = LP_PART_M, .width = LP_PART_N + LP_PART_M + 1, .fresh = true};
+    Tableau t = {.n = LP_PART_N, .m = LP_PART_M, .artificial = LP_PART_N + LP_PART_M, .right = LP_PART_N + LP_PART_M};
     memcpy(t.cell[t.m + PHASE_2], lp_part.cost, sizeof lp_part.cost);
     for (int i = 0; i < LP_PART_M; i++) {
-        t.basis[i] = lp_part.basis[i];
-        t.cell[i][lp_part.column] = lp_part.entry[i], t.cell[i][t.width - 1] = lp_part.right[i];
+        t.basic[i] = lp_part.basic[i];
+        t.cell[i][lp_part.column] = lp_part.entry[i], t.cell[i][t.right] = lp_part.right[i];
     }
     lp_part.entering = entering(&t, PHASE_2), lp_part.leaving = leaving(&t, PHASE_2, lp_part.column);
-    pivot(&t, 0, lp_part.column);
-    lp_part.fresh = t.fresh;
 }

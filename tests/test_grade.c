@@ -605,7 +605,7 @@ static void check_program(void) {
 static bool draw_tableau(void) {
     lp_part.column = draw(0, LP_PART_N - 1);
     for (int j = 0; j < LP_PART_N; j++) lp_part.cost[j] = draw(0, 1) ? draw(0, 5) : -draw(1, 9);
-    draw_order(lp_part.basis, LP_PART_M);
+    draw_order(lp_part.basic, LP_PART_M);
     for (int i = 0; i < LP_PART_M; i++)
         lp_part.entry[i] = i ? draw(-2, 4) : draw(1, 4), lp_part.right[i] = draw(0, i ? 3 : 1) * fabs(lp_part.entry[i]);
     return true;
@@ -617,11 +617,10 @@ static void check_decided(void) {
     while (first < LP_PART_N && lp_part.cost[first] >= 0) first++;
     for (int r = 0; r < LP_PART_M; r++) {
         reach[r] = lp_part.entry[r] > 0 ? lp_part.right[r] / lp_part.entry[r] : INFINITY;
-        if (reach[r] < reach[row] || (reach[r] == reach[row] && lp_part.basis[r] < lp_part.basis[row])) row = r;
+        if (reach[r] < reach[row] || (reach[r] == reach[row] && lp_part.basic[r] < lp_part.basic[row])) row = r;
     }
     near_to(lp_part.entering, first < LP_PART_N ? first : -1, 0, "the column that enters (-1: no cost is below 0)");
     near_to(lp_part.leaving, row, 0, "the row that leaves, which reaches 0 at %g", reach[row]);
-    if (lp_part.fresh) wrong("after a pivot the tableau is still said to be fresh");
 }
 
 // ---- 9: groups of a few bits ----------------------------------------------------------------------------------------
