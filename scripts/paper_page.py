@@ -8,7 +8,8 @@
 
 docs/paper.txt begins with its own form. Code is found by the names of functions and types, when the page is made. What the page says
 of the program is checked each time: every function that a station names exists, every number in bold stands in what the station's
-commands print (suite tour runs these), and every function and file of README.md's table is at some station.
+commands print (suite tour runs these), and every function and file of README.md's table and every file with a comment DIFFERS is at
+some station.
 The four parts below are the source, the formulas, the code, and the page itself.
 
 Needs only Python's standard library, 3.8 or later.
@@ -40,7 +41,7 @@ def read(path):
 # ------------------------------------------------------------------ the source
 
 # The fields of a station in the order of the page, and the words in front of them there.
-SAID = {"paper": "", "formula": "", "miss": "Easy to miss", "differs": "Differs from the paper", "number": "A number"}
+SAID = {"paper": "The paper", "formula": "", "miss": "Easy to miss", "differs": "Differs from the paper", "number": "A number"}
 FIELDS = [*SAID, "place", "mini", "engine", "also", "picture", "exercise"]
 NEEDED = ["place", "paper", "miss", "number"]
 
@@ -310,6 +311,7 @@ def places(station, field):
 
 # ------------------------------------------------------------------ what is checked
 
+MARKED = re.compile(r"\(`([\w/]+\.\w+)`\)")  # a file with a comment DIFFERS
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -337,7 +339,7 @@ def check_station(s, known):
             for name, _ in names:
                 if definition(path, name) is None:
                     raise Fault(f"{s.id}: {path}: has no function or type {name}")
-    for path in re.findall(r"\(`([\w/]+\.\w+)`\)", s.text("differs")):
+    for path in MARKED.findall(s.text("differs")):
         if "DIFFERS:" not in read(path):
             raise Fault(f"{s.id}: {path}: no comment with DIFFERS")
     for field in SAID:
@@ -362,17 +364,25 @@ def check_readme(all_stations):
                 raise Fault(f"{README}: {word} of the table is at no station")
 
 
+def check_differs(all_stations, sources):
+    """Each file that departs from the paper somewhere, and says so, is at some station."""
+    named = {path for s in all_stations for path in MARKED.findall(s.text("differs"))}
+    for path, text in sources.items():
+        if "DIFFERS:" in text and path not in named:
+            raise Fault(f"{path}: has a comment with DIFFERS, and is at no station")
+
+
 def check(all_stations):
-    known = set()
-    for path in glob.glob("*.[ch]") + glob.glob("*/*.[ch]") + glob.glob("hardware/*.json"):
-        if not path.startswith("tests/"):
-            known.update(re.findall(r"\w+", read(path)))
+    paths = glob.glob("*.[ch]") + glob.glob("*/*.[ch]") + glob.glob("hardware/*.json")
+    sources = {path: read(path) for path in sorted(paths) if not path.startswith("tests/")}
+    known = set(re.findall(r"\w+", "\n".join(sources.values())))
     ids = [s.id for s in all_stations]
     if len(set(ids)) < len(ids):
         raise Fault("two stations have one name")
     for s in all_stations:
         check_station(s, known)
     check_readme(all_stations)
+    check_differs(all_stations, sources)
 
 
 # ------------------------------------------------------------------ the page
@@ -395,7 +405,8 @@ def prose(text):
 
 def paragraph(s, field):
     said = f"<strong>{SAID[field]}.</strong> " if SAID[field] else ""
-    return f'<p class="{field}">{said}{prose(s.text(field))}</p>' if s.text(field) else ""
+    text = MARKED.sub(r"([`\1`](../\1))", s.text(field))
+    return f'<p class="{field}">{said}{prose(text)}</p>' if text else ""
 
 
 def code(s):

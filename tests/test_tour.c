@@ -432,6 +432,7 @@ TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
         {"s/disk_fetch/disk_read/", "README.md: disk_fetch of the table is at no station"},
         {"s/^also     quant.h/also     quant.c/", "README.md: quant.h of the table is at no station"},
         {"s/(`batch.h`)/(`lp.c`)/", "A.3-gpu-p: lp.c: no comment with DIFFERS"},
+        {"s/(`batch.h`)//", "batch.h: has a comment with DIFFERS, and is at no station"},
         {"s/`loaded` is 0/`is_loaded` is 0/", "A.3-dtoc-p: is_loaded stands in no source"},
         {"s/^formula  T.bls$/formula  {T/", "formula: {T: ends too early"},
     };
