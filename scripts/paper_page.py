@@ -277,7 +277,7 @@ def excerpt(lines, first, wanted, where):
             begin = end = i
             while begin - 1 > signature and not body[begin - 1][1].endswith(STATEMENT_ENDS):
                 begin -= 1
-            while not body[end][1].endswith(STATEMENT_ENDS):
+            while not body[end][1].endswith(STATEMENT_ENDS) or body[end][1].endswith("= {"):
                 end += 1
             kept.update(range(begin, end + 1))
     return [body[i] for i in sorted(kept)]
@@ -452,8 +452,8 @@ def station(s, n, all_stations):
         f'<nav aria-label="Stations"><a href="#{before}" aria-label="Station before">&#8592;</a> <a href="#{after}" aria-label="Station after">&#8594;</a></nav>',
         f'<h3 id="t{n}"><a href="#{s.id}"><span class="n">{n}</span> {prose(s.title)}</a></h3>',
         f'<p class="place">{prose(s.text("place"))}</p>', paragraph(s, "paper"),
-        formula(s.lines("formula")) if s.lines("formula") else "", picture(s), code(s), paragraph(s, "miss"), paragraph(s, "differs"),
-        paragraph(s, "number"), '<pre class="run" tabindex="0">' + html.escape("\n".join(s.listing), quote=False) + "</pre>",
+        formula(s.lines("formula")) if s.lines("formula") else "", picture(s), code(s),
+        '<div class="notes">', paragraph(s, "miss"), paragraph(s, "differs"), "</div>", paragraph(s, "number"), '<pre class="run" tabindex="0">' + html.escape("\n".join(s.listing), quote=False) + "</pre>",
         also(s), exercises(s), "</section>") if part)
 
 
