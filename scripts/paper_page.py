@@ -387,18 +387,19 @@ def check(all_stations):
 
 # ------------------------------------------------------------------ the page
 
-LETTERS = re.compile(r"(?<![\w/.`])(?:(?P<base>[a-z]+(?:_[a-z0-9]+)?)\^(?P<above>[pg])|(?P<one>[xtwTh])_?(?P<below>pre|gen|Out|quant|next|[KQVO12])|"
+LETTERS = re.compile(r"(?<![\w/.`])(?:(?P<base>[a-z]+(?:_[a-z0-9]+)?)\^(?P<above>[pg])|(?P<one>[xtwTh])_?(?P<below>pre|gen|Out|quant|next|[KQVO12])(?P<power>\^2)?|"
                      r"(?P<two>att|mlp|bls)_(?P<number>[12]))(?!\w)")
 
 
 def letter(match):
     if match["above"]:
         return f"{match['base']}<sup>{match['above']}</sup>"
-    return f"<i>{match['one']}</i><sub>{match['below']}</sub>" if match["one"] else f"{match['two']}<sub>{match['number']}</sub>"
+    square = "<sup>2</sup>" if match["power"] else ""
+    return f"<i>{match['one']}</i><sub>{match['below']}</sub>{square}" if match["one"] else f"{match['two']}<sub>{match['number']}</sub>"
 
 
 def prose(text):
-    """Markdown, and the letters of formulas: T_pre, h1, ctog^p."""
+    """Markdown, and the letters of formulas: T_pre, h1^2, ctog^p."""
     parts = re.split(r"(<code>.*?</code>|<[^>]*>)", make_page.inline(text))
     return "".join(part if part.startswith("<") else LETTERS.sub(letter, part) for part in parts)
 
