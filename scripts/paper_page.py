@@ -21,7 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-from urllib.parse import quote
 
 import make_page
 
@@ -285,7 +284,6 @@ def excerpt(lines, first, wanted, where):
 
 def listing(path, name, wanted):
     lines, first = definition(path, name)
-    signature = next(line for n, line in lines if n == first)
     if wanted:
         lines = excerpt(lines, first, wanted, f"{path}: {name}")
     marked = coloured("\n".join(line for _, line in lines)).split("\n")
@@ -296,8 +294,7 @@ def listing(path, name, wanted):
             out.append("<i>&#8943;\n</i>")
         out.append(f"<code{jump}>{line}\n</code>")
         last = n
-    target = f"../{path}#:~:text=" + quote(signature[:60].rstrip(" {"), safe="").replace("-", "%2D")
-    return (f'<figure class="code"><figcaption><a href="{target}">{path}</a>, line {first}: <b>{name}</b></figcaption>'
+    return (f'<figure class="code"><figcaption><a href="../{path}#L{first}">{path}</a>, line {first}: <b>{name}</b></figcaption>'
             f'<pre tabindex="0">' + "".join(out) + "</pre></figure>")
 
 
