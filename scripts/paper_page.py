@@ -256,9 +256,9 @@ def definition(path, name):
         before -= 1
     if before and lines[before - 1].endswith("*/"):
         before -= 1
-        while not lines[before].startswith("/*"):
+        while lines[before].startswith(" *"):
             before -= 1
-    else:
+    if not lines[before].startswith("/*"):
         before = first
     return [(n + 1, lines[n]) for n in range(before, end + 1) if not lines[n].startswith("// clang-format")], first + 1
 
