@@ -11,7 +11,8 @@
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
-# make docs       the tour as a page with the three schedules as an animation: docs/index.html
+# make docs       two pages: the tour with the three schedules as an animation, docs/index.html; the paper beside the code, docs/paper.html
+# make booklet    the latter as build/paper.pdf, to be printed; needs chromium
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
 # make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
@@ -150,6 +151,9 @@ size: flexgen
 
 docs: flexgen
 	@python3 -B scripts/make_page.py
+	@python3 -B scripts/paper_page.py
+booklet:
+	@python3 -B scripts/paper_page.py --pdf $(BUILD)/paper.pdf
 
 # The whole program as WebAssembly, and the page that asks it. cJSON's source, cJSON.c: `apt-get source cjson`.
 WASM := $(BUILD)/wasm
@@ -176,5 +180,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments size docs explore format clean always
+.PHONY: all setup run bench accuracy paper experiments size docs booklet explore format clean always
 .DELETE_ON_ERROR:

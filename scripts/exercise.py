@@ -149,7 +149,8 @@ def starter(original, exercises, numbers, others=True):
         for suite in set(re.findall(r"\*\*Suite:\*\* `(\w+)`", files[path].decode())):
             if "tests/test_%s.c" % suite not in files:
                 files[path] = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", files[path].decode()).encode()
-    files.pop("docs/TEACHING.md", None)
+    for path in ("docs/TEACHING.md", "docs/paper.html"):  # answers; the solutions as code
+        files.pop(path, None)
     allow_unused(files)
     return files
 

@@ -224,7 +224,8 @@ WHAT = """
 <p>FlexGen (<a href="https://arxiv.org/abs/2303.06865">arXiv 2303.06865</a>) lets one GPU generate text with a language model
 that is larger than its memory: weights, KV cache and activations are spread over GPU, CPU and disk, and while one batch is
 computed what the next ones need is on its way. This page shows how, with a small implementation in C and CUDA. What it would do with
-a model and a machine of your choice, and what would hold it back, the <a href="explore.html">policy search</a> says at once.</p>
+a model and a machine of your choice, and what would hold it back, the <a href="explore.html">policy search</a> says at once. Beside the paper, place by place, stands the code on a
+<a href="paper.html">page of its own</a>.</p>
 """
 
 INTRO = f"""

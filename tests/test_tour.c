@@ -1,5 +1,6 @@
 /* test_tour.c: docs/TOUR.md and the program say the same; so do README.md and docs/EXPERIMENTS.md where they quote the
- * program, the pages that are made of these documents, and the source files about what to read next.
+ * program, the pages that are made of these documents, and the source files about what to read next. docs/paper.txt is the
+ * source of the page beside the paper.
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
@@ -328,9 +329,9 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
     static const struct {
         const char *path;
         int least; /* commands */
-    } documents[] = {{"README.md", 2}, {TOUR, 17}, {"docs/EXPERIMENTS.md", 10}};
+    } documents[] = {{"README.md", 2}, {TOUR, 17}, {"docs/EXPERIMENTS.md", 10}, {"docs/paper.txt", 50}};
     const bool python = has_python();
-    for (int d = 0; d < 3; d++) {
+    for (size_t d = 0; d < COUNT(documents); d++) {
         char *anew;
         int count = 0;
         size_t len;
@@ -406,9 +407,47 @@ TEST(where_the_program_differs_from_the_paper_the_code_says_so) {
 TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
     if (!has_python()) return;
     succeeds("python3 -B scripts/experiments.py --check overlap block pages prediction stages 2>&1");
-    if (!writes()) succeeds("python3 -B scripts/make_page.py --check"); /* what is written now makes the page old */
+    if (!writes()) { /* what is written now makes the pages old */
+        succeeds("python3 -B scripts/make_page.py --check");
+        succeeds("python3 -B scripts/paper_page.py --check");
+    }
     succeeds("python3 -B scripts/make_explore.py --check");
     succeeds("python3 -B scripts/explore_questions.py 8");
+}
+
+/* The page beside the paper is not made if its source says what is not so: a function, a line or an exercise that there is
+ * not, a number that no command prints, a station that is not whole, a place of README.md's table without a station. */
+TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
+    static const struct {
+        const char *change, *said; /* of sed; the line but for its beginning */
+    } faults[] = {
+        {"s/^mini     generate$/mini     generates/", "figure-3a: mini.c: has no function or type generates"},
+        {"s/Sum ctog; /Sum gtog; /", "policy.c: time_rows: no line has Sum gtog"},
+        {"s/^exercise 5 14/exercise 5 40/", "figure-4: there is no exercise 40"},
+        {"s/[*][*]24[*][*]/**25**/", "figure-4: **25** is in nothing that its commands print"},
+        {"s/^    gtoc: 30720 bytes/    gtoc: 30721 bytes/", "3-prefill: **30720** is in nothing that its commands print"},
+        {"/^@ figure-2/,/^$/{/^miss/d}", "figure-2: lacks miss"},
+        {"/^@ figure-2/,/^$/s/^place /paper /", "figure-2: a line begins with paper; expected"},
+        {"/^@ A.3-nvme/,$s/^number .*/number/", "A.3-nvme: lacks number"},
+        {"s/disk_fetch/disk_read/", "README.md: disk_fetch of the table is at no station"},
+        {"s/^also     quant.h/also     quant.c/", "README.md: quant.h of the table is at no station"},
+        {"s/(`batch.h`)/(`lp.c`)/", "A.3-gpu-p: lp.c: no comment with DIFFERS"},
+        {"s/(`batch.h`)//", "batch.h: has a comment with DIFFERS, and is at no station"},
+        {"s/`loaded` is 0/`is_loaded` is 0/", "A.3-dtoc-p: is_loaded stands in no source"},
+        {"s/^formula  min T.bls$/formula  {T/", "formula: {T: ends too early"},
+    };
+    char command[400];
+    if (!has_python()) return;
+    for (size_t f = 0; f < COUNT(faults); f++) {
+        snprintf(command, sizeof command,
+                 "sed '%s' docs/paper.txt >/tmp/wrong.txt\n"
+                 "python3 -B scripts/paper_page.py --check --source /tmp/wrong.txt 2>&1 || true",
+                 faults[f].change);
+        const char *said = printed_by(command, "");
+        const bool refused = !strncmp(said, "paper_page.py: ", 15) && shows(said, faults[f].said);
+        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
+        CU_ASSERT(refused);
+    }
 }
 
 /* Every figure may differ by the tolerance of what is kept, and no word may. */
@@ -499,13 +538,14 @@ TEST(the_page_of_the_search_offers_every_model_that_the_program_knows) {
            opt_known_names());
 }
 
-/* Those to files of the repository, from the document's folder. docs/index.html is whole without the folders beside docs.
- */
+/* Those to files of the repository, from the document's folder. docs/index.html is whole without the folders beside docs;
+ * docs/paper.html has the code in them. */
 TEST(every_link_of_the_documents_leads_to_a_file) {
     prints(
         "for f in *.md */*.md results/*/*.md; do grep -oE '\\]\\([^)# ]+' $f | sed \"s,^..,$(dirname $f)/,\"; done "
         ">/tmp/all\n"
         "grep -oE 'href=\"[^\"#]+' docs/index.html | sed 's,.*\",docs/,' >/tmp/page\n"
+        "grep -oE 'href=\"[^\"#]+' docs/paper.html | sed 's,.*\",docs/,' >>/tmp/all\n"
         "grep -hv /http /tmp/all /tmp/page | while read -r to; do test -r $to || echo $to; done\n"
         "grep '[.][.]' /tmp/page; test $(grep -vc /http /tmp/all) -gt 40 || echo few",
         "");
