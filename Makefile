@@ -1,5 +1,6 @@
 # make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
 # make mini       builds ./mini, the whole paper in one file: mini.c; with nvcc and a GPU, or GPU=75, also mini.cu, its half for the card
+# make install    puts the program, with hardware/ and a manual page, below PREFIX=/usr/local; make uninstall removes it; DESTDIR= for packages
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
@@ -11,7 +12,7 @@
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
-# make docs       the tour as a page with the three schedules as an animation: docs/index.html
+# make docs       the tour as a page with the three schedules as an animation, docs/index.html, and the manual page, docs/flexgen.1
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
 # make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
@@ -117,6 +118,19 @@ mini: mini.c mini.cu
 	$(if $(CARD),$(NVCC) -O3 -DGPU $(GENCODE) $(NVWARN) $(addprefix -Xcompiler ,$(NATIVE)) $^ -o $@ -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublas,\
 	    $(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread)
 
+# The program looks for its libraries and hardware/ in its own folder. That of the link, bin, belongs to others, too.
+PREFIX ?= /usr/local
+INTO = $(DESTDIR)$(PREFIX)
+install: $(BUILD)/flexgen $(CUDA_SO) $(MPI_SO)
+	rm -rf "$(INTO)/lib/flexgen"
+	install -d "$(INTO)/bin" "$(INTO)/lib/flexgen/hardware" "$(INTO)/share/man/man1"
+	install $^ "$(INTO)/lib/flexgen"
+	install -m 644 hardware/*.json "$(INTO)/lib/flexgen/hardware"
+	install -m 644 docs/flexgen.1 "$(INTO)/share/man/man1"
+	ln -sf ../lib/flexgen/flexgen "$(INTO)/bin/flexgen"
+uninstall:
+	rm -rf "$(INTO)/lib/flexgen" "$(INTO)/bin/flexgen" "$(INTO)/share/man/man1/flexgen.1"
+
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
@@ -150,6 +164,7 @@ size: flexgen
 
 docs: flexgen
 	@python3 -B scripts/make_page.py
+	@python3 -B scripts/make_man.py
 
 # The whole program as WebAssembly, and the page that asks it. cJSON's source, cJSON.c: `apt-get source cjson`.
 WASM := $(BUILD)/wasm
@@ -176,5 +191,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments size docs explore format clean always
+.PHONY: all setup install uninstall run bench accuracy paper experiments size docs explore format clean always
 .DELETE_ON_ERROR:
