@@ -132,6 +132,7 @@ aarch64() {
     local dir=$AT/aarch64 RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" EVERY=${EVERY:-50}
     libraries $dir ar aarch64-linux-gnu-gcc || return
     engine $dir ar aarch64-linux-gnu-gcc -O3 && commands $dir
+    step "all suites compile" make_for $dir ar aarch64-linux-gnu-gcc -O3 NATIVE= RUNNER=true test
     needs aarch64-linux-gnu-g++ g++-aarch64-linux-gnu && cuda_host $dir
 }
 
