@@ -1,5 +1,6 @@
 # make            builds ./flexgen with what this machine has, and says what that is; make GPU="75 80 90" for other GPUs than the one here
 # make mini       builds ./mini, the whole paper in one file: mini.c; with nvcc and a GPU, or GPU=75, also mini.cu, its half for the card
+# make install    puts the program, with hardware/ and a manual page, below PREFIX=/usr/local; make uninstall removes it; DESTDIR= for packages
 # make run        completes a few prompts with the shipped model
 # make test       builds and runs every CUnit suite; make test SUITE=lp runs one
 # make grade EX=1 the points of an exercise of docs/EXERCISES.md; make exercises checks all of them
@@ -11,8 +12,9 @@
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
-# make docs       two pages: the tour with the three schedules as an animation, docs/index.html; the paper beside the code, docs/paper.html
-# make booklet    the latter as build/paper.pdf, to be printed; needs chromium
+# make docs       three pages: the tour with the three schedules as an animation, docs/index.html; the paper beside the code,
+#                 docs/paper.html; the manual page, docs/flexgen.1
+# make booklet    the second as build/paper.pdf, to be printed; needs chromium
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
 # make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
 # make format, make clean
@@ -118,6 +120,19 @@ mini: mini.c mini.cu
 	$(if $(CARD),$(NVCC) -O3 -DGPU $(GENCODE) $(NVWARN) $(addprefix -Xcompiler ,$(NATIVE)) $^ -o $@ -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublas,\
 	    $(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread)
 
+# The program looks for its libraries and hardware/ in its own folder. That of the link, bin, belongs to others, too.
+PREFIX ?= /usr/local
+INTO = $(DESTDIR)$(PREFIX)
+install: $(BUILD)/flexgen $(CUDA_SO) $(MPI_SO)
+	rm -rf "$(INTO)/lib/flexgen"
+	install -d "$(INTO)/bin" "$(INTO)/lib/flexgen/hardware" "$(INTO)/share/man/man1"
+	install $^ "$(INTO)/lib/flexgen"
+	install -m 644 hardware/*.json "$(INTO)/lib/flexgen/hardware"
+	install -m 644 docs/flexgen.1 "$(INTO)/share/man/man1"
+	ln -sf ../lib/flexgen/flexgen "$(INTO)/bin/flexgen"
+uninstall:
+	rm -rf "$(INTO)/lib/flexgen" "$(INTO)/bin/flexgen" "$(INTO)/share/man/man1/flexgen.1"
+
 run: all
 	./flexgen generate --model $(MODEL) --prompts models/prompts.txt --max-tokens 120 --temperature 0.7 --top-p 0.9 --seed 3
 
@@ -130,7 +145,7 @@ $(BUILD)/bench_gpu: $(BUILD)/bench_gpu.o $(CUDA_OBJ) $(LIB)
 	$(CXX) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 HOST := $(patsubst %.c,$(BUILD)/%.o,$(wildcard device/host*.c) base/team.c base/os.c device/depend.c device/ops.c)
 BENCH := $(patsubst tests/%.c,$(BUILD)/%,$(filter-out $(if $(MAC),tests/bench_machine.c),$(wildcard tests/bench_*.c)))
-test: $(if $(SANITIZE)$(SUITE),,$(BENCH) $(BUILD)/tape $(if $(CUDA),$(BUILD)/bench_gpu.o)) # no suite runs them, and they must compile
+test: $(if $(SANITIZE)$(SUITE),,$(BENCH) $(if $(MAC),,$(BUILD)/tape) $(if $(CUDA),$(BUILD)/bench_gpu.o)) # no suite runs them, and they must compile
 bench: flexgen $(BENCH)
 	@scripts/bench.sh $(BUILD)
 
@@ -152,6 +167,7 @@ size: flexgen
 docs: flexgen
 	@python3 -B scripts/make_page.py
 	@python3 -B scripts/paper_page.py
+	@python3 -B scripts/make_man.py
 booklet:
 	@python3 -B scripts/paper_page.py --pdf $(BUILD)/paper.pdf
 
@@ -180,5 +196,5 @@ format:
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays
-.PHONY: all setup run bench accuracy paper experiments size docs booklet explore format clean always
+.PHONY: all setup install uninstall run bench accuracy paper experiments size docs booklet explore format clean always
 .DELETE_ON_ERROR:

@@ -776,11 +776,12 @@ static void open_standard_streams(void) {
 static int run_command(Options *o, char **args, int n, Error *err) {
     Command command;
     o->help = has_word(" help --help -h ", args[0]);
-    if (!o->help &&
+    o->version = !strcmp(args[0], "--version");
+    if (!o->help && !o->version &&
         (command_parse(&command, args[0], err) || flags_parse(o, command, args + 1, n - 1, err)))
         return -1;
-    if (o->help) {
-        flags_help(stdout);
+    if (o->help || o->version) {
+        (o->help ? flags_help : flags_version)(stdout);
         return 0;
     }
     if (flags_check(o, command, err))

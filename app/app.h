@@ -39,7 +39,7 @@ typedef struct Options {
     double net_gbps, net_ms;           /* the network between the machines of --nodes */
     double wire_bytes_s, wire_delay_s; /* --net; 0: the wire is not slowed */
     bool resume, overwrite, strict, truncate;
-    bool verbose, help;
+    bool verbose, help, version;
     Sampling sampling;      /* temperature below 0: not given, which is greedy, too */
     double link[NCHANNELS]; /* bytes/s; 0: not slowed */
     bool links;             /* true if some link is slowed */
@@ -70,6 +70,8 @@ int flags_check(const Options *options, Command command, Error *err);
 int files_check(const Options *options, Command command, Error *err);
 /* Prints the help text: the commands and all flags. */
 void flags_help(FILE *out);
+/* Prints the version, the devices that this program has, and what it runs pipelines on. */
+void flags_version(FILE *out);
 /* Returns true if --device gives this name. */
 bool device_is(const Options *options, const char *name);
 

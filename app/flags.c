@@ -8,8 +8,11 @@
 #include <dirent.h>
 #include <fnmatch.h>
 #include <math.h>
+#include <unistd.h>
 
 #include "app/app.h"
+
+#define VERSION "0.9"
 
 /* In the table of flags and in the help text, a letter stands for each command. */
 static const struct {
@@ -60,6 +63,22 @@ static bool set_output(Given g) {
     bool is_standard = file_identity(g.text[0]) == file_identity("/dev/stdout");
     *(const char **)g.to = is_standard ? "-" : g.text[0];
     return *g.text[0];
+}
+
+/* Stores the name of a machine's file. One that is not there is looked for beside the program,
+ * where `make install` puts hardware/. */
+static bool set_machine(Given g) {
+    static char beside[MAX_PATH];
+    const char *file = g.text[0];
+    set_text(g);
+    program_file(beside, "");
+    char *name = strrchr(beside, '/');
+    if (!name || *file == '/' || !access(file, F_OK))
+        return true;
+    snprintf(name, beside + MAX_PATH - name, "/%s", file);
+    if (!access(beside, F_OK))
+        *(const char **)g.to = beside;
+    return true;
 }
 
 static bool add_text(Given g) {
@@ -289,9 +308,9 @@ static const Flag flags[] = {
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},
-    {"--hardware", "gbpe", TEXT(hardware),
-     "FILE: the machine that the policy is for or the sim plays, such as hardware/t4.json (this "
-     "one, measured)"},
+    {"--hardware", "gbpe", 1, set_machine, AT(hardware), 0, 0, NULL,
+     "FILE: the machine that the policy is for or the sim plays (this one, measured); such as "
+     "hardware/t4.json, also from beside the program"},
     {"--with", "gbpe", LIST(with),
      "KEY=NUMBER: of that machine, in place of the file's, such as ctog_bdw=24e9; may be repeated"},
     {"--cost-model", "p", 1, set_cost_model, AT(paper_model), 0, 0, "runtime or paper",
@@ -337,6 +356,7 @@ static const Flag flags[] = {
     {"--verbose", "ge", SWITCH(verbose),
      "print the plan, and the measured peaks beside it (bench always does)"},
     {"--help", "gbpmqe", SWITCH(help), "this text"},
+    {"--version", "gbpmqe", SWITCH(version), "the version, and the devices that are built in"},
     {0},
 };
 
@@ -366,6 +386,18 @@ void flags_help(FILE *out) {
     for (int c = 0; c < NCOMMANDS; c++)
         fprintf(out, "%s%c: of %s", c ? ", " : "", commands[c].letter, commands[c].name);
     fprintf(out, ". Exit status: 0 done, 1 failed, 2 wrong use or does not fit.\n");
+}
+
+/* Returns true if the library of that suffix lies beside the program. */
+static bool has_library(const char *suffix) {
+    char path[MAX_PATH];
+    program_file(path, suffix);
+    return !access(path, F_OK);
+}
+
+void flags_version(FILE *out) {
+    fprintf(out, "flexgen %s\ndevices: host (%s), sim%s\npipelines: sim%s\n", VERSION, host_isa(),
+            has_library("_cuda.so") ? ", cuda" : "", has_library("_mpi.so") ? ", MPI" : "");
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 #
 #   aarch64     ARM's 64 bits under Linux: built with Debian's cross compiler, run in qemu's user mode
 #   musl        x86-64 Linux with musl for its C library: built with zig cc, run
-#   macos       mini.c and the engine for Macs with ARM's and Intel's processors: zig cc compiles and links them; nothing is run
+#   macos       mini.c, the engine and its suites for Macs with ARM's and Intel's processors: zig cc compiles and links; nothing is run
 #   processors  make test for x86-64 with AVX2, and for x86-64 without vectors beyond SSE2
 #
 # A part whose tools are missing is skipped, with a line that says what it needs. --install gets them: Debian's packages (as root), zig
@@ -132,6 +132,7 @@ aarch64() {
     local dir=$AT/aarch64 RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" EVERY=${EVERY:-50}
     libraries $dir ar aarch64-linux-gnu-gcc || return
     engine $dir ar aarch64-linux-gnu-gcc -O3 && commands $dir
+    step "all suites compile" make_for $dir ar aarch64-linux-gnu-gcc -O3 NATIVE= RUNNER=true test
     needs aarch64-linux-gnu-g++ g++-aarch64-linux-gnu && cuda_host $dir
 }
 
@@ -147,6 +148,7 @@ for_mac() {
     local dir=$AT/$1 cc="python3 -m ziglang cc -target $1"
     libraries $dir "python3 -m ziglang ar" $cc || return
     step "$1: mini.c, and the engine" make_for $dir "python3 -m ziglang ar" "$cc" "-O3 $2" "$dir/build/flexgen" "$dir/build/mini"
+    step "$1: the suites" make_for $dir "python3 -m ziglang ar" "$cc" "-O3 $2" RUNNER=true test
 }
 macos() {
     needs_zig && needs_sources || return

@@ -37,17 +37,6 @@ enum { OPEN, READ, PREAD, WRITE, PWRITE, SYNC, ALLOCATE, MMAP, STAT, UNLINK, LOC
 static const char *const class_name[NCLASSES] = {"open", "read",     "pread", "write",  "pwrite",
                                                  "sync", "allocate", "mmap",  "stat",   "unlink",
                                                  "lock", "malloc",   "inner", "thread", "key"};
-static const struct {
-    int number, class;
-} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},   {SYS_write, WRITE},
-             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC},  {SYS_ftruncate, ALLOCATE},
-             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},    {SYS_fallocate, ALLOCATE},
-             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_getrandom, STAT},  {SYS_stat, STAT},
-             {SYS_fstat, STAT},      {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},
-             {SYS_statfs, STAT},     {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},
-             {SYS_unlink, UNLINK},   {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},
-             {SYS_flock, LOCK}};
-enum { NCALLS = sizeof calls / sizeof *calls };
 
 static long count[NCLASSES], wanted; /* calls so far; the one that fails */
 static int wanted_class = -1, wanted_errno;
@@ -117,6 +106,18 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
 // ---- System calls ---------------------------------------------------------------------------------------------------
 
 #ifdef __x86_64__
+static const struct {
+    int number, class;
+} calls[] = {{SYS_openat, OPEN},     {SYS_read, READ},       {SYS_pread64, PREAD},   {SYS_write, WRITE},
+             {SYS_pwrite64, PWRITE}, {SYS_fsync, SYNC},      {SYS_fdatasync, SYNC},  {SYS_ftruncate, ALLOCATE},
+             {SYS_mmap, MMAP},       {SYS_readv, READ},      {SYS_writev, WRITE},    {SYS_fallocate, ALLOCATE},
+             {SYS_rename, SYNC},     {SYS_getdents64, READ}, {SYS_getrandom, STAT},  {SYS_stat, STAT},
+             {SYS_fstat, STAT},      {SYS_lstat, STAT},      {SYS_newfstatat, STAT}, {SYS_statx, STAT},
+             {SYS_statfs, STAT},     {SYS_access, STAT},     {SYS_faccessat, STAT},  {SYS_readlink, STAT},
+             {SYS_unlink, UNLINK},   {SYS_unlinkat, UNLINK}, {SYS_rmdir, UNLINK},    {SYS_mkdir, UNLINK},
+             {SYS_flock, LOCK}};
+enum { NCALLS = sizeof calls / sizeof *calls };
+
 long raw_call(long number, long a, long b, long c, long d, long e, long f);
 extern char raw_call_end[]; /* where the filter sees that call */
 __asm__(
@@ -176,10 +177,12 @@ static void on_call(int signal, siginfo_t *info, void *context) {
     errno = saved;
 }
 
-static void install(void) {
+/* The calls are appended to the file `log`, if that is not NULL. */
+static void install(const char *log) {
     struct sock_filter code[NCALLS + 8];
     const uint64_t pass = (uint64_t)(uintptr_t)raw_call_end;
     int n = 0;
+    if (log) log_file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 #define LOAD(at) code[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at)
 #define EQUAL(k, yes, no) code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, k, yes, no)
 #define RETURN(what) code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, what)
@@ -197,7 +200,7 @@ static void install(void) {
     if (!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 #else
-static void install(void) {}
+static void install(const char *log) { (void)log; }
 #endif
 
 // ---- Beginning and end ----------------------------------------------------------------------------------------------
@@ -215,9 +218,8 @@ __attribute__((constructor)) static void begin(void) {
     }
     clock_gettime(CLOCK_MONOTONIC, &begun);
     if (hastens) haste = atol(hastens);
-    if (log) log_file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dl_iterate_phdr(find_program, NULL);
-    install();
+    install(log);
     active = true;
 }
 

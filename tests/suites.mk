@@ -31,7 +31,7 @@ endif
 
 # The tests wait for the product more than for themselves, so that -O0 will do for them; but `host` and `cuda` compute what they compare with,
 # `events` and `pipeline` look at each byte, and all draw their data from fixture.c.
-$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main local_net started): CFLAGS += -O0
+$(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main local_net started answers): CFLAGS += -O0
 $(patsubst %,$(BUILD)/tests/%.o,test_host test_cuda test_events test_pipeline fixture): CFLAGS += -O2
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)

@@ -1308,3 +1308,102 @@ TEST(a_copy_that_is_stopped_leaves_nothing) {
                 "full ... model.safetensors ... File too large ... make room");
     CU_ASSERT_EQUAL(count_files(dir), before);
 }
+
+// ---- Installation ---------------------------------------------------------------------------------------------------
+
+/* Runs a command of the shell in the folder of the program's sources. $D is a directory of this suite's, and $TINY the
+ * shipped model. */
+__attribute__((format(printf, 1, 2))) static Result shell(const char *format, ...) {
+    char *line;
+    va_list list;
+    va_start(list, format);
+    CHECK(vasprintf(&line, format, list) >= 0);
+    va_end(list);
+    return finish(start_program((const char *const[]){"sh", "-c", keep(line), NULL}));
+}
+
+/* The program and its libraries are those that the suites have, and -o says that they need not be built. */
+#define MAKE                                                                                                       \
+    "unset MAKEFLAGS MAKELEVEL; B=$D/build; make NVCC= MPICC= PREFIX=/usr DESTDIR=$D/root BUILD=$B -o $B/flexgen " \
+    "-o $B/flexgen_cuda.so -o $B/flexgen_mpi.so MPI_SO=$(ls $B/flexgen_mpi.so) "
+/* It is started where there is no hardware/. */
+#define INSTALLED "cd / && $D/root/usr/bin/flexgen "
+#define ON_A_GPU "generate --device cuda --model $TINY --prompt x --max-tokens 1 --gpu-batch-size 1 --num-gpu-batches 1"
+#define HERE "generate --model $TINY" LAPTOP " --prompt a"
+#define FOR_MACHINE "policy --model opt-125m --prompt-len 8 --gen-len 2 --num-prompts 4 --hardware "
+
+TEST(an_installed_program_has_its_libraries_and_machines_and_uninstall_leaves_none) {
+    const bool emulated = getenv("FLEXGEN_EMULATED") != NULL;
+    open_directories();
+    setenv("D", temp_dir(), 1);
+    setenv("TINY", keep(realpath("models/opt-tiny", NULL)), 1);
+    went_well(shell("mkdir $D/build && cp $FLEXGEN_BIN $D/build/flexgen"));
+    const bool mpi = shell("cp ${FLEXGEN_BIN}_mpi.so $D/build/flexgen_mpi.so").status == 0;
+    if (emulated) went_well(shell("cp ${FLEXGEN_EMULATED}_cuda.so $D/build/flexgen_cuda.so"));
+    went_well(shell(MAKE "CUDA_SO=$(ls $B/flexgen_cuda.so) install"));
+    Result r = went_well(shell(INSTALLED "--version"));
+    CU_ASSERT(shows(r.out, emulated ? ", sim, cuda\n" : ", sim\n") &&
+              shows(r.out, mpi ? "sim, MPI\n" : "pipelines: sim\n"));
+    if (emulated) CU_ASSERT(shows(went_well(shell(INSTALLED ON_A_GPU ALL_GPU)).err, "emulated GPU"));
+    r = went_well(shell(INSTALLED HERE));
+    CU_ASSERT_STRING_EQUAL(r.out, flexgen_done(GENERATE " --prompt a").out);
+    CU_ASSERT(shows(went_well(shell(INSTALLED FOR_MACHINE "hardware/t4.json")).out, "on: T4 16 GB"));
+    assert_ends(shell(INSTALLED FOR_MACHINE "hardware/t4.json --json $D/root/usr/lib/flexgen/hardware/t4.json"), EXIT_USAGE,
+                "--json: is the file of --hardware");
+    assert_ends(shell(INSTALLED FOR_MACHINE "hardware/none.json"), EXIT_USAGE, ": hardware/none.json: cannot open");
+    assert_ends(shell(INSTALLED FOR_MACHINE "/hardware/t4.json"), EXIT_USAGE, ": /hardware/t4.json: cannot open");
+    CU_ASSERT_EQUAL(shell("cmp docs/flexgen.1 $D/root/usr/share/man/man1/flexgen.1").status, 0);
+    /* a library of an earlier installation goes */
+    went_well(shell(MAKE "CUDA_SO= install"));
+    CU_ASSERT(shows(went_well(shell(INSTALLED "--version")).out, ", sim\n"));
+    went_well(shell(MAKE "uninstall"));
+    CU_ASSERT_STRING_EQUAL(shell("find $D/root ! -type d -o -name 'flexgen*'").out, "");
+}
+
+/* Replaces the escapes of roff in a text. */
+static char *without_roff(char *text) {
+    char *to = text;
+    for (const char *from = text; *from; from++)
+        if (*from != '\\')
+            *to++ = *from;
+        else
+            *to++ = *++from == 'e' ? '\\' : *from;
+    *to = 0;
+    return text;
+}
+
+/* Returns true if a text has this line, or a line that begins so; otherwise prints it. */
+__attribute__((format(printf, 2, 3))) static bool has_line(const char *text, const char *format, ...) {
+    char line[500] = "\n";
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line + 1, sizeof line - 1, format, list);
+    va_end(list);
+    const bool has = strstr(text, line) != NULL;
+    if (!has) fprintf(stderr, "\n    there is no line \"%s\"\n", line + 1);
+    return has;
+}
+
+TEST(the_manual_page_has_every_command_and_flag_of_the_help_and_no_other) {
+    const char *page = without_roff(keep(contents("docs/flexgen.1", NULL))), *help = flexgen_done("--help").out, *does;
+    char name[40], text[400];
+    int flags = 0, said = 0;
+    for (const char *at = help; (at = strstr(at, "\n  ")); at++) {
+        if (sscanf(at, " --%39s %*s %399[^\n]", name, text) == 2) {
+            CU_ASSERT(has_line(page, ".BR --%s ", name) && has_line(page, "%s\n", text));
+            flags++;
+        } else if (sscanf(at, " flexgen %39s %399[^\n]", name, text) == 2) {
+            does = text;
+            for (const char *gap = text; (gap = strstr(gap, "  ")); gap++) does = gap + 2;
+            CU_ASSERT(has_line(page, ".B flexgen %s", name) && has_line(page, "%s\n", does));
+        }
+    }
+    for (const char *at = page; (at = strstr(at, "--")); said++) {
+        const size_t len = strspn(at, "abcdefghijklmnopqrstuvwxyz-");
+        CU_ASSERT(has_line(help, "  %.*s ", (int)len, at));
+        at += len;
+    }
+    for (const char *at = page; (at = strstr(at, "\n.B flexgen ")); at++)
+        if (sscanf(at, " .B flexgen %39s", name) == 1) CU_ASSERT(has_line(help, "  flexgen %s ", name));
+    CU_ASSERT(flags > 40 && said > flags);
+}

@@ -142,7 +142,8 @@ static const char lines[] = /* flights x block, shares, seconds to prefill and f
 /* Checks what `policy --nodes 4` prints and writes, with policies that are made up. */
 TEST(a_comparison_has_the_figures_of_its_policies) {
     const Options options = {.nodes = 4};
-    Found one = {.policy = on_tiers(.01, .02, .03, .04, .05, .06, 7, 9), .pace = {1.5, 12}}, four = one;
+    Found one = {.policy = on_tiers(.01, .02, .03, .04, .05, .06, 7, 9), .pace = {.prefill_s = 1.5, .token_s = 12}},
+          four = one;
     size_t len;
     char *text;
     open_cluster("opt-30b", 32);

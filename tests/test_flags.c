@@ -128,6 +128,7 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("generate --truncate", o.truncate = true);
     SETS("generate --verbose", o.verbose = true);
     SETS("generate --help", o.help = true);
+    SETS("generate --version", o.version = true);
     SETS("bench --cpu-cache-compute", o.policy.delegated = true);
     SETS("bench --compress-weight", o.compress_weight = true);
     SETS("bench --compress-cache", o.compress_cache = true);

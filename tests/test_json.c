@@ -196,7 +196,7 @@ TEST(every_pair_of_surrogates_is_a_character) {
     for (unsigned high = 0xD800; high <= 0xDBFF; high++)
         for (unsigned low = 0xDC00; low <= 0xDFFF; low += 0x3FF) {
             char text[20];
-            uint32_t code;
+            uint32_t code = 0;
             snprintf(text, sizeof text, "\"\\u%04x\\u%04X\"", high, low);
             cJSON *tree = parse(text);
             CU_ASSERT_PTR_NOT_NULL_FATAL(tree);
@@ -393,6 +393,7 @@ FILE *fdopen(int fd, const char *mode) {
 TEST(a_result_is_there_as_a_whole_or_not_at_all) {
     static const char *const says[] = {"", "No space left on device", "No such file", "Input/output error"};
     for (int way = 0; way < 4; way++) {
+        if (way == 1 && access("/dev/full", W_OK)) continue; /* macOS has no such device */
         const char *dir = temp_dir(), *path = in_dir(dir, "result");
         write_file(dir, "result", "older", 5);
         FILE *file = output_open("--json", path, &err);

@@ -320,7 +320,7 @@ TEST(the_table_rests_on_the_highest_tier_that_has_room) {
     for (int home = 0; home < NTIERS; home++) { /* as much as it takes there, and nothing more */
         p.table_home = (home + 1) % NTIERS;
         ASSERT_OK(fit_policy(&p, model, &task, F16, need[home], &err));
-        CU_ASSERT_EQUAL(p.table_home, home);
+        CU_ASSERT_EQUAL((int)p.table_home, home);
     }
     need[TIER_DISK][TIER_DISK]--;
     CU_ASSERT_EQUAL(fit_policy(&p, model, &task, F16, need[TIER_DISK], &err), -1);

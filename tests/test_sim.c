@@ -128,7 +128,7 @@ TEST(copies_begin_and_end_when_they_must) {
         }
         CU_ASSERT(now() == 0 && wait_for(no_event) == 0 && !trace.n); /* posting takes no time, and begins nothing */
         for (int c = 1; c <= n; c++) CU_ASSERT(wait_for(e[c]) >= copy[c - 1].ends * (1 - 1e-8));
-        CU_ASSERT_EQUAL_FATAL(trace.n, n);
+        CU_ASSERT_EQUAL_FATAL((int)trace.n, n);
         for (const Slice *s = trace.slice; s < trace.slice + n; s++) {
             const Copy *c = &copy[s->k];
             if (!about(s->end, c->ends)) fprintf(stderr, "\n    %s, %d: ends at %g s\n", copies[i].what, s->k, s->end);

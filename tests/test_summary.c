@@ -1,7 +1,7 @@
 /* test_summary.c: how suites are run and counted (scripts/suite.sh, scripts/summary.sh). What fails, crashes, hangs or ends
  * badly behind its last test must be seen. The suites here are scripts that print what CUnit prints. Then how the program
  * is measured: its speed (scripts/bench.sh), its kernels (scripts/gpu_kernels.sh), its size (scripts/size.py),
- * and how much the suites see of it (scripts/mutate.py). */
+ * and how much the suites see of it (scripts/mutate.py); and what runs on others' computers (scripts/workflow.py). */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -174,6 +174,38 @@ TEST(what_is_missing_is_installed_without_a_name_that_others_can_foresee) {
 TEST(no_script_writes_to_a_fixed_name_in_a_directory_of_everybodys) {
     CU_ASSERT_EQUAL(
         shell("grep -nE '(>|default=) *\"?(\\$\\{?TMPDIR|/tmp/|/var/tmp/|/dev/shm/)' -r $here/scripts $here/.ci"), 1);
+}
+
+// ---- scripts/workflow.py --------------------------------------------------------------------------------------------
+
+const char *test_missing(const char *name) {
+    const bool reads = strstr(name, "workflow") && system("python3 -c 'import yaml' 2>/dev/null");
+    return reads ? "the check of .github/workflows, since python3-yaml is missing" : NULL;
+}
+
+/* Each case changes the workflow with sed, unless it is the first. */
+TEST(a_workflow_calls_only_what_README_names_and_may_only_read) {
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"s/contents: read/contents: write/", "permissions: expected contents: read, and no other\n"},
+        {"/^permissions:/,+1d", "permissions: expected contents: read, and no other\n"},
+        {"s/^  arm:.*/&\\n    permissions: write-all/", "arm: has permissions of its own\n"},
+        {"s/checkout@v[0-9]*/checkout@main/",
+         "arm: actions/checkout@main: expected an action of GitHub's own, by its major"},
+        {"s,actions/checkout,somebody/checkout,", "mac: somebody/checkout@v"},
+        {"s/run: make test/run: make tests/", "bare: no file of README.md, .ci/run, .ci/install names: make tests\n"},
+        {"s/sudo make install/sudo rm -r x/", "arm: no file of README.md, .ci/run, .ci/install names: rm -r x\n"},
+        {"s/run: make run/run: make run \"/", "mac: bash cannot read: make run \"\n"},
+        {"s/if: failure()/if: always()/", "mac: its last step does not keep build/**/*.log if another has failed\n"},
+        {"s/path: build.*/path: builds/", "arm: its last step does not keep build/**/*.log if another has failed\n"},
+    };
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        const int status = shell(
+            "sed '%s' $here/.github/workflows/ci.yml >ci.yml && to=$PWD/ci.yml && cd $here && "
+            "python3 -B scripts/workflow.py $to",
+            cases[c][0]);
+        assert_said(status, c > 0, cases[c][1]);
+    }
 }
 
 // ---- scripts/size.py ------------------------------------------------------------------------------------------------
