@@ -23,7 +23,7 @@
  *   view           a matrix in a tier, which owns nothing (Tensor)
  *   region, slot   memory of a tier for one purpose; one of several equal parts of it
  *   turn           a place in the rotation of slots
- *   cell           the smallest part of memory by which ops are ordered
+ *   cell           a slot, or what a batch has of a region; ops are ordered within it
  *   home, staging  where data rests; where it passes through on its way to a square that computes
  *   stop           where data from disk stops on the CPU, on its way to the GPU or back
  *   slab           what a layer has off the GPU, which streams to a slot
@@ -71,10 +71,10 @@ typedef struct {
     int file;
     Bytes offset;
     int rows, cols;
-    uint64_t ld;      /* elements from one row to the next, cols when dense */
-    int region;       /* the region of its tier that it lies in (RegionId in plan.h) */
-    int cell, ncells; /* its cells (see Region in plan.h); ncells 0: no op writes it */
-    void *at;         /* its address, while a device or reference_forward computes; else NULL */
+    uint64_t ld; /* elements from one row to the next, cols when dense */
+    int region;  /* the region of its tier that it lies in (RegionId in plan.h) */
+    int cell;    /* its cell (see Region in plan.h); 0: no op writes it */
+    void *at;    /* its address, while a device or reference_forward computes; else NULL */
 } Tensor;
 
 /* Rounds bytes up to whole cache lines, because regions and slabs begin at cache lines. */
@@ -102,12 +102,6 @@ static inline Tensor tensor_flat(Tensor t) {
     t.cols *= t.rows;
     t.rows = 1;
     t.ld = (size_t)t.cols;
-    return t;
-}
-/* Returns the view with only its cells first .. first+n-1. */
-static inline Tensor tensor_cells(Tensor t, int first, int n) {
-    t.cell += first;
-    t.ncells = n;
     return t;
 }
 /* Returns columns first .. first+n-1 of a view. */

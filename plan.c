@@ -31,18 +31,22 @@ const char *const tier_name[NTIERS] = {"GPU", "CPU", "disk"};
 // Counted here: the bytes of each tier (Plan.total), and those of the offload file.
 // -------------------------------------------------------------------------------------------------
 
-/* Lays out a region after those that its tier already has. The disk's share of a real checkpoint
- * stays where it is: it is counted, but is not part of the offload file. */
+/* Lays out a region after those that its tier already has, and numbers its cells. The disk's share
+ * of a real checkpoint stays where it is: it is counted, but is not part of the offload file. */
 static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoint) {
     r.offset = tier != TIER_DISK ? p->total[tier] : in_checkpoint ? SIZE_MAX : p->offload_bytes;
     if (tier == TIER_DISK && !in_checkpoint)
         p->offload_bytes += r.bytes;
     p->total[tier] += r.bytes;
+    r.cell = p->ncells;
+    p->ncells += id == KV_CACHE      ? (p->batches + p->policy.flights) * p->config.l
+                 : id == ACTIVATIONS ? p->batches
+                                     : r.slots;
     p->region[id][tier] = r;
 }
 
 void add_region(Plan *p, Wanted wanted) {
-    Region r = {wanted.name, wanted.type, wanted.rows, wanted.cols, wanted.slots, .cells = 1};
+    Region r = {wanted.name, wanted.type, wanted.rows, wanted.cols, .slots = wanted.slots};
     r.bytes = whole_lines((Bytes)r.rows * r.cols * r.slots * type_bytes(r.type));
     lay_out(p, wanted.id, wanted.tier, r, false);
 }
@@ -220,41 +224,6 @@ static void plan_cache_and_activations(Plan *p) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Cells
-//
-// Counted here: the parts of regions that ops may use independently of each other. Ops that use the
-// same cell follow each other (device/depend.c), so what two ops may use at once needs two cells.
-// -------------------------------------------------------------------------------------------------
-
-/* Numbers the cells, when all regions have been added. A slot is one cell, but
- *   a weight slot on the CPU has one for each batch. A layer is loaded in so many parts, and as
- *     soon as a part has come from the disk, it goes on to the GPU, while the disk reads the next.
- *     On the GPU nothing begins before the whole layer is there, so there a slot is one cell;
- *   UNPACKED_WEIGHTS has one for q, k and v, and one for the other matrices;
- *   ATTENDED on the GPU has one for the sequences whose KV is on the GPU, and one for the others;
- *   ACTIVATIONS is one slot, but every batch has cells of its own;
- *   a hidden state on the GPU has one for each piece, since pieces pass a layer one by one. In
- *     the next sweep a piece may have other rows: in decoding, all rows are piece 0. Every sweep
- *     begins with an op that writes all cells of the state, so this does no harm;
- *   the KV cache has one for each batch in each layer, and one for the free pages of each flight
- *     in each layer. */
-static void number_cells(Plan *p) {
-    for (int slot = 0; slot < 2; slot++)
-        p->region[WEIGHT_SLOT + slot][TIER_CPU].cells = p->batches;
-    p->region[UNPACKED_WEIGHTS][TIER_GPU].cells = 2;
-    p->region[ATTENDED][TIER_GPU].cells = 2;
-    p->region[HIDDEN][TIER_GPU].cells = p->region[ACTIVATIONS][TIER_GPU].cells = p->pieces;
-    for (int t = 0; t < NTIERS; t++)
-        for (int id = 0; id < NREGIONS; id++) {
-            Region *r = &p->region[id][t];
-            int slots = id == ACTIVATIONS ? p->batches : r->slots;
-            r->cell = p->ncells;
-            p->ncells +=
-                id == KV_CACHE ? (p->batches + p->policy.flights) * p->config.l : slots * r->cells;
-        }
-}
-
-// -------------------------------------------------------------------------------------------------
 // The plan of a task
 // -------------------------------------------------------------------------------------------------
 
@@ -294,7 +263,6 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     plan_end_workspaces(p, task);
     plan_choices(p);
     plan_tables(p, task);
-    number_cells(p);
     return p;
 }
 
@@ -317,8 +285,7 @@ Tensor plan_view(const Plan *p, RegionId id, Tier tier, long slot, int first, in
                     .cols = r->cols,
                     .ld = r->cols,
                     .region = id,
-                    .cell = r->cell + slot * r->cells,
-                    .ncells = r->cells};
+                    .cell = r->cell + slot};
 }
 
 Tensor plan_bytes(const Plan *p, RegionId id, Tier tier, Bytes at, Type type, int n) {
@@ -553,7 +520,7 @@ Tensor plan_f16(const Plan *p, Role role) {
     opt_role_shape(&p->config, role, &rows, &cols);
     Tensor t = plan_bytes(p, UNPACKED_WEIGHTS, TIER_GPU, p->unpacked_at[role], F16, cols);
     t.rows = rows;
-    return tensor_cells(t, role >= O_W, 1); /* q, k and v have cell 0, the others cell 1 */
+    return t;
 }
 
 void plan_free(Plan *p) {

@@ -49,17 +49,16 @@ typedef enum {
 } RegionId;
 
 /* One line of the plan: the memory of one tier for one purpose, `slots` matrices of (rows, cols)
- * one after the other. Cells are what ops are ordered by: those
- * that use the same one follow each other. A slot is one cell or several; only in KV_CACHE and
- * ACTIVATIONS the cells belong to batches instead (number_cells in plan.c). A cell is always used
- * as a whole, and depend.c orders operations by cells. bytes is 0 if the tier has no such region.
- */
+ * one after the other. bytes is 0 if the tier has no such region. Ops that share bytes of a cell
+ * are ordered (device/depend.c). Every slot is a cell, but
+ *   in ACTIVATIONS every batch has one;
+ *   in KV_CACHE every batch has one in each layer, and so have the free pages of each flight. */
 typedef struct {
     const char *name; /* "KV cache" */
     Type type;
     int rows, cols, slots;
     Bytes offset, bytes; /* offset is SIZE_MAX for what rests in the checkpoint */
-    int cell, cells;     /* the number of its first cell; cells in each slot */
+    int cell;            /* the number of its first cell */
 } Region;
 
 /* The place of a tensor while its layer is computed: its home on the GPU, or a part of the layer's
@@ -187,8 +186,7 @@ typedef struct {
     Type type;
     int rows, cols, slots;
 } Wanted;
-/* Adds a region after those that its tier already has; a region of 0 bytes takes no room. Every
- * slot is one cell until plan_make numbers the cells. */
+/* Adds a region after those that its tier already has; a region of 0 bytes takes no room. */
 void add_region(Plan *plan, Wanted region);
 
 /* Chooses a home for every tensor of every decoder layer by error diffusion across layers. A weight

@@ -9,13 +9,13 @@
  *
  * Read every function here as if each call happened at once, in the order in which it is made. In
  * fact calls only post ops on lanes. device/depend.c derives from the views that an op reads and
- * writes which earlier ops it must wait for; everything else may overlap. Two things no view shows,
- * and the caller tells them: that memory changes its owner (depend_join in branches/pages.c), and
- * that it is cut anew (depend_fold in weights.c). compute(j, k) calls project, attend and finish,
- * in prefill for one piece after the other. HIDDEN has two or three workspaces (Policy.workspaces),
- * but no more than there are batches. QKV and ATTENDED have three; they have fewer only if there
- * are fewer batches and each batch is one piece. They rotate, so that while the CPU attends for
- * batch k, the GPU finishes batch k-1 and projects batch k+1. Read next: square.c. */
+ * writes which earlier ops it must wait for; everything else may overlap. One thing no view shows,
+ * and the caller tells it: that memory changes its owner (depend_join in branches/pages.c).
+ * compute(j, k) calls project, attend and finish, in prefill for one piece after the other. HIDDEN
+ * has two or three workspaces (Policy.workspaces), but no more than there are batches. QKV and
+ * ATTENDED have three; they have fewer only if there are fewer batches and each batch is one piece.
+ * They rotate, so that while the CPU attends for batch k, the GPU finishes batch k-1 and projects
+ * batch k+1. Read next: square.c. */
 #include "device/device.h"
 #include "schedule.h"
 
@@ -298,8 +298,7 @@ static void attend(Run *run) {
     if (s->off_gpu && delegated)
         attend_on_cpu(run);
     if (s->on_gpu)
-        attend_to(run, home_pages(run, TIER_GPU), 0,
-                  tensor_cells(tensor_rows(s->attended, 0, s->on_gpu), 0, 1),
+        attend_to(run, home_pages(run, TIER_GPU), 0, tensor_rows(s->attended, 0, s->on_gpu),
                   tensor_rows(s->q, 0, s->on_gpu), (Tensor){0});
     if (s->off_gpu && !delegated)
         attend_to(run, s->staged, s->on_gpu, s->attended_off_gpu,

@@ -43,8 +43,7 @@
  * A turn is a place in a rotation. Square.turn counts squares: a slot that rotates by it is in use while the
  * neighbours of its square use the next ones. Batch.turn counts pieces: a slot that rotates by it is used by
  * one piece at a time. Rows of ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages
- * are their sequence's own. A slot has one or more cells. A cell is always used as a whole; depend.c orders ops
- * by cells (number_cells in plan.c). */
+ * are their sequence's own. */
 // clang-format on
 
 /* The staging slot of a layer that loads or computes. */
@@ -68,8 +67,8 @@ typedef struct {
     Tensor x_piece;      /* its rows of x */
     Tensor qkv, q, kv;   /* (rows, 3 h1), of which q has the first h1 columns, kv the others */
     Tensor kv_to_leave, kv_on_cpu; /* the off_gpu rows of kv as pages store them, on GPU and CPU */
-    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which have a
-                                          cell of their own, because other lanes write them */
+    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which other
+                                          lanes may write */
 } Square;
 
 /* One run of the schedule. */

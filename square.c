@@ -28,7 +28,8 @@ Tensor activations(const Run *run, Tier tier) {
     const Batch *b = run->square.batch;
     Tensor t = plan_view(run->plan, ACTIVATIONS, tier, 0, run->plan->act_first[tier][b->plan_place],
                          b->act_rows[tier]);
-    return tensor_cells(t, b->plan_place * t.ncells, t.ncells); /* each batch has its own cells */
+    t.cell += b->plan_place;
+    return t;
 }
 
 /* Returns the hidden state of the square while it is computed: in place if all of it rests on the
@@ -103,7 +104,7 @@ bool next_piece(Run *run, long turn) {
     int rows = s->piece.rows, h1 = p->config.h1;
     s->on_gpu = s->piece.kv_rows[TIER_GPU];
     s->off_gpu = rows - s->on_gpu;
-    s->x_piece = tensor_cells(tensor_rows(s->x, s->piece.row, rows), s->piece.index, 1);
+    s->x_piece = tensor_rows(s->x, s->piece.row, rows);
     s->qkv = piece_slot(run, QKV, TIER_GPU, rows);
     s->q = tensor_cols(s->qkv, 0, h1);
     s->kv = tensor_cols(s->qkv, h1, 2 * h1);
@@ -112,7 +113,7 @@ bool next_piece(Run *run, long turn) {
                                             : tensor_rows(s->kv, s->on_gpu, s->off_gpu);
     s->kv_on_cpu = piece_slot(run, NEW_KV, TIER_CPU, s->off_gpu);
     s->attended = piece_slot(run, ATTENDED, TIER_GPU, rows);
-    s->attended_off_gpu = tensor_cells(tensor_rows(s->attended, s->on_gpu, s->off_gpu), 1, 1);
+    s->attended_off_gpu = tensor_rows(s->attended, s->on_gpu, s->off_gpu);
     return true;
 }
 

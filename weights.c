@@ -22,9 +22,8 @@
 /* Returns where part k of K equal parts begins, at a whole cache line. */
 static Bytes part_begin(Bytes bytes, int k, int K) { return bytes / 64 * k / K * 64; }
 
-/* Adds the ways of bytes first .. end-1 of layer j's slab to the slot of run->next; k is the part
- * of the layer that they belong to. */
-static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
+/* Adds the ways of bytes first .. end-1 of layer j's slab to the slot of run->next. */
+static void add_slab(Run *run, int j, Bytes first, Bytes end) {
     const Plan *p = run->plan;
     RegionId slot = (RegionId)(WEIGHT_SLOT + run->next.slot);
     for (int i = 0; i < (is_head(run, j) ? 1 : NROLES); i++) {
@@ -44,8 +43,7 @@ static void add_slab(Run *run, int j, Bytes first, Bytes end, int k) {
         src.offset += (from - begin) / 2 * type_bytes(src.type);
         /* only of use if the tensor comes from disk; that share stands behind the CPU's */
         Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
-        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), tensor_cells(stop, k, 1),
-                src, false);
+        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), stop, src, false);
     }
 }
 
@@ -57,13 +55,8 @@ static void load_part(Run *run, int j, int k, int K) {
         return;
     if (!k)
         run->next = (LayerSlot){.slot = (int)(run->weight_turn++ % 2)};
-    Tensor on_cpu = plan_view(p, (RegionId)(WEIGHT_SLOT + run->next.slot), TIER_CPU, 0, 0, 1);
-    /* Each part is a cell of the slot on the CPU. The layer that had the slot before was cut at
-     * other borders, so each new part comes after all of its parts. */
-    if (!k && disk)
-        depend_fold(run->poster->depend, &on_cpu);
-    add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K), k);
-    add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K), k);
+    add_slab(run, j, part_begin(cpu, k, K), part_begin(cpu, k + 1, K));
+    add_slab(run, j, cpu + part_begin(disk, k, K), cpu + part_begin(disk, k + 1, K));
     Call square = square_call(run, j, k);
     square.i += run->next_is_layer0;
     carry(run, call_of(square, W_LOAD, WEIGHT));

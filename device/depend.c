@@ -3,16 +3,17 @@
  * Figure 4 posts its calls one after the other, and this would be a correct order of executing
  * them. What may overlap follows from which op uses which data: an op must come after the last
  * writers of what it reads, and after the last writers of what it writes and all who have read it
- * since. So schedule.c names no events; ops overlap wherever this rule does not forbid it. Two
- * things no view shows, and the caller must tell: that KV pages pass from one batch to another
- * (depend_join), and that the next layer cuts a weight slot into other parts (depend_fold).
+ * since. So schedule.c names no events; ops overlap wherever this rule does not forbid it. One
+ * thing no view shows, and the caller must tell: that KV pages pass from one batch to another
+ * (depend_join).
  *
- * The unit of use is the cell: the smallest thing that is used as a whole (a slot of a workspace, a
- * batch's pages of a layer on a tier). The plan numbers the cells, and every view knows its own. A
- * cell keeps two clocks, one for its writers and one for its readers. A clock (the literature calls
- * it a vector clock) is a set of ops: it
- * has a number n for every lane, which stands for the lane's first n ops. Since lanes are in order,
- * the newest op stands for all before it, and joining two clocks is a maximum per lane.
+ * Ops use the same data if their views share bytes. Every view lies in a cell (a slot of a region,
+ * or a batch's pages of a layer on a tier), and a cell keeps its past users, each with the bytes
+ * that it used.
+ *
+ * A clock (the literature calls it a vector clock) is a set of ops: it has a number n for every
+ * lane, which stands for the lane's first n ops. Since lanes are in order, the newest op stands for
+ * all before it, and joining two clocks is a maximum per lane.
  *
  * Most of the ops that an op depends on are known to be over when it begins: from the ops before it
  * on its lane and from all that those have waited for, or because the posting thread has waited for
@@ -30,9 +31,17 @@ typedef struct {
     uint64_t ops[NLANES];
 } Clock;
 
-/* The past users of a cell. */
+/* A use of bytes begin .. end-1 by an op, which ends with this event. */
 typedef struct {
-    Clock written, read; /* read: by ops since the last writer */
+    Bytes begin, end;
+    Use use;
+    Event op;
+} User;
+
+/* The past users of a cell, without those that later ones imply. */
+typedef struct {
+    User *user;
+    int n, room;
 } Cell;
 
 /* A past op: its number on its lane, and the ops that were over when it ended. */
@@ -73,14 +82,24 @@ static void join_event(Clock *clock, const Depend *d, Event e) {
         clock->ops[e.lane] = e.seq;
 }
 
-/* Adds to a clock all that must be over before the cells of a view are used. */
+/* Returns a use of a view. Two kinds of cells are used as a whole: a batch's pages, which lie
+ * scattered, and a weight slot on the GPU, since nothing begins before the whole layer is there. */
+static User user_of(const Tensor *view, Use use, Event op) {
+    bool weights = view->region == WEIGHT_SLOT || view->region == WEIGHT_SLOT_1;
+    if (view->region == KV_CACHE || (weights && view->tier == TIER_GPU))
+        return (User){0, SIZE_MAX, use, op};
+    return (User){view->offset, view->offset + tensor_span(*view), use, op};
+}
+
+/* Adds to a clock all that must be over before a view is used. */
 static void join_users(Clock *clock, const Depend *d, const Tensor *view, Use use) {
-    CHECK(view->cell >= 0 && view->cell + view->ncells <= d->ncells);
-    for (int c = view->cell; c < view->cell + view->ncells; c++) {
-        join(clock, &d->cell[c].written);
-        if (use == WRITES)
-            join(clock, &d->cell[c].read);
-    }
+    CHECK(view->cell < d->ncells);
+    const Cell *cell = &d->cell[view->cell];
+    User now = user_of(view, use, (Event){0});
+    for (const User *u = cell->user; u < cell->user + cell->n; u++)
+        if (u->begin < now.end && now.begin < u->end && (use == WRITES || u->use == WRITES) &&
+            clock->ops[u->op.lane] < u->op.seq)
+            clock->ops[u->op.lane] = u->op.seq;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -118,7 +137,7 @@ void depend_before(Depend *d, Op *op) {
     for (int n = 0; n < op_nviews(op); n++) {
         Use use;
         const Tensor *view = op_view(op, n, &use);
-        if (use && view->rows)
+        if (use && view->rows && view->cell)
             join_users(&need, d, view, use);
     }
     Clock *known = &d->lane[op->lane]; /* becomes what is over when the op begins */
@@ -126,16 +145,22 @@ void depend_before(Depend *d, Op *op) {
     op->nafter = events_for(op->after, d, &need, known); /* and adds them to *known */
 }
 
-/* Notes a use of a view's cells. A writer comes after all users before it. So who comes after the
- * writer comes after them too, and they can be forgotten. */
-static void note_use(Depend *d, const Tensor *view, Use use, Event e) {
-    for (int c = view->cell; c < view->cell + view->ncells; c++) {
-        Cell *cell = &d->cell[c];
-        if (use == WRITES)
-            *cell = (Cell){{{0}}, {{0}}};
-        Clock *users = use == WRITES ? &cell->written : &cell->read;
-        users->ops[e.lane] = e.seq;
+/* Adds a user to a cell, and forgets those whose bytes it uses too and who are over when it is, so
+ * that who comes after it comes after them. These are the earlier ones on its lane that used them
+ * in the same way, and all if it comes after all, as a writer does. */
+static void add_user(Cell *cell, User now, bool after_all) {
+    for (int i = cell->n; i-- > 0;) {
+        const User *u = &cell->user[i];
+        bool covered = now.begin <= u->begin && u->end <= now.end;
+        bool later = u->op.lane == now.op.lane && u->op.seq <= now.op.seq && u->use == now.use;
+        if (covered && (later || after_all))
+            cell->user[i] = cell->user[--cell->n];
     }
+    if (cell->n == cell->room) {
+        cell->room = 2 * cell->n + 4;
+        cell->user = xrealloc(cell->user, cell->room, sizeof *cell->user);
+    }
+    cell->user[cell->n++] = now;
 }
 
 void depend_posted(Depend *d, const Op *op, Event e) {
@@ -145,8 +170,8 @@ void depend_posted(Depend *d, const Op *op, Event e) {
         for (int n = 0; n < op_nviews(op); n++) {
             Use use;
             const Tensor *view = op_view(op, n, &use);
-            if (use == pass && view->rows)
-                note_use(d, view, use, e);
+            if (use == pass && view->rows && view->cell)
+                add_user(&d->cell[view->cell], user_of(view, use, e), use == WRITES);
         }
 }
 
@@ -159,15 +184,9 @@ int depend_poster(const Depend *d, Event wait[NLANES], const Tensor *view, Use u
 void depend_waited(Depend *d, Event e) { join_event(&d->poster, d, e); }
 
 void depend_join(Depend *d, int to, int from) {
-    join(&d->cell[to].written, &d->cell[from].written);
-    join(&d->cell[to].read, &d->cell[from].read);
-}
-
-void depend_fold(Depend *d, const Tensor *view) {
-    for (int c = 1; c < view->ncells; c++)
-        depend_join(d, view->cell, view->cell + c);
-    for (int c = 1; c < view->ncells; c++)
-        depend_join(d, view->cell + c, view->cell);
+    const Cell *cell = &d->cell[from];
+    for (const User *u = cell->user; u < cell->user + cell->n; u++)
+        add_user(&d->cell[to], *u, false);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -262,6 +281,8 @@ Depend *depend_open(int ncells) {
 }
 
 void depend_close(Depend *d) {
+    for (int c = 0; c < d->ncells; c++)
+        free(d->cell[c].user);
     free(d->cell);
     free(d->past);
     free(d);

@@ -74,7 +74,7 @@ struct Call {
 /* The way in which an op uses one of its views. */
 typedef enum { UNUSED, READS, WRITES } Use;
 
-/* The past users of each cell. parts.h says how post queries it. */
+/* The past users of all cells. parts.h says how post queries it. */
 typedef struct Depend Depend;
 
 /* Opens a record of ncells cells, none of which has been used. */
@@ -82,8 +82,6 @@ Depend *depend_open(int ncells);
 /* Makes later readers of cell `to` also come after the past writers of cell `from`, and later
  * writers after all its past users. */
 void depend_join(Depend *d, int to, int from);
-/* Does the same between all cells of the view, because the borders between them change. */
-void depend_fold(Depend *d, const Tensor *view);
 void depend_close(Depend *d);
 
 /* The state of the thread that posts: its device and the order that it must keep. With overlap it

@@ -6,7 +6,7 @@ two trees. tests/tape.c says what a tape has. Standard library only; the exit st
   bytes    what ops count for, their parameters, and tier, type and shape of their views
   waits    the events that ops and the posting thread wait for
   tables   the contents of index tables
-  offsets  where views lie in their regions, and their cells
+  offsets  where views lie in their regions
   square   sweep, layer, batch
 
 For each category it prints how many cases differ, and of the first N cases (3) their first op that does, where both tapes

@@ -24,7 +24,7 @@ typedef enum {
     BYTES,   /* bytes that it counts for, and in which phase; its parameters; tier, type and shape of its views */
     WAITS,   /* the events that it comes after, and before that those that the posting thread waits for */
     TABLES,  /* hashes of the index tables that it uses */
-    OFFSETS, /* where its views lie, and their cells */
+    OFFSETS, /* where its views lie */
     SQUARE,  /* i, j, k, batch */
     CATEGORIES
 } Category;
@@ -93,7 +93,7 @@ static void note_view(const Tensor *t, Use use) {
         note(OFFSETS, " file %d+%zu", t->file, t->offset);
     } else {
         const Region *region = &tape->plan->region[t->region][t->tier];
-        note(OFFSETS, " %s+%zu#%d-%d", region->name, t->offset - region->offset, t->cell, t->ncells);
+        note(OFFSETS, " %s+%zu", region->name, t->offset - region->offset);
     }
     const int32_t *table = table_of(t);
     uint64_t hash = 0;
@@ -181,7 +181,7 @@ int __wrap_schedule_run(const Plan *plan, const Task *task, Device *device, cons
             const Region *r = &plan->region[id][t];
             if (!r->bytes) continue;
             note(BYTES, "%s %s: %zu", tier_name[t], r->name, r->bytes);
-            note(OFFSETS, "%zd#%d-%d", (ssize_t)r->offset, r->cell, r->cells);
+            note(OFFSETS, "%zd", (ssize_t)r->offset);
             end_line();
         }
     device->post = record_post, device->wait = record_wait, device->cpu_address = record_address;

@@ -5,9 +5,13 @@
 static Depend *depend;
 static uint64_t posted[NLANES];
 
-static Tensor cells(int first, int n) { return (Tensor){.rows = 1, .cols = 1, .cell = first, .ncells = n}; }
+enum { CELL = 5, OTHER_CELL };
+static Tensor bytes(int first, int n) {
+    return (Tensor){.tier = TIER_CPU, .type = U8, .offset = first, .rows = n > 0, .cols = n, .ld = n, .cell = CELL};
+}
+static const Tensor none;
 
-/* An op that writes some cells and reads others; what it waits for is left in `op`. */
+/* An op that writes some bytes and reads others; what it waits for is left in `op`. */
 static Op op;
 static Event use(Lane lane, Tensor writes, Tensor reads) {
     op = (Op){.code = OP_UNPACK, .lane = lane};
@@ -17,10 +21,10 @@ static Event use(Lane lane, Tensor writes, Tensor reads) {
     depend_posted(depend, &op, e);
     return e;
 }
-static Event writes(Lane lane, int cell) { return use(lane, cells(cell, 1), cells(0, 0)); }
-static Event reads(Lane lane, int cell) { return use(lane, cells(0, 0), cells(cell, 1)); }
+static Event writes(Lane lane, int byte) { return use(lane, bytes(byte, 1), none); }
+static Event reads(Lane lane, int byte) { return use(lane, none, bytes(byte, 1)); }
 
-/* Begins a test: nobody has used a cell. */
+/* Begins a test: nobody has used a byte. */
 static void open_cells(void) {
     if (depend) depend_close(depend);
     memset(posted, 0, sizeof posted);
@@ -67,15 +71,15 @@ TEST(what_is_known_is_not_waited_for_again) {
 TEST(of_two_events_one_that_implies_the_other_is_enough) {
     open_cells();
     writes(W_READ, 1);
-    Event both = use(W_LOAD, cells(2, 1), cells(1, 1));
-    use(PROJECT, cells(3, 1), cells(1, 2));
+    Event both = use(W_LOAD, bytes(2, 1), bytes(1, 1));
+    use(PROJECT, bytes(3, 1), bytes(1, 2));
     CU_ASSERT(op.nafter == 1 && waits_for(both));
 }
 
 TEST(the_posting_thread_is_a_user_like_any_other) {
     Event wait[NLANES];
     open_cells();
-    Tensor table = cells(1, 1);
+    Tensor table = bytes(1, 1);
     Event w = writes(C_LOAD, 1);
     reads(PROJECT, 1);
     CU_ASSERT(depend_poster(depend, wait, &table, READS) == 1 && wait[0].lane == C_LOAD && wait[0].seq == w.seq);
@@ -84,26 +88,80 @@ TEST(the_posting_thread_is_a_user_like_any_other) {
     CU_ASSERT_EQUAL(depend_poster(depend, wait, &table, WRITES), 0);
 }
 
-TEST(joined_cells_and_folded_ones_keep_the_users_of_all) {
+TEST(only_those_wait_who_share_bytes) {
     open_cells();
-    Event a = writes(W_READ, 1), b = reads(STORE, 2);
-    depend_join(depend, 3, 1);
-    depend_join(depend, 3, 2);
-    writes(PROJECT, 3);
-    CU_ASSERT(op.nafter == 2 && waits_for(a) && waits_for(b));
-    Event parts[] = {writes(W_READ, 4), writes(C_READ, 5)};
-    Tensor slot = cells(4, 2);
-    depend_fold(depend, &slot);
-    reads(FINISH, 5); /* had been written by one, now stands for both */
-    CU_ASSERT(op.nafter == 2 && waits_for(parts[0]) && waits_for(parts[1]));
+    Event left = use(W_READ, bytes(0, 4), none), right = use(C_READ, bytes(4, 4), none);
+    CU_ASSERT_EQUAL(op.nafter, 0);
+    use(STORE, none, bytes(2, 4));
+    CU_ASSERT(op.nafter == 2 && waits_for(left) && waits_for(right));
+    Event middle = use(W_LOAD, bytes(3, 2), none); /* of both it covers a part */
+    use(PROJECT, none, bytes(0, 3));
+    CU_ASSERT(op.nafter == 1 && waits_for(left));
+    use(FINISH, none, bytes(3, 1));
+    CU_ASSERT(op.nafter == 1 && waits_for(middle));
+    Tensor elsewhere = bytes(0, 8);
+    elsewhere.cell = OTHER_CELL; /* of the same offsets on another tier */
+    use(D_WRITE, elsewhere, none);
+    CU_ASSERT_EQUAL(op.nafter, 0);
+}
+
+/* A batch's pages lie scattered. On the GPU a layer is used when all of it has come. */
+TEST(pages_and_a_weight_slot_of_the_GPU_are_used_as_a_whole) {
+    static const struct {
+        RegionId region;
+        Tier tier;
+        bool whole;
+    } cases[] = {{KV_CACHE, TIER_GPU, true},      {KV_CACHE, TIER_DISK, true},    {WEIGHT_SLOT, TIER_GPU, true},
+                 {WEIGHT_SLOT_1, TIER_GPU, true}, {WEIGHT_SLOT, TIER_CPU, false}, {WEIGHT_SLOT_1, TIER_CPU, false},
+                 {HIDDEN, TIER_GPU, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        open_cells();
+        Tensor a = bytes(0, 1), b = bytes(1, 1);
+        a.region = b.region = cases[i].region, a.tier = b.tier = cases[i].tier;
+        Event w = use(W_READ, a, none);
+        use(W_LOAD, none, b);
+        CU_ASSERT(cases[i].whole ? op.nafter == 1 && waits_for(w) : !op.nafter);
+    }
+}
+
+TEST(who_gets_memory_comes_after_all_who_had_it) {
+    enum { FREE = 1, A, B };
+    open_cells();
+    Tensor pages = bytes(0, 1);
+    pages.region = KV_CACHE;
+    pages.cell = A;
+    Event a = use(W_READ, pages, none), reader = use(ATTEND, none, pages);
+    pages.cell = B;
+    Event b = use(STORE, none, pages);
+    depend_join(depend, FREE, A);
+    depend_join(depend, FREE, B);
+    depend_join(depend, B, FREE);
+    use(PROJECT, pages, none);
+    CU_ASSERT(op.nafter == 2 && waits_for(reader) && waits_for(b)); /* the reader has waited for a */
+    pages.cell = A;                                                 /* its own users are the same as before */
+    use(FINISH, none, pages);
+    CU_ASSERT(op.nafter == 1 && waits_for(a));
+}
+
+TEST(older_users_do_not_replace_the_newer_ones) {
+    enum { OLD = 1, NEW };
+    open_cells();
+    Tensor pages = bytes(0, 1);
+    pages.cell = OLD;
+    use(STORE, none, pages);
+    pages.cell = NEW;
+    Event newer = use(STORE, none, pages);
+    depend_join(depend, NEW, OLD);
+    use(PROJECT, pages, none);
+    CU_ASSERT(op.nafter == 1 && waits_for(newer));
 }
 
 /* Of very old ops it is forgotten what they had waited for, never that they were there. */
 TEST(nothing_old_is_lost) {
     open_cells();
-    Event first = writes(W_READ, 1), old = use(W_LOAD, cells(2, 1), cells(1, 1));
+    Event first = writes(W_READ, 1), old = use(W_LOAD, bytes(2, 1), bytes(1, 1));
     for (int i = 0; i < 1000; i++) writes(W_LOAD, 3);
-    use(STORE, cells(4, 1), cells(1, 2));
+    use(STORE, bytes(4, 1), bytes(1, 2));
     CU_ASSERT(waits_for(old) && waits_for(first));
 }
 

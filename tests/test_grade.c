@@ -986,21 +986,22 @@ static void check_pivot(void) {
 
 // ---- 15: what must come after what ----------------------------------------------------------------------------------
 
-enum { OPS = 24, CELLS = 5, LANES = 4, UNKNOWN = 31 };
+enum { OPS = 24, BYTES = 5, LANES = 4, UNKNOWN = 31 };
 /* In a set of ops bit j is op j; UNKNOWN stands for what was not posted. */
 static struct {
     int lane[OPS];
-    uint32_t written[OPS], read[OPS]; /* bit c: cell c */
+    uint32_t written[OPS], read[OPS]; /* bit b: byte b */
     uint32_t after[OPS];              /* the ops whose events it waits for */
     int events[OPS];
 } posted;
 
-static Tensor view_of(uint32_t cells) {
-    return (Tensor){.rows = cells != 0, .cols = 1, .cell = ffs(cells) - 1, .ncells = __builtin_popcount(cells)};
+static Tensor view_of(uint32_t bytes) {
+    const int n = __builtin_popcount(bytes);
+    return (Tensor){.type = U8, .offset = n ? ffs(bytes) - 1 : 0, .rows = n > 0, .cols = n, .ld = n, .cell = 1};
 }
 
 static void post_ops(void) {
-    Depend *depend = depend_open(CELLS + 1);
+    Depend *depend = depend_open(2);
     int count[NLANES] = {0}, at[NLANES][OPS]; /* the ops of each lane */
     for (int j = 0; j < OPS; j++) {
         const Lane lane = posted.lane[j];
@@ -1019,13 +1020,13 @@ static void post_ops(void) {
     depend_close(depend);
 }
 
-/* Ops that read, write, or both, one cell or two. */
+/* Ops that read, write, or both, one byte or two. */
 static bool draw_posted(void) {
     for (int j = 0; j < OPS; j++) {
         const int kind = draw(0, 3);
         posted.lane[j] = draw(0, LANES - 1);
-        posted.written[j] = kind == 0 ? 0 : draw(1, 3) << draw(0, CELLS - 2);
-        posted.read[j] = kind == 1 ? 0 : draw(1, 3) << draw(0, CELLS - 2);
+        posted.written[j] = kind == 0 ? 0 : draw(1, 3) << draw(0, BYTES - 2);
+        posted.read[j] = kind == 1 ? 0 : draw(1, 3) << draw(0, BYTES - 2);
     }
     return true;
 }

@@ -128,7 +128,7 @@ static struct {
     Slice last;        /* the newest line's call */
 } tape;
 
-/* "GPU KV cache 7": each view once, by its tier, its region and its first cell. */
+/* "GPU KV cache #7": each view once, by its tier, its region and its cell. */
 static void print_views(const Op *op, Use wanted) {
     char text[64][80];
     int n = 0;
@@ -137,10 +137,9 @@ static void print_views(const Op *op, Use wanted) {
         const Tensor *t = op_view(op, v, &use);
         if (use != wanted || !t->rows) continue;
         CHECK(n < 64);
-        int used =
+        const int used =
             snprintf(text[n], sizeof text[n], "%s %s", tier_name[t->tier], tape.plan->region[t->region][t->tier].name);
-        if (t->ncells) used += snprintf(text[n] + used, sizeof text[n] - used, " #%d", t->cell);
-        if (t->ncells > 1) snprintf(text[n] + used, sizeof text[n] - used, "-%d", t->cell + t->ncells - 1);
+        if (t->cell) snprintf(text[n] + used, sizeof text[n] - used, " #%d", t->cell);
         int same = 0;
         while (strcmp(text[same], text[n]) != 0) same++;
         if (same == n) fprintf(out, "%s%s", n ? ", " : "", text[n]), n++;
