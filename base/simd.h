@@ -382,19 +382,28 @@ INLINE void v_store_f16_part(f16 *p, V v, int n) {
         memcpy(p, &h, n * sizeof *p);
 }
 
+/* V_CHOOSE returns those elements of a and b together that have these numbers; V_CHOOSE4 returns
+ * four elements of v. gcc has the first form from version 12 on. */
+#if defined __clang__ || __GNUC__ >= 12
+#define V_CHOOSE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define V_CHOOSE4(v, n0, n1, n2, n3) __builtin_shufflevector(v, v, n0, n1, n2, n3)
+#else
+#define V_CHOOSE(a, b, ...) __builtin_shuffle(a, b, (VI){__VA_ARGS__})
+#define V_CHOOSE4(v, n0, n1, n2, n3) ((V4){v[n0], v[n1], v[n2], v[n3]})
+#endif
+
 /* Returns a vector whose element i is element f(i, ...) of a and b together, where b's count from
  * VL on. A compiler wants these numbers as constants in the source, so they are given by macros. */
 #define FOUR(f, i, ...) \
     f(i, __VA_ARGS__), f(i + 1, __VA_ARGS__), f(i + 2, __VA_ARGS__), f(i + 3, __VA_ARGS__)
 #if VL == 16
-#define V_SHUFFLE(a, b, f, ...)                                                     \
-    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__), \
-                            FOUR(f, 8, __VA_ARGS__), FOUR(f, 12, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...)                                                               \
+    V_CHOOSE(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__), FOUR(f, 8, __VA_ARGS__), \
+             FOUR(f, 12, __VA_ARGS__))
 #elif VL == 8
-#define V_SHUFFLE(a, b, f, ...) \
-    __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) V_CHOOSE(a, b, FOUR(f, 0, __VA_ARGS__), FOUR(f, 4, __VA_ARGS__))
 #else
-#define V_SHUFFLE(a, b, f, ...) __builtin_shufflevector(a, b, FOUR(f, 0, __VA_ARGS__))
+#define V_SHUFFLE(a, b, f, ...) V_CHOOSE(a, b, FOUR(f, 0, __VA_ARGS__))
 #endif
 /* Takes n elements of a, n of b, the next n of a ... of the lower (or upper) half of each `all`
  * elements. */
@@ -436,7 +445,7 @@ INLINE V4 v_sum4(V a, V b, V c, V d) {
 #if VL >= 8
     acbd += V_SHUFFLE(acbd, acbd, XORED, 1);
 #endif
-    return __builtin_shufflevector(acbd, acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
+    return V_CHOOSE4(acbd, 0, VL / 2, VL / 4, 3 * VL / 4);
 }
 INLINE float v_sum(V v) { return v_sum4(v, v, v, v)[0]; }
 

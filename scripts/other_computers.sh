@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # other_computers.sh: the program on computers that are not here.
 #
-#   scripts/other_computers.sh [--install] [aarch64] [musl] [macos] [processors]      all four parts, unless some are named
+#   scripts/other_computers.sh [--install] [aarch64] [musl] [macos] [gcc11] [processors]      all parts, unless some are named
 #
 #   aarch64     ARM's 64 bits under Linux: built with Debian's cross compiler, run in qemu's user mode
 #   musl        x86-64 Linux with musl for its C library: built with zig cc, run
 #   macos       mini.c, the engine and its suites for Macs with ARM's and Intel's processors: zig cc compiles and links; nothing is run
+#   gcc11       the program by gcc 11, which Ubuntu 22.04 has, and flexgen.cu with g++ 11
 #   processors  make test for x86-64 with AVX2, and for x86-64 without vectors beyond SSE2
 #
 # A part whose tools are missing is skipped, with a line that says what it needs. --install gets them: Debian's packages (as root), zig
@@ -156,6 +157,14 @@ macos() {
     for_mac x86_64-macos -march=haswell
 }
 
+gcc11() {
+    needs gcc-11 gcc-11 || return
+    engine $AT/gcc11 ar gcc-11 "-O3 -march=native"
+    needs g++-11 g++-11 || return
+    [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || { echo "  skipped: flexgen.cu needs nvcc"; return; }
+    step "flexgen.cu compiles" env NVCC_APPEND_FLAGS="-ccbin g++-11" make BUILD=$AT/gcc11/build GPU=75 $AT/gcc11/build/flexgen.cu.o
+}
+
 processors() {
     local processor
     for processor in haswell x86-64; do
@@ -163,13 +172,13 @@ processors() {
     done
 }
 
-[ $# -gt 0 ] || set -- aarch64 musl macos processors
+[ $# -gt 0 ] || set -- aarch64 musl macos gcc11 processors
 make -s >$AT/said 2>&1 || { cat $AT/said; exit 1; }
 for part; do
     echo "$part"
     case $part in
-    aarch64 | musl | macos | processors) $part ;;
-    *) echo "  there is no such part: aarch64, musl, macos, processors"; failed=1 ;;
+    aarch64 | musl | macos | gcc11 | processors) $part ;;
+    *) echo "  there is no such part: aarch64, musl, macos, gcc11, processors"; failed=1 ;;
     esac
 done
 exit $failed

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""make_bin.py DIR: pytorch_model.bin of DIR/model.safetensors, whose tensors are F32, as torch.save would write it: the first
+"""make_bin.py DIR: pytorch_model.bin of DIR/model.safetensors, whose tensors are F32 or F16, as torch.save would write it: the first
 tensor in doubles, the second in floats, the third in halfs, and so on. Without torch: what its pickle names stands here."""
-import array
 import collections
 import json
 import pickle
@@ -31,6 +30,7 @@ class Pickler(pickle.Pickler):
 
 KINDS = [(type(name, (), {"__module__": "torch"}), code)
          for name, code in (("DoubleStorage", "d"), ("FloatStorage", "f"), ("HalfStorage", "e"))]
+FORMS = {"F32": ("f", 4), "F16": ("e", 2)}
 torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
 sys.modules.update({"torch": torch, "torch._utils": utils})
 for kind, _ in KINDS:
@@ -41,11 +41,14 @@ folder = sys.argv[1]
 with open(f"{folder}/model.safetensors", "rb") as f:
     header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
     data = f.read()
+header.pop("__metadata__", None)
 with zipfile.ZipFile(f"{folder}/pytorch_model.bin", "w") as z:
     state = {}
     for key, (name, entry) in enumerate(header.items()):
         kind, code = KINDS[key % 3]
-        values = array.array("f", data[slice(*entry["data_offsets"])])
+        begin, end = entry["data_offsets"]
+        form, width = FORMS[entry["dtype"]]
+        values = struct.unpack(f"<{(end - begin) // width}{form}", data[begin:end])
         shape = tuple(entry["shape"])
         storage = Storage(("storage", kind, str(key), "cpu", len(values)))
         state[name] = Tensor([storage, 0, shape, (*shape[1:], 1), False, collections.OrderedDict()])

@@ -1,4 +1,4 @@
-/* test_rehearsal.c: the first minute of scripts/gpu_check.sh on nine machines, which are shell scripts in the place of
+/* test_rehearsal.c: the first minute of scripts/gpu_check.sh on ten machines, which are shell scripts in the place of
  * nvidia-smi, nvcc, uname and ldconfig. On each it goes on, or it ends with one line that says what to do. What its steps
  * do with their time is test_gpu.c's. */
 #include "tests.h"
@@ -24,6 +24,7 @@ static const Machine machines[] = {
      .says = {"cuBLAS or CUDA's runtime is missing", "apt-get install libcublas-dev-13-0"}, .no_cublas = true},
     {"runtime from Python's packages alone", "NVIDIA GeForce RTX 3090, 23000", "12.8", NULL, 2,
      .says = {"there is no nvcc: install the CUDA toolkit, up to version 12.x"}, .no_cublas = true},
+    {"hosted notebook with a T4", "Tesla T4, 14910", "12.4", "12.5", .says = {"13 GB of the GPU"}},
     {"two GPUs", "NVIDIA GeForce RTX 3090, 23000", "13.0", "13.0",
      .says = {"2 GPUs: the first is used; CUDA_VISIBLE_DEVICES=1 takes the second"}, .two_gpus = true},
     {"container without nvidia-smi", NULL, NULL, "13.0", .says = {"no nvidia-smi here"}},

@@ -1,6 +1,6 @@
-/* test_tour.c: docs/TOUR.md and the program say the same; so do README.md and docs/EXPERIMENTS.md where they quote the
- * program, the pages that are made of these documents, and the source files about what to read next. docs/paper.txt is the
- * source of the page beside the paper.
+/* test_tour.c: docs/TOUR.md and the program say the same; so do README.md, docs/EXPERIMENTS.md and docs/flexgen.ipynb
+ * where they quote the program, the pages that are made of these documents, and the source files about what to read next.
+ * docs/paper.txt is the source of the page beside the paper.
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
@@ -369,6 +369,12 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
     }
     prints("find /tmp/ -size +8192", ""); /* they leave nothing large behind */
     if (python) is_kept("pages.svg", "docs/pages-same-memory.svg");
+}
+
+/* So does the notebook, whose texts are read by a script. Its cells run in .ci/run. */
+TEST(the_commands_of_the_notebook_print_what_is_below_them) {
+    if (!has_python()) return;
+    succeeds(writes() ? "python3 -B scripts/notebook.py write" : "python3 -B scripts/notebook.py check 1>&2");
 }
 
 /* README.md has the beginning of the first line of `make run`, up to dots. Where the policy is given, nothing is measured;
