@@ -52,13 +52,15 @@ void fill(uint8_t *to, Weight *w);
     } while (0)
 
 /* Launches a kernel in blocks of THREADS on the calling thread's stream, unless it has no work. */
-#define LAUNCH(kernel, grid, shared, ...)                           \
-    do {                                                            \
-        dim3 blocks = grid;                                         \
-        if (!blocks.x || !blocks.y)                                 \
-            break;                                                  \
-        kernel<<<blocks, THREADS, shared, stream()>>>(__VA_ARGS__); \
-        CUDA(cudaGetLastError());                                   \
+#define LAUNCH(kernel, grid, ...)                                          \
+    do {                                                                   \
+        dim3 blocks = grid;                                                \
+        if (!blocks.x || !blocks.y)                                        \
+            break;                                                         \
+        kernel<<<blocks, THREADS, 0, stream()>>>(__VA_ARGS__);             \
+        cudaError_t error = cudaGetLastError();                            \
+        if (error)                                                         \
+            die(1, "%s: %s; " REMEDY, #kernel, cudaGetErrorString(error)); \
     } while (0)
 enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
 
@@ -194,6 +196,8 @@ void fill_weight(Weight *w) {
 static cublasHandle_t cublas;
 static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are packed */
 static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
+static float *scores;         /* (nh, tokens), if attention is sparse, and likewise */
+static bool *is_kept;         /* whether V of a token is read */
 
 /* Places what only the GPU's half needs, and `scratch` for the CPU's threads. */
 void place_buffers(size_t rows) {
@@ -201,6 +205,9 @@ void place_buffers(size_t rows) {
     x_half = (half *)take(TIER_GPU, rows * widest * sizeof(half));
     w_half = (half *)take(TIER_GPU, policy.compress_weight ? h1 * widest * sizeof(half) : 0);
     ids = (int *)take(TIER_CPU, rows * sizeof(int));
+    size_t most = is_sparse() ? (size_t)nh * (longest + generation_length) : 0;
+    scores = (float *)take(TIER_GPU, most * sizeof(float));
+    is_kept = (bool *)take(TIER_GPU, most);
     scratch = (float *)take(TIER_CPU, threads * scratch_floats * sizeof(float));
 }
 
@@ -237,9 +244,9 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
     size_t n = (size_t)rows * w->cols, groups = (size_t)w->rows / GROUP * w->cols;
     if (!rows)
         return;
-    LAUNCH(narrow_kernel, blocks_of(n), 0, x_half, x, n);
+    LAUNCH(narrow_kernel, blocks_of(n), x_half, x, n);
     if (w->packed) {
-        LAUNCH(unpack_kernel, blocks_of(groups), 0, w_half, bytes, groups, w->cols);
+        LAUNCH(unpack_kernel, blocks_of(groups), w_half, bytes, groups, w->cols);
         plain = w_half;
     }
     CUBLAS(cublasGemmEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows, rows, w->cols, &one, plain,
@@ -316,19 +323,19 @@ static __global__ void round_kernel(float *x, size_t n) {
 
 void layernorm(float *y, const float *x, Weight *w, int rows) {
     const half *gain = (half *)weight_at(w), *bias = (half *)weight_at(w + 1);
-    LAUNCH(norm_kernel, rows, 0, y, x, gain, bias, h1);
+    LAUNCH(norm_kernel, rows, y, x, gain, bias, h1);
 }
 
 void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
     const half *bias = (half *)weight_at(w + 1);
     size_t n = rows * w->rows;
-    LAUNCH(bias_kernel, blocks_of(n), 0, y, bias, n, w->rows, add);
+    LAUNCH(bias_kernel, blocks_of(n), y, bias, n, w->rows, add);
     multiply(y, x, w, rows, 1);
 }
 
-void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), 0, x, n); }
+void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), x, n); }
 
-void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), 0, x, n); }
+void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), x, n); }
 
 // -------------------------------------------------------------------------------------------------
 // Cache and attention (section 3, 5)
@@ -375,9 +382,9 @@ static __global__ void pack_kernel(uint8_t *to, const float *x, size_t heads, in
 void keep_rows(uint8_t *to, const float *x, int rows) {
     size_t n = (size_t)rows * h1, heads = (size_t)rows * nh;
     if (policy.compress_cache)
-        LAUNCH(pack_kernel, blocks_of(heads), 0, to, x, heads, hd, (int)(kv_row / nh));
+        LAUNCH(pack_kernel, blocks_of(heads), to, x, heads, hd, (int)(kv_row / nh));
     else
-        LAUNCH(narrow_kernel, blocks_of(n), 0, (half *)to, x, n);
+        LAUNCH(narrow_kernel, blocks_of(n), (half *)to, x, n);
 }
 
 /* Returns number d of a head, which begins at `at`. */
@@ -391,58 +398,73 @@ static __device__ float number_at(const uint8_t *at, Form form, int d) {
     return __half2float(((const half *)group)[0]) + __half2float(((const half *)group)[1]) * code;
 }
 
-/* Sets the weights of all but the top tokens and the newest one to -1, as mini.c's does. */
-static __device__ void keep_top(float *weight, float *all, int n, int top) {
-    for (int t = threadIdx.x; t < n; t += THREADS)
-        all[t] = weight[t];
-    __syncthreads();
-    for (int t = threadIdx.x; t < n - 1; t += THREADS) {
-        int better = 0;
-        for (int u = 0; u < n - 1; u++)
-            better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
-        if (better >= top)
-            weight[t] = -1;
-    }
-    __syncthreads();
+/* Returns the score of a token: a head's query times its key, over sqrt(hd). */
+static __device__ float score_of(const float *query, const uint8_t *key, Form form, int hd) {
+    float dot = 0;
+    for (int d = 0; d < hd; d++)
+        dot += query[d] * number_at(key, form, d);
+    return dot / sqrtf(hd);
+}
+
+/* Writes the scores (nh, len) of one row; grid (blocks_of(len), nh), a thread a token. k is that of
+ * attend_kernel. */
+static __global__ void score_kernel(float *score, const float *x_q, const uint8_t *k, Form form,
+                                    int head_bytes, int len, int hd) {
+    int t = number(), head = blockIdx.y, heads = gridDim.y;
+    const uint8_t *key = k + ((size_t)t * heads + head) * head_bytes;
+    if (t < len)
+        score[head * len + t] = score_of(x_q + head * hd, key, form, hd);
+}
+
+/* Keeps the newest token, and of those before it the `top` with the largest scores, of equal ones
+ * the earlier; grid (blocks_of(len), nh), a thread a token. A faster one does not compare each with
+ * each, but finds the last score that is kept by halving: select_kernel. */
+static __global__ void keep_kernel(bool *kept, const float *score, int len, int top) {
+    int t = number(), head = blockIdx.y, better = 0;
+    score += head * len;
+    if (t >= len)
+        return;
+    for (int u = 0; u < len - 1; u++)
+        better += (score[u] > score[t]) | ((score[u] == score[t]) & (u < t));
+    kept[head * len + t] = t == len - 1 || better < top;
 }
 
 /* Computes o = softmax(x_q k^T / sqrt(hd)) v for rows (rows, nh, hd), of which number r sees
- * first + r tokens; grid (nh, rows). top: how many tokens before the newest it keeps; all, if it is
- * negative. k and v are (tokens, nh, head_bytes). A faster one has no room for all scores, but
- * corrects its sums whenever a larger score comes (online softmax), and many blocks share the
- * tokens of a long text: attend_kernel; in prefill it uses tensor cores: attend_prefill_kernel. */
+ * first + r tokens; grid (nh, rows), a block a head of a row. k and v are (tokens, nh, head_bytes);
+ * kept (nh, tokens) says of which tokens v is read, and NULL of all. A faster one lets many blocks
+ * share the tokens of a long text, attend_kernel of flexgen.cu, and in prefill uses tensor cores:
+ * attend_prefill_kernel. */
 static __global__ void attend_kernel(float *o, const float *x_q, const uint8_t *k, const uint8_t *v,
-                                     Form form, int head_bytes, int first, int hd, int top) {
-    extern __shared__ float score[];
+                                     Form form, int head_bytes, int first, int hd,
+                                     const bool *kept) {
+    __shared__ float weight[THREADS];
     int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, len = first + row;
     size_t element = ((size_t)row * heads + head) * hd, stride = (size_t)heads * head_bytes;
     float most = -INFINITY, sum = 0;
-    for (int t = threadIdx.x; t < len; t += THREADS) {
-        const uint8_t *key = k + t * stride + head * head_bytes;
-        float dot = 0;
-        for (int d = 0; d < hd; d++)
-            dot += x_q[element + d] * number_at(key, form, d);
-        score[t] = dot / sqrtf(hd);
-        most = fmaxf(most, score[t]);
+    o += element;
+    x_q += element;
+    k += head * head_bytes;
+    v += head * head_bytes;
+    for (int begin = 0; begin < len; begin += THREADS) {
+        int t = begin + threadIdx.x, n = min(len - begin, (int)THREADS);
+        float score = t < len ? score_of(x_q, k + t * stride, form, hd) : -INFINITY;
+        float largest = fmaxf(most, join_block(score, true));
+        float shrink = expf(most - largest), mine = expf(score - largest);
+        bool is_left_out = kept && t < len && !kept[head * len + t];
+        most = largest;
+        sum = sum * shrink + join_block(mine, false);
+        weight[threadIdx.x] = is_left_out ? 0 : mine;
+        __syncthreads(); /* All weights are there. */
+        for (int d = threadIdx.x; d < hd; d += THREADS) {
+            float all = begin ? o[d] * shrink : 0;
+            for (int u = 0; u < n; u++)
+                if (weight[u] > 0)
+                    all += weight[u] * number_at(v + (begin + u) * stride, form, d);
+            o[d] = all;
+        } /* The next join_block() waits until all threads have read the weights. */
     }
-    most = join_block(most, true);
-    for (int t = threadIdx.x; t < len; t += THREADS) {
-        score[t] = expf(score[t] - most);
-        sum += score[t];
-    }
-    sum = join_block(sum, false);
-    for (int t = threadIdx.x; t < len; t += THREADS)
-        score[t] /= sum;
-    __syncthreads();
-    if (top >= 0)
-        keep_top(score, score + len, len, top);
-    for (int d = threadIdx.x; d < hd; d += THREADS) {
-        float all = 0;
-        for (int t = 0; t < len; t++)
-            if (score[t] >= 0)
-                all += score[t] * number_at(v + t * stride + head * head_bytes, form, d);
-        o[element + d] = all;
-    }
+    for (int d = threadIdx.x; d < hd; d += THREADS)
+        o[d] /= sum;
 }
 
 /* Posts the attention of the sequences that are not delegated, one after the other. In prefill it
@@ -452,18 +474,23 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
     for (Sequence *q = begin; q < end; q++) {
         size_t element = q->row * h1;
         uint8_t *k = (uint8_t *)(x_K + element), *v = (uint8_t *)(x_V + element);
+        float *o = attended + element, *x = x_Q + element;
         int rows = rows_of(q, i), head_bytes = i ? kv_row / nh : hd * sizeof(float);
-        int len = q->s + i, first = i ? len : 1, top = i && is_sparse() ? sparse_top(len) : -1;
+        int len = q->s + i, first = i ? len : 1;
         Form form = !i ? FLOATS : policy.compress_cache ? GROUPS : HALVES;
-        size_t shared = (top < 0 ? 1 : 2) * len * sizeof(float);
-        if (is_delegated(q, i))
+        bool *kept = i && is_sparse() ? is_kept : NULL;
+        dim3 tokens(blocks_of(len), nh);
+        if (!rows || is_delegated(q, i))
             continue;
         if (i) {
             k = kv_near(q, doing.at, 0, 0).at;
             v = kv_near(q, doing.at, 0, 1).at;
         }
-        LAUNCH(attend_kernel, dim3(nh, rows), shared, attended + element, x_Q + element, k, v, form,
-               head_bytes, first, hd, top);
+        if (kept) {
+            LAUNCH(score_kernel, tokens, scores, x, k, form, head_bytes, len, hd);
+            LAUNCH(keep_kernel, tokens, kept, scores, len, sparse_top(len));
+        }
+        LAUNCH(attend_kernel, dim3(nh, rows), o, x, k, v, form, head_bytes, first, hd, kept);
     }
 }
 
@@ -490,7 +517,7 @@ void embed(Sequence *q, float *x) {
     const half *tokens = (half *)outside[TOKENS].rest.at;
     const half *places = (half *)outside[POSITIONS].rest.at + (first + 2) * (size_t)h1;
     memcpy(ids + q->row, q->token + first, rows * sizeof(int));
-    LAUNCH(embed_kernel, rows, 0, x, tokens, places, ids + q->row, h1);
+    LAUNCH(embed_kernel, rows, x, tokens, places, ids + q->row, h1);
 }
 
 /* Finds the largest of n logits, and of equal ones the first, for logits (rows, n); a block a row.
@@ -524,7 +551,7 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
             n++;
         }
     multiply(logits, attended, &outside[TOKENS], n, 0);
-    LAUNCH(choose_kernel, n, 0, ids, logits, vocab);
+    LAUNCH(choose_kernel, n, ids, logits, vocab);
     await();
     n = 0;
     for (Sequence *q = begin; q < end; q++)
