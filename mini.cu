@@ -73,23 +73,36 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 // -------------------------------------------------------------------------------------------------
 // Streams and copies (4.2)
 //
-// The paper wants copies beside the computation: CUDA has streams for that, queues whose work runs
-// in order, while different streams run side by side. Each thread of mini.c has one: the main
-// thread's carries all kernels, and each mover's the copies of its kind; await() waits for the
-// calling thread's. So synchronize() needs no word of CUDA. It is easy to miss that only pinned
-// memory, which the system never moves, is copied behind the CPU's back: the CPU's tier is pinned,
-// and the disk's bytes, which cannot be, pass through a small pinned buffer.
+// The paper moves data while the GPU computes (4.2). CUDA has streams for that: queues on the GPU,
+// whose work runs in order, while the work of different streams runs side by side. Each thread of
+// mini.c that needs one has one. That of the main thread carries all kernels, and the few copies
+// that compute() asks for: new k and v, queries, results. Those of the three movers carry weights,
+// cache and activations. So a stream is what the paper's figures draw as a lane.
+//
+// A call for a stream returns before its work is done. await() waits until all work of the calling
+// thread's stream is done: main calls it where the CPU needs something of the GPU (attention(),
+// choose_tokens()) and at the end of a layer, a mover after each move. The GPU itself never waits
+// for a copy: synchronize() has seen that it arrived before the kernels that need it are posted.
+// --ctog and the like slow no copy; await() sleeps as long as a slower link would have taken.
+//
+// It is easy to miss that only pinned memory, which the system never moves or swaps out, is copied
+// behind the CPU's back. So the whole tier of the CPU is pinned. The disk's is a mapped file, which
+// cannot be: its bytes bounce, which means that they pass through a small pinned buffer.
 // -------------------------------------------------------------------------------------------------
 
 enum { BOUNCE = 4 << 20, PIECE = BOUNCE / 4 };
 static __thread cudaStream_t own_stream;
 static __thread uint8_t *bounce; /* (BOUNCE), pinned */
 static __thread size_t bounce_used;
-/* What this thread has sent since its latest await(), and since when: sent[to][from]. */
+/* What this thread has sent since its latest await(), and since when: sent[to][from]. An event
+ * marks a place in a stream, and has the time at which the stream came there: a copy begins when
+ * the kernels before it are done, which may be long after it was posted. */
 static __thread struct {
     double start;
     size_t bytes;
+    cudaEvent_t begun;
 } sent[NTIERS][NTIERS];
+static __thread cudaEvent_t done;
 
 /* Returns the calling thread's stream. */
 static cudaStream_t stream(void) {
@@ -98,12 +111,20 @@ static cudaStream_t stream(void) {
     return own_stream;
 }
 
+/* Marks the place in the calling thread's stream behind all that was posted so far. */
+static void mark(cudaEvent_t *event) {
+    if (!*event)
+        CUDA(cudaEventCreateWithFlags(event, cudaEventDefault));
+    CUDA(cudaEventRecord(*event, stream()));
+}
+
 /* Posts a copy. CUDA sees from the addresses which way it goes. */
 static void post_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
 }
 
-/* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. */
+/* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. Down, each
+ * piece must have come before the CPU writes it to the file. */
 static void pass_bounce(Place to, Place from, size_t bytes) {
     if (!bounce)
         CUDA(cudaHostAlloc((void **)&bounce, BOUNCE, cudaHostAllocDefault));
@@ -129,12 +150,15 @@ static void pass_bounce(Place to, Place from, size_t bytes) {
 /* Sends bytes: posts what goes to or from the GPU. */
 void travel(Place to, Place from, size_t bytes) {
     auto *pair = &sent[to.tier][from.tier];
+    bool by_stream = to.tier == TIER_GPU || from.tier == TIER_GPU;
     if (!bytes)
         return;
     if (!pair->bytes)
         pair->start = now();
+    if (!pair->bytes && by_stream)
+        mark(&pair->begun);
     pair->bytes += bytes;
-    if (to.tier != TIER_GPU && from.tier != TIER_GPU)
+    if (!by_stream)
         memcpy(to.at, from.at, bytes);
     else if (to.tier == TIER_DISK || from.tier == TIER_DISK)
         pass_bounce(to, from, bytes);
@@ -142,19 +166,27 @@ void travel(Place to, Place from, size_t bytes) {
         post_copy(to.at, from.at, bytes);
 }
 
-/* Waits until the kernels and copies that this thread has posted are done, and accounts for them.
- */
+/* Waits until the kernels and copies that this thread has posted are done, and accounts for the
+ * copies. */
 void await(void) {
-    if (own_stream)
+    if (own_stream) {
+        mark(&done);
         CUDA(cudaStreamSynchronize(own_stream));
+    }
     bounce_used = 0;
     double end = now();
     for (int to = 0; to < NTIERS; to++)
-        for (int from = 0; from < NTIERS; from++)
-            if (sent[to][from].bytes) {
-                account((Tier)to, (Tier)from, sent[to][from].start, end, sent[to][from].bytes);
-                sent[to][from].bytes = 0;
-            }
+        for (int from = 0; from < NTIERS; from++) {
+            auto *pair = &sent[to][from];
+            float ms = 0;
+            if (!pair->bytes)
+                continue;
+            if (pair->begun)
+                CUDA(cudaEventElapsedTime(&ms, pair->begun, done));
+            account((Tier)to, (Tier)from, pair->begun ? end - ms / 1e3 : pair->start, end,
+                    pair->bytes);
+            pair->bytes = 0;
+        }
     sleep_off();
 }
 
@@ -186,11 +218,12 @@ void fill_weight(Weight *w) {
 // -------------------------------------------------------------------------------------------------
 // Products (section 3)
 //
-// cuBLAS multiplies F16 by F16 on tensor cores, which is where a GPU's speed is, and keeps sums as
-// floats. So x is rounded to F16 before each product; mini.c's floats stay floats, and here the two
-// may choose different tokens where two logits are nearly equal. Packed weights are unpacked as a
-// whole tensor first. It is easy to miss that cuBLAS counts columns first: our w (out, in) is its
-// (in, out), so that y = x w^T is y^T = w x^T there, with w transposed and x not.
+// The paper calls cuBLAS for its products, and so do we: it multiplies F16 by F16 on tensor cores,
+// which is where a GPU's speed is, and adds up and returns floats. So each product first rounds x
+// to F16, and unpacks weights that are packed, a whole tensor. mini.c's floats stay floats; where
+// two logits are nearly equal, the two programs may therefore choose different tokens. It is easy
+// to miss that cuBLAS counts columns first: our w (out, in) is its (in, out), so that y = x w^T is
+// y^T = w x^T there, with w transposed and x not.
 // -------------------------------------------------------------------------------------------------
 
 static cublasHandle_t cublas;
@@ -257,11 +290,12 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
 // -------------------------------------------------------------------------------------------------
 // A layer without its attention (section 3)
 //
-// What is left of a layer is sums over a row, and work on each number for itself. A kernel runs as
-// a grid of blocks, and the threads of a block can share memory and wait for each other; so a block
-// takes a row where there is a sum, and otherwise threads take numbers. The stream keeps kernels in
-// order, and no call here waits. It is easy to miss that each of these kernels is as slow as
-// memory: it computes a few operations for each number that it reads.
+// What is left of a layer is sums over a row, and work on each number for itself. CUDA runs such a
+// function, a kernel, as a grid of blocks of threads: blocks are independent, and the threads of a
+// block can share memory and wait for each other (__syncthreads). So a block takes a row where
+// there is a sum, and otherwise each thread takes a number. 32 threads, a warp, run in step and can
+// read each other's registers (__shfl_xor_sync). It is easy to miss that these kernels are as slow
+// as memory: each computes a few operations for each number that it reads.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the sum of a number of each thread of the block, or the largest one. */
@@ -340,11 +374,20 @@ void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), x, n)
 // -------------------------------------------------------------------------------------------------
 // Cache and attention (section 3, 5)
 //
-// For each token the cache is read once and used once, so attention is as slow as memory, too, and
-// more so with longer texts. A block takes one head of one row, and keeps the scores in shared
-// memory: threads take tokens while scores are made, and numbers of the head while values are
-// summed. Attention that is delegated stays mini.c's; it runs on the CPU at the same time. It is
-// easy to miss that a block's threads read keys that lie a whole row apart, so that each read
+// Attention reads each number of the cache once and uses it once, so it is as slow as memory, too,
+// and slower with each token. A block takes one head of one row. It goes through the tokens in
+// tiles of THREADS: first each thread makes the score of one token, then it sums the tile's values
+// for one number of the head. The weights of a softmax depend on the largest score of all, which
+// nobody knows before the end; online softmax uses the largest one so far, and shrinks what was
+// summed whenever a larger one comes. So a block needs memory for one tile, however long the text:
+// 528 bytes. Attention that is delegated stays mini.c's, and the CPU computes it at the same time.
+//
+// Shared memory has 32 banks, and word n is in bank n % 32. When threads of a warp ask for
+// different words of one bank, they are served one after the other: a bank conflict. There is none
+// here, since neighbours write neighbouring weights, and all threads read the same weight at once.
+// weight[32 * threadIdx.x] would have one.
+//
+// It is easy to miss that a block's threads read keys that lie a whole row apart, so that each read
 // fetches more bytes than it needs.
 // -------------------------------------------------------------------------------------------------
 
@@ -498,9 +541,10 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
 // The first and the last step of a token (section 3)
 //
 // Token ids are the CPU's, and the GPU needs them to find rows of a table; its choice goes back the
-// same way. Pinned memory has an address that kernels may use, so both read and write `ids` where
-// it is, over the link, and no copy is asked for. It is easy to miss that await() in
-// choose_tokens() is the one place where the CPU has to know what the GPU has computed.
+// same way. CUDA lets kernels use pinned memory by its address, so both read and write `ids` where
+// it is, over the link, and no copy is asked for. It is easy to miss that the CPU may read `ids`
+// only after await(), and that this is the one place where its next step depends on what the GPU
+// has computed.
 // -------------------------------------------------------------------------------------------------
 
 /* Computes x = token's row + position's row, for x (rows, n); a block a row. embed_kernel reads
@@ -562,9 +606,10 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
 // -------------------------------------------------------------------------------------------------
 // What is measured at the start (4.3)
 //
-// The policy search needs this machine's constants. A copy each way and a product give them, each
-// done twice, since the first time also loads code and touches memory. It is easy to miss that the
-// CPU's and the disk's constants stay guesses; scripts measure them for the engine.
+// The policy search needs this machine's constants. The CPU's clock measures a copy each way and a
+// product, from the call until the stream is done, each twice, since the first time also loads code
+// and touches memory. It is easy to miss that the CPU's and the disk's constants stay guesses;
+// scripts measure them for the engine.
 // -------------------------------------------------------------------------------------------------
 
 enum { SIDE = 2048, MEASURED = SIDE * SIDE * 8 }; /* bytes: two matrices of F16, one of floats */
