@@ -109,8 +109,9 @@ $(BUILD)/mini_rounded: mini.c
 	sed 's/^    Product a = .*/    for (long e = 0; e < (long)rows * w->cols; e++) { f16 h; narrow(\&h, x + e, 1); widen((float *)x + e, \&h, 1); }\n&/' $< | \
 	    $(CC) -O2 $(NATIVE) -x c - -o $@ -lm -lpthread
 ifneq ($(EMULATION),)
-$(BUILD)/mini.log: $(BUILD)/mini_emulated $(BUILD)/mini_rounded
-$(BUILD)/mini.log: export MINI_EMULATED := $(BUILD)/mini_emulated
+$(BUILD)/mini.log $(BUILD)/gpu.log: $(BUILD)/mini_emulated
+$(BUILD)/mini.log: $(BUILD)/mini_rounded
+$(BUILD)/mini.log $(BUILD)/gpu.log: export MINI_EMULATED := $(BUILD)/mini_emulated
 ifdef MINI_ALL
 $(BUILD)/mini.log: $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan
 $(BUILD)/mini.log: export MINI_EMULATED_ASAN := $(BUILD)/mini_emulated_asan
