@@ -427,6 +427,14 @@ TEST(random_runs_of_the_gpus_half_give_the_tokens_of_the_other_one) {
     CU_ASSERT(50 * neither <= sequences + 49);
 }
 
+/* Of tokens alone a wrong weight of a far token is seldom seen. Here attention is beside weights that are known: these are
+ * the steps of exercise 20. */
+TEST(the_attention_of_the_gpus_half_has_the_right_weights) {
+    static const char *const steps[] = {"texts of a block of tokens", "longer texts", "large scores, tokens left out"};
+    for (int s = 0; s < 3 && getenv("MINI_GRADER"); s++)
+        CU_ASSERT(!system(text_of("$MINI_GRADER --only 'mini.cu: %s' >&2", steps[s])));
+}
+
 /* No driver, no GPU, one without room. */
 TEST(a_gpu_that_cannot_be_used_is_one_line) {
     static const char *const faults[][2] = {
