@@ -77,13 +77,15 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 // whose work runs in order, while the work of different streams runs side by side. Each thread of
 // mini.c that needs one has one. That of the main thread carries all kernels, and the few copies
 // that compute() asks for: new k and v, queries, results. Those of the three movers carry weights,
-// cache and activations. So a stream is what the paper's figures draw as a lane.
+// cache and activations. The engine calls such a queue a lane.
 //
 // A call for a stream returns before its work is done. await() waits until all work of the calling
-// thread's stream is done: main calls it where the CPU needs something of the GPU (attention(),
-// choose_tokens()) and at the end of a layer, a mover after each move. The GPU itself never waits
-// for a copy: synchronize() has seen that it arrived before the kernels that need it are posted.
-// --ctog and the like slow no copy; await() sleeps as long as a slower link would have taken.
+// thread's stream is done: the main thread calls it where the CPU needs something of the GPU
+// (attention(), choose_tokens()) and at the end of a layer, and a mover calls it after each move.
+// The GPU waits for a copy only if the copy is before its next kernel in the same stream; no stream
+// waits for another, since synchronize() has seen that the movers' copies have arrived before it
+// lets the kernels that need them be posted. --ctog and the like slow no copy: await() sleeps as
+// long as a slower link would still have taken.
 //
 // It is easy to miss that only pinned memory, which the system never moves or swaps out, is copied
 // behind the CPU's back. So the whole tier of the CPU is pinned. The disk's is a mapped file, which
@@ -229,8 +231,8 @@ void fill_weight(Weight *w) {
 static cublasHandle_t cublas;
 static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are packed */
 static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
-static float *scores;         /* (nh, tokens), if attention is sparse, and likewise */
-static bool *is_kept;         /* whether V of a token is read */
+static float *scores;         /* (nh, tokens), for sparse attention */
+static bool *is_kept;         /* (nh, tokens), likewise: true where v of a token is read */
 
 /* Places what only the GPU's half needs, and `scratch` for the CPU's threads. */
 void place_buffers(size_t rows) {
