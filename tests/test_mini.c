@@ -1558,7 +1558,7 @@ TEST(lines_and_functions_are_short_and_a_fifth_is_comments) {
         "! grep '^#include \"' $FILE | grep -v '\"mini.c\"$'",
         "awk '/[/][*]/ {inside = 1} inside || /[/][/]/ {n++} /[*][/]/ {inside = 0} END {exit 5 * n < NR}' $FILE",
         "awk '/^[A-Za-z_].*[(]/ && !begun {begun = NR} /^}/ && begun && NR - begun >= 40 {print begun; wrong = 1}\n"
-        "     /^}|^[^ ].*;$/ {begun = 0} END {exit wrong}' $FILE",
+        "     /^}|^[^ ].*[;}]$/ {begun = 0} END {exit wrong}' $FILE",
     };
     for (int f = 0; f < 2; f++)
         for (int r = 0; r < 4; r++) {
