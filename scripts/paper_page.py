@@ -363,7 +363,7 @@ def check_readme(all_stations):
         if not link or link[2] not in order:
             raise Fault(f"{README}: leads to no station: {row}")
         place, s = link[1], all_stations[order[link[2]]]
-        if not re.search(rf"(?<![\w.]){re.escape(place)}(?![\w.]\w)", s.text("place")):
+        if not re.search(rf"(?<![\w.]){re.escape(place)}(?!\w|\.\w)", s.text("place")):
             raise Fault(f"{README}: {place} leads to {s.id}, which stands at {s.text('place')}")
         if order[s.id] < at:
             raise Fault(f"{README}: {s.id} stands behind {all_stations[at].id}; on the page it stands before it")
