@@ -13,7 +13,8 @@
  * block of the row schedule is one GPU batch. With row and zig-zag all seats are vacant when a
  * block enters. The diagonal schedule (branches/diagonal.c) also replaces sequences in batches that
  * go on; the prompts that do this are the topups.
- * Read next: plan.h. */
+ * Read next: plan.h. (A look at Figure 4, `sweep` in schedule.c, first shows what its words are
+ * for.) */
 #include <math.h>
 
 #include "branches/walk.h"
@@ -25,7 +26,7 @@ const char *const schedule_name[] = {"zigzag", "row", "diagonal"};
 // -------------------------------------------------------------------------------------------------
 
 Tier diffuse(Diffusion *d, double size) {
-    Tier best = TIER_GPU; /* of equals, the upper tier */
+    Tier best = TIER_GPU; /* of equals, the upper tier; a tier without a share never gets an item */
     for (int t = 0; t < NTIERS; t++) {
         d->due[t] += size * d->share[t];
         if (d->share[t] > 0 && (d->share[best] <= 0 || d->due[t] > d->due[best] + 1e-9 * size))
@@ -106,6 +107,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
+/* By Schedule. */
 int (*seats_for[])(const Admission *) = {block_seats, block_seats, diagonal_seats};
 
 /* Seats the next prompt if its pages fit. Returns false if they do not. */
@@ -132,7 +134,7 @@ void admission_leave(Admission *a, int index, int generated) {
 // -------------------------------------------------------------------------------------------------
 
 /* Deals the seats of the next block: as many as the waiting prompts need, at most a block's. With
- * the diagonal schedule all prompts of the task count, so that its block always has the same seats.
+ * the diagonal schedule all prompts of the task count: prompts come and go, and its seats stay.
  */
 static void deal_seats(Admission *a) {
     int left = a->task->count - (a->policy->schedule == SCHEDULE_DIAGONAL ? 0 : *a->next_prompt);
@@ -150,7 +152,7 @@ static int fill_seats(Admission *a, int *entered, int most, bool topups) {
         if (seat->prompt >= 0 || goes_on != topups)
             continue;
         if (!take_seat(a, seat))
-            break;
+            break; /* no later prompt may overtake the one that does not fit */
         entered[n++] = i;
     }
     return n;

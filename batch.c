@@ -36,12 +36,12 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     bool eos = is_eos(&run->plan->config, id);
     q->tokens[q->generated] = run->task->scored ? q->prompt->ids[q->s + q->generated] : id;
     q->generated++;
-    bool stop = tell_token(f, q) || eos;
-    if (!stop && q->generated < q->n)
+    bool ended = tell_token(f, q) || eos;
+    if (!ended && q->generated < q->n)
         return true;
     give_back_pages(f, b, q);
     admission_leave(&f->admission, q - f->seqs, q->generated);
-    tell_end(f, q, eos, stop);
+    tell_end(f, q, eos, ended);
     return false;
 }
 
@@ -51,7 +51,7 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
 static bool await_newest(Flight *f, const Batch *b) {
     const Run *run = f->run;
     f->logp = NULL;
-    if (!is_last(&run->plan->config))
+    if (!is_last_stage(&run->plan->config))
         return receive_newest(f, b);
     Tensor newest = batch_newest(f, b, NEW_TOKENS, TIER_CPU);
     /* one op copies all results, so the scores have arrived with the tokens */
@@ -139,6 +139,7 @@ bool batch_begin(Flight *f, Batch *b) {
     if (!post_wait(f->run->poster, b->cpu.all, WRITES))
         return false;
     fill_tables(f, b);
+    stage_pages(f, b);
     b->uncollected = true;
     f->began++;
     return true;
@@ -150,11 +151,13 @@ bool batch_begin(Flight *f, Batch *b) {
 
 /* Returns true if the sequence's newest token, which may not be known yet, is its last one. */
 static bool is_last_token(const Batch *b, const Sequence *q) {
-    return q->generated + b->uncollected == q->n;
+    int chosen = q->generated + (b->uncollected ? 1 : 0);
+    return chosen == q->n;
 }
 
-/* Waits for the tokens of the entrance and of every batch in which a sequence ends, and drops empty
- * batches. A stage that waits within its sweeps waits for the tokens of all batches here. */
+/* Waits for the tokens of every batch in which a sequence ends, and of the entrance
+ * (branches/refill.c), and drops empty batches. A stage of a pipeline that waits within its sweeps
+ * (branches/stages.c) waits for the tokens of all batches here. */
 static void end_sequences(Flight *f) {
     int K = 0;
     for (int k = 0; k < f->K; k++) {
@@ -188,7 +191,7 @@ static void begin_sequence(Flight *f, int seat, bool topup) {
     q->s = q->prompt->s;
     q->n = q->prompt->n;
     q->generated = q->npages = 0;
-    if (!b->nseq) {
+    if (!b->nseq) { /* its first member: the batch joins the sweep */
         b->prefill = f->prefill = true;
         b->admitted_as = f->run->admitted++;
         f->in_sweep[f->K++] = b;

@@ -16,12 +16,12 @@
  *   Batch.admitted_as      admissions of batches to the run: names the batch in a trace (Call.batch)
  *   Batch.sweeps           sweeps that the batch has begun: even and odd ones have their own tables
  *   Piece.index            pieces of the batch in this sweep
- *   Batch.turn             pieces of the run: QKV and other workspaces rotate by it
+ *   Batch.piece_turn       pieces of the run, up to its newest: QKV and others rotate by it
  *   Square.turn            squares of the run: HIDDEN and KV_STAGING rotate by it */
 // clang-format on
 
-/* The page indices of one tier's pool. The lowest free page is taken first, so that pages that are
- * taken together lie together. */
+/* The page indices of one tier's pool (branches/pages.c). The lowest free page is taken first, so
+ * that pages that are taken together lie together. */
 typedef struct {
     bool *taken; /* [npages] */
     int first;   /* index of the pool's first page */
@@ -29,21 +29,16 @@ typedef struct {
     int peak; /* pages 0 .. peak-1 have been used: the lowest free page is always taken */
     int hint; /* no page before this one is free */
 } PagePool;
-void pool_open(PagePool *pool, int first, int npages);
-/* Takes a page; the plan guarantees that one is free. */
-int pool_take(PagePool *pool);
-void pool_give(PagePool *pool, int page);
-void pool_close(PagePool *pool);
 
 /* A sequence in flight; the index of its seat is its index in Flight.seqs. */
 typedef struct {
     const Prompt *prompt;
     int prompt_index;
     Tier kv,       /* where its KV pages rest */
-        act;       /* where its activations rest in this sweep */
+        act;       /* where its activations rest; in the entrance not as in its seat */
     int s, n;      /* prompt length; tokens to generate */
     int generated; /* tokens known so far */
-    int head_rows; /* rows of its newest step that the head needs: the last ones */
+    int head_rows; /* rows of its newest sweep that the head needs: the last ones */
     int npages;
     int *pages; /* its pages in the pool of kv */
     int32_t *tokens;
@@ -60,7 +55,7 @@ typedef struct {
         row_seq,   /* its sequence */
         row_token; /* its position in the sequence */
     /* for each sequence (1, nseq), or (nseq, max_pages): */
-    Tensor len, /* its tokens, the new one included; so the position of the next one */
+    Tensor len, /* its tokens, the new one included */
         prompt, /* Sequence.prompt_index, for sampling */
         pages,  /* its pages in the home pool */
         staged; /* their places in staging */
@@ -94,27 +89,28 @@ typedef struct {
 typedef struct {
     Sequence **seq; /* [nseq] its members */
     int nseq;
-    Sequence *
-        *joining; /* [njoining] sequences that have prefilled in the entrance (branches/refill.c);
-                     they become members when the batch begins its next sweep */
-    int njoining;
     int plan_place, admitted_as, sweeps;
-    long turn; /* of its newest piece */
+    long piece_turn; /* of its newest piece */
     bool prefill;
-    bool uncollected;          /* its newest tokens are posted, but not yet known */
+    bool uncollected;          /* its newest tokens are still on their way to the CPU */
     int rows,                  /* of this sweep */
         head_rows;             /* those of them that the head needs */
     int act_rows[NTIERS];      /* rows whose activations rest on each tier */
     int act_head_rows[NTIERS]; /* those of them that the head needs */
     int nstaged[NTIERS];       /* pages of CPU and disk that pass through staging */
-    Route past[NTIERS],        /* to staging: those of them that hold past tokens */
-        x[NTIERS],             /* to and from x */
-        x_for_head[NTIERS];    /* the same of the rows that the head needs: in its x they lie close
-                                  together */
+    Route past[NTIERS],        /* staging and home, in rows of pages: those with past tokens */
+        x[NTIERS],             /* rows of x and of ACTIVATIONS, which lie alike: one leg */
+        x_for_head[NTIERS];    /* rows of HEAD_ROWS, where they lie close together, and of
+                                  ACTIVATIONS: those that the head needs */
     Tables cpu, gpu;
+
+    /* for branches/refill.c: sequences that have prefilled in the entrance become members when the
+     * batch begins its next sweep */
+    Sequence **joining; /* [njoining] */
+    int njoining;
 } Batch;
 
-/* A block of batches in flight (section 4.4); a single machine needs one. */
+/* A block of batches that sweep together (section 4.4); a single machine needs one. */
 typedef struct {
     struct Run *run;
     int index;
@@ -124,8 +120,6 @@ typedef struct {
     int nseqs;
     PagePool pool[NTIERS];
     Admission admission;
-    int *entered;   /* scratch: seats that admission has filled */
-    Staged *staged; /* scratch: the pages of a batch and tier that pass through staging */
 
     /* the sweep that is being posted */
     int i, K;
@@ -134,21 +128,23 @@ typedef struct {
     int began;        /* how many have begun their part, and have members */
 
     /* the newest sweep that has been posted, whose tokens are collected batch by batch */
-    bool collected_prefill; /* some of its batches was in prefill */
-    int nuncollected;       /* batches of it whose tokens are not known yet */
+    int nuncollected; /* batches of it whose tokens are not known yet */
     int32_t *ids; /* of the batch that is being collected: the chosen tokens, or in a scored task
                      the greedy choices */
-    float *logp; /* of the same batch in a scored task: the log-probabilities of the given tokens */
-    int32_t *came; /* a buffer for both, on a stage that is not the last */
+
+    /* On a first reading stop here: the rest is scratch, or for branches. */
+    int *entered;           /* scratch: seats that admission has filled */
+    Staged *staged;         /* scratch: the pages of a batch and tier that pass through staging */
+    bool collected_prefill; /* some batch of the newest sweep that is posted was in prefill */
+    float *logp;   /* beside ids, in a scored task: the log-probabilities of the given tokens */
+    int32_t *came; /* a buffer for ids and logp, on a stage that is not the last */
 } Flight;
 
 /* Opens a flight without batches in flight. The caller has set run and index. */
 void flight_open(Flight *f);
-/* Waits, between two sweeps, for the newest tokens of the batches in which a sequence has all its
- * tokens, of the entrance, and, in a pipeline that waits within its sweeps, of all batches. Removes
- * the sequences that have ended there, and lets waiting prompts enter. Then fills f->in_sweep: the
- * entrance comes first, because its tokens are needed first, and the batches follow by age. Returns
- * false when everything is done or the run has failed. */
+/* Between two sweeps: removes the sequences that have all their tokens, lets waiting prompts enter,
+ * and lists the batches of the coming sweep in f->in_sweep. Returns false when everything is done
+ * or the run has failed. */
 bool flight_admit(Flight *f);
 /* Ends the posting of a sweep: every square of it has been posted, and some may not have been
  * computed yet. */
@@ -179,6 +175,11 @@ static inline const Tables *batch_tables(const Batch *b, Tier tier) {
 // on with schedule.h.
 // -------------------------------------------------------------------------------------------------
 
+/* pages.c: the pool of one tier. pool_take takes a page; the plan guarantees that one is free. */
+void pool_open(PagePool *pool, int first, int npages);
+int pool_take(PagePool *pool);
+void pool_give(PagePool *pool, int page);
+void pool_close(PagePool *pool);
 /* tables.c: makes the views of the batch's index tables on both sides, by its rows. */
 void lay_out_tables(Flight *f, Batch *b);
 /* Writes the CPU's tables of this sweep, which the posting thread must have waited for. */

@@ -4,8 +4,8 @@
  *
  * One word has one meaning, and where mini.c has the thing, it has the word. The paper's letters:
  *
- *   i, j, k          token, layer, GPU batch; in a Call the sweep, the layer and the place of the
- *                    batch in the sweep
+ *   i, j, k          token, layer, GPU batch: the engine counts sweeps by i, and batches by their
+ *                    place in the sweep
  *   s, n             prompt and output length
  *   l, h1, h2, nh    layers, hidden sizes, attention heads; beside heads, hd is the size of one
  *   wg, wc, wd       the fractions of weights on GPU, CPU and disk;
@@ -25,7 +25,7 @@
  *   turn           a place in the rotation of slots
  *   cell           a slot, or what a batch has of a region; ops are ordered within it
  *   home, staging  where data rests; where it passes through on its way to a square that computes
- *   stop           where data from disk stops on the CPU, on its way to the GPU or back
+ *   landing        where data of the disk stops on the CPU, on its way to the GPU or back
  *   slab           what a layer has off the GPU, which streams to a slot
  *   the head       layer l, which makes logits (heads are those of attention)
  *   first          where a range begins, in rows, sequences or bytes
@@ -33,11 +33,11 @@
  *   seat           a place in a block, which a prompt takes
  *   page           room for some tokens of a sequence's K and V, in every layer
  *   piece          those sequences of a batch's prefill that pass a layer together
- *   flight         the batches that sweep together; only pipelines have several
+ *   flight         a block of batches that sweep together; only pipelines have several
  *
- * docs/TOUR.md ends with a longer glossary.
- * Sizes and offsets in bytes have the type Bytes. The header is valid C and C++.
- * Read next: opt_model.c. */
+ * docs/TOUR.md ends with a longer glossary. Of base.h one needs: CHECK aborts if a condition does
+ * not hold, xcalloc never fails, fail() fills an Error and returns -1. Sizes and offsets in bytes
+ * have the type Bytes. The header is valid C and C++. Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"
@@ -150,8 +150,10 @@ static inline bool is_eos(const OptConfig *config, int32_t id) {
     return ends;
 }
 /* Return true for the stage that has the embedding (the first) or the head (the last). */
-static inline bool is_first(const OptConfig *config) { return config->stage == 0; }
-static inline bool is_last(const OptConfig *config) { return config->stage + 1 >= config->stages; }
+static inline bool is_first_stage(const OptConfig *config) { return config->stage == 0; }
+static inline bool is_last_stage(const OptConfig *config) {
+    return config->stage + 1 >= config->stages;
+}
 
 /* The tensors of one decoder layer. A weight is followed by its bias; matrices are (out, in) as in
  * the checkpoint. */
@@ -181,7 +183,7 @@ static inline bool role_is_matrix(Role role) {
 /* Returns true if the next matrix (or bias) lies directly behind this one: q, k and v are computed
  * as one product, so their matrices lie together wherever they rest, and so do their biases. */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
-/* Returns a key that sorts the tensors of a layer: the matrices of q, k and v come first, then
+/* Returns the rank of a tensor in its layer's slab: the matrices of q, k and v come first, then
  * their biases, then the others in the order of Role. */
 static inline int role_place(Role role) {
     /* weight and bias of:            ln1   q     k     v     o     ln2     fc1     fc2 */
@@ -251,14 +253,15 @@ typedef struct {
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
     int piece_rows;     /* the most rows of a piece; a longer prompt raises it */
-    int workspaces;     /* rotating workspaces for hidden states that rest off the GPU: 2 or 3 */
+    int workspaces;     /* slots of HIDDEN, see WORKSPACES below: 2 or 3 */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
     bool cache_packed;  /* the KV pages are packed */
-    Quant weight_study; /* for a study: how matrices in F16 are rounded when they are loaded; bits
-                           0: they are not */
-    Quant cache_study;  /* the same for new k and v in F16 */
     double sparsity;    /* the share of past tokens whose V attention reads; 1: all. Less requires
                            delegated, because V can be skipped only where the pages are */
+    /* eval studies what fewer bits cost: it rounds numbers, and keeps them in F16. bits 0: it does
+     * not */
+    Quant weight_study; /* of the matrices, when they are loaded */
+    Quant cache_study;  /* of new k and v */
 } Policy;
 /* While the hidden state of one batch is computed, that of the next batch arrives and that of the
  * previous one leaves. This takes three workspaces, or two if the next state waits until the
@@ -291,10 +294,12 @@ typedef struct {
     float top_p;       /* 1: off */
     int top_k;         /* 0: off */
     uint64_t seed;
-    bool placeless; /* the prompt has a seed of its own: its draws do not depend on Prompt.place */
+    bool placeless; /* draws depend on the seed and the position alone: the seed is the prompt's own
+                     */
 } Sampling;
 
-/* A prompt of a task. */
+/* A prompt of a task. In a scored task, an evaluation, all s + n tokens are given, and their
+ * probabilities are wanted. */
 typedef struct {
     int32_t *ids; /* s tokens, beginning with </s>; in a scored task s + n tokens */
     int s, n;     /* prompt length; the most tokens to generate; s + n - 1 <= max_pos */
@@ -308,12 +313,12 @@ typedef struct {
     Prompt *prompts;
     int count;
     bool keep_logits; /* copy every step's logits to the CPU (for tests); not in a scored task */
-    bool scored;      /* evaluation: all tokens are given, and their probabilities are reported */
+    bool scored;      /* evaluation, see Prompt */
     bool sampled;     /* some prompt has a temperature; not in a scored task */
 } Task;
 
-/* Returns how many rows of a prompt the head needs in prefill: only the last row, or in a scored
- * task all rows that are followed by a scored token, and at least the last. */
+/* Returns how many rows of a prompt the head needs in prefill: only the last row. In a scored task
+ * row from-1 predicts the first scored token, so it needs rows from-1 .. s-1, at least the last. */
 static inline int head_rows(const Task *task, const Prompt *prompt) {
     return task->scored ? prompt->s + 1 - imin(prompt->from, prompt->s) : 1;
 }
@@ -356,13 +361,15 @@ int block_size(const Policy *policy);
 typedef struct {
     const Policy *policy;
     const Task *task;
-    const int *limit;  /* [NTIERS] pages of each pool; NULL: no limit (when planning) */
-    Seat *seat;        /* dealt again for every block; [min(block_size, task count)] */
-    int nseats;        /* seats of the present block */
-    int seated;        /* how many of them are taken */
-    int *in_batch;     /* how many of them are taken in batch k */
-    int *next_prompt;  /* the first waiting prompt; all flights share it */
-    long sweep;        /* the next sweep of this flight */
+    const int
+        *limit;    /* [NTIERS] the pages that each tier has; NULL while plan.c still counts them */
+    Seat *seat;    /* dealt again for every block; [min(block_size, task count)] */
+    int nseats;    /* seats of the present block */
+    int seated;    /* how many of them are taken */
+    int *in_batch; /* how many of them are taken in batch k */
+    int *next_prompt; /* the first waiting prompt; all flights share it */
+    long sweep;       /* the next sweep of this flight */
+    /* for branches/diagonal.c and ledger.c: */
     long n;            /* the mean of the prompts' n, rounded up */
     int horizon;       /* the largest n of a prompt: the number of sweeps that it takes */
     int *need[NTIERS]; /* [horizon] pages that all seated prompts will hold in sweep i, if none
@@ -381,8 +388,9 @@ void admission_open(Admission *a, const Policy *policy, const Task *task, int *n
                     const int *limit);
 /* Seats the waiting prompts that enter the coming sweep. If no seat is taken and prompts are
  * waiting, at least one enters. Returns how many enter, and fills entered[] with their seats: first
- * *topups seats (at most gbs) in batches that have members already, then seats in new batches. The
- * topups together are neighbours in the input, and so are the prompts of each new batch. */
+ * *topups seats (at most gbs) in batches that have members already, which only the diagonal
+ * schedule fills, then seats in new batches. The topups together are neighbours in the input, and
+ * so are the prompts of each new batch. */
 int admission_next(Admission *a, long sweep, int *entered, int *topups);
 /* Vacates a->seat[index], whose sequence has ended after `generated` tokens. */
 void admission_leave(Admission *a, int index, int generated);

@@ -25,7 +25,7 @@
 /* An absent tensor. */
 static const Tensor none = {0};
 
-/* In this chapter `at` of a weight's Tensor is the address of its numbers as floats. */
+/* In this chapter w.at, of a weight's Tensor, is the address of its numbers as floats. */
 
 /* Computes y = x w^T + b. y (m, n), x (m, k), w (n, k), b (n) or absent. */
 static void plain_linear(float *y, const float *x, Tensor w, Tensor b, int m) {
@@ -167,7 +167,7 @@ static int read_floats(Tensor *to, const Checkpoint *checkpoint, const Tensor *f
                        Error *err) {
     for (int i = 0; i < count; i++) {
         to[i] = from[i];
-        if (from[i].type == U8) { /* packed: (out / GROUP, in * GROUP_BYTES), see quant.h */
+        if (from[i].type == U8) { /* a packed tensor's shape counts groups: make it count numbers */
             to[i].rows *= GROUP;
             to[i].cols /= GROUP_BYTES;
         }
@@ -218,7 +218,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
 // functions.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns scratch on the GPU for the rows of x, in a region that only one op at a time uses. */
+/* Returns scratch on the GPU for the rows of x, in a region that only one lane uses. */
 static Tensor scratch_rows(const Plan *plan, RegionId id, Tensor x) {
     return plan_view(plan, id, TIER_GPU, 0, 0, x.rows);
 }

@@ -14,8 +14,8 @@
  * Sequences are dealt to the tiers within each GPU batch, so that the block as a whole has the
  * policy's fractions (deal_block). branches/walk.c counts how many rows and pages this takes.
  *
- * plan_make, in the middle, is the table of contents: the chapters before it add the regions, and
- * those after it use the plan.
+ * plan_make, in the middle, is the table of contents: it calls the chapters before it, and others
+ * that stand at the end.
  * Read next: device/depend.c. */
 #include <limits.h>
 #include <math.h>
@@ -55,11 +55,12 @@ void add_region(Plan *p, Wanted wanted) {
 // The weights at rest
 //
 // Counted here, tier by tier: the bytes of all layers (the region RESTING_WEIGHTS) and of each
-// layer (Plan.slab). What a layer has off the GPU is its slab, which streams to a slot on the GPU:
+// layer (Plan.layer_bytes). What a layer has off the GPU is its slab, which streams to a slot on
+// the GPU:
 //
 //     home on the CPU        home on disk
 //     Q_W K_W V_W ..    |    FC1_W FC1_B ..    each role begins at its slab_offset
-//     <--- slab[CPU] -->     <-- slab[DISK] -->
+//     <-- the CPU's --->     <-- the disk's -->
 //
 // DIFFERS: a tensor is not split, so a fraction of the weights is met only to within one tensor, or
 // within q, k and v.
@@ -123,14 +124,15 @@ static void give_home(Plan *p, const Checkpoint *c, int j, Role r, Tier tier, By
     w->home =
         as_stored(t, p->policy.weight_packed && role_is_matrix(r), RESTING_WEIGHTS, tier, *end);
     Bytes size = tensor_bytes(w->home), padded = role_end(r, *end, size) - *end;
-    w->slab_offset = p->slab[TIER_CPU][j] + p->slab[TIER_DISK][j]; /* the CPU's come first */
+    w->slab_offset =
+        p->layer_bytes[TIER_CPU][j] + p->layer_bytes[TIER_DISK][j]; /* the CPU's come first */
     /* In the slot each tensor is padded to a whole cache line. On the CPU it is padded at home too,
      * so the padding moves with it, and the CPU's share is one copy. In a file nothing is padded.
      */
     w->slab_bytes = tier == TIER_DISK ? size : padded;
     if (tier == TIER_DISK && !copied_to_disk(p, c))
         w->home = t;
-    p->slab[tier][j] += padded;
+    p->layer_bytes[tier][j] += padded;
     *end += padded;
 }
 
@@ -177,8 +179,8 @@ static void plan_slots(Plan *p) {
     Bytes most[2][2] = {{0}}; /* [slot][tier]: on the CPU, only what comes from disk */
     int layers = p->config.l + 1;
     for (int j = 0, turn = 0; j < 2 * layers; j++) {
-        Bytes from_disk = p->slab[TIER_DISK][j % layers],
-              all = p->slab[TIER_CPU][j % layers] + from_disk;
+        Bytes from_disk = p->layer_bytes[TIER_DISK][j % layers],
+              all = p->layer_bytes[TIER_CPU][j % layers] + from_disk;
         if (!all)
             continue;
         Bytes *slot = most[turn++ % 2];
@@ -252,7 +254,7 @@ Plan *plan_make(const Checkpoint *checkpoint, const Policy *policy, const Task *
     p->weight = xcalloc(l, sizeof *p->weight);
     p->slab_order = xcalloc(l, sizeof *p->slab_order);
     for (int t = 0; t < NTIERS; t++)
-        p->slab[t] = xcalloc(l + 1, sizeof(Bytes));
+        p->layer_bytes[t] = xcalloc(l + 1, sizeof(Bytes));
     plan_layers(p, checkpoint);
     plan_globals(p, checkpoint);
     plan_slots(p);
@@ -433,7 +435,7 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
     const OptConfig *c = &p->config;
     Type act = p->act_type;
     int rows = p->max_rows, slots = p->square_slots;
-    bool embeds = is_first(c), has_head = is_last(c), projected = c->embed != c->h1;
+    bool embeds = is_first_stage(c), has_head = is_last_stage(c), projected = c->embed != c->h1;
     /* the CPU gathers the rows of a token table that is not on the GPU */
     bool gathered = p->policy.table_home != TIER_GPU;
     bool to_cpu = task->keep_logits || p->chooser == TIER_CPU;
@@ -458,7 +460,7 @@ static void plan_end_workspaces(Plan *p, const Task *task) {
  */
 static void plan_choices(Plan *p) {
     /* the most that a query and head choose */
-    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_tokens) : 0;
+    int most = is_sparse(&p->policy) ? sparse_tokens(p->policy.sparsity, p->max_len) : 0;
     int cols = p->config.nh * most;
     for (Tier t = TIER_GPU; t <= TIER_CPU; t++) {
         int seqs = t == TIER_GPU ? p->max_seqs : p->off_seqs;
@@ -484,8 +486,8 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
             tier == TIER_DISK && !c->dummy
                 ? t
                 : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
-        if (g == p->head && is_last(&p->config))
-            p->slab[tier][p->config.l] = padded; /* the head streams as layer l */
+        if (g == p->head && is_last_stage(&p->config))
+            p->layer_bytes[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
@@ -501,7 +503,7 @@ static void plan_globals(Plan *p, const Checkpoint *c) {
  * batch.c lays out the tables: four integers for each row, four for each sequence, two page tables,
  * the number of each row that the head needs, and in a scored task the token after that row. */
 static void plan_tables(Plan *p, const Task *task) {
-    bool last = is_last(&p->config), scored = task->scored;
+    bool last = is_last_stage(&p->config), scored = task->scored;
     Bytes rows = p->max_rows, seqs = p->max_seqs;
     Bytes integers =
         4 * rows + 4 * seqs + 2 * seqs * p->max_pages + p->head_rows * (scored ? 2 : 1);
@@ -529,7 +531,7 @@ void plan_free(Plan *p) {
     for (int t = 0; t < NTIERS; t++) {
         free(p->act_rows[t]);
         free(p->act_first[t]);
-        free(p->slab[t]);
+        free(p->layer_bytes[t]);
     }
     free(p->weight);
     free(p->slab_order);

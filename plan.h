@@ -13,8 +13,8 @@ extern "C" {
 typedef enum {
     RESTING_WEIGHTS, /* of the decoder layers */
     EMBEDDINGS,      /* the tensors outside of the layers */
-    /* Layers that stream take this slot and the next in turn; the CPU's slots hold what comes from
-     * disk. */
+    /* Layers that stream take this slot and the next in turn, two regions, because their sizes
+     * differ. The CPU's slots hold what comes from disk. */
     WEIGHT_SLOT,
     WEIGHT_SLOT_1,
     UNPACKED_WEIGHTS, /* a layer's matrices in F16, for batches too large for packed ones */
@@ -70,7 +70,8 @@ typedef struct {
     Bytes slab_bytes;  /* if home is not on the GPU: how long it is there (see give_home) */
 } WeightPlace;
 
-/* The work of all sweeps of one kind if no sequence stops early, as sums over these sweeps. */
+/* For the cost model: the work of all sweeps of one kind if no sequence stops early, as sums over
+ * these sweeps. */
 typedef struct {
     double sweeps;
     double prefills;    /* batches in prefill */
@@ -92,40 +93,31 @@ enum { OF_WEIGHTS, OF_CACHE, OF_ACTIVATIONS };
 struct Plan {
     OptConfig config;
     Policy policy;
-    Type act_type;
+    Type act_type; /* of activations: F16 on a GPU, F32 on the host */
 
     /* The tiers */
     Region region[NREGIONS][NTIERS];
-    int ncells;                 /* cells of all regions */
-    Bytes total[NTIERS];        /* bytes of each tier; on disk, the checkpoint's share included */
-    Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */
-    double achieved[3][NTIERS]; /* [OF_WEIGHTS ..]: the fractions that result */
+    int ncells;          /* cells of all regions */
+    Bytes total[NTIERS]; /* bytes of each tier; on disk, the checkpoint's share included */
 
     /* The weights */
     WeightPlace (*weight)[NROLES]; /* [l] */
     Role (*slab_order)[NROLES];    /* [l] roles as they lie in each tier's share of the slab */
     WeightPlace global[NGLOBALS];  /* the head streams as layer l when it is not on the GPU */
     Global head; /* the matrix that makes logits: LM_HEAD, or TOK_EMBED when they are tied */
-    Bytes *slab[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; from the CPU and from
-                            disk they stream */
-    int packed_rows;     /* the most rows of a batch that uses packed weights directly */
-    Bytes unpacked_at[NROLES]; /* offset of each matrix in UNPACKED_WEIGHTS */
-
-    /* Work: sums over the task (branches/work.c) */
-    long sweeps;      /* that the task takes if no sequence stops early */
-    Workload work[2]; /* [prefill]: in sweeps without a prefill, with one */
+    Bytes *layer_bytes[NTIERS]; /* [l + 1] bytes of a layer that rest on each tier; those on CPU and
+                                   disk are its slab */
+    int packed_rows;            /* the most rows of a batch that uses packed weights directly */
 
     /* Batches: maxima over the task (branches/walk.c) */
-    int batches; /* in flight, of all flights; with the diagonal schedule each flight has one more,
+    int batches; /* flights times the batches of a block, to which the diagonal schedule adds one,
                     through which topups enter */
     int max_rows, max_seqs; /* token rows and sequences of a batch */
     int head_rows;          /* rows of a batch that the head needs */
-    int max_prompt;         /* tokens of a prompt */
-    int max_tokens;         /* tokens that a token attends to */
+    int max_len;            /* the most tokens of a sequence: so many does a token attend to */
     int off_rows, off_seqs; /* rows and sequences of a batch whose KV is not on the GPU */
 
     /* The KV cache */
-    double a21_kv;       /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
     Bytes kv_row;        /* bytes of a token's K (or V) in a page */
     int max_pages;       /* the most KV pages of a sequence */
     int npages[NTIERS];  /* KV pages of each tier's pool, for each flight */
@@ -133,23 +125,34 @@ struct Plan {
 
     /* The activations */
     int *act_rows[NTIERS];  /* [batches] rows of each batch whose activations rest on the tier */
-    int *act_first[NTIERS]; /* [batches + 1] the first of these rows in the tier's ACTIVATIONS; and
-                               the end */
-    int disk_act_rows;      /* the most such rows of a batch on disk */
+    int *act_first[NTIERS]; /* [batches + 1] where they begin in the tier's ACTIVATIONS, in which
+                               the batches follow each other; and the end */
 
     /* Workspaces */
     int square_slots; /* the slots of a batch's workspaces (HIDDEN), used in turn */
     int piece_slots;  /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
     int piece_rows;   /* the most rows of a piece */
-    int pieces;       /* the most pieces of a batch */
     int head_chunk;   /* the most rows of logits that the head computes at a time */
-    Tier chooser; /* chooses the next tokens: the GPU, or the CPU if a GPU would have to sample */
+    Tier chooser;     /* chooses the next tokens: the GPU; the CPU if tokens are sampled, because
+                         kernels     only take the largest logit */
+
+    /* On a first reading stop here: the rest is for branches, reports and the cost model. */
+    Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */
+    double achieved[3][NTIERS]; /* [OF_WEIGHTS ..]: the fractions that result */
+    Bytes unpacked_at[NROLES];  /* offset of each matrix in UNPACKED_WEIGHTS */
+    long sweeps;                /* that the task takes if no sequence stops early */
+    Workload work[2];  /* of all sweeps (branches/work.c); [prefill]: in those without a prefill,
+                          with one */
+    int max_prompt;    /* tokens of a prompt */
+    double a21_kv;     /* A.2.1's peak bytes of KV for the schedule, at the task's mean s, n */
+    int disk_act_rows; /* the most such rows of a batch on disk */
+    int pieces;        /* the most pieces of a batch */
 };
 
 /* One layer's paged KV on one tier, as attention sees it: k and v are (npages * page_tokens, h1)
  * views, or packed (npages * page_tokens, bytes) U8; pages (nseq, max_pages) and len (nseq) are I32
- * views. A processor that attends has all of them on its tier; of pages on disk only the tables are
- * on the CPU. */
+ * views. A processor that attends has all of them on its tier. Of pages on disk k and v are on
+ * disk, pages and len on the CPU. */
 typedef struct {
     Tensor k, v, pages, len;
     int page_tokens, nh;

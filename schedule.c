@@ -30,7 +30,8 @@
  *
  * DIFFERS: some work of a call is done elsewhere. In prefill compute stores the new k and v, piece
  * by piece, and store_cache nothing. begin loads the cache of layer 0, and load_cache that of the
- * other layers. compute moves the rows of x that rest on the GPU, and load_activation the others.
+ * other layers. compute moves the rows of x that rest on the GPU, since they cross no link, and
+ * load_activation the others.
  */
 static void store_activation(Run *run, int j, int k);
 static void store_cache(Run *run, int j, int k);
@@ -43,9 +44,9 @@ static bool synchronize(Run *run); /* false: the run has failed */
 static bool begin(Run *run, int k);
 
 /* Computes one token of every sequence of the flight: Figure 4 from its second line on. With K = 1
- * square k + 1 is the batch's own in layer j + 1, and its hidden state does not exist yet: what is
- * loaded is that of this square, which layer j - 1 has stored. The cache of layer j + 1 is other
- * data and can be loaded ahead. */
+ * square k + 1 is the same batch in layer j + 1, whose x this square has yet to make. So the x that
+ * is loaded is this square's own, right after it was stored, with nothing to hide behind. The cache
+ * of layer j + 1 is other data and can be loaded ahead. */
 static void sweep(Run *run) {
     int K = run->flight->K;
     begin_weights(run);
@@ -64,7 +65,7 @@ static void sweep(Run *run) {
                 return;
         }
         if (!j && flight_is_empty(run->flight)) { /* as became known when the batches began */
-            keep_layer0(run);
+            keep_layer0(run); /* nothing was computed: as if this sweep had not been */
             return;
         }
     }
@@ -80,7 +81,8 @@ static void sweep(Run *run) {
 /* Returns true if the hidden state rests between layers j-1 and j. It does not before layer 0, and
  * not before the head if this stage sends it on to the next one. */
 static bool rests_before(const Run *run, int j) {
-    return j > 0 && j < run->l + is_last(&run->plan->config);
+    bool head_is_here = is_last_stage(&run->plan->config);
+    return j > 0 && (j < run->l || (j == run->l && head_is_here));
 }
 
 /* Returns the rows of x that rest on a tier; rows[] counts the rows of x by the tiers on which they
@@ -101,14 +103,16 @@ static Tensor rows_of_tier(Tensor x, const int rows[NTIERS], Tier tier) {
  *
  *   between two layers            g1 g2 a1 a2 a3 b1 b2    <->   g1 g2              a1 a2 a3 b1 b2
  *   stored after the last layer   g1 g2 a1 a2 a3 b1 b2     ->   g1 g2                    a3    b2
- *   loaded before the head           g2       a3    b2    <-                             a3    b2  */
+ *   loaded before the head           g2       a3    b2    <-                             a3    b2
+ *                                    (compute_head)                                              */
 // clang-format on
 static void store_rows(Run *run, Tier tier) {
     const Batch *b = run->square.batch;
     bool for_head = tier != TIER_GPU && is_head(run, run->square.call.j + 1);
-    Tensor stop = square_slot(run, ACT_WRITING, TIER_CPU, b->act_rows[TIER_DISK]);
+    Tensor landing = square_slot(run, ACT_WRITING, TIER_CPU, b->act_rows[TIER_DISK]);
     add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier],
-              rows_of_tier(run->square.x, b->act_rows, tier), stop, activations(run, tier), true);
+              rows_of_tier(run->square.x, b->act_rows, tier), landing, activations(run, tier),
+              true);
     carry(run, call_on(run, tier == TIER_GPU ? FINISH : STORE, ACTIVATION));
 }
 
@@ -159,7 +163,7 @@ static void store_piece(Run *run) {
  * piece by piece. */
 static void store_cache(Run *run, int j, int k) {
     if (go_to_square(run, j, k) && !is_head(run, run->square.call.j) &&
-        !run->square.batch->prefill && next_piece(run, run->square.batch->turn))
+        !run->square.batch->prefill && next_piece(run, run->square.batch->piece_turn))
         store_piece(run);
 }
 
@@ -172,13 +176,13 @@ static void store_cache(Run *run, int j, int k) {
  * sparse attention only K moves. */
 static void bring_cache(Run *run) {
     const Batch *b = run->square.batch;
-    PageTable staged = run->square.staged, stop = run->square.stop;
+    PageTable staged = run->square.staged, landing = run->square.landing;
     int row = 0;
     for (int t = TIER_CPU; t <= TIER_DISK; t++) {
         PageTable home = home_pages(run, (Tier)t);
-        add_route(run, &b->past[t], tensor_rows(staged.k, row, 0), stop.k, home.k, false);
+        add_route(run, &b->past[t], tensor_rows(staged.k, row, 0), landing.k, home.k, false);
         if (!is_sparse(&run->plan->policy))
-            add_route(run, &b->past[t], tensor_rows(staged.v, row, 0), stop.v, home.v, false);
+            add_route(run, &b->past[t], tensor_rows(staged.v, row, 0), landing.v, home.v, false);
         carry(run, call_on(run, C_LOAD, CACHE));
         row += b->nstaged[t] * staged.page_tokens;
     }
@@ -200,9 +204,9 @@ static void load_rows(Run *run, Tier tier) {
     const Batch *b = run->square.batch;
     bool for_head = is_head(run, run->square.call.j);
     Tensor x = rows_of_tier(run->square.x, for_head ? b->act_head_rows : b->act_rows, tier);
-    Tensor stop = square_slot(run, ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]);
-    add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier], x, stop, activations(run, tier),
-              false);
+    Tensor landing = square_slot(run, ACT_READING, TIER_CPU, b->act_rows[TIER_DISK]);
+    add_route(run, for_head ? &b->x_for_head[tier] : &b->x[tier], x, landing,
+              activations(run, tier), false);
     carry(run, call_on(run, tier == TIER_GPU ? PROJECT : C_LOAD, ACTIVATION));
 }
 
@@ -238,7 +242,7 @@ static void project(Run *run, const Tensor w[NROLES]) {
 
 /* Posts the attention of one new token of each sequence from `first` on, which attend alike, to
  * their pages. These need the tokens' k and v first: kv has no rows if project has appended them.
- */
+ * append counts sequences in the batch, and attention in the table that it is given. */
 static void attend_to(Run *run, PageTable pages, int first, Tensor o, Tensor q, Tensor kv) {
     Lane lane = o.tier == TIER_CPU ? ATTEND : FINISH;
     Call call = call_on(run, lane, CACHE);
@@ -288,7 +292,7 @@ static void attend(Run *run) {
     const Square *s = &run->square;
     bool delegated = s->call.delegated;
     if (s->batch->prefill) {
-        /* each earlier piece has one entry more than sequences: its end */
+        /* a piece of n sequences has n + 1 entries there: their first rows, and the end */
         Tensor start =
             tensor_cols(s->batch->gpu.start, s->piece.first + s->piece.index, s->piece.nseq + 1);
         post(run->poster, op_attend_prefill(call_on(run, FINISH, CACHE), s->attended, s->q, s->kv,

@@ -12,7 +12,7 @@
  *
  *              rests on CPU or disk                       is on the GPU while the square computes
  *
- *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1 [Run.weight_turn mod 2]
+ *   weights    RESTING_WEIGHTS ----- load_weight -------> WEIGHT_SLOT or WEIGHT_SLOT_1 [Run.now.slot]
  *                                                              |    UNPACKED_WEIGHTS if the batch
  *                                                              |    needs F16
  *   x          ACTIVATIONS --------- load_activation ---> HIDDEN            [Square.turn mod square_slots]
@@ -20,7 +20,7 @@
  *                                                              |    all of it rests on the GPU
  *                                                         - project -
  *                                                              |
- *   q, k, v                                               QKV               [Batch.turn mod piece_slots]
+ *   q, k, v                                               QKV               [Batch.piece_turn mod piece_slots]
  *                                                              |
  *   new k, v   KV_CACHE <----------- store_cache -------- QKV, or NEW_KV_PACKED [same turn];
  *              the pages of layer j                            |    passes NEW_KV on the CPU
@@ -32,16 +32,17 @@
  *                                                         - attend -        on the GPU, or on the CPU
  *                                                              |    where the pages are: QUERY goes
  *                                                              |    down and ATTENDED comes up
- *   o                                                     ATTENDED          [Batch.turn mod piece_slots]
+ *   o                                                     ATTENDED          [Batch.piece_turn mod piece_slots]
  *                                                              |
  *                                                         - finish -
  *                                                              |
  *   x          ACTIVATIONS <-------- store_activation --- HIDDEN of the same square
  *
- * For the head load_activation brings x to HEAD_ROWS, and nothing is stored.
+ * For the head load_activation brings x to HEAD_ROWS (compute gathers rows at home on the GPU there), and
+ * nothing is stored.
  *
  * A turn is a place in a rotation. Square.turn counts squares: a slot that rotates by it is in use while the
- * neighbours of its square use the next ones. Batch.turn counts pieces: a slot that rotates by it is used by
+ * neighbours of its square use the next ones. Batch.piece_turn counts pieces: a slot that rotates by it is used by
  * one piece at a time. Rows of ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages
  * are their sequence's own. */
 // clang-format on
@@ -59,16 +60,16 @@ typedef struct {
     long turn;        /* in the run; HIDDEN and KV_STAGING rotate by it */
     Tensor x;         /* the hidden state while it is computed */
     PageTable staged, /* its pages in staging, on the tier of the processor that attends to them */
-        stop; /* the places where pages from disk stop on their way to the GPU; where the CPU
-                attends, the same as `staged` */
+        landing;      /* on the CPU: where pages from disk stop on their way to staging; where the
+                         CPU attends, this is `staged` itself */
 
     Piece piece;         /* the piece of it that is computed; the whole batch if it decodes */
     int on_gpu, off_gpu; /* rows whose cache is on the GPU; the other rows, which come after them */
     Tensor x_piece;      /* its rows of x */
     Tensor qkv, q, kv;   /* (rows, 3 h1), of which q has the first h1 columns, kv the others */
     Tensor kv_to_leave, kv_on_cpu; /* the off_gpu rows of kv as pages store them, on GPU and CPU */
-    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which other
-                                          lanes may write */
+    Tensor attended, attended_off_gpu; /* the result of attention; its off_gpu rows, which FINISH
+                                          or A_UP writes */
 } Square;
 
 /* One run of the schedule. */
@@ -87,8 +88,8 @@ typedef struct Run {
     Flight *flight; /* the one that sweeps */
     int l,          /* decoder layers, and so the number of the head */
         i;          /* the number of this sweep, over all flights */
-    long squares,   /* of all earlier sweeps */
-        pieces;     /* of the run so far */
+    long squares,   /* of all sweeps before this one */
+        pieces;     /* of the run so far, those of this sweep included */
     Square square;  /* the one whose ops are posted now */
 
     /* the weights that stream */
@@ -97,7 +98,8 @@ typedef struct Run {
     long weight_turn,       /* of the next layer that streams: an even one has the first slot */
         weight_turn_before; /* the same when this sweep began */
 
-    Move *near, *far; /* scratch: the moves of the copies that `carry` posts */
+    Move *near, *far; /* scratch: the moves that `carry` posts, between GPU and CPU, and between
+                         CPU and disk */
     int nnear, nfar;
 } Run;
 
@@ -122,9 +124,8 @@ Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows);
 /* Returns the place on one tier where the batch's activations rest: row 0 is its first row on that
  * tier. */
 Tensor activations(const Run *run, Tier tier);
-/* Returns the pages of the square that rest on a tier: the tier's whole pool, and the batch's
- * tables.
- */
+/* Returns the pages of the square that rest on a tier: the tier's pool of its layer, with the
+ * batch's tables. */
 PageTable home_pages(const Run *run, Tier tier);
 /* Returns the part of a batch's page table for its sequences first .. first+n-1. */
 PageTable table_rows(PageTable table, int first, int n);
@@ -142,12 +143,14 @@ Call call_of(Call square, Lane lane, Kind kind);
 /* Posts a copy of one view. */
 void post_copy(Run *run, Call call, Tensor dst, Tensor src);
 
-/* Adds data to those that `carry` will post: its place on the GPU, its stop on the CPU, its home.
- * Where the CPU attends, pages go no farther than to their stop. */
-void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store);
-/* Adds the rows of a route. When they are stored, all rows lie on the GPU as they do at home (see
- * the picture above store_rows). */
-void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store);
+/* Adds data to those that `carry` will post: where it is near the processor that uses it, its
+ * landing on the CPU (of use only if home is the disk), and its home. If the CPU is near, where it
+ * attends, `near` is not used: the data goes no farther than to its landing. */
+void add_way(Run *run, Tensor near, Tensor landing, Tensor home, bool store);
+/* Adds the rows of a route. A load brings row leg->home to row leg->gpu. A store takes all rows
+ * from where they lie at home, too, as b2 does in the picture above store_rows: row 4 on both
+ * sides. */
+void add_route(Run *run, const Route *route, Tensor near, Tensor landing, Tensor home, bool store);
 /* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
 void carry(Run *run, Call call);
 
@@ -159,8 +162,8 @@ void carry(Run *run, Call call);
 void begin_weights(Run *run);
 /* Passes on to the next layer: what has been loaded is now the layer that computes. */
 void turn_weights(Run *run);
-/* For a sweep that ends with layer 0, because all sequences turned out to have ended: layer 0 stays
- * for the next sweep, and layer 1 will be loaded again when it is needed. */
+/* For a sweep that ends with layer 0, because all sequences turned out to have ended while it was
+ * loaded: layer 0 stays for the next sweep, and what has come of layer 1 is forgotten. */
 void keep_layer0(Run *run);
 /* Loads part k of the weights of layer j, the next layer (Figure 4). After the head comes layer 0
  * of the next sweep, if there is one. */

@@ -15,7 +15,7 @@ Tensor square_slot(const Run *run, RegionId id, Tier tier, int rows) {
 }
 
 Tensor piece_slot(const Run *run, RegionId id, Tier tier, int rows) {
-    return plan_view(run->plan, id, tier, run->square.batch->turn, 0, rows);
+    return plan_view(run->plan, id, tier, run->square.batch->piece_turn, 0, rows);
 }
 
 /* Returns places for pages in staging on a tier; there are two sets of them, which squares take in
@@ -67,7 +67,8 @@ Call square_call(const Run *run, int j, int k) {
 
 bool go_to_square(Run *run, int j, int k) {
     const Flight *f = run->flight;
-    int K = f->K, over = k < 0 ? -1 : k >= K; /* 1: in the next layer; -1: in the one before */
+    /* k = K is in the next layer, k = -1 in the one before */
+    int K = f->K, over = k < 0 ? -1 : k >= K;
     j += over;
     k -= over * K;
     if (j < 0 || j > run->l)
@@ -77,7 +78,7 @@ bool go_to_square(Run *run, int j, int k) {
         .batch = b, .call = square_call(run, j, k), .turn = run->squares + (long)j * K + k};
     run->square.x = hidden(run);
     run->square.staged = staged_pages(run);
-    run->square.stop = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
+    run->square.landing = staging(run, TIER_CPU, b->nstaged[TIER_DISK]);
     return b->nseq > 0;
 }
 
@@ -87,7 +88,7 @@ PageTable home_pages(const Run *run, Tier tier) {
     int j = run->square.call.j;
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    /* up to the last page that was ever used, so that no others are counted as used */
+    /* up to the last page that was ever used: only these count in the measured peak */
     PageTable t = plan_pages(run->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;
@@ -100,7 +101,7 @@ bool next_piece(Run *run, long turn) {
     Square *s = &run->square;
     if (!batch_piece(run->flight, s->batch, &s->piece))
         return false;
-    s->batch->turn = turn;
+    s->batch->piece_turn = turn;
     int rows = s->piece.rows, h1 = p->config.h1;
     s->on_gpu = s->piece.kv_rows[TIER_GPU];
     s->off_gpu = rows - s->on_gpu;
@@ -148,31 +149,32 @@ PageTable table_rows(PageTable table, int first, int n) {
  *
  *                           far hop                       near hop
  *
- *   a load    from disk     disk -> CPU, on X_READ        CPU -> GPU, on X_LOAD
+ *   a load    from disk     disk -> CPU, on C_READ        CPU -> GPU, on C_LOAD
  *             from the CPU                                CPU -> GPU
  *   a store   to disk       CPU -> disk, on D_WRITE       GPU -> CPU, on STORE
  *             to the CPU                                  GPU -> CPU
  *
  * The far hops are one op, and so are the near ones, so that the disk can read the next part while the link
- * carries this one. The same serves rows that move within the GPU, on a lane that has no disk's lane. */
+ * carries this one. Weights load on W_READ and W_LOAD. Rows at home on the GPU move within it, in one hop, on
+ * PROJECT or FINISH. */
 // clang-format on
 
-void add_way(Run *run, Tensor gpu, Tensor stop, Tensor home, bool store) {
+void add_way(Run *run, Tensor near, Tensor landing, Tensor home, bool store) {
     Tensor below = home;
     if (home.tier == TIER_DISK) {
-        below = stop;
-        run->nfar = store ? add_move(run->far, run->nfar, home, stop)
-                          : add_move(run->far, run->nfar, stop, home);
+        below = landing;
+        run->nfar = store ? add_move(run->far, run->nfar, home, landing)
+                          : add_move(run->far, run->nfar, landing, home);
     }
-    if (gpu.tier == TIER_GPU)
-        run->nnear = store ? add_move(run->near, run->nnear, below, gpu)
-                           : add_move(run->near, run->nnear, gpu, below);
+    if (near.tier == TIER_GPU)
+        run->nnear = store ? add_move(run->near, run->nnear, below, near)
+                           : add_move(run->near, run->nnear, near, below);
 }
 
-void add_route(Run *run, const Route *route, Tensor gpu, Tensor stop, Tensor home, bool store) {
+void add_route(Run *run, const Route *route, Tensor near, Tensor landing, Tensor home, bool store) {
     for (const Leg *leg = route->leg; leg < route->leg + route->n; leg++) {
         int row = store ? leg->home : leg->gpu;
-        add_way(run, tensor_rows(gpu, row, leg->rows), tensor_rows(stop, row, leg->rows),
+        add_way(run, tensor_rows(near, row, leg->rows), tensor_rows(landing, row, leg->rows),
                 tensor_rows(home, leg->home, leg->rows), store);
     }
 }

@@ -41,16 +41,17 @@ static void add_slab(Run *run, int j, Bytes first, Bytes end) {
         src.rows = 1;
         src.cols = (int)((until - from) / 2);
         src.offset += (from - begin) / 2 * type_bytes(src.type);
-        /* only of use if the tensor comes from disk; that share stands behind the CPU's */
-        Tensor stop = plan_bytes(p, slot, TIER_CPU, from - p->slab[TIER_CPU][j], F16, src.cols);
-        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), stop, src, false);
+        /* the disk's share of the slab lies behind the CPU's, which needs no landing */
+        Tensor landing =
+            plan_bytes(p, slot, TIER_CPU, from - p->layer_bytes[TIER_CPU][j], F16, src.cols);
+        add_way(run, plan_bytes(p, slot, TIER_GPU, from, F16, src.cols), landing, src, false);
     }
 }
 
 /* Loads part k of K of layer j into the slot of run->next. */
 static void load_part(Run *run, int j, int k, int K) {
     const Plan *p = run->plan;
-    Bytes cpu = p->slab[TIER_CPU][j], disk = p->slab[TIER_DISK][j];
+    Bytes cpu = p->layer_bytes[TIER_CPU][j], disk = p->layer_bytes[TIER_DISK][j];
     if (!cpu && !disk)
         return;
     if (!k)

@@ -12,7 +12,7 @@ void embed(Run *run) {
     Tensor tokens =
         p->config.embed == p->config.h1 ? x : square_slot(run, EMBEDDED, TIER_GPU, b->rows);
     Call call = call_on(run, PROJECT, OTHER);
-    if (!is_first(&p->config))
+    if (!is_first_stage(&p->config))
         return;
     if (table.tier == TIER_GPU) {
         post(run->poster, op_embed(call, tokens, table, b->gpu.ids, false));

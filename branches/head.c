@@ -56,7 +56,7 @@ void compute_head(Run *run) {
     Call call = call_on(run, PROJECT, OTHER);
     Tensor head = plan_weight(p, &p->global[p->head], run->now.slot), x = run->square.x;
     Tensor logits = {.rows = 0};
-    if (!is_last(&p->config))
+    if (!is_last_stage(&p->config))
         return;
     /* load_activation has brought the rows that rest elsewhere; those on the GPU are gathered here
      */

@@ -8,7 +8,7 @@
 
 void receive_hidden(Run *run) {
     const Batch *b = run->square.batch;
-    if (is_first(&run->plan->config))
+    if (is_first_stage(&run->plan->config))
         return;
     Tensor came = plan_view(run->plan, RECEIVED, TIER_CPU, b->plan_place, 0, b->rows);
     post(run->poster, op_receive(call_on(run, RECEIVE, ACTIVATION), came));
@@ -17,7 +17,7 @@ void receive_hidden(Run *run) {
 
 void send_hidden(Run *run) {
     const Batch *b = run->square.batch;
-    if (is_last(&run->plan->config))
+    if (is_last_stage(&run->plan->config))
         return;
     Tensor sent = plan_view(run->plan, SENDING, TIER_CPU, b->plan_place, 0, b->rows);
     post_copy(run, call_on(run, STORE, ACTIVATION), sent, run->square.x);

@@ -74,5 +74,4 @@ void fill_tables(Flight *f, Batch *b) {
         memcpy(pages, q->pages, q->npages * sizeof *pages);
     }
     fill_starts(f, b);
-    stage_pages(f, b);
 }

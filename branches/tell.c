@@ -35,7 +35,7 @@ void tell_scores(Flight *f, const Batch *b) {
 void tell_logits(Flight *f, const Batch *b, int r) {
     const Run *run = f->run;
     const Listener *listener = run->listener;
-    if (!run->task->keep_logits || !listener->logits || !is_last(&run->plan->config))
+    if (!run->task->keep_logits || !listener->logits || !is_last_stage(&run->plan->config))
         return;
     const float *row = cpu_address(run->poster, batch_logits(f, b, r, 1));
     if (row)

@@ -201,9 +201,9 @@ void plan_batches(Plan *p, const Task *task) {
     for (int i = 0; i < task->count; i++) {
         const Prompt *q = &task->prompts[i];
         raise_to(&p->max_prompt, q->s);
-        raise_to(&p->max_tokens, q->s + q->n - 1);
+        raise_to(&p->max_len, q->s + q->n - 1);
     }
-    p->max_pages = pages_for(p->max_tokens, p->policy.page_tokens);
+    p->max_pages = pages_for(p->max_len, p->policy.page_tokens);
     walk_task(p, task);
     int batches = p->batches; /* of one flight; every flight has batches of the same sizes */
     p->batches *= flights;

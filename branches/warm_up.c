@@ -42,7 +42,7 @@ int gpu_warm_up(Device *device, const Plan *plan, Error *err) {
         opt_finish(&to, finish, plan, w, x, o);
     }
     /* The head computes as many rows at a time as its logits have room for. */
-    if (is_last(&plan->config)) {
+    if (is_last_stage(&plan->config)) {
         Tensor x = plan_view(plan, HEAD_ROWS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor logits = plan_view(plan, LOGITS, TIER_GPU, 0, 0, plan->head_chunk);
         Tensor head = plan_weight(plan, &plan->global[plan->head], slot);

@@ -549,8 +549,8 @@ static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *pla
     for (int j = 0; j < l; j++) {
         int next = (j + 1) % l;
         double seconds = 0;
-        x[WC] = plan->slab[TIER_CPU][next] / layer;
-        x[WD] = plan->slab[TIER_DISK][next] / layer;
+        x[WC] = plan->layer_bytes[TIER_CPU][next] / layer;
+        x[WD] = plan->layer_bytes[TIER_DISK][next] / layer;
         x[WG] = 1 - x[WC] - x[WD];
         int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
         if (j + 1 == l)

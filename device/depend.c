@@ -46,7 +46,7 @@ typedef struct {
 
 /* A past op: its number on its lane, and the ops that were over when it ended. */
 typedef struct {
-    uint64_t number;
+    uint64_t seq;
     Clock over;
 } Past;
 /* The number of ops of each lane that are remembered. Of an older op it is still known that those
@@ -76,7 +76,7 @@ static void join(Clock *a, const Clock *b) {
 /* Adds to a clock all that is over when an event has happened. */
 static void join_event(Clock *clock, const Depend *d, Event e) {
     const Past *past = &d->past[e.lane][e.seq % REMEMBERED];
-    if (past->number == e.seq)
+    if (past->seq == e.seq)
         join(clock, &past->over);
     if (clock->ops[e.lane] < e.seq)
         clock->ops[e.lane] = e.seq;
@@ -121,7 +121,9 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
             wait[n++] = (Event){lane, need->ops[lane]};
     for (int i = 0; i < n; i++) {
         const Event e = wait[i];
-        Clock others = *known; /* over when the kept events and those after e have happened */
+        /* what is over when the events that are kept, which `known` has, and those after e have
+         * happened */
+        Clock others = *known;
         for (int o = i + 1; o < n; o++)
             join_event(&others, d, wait[o]);
         if (others.ops[e.lane] >= e.seq)
@@ -134,6 +136,7 @@ static int events_for(Event *wait, const Depend *d, const Clock *need, Clock *kn
 
 void depend_before(Depend *d, Op *op) {
     Clock need = {{0}};
+    /* op_view returns the n-th view of an op, and says how the op uses it */
     for (int n = 0; n < op_nviews(op); n++) {
         Use use;
         const Tensor *view = op_view(op, n, &use);
@@ -145,9 +148,9 @@ void depend_before(Depend *d, Op *op) {
     op->nafter = events_for(op->after, d, &need, known); /* and adds them to *known */
 }
 
-/* Adds a user to a cell, and forgets those whose bytes it uses too and who are over when it is, so
- * that who comes after it comes after them. These are the earlier ones on its lane that used them
- * in the same way, and all if it comes after all, as a writer does. */
+/* Adds a user to a cell, and forgets earlier ones whose bytes it uses too, if whoever waits for the
+ * new user thereby waits for them: they used the bytes in the same way on the same lane, or the new
+ * one came after all of them, as a writer does. */
 static void add_user(Cell *cell, User now, bool after_all) {
     for (int i = cell->n; i-- > 0;) {
         const User *u = &cell->user[i];

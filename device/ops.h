@@ -26,7 +26,7 @@ typedef enum {
     A_DOWN,  /* for delegated attention the queries and new k, v; new tokens, scores, logits; GPU to
                 CPU */
     A_UP,    /* the results of delegated attention, CPU to GPU */
-    PROJECT, /* the GPU: a layer up to its attention, and the head */
+    PROJECT, /* the GPU: a layer up to its attention; the head (FINISH would do as well) */
     FINISH,  /* the GPU: attention and the rest of the layer */
     ATTEND,  /* the CPU: delegated attention, and its other work */
     RECEIVE, /* from the stage before, in a pipeline */
@@ -54,14 +54,15 @@ typedef struct {
 
 /* The place of an op in the run: the lane that carries it out, and the square that its data belongs
  * to. This is not always the square whose call posts it: load_cache(j, k + 1) posts ops of the next
- * square. An op that loads weights belongs to the layer that will use them; its k is the part of
- * the layer that it loads. Traces, counters and the rates of the sim depend on a Call. */
+ * square. An op that loads weights belongs to the layer that will use them, and its k is the part
+ * of the layer that it loads; prefill and batch are those of the sweep that posts it. Traces,
+ * counters and the rates of the sim depend on a Call. */
 struct Call {
     Lane lane;
     Kind kind;
     bool prefill;       /* the batch is in prefill; for weights, the same as prefill_sweep */
     bool prefill_sweep; /* some batch is in prefill in the sweep that posts the op */
-    bool delegated;     /* the CPU attends for the batch */
+    bool delegated;     /* the CPU attends for the batch; never in prefill */
     int i, j, k;        /* sweep, layer, place of the batch in the sweep */
     int batch;          /* number of the batch, in the order in which batches enter; for weights
                            that load, of the batch at place k of the sweep that posts the op */
@@ -88,7 +89,7 @@ void depend_close(Depend *d);
  * only posts each op; without, it also waits for the op at once. */
 struct Poster {
     Device *device;
-    Depend *depend; /* NULL: ops come with their own `after` */
+    Depend *depend; /* NULL: ops come with their own Op.after (cost/profile.c) */
     bool overlap, failed;
     Error *err;         /* filled when it has failed */
     Event last[NLANES]; /* the newest of each lane; seq 0: none so far */
@@ -107,10 +108,11 @@ bool post_drain(Poster *poster);
  * ends, on both sides, it becomes part of that move. Returns the number of moves. */
 int add_move(Move *moves, int n, Tensor dst, Tensor src);
 
-/* The way of a batch's rows between their home on one tier and the GPU, the same in every layer:
- * rows that lie together on both sides are one leg. On the GPU they are counted from the first that
- * comes from the tier. Of the pages 4 5 6 8, which pass through staging as pages 0 to 3, three are
- * one leg and one is another. */
+/* A route says which rows of a view on the GPU are which rows of a view at home, on one tier. It is
+ * the same in every layer. A leg is a run of rows that lie together on both sides, so it is one
+ * move of a copy. Pages 4, 5, 6 and 8 of 4 tokens, which pass through staging as pages 0 to 3, are
+ * two legs: rows 0 .. 11 on the GPU are rows 16 .. 27 at home, and rows 12 .. 15 are rows 32 .. 35.
+ */
 typedef struct {
     int gpu, home, rows; /* the first row on the GPU, the first at home; how many they are */
 } Leg;

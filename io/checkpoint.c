@@ -99,7 +99,7 @@ void opt_global_shape(const OptConfig *config, Global global, int *rows, int *co
         [FINAL_LN_B] = {config->final_norm, config->h1},
         [LM_HEAD] = {config->vocab, config->embed},
     };
-    bool here = global <= PROJECT_IN ? is_first(config) : is_last(config);
+    bool here = global <= PROJECT_IN ? is_first_stage(config) : is_last_stage(config);
     *rows = here ? shape[global][0] : 0;
     *cols = shape[global][1];
 }
@@ -1061,7 +1061,7 @@ Checkpoint checkpoint_stage(const Checkpoint *whole, int stage, int stages, int 
     for (int g = 0; g < NGLOBALS; g++) {
         int rows, cols;
         opt_global_shape(&c.config, (Global)g, &rows, &cols);
-        bool is_head = g == TOK_EMBED && tied && is_last(&c.config);
+        bool is_head = g == TOK_EMBED && tied && is_last_stage(&c.config);
         if (!rows && !is_head)
             c.global[g] = (Tensor){.rows = 0};
     }

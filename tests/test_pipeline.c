@@ -220,7 +220,7 @@ static void *agree(void *arg) {
         wrong += task.count != 1 || memcmp(task.prompts->ids, ids, sizeof ids) != 0;
         wrong += r->n != 7 || r->known != 3 || memcmp(r->tokens, ids + 2, 3 * sizeof *ids) != 0;
         prompts_free(&task);
-        free(r->tokens), free(job.request);
+        free(r->tokens), free(r->stop.text), free(job.request);
     }
     s->wrong = wrong + (failed != 0) + (stage_agree(net, 0, &err) != 0); /* it goes on */
     net->close(net);

@@ -480,11 +480,11 @@ TEST(beside_the_last_layer_the_first_is_loaded) {
     double loads = 0;
     open_plan(opt_named("opt-125m"), p, machine_with("ctog_bdw_g=1e9 mm_flops_g=2e10"), 4, S, N);
     for (int j = 1; j < L; j++) {
-        const double load = (double)plan->slab[TIER_CPU][j] / 1e9;
+        const double load = (double)plan->layer_bytes[TIER_CPU][j] / 1e9;
         CU_ASSERT_FATAL(load > 1.2 * products && load < head); /* longer by more than what the two hold each other up */
         loads += load;
     }
-    CU_ASSERT(plan->slab[TIER_CPU][0] != plan->slab[TIER_CPU][L - 1]); /* or the test would say nothing */
+    CU_ASSERT(plan->layer_bytes[TIER_CPU][0] != plan->layer_bytes[TIER_CPU][L - 1]); /* or the test would say nothing */
     CU_ASSERT(near(L * expected().T_gen, loads + products + head));
     close_plan();
 }

@@ -602,7 +602,8 @@ TEST(what_to_read_next_leads_through_every_source_file) {
 TEST(the_reading_order_names_every_source_file) {
     prints(
         "for f in *.[ch] *.cu */*.[ch]; do\n"
-        "    case $f in tests/* | docs/* | build/*) ;; *) grep -qF \"$(basename $f)\\`\" docs/READING.md || echo $f ;; esac\n"
+        "    case $f in tests/* | docs/* | build/*) ;; *) grep -qF \"$(basename $f)\\`\" docs/READING.md || echo $f ;; "
+        "esac\n"
         "done",
         "");
     if (!has_python()) return;
