@@ -1,6 +1,6 @@
 /* test_tour.c: docs/TOUR.md and the program say the same; so do README.md, docs/EXPERIMENTS.md and docs/flexgen.ipynb
  * where they quote the program, the pages that are made of these documents, and the source files about what to read next.
- * docs/paper.txt is the source of the page beside the paper.
+ * docs/paper.txt is the source of the page beside the paper. All links lead somewhere, and README.md is short.
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
