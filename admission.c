@@ -13,7 +13,8 @@
  * block of the row schedule is one GPU batch. With row and zig-zag all seats are vacant when a
  * block enters. The diagonal schedule (branches/diagonal.c) also replaces sequences in batches that
  * go on; the prompts that do this are the topups.
- * Read next: plan.h. */
+ * Read next: plan.h. (A look at Figure 4, `sweep` in schedule.c, first shows what its words are
+ * for.) */
 #include <math.h>
 
 #include "branches/walk.h"

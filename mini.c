@@ -188,7 +188,7 @@ enum { GROUP = 64 }; /* 5: numbers that share a minimum and a scale */
 
 /* What later chapters define. */
 typedef void Loop(void *arg, int thread, int first, int n);
-void post(int worker, Op op), synchronize(void);
+void post(int number, Op op), synchronize(void);
 void note(int track, double begin, double end, size_t bytes);
 void parallel(Loop *loop, void *arg, int n, double work);
 void travel(Place to, Place from, size_t bytes), await(void);
@@ -1189,8 +1189,8 @@ void lock_when_left(Worker *w, int most) {
 }
 
 /* Gives a worker an op. Without overlapping, the main thread makes a move itself, at once. */
-void post(int to, Op op) {
-    Worker *w = &worker[to];
+void post(int number, Op op) {
+    Worker *w = &worker[number];
     if (policy.no_overlap && op.kind != COMPUTE) {
         doing = op;
         make_move();

@@ -52,13 +52,15 @@ void fill(uint8_t *to, Weight *w);
     } while (0)
 
 /* Launches a kernel in blocks of THREADS on the calling thread's stream, unless it has no work. */
-#define LAUNCH(kernel, grid, shared, ...)                           \
-    do {                                                            \
-        dim3 blocks = grid;                                         \
-        if (!blocks.x || !blocks.y)                                 \
-            break;                                                  \
-        kernel<<<blocks, THREADS, shared, stream()>>>(__VA_ARGS__); \
-        CUDA(cudaGetLastError());                                   \
+#define LAUNCH(kernel, grid, ...)                                          \
+    do {                                                                   \
+        dim3 blocks = grid;                                                \
+        if (!blocks.x || !blocks.y)                                        \
+            break;                                                         \
+        kernel<<<blocks, THREADS, 0, stream()>>>(__VA_ARGS__);             \
+        cudaError_t error = cudaGetLastError();                            \
+        if (error)                                                         \
+            die(1, "%s: %s; " REMEDY, #kernel, cudaGetErrorString(error)); \
     } while (0)
 enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
 
@@ -71,23 +73,38 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 // -------------------------------------------------------------------------------------------------
 // Streams and copies (4.2)
 //
-// The paper wants copies beside the computation: CUDA has streams for that, queues whose work runs
-// in order, while different streams run side by side. Each thread of mini.c has one: the main
-// thread's carries all kernels, and each mover's the copies of its kind; await() waits for the
-// calling thread's. So synchronize() needs no word of CUDA. It is easy to miss that only pinned
-// memory, which the system never moves, is copied behind the CPU's back: the CPU's tier is pinned,
-// and the disk's bytes, which cannot be, pass through a small pinned buffer.
+// The paper moves data while the GPU computes (4.2). CUDA has streams for that: queues on the GPU,
+// whose work runs in order, while the work of different streams runs side by side. Each thread of
+// mini.c that needs one has one. That of the main thread carries all kernels, and the few copies
+// that compute() asks for: new k and v, queries, results. Those of the three movers carry weights,
+// cache and activations. The engine calls such a queue a lane.
+//
+// A call for a stream returns before its work is done. await() waits until all work of the calling
+// thread's stream is done: the main thread calls it where the CPU needs something of the GPU
+// (attention(), choose_tokens()) and at the end of a layer, and a mover calls it after each move.
+// The GPU waits for a copy only if the copy is before its next kernel in the same stream; no stream
+// waits for another, since synchronize() has seen that the movers' copies have arrived before it
+// lets the kernels that need them be posted. --ctog and the like slow no copy: await() sleeps as
+// long as a slower link would still have taken.
+//
+// It is easy to miss that only pinned memory, which the system never moves or swaps out, is copied
+// behind the CPU's back. So the whole tier of the CPU is pinned. The disk's is a mapped file, which
+// cannot be: its bytes bounce, which means that they pass through a small pinned buffer.
 // -------------------------------------------------------------------------------------------------
 
 enum { BOUNCE = 4 << 20, PIECE = BOUNCE / 4 };
 static __thread cudaStream_t own_stream;
 static __thread uint8_t *bounce; /* (BOUNCE), pinned */
 static __thread size_t bounce_used;
-/* What this thread has sent since its latest await(), and since when: sent[to][from]. */
+/* What this thread has sent since its latest await(), and since when: sent[to][from]. An event
+ * marks a place in a stream, and has the time at which the stream came there: a copy begins when
+ * the kernels before it are done, which may be long after it was posted. */
 static __thread struct {
     double start;
     size_t bytes;
+    cudaEvent_t begun;
 } sent[NTIERS][NTIERS];
+static __thread cudaEvent_t done;
 
 /* Returns the calling thread's stream. */
 static cudaStream_t stream(void) {
@@ -96,12 +113,20 @@ static cudaStream_t stream(void) {
     return own_stream;
 }
 
+/* Marks the place in the calling thread's stream behind all that was posted so far. */
+static void mark(cudaEvent_t *event) {
+    if (!*event)
+        CUDA(cudaEventCreateWithFlags(event, cudaEventDefault));
+    CUDA(cudaEventRecord(*event, stream()));
+}
+
 /* Posts a copy. CUDA sees from the addresses which way it goes. */
 static void post_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
 }
 
-/* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. */
+/* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. Down, each
+ * piece must have come before the CPU writes it to the file. */
 static void pass_bounce(Place to, Place from, size_t bytes) {
     if (!bounce)
         CUDA(cudaHostAlloc((void **)&bounce, BOUNCE, cudaHostAllocDefault));
@@ -127,12 +152,15 @@ static void pass_bounce(Place to, Place from, size_t bytes) {
 /* Sends bytes: posts what goes to or from the GPU. */
 void travel(Place to, Place from, size_t bytes) {
     auto *pair = &sent[to.tier][from.tier];
+    bool by_stream = to.tier == TIER_GPU || from.tier == TIER_GPU;
     if (!bytes)
         return;
     if (!pair->bytes)
         pair->start = now();
+    if (!pair->bytes && by_stream)
+        mark(&pair->begun);
     pair->bytes += bytes;
-    if (to.tier != TIER_GPU && from.tier != TIER_GPU)
+    if (!by_stream)
         memcpy(to.at, from.at, bytes);
     else if (to.tier == TIER_DISK || from.tier == TIER_DISK)
         pass_bounce(to, from, bytes);
@@ -140,19 +168,27 @@ void travel(Place to, Place from, size_t bytes) {
         post_copy(to.at, from.at, bytes);
 }
 
-/* Waits until the kernels and copies that this thread has posted are done, and accounts for them.
- */
+/* Waits until the kernels and copies that this thread has posted are done, and accounts for the
+ * copies. */
 void await(void) {
-    if (own_stream)
+    if (own_stream) {
+        mark(&done);
         CUDA(cudaStreamSynchronize(own_stream));
+    }
     bounce_used = 0;
     double end = now();
     for (int to = 0; to < NTIERS; to++)
-        for (int from = 0; from < NTIERS; from++)
-            if (sent[to][from].bytes) {
-                account((Tier)to, (Tier)from, sent[to][from].start, end, sent[to][from].bytes);
-                sent[to][from].bytes = 0;
-            }
+        for (int from = 0; from < NTIERS; from++) {
+            auto *pair = &sent[to][from];
+            float ms = 0;
+            if (!pair->bytes)
+                continue;
+            if (pair->begun)
+                CUDA(cudaEventElapsedTime(&ms, pair->begun, done));
+            account((Tier)to, (Tier)from, pair->begun ? end - ms / 1e3 : pair->start, end,
+                    pair->bytes);
+            pair->bytes = 0;
+        }
     sleep_off();
 }
 
@@ -184,16 +220,19 @@ void fill_weight(Weight *w) {
 // -------------------------------------------------------------------------------------------------
 // Products (section 3)
 //
-// cuBLAS multiplies F16 by F16 on tensor cores, which is where a GPU's speed is, and keeps sums as
-// floats. So x is rounded to F16 before each product; mini.c's floats stay floats, and here the two
-// may choose different tokens where two logits are nearly equal. Packed weights are unpacked as a
-// whole tensor first. It is easy to miss that cuBLAS counts columns first: our w (out, in) is its
-// (in, out), so that y = x w^T is y^T = w x^T there, with w transposed and x not.
+// The paper calls cuBLAS for its products, and so do we: it multiplies F16 by F16 on tensor cores,
+// which is where a GPU's speed is, and adds up and returns floats. So each product first rounds x
+// to F16, and unpacks weights that are packed, a whole tensor. mini.c's floats stay floats; where
+// two logits are nearly equal, the two programs may therefore choose different tokens. It is easy
+// to miss that cuBLAS counts columns first: our w (out, in) is its (in, out), so that y = x w^T is
+// y^T = w x^T there, with w transposed and x not.
 // -------------------------------------------------------------------------------------------------
 
 static cublasHandle_t cublas;
 static half *x_half, *w_half; /* (rows, h1 or h2); (h1, h2), if weights are packed */
 static int *ids;              /* (rows), pinned, so that kernels read and write it: token ids */
+static float *scores;         /* (nh, tokens), for sparse attention */
+static bool *is_kept;         /* (nh, tokens), likewise: true where v of a token is read */
 
 /* Places what only the GPU's half needs, and `scratch` for the CPU's threads. */
 void place_buffers(size_t rows) {
@@ -201,6 +240,9 @@ void place_buffers(size_t rows) {
     x_half = (half *)take(TIER_GPU, rows * widest * sizeof(half));
     w_half = (half *)take(TIER_GPU, policy.compress_weight ? h1 * widest * sizeof(half) : 0);
     ids = (int *)take(TIER_CPU, rows * sizeof(int));
+    size_t most = is_sparse() ? (size_t)nh * (longest + generation_length) : 0;
+    scores = (float *)take(TIER_GPU, most * sizeof(float));
+    is_kept = (bool *)take(TIER_GPU, most);
     scratch = (float *)take(TIER_CPU, threads * scratch_floats * sizeof(float));
 }
 
@@ -237,9 +279,9 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
     size_t n = (size_t)rows * w->cols, groups = (size_t)w->rows / GROUP * w->cols;
     if (!rows)
         return;
-    LAUNCH(narrow_kernel, blocks_of(n), 0, x_half, x, n);
+    LAUNCH(narrow_kernel, blocks_of(n), x_half, x, n);
     if (w->packed) {
-        LAUNCH(unpack_kernel, blocks_of(groups), 0, w_half, bytes, groups, w->cols);
+        LAUNCH(unpack_kernel, blocks_of(groups), w_half, bytes, groups, w->cols);
         plain = w_half;
     }
     CUBLAS(cublasGemmEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows, rows, w->cols, &one, plain,
@@ -250,11 +292,12 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
 // -------------------------------------------------------------------------------------------------
 // A layer without its attention (section 3)
 //
-// What is left of a layer is sums over a row, and work on each number for itself. A kernel runs as
-// a grid of blocks, and the threads of a block can share memory and wait for each other; so a block
-// takes a row where there is a sum, and otherwise threads take numbers. The stream keeps kernels in
-// order, and no call here waits. It is easy to miss that each of these kernels is as slow as
-// memory: it computes a few operations for each number that it reads.
+// What is left of a layer is sums over a row, and work on each number for itself. CUDA runs such a
+// function, a kernel, as a grid of blocks of threads: blocks are independent, and the threads of a
+// block can share memory and wait for each other (__syncthreads). So a block takes a row where
+// there is a sum, and otherwise each thread takes a number. 32 threads, a warp, run in step and can
+// read each other's registers (__shfl_xor_sync). It is easy to miss that these kernels are as slow
+// as memory: each computes a few operations for each number that it reads.
 // -------------------------------------------------------------------------------------------------
 
 /* Returns the sum of a number of each thread of the block, or the largest one. */
@@ -316,28 +359,37 @@ static __global__ void round_kernel(float *x, size_t n) {
 
 void layernorm(float *y, const float *x, Weight *w, int rows) {
     const half *gain = (half *)weight_at(w), *bias = (half *)weight_at(w + 1);
-    LAUNCH(norm_kernel, rows, 0, y, x, gain, bias, h1);
+    LAUNCH(norm_kernel, rows, y, x, gain, bias, h1);
 }
 
 void linear(float *y, const float *x, Weight *w, size_t rows, bool add) {
     const half *bias = (half *)weight_at(w + 1);
     size_t n = rows * w->rows;
-    LAUNCH(bias_kernel, blocks_of(n), 0, y, bias, n, w->rows, add);
+    LAUNCH(bias_kernel, blocks_of(n), y, bias, n, w->rows, add);
     multiply(y, x, w, rows, 1);
 }
 
-void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), 0, x, n); }
+void relu(float *x, size_t n) { LAUNCH(relu_kernel, blocks_of(n), x, n); }
 
-void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), 0, x, n); }
+void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), x, n); }
 
 // -------------------------------------------------------------------------------------------------
 // Cache and attention (section 3, 5)
 //
-// For each token the cache is read once and used once, so attention is as slow as memory, too, and
-// more so with longer texts. A block takes one head of one row, and keeps the scores in shared
-// memory: threads take tokens while scores are made, and numbers of the head while values are
-// summed. Attention that is delegated stays mini.c's; it runs on the CPU at the same time. It is
-// easy to miss that a block's threads read keys that lie a whole row apart, so that each read
+// Attention reads each number of the cache once and uses it once, so it is as slow as memory, too,
+// and slower with each token. A block takes one head of one row. It goes through the tokens in
+// tiles of THREADS: first each thread makes the score of one token, then it sums the tile's values
+// for one number of the head. The weights of a softmax depend on the largest score of all, which
+// nobody knows before the end; online softmax uses the largest one so far, and shrinks what was
+// summed whenever a larger one comes. So a block needs memory for one tile, however long the text:
+// 528 bytes. Attention that is delegated stays mini.c's, and the CPU computes it at the same time.
+//
+// Shared memory has 32 banks, and word n is in bank n % 32. When threads of a warp ask for
+// different words of one bank, they are served one after the other: a bank conflict. There is none
+// here, since neighbours write neighbouring weights, and all threads read the same weight at once.
+// weight[32 * threadIdx.x] would have one.
+//
+// It is easy to miss that a block's threads read keys that lie a whole row apart, so that each read
 // fetches more bytes than it needs.
 // -------------------------------------------------------------------------------------------------
 
@@ -375,9 +427,9 @@ static __global__ void pack_kernel(uint8_t *to, const float *x, size_t heads, in
 void keep_rows(uint8_t *to, const float *x, int rows) {
     size_t n = (size_t)rows * h1, heads = (size_t)rows * nh;
     if (policy.compress_cache)
-        LAUNCH(pack_kernel, blocks_of(heads), 0, to, x, heads, hd, (int)(kv_row / nh));
+        LAUNCH(pack_kernel, blocks_of(heads), to, x, heads, hd, (int)(kv_row / nh));
     else
-        LAUNCH(narrow_kernel, blocks_of(n), 0, (half *)to, x, n);
+        LAUNCH(narrow_kernel, blocks_of(n), (half *)to, x, n);
 }
 
 /* Returns number d of a head, which begins at `at`. */
@@ -391,58 +443,73 @@ static __device__ float number_at(const uint8_t *at, Form form, int d) {
     return __half2float(((const half *)group)[0]) + __half2float(((const half *)group)[1]) * code;
 }
 
-/* Sets the weights of all but the top tokens and the newest one to -1, as mini.c's does. */
-static __device__ void keep_top(float *weight, float *all, int n, int top) {
-    for (int t = threadIdx.x; t < n; t += THREADS)
-        all[t] = weight[t];
-    __syncthreads();
-    for (int t = threadIdx.x; t < n - 1; t += THREADS) {
-        int better = 0;
-        for (int u = 0; u < n - 1; u++)
-            better += (all[u] > all[t]) | ((all[u] == all[t]) & (u < t));
-        if (better >= top)
-            weight[t] = -1;
-    }
-    __syncthreads();
+/* Returns the score of a token: a head's query times its key, over sqrt(hd). */
+static __device__ float score_of(const float *query, const uint8_t *key, Form form, int hd) {
+    float dot = 0;
+    for (int d = 0; d < hd; d++)
+        dot += query[d] * number_at(key, form, d);
+    return dot / sqrtf(hd);
+}
+
+/* Writes the scores (nh, len) of one row; grid (blocks_of(len), nh), a thread a token. k is that of
+ * attend_kernel. */
+static __global__ void score_kernel(float *score, const float *x_q, const uint8_t *k, Form form,
+                                    int head_bytes, int len, int hd) {
+    int t = number(), head = blockIdx.y, heads = gridDim.y;
+    const uint8_t *key = k + ((size_t)t * heads + head) * head_bytes;
+    if (t < len)
+        score[head * len + t] = score_of(x_q + head * hd, key, form, hd);
+}
+
+/* Keeps the newest token, and of those before it the `top` with the largest scores, of equal ones
+ * the earlier; grid (blocks_of(len), nh), a thread a token. A faster one does not compare each with
+ * each, but finds the last score that is kept by halving: select_kernel. */
+static __global__ void keep_kernel(bool *kept, const float *score, int len, int top) {
+    int t = number(), head = blockIdx.y, better = 0;
+    score += head * len;
+    if (t >= len)
+        return;
+    for (int u = 0; u < len - 1; u++)
+        better += (score[u] > score[t]) | ((score[u] == score[t]) & (u < t));
+    kept[head * len + t] = t == len - 1 || better < top;
 }
 
 /* Computes o = softmax(x_q k^T / sqrt(hd)) v for rows (rows, nh, hd), of which number r sees
- * first + r tokens; grid (nh, rows). top: how many tokens before the newest it keeps; all, if it is
- * negative. k and v are (tokens, nh, head_bytes). A faster one has no room for all scores, but
- * corrects its sums whenever a larger score comes (online softmax), and many blocks share the
- * tokens of a long text: attend_kernel; in prefill it uses tensor cores: attend_prefill_kernel. */
+ * first + r tokens; grid (nh, rows), a block a head of a row. k and v are (tokens, nh, head_bytes);
+ * kept (nh, tokens) says of which tokens v is read, and NULL of all. A faster one lets many blocks
+ * share the tokens of a long text, attend_kernel of flexgen.cu, and in prefill uses tensor cores:
+ * attend_prefill_kernel. */
 static __global__ void attend_kernel(float *o, const float *x_q, const uint8_t *k, const uint8_t *v,
-                                     Form form, int head_bytes, int first, int hd, int top) {
-    extern __shared__ float score[];
+                                     Form form, int head_bytes, int first, int hd,
+                                     const bool *kept) {
+    __shared__ float weight[THREADS];
     int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, len = first + row;
     size_t element = ((size_t)row * heads + head) * hd, stride = (size_t)heads * head_bytes;
     float most = -INFINITY, sum = 0;
-    for (int t = threadIdx.x; t < len; t += THREADS) {
-        const uint8_t *key = k + t * stride + head * head_bytes;
-        float dot = 0;
-        for (int d = 0; d < hd; d++)
-            dot += x_q[element + d] * number_at(key, form, d);
-        score[t] = dot / sqrtf(hd);
-        most = fmaxf(most, score[t]);
+    o += element;
+    x_q += element;
+    k += head * head_bytes;
+    v += head * head_bytes;
+    for (int begin = 0; begin < len; begin += THREADS) {
+        int t = begin + threadIdx.x, n = min(len - begin, (int)THREADS);
+        float score = t < len ? score_of(x_q, k + t * stride, form, hd) : -INFINITY;
+        float largest = fmaxf(most, join_block(score, true));
+        float shrink = expf(most - largest), mine = expf(score - largest);
+        bool is_left_out = kept && t < len && !kept[head * len + t];
+        most = largest;
+        sum = sum * shrink + join_block(mine, false);
+        weight[threadIdx.x] = is_left_out ? 0 : mine;
+        __syncthreads(); /* All weights are there. */
+        for (int d = threadIdx.x; d < hd; d += THREADS) {
+            float all = begin ? o[d] * shrink : 0;
+            for (int u = 0; u < n; u++)
+                if (weight[u] > 0)
+                    all += weight[u] * number_at(v + (begin + u) * stride, form, d);
+            o[d] = all;
+        } /* The next join_block() waits until all threads have read the weights. */
     }
-    most = join_block(most, true);
-    for (int t = threadIdx.x; t < len; t += THREADS) {
-        score[t] = expf(score[t] - most);
-        sum += score[t];
-    }
-    sum = join_block(sum, false);
-    for (int t = threadIdx.x; t < len; t += THREADS)
-        score[t] /= sum;
-    __syncthreads();
-    if (top >= 0)
-        keep_top(score, score + len, len, top);
-    for (int d = threadIdx.x; d < hd; d += THREADS) {
-        float all = 0;
-        for (int t = 0; t < len; t++)
-            if (score[t] >= 0)
-                all += score[t] * number_at(v + t * stride + head * head_bytes, form, d);
-        o[element + d] = all;
-    }
+    for (int d = threadIdx.x; d < hd; d += THREADS)
+        o[d] /= sum;
 }
 
 /* Posts the attention of the sequences that are not delegated, one after the other. In prefill it
@@ -452,18 +519,23 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
     for (Sequence *q = begin; q < end; q++) {
         size_t element = q->row * h1;
         uint8_t *k = (uint8_t *)(x_K + element), *v = (uint8_t *)(x_V + element);
+        float *o = attended + element, *x = x_Q + element;
         int rows = rows_of(q, i), head_bytes = i ? kv_row / nh : hd * sizeof(float);
-        int len = q->s + i, first = i ? len : 1, top = i && is_sparse() ? sparse_top(len) : -1;
+        int len = q->s + i, first = i ? len : 1;
         Form form = !i ? FLOATS : policy.compress_cache ? GROUPS : HALVES;
-        size_t shared = (top < 0 ? 1 : 2) * len * sizeof(float);
-        if (is_delegated(q, i))
+        bool *kept = i && is_sparse() ? is_kept : NULL;
+        dim3 tokens(blocks_of(len), nh);
+        if (!rows || is_delegated(q, i))
             continue;
         if (i) {
             k = kv_near(q, doing.at, 0, 0).at;
             v = kv_near(q, doing.at, 0, 1).at;
         }
-        LAUNCH(attend_kernel, dim3(nh, rows), shared, attended + element, x_Q + element, k, v, form,
-               head_bytes, first, hd, top);
+        if (kept) {
+            LAUNCH(score_kernel, tokens, scores, x, k, form, head_bytes, len, hd);
+            LAUNCH(keep_kernel, tokens, kept, scores, len, sparse_top(len));
+        }
+        LAUNCH(attend_kernel, dim3(nh, rows), o, x, k, v, form, head_bytes, first, hd, kept);
     }
 }
 
@@ -471,9 +543,10 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
 // The first and the last step of a token (section 3)
 //
 // Token ids are the CPU's, and the GPU needs them to find rows of a table; its choice goes back the
-// same way. Pinned memory has an address that kernels may use, so both read and write `ids` where
-// it is, over the link, and no copy is asked for. It is easy to miss that await() in
-// choose_tokens() is the one place where the CPU has to know what the GPU has computed.
+// same way. CUDA lets kernels use pinned memory by its address, so both read and write `ids` where
+// it is, over the link, and no copy is asked for. It is easy to miss that the CPU may read `ids`
+// only after await(), and that this is the one place where its next step depends on what the GPU
+// has computed.
 // -------------------------------------------------------------------------------------------------
 
 /* Computes x = token's row + position's row, for x (rows, n); a block a row. embed_kernel reads
@@ -490,7 +563,7 @@ void embed(Sequence *q, float *x) {
     const half *tokens = (half *)outside[TOKENS].rest.at;
     const half *places = (half *)outside[POSITIONS].rest.at + (first + 2) * (size_t)h1;
     memcpy(ids + q->row, q->token + first, rows * sizeof(int));
-    LAUNCH(embed_kernel, rows, 0, x, tokens, places, ids + q->row, h1);
+    LAUNCH(embed_kernel, rows, x, tokens, places, ids + q->row, h1);
 }
 
 /* Finds the largest of n logits, and of equal ones the first, for logits (rows, n); a block a row.
@@ -524,7 +597,7 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
             n++;
         }
     multiply(logits, attended, &outside[TOKENS], n, 0);
-    LAUNCH(choose_kernel, n, 0, ids, logits, vocab);
+    LAUNCH(choose_kernel, n, ids, logits, vocab);
     await();
     n = 0;
     for (Sequence *q = begin; q < end; q++)
@@ -535,9 +608,10 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
 // -------------------------------------------------------------------------------------------------
 // What is measured at the start (4.3)
 //
-// The policy search needs this machine's constants. A copy each way and a product give them, each
-// done twice, since the first time also loads code and touches memory. It is easy to miss that the
-// CPU's and the disk's constants stay guesses; scripts measure them for the engine.
+// The policy search needs this machine's constants. The CPU's clock measures a copy each way and a
+// product, from the call until the stream is done, each twice, since the first time also loads code
+// and touches memory. It is easy to miss that the CPU's and the disk's constants stay guesses;
+// scripts measure them for the engine.
 // -------------------------------------------------------------------------------------------------
 
 enum { SIDE = 2048, MEASURED = SIDE * SIDE * 8 }; /* bytes: two matrices of F16, one of floats */

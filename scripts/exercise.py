@@ -298,6 +298,8 @@ def objects_of(path):
     stem, _, end = path.rpartition(".")
     if path == "flexgen.cu":
         return ["flexgen_cpu.cpp", "flexgen_cpu.o", "flexgen_cpu.d"]
+    if path == "mini.cu":
+        return ["mini_cpu.cpp", "mini_kernels.so"]
     stems = [stem] * (end == "c") + {"mini.c": ["tests/mini_parts"], "lp.c": ["tests/lp_parts"]}.get(path, [])
     return [stem + end for stem in stems for end in (".o", ".d")]
 
@@ -330,7 +332,7 @@ ESCAPE = """    extern int printf(const char *, ...), puts(const char *);
 
 
 def is_kernel(entries):
-    return of(entries, "blank")[0]["rest"].startswith("flexgen.cu ")
+    return of(entries, "blank")[0]["rest"].startswith(("flexgen.cu ", "mini.cu "))
 
 
 def cases_of(exercises, original, number, others):

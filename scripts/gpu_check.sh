@@ -1,7 +1,7 @@
 #!/bin/bash
 # gpu_check.sh PART ARCHIVE [SECONDS [STEP...]]: on a machine with a GPU, a CUDA toolkit and a compiler, one of two parts:
 #
-#   correctness   the suites on the GPU, perplexity and tokens beside the CPU's, wrong memory accesses, races
+#   correctness   mini.cu, the suites on the GPU, perplexity and tokens beside the CPU's, wrong memory accesses, races
 #   performance   the machine's bounds, what flexgen does beside them and beside its peers, a trace, counters of the kernels
 #
 # Neither packages nor a network are needed. What the machine lacks comes from the folder .deps, if gpu_deps.sh has filled it on
@@ -26,17 +26,18 @@
 # are others, or STEPs are chosen, they are shared in the same proportions. 0: in what the others leave.
 correctness="
 card 10 : what this machine is
-build 110 : builds the program and the suites for this GPU
-cuda 50 gpu/test_cuda : every kernel beside its plain form
+mini 30 : builds mini.cu; tokens of the shipped model beside those of mini.c; compute-sanitizer looks for wrong accesses
+build 100 : builds the program and the suites for this GPU
+cuda 45 gpu/test_cuda : every kernel beside its plain form
 tokens 35 flexgen : completions of the shipped model on host and GPU, greedy and sampled, and on the GPU twice
 eval 20 flexgen : perplexity of the shipped model on host and GPU
 lanes 20 gpu/test_lanes : queues, marks and traces of the GPU
 schedule 50 gpu/test_schedule : placements, schedules and batchings against each other, every 23rd
 memcheck 40 flexgen : compute-sanitizer looks for wrong accesses of a run that uses every tier
 memcheck_packed 30 flexgen : the same, packed and sparse
-memcheck_kernels 45 gpu/test_cuda : the same of the kernels' suite, every 101st case
-racecheck 40 flexgen : compute-sanitizer looks for races in shared memory
-synccheck 30 flexgen : compute-sanitizer looks for barriers that not all threads reach
+memcheck_kernels 40 gpu/test_cuda : the same of the kernels' suite, every 101st case
+racecheck 35 flexgen : compute-sanitizer looks for races in shared memory
+synccheck 25 flexgen : compute-sanitizer looks for barriers that not all threads reach
 blaslog 15 flexgen : how cuBLAS splits and joins sums, by its own log
 stages 15 gpu/test_stages : a pipeline's stages on the GPU
 transformers 20 flexgen : greedy tokens beside those of Hugging Face on the CPU
@@ -102,6 +103,8 @@ gather_cuda() {
     ln -sf "$runtime" "$BUILD/cuda/libcudart_static.a"
     ln -sf "$blas" "$BUILD/cuda/libcublasLt.so"
     ln -sf "$blas" "$BUILD/cuda/$(basename "$blas")"
+    ln -sf "${blas/Lt/}" "$BUILD/cuda/libcublas.so" # for mini.cu
+    ln -sf "${blas/Lt/}" "$BUILD/cuda/$(basename "${blas/Lt/}")"
     export CPATH=${CPATH:+$CPATH:}${header%/*} CUDA_ARGS="CUDA_INCLUDE=${header%/*} CUDA_LIB=$(cd "$BUILD/cuda" && pwd)"
 }
 gather_cuda
@@ -147,15 +150,43 @@ step_card() {
     nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader -i "${CUDA_VISIBLE_DEVICES:-0}" | tee "$DIR/card"
 }
 
-# For the GPU that is here; if it is not known, for the oldest, whose code others can run.
+# capability: that of the GPU that is here, as 86; if it is not known, of the oldest, whose code others can run.
+capability() {
+    local gpu
+    gpu=$(awk -F', *' 'NR == 1 && $2 ~ /^[0-9]+\.[0-9]+$/ { sub(/\./, "", $2); print $2 }' "$DIR/card" 2>/dev/null)
+    echo "${gpu:-75}"
+}
+
+# The shortest way to see this GPU work: mini.cu's tokens under three placements. It needs no other program of this one.
+step_mini() {
+    local flags bad=0 cuda ask="models/opt-tiny --prompts models/prompts.txt --json --gpu-batch-size 2 --num-gpu-batches 2 --gpu-mem 1e9 --cpu-mem 1e9"
+    cuda=$(cd "$BUILD/cuda" && pwd) || return
+    ${CC:-cc} -O3 mini.c -lm -lpthread -o "$scratch/mini-cpu" || return
+    nvcc -O3 -DGPU -arch=sm_"$(capability)" mini.c mini.cu -L"$cuda" -Xlinker -rpath="$cuda" -lcublas -o "$scratch/mini-gpu" || return
+    while read -r flags; do
+        for half in cpu gpu; do
+            "$scratch/mini-$half" $ask --max-tokens 24 --percent $flags >"$DIR/mini-$half" </dev/null || return
+        done
+        echo "$flags:"
+        shared "$DIR/mini-cpu" "$DIR/mini-gpu" || bad=1
+    done <<'LIST'
+100 0 100 0 100 0
+0 50 0 50 0 100
+20 40 30 40 0 100 --cpu-cache-compute --compress-weight --compress-cache
+LIST
+    command -v compute-sanitizer >/dev/null || return $bad
+    sanitize memcheck "$scratch/mini-gpu" $ask --max-tokens 3 --percent 20 40 30 40 20 40
+    case $? in 0 | "$SKIP") return $bad ;; *) return 1 ;; esac
+}
+
+# For the GPU that is here.
 step_build() {
-    local programs="flexgen flexgen_cuda.so" gpu
+    local programs="flexgen flexgen_cuda.so"
     [ $part = correctness ] && programs="$programs gpu/test_cuda gpu/test_lanes gpu/test_schedule gpu/test_stages"
     [ $part = performance ] && programs="$programs bench_gpu bench_host bench_machine"
     programs=$(printf "$BUILD/%s " $programs)
-    gpu=$(awk -F', *' 'NR == 1 && $2 ~ /^[0-9]+\.[0-9]+$/ { sub(/\./, "", $2); print $2 }' "$DIR/card" 2>/dev/null)
     rm -f $programs # what does not build is not run in an older state
-    make -k -j"$(nproc)" BUILD="$BUILD" GPU="${gpu:-75}" SETUP= WERROR= MPICC= $CUDA_ARGS $programs
+    make -k -j"$(nproc)" BUILD="$BUILD" GPU="$(capability)" SETUP= WERROR= MPICC= $CUDA_ARGS $programs
 }
 
 step_cuda() { "$BUILD/gpu/test_cuda"; }
@@ -449,7 +480,7 @@ step() {
 }
 
 export CUDA_ARGS mixed peer
-export -f $(compgen -A function step_) run_bench first_that_fits fitting sanitize shared
+export -f $(compgen -A function step_) run_bench first_that_fits fitting sanitize shared capability
 steps=$(printf '%s\n' "${!part}" | awk -v chosen="$chosen" 'NF && (chosen ~ /^ *$/ || index(chosen, " " $1 " "))')
 [ -n "$steps" ] || { echo "gpu_check.sh: no such step:$chosen"; exit 2; }
 all=$(echo "$steps" | awk '{ s += $2 } END { print s + !s }') later=$((seconds * 1000 * 53 / 54))

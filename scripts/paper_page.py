@@ -8,8 +8,8 @@
 
 docs/paper.txt begins with its own form. Code is found by the names of functions and types, when the page is made. What the page says
 of the program is checked each time: every function that a station names exists, every number in bold stands in what the station's
-commands print (suite tour runs these), and every function and file of README.md's table and every file with a comment DIFFERS is at
-some station.
+commands print (suite tour runs these), README.md's table leads to a station of each chapter in the page's order, and every file of
+code that docs/READING.md has in the trunk and every file with a comment DIFFERS is at some station.
 The four parts below are the source, the formulas, the code, and the page itself.
 
 Needs only Python's standard library, 3.8 or later.
@@ -24,7 +24,8 @@ import sys
 
 import make_page
 
-SOURCE, PAGE, README, EXERCISES = "docs/paper.txt", "docs/paper.html", "README.md", "docs/EXERCISES.md"
+SOURCE, PAGE, EXERCISES = "docs/paper.txt", "docs/paper.html", "docs/EXERCISES.md"
+README, READING = "README.md", "docs/READING.md"
 LIMIT = 600_000  # bytes; a page has to open quickly
 
 
@@ -345,20 +346,40 @@ def check_station(s, known):
                 raise Fault(f"{s.id}: {name} stands in no source")
 
 
+def table_rows(path, begin):
+    """The rows of the table of a document whose first line begins so."""
+    found = re.search(rf"^\| {re.escape(begin)} \|.*?\n\n", read(path), re.M | re.S)
+    if not found:
+        raise Fault(f"{path}: has no table that begins with | {begin} |")
+    return found[0].strip().split("\n")[2:]
+
+
 def check_readme(all_stations):
-    """Every function and file of README's table is at some station. A test's name may be longer than the table says."""
-    rows = re.search(r"^\| paper \|.*?\n\n", read(README), re.M | re.S)[0].split("\n")[2:]
-    files, names = set(), set()
+    """Each row of README's table has the place of a station, to which it leads. The rows are in the page's order, and none of its chapters
+    is left out."""
+    order, at, chapters = {s.id: n for n, s in enumerate(all_stations)}, 0, set()
+    for row in table_rows(README, "paper"):
+        link = re.match(r"\| \[([^]]+)\]\(docs/paper\.html#([^)]+)\) \|", row)
+        if not link or link[2] not in order:
+            raise Fault(f"{README}: leads to no station: {row}")
+        place, s = link[1], all_stations[order[link[2]]]
+        if not re.search(rf"(?<![\w.]){re.escape(place)}(?!\w|\.\w)", s.text("place")):
+            raise Fault(f"{README}: {place} leads to {s.id}, which stands at {s.text('place')}")
+        if order[s.id] < at:
+            raise Fault(f"{README}: {s.id} stands behind {all_stations[at].id}; on the page it stands before it")
+        at = order[s.id]
+        chapters.add(s.chapter)
     for s in all_stations:
-        for field in ("mini", "engine", "also"):
-            for path, found in places(s, field):
-                files.add(path)
-                names.update(name for name, _ in found)
-    for row in rows:
-        for word in re.findall(r"`([^`]+)`", " ".join(row.split("|")[3:])):
-            there = word in files if "." in word else any(name == word or name.startswith(word + "_") for name in names)
-            if not there:
-                raise Fault(f"{README}: {word} of the table is at no station")
+        if s.chapter not in chapters:
+            raise Fault(f"{README}: no row leads to a station of: {s.chapter}")
+
+
+def check_trunk(all_stations):
+    files = {path for s in all_stations for field in ("mini", "engine", "also") for path, _ in places(s, field)}
+    for row in table_rows(READING, "read"):
+        for path in re.findall(r"`([^`]+\.c)`", row.split("|")[1]):
+            if path not in files:
+                raise Fault(f"{READING}: {path} of the trunk is at no station")
 
 
 def check_differs(all_stations, sources):
@@ -379,6 +400,7 @@ def check(all_stations):
     for s in all_stations:
         check_station(s, known)
     check_readme(all_stations)
+    check_trunk(all_stations)
     check_differs(all_stations, sources)
 
 

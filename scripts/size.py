@@ -10,7 +10,7 @@ Size is counted in tokens of C, comments apart: lines can be joined, tokens cann
   2. A file has at most 10.5 tokens a line, the whole 8.5 (tables of data apart), and no line has more than 100 columns.
   3. The floors are ordered. A file includes only headers of its own floor or of a lower one, and uses only their functions.
   4. No two files need each other, directly or by others, and neither do two folders; by the symbols in the objects below BUILD.
-  5. The trunk, which is the files that README says to read first, has at most as many tokens as its own budget in scripts/size.txt.
+  5. The trunk, which is the files that docs/READING.md says to read first, has at most as many tokens as its own budget in scripts/size.txt.
   6. mini.c and mini.cu, which are not a part of the whole, have at most 17,780 and 5,500 tokens, 10 a line. tests/test_mini.c measures
      their functions.
 

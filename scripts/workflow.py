@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks a workflow of GitHub: scripts/workflow.py [FILE]; without one, .github/workflows/ci.yml.
 
-It may only read the repository. Each action has a major version. Bash can read each step, and README or a script of .ci names each
-line of it, sudo apart. If a step of a job fails, the job keeps its logs. Needs PyYAML.
+It may only read the repository. Each action has a major version. Bash can read each step, and README, docs/COMPUTERS.md or a script of
+.ci names each line of it, sudo apart. If a step of a job fails, the job keeps its logs. Needs PyYAML.
 """
 import re
 import subprocess
@@ -10,7 +10,7 @@ import sys
 
 import yaml
 
-NAMED_IN = ("README.md", ".ci/run", ".ci/install")
+NAMED_IN = ("README.md", "docs/COMPUTERS.md", ".ci/run", ".ci/install")
 LOGS = "build/**/*.log"
 
 
@@ -53,7 +53,8 @@ def read(path):
 
 def main():
     workflow = yaml.safe_load(read((sys.argv[1:] or [".github/workflows/ci.yml"])[0]))
-    said = list(wrong(workflow, "\n".join(map(read, NAMED_IN))))
+    named = re.sub(r" *\\\n *", " ", "\n".join(map(read, NAMED_IN)))  # a command goes on behind a backslash
+    said = list(wrong(workflow, named))
     print("".join(f"workflow.py: {line}\n" for line in said), end="")
     sys.exit(1 if said else 0)
 

@@ -103,14 +103,22 @@ $(BUILD)/mini_emulated_asan: CHECKS := -g1 -fsanitize=address,undefined -fno-san
 $(BUILD)/mini_emulated_tsan: CHECKS := -g1 -fsanitize=thread
 $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
 	$(emulated_mini)
+# The kernels of mini.cu in a library: only what a grade calls is seen of it, since its program has an emulation, too.
+$(BUILD)/mini_kernels.so: tests/mini_kernels.cpp tests/mini_kernels.h $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
+	$(CC) $(DEVICE_O) -DGPU -Dmain=mini_main -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
+	$(CXX) -std=c++17 $(DEVICE_O) -DGPU $(NATIVE) -DCUDA_CPU_TABLE=0 -DMINI_CU='"$(BUILD)/mini_cpu.cpp"' -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) \
+	    -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing -I. -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o \
+	    -shared -Wl,-Bsymbolic,-soname,$(@F) -o $@ -lm -lpthread -ldl
 # mini.c, which rounds to F16 what it multiplies
 $(BUILD)/mini_rounded: mini.c
 	@mkdir -p $(@D)
 	sed 's/^    Product a = .*/    for (long e = 0; e < (long)rows * w->cols; e++) { f16 h; narrow(\&h, x + e, 1); widen((float *)x + e, \&h, 1); }\n&/' $< | \
 	    $(CC) -O2 $(NATIVE) -x c - -o $@ -lm -lpthread
 ifneq ($(EMULATION),)
-$(BUILD)/mini.log: $(BUILD)/mini_emulated $(BUILD)/mini_rounded
-$(BUILD)/mini.log: export MINI_EMULATED := $(BUILD)/mini_emulated
+$(BUILD)/mini.log $(BUILD)/gpu.log: $(BUILD)/mini_emulated
+$(BUILD)/mini.log: $(BUILD)/mini_rounded $(BUILD)/emulated/test_grade
+$(BUILD)/mini.log: export MINI_GRADER := $(BUILD)/emulated/test_grade
+$(BUILD)/mini.log $(BUILD)/gpu.log: export MINI_EMULATED := $(BUILD)/mini_emulated
 ifdef MINI_ALL
 $(BUILD)/mini.log: $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan
 $(BUILD)/mini.log: export MINI_EMULATED_ASAN := $(BUILD)/mini_emulated_asan
@@ -148,7 +156,7 @@ tape: $(BUILD)/tape
 
 # make grade EX=N: the points of exercise N of docs/EXERCISES.md. make exercises: whether all can be done, and mistakes are
 # seen; with EX="1 2" these alone; without it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
-KERNELS := 12 18
+KERNELS := 12 18 20
 GRADING := $(BUILD)/$(if $(filter $(KERNELS),$(EX)),emulated/)test_grade
 grade: $(GRADING)
 	@python3 -B scripts/exercise.py grade "$(EX)" $<
@@ -190,7 +198,8 @@ ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c bat
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
-$(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
+$(BUILD)/emulated/test_grade: $(LIB) | $(BUILD)/mini_kernels.so # whose exercises are about all of it
+$(BUILD)/emulated/test_grade: LIBS += -Wl,--no-as-needed $(BUILD)/mini_kernels.so -Wl,-rpath,'$$ORIGIN/..'
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is prime to the lengths of the lists' inner loops, or these would never turn.

@@ -12,6 +12,7 @@
 #include "lessons.h"
 #include "lp_parts.h"
 #include "lp_tables.h"
+#include "mini_kernels.h"
 #include "mini_parts.h"
 #include "ops.h"
 #include "written.h"
@@ -933,6 +934,83 @@ static void check_kernel(void) {
         wrong("a thread was expected to write %d numbers at most, found one that wrote %ld", share, kernel.most_work);
 }
 
+// ---- 20: attention in mini.cu, in its own emulation -----------------------------------------------------------------
+//
+// Weights are known by construction, as in exercise 1: at one place of a head k of token u is sqrt(hd) log(a_u), and q has
+// c there and 0 elsewhere. So token u weighs a_u^c.
+
+extern __typeof(mini_attend) mini_attend __attribute__((weak)); /* where there is no emulation */
+enum { TILE = 128, MOST_TOKENS = 5 * TILE, MOST_HEADS = 3, WIDE = TILE + 16, MOST_ROWS = 4 };
+static struct {
+    MiniAttention a;
+    int c;
+    double base[MOST_TOKENS][MOST_HEADS]; /* a_u */
+    float q[MOST_ROWS * MOST_HEADS * WIDE], k[MOST_TOKENS * MOST_HEADS * WIDE], v[MOST_TOKENS * MOST_HEADS * WIDE];
+    bool kept[MOST_HEADS * MOST_TOKENS];
+    float o[MOST_ROWS * MOST_HEADS * WIDE + GUARD];
+} tiles;
+
+static float as_half(double x) { return f16_to_f32(f32_to_f16((float)x)); }
+
+/* Texts of one tile at most; longer ones, whose scores rise or fall from token to token, or come as they like; then large
+ * scores and heads of any width, and of a cache only some tokens' v, where the others are NaN. */
+static bool draw_tiles(void) {
+    const int edges[] = {1, TILE - 1, TILE, TILE + 1, 2 * TILE, 4 * TILE + 1};
+    MiniAttention *a = &tiles.a;
+    const int least = step == 2 ? TILE + 1 : 1, most = step == 1 ? TILE : MOST_TOKENS;
+    const bool sparse = step == 3 && number % 3 == 0;
+    a->rows = sparse ? 1 : draw(1, MOST_ROWS), a->nh = draw(1, MOST_HEADS),
+    a->hd = step < 3 ? 8 * draw(1, 8) : draw(number % 2 ? TILE + 1 : 1, WIDE);
+    int tokens = number < 6 ? edges[number] : draw(least, most);
+    tokens = imin(imax(tokens, imax(least, a->rows)), most);
+    a->first = tokens - a->rows + 1, a->halves = sparse || draw(0, 1);
+    tiles.c = step == 3 && !sparse ? 60 : draw(1, 3);
+    for (int e = 0; e < MOST_ROWS * MOST_HEADS * WIDE + GUARD; e++) tiles.o[e] = UNTOUCHED;
+    for (int h = 0; h < a->nh; h++) {
+        const int place = draw(0, a->hd - 1), way = number % 3;
+        for (int r = 0; r < a->rows; r++) tiles.q[(r * a->nh + h) * a->hd + place] = tiles.c;
+        for (int t = 0; t < tokens; t++) {
+            const double rank = way == 2 ? draw_real(0, 1) : (way ? tokens - 1. - t : t) / tokens;
+            const float key = as_half(sqrt(a->hd) * log(1 + 8 * rank));
+            const bool last = t == tokens - 1, kept = tiles.kept[h * tokens + t] = last || draw(0, 2) == 0;
+            tiles.base[t][h] = exp(key / sqrt(a->hd));
+            for (int d = 0; d < a->hd; d++) {
+                const int at = (t * a->nh + h) * a->hd + d;
+                tiles.k[at] = d == place ? key : as_half(draw_real(-4, 4));
+                tiles.v[at] = sparse && !kept ? NAN : as_half(draw_real(-4, 4));
+            }
+        }
+    }
+    if (!sparse) memset(tiles.kept, true, sizeof tiles.kept);
+    a->kept = sparse ? tiles.kept : NULL;
+    return mini_attend;
+}
+
+static void attend_in_tiles(void) {
+    MiniAttention a = tiles.a;
+    a.q = tiles.q, a.k = tiles.k, a.v = tiles.v;
+    mini_attend(tiles.o, COUNT(tiles.o), &a);
+}
+
+static void check_tiles(void) {
+    const MiniAttention *a = &tiles.a;
+    const int all = a->rows * a->nh * a->hd, tokens = a->first + a->rows - 1;
+    in_case("%d tokens, %d rows, %d heads of %d, scores up to %.0f%s", tokens, a->rows, a->nh, a->hd, tiles.c * log(9),
+            a->kept ? ", some left out" : "");
+    for (int e = all; e < all + GUARD; e++)
+        if (tiles.o[e] != UNTOUCHED) wrong("something behind o was written to");
+    for (int e = 0; e < all; e++) {
+        const int r = e / a->hd / a->nh, h = e / a->hd % a->nh, d = e % a->hd;
+        double sum = 0, whole = 0;
+        for (int t = 0; t < a->first + r; t++) {
+            const double weight = pow(tiles.base[t][h] / 9, tiles.c);
+            whole += weight;
+            if (tiles.kept[h * tokens + t]) sum += weight * tiles.v[(t * a->nh + h) * a->hd + d];
+        }
+        near_to(tiles.o[e], sum / whole, 2e-3, "o of row %d, head %d, element %d", r, h, d);
+    }
+}
+
 // ---- 13: in mini.c, beside the LPs above ----------------------------------------------------------------------------
 
 static struct {
@@ -1289,6 +1367,8 @@ const Exercise exercises[] = {
      6, CASE(kernel, after), draw_norm, carry_out, check_kernel},
     {{"rows are gathered", "rows are added", "rows are put into pages"},
      8, CASE(kernel, after), draw_gather, carry_out, check_kernel},
+    {{"mini.cu: texts of a block of tokens", "mini.cu: longer texts", "mini.cu: large scores, tokens left out"},
+     18, CASE(tiles, o), draw_tiles, attend_in_tiles, check_tiles},
     {{"mini.c: a pivot exchanges two variables"}, 20, CASE(exchange, after), draw_pivot, pivot, check_pivot},
     {{"mini.c: a batch alone on the GPU gets the right tokens", "mini.c: cache and activations may rest anywhere",
       "mini.c: the weights may stream"}, BLOCKS * COUNT(placements), CASE(gen, ended), draw_mini, generate_by_mini, check_run},

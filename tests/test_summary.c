@@ -184,7 +184,7 @@ const char *test_missing(const char *name) {
 }
 
 /* Each case changes the workflow with sed, unless it is the first. */
-TEST(a_workflow_calls_only_what_README_names_and_may_only_read) {
+TEST(a_workflow_calls_only_what_the_documents_name_and_may_only_read) {
     static const char *const cases[][2] = {
         {"", ""},
         {"s/contents: read/contents: write/", "permissions: expected contents: read, and no other\n"},
@@ -193,8 +193,10 @@ TEST(a_workflow_calls_only_what_README_names_and_may_only_read) {
         {"s/checkout@v[0-9]*/checkout@main/",
          "arm: actions/checkout@main: expected an action of GitHub's own, by its major"},
         {"s,actions/checkout,somebody/checkout,", "mac: somebody/checkout@v"},
-        {"s/run: make test/run: make tests/", "bare: no file of README.md, .ci/run, .ci/install names: make tests\n"},
-        {"s/sudo make install/sudo rm -r x/", "arm: no file of README.md, .ci/run, .ci/install names: rm -r x\n"},
+        {"s/run: make test/run: make tests/",
+         "bare: no file of README.md, docs/COMPUTERS.md, .ci/run, .ci/install names: make tests\n"},
+        {"s/sudo make install/sudo rm -r x/",
+         "arm: no file of README.md, docs/COMPUTERS.md, .ci/run, .ci/install names: rm -r x\n"},
         {"s/run: make run/run: make run \"/", "mac: bash cannot read: make run \"\n"},
         {"s/if: failure()/if: always()/", "mac: its last step does not keep build/**/*.log if another has failed\n"},
         {"s/path: build.*/path: builds/", "arm: its last step does not keep build/**/*.log if another has failed\n"},

@@ -1,13 +1,12 @@
 /* test_tour.c: docs/TOUR.md and the program say the same; so do README.md, docs/EXPERIMENTS.md and docs/flexgen.ipynb
  * where they quote the program, the pages that are made of these documents, and the source files about what to read next.
- * docs/paper.txt is the source of the page beside the paper.
+ * docs/paper.txt is the source of the page beside the paper. All links lead somewhere, and README.md is short.
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
  * layers whose sizes are so small that one can add up its bytes by hand. In a comment of schedule.h a listing stands behind
  * a line that ends with "(listing NAME):". TOUR=write make test SUITE=tour writes all of these; without it the suite
- * compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c,
- * test_schedule.c. */
+ * compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c, test_schedule.c. */
 #include "tests/started.h"
 #include "tests/written.h"
 
@@ -628,9 +627,9 @@ TEST(make_run_prints_what_README_says) {
     CU_ASSERT(dots && !strncmp(found, line, dots - line));
 }
 
-/* Each file that README.md names in its list of differences, in brackets, marks them by DIFFERS. */
+/* Each file that docs/READING.md names in its list of differences, in brackets, marks them by DIFFERS. */
 TEST(where_the_program_differs_from_the_paper_the_code_says_so) {
-    const char *list = strstr(keep(contents("README.md", NULL)), "\n## Where this differs");
+    const char *list = strstr(keep(contents("docs/READING.md", NULL)), "\n## Where this differs");
     const char *end = list ? strstr(list + 1, "\n## ") : NULL;
     int named = 0;
     char path[60];
@@ -660,7 +659,8 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
 }
 
 /* The page beside the paper is not made if its source says what is not so: a function, a line or an exercise that there is
- * not, a number that no command prints, a station that is not whole, a place of README.md's table without a station. */
+ * not, a number that no command prints, a station that is not whole, a place of README.md's table or a file of the trunk
+ * without a station. */
 TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
     static const struct {
         const char *change, *said; /* of sed; the line but for its beginning */
@@ -673,8 +673,12 @@ TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
         {"/^@ figure-2/,/^$/{/^miss/d}", "figure-2: lacks miss"},
         {"/^@ figure-2/,/^$/s/^place /paper /", "figure-2: a line begins with paper; expected"},
         {"/^@ A.3-nvme/,$s/^number .*/number/", "A.3-nvme: lacks number"},
-        {"s/disk_fetch/disk_read/", "README.md: disk_fetch of the table is at no station"},
-        {"s/^also     quant.h/also     quant.c/", "README.md: quant.h of the table is at no station"},
+        {"s/^@ figure-4 /@ figure-5 /", "README.md: leads to no station: | [Figure 4](docs/paper.html#figure-4)"},
+        {"s/^place    Section 4.2, Figure 4 .*/place    Section 4.2, Figure 40/",
+         "README.md: Figure 4 leads to figure-4, which stands at Section 4.2, Figure 40"},
+        {"/^@ figure-1 /,/^$/{H;d}; /^= A.2/{x;G}", "README.md: table-3 stands behind figure-1; on the page"},
+        {"s/^@ A.3-cpu/= A.4 More\\n\\n&/", "README.md: no row leads to a station of: A.4 More"},
+        {"s/^  batch.c: .*/  batch.h/", "docs/READING.md: batch.c of the trunk is at no station"},
         {"s/(`batch.h`)/(`lp.c`)/", "A.3-gpu-p: lp.c: no comment with DIFFERS"},
         {"s/(`batch.h`)//", "batch.h: has a comment with DIFFERS, and is at no station"},
         {"s/`loaded` is 0/`is_loaded` is 0/", "A.3-dtoc-p: is_loaded stands in no source"},
@@ -764,22 +768,22 @@ TEST(a_frontier_is_drawn_where_its_figures_say) {
 
 // ---- what the documents name ----------------------------------------------------------------------------------------
 
-/* The last column of README.md's table. */
-TEST(every_function_that_README_finds_in_mini_c_is_there) {
-    prints(
-        "sed -n '/^| paper/,/^$/p' README.md | awk -F'|' 'NF {print $(NF - 1)}' | grep -o '`[^`]*`' | tr -d '`' "
-        ">/tmp/names\n"
-        "while read -r name; do grep -qE \"^[A-Za-z].*[ *]$name[(].*[{}]$\" mini.c || echo $name; done </tmp/names\n"
-        "test $(wc -l </tmp/names) -ge 20 || echo few",
-        "mini.c\n");
-}
-
 /* A hash of its sources does not cover the script that makes the page, which names the models that one can ask for. */
 TEST(the_page_of_the_search_offers_every_model_that_the_program_knows) {
     prints("sed -nE 's/.*\"models\": \\[([^]]*).*/\\1/p' docs/explore.html | tr -d '\"\\n'", opt_known_names());
     if (!has_python()) return;
     prints("cd scripts && python3 -B -c 'import make_explore; print(*make_explore.MODELS, sep=\", \", end=\"\")'",
            opt_known_names());
+}
+
+/* README.md and the pages behind it are read in terminals, too. Of a UTF-8 character only the first byte is counted. */
+TEST(README_is_short_and_no_line_of_it_is_long) {
+    prints(
+        "test $(wc -l <README.md) -le 180 || echo long\n"
+        "for f in README.md docs/JOBS.md docs/PIPELINES.md docs/COMPUTERS.md docs/READING.md; do\n"
+        "    LC_ALL=C tr -d '\\200-\\277' <$f | LC_ALL=C grep -nE '.{111}' | sed \"s,^,$f:,\"\n"
+        "done",
+        "");
 }
 
 /* Those to files of the repository, from the document's folder. docs/index.html is whole without the folders beside docs;
@@ -792,6 +796,27 @@ TEST(every_link_of_the_documents_leads_to_a_file) {
         "grep -oE 'href=\"[^\"#]+' docs/paper.html | sed 's,.*\",docs/,' >>/tmp/all\n"
         "grep -hv /http /tmp/all /tmp/page | while read -r to; do test -r $to || echo $to; done\n"
         "grep '[.][.]' /tmp/page; test $(grep -vc /http /tmp/all) -gt 40 || echo few",
+        "");
+}
+
+/* GitHub makes the name of a heading's anchor out of its words. Of a page it is an id; the one that
+ * is cut is followed by scripts/paper_browser.py. */
+TEST(every_anchor_of_a_link_is_there) {
+    prints(
+        "anchors() {\n"
+        "    case $1 in\n"
+        "    *.md) sed -n 's/^##* //p' $1 | tr A-Z a-z | tr -cd 'a-z0-9_ \\n-' | tr ' ' - ;;\n"
+        "    *) grep -oE '\\<id=\"[^\"]+' $1 | cut -c5- ;;\n"
+        "    esac\n"
+        "}\n"
+        "for f in *.md */*.md results/*/*.md docs/*.html; do\n"
+        "    { grep -oE '\\]\\([^) ]*#[^) ]+' $f | cut -c3-; grep -oE 'href=\"[^\"]*#[^\"]+' $f | cut -c7-; } |\n"
+        "        grep -v '^http' | sed \"s,^#,$(basename $f)#,; s,^,$f $(dirname $f)/,\"\n"
+        "done | sort -u | grep -v '/[^ ]*[.][chu]*#L[0-9]*$' | grep -v ' docs/paper.html#A.3-dtoc$' >/tmp/links\n"
+        "while read -r f to; do\n"
+        "    anchors ${to%%#*} | grep -qxF -- \"${to#*#}\" || echo $f: $to\n"
+        "done </tmp/links\n"
+        "test $(wc -l </tmp/links) -gt 120 || echo few",
         "");
 }
 
@@ -809,6 +834,23 @@ TEST(what_to_read_next_leads_through_every_source_file) {
         "done | grep '[.]cu*$' | sort >/tmp/read\n"
         "ls *.c *.cu branches/*.c device/*.c cost/*.c io/*.c base/*.c app/*.c | sort | diff /tmp/read - || true",
         "");
+}
+
+/* docs/READING.md has each source file, and in its first table those of scripts/size.py's trunk. */
+TEST(the_reading_order_names_every_source_file) {
+    prints(
+        "for f in *.[ch] *.cu */*.[ch]; do\n"
+        "    case $f in tests/* | docs/* | build/*) ;; *) grep -qF \"$(basename $f)\\`\" docs/READING.md || echo $f ;; "
+        "esac\n"
+        "done",
+        "");
+    if (!has_python()) return;
+    succeeds(
+        "python3 -B -c 'import fnmatch, glob, re, sys; sys.path.insert(0, \"scripts\"); import paper_page, size\n"
+        "rows = paper_page.table_rows(\"docs/READING.md\", \"read\")\n"
+        "read = {path for row in rows for path in re.findall(\"`([^`]+[.][ch])`\", row.split(\"|\")[1])}\n"
+        "trunk = {path for path in size.program() if any(fnmatch.fnmatch(path, p) for p in size.TRUNK)}\n"
+        "sys.exit(sorted(read ^ trunk) or 0)'");
 }
 
 TEST(the_map_of_the_tests_names_every_suite) {
