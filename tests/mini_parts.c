@@ -3,6 +3,7 @@
 #undef _GNU_SOURCE  // which mini.c defines itself
 #define main mini_main
 #define ask mini_ask
+#define embed mini_embed
 #define find_square mini_find_square
 #define load_weight mini_load_weight
 #define paper_lp mini_paper_lp
