@@ -35,7 +35,18 @@ $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main local_n
 $(patsubst %,$(BUILD)/tests/%.o,test_host test_cuda test_events test_pipeline fixture): CFLAGS += -O2
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
-$(BUILD)/test_grade $(BUILD)/emulated/test_grade: $(patsubst %,$(BUILD)/tests/%.o,answers lessons mini_parts lp_parts)
+$(BUILD)/test_grade: $(BUILD)/tests/answers.o
+# The exams that it asks, which are programs of their own (tests/exam.c), here with the code that is there.
+EXAMS := $(patsubst %,$(BUILD)/%,exam_engine exam_lp exam_mini $(if $(EMULATION),emulated/exam_kernels))
+$(BUILD)/exam_engine: $(patsubst %,$(BUILD)/tests/%.o,exam exam_engine lessons fixture) $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+$(BUILD)/exam_lp $(BUILD)/exam_mini: $(BUILD)/exam_%: $(BUILD)/tests/exam.o $(BUILD)/tests/exam_%.o
+	$(CC) $(ALL) $^ -o $@ -lm -lpthread
+$(BUILD)/emulated/exam_kernels: $(BUILD)/flexgen_cpu.o $(patsubst %,$(BUILD)/tests/%.o,exam exam_kernels fixture) $(LIB)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
+$(BUILD)/grade.log: $(EXAMS)
+$(BUILD)/grade.log: export GRADE_EXAMS := $(BUILD)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
 # of its long lists; all of them in `make sanitize`
@@ -146,19 +157,21 @@ tape: $(BUILD)/tape
 	@OUT=$(OUT) FULL="$(FULL)" $(BUILD)/tape >$(OUT)/log 2>&1; status=$$?; LC_ALL=C sort $(OUT)/unsorted >$(OUT)/index; rm $(OUT)/unsorted; \
 	if test $$status != 0; then grep -v passed $(OUT)/log; exit $$status; fi
 
-# make grade EX=N: the points of exercise N of docs/EXERCISES.md. make exercises: whether all can be done, and mistakes are
-# seen; with EX="1 2" these alone; without it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
+# make grade EX=N: the points of exercise N of docs/EXERCISES.md, in a starter tree by its kit, here by one that is made (scripts/exercise.py).
+# make exercises: whether all can be done, in the weeks of docs/TEACHING.md, too, and mistakes are seen; with EX="1 2" these alone; without
+# it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
 KERNELS := 12 18
-GRADING := $(BUILD)/$(if $(filter $(KERNELS),$(EX)),emulated/)test_grade
-grade: $(GRADING)
-	@python3 -B scripts/exercise.py grade "$(EX)" $<
+export CUDA_INCLUDE
+grade exercises: | $(SETUP)
+grade:
+	@test -d kit || python3 -B scripts/exercise.py kit "$(EX)"
+	@python3 -B scripts/exam.py "$(EX)"
 GRADABLE = $(filter-out $(if $(EMULATION),,$(KERNELS)),$(shell sed -n 's/^exercise \([0-9]*\).*/\1/p' scripts/exercises.txt))
-GRADERS := $(BUILD)/test_grade $(if $(EMULATION),$(BUILD)/emulated/test_grade)
-$(BUILD)/exercises.log: $(GRADERS)
 $(BUILD)/exercises.log: export SAMPLE = $(GRADABLE)
-exercises: $(GRADERS)
+exercises:
 	$(if $(EMULATION),,@echo "exercises $(KERNELS) are left out: the CUDA toolkit's headers are not here")
 	@python3 -B scripts/exercise.py check $(or $(EX),$(GRADABLE))
+	$(if $(EX),,@python3 -B scripts/exercise.py course $(if $(EMULATION),,nokernels))
 	$(if $(EX),,@python3 -B scripts/grade_all.py --hostile)
 
 # The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS.
@@ -190,7 +203,6 @@ ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c bat
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
-$(BUILD)/emulated/test_grade: $(LIB) # whose exercises are about all of it
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is prime to the lengths of the lists' inner loops, or these would never turn.
