@@ -2,26 +2,32 @@
  *
  * A student's code is linked with an exam (exam.c), which is another program; it gets questions and gives back numbers
  * (exam.h), and is never a part of this one. Here an exercise has how a question is drawn, and what must be true of the
- * answer. What crosses the pipe:
- *
- *     exercise   question                                   answer                        judged by
- *     1          q, k, v; the tokens of a prompt            o; logits                     weights by construction; Hugging
- * Face 2, 3       prompts' s and n, a block, limits          who entered each sweep        Figure 6; pages counted 4 shares
- * and sizes                           a tier for each item          what each tier holds 5, 6       a small model and a
- * placement, by seeds    tokens, logits; bytes moved   the plain forward; the engine here 7          a machine and a block
- * the rows ^g                   their coefficients by hand 8, 13      linear programs; tableaus                  verdict
- * and value; tableaus   optima known by construction 9          numbers, and how they are packed           numbers half a
- * step 10         scores, pages                              tokens, weights               a sort 11         times of a
- * pipeline                        three times                   the formulas 12, 18     rows the memory of the GPU the
- * host's kernels 14         the arguments of mini                      tokens; bytes of each link    the plain forward;
- * what must move 15         what ops read and write                    what each waits for           the conflicts 16 a
- * task and a machine                       policies                      policies that are drawn 17         a case sweeps
- * and bytes              the sim 19         prompts and a block                        what it said, call by call    the
- * sim, which is told what it said
+ * answer.
  *
  * So an exam cannot say how good it is: of 16 and 19 the judge computes the cost, of 5, 6 and 14 also what must have moved,
  * so that a plain forward is no sweep. What steps give, what they expect in words, and the wrong solutions with the points
  * that they get are in scripts/exercises.txt. */
+
+// clang-format off
+/* What crosses the pipe:
+ *
+ *     exercise   question                                   answer                        judged by
+ *     1          q, k, v; the tokens of a prompt            o; logits                     weights by construction, Hugging Face
+ *     2, 3       prompts' s and n, a block, limits          who entered each sweep        Figure 6; pages, counted
+ *     4          shares and sizes                           a tier for each item          what each tier holds
+ *     5, 6       a small model and a placement, by seeds    tokens, logits; what moved    the plain forward; the engine here
+ *     7          a machine and a block                      the rows ^g                   their coefficients by hand
+ *     8, 13      linear programs; tableaus                  verdict and value; tableaus   optima known by construction
+ *     9          numbers, and how they are packed           numbers                       half a step
+ *     10         scores, pages                              tokens, weights               a sort
+ *     11         times of a pipeline                        three times                   the formulas
+ *     12, 18     rows                                       the memory of the GPU         the host's kernels
+ *     14         the arguments of mini                      tokens; bytes of each link    the plain forward; what must move
+ *     15         what ops read and write                    what each waits for           the conflicts
+ *     16         a task and a machine                       policies                      the cost of these, and of drawn ones
+ *     17         a case                                     sweeps and bytes              the sim
+ *     19         prompts and a block                        what it said, call by call    the sim, which is told what it said */
+// clang-format on
 #include <strings.h>
 
 #include "answers.h"
