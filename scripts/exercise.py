@@ -154,8 +154,10 @@ def listed(path, text, exercises, numbers, word):
 
 
 def given_in(path, text, exercises, numbers, later):
-    """(N, name, head) of what comes as an object where `numbers` are to be written, and `later` are not known besides."""
-    return [*listed(path, text, exercises, later, "blank"), *listed(path, text, exercises, [*numbers, *later], "shared")]
+    """(N, name, head) of what comes as an object where `numbers` are to be written, and `later` are not known besides; what several of
+    them share comes once."""
+    given = [*listed(path, text, exercises, later, "blank"), *listed(path, text, exercises, [*numbers, *later], "shared")]
+    return list({name: (n, name, head) for n, name, head in given}.values())
 
 
 def given_source(path, text, given, own):
@@ -196,8 +198,8 @@ def allow_unused(files):
 
 
 # What says how exercises are graded, and what is right.
-TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py", "scripts/grade_all.sh",
-            "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
+TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py",
+            "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
 
 
 def starter(original, exercises, numbers, before=()):
