@@ -1,8 +1,9 @@
 /* schedule.h: one run of the schedule, and the square whose ops are posted now.
  *
  * The picture is the map of the engine: which memory a square uses, and what comes from where.
- * Below it stand the two structs that all of schedule.c, square.c and weights.c speak of, and then
- * their functions, which you may pass by until one is called. Read next: schedule.c. */
+ * Below it the same stands in numbers, op by op, to be looked up while you read schedule.c. Then
+ * come the two structs that all of schedule.c, square.c and weights.c speak of, and last their
+ * functions, which you may pass by until one is called. Read next: schedule.c. */
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 #include "batch.h"
@@ -45,6 +46,59 @@
  * neighbours of its square use the next ones. Batch.piece_turn counts pieces: a slot that rotates by it is used by
  * one piece at a time. Rows of ACTIVATIONS are the batch's own from sweep to sweep (Batch.plan_place), pages
  * are their sequence's own. */
+
+/* One square in numbers: (i, j, k) = (2, 1, 1) of 3 layers and 3 batches, all weights on the GPU.
+ * The batch decodes three sequences a, b and c: rows 0, 1 and 2 of x and of QKV. Their KV cache
+ * rests on GPU, CPU and disk, and so do their activations. Each has 5 past tokens and a new one in
+ * pages 1 and 4 of its tier, of 4 tokens: rows 4-7 and 16-17. A row of x, q, k or v has 64 bytes.
+ * A line is an op: its lane, the bytes that cross a link, the rows that it writes <- those that it
+ * reads. KV_CACHE[1] is layer 1. Other brackets are slots: [0] is 28 mod 2 (Square.turn), and [1]
+ * is 22 mod 3 (Batch.piece_turn). Rows of pages are those of K; V has the same. Loads are posted in
+ * the square before this one, and stores in the next. `project` and `finish` stand for layer norms
+ * and products. If the CPU attends, the ops with - are left out (listing square):
+ *   load_cache
+ *   - C_LOAD  copy    1024 GPU KV_STAGING[0] 0-3, 4-7 <- CPU KV_CACHE[1] 4-7, 16-19
+ *     C_READ  copy    1024 CPU KV_STAGING[0] 0-3, 4-7 <- disk KV_CACHE[1] 4-7, 16-19
+ *   - C_LOAD  copy    1024 GPU KV_STAGING[0] 8-15     <- CPU KV_STAGING[0] 0-7
+ *   load_activation
+ *     C_LOAD  copy      64 GPU HIDDEN[0] 1            <- CPU ACTIVATIONS 4
+ *     C_READ  copy      64 CPU ACT_READING[0] 0       <- disk ACTIVATIONS 4
+ *     C_LOAD  copy      64 GPU HIDDEN[0] 2            <- CPU ACT_READING[0] 0
+ *   compute
+ *     PROJECT copy         GPU HIDDEN[0] 0            <- GPU ACTIVATIONS 4
+ *     PROJECT project      GPU QKV[1] 0-2             <- GPU HIDDEN[0] 0-2
+ *     PROJECT append       GPU KV_CACHE[1] 17         <- GPU QKV[1] kv 0
+ *     FINISH  attend       GPU ATTENDED[1] 0          <- GPU QKV[1] q 0, KV_CACHE[1] 4-7, 16-17
+ *   - FINISH  append       GPU KV_STAGING[0] 5, 13    <- GPU QKV[1] kv 1-2
+ *   - FINISH  attend       GPU ATTENDED[1] 1-2        <- GPU QKV[1] q 1-2, KV_STAGING[0] 0-5, 8-13
+ *     FINISH  finish       GPU HIDDEN[0] 0-2          <- GPU ATTENDED[1] 0-2, HIDDEN[0] 0-2
+ *   store_activation
+ *     FINISH  copy         GPU ACTIVATIONS 4          <- GPU HIDDEN[0] 0
+ *     STORE   copy      64 CPU ACTIVATIONS 4          <- GPU HIDDEN[0] 1
+ *     STORE   copy      64 CPU ACT_WRITING[0] 0       <- GPU HIDDEN[0] 2
+ *     D_WRITE copy      64 disk ACTIVATIONS 4         <- CPU ACT_WRITING[0] 0
+ *   store_cache
+ *   - STORE   copy     256 CPU NEW_KV[1] 0-1          <- GPU QKV[1] kv 1-2
+ *   - ATTEND  append       CPU KV_CACHE[1] 17         <- CPU NEW_KV[1] 0
+ *     D_WRITE append   128 disk KV_CACHE[1] 17        <- CPU NEW_KV[1] 1
+ *   all bytes: ctog 2176, gtoc 384, dtoc 1088, ctod 192
+ *
+ * The first op has the two legs of Batch.past[TIER_CPU], {0, 4, 4} and {4, 16, 4}. Batch.x has one
+ * leg on each tier, {0, 0, 1}. `staged` is the GPU's KV_STAGING, where c's pages begin at row 8;
+ * `landing` is the CPU's. kv_to_leave is kv 1-2 of QKV, and kv_on_cpu is NEW_KV. FINISH appends the
+ * new k and v of b and c to the staged pages; ATTEND and D_WRITE append them to the pages at home.
+ * With --cpu-cache-compute the ops with + take their place (listing delegated):
+ *   compute
+ *   + A_DOWN  copy     384 CPU QUERY[1] 0-1, NEW_KV[1] 0-1 <- GPU QKV[1] q 1-2, kv 1-2
+ *   + ATTEND  append       CPU KV_CACHE[1] 17         <- CPU NEW_KV[1] 0
+ *   + ATTEND  attend       CPU ATTENDED[1] 0          <- CPU QUERY[1] 0, KV_CACHE[1] 4-7, 16-17
+ *   + ATTEND  append       CPU KV_STAGING[0] 5        <- CPU NEW_KV[1] 1
+ *   + ATTEND  attend       CPU ATTENDED[1] 1          <- CPU QUERY[1] 1, KV_STAGING[0] 0-5
+ *   + A_UP    copy     128 GPU ATTENDED[1] 1-2        <- CPU ATTENDED[1] 0-1
+ *   all bytes: ctog 256, gtoc 512, dtoc 1088, ctod 192
+ *
+ * `staged` is now the same as `landing`. The pages of b cross no link, and those of c cross only
+ * dtoc. For each of the two, q, k and v go down (192 bytes) and o comes up (64 bytes). */
 // clang-format on
 
 /* The staging slot of a layer that loads or computes. */

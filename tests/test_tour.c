@@ -4,9 +4,9 @@
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
- * layers whose sizes are so small that one can add up its bytes by hand. TOUR=write make test SUITE=tour writes both into
- * the documents; without it the suite compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c,
- * test_schedule.c. */
+ * layers whose sizes are so small that one can add up its bytes by hand. In a comment of schedule.h a listing stands behind
+ * a line that ends with "(listing NAME):". TOUR=write make test SUITE=tour writes all of these; without it the suite
+ * compares. That the figures are right is held elsewhere: test_mini.c, test_plan.c, test_schedule.c. */
 #include "tests/started.h"
 #include "tests/written.h"
 
@@ -58,20 +58,32 @@ static void begin_listing(void) {
     CHECK(out);
 }
 
-/* What the tour shows under that name is what was made now; with TOUR=write it becomes that. */
-static void assert_shown(const char *name) {
-    char mark[80], *document = keep(contents(TOUR, NULL)), *all;
+/* What a file shows between a mark and an end is what was made now; with TOUR=write it becomes that. */
+static void assert_is_in(const char *path, const char *mark, const char *end_mark) {
+    char *document = keep(contents(path, NULL)), *all;
     fclose(out);
-    snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", name);
-    char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), "```\n") : NULL;
+    char *begin = strstr(document, mark), *end = begin ? strstr(begin += strlen(mark), end_mark) : NULL;
     CU_ASSERT_PTR_NOT_NULL_FATAL(end);
     const bool same = listing_len == (size_t)(end - begin) && !memcmp(begin, listing, listing_len);
-    if (!same) fprintf(stderr, "\n    listing %s is now:\n%s", name, listing);
+    if (!same) fprintf(stderr, "\n    %s: a listing is now:\n%s", path, listing);
     CU_ASSERT(same || writes());
     const int len = asprintf(&all, "%.*s%s%s", (int)(begin - document), document, listing, end);
-    if (writes()) write_file(".", TOUR, all, len);
+    if (writes()) write_file(".", path, all, len);
     free(listing);
     free(all);
+}
+
+static void assert_shown(const char *name) {
+    char mark[80];
+    snprintf(mark, sizeof mark, "<!-- listing %s -->\n```text\n", name);
+    assert_is_in(TOUR, mark, "```\n");
+}
+
+/* In a comment of schedule.h each line of a listing begins with " * ", and an empty line ends it. */
+static void assert_shown_in_comment(const char *name) {
+    char mark[80];
+    snprintf(mark, sizeof mark, "(listing %s):\n", name);
+    assert_is_in("schedule.h", mark, " *\n");
 }
 
 TEST(the_tour_lists_the_weights_of_a_layer_and_where_they_rest) {
@@ -245,6 +257,232 @@ TEST(the_tour_lists_the_bytes_of_weights_over_the_links_row_by_row_and_zig_zag) 
         rig_close(&r);
     }
     assert_shown("bytes");
+}
+
+// ---- one square in numbers: the listings of schedule.h --------------------------------------------------------------
+
+enum { SQUARE_I = 2, SQUARE_J = 1, SQUARE_K = 1, SQUARE_L = 3, BATCHES = 3 };
+
+/* Three batches of three sequences, of which each tier has one, as it has of their activations. A sequence has a page for
+ * its prompt of four tokens, and one for the next four. All weights are on the GPU: a square does not load them. */
+static Rig three_tiers(bool delegated) {
+    static const Checkpoint *model;
+    static Hardware machine;
+    static Task task;
+    OptConfig config = TEST_CONFIG(SQUARE_L, 32, 128, 2, VOCAB, -1);
+    if (!model) model = checkpoint_dummy(&config, 1), task = equal_task(3 * BATCHES, 4, 4);
+    machine = machine_with("");
+    Rig r = {.model = model, .policy = on_tiers(1, 0, 1. / 3, 1. / 3, 1. / 3, 1. / 3, 3, BATCHES), .task = &task};
+    r.sim = &machine;
+    r.policy.page_tokens = 4;
+    r.policy.workspaces = 2;
+    r.policy.table_home = TIER_GPU;
+    r.policy.delegated = delegated;
+    return r;
+}
+
+/* An op of the square; layer norms and products that follow each other are one row. */
+typedef struct {
+    const char *call, *lane, *op;
+    Bytes moved; /* over the lane's link, as the device counts; 0 for a processor */
+    const char *writes, *reads;
+} Row;
+typedef struct {
+    Row row[40];
+    int n;
+    Bytes moved[NCHANNELS];
+} Rows;
+
+static struct {
+    Event (*post)(Device *, const Op *);
+    Device *device;
+    const Plan *plan;
+    Rows *rows;
+    Tensor last; /* the view that was printed last; rows 0: none of this op yet */
+    int slot;    /* its slot */
+} watch;
+
+#define WORD(name) [name] = #name
+
+/* Returns the slot of a region in which a view lies, and in *row its first row there. */
+static int slot_of(const Tensor *t, int *row) {
+    const Region *r = &watch.plan->region[t->region][t->tier];
+    const int first = (int)((t->offset - r->offset) / (r->cols * type_bytes(r->type)));
+    *row = first % r->rows;
+    return first / r->rows;
+}
+
+static bool is_paged(const Tensor *t) { return t->region == KV_CACHE || t->region == KV_STAGING; }
+
+/* Prints where a view lies, "GPU QKV[1] ": its tier, its region and, if there are several, its slot. K and V of a layer
+ * are two slots, which count as one here. Of a place only what the view before it has not is printed. */
+static void print_place(Tensor t) {
+    static const char *const word[NREGIONS] = {
+        WORD(KV_CACHE), WORD(KV_STAGING), WORD(ACTIVATIONS), WORD(ACT_READING), WORD(ACT_WRITING), WORD(HIDDEN), WORD(QKV),
+        WORD(QUERY),    WORD(NEW_KV),     WORD(ATTENDED),    WORD(NORM_1),      WORD(NORM_2),      WORD(MLP)};
+    int row;
+    const int slot = slot_of(&t, &row) / (is_paged(&t) ? 2 : 1);
+    const bool follows = watch.last.rows, same_tier = follows && t.tier == watch.last.tier;
+    const bool same_slot = same_tier && t.region == watch.last.region && slot == watch.slot;
+    CHECK(word[t.region]);
+    fprintf(out, "%s%s%s", follows ? ", " : "", same_tier ? "" : tier_name[t.tier], same_tier ? "" : " ");
+    if (!same_slot) fprintf(out, "%s", word[t.region]);
+    if (!same_slot && watch.plan->region[t.region][t.tier].slots > 1) fprintf(out, "[%d]", slot);
+    if (!same_slot) fprintf(out, " ");
+    watch.last = t;
+    watch.slot = slot;
+}
+
+static void print_range(int first, int rows) { fprintf(out, rows > 1 ? "%d-%d" : "%d", first, first + rows - 1); }
+
+/* Prints "GPU QKV[1] q 0-2": rows of a slot. Those of V are those of K, and are left out. */
+static void print_rows(Tensor t) {
+    const Region *r = &watch.plan->region[t.region][t.tier];
+    int row;
+    if (!t.rows || (is_paged(&t) && slot_of(&t, &row) % 2)) return;
+    slot_of(&t, &row);
+    print_place(t);
+    if (t.region == QKV && t.cols < r->cols)
+        fprintf(out, (t.offset - r->offset) / type_bytes(r->type) % r->cols ? "kv " : "q ");
+    print_range(row, imax(t.rows, t.rows * t.cols / r->cols)); /* a move is one long row */
+}
+
+/* An entry of an index table, of which the CPU has the numbers. */
+static int table_entry(Tensor table, int row, int col) {
+    const Region *on = watch.plan->region[INDEX_TABLES];
+    table.offset += on[TIER_CPU].offset - on[table.tier].offset;
+    table.tier = TIER_CPU;
+    const int32_t *entries = watch.device->cpu_address(watch.device, table);
+    return entries[row * table.ld + col];
+}
+
+/* Prints the rows of pages that have n tokens of a sequence, from `first` on. */
+static void print_tokens(Tensor k, Tensor pages, int sequence, int first, int n) {
+    const int page_tokens = watch.plan->policy.page_tokens;
+    int begin = 0, rows = 0;
+    for (int token = first; token < first + n; token++) {
+        const int row = table_entry(pages, sequence, token / page_tokens) * page_tokens + token % page_tokens;
+        if (rows && row == begin + rows) {
+            rows++;
+            continue;
+        }
+        if (rows) print_place(k), print_range(begin, rows);
+        begin = row, rows = 1;
+    }
+    print_place(k);
+    print_range(begin, rows);
+}
+
+static void print_written(const Op *op) {
+    for (int m = 0; m < op->nmoves; m++) print_rows(op->moves[m].dst);
+    for (int r = 0; op->code == OP_APPEND && r < op->append.kv.rows; r++)
+        print_tokens(op->append.k, op->append.pages, table_entry(op->append.seq, 0, r), table_entry(op->append.pos, 0, r),
+                     1);
+    if (op->code != OP_COPY && op->code != OP_APPEND) print_rows(op->view[0]);
+}
+
+static void print_read(const Op *op) {
+    for (int m = 0; m < op->nmoves; m++) print_rows(op->moves[m].src);
+    if (op->code == OP_APPEND) print_rows(op->append.kv);
+    if (op->code == OP_LAYERNORM) print_rows(op->layernorm.x);
+    if (op->code == OP_LINEAR) print_rows(op->linear.x), print_rows(op->linear.residual);
+    if (op->code != OP_ATTEND) return;
+    print_rows(op->attend.q);
+    for (int r = 0; r < op->attend.o.rows; r++)
+        print_tokens(op->attend.k, op->attend.pages, r, 0, table_entry(op->attend.len, 0, r));
+}
+
+/* Returns what one of these prints. */
+static const char *printed_of(const Op *op, void (*print)(const Op *)) {
+    begin_listing();
+    watch.last.rows = 0;
+    print(op);
+    fclose(out);
+    return keep(listing);
+}
+
+/* The call is that of Figure 4: compute calls project, attend and finish, and all of PROJECT is its own. */
+static Row row_of(const Op *op, Bytes moved) {
+    static const char *const lane[NLANES] = {WORD(C_READ), WORD(C_LOAD),  WORD(STORE),  WORD(D_WRITE), WORD(A_DOWN),
+                                             WORD(A_UP),   WORD(PROJECT), WORD(FINISH), WORD(ATTEND)};
+    const Slice slice = slice_of(op, 0, 0, 0);
+    const char *call = trace_call(&slice);
+    const bool computes = op->lane == PROJECT || !strcmp(call, "attend") || !strcmp(call, "finish");
+    const bool products = op->code == OP_LAYERNORM || op->code == OP_LINEAR;
+    CHECK(lane[op->lane]);
+    return (Row){.call = computes ? "compute" : call,
+                 .lane = lane[op->lane],
+                 .op = products ? call : op_info[op->code].name,
+                 .moved = lane_channel[op->lane] <= CTOD ? moved : 0,
+                 .writes = printed_of(op, print_written),
+                 .reads = printed_of(op, print_read)};
+}
+
+static bool same_row(const Row *a, const Row *b) {
+    return !strcmp(a->call, b->call) && !strcmp(a->lane, b->lane) && !strcmp(a->op, b->op) && a->moved == b->moved &&
+           !strcmp(a->writes, b->writes) && !strcmp(a->reads, b->reads);
+}
+
+static Bytes moved_on(const Device *device, Lane lane) {
+    Bytes moved = 0;
+    for (int kind = 0; kind < NKINDS; kind++) moved += device->count[lane].moved[kind];
+    return moved;
+}
+
+static Event record_square(Device *device, const Op *op) {
+    const Bytes before = moved_on(device, op->lane);
+    const Event event = watch.post(device, op);
+    Rows *rows = watch.rows;
+    if (op->i != SQUARE_I || op->j != SQUARE_J || op->k != SQUARE_K) return event;
+    const Row row = row_of(op, moved_on(device, op->lane) - before);
+    Row *last = rows->n ? &rows->row[rows->n - 1] : NULL;
+    rows->moved[lane_channel[op->lane]] += row.moved;
+    if (last && (op->code == OP_LAYERNORM || op->code == OP_LINEAR) && !strcmp(row.op, last->op)) {
+        last->writes = row.writes;
+        return event;
+    }
+    CHECK(rows->n < 40);
+    rows->row[rows->n++] = row;
+    return event;
+}
+
+static Rows rows_of_square(bool delegated) {
+    Rows rows = {.n = 0};
+    Rig r = three_tiers(delegated);
+    CU_ASSERT_EQUAL_FATAL(rig_open(&r), 0);
+    watch.plan = r.plan, watch.device = r.device, watch.post = r.device->post, watch.rows = &rows;
+    r.device->post = record_square;
+    CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+    rig_close(&r);
+    return rows;
+}
+
+/* Lists all rows, where those that `other` has not have a mark; with + for a mark it lists only these. */
+static void list_rows(const Rows *rows, const Rows *other, char mark) {
+    const char *call = "";
+    for (const Row *r = rows->row; r < rows->row + rows->n; r++) {
+        bool in_both = false;
+        char moved[20] = "";
+        for (int o = 0; o < other->n; o++) in_both |= same_row(r, &other->row[o]);
+        if (in_both && mark == '+') continue;
+        if (strcmp(call, r->call) != 0) fprintf(out, " *   %s\n", call = r->call);
+        if (r->moved) snprintf(moved, sizeof moved, "%zu", r->moved);
+        fprintf(out, " *   %c %-7s %-7s %4s %-26s <- %s\n", in_both ? ' ' : mark, r->lane, r->op, moved, r->writes,
+                r->reads);
+    }
+    fprintf(out, " *   all bytes:");
+    for (int c = CTOG; c <= CTOD; c++) fprintf(out, "%s %s %zu", c ? "," : "", channel_name[c], rows->moved[c]);
+    fprintf(out, "\n");
+}
+
+TEST(the_comment_of_schedule_h_lists_the_ops_of_a_square) {
+    const Rows gpu = rows_of_square(false), cpu = rows_of_square(true);
+    begin_listing();
+    list_rows(&gpu, &cpu, '-');
+    assert_shown_in_comment("square");
+    begin_listing();
+    list_rows(&cpu, &gpu, '+');
+    assert_shown_in_comment("delegated");
 }
 
 // ---- commands -------------------------------------------------------------------------------------------------------
