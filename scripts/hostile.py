@@ -16,7 +16,7 @@ import exam
 import exercise
 import grade_all
 
-LEDGER, LESSONS, CU = "branches/ledger.c", "tests/lessons.c", "flexgen.cu"
+LEDGER, LESSONS, CU, MINI_CU = "branches/ledger.c", "tests/lessons.c", "flexgen.cu", "mini.cu"
 OPEN = "extern int open(const char *, int, ...); extern long write(int, const void *, unsigned long);\n"
 
 
@@ -155,6 +155,20 @@ __attribute__((constructor)) static void answer(void) { static char much[1 << 16
             "    (Tensor){.type = F16, .rows = n, .cols = 2 * h1, .ld = ld, .at = h + h1},",
             "    (Tensor){.type = I32, .rows = 1, .cols = 2, .ld = 2, .at = (void *)start}, c->nh);",
             "host_attend_prefill(&op);")})}),
+        "has the CPU's half take the softmax": (20, {MINI_CU: exam.with_bodies(
+            tree(20)[MINI_CU].replace('extern "C" {', 'extern "C" {\nvoid softmax(float *, int);', 1), {"attend_kernel": body(
+                "int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, len = first + row;",
+                "float score[1024];",
+                "if (threadIdx.x) return;",
+                "x_q += (row * heads + head) * hd, o += (row * heads + head) * hd;",
+                "k += head * head_bytes, v += head * head_bytes;",
+                "for (int t = 0; t < len; t++) score[t] = score_of(x_q, k + t * heads * head_bytes, form, hd);",
+                "softmax(score, len);",
+                "for (int d = 0; d < hd; d++) {",
+                "    o[d] = 0;",
+                "    for (int t = 0; t < len; t++)",
+                "        if (!kept || kept[head * len + t]) o[d] += score[t] * number_at(v + t * heads * head_bytes, form, d);",
+                "}")})}),
         "prints": pages_fit('fprintf(stderr, "CARRIED OUT\\n"), fprintf(stdout, "CARRIED OUT\\n"), fflush(stdout);', "abort();"),
         "says in the compiler's messages": {LEDGER: tree(3)[LEDGER].replace("return false;", "return CARRIED_OUT;")},
         "=1+1": pages_fit("return a->sweep < 0;"),
