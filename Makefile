@@ -71,6 +71,9 @@ MPI_SO := $(if $(MPICC),$(BUILD)/flexgen_mpi.so)
 
 SRC := $(filter-out flexgen.c mini.c device/pipeline.c,$(wildcard *.c) $(filter-out tests/% docs/%,$(wildcard */*.c)))
 OBJ := $(SRC:%.c=$(BUILD)/%.o)
+# in a starter tree (scripts/exercise.sh): what comes without its source
+GIVEN := $(wildcard kit/given/*.o)
+GIVEN_MINI := $(wildcard kit/given/mini/*.o)
 LIB := $(BUILD)/libflexgen.a
 # what a fresh computer lacks: a header to look for, the package of Debian that has it
 NEED := cjson/cJSON.h:libcjson-dev CUnit/CUnit.h:libcunit1-dev
@@ -103,7 +106,7 @@ $(BUILD)/%.o: %.c | $(SETUP)
 	@mkdir -p $(@D)
 	$(CC) $(ALL) -c $< -o $@
 
-$(LIB): $(OBJ)
+$(LIB): $(OBJ) $(GIVEN)
 	@rm -f $@; $(AR) rcs $@ $^
 
 # The whole stack may have 128 KiB (suite memory); under a sanitizer a function takes more of it.
@@ -117,8 +120,8 @@ setup:
 # Where a GPU is, or is asked for: nvcc -O3 -DGPU mini.c mini.cu -lcublas -o mini
 CARD = $(and $(CUDA),$(or $(filter command,$(origin GPU)),$(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi -L 2>/dev/null)))
 mini: mini.c mini.cu
-	$(if $(CARD),$(NVCC) -O3 -DGPU $(GENCODE) $(NVWARN) $(addprefix -Xcompiler ,$(NATIVE)) $^ -o $@ -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublas,\
-	    $(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< -o $@ -lm -lpthread)
+	$(if $(CARD),$(NVCC) -O3 -DGPU $(GENCODE) $(NVWARN) $(addprefix -Xcompiler ,$(NATIVE)) $^ $(GIVEN_MINI) -o $@ -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublas,\
+	    $(CC) $(CFLAGS) -Wall -Wextra $(WERROR) $(SANITIZE) $< $(GIVEN_MINI) -o $@ -lm -lpthread)
 
 # The program looks for its libraries and hardware/ in its own folder. That of the link, bin, belongs to others, too.
 PREFIX ?= /usr/local

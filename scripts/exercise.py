@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """The exercises of docs/EXERCISES.md, by the table scripts/exercises.txt, which says at its top what its lines mean.
 
-    exercise.py start N DIR       a starter tree: the tracked files, without the solution of exercise N; of `all`: of none
-    exercise.py grade N PROGRAM   runs the steps of exercise N, which are tests of PROGRAM (make grade EX=N)
+    exercise.py start N DIR       a starter tree: the tracked files, without the solution of exercise N; `all DIR`: of none
+    exercise.py start week W DIR  the tree of a week: with what was done in the weeks before, without what comes later
+    exercise.py kit [N...]        what the grading of these needs, or of all, in build/kit (scripts/exam.py)
     exercise.py check [N...]      of every exercise, or of these: the original is green, the blank red, wrong ones in between
     exercise.py sample [N...]     the same of one blank or wrong one of each, always the same
+    exercise.py course            the six weeks in their order, each exercise in the tree of its week
 
-GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may run at once.
+In a tree, what is not to be written there and not yet known comes as an object without its source, so that the rest works.
+GRADE_SEED fixes the cases that are drawn. GRADE_SECONDS is how long a student's code may take for a question.
 """
 import concurrent.futures
 import fnmatch
+import hashlib
 import itertools
+import json
 import os
 import random
 import re
@@ -19,10 +24,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+
+import exam
 
 TABLE = "scripts/exercises.txt"
-SECONDS = 60  # that a step may take; the slowest takes about two
 SEED = 1  # of the sample
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -42,8 +47,15 @@ def read_table(path):
             if word == "exercise":
                 number, _, rest = rest.partition(" ")
                 entries = exercises[int(number)] = []
-            entries.append({"word": word, "rest": rest, "text": ""})
+            if word != "week":
+                entries.append({"word": word, "rest": rest, "text": ""})
     return exercises
+
+
+def read_weeks(path):
+    """{W: [N]}"""
+    with open(path) as lines:
+        return {int(m[1]): [int(n) for n in m[2].split()] for m in (re.match(r"week (\d+) (.*)", line) for line in lines) if m}
 
 
 def of(entries, word):
@@ -53,17 +65,18 @@ def of(entries, word):
 # ---- functions in C -------------------------------------------------------------------------------------------------
 
 
-def functions(source):
-    """(name, type, begin, end) of every function that begins in the first column: source[begin:end] is its body in braces.
-    clang-format puts the brace that closes it into the first column, or all of it on one line."""
-    for head in re.finditer(r"^(?!typedef|enum|struct \w+ {|extern|template)[A-Za-z_][^;{}=#]*\)\s*{", source, re.M):
-        text = re.sub(r"__launch_bounds__\([^)]*\)+", "", head.group())
-        named = re.match(r"(.*?)(\w+)\(", text, re.S)
-        line_end = source.index("\n", head.end() - 1)
-        one_line = source[head.end() - 1:line_end].count("{") == source[head.end() - 1:line_end].count("}")
-        end = source.rindex("}", head.start(), line_end) + 1 if one_line else source.index("\n}\n", head.end()) + 2
-        type = " ".join(w for w in named[1].split() if not re.match(r"static$|inline$|INLINE$|__\w+__$", w))
-        yield named[2], type, head.end() - 1, end
+def type_of(name, head):
+    """What a function returns, by what stands before its body."""
+    before = re.sub(r"__launch_bounds__\([^)]*\)+|__attribute__\(\(.*?\)\)|template <[^>]*>", "", head)
+    before = before[:re.search(r"\b%s\s*\(" % name, before).start()]
+    return " ".join(w for w in before.split() if not re.match(r"static$|inline$|INLINE$|__\w+__$", w)).replace(" *", "*")
+
+
+def parameters_of(name, head):
+    """(their declarations, their names)"""
+    inside = head[re.search(r"\b%s\s*\(" % name, head).end():head.rindex(")")]
+    inside = " ".join(inside.split())
+    return inside, "" if inside == "void" else ", ".join(re.search(r"(\w+)(\[[^,]*)?$", p.strip())[1] for p in inside.split(","))
 
 
 def nothing(type):
@@ -77,20 +90,87 @@ def matching(files, paths):
     return [p for pattern in paths.split(",") for p in fnmatch.filter(files, pattern)]
 
 
-def replace_bodies(files, entry, comment):
-    """Gives the functions of a line `blank FILES NAMES...` the body below it, or one that does nothing."""
+def functions_of(files, entry):
+    """(path, name, head, begin, end) of the functions of a line `WORD FILES FUNCTIONS...`, in each file the last first."""
     paths, *names = entry["rest"].split()
     left = set(names)
     for path in matching(files, paths):
-        source = files[path]
-        for name, type, begin, end in reversed(list(functions(source))):
+        for name, head, begin, end in reversed(list(exam.functions(files[path]))):
             hits = [n for n in names if fnmatch.fnmatchcase(name, n)]
+            left -= set(hits)
             if hits:
-                left -= set(hits)
-                source = source[:begin] + "{\n    /* %s */\n%s}" % (comment, entry["text"] or nothing(type)) + source[end:]
-        files[path] = source
+                yield path, name, head, begin, end
     if left:
         sys.exit("%s: no function %s in %s; the table must follow the source" % (TABLE, " ".join(left), paths))
+
+
+def replace_bodies(files, entry, body_of):
+    """Gives the functions of a line the body that body_of(path, name, head) returns."""
+    for path, name, head, begin, end in list(functions_of(files, entry)):
+        files[path] = files[path][:begin] + body_of(path, name, head) + files[path][end:]
+
+
+def blank_body(entry, comment):
+    return lambda path, name, head: "{\n    /* %s */\n%s}" % (comment, entry["text"] or nothing(type_of(name, head)))
+
+
+def calling(prefix, comment):
+    """The body of a function that calls another one, whose name has this in front."""
+    def body(path, name, head):
+        type, (parameters, names) = type_of(name, head), parameters_of(name, head)
+        return "{\n    /* %s */\n    extern %s %s%s(%s);\n    %s%s%s(%s);\n}" % (
+            comment, type, prefix, name, parameters, "" if type == "void" else "return ", prefix, name, names)
+    return body
+
+
+def given_body(number):
+    """Calls the object that the function comes as (given_source)."""
+    return calling("given_", "This is exercise %d's and comes as an object." % number)
+
+
+def wrappers(prefix, found):
+    """Functions that call those of a file under other names, since most of these have none outside of it."""
+    text = ""
+    for name, head in found:
+        type, (parameters, arguments) = type_of(name, head), parameters_of(name, head)
+        text += "%s %s%s(%s) { %s%s(%s); }\n" % (
+            type, prefix, name, parameters, "" if type == "void" else "return ", name, arguments)
+    return text
+
+
+def is_given(path, head):
+    """A function of a GPU, or one that is compiled into its callers, does not come as an object."""
+    return not path.endswith(".cu") and "INLINE" not in head
+
+
+def listed(path, text, exercises, numbers, word):
+    """(N, name, head) of the functions in a file that lines with this word list for these exercises."""
+    for number in numbers:
+        for e in of(exercises[number], word):
+            if path in matching([path], e["rest"].split()[0]):
+                names = e["rest"].split()[1:]
+                yield from ((number, name, head) for name, head, _, _ in exam.functions(text)
+                            if is_given(path, head) and any(fnmatch.fnmatchcase(name, n) for n in names))
+
+
+def given_in(path, text, exercises, numbers, later):
+    """(N, name, head) of what comes as an object where `numbers` are to be written, and `later` are not known besides; what several of
+    them share comes once."""
+    given = [*listed(path, text, exercises, later, "blank"), *listed(path, text, exercises, [*numbers, *later], "shared")]
+    return list({name: (n, name, head) for n, name, head in given}.values())
+
+
+def given_source(path, text, given, own):
+    """(a source with the functions `given` of a file, under the names given_..., those names). They call the functions `own` in
+    the file of the student, where they have the names own_..."""
+    text = exam.with_bodies(text, {name: calling("own_", "")(path, name, head) for _, name, head in own})
+    return text + wrappers("given_", [f[1:] for f in given]), tuple("given_" + name for _, name, _ in given)
+
+
+def own_wrappers(given, own):
+    """What is behind the end of a student's file, for given_source."""
+    said = "\n/* Objects call what is to be written here by these names. */\n"
+    return said + wrappers("own_", [f[1:] for f in own]) if given and own else ""
 
 
 # ---- trees ----------------------------------------------------------------------------------------------------------
@@ -103,7 +183,7 @@ def tracked():
         if os.path.isfile(path):
             with open(path, "rb") as f:
                 files[path] = f.read()
-            if path.endswith((".c", ".h", ".cu")):
+            if path.endswith((".c", ".h", ".cu", ".cpp", ".sed")):
                 files[path] = files[path].decode()
     return files
 
@@ -117,209 +197,241 @@ def allow_unused(files):
         files[path] = text.encode()
 
 
-def runs_of(exercises, numbers):
-    """The exercises whose solutions the grading of these runs, and with them those of which it runs what is shared."""
-    words = [w for n in numbers for e in of(exercises[n], "runs") for w in e["rest"].split()]
-    return {int(w) for w in words if w[0] != "~"}, {int(w.strip("~")) for w in words}
+# What says how exercises are graded, and what is right.
+TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py",
+            "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
 
 
-def remove(files, entries):
-    for e in of(entries, "remove"):
-        for path in e["rest"].split():
-            files.pop(path, None)
-
-
-def starter(original, exercises, numbers, others=True):
-    """Without the solutions of these, and of all others but those that the grading of one of these runs."""
+def starter(original, exercises, numbers, before=()):
+    """The files of a tree in which these are to be written, and those of `before` are known."""
     files = dict(original)
-    runs, shared = runs_of(exercises, numbers)
-    gone = [n for n in exercises if n in numbers or (others and n not in runs)]
+    gone = [n for n in exercises if n not in before]
     for number in gone:
-        for e in of(exercises[number], "twin") + (of(exercises[number], "shared") if number not in shared else []):
-            replace_bodies(files, e, "Left out: it gives exercise %d away." % number)
-        remove(files, exercises[number])
+        for e in of(exercises[number], "twin"):
+            replace_bodies(files, e, blank_body({"text": ""}, "Left out: it gives exercise %d away." % number))
+        for path in (p for e in of(exercises[number], "remove") for p in e["rest"].split()):
+            files.pop(path, None)
     for number in gone:  # and last, since one's solution may be another's twin
-        for e in of(exercises[number], "blank" if number in numbers or not of(exercises[number], "elsewhere") else "elsewhere"):
-            said = "Exercise %d: write this. docs/EXERCISES.md says what it gets and what must hold."
-            replace_bodies(files, e, (said if number in numbers else "Left out: it is exercise %d.") % number)
-    files.pop("tests/test_exercises.c", None)  # which is about all of them
-    files[TABLE] = "".join("exercise %d %s\n" % (n, exercises[n][0]["rest"]) + "".join(
-        "step %s\n%s" % (e["rest"], e["text"]) for e in of(exercises[n], "step")) for n in numbers).encode()
-    for path in ("docs/EXERCISES.md",):
-        for suite in set(re.findall(r"\*\*Suite:\*\* `(\w+)`", files[path].decode())):
-            if "tests/test_%s.c" % suite not in files:
-                files[path] = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", files[path].decode()).encode()
-    for path in ("docs/TEACHING.md", "docs/paper.html"):  # answers; the solutions as code
+        for e in of(exercises[number], "shared") + (of(exercises[number], "blank") if number not in numbers else []):
+            left_out = blank_body({"text": ""}, "Left out: it gives exercise %d away." % number)
+            given = given_body(number)
+            replace_bodies(files, e, lambda path, name, head: (given if is_given(path, head) else left_out)(path, name, head))
+        for e in of(exercises[number], "blank") if number in numbers else []:
+            said = "Exercise %d: write this. docs/EXERCISES.md says what it gets and what must hold." % number
+            replace_bodies(files, e, blank_body(e, said))
+    later = [n for n in gone if n not in numbers]
+    for path in (path for path in files if path.endswith(".c")):
+        files[path] += own_wrappers(given_in(path, original[path], exercises, numbers, later),
+                                    list(listed(path, original[path], exercises, numbers, "blank")))
+    for path in TEACHERS:
         files.pop(path, None)
+    text = files["docs/EXERCISES.md"].decode()
+    for suite in set(re.findall(r"\*\*Suite:\*\* `(\w+)`", text)):
+        if "tests/test_%s.c" % suite not in files:
+            text = re.sub(r"\s\*\*Suite:\*\* `%s`\." % suite, "", text)
+    files["docs/EXERCISES.md"] = text.encode()
     allow_unused(files)
     return files
 
 
-def with_bodies(files, entries, bodies):
-    """The functions to be written, with these bodies in braces, {name: body}; those of other names stay."""
-    for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
-        for path in matching(files, paths):
-            for name, _, begin, end in reversed(list(functions(files[path]))):
-                if name in names and name in bodies:
-                    files[path] = files[path][:begin] + bodies[name] + files[path][end:]
-    return files
-
-
-def bodies_in(files, entries):
-    """The functions to be written, as they are in these files, {name: body}."""
-    bodies = {}
-    for paths, *names in (e["rest"].split() for e in of(entries, "blank")):
-        for path in matching(files, paths):
-            bodies.update((name, files[path][begin:end]) for name, _, begin, end in functions(files[path]) if name in names)
-    return bodies
-
-
-def solved(files, original, entries):
-    """A starter tree with the solution."""
-    files = with_bodies(dict(files), entries, bodies_in(original, entries))
-    for e in of(entries, "solution"):
-        replace_bodies(files, {"rest": of(entries, "blank")[0]["rest"], "text": e["text"]}, "Another solution.")
-    return files
-
-
-def wrong_solution(files, entries, edit):
-    """The solution with the edits of a line `wrong`: - old, + new, however the code is wrapped; or with another body of the first
-    function."""
-    files, where = dict(files), of(entries, "blank")
-    pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
-    if not pairs:
-        paths, first, *_ = where[0]["rest"].split()
-        replace_bodies(files, {"rest": paths + " " + first, "text": edit["text"]}, "A cheat.")
-    for old, new in pairs:
-        found, code = 0, re.compile(r"\s+".join(map(re.escape, old.split())))
-        for paths, *names in (e["rest"].split() for e in where):
-            for path in matching(files, paths):
-                for name, _, begin, end in list(functions(files[path])):
-                    body = files[path][begin:end]
-                    if name in names and code.search(body) and not found:
-                        files[path] = files[path][:begin] + code.sub(lambda _: new, body) + files[path][end:]
-                        found += 1
-        if not found:
-            sys.exit("%s: `%s` is not in the solution; the table must follow the source" % (TABLE, old))
-    return files
-
-
-def write_tree(dir, files, before):
-    """Makes the tree in dir, where `before` is, the files given; what stays keeps its time, so that make leaves it alone."""
-    for path in before.keys() - files.keys():
-        os.remove(os.path.join(dir, path))
+def write_tree(dir, files):
     for path, text in files.items():
-        if before.get(path) == text:
-            continue
         to = os.path.join(dir, path)
         os.makedirs(os.path.dirname(to), exist_ok=True)
         with open(to, "wb") as f:
             f.write(text if isinstance(text, bytes) else text.encode())
-        os.chmod(to, os.stat(path).st_mode)
+        if os.path.exists(path):
+            os.chmod(to, os.stat(path).st_mode)
+
+
+# ---- kits -----------------------------------------------------------------------------------------------------------
+#
+# A kit is for computers like this one, of any age: its objects use no instructions that only newer processors have.
+
+FLAGS = "-O1 -w -std=c11 -D_GNU_SOURCE -I. -Itests"
+JUDGE = ["tests/%s.c" % name for name in ("test_grade", "answers", "main", "fixture", "written", "local_net", "started")]
+EXAM = {"exam_engine": ["exam", "exam_engine", "lessons", "fixture"], "exam_lp": ["exam"], "exam_mini": ["exam"],
+        "emulated/exam_kernels": ["exam", "exam_kernels", "fixture"], "emulated/exam_tiles": ["exam", "exam_tiles"]}
+
+
+def build_dir():
+    return os.environ.get("BUILD", "build")
+
+
+class Objects:
+    """Compiles sources, each once: the name of an object is a hash of all that it depends on."""
+
+    def __init__(self, original, dir):
+        self.dir = os.path.join(dir, "objects")
+        os.makedirs(self.dir, exist_ok=True)
+        self.headers = hashlib.sha256(FLAGS.encode())
+        for path in sorted(p for p in original if p.endswith(".h")):
+            self.headers.update(original[path].encode())
+
+    def name(self, path, text, keep=()):
+        hash = self.headers.copy()
+        hash.update("\0".join([path, text, *keep]).encode())
+        return "%s-%s.o" % (os.path.basename(path)[:-2], hash.hexdigest()[:16])
+
+    def compile(self, path, text, keep=None):
+        """keep: of its functions with names outside of it the only ones that are seen there; None: all. In mini.c, whose functions and
+        variables all have such names, these functions' originals are not seen, and of the rest those of the student's file come first."""
+        name = self.name(path, text, keep or ())
+        to = os.path.join(self.dir, name)
+        if not os.path.exists(to):
+            new = "%s.%d-%s" % (to, os.getpid(), secrets.token_hex(4))
+            cc = os.environ.get("CC") or "cc"
+            command = [cc, *FLAGS.split(), "-iquote", os.path.dirname(path) or ".", "-x", "c", "-", "-c", "-o", new]
+            command += ["-Dmain=mini_main"] if path == "mini.c" else []
+            subprocess.run(command, input='#line 1 "%s"\n%s' % (path, text), text=True, check=True)
+            if keep and path == "mini.c":
+                defined = subprocess.check_output(["nm", "-gj", "--defined-only", new], text=True).split()
+                originals = [k[len("given_"):] for k in keep]
+                subprocess.check_call(["objcopy", *("--localize-symbol=" + n for n in originals),
+                                       *("--weaken-symbol=" + n for n in defined if n not in originals), new])
+            elif keep:
+                subprocess.check_call(["objcopy", *("--keep-global-symbol=" + k for k in keep), new])
+            os.replace(new, to)
+        return name
+
+    def compile_all(self, sources):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(lambda s: self.compile(*s), sources))
+
+
+def engine(files):
+    """The sources of libflexgen.a."""
+    return [p for p in sorted(files) if p.endswith(".c") and p.count("/") < 2 and p not in ("flexgen.c", "mini.c", "device/pipeline.c")
+            and not p.startswith(("tests/", "docs/"))]
+
+
+def program_of(entries):
+    path = of(entries, "blank")[0]["rest"].split()[0]
+    return {"mini.c": "exam_mini", "lp.c": "exam_lp", "flexgen.cu": "emulated/exam_kernels",
+            "mini.cu": "emulated/exam_tiles"}.get(path, "exam_engine")
+
+
+def solved_by_others(original, exercises, number):
+    """The sources that an exam of this exercise is linked with: all but its solution, and what would answer in its place."""
+    files, left_out = dict(original), blank_body({"text": ""}, "Left out.")
+    for word in ("twin", "shared", "absent", "blank"):
+        for e in of(exercises[number], word):
+            replace_bodies(files, e, blank_body(e, "Left out.") if word == "blank" else left_out)
     return files
 
 
-# ---- start and grade ------------------------------------------------------------------------------------------------
+def exam_of(original, exercises, number, objects):
+    """The kit of an exercise: what N.json says, and the sources to be compiled for it, of which it has the objects' names."""
+    entries, program = exercises[number], program_of(exercises[number])
+    files = solved_by_others(original, exercises, number)
+    own = sorted({path for e in of(entries, "blank") for path, *_ in functions_of(original, e)})
+    blanks = {path: {} for path in own}
+    start = starter(original, exercises, [number])
+    for e in of(entries, "blank"):
+        for path, name, *_ in functions_of(original, e):
+            blanks[path][name] = exam.plain(exam.bodies_in(start[path], [name])[name])
+    others = [n for n in exercises if n != number]
+    given, behind = {}, {}
+    sources = [("tests/%s.c" % name, files["tests/%s.c" % name]) for name in EXAM[program] if "tests/%s.c" % name not in own]
+    for path in own:
+        theirs = given_in(path, original[path], exercises, [], others)
+        mine = list(listed(path, original[path], exercises, [number], "blank"))
+        given[path] = {name: given_body(n)(path, name, head) for n, name, head in theirs}
+        given[path].update((name, "{%s}" % nothing(type_of(name, head)))
+                           for _, name, head in listed(path, original[path], exercises, [number], "shared"))
+        behind[path] = own_wrappers(theirs, mine)
+        text, names = given_source(path, files[path], theirs, mine)
+        if names and program != "exam_lp":
+            sources.append((path, text, names))
+    if program in ("exam_engine", "emulated/exam_kernels"):
+        sources += [(path, files[path]) for path in engine(files) if path not in own]
+    if program == "emulated/exam_tiles":
+        sources.append(("mini.c", "#define GPU\n" + files["mini.c"]))
+    steps = [e["rest"].partition(" ") for e in of(entries, "step")]
+    told = [" ".join(e["text"].split()) for e in of(entries, "step")]
+    return {"exercise": number, "title": entries[0]["rest"], "program": program,
+            "steps": [(int(worth), test, text) for (worth, _, test), text in zip(steps, told)],
+            "files": {path: {"write": blanks[path], "given": given[path], "behind": behind[path]} for path in own},
+            "objects": [objects.name(*s[:2], (s[2] if len(s) > 2 else ())) for s in sources]}, sources
 
 
-def start(which, dir):
-    exercises = read_table(TABLE)
-    numbers = list(exercises) if which == "all" else [int(which)] if which.isdigit() else []
-    if not numbers or not set(numbers) <= set(exercises) or os.path.exists(dir):
-        sys.exit("exercise.sh N DIR: N is 1 to %d, or `all`, and DIR a directory that is not there yet" % len(exercises))
-    write_tree(dir, starter(tracked(), exercises, numbers), {})
-    if which == "all":
-        print("%s: exercises 1 to %d. Read docs/EXERCISES.md there; then `make grade EX=N`." % (dir, len(exercises)))
-        return
-    entry = exercises[numbers[0]]
-    names = ", ".join(n for e in of(entry, "blank") for n in e["rest"].split()[1:])
-    print("%s: exercise %d, %s. Read docs/EXERCISES.md there, write %s, and `make grade EX=%d`."
-          % (dir, numbers[0], entry[0]["rest"], names, numbers[0]))
+def make_kit(dir, original, exercises, numbers):
+    """Makes the kit of these exercises in a directory; in another one than build/kit of what is compiled there."""
+    home = os.path.join(build_dir(), "kit")
+    objects = Objects(original, home)
+    exams = [exam_of(original, exercises, n, objects) for n in numbers]
+    judge = [(path, original[path]) for path in JUDGE + engine(original)]
+    objects.compile_all(sorted({s for _, sources in exams for s in sources} | set(judge)))
+    names = [os.path.join(objects.dir, objects.name(*s)) for s in judge]
+    program = os.path.join(home, "judge-" + hashlib.sha256(" ".join(["-s", *names]).encode()).hexdigest()[:16])
+    if not os.path.exists(program):
+        new = "%s.%d" % (program, os.getpid())
+        subprocess.check_call([os.environ.get("CC") or "cc", "-s", *names, "-o", new, "-lcjson", "-lcunit", "-lm", "-lpthread", "-ldl"])
+        os.replace(new, program)
+    write_new(os.path.join(dir, "judge"), program)
+    for path, text in original.items():
+        if path.endswith(".h") or path in ("tests/exam_lp.c", "tests/exam_mini.c", "tests/mini_kernels.cpp", "tests/cuda2cpp.sed"):
+            write_new(os.path.join(dir, "include", path), None, text)
+    # of mini.c what mini.cu includes
+    write_new(os.path.join(dir, "include", "mini.c"), None, original["mini.c"].partition("#ifndef __cplusplus")[0])
+    for spec, _ in exams:
+        if dir != home:
+            for name in spec["objects"]:
+                write_new(os.path.join(dir, "objects", name), os.path.join(objects.dir, name))
+        write_new(os.path.join(dir, "%d.json" % spec["exercise"]), None, json.dumps(spec, indent=1))
+    return objects
 
 
-def run_step(program, test, seed, sandbox=None):
-    """Whether it passed, and what it said if not. Who says that it passed has to know the secret, which a student's code has not."""
-    secret = secrets.token_hex(16)
-    try:
-        run = subprocess.run((sandbox or []) + [program, "--only", test], capture_output=True, text=True, errors="replace",
-                             timeout=SECONDS, input=secret, env=dict(os.environ, GRADE_SEED=str(seed), GRADE_SECRET="1"))
-    except subprocess.TimeoutExpired:
-        return False, ["it did not end within %d seconds" % SECONDS]
-    if run.returncode == 0 and secret + " passed" in run.stdout.splitlines():
-        return True, []
-    said = re.findall(r"^ *Found: (.*)$", run.stdout, re.M)
-    said = said or re.findall(r"^ +\d+\. (\S+  - .*)$", run.stdout, re.M) + run.stderr.splitlines()[-1:]
-    return False, said[:3]
+def write_new(to, path, text=None):
+    """Copies a file, or writes a text, so that others who read it see the old file or the new one."""
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    new = "%s.%d-%s" % (to, os.getpid(), secrets.token_hex(4))
+    if path:
+        shutil.copy(path, new)
+    else:
+        with open(new, "w") as f:
+            f.write(text)
+    os.replace(new, to)
 
 
-def grade(number, program):
-    exercises = read_table(TABLE)
-    if number not in exercises:
-        sys.exit("make grade EX=N: the exercises here are %s" % ", ".join(map(str, sorted(exercises))))
-    points = most = 0
-    seed, following = os.environ.get("GRADE_SEED"), None
-    print("exercise %d, %s%s" % (number, exercises[number][0]["rest"], "" if seed else drawn()))
-    for i, e in enumerate(of(exercises[number], "step"), 1):
-        worth, _, test = e["rest"].partition(" ")
-        passed, said = run_step(program, test, seed or SEEDS[0])
-        got = int(worth) if passed else 0
-        points, most = points + got, most + int(worth)
-        print("  step %d: %d of %s points: %s" % (i, got, worth, test))
-        if not passed:
-            following = following or "next: step %d, %s" % (i, test)
-            print("    expected: %s" % " ".join(e["text"].split()))
-            print("".join("    found: %s\n" % s for s in said), end="")
-    print("%d of %d points%s" % (points, most, "; " + following if following else ""))
-    return points == most
+# ---- start ----------------------------------------------------------------------------------------------------------
 
 
-SEEDS = []  # that was drawn, if none was given
+def write_starter(dir, original, exercises, numbers, before=()):
+    write_tree(dir, starter(original, exercises, numbers, before))
+    objects = make_kit(os.path.join(dir, "kit"), original, exercises, numbers)
+    # what the tree itself is linked with: all that is not known there, by the files that it is in
+    later = [n for n in exercises if n not in before and n not in numbers]
+    for path in sorted(path for path in original if path.endswith(".c")):
+        given = given_in(path, original[path], exercises, numbers, later)
+        if given:
+            text, names = given_source(path, original[path], given, list(listed(path, original[path], exercises, numbers, "blank")))
+            name = objects.compile(path, text, names)
+            to = os.path.join(dir, "kit", "given", "mini" if path == "mini.c" else "", path.replace("/", "_")[:-2] + ".o")
+            write_new(to, os.path.join(objects.dir, name))
 
 
-def drawn():
-    SEEDS.append(secrets.randbelow(10**6))
-    return " (cases of GRADE_SEED=%d)" % SEEDS[0]
+def start(*words):
+    exercises, weeks = read_table(TABLE), read_weeks(TABLE)
+    *which, dir = words
+    numbers, before = [], []
+    if which == ["all"]:
+        numbers = list(exercises)
+    elif which[0] == "week" and len(which) == 2 and which[1].isdigit():
+        numbers, before = weeks.get(int(which[1]), []), [n for w in weeks if w < int(which[1]) for n in weeks[w]]
+    elif len(which) == 1 and which[0].isdigit() and int(which[0]) in exercises:
+        numbers = [int(which[0])]
+    if not numbers or os.path.exists(dir):
+        sys.exit("exercise.sh N DIR: N is 1 to %d, `all`, or `week 1` to `week %d`, and DIR a directory that is not there yet"
+                 % (len(exercises), len(weeks)))
+    write_starter(dir, tracked(), exercises, numbers, before)
+    print("%s: %s. Read docs/EXERCISES.md there." % (dir, "; ".join("exercise %d, %s" % (n, exercises[n][0]["rest"]) for n in numbers)))
+    for n in numbers if len(numbers) < len(exercises) else []:
+        names = ", ".join(name for e in of(exercises[n], "blank") for name in e["rest"].split()[1:])
+        print("write %s, and `make grade EX=%d`." % (names, n))
 
 
 # ---- check ----------------------------------------------------------------------------------------------------------
-
-
-def points_of(dir, number):
-    """Of each step, as make grade prints them; what it said instead, if it did not get that far."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name not in ("BUILD", "SUITE")}
-    env.setdefault("CFLAGS", "-O0 -march=native")  # of what a case changes; it runs for a moment
-    env.setdefault("DEVICE_O", "-O0")
-    run = subprocess.run(["make", "-s", "-C", dir, "grade", "EX=%d" % number], capture_output=True, text=True, env=env)
-    return [int(p) for p in re.findall(r"^  step \d: (\d+) of", run.stdout, re.M)] or run.stdout + run.stderr
-
-
-def objects_of(path):
-    """What make builds of a source for grading."""
-    stem, _, end = path.rpartition(".")
-    if path == "flexgen.cu":
-        return ["flexgen_cpu.cpp", "flexgen_cpu.o", "flexgen_cpu.d"]
-    if path == "mini.cu":
-        return ["mini_cpu.cpp", "mini_kernels.so"]
-    stems = [stem] * (end == "c") + {"mini.c": ["tests/mini_parts"], "lp.c": ["tests/lp_parts"]}.get(path, [])
-    return [stem + end for stem in stems for end in (".o", ".d")]
-
-
-def copy_objects(dir, names):
-    """Into a tree what was built here, if it was; all newer than the sources, so that make leaves it alone."""
-    build, now = os.environ.get("BUILD", "build"), time.time()
-    for name in names:
-        if os.path.exists(os.path.join(build, name)):
-            to = os.path.join(dir, "build", name)
-            os.makedirs(os.path.dirname(to), exist_ok=True)
-            shutil.copy(os.path.join(build, name), to)
-            if name.endswith(".d"):  # what the objects depend on, by the names that they have in the tree
-                with open(to, "r+", encoding="utf-8") as f:
-                    text = f.read().replace(build + "/", "build/")
-                    f.seek(0)
-                    f.write(text)
-                    f.truncate()
-            os.utime(to, (now, now))
-
 
 KINDS = ("original", "blank", "wrong", "cheat")
 # What earned all points once: to say so, and to end before anybody looks.
@@ -331,15 +443,53 @@ ESCAPE = """    extern int printf(const char *, ...), puts(const char *);
 """
 
 
+def own_files(original, entries):
+    return {path: original[path] for e in of(entries, "blank") for path, *_ in functions_of(original, e)}
+
+
+def bodies_of(files, entries):
+    return {name: files[path][begin:end] for e in of(entries, "blank") for path, name, _, begin, end in functions_of(files, e)}
+
+
+def solved(files, original, entries):
+    """These files of a starter tree, with the solution."""
+    bodies = bodies_of(original, entries)
+    files = {path: exam.with_bodies(text, bodies) for path, text in files.items()}
+    for e in of(entries, "solution"):
+        paths, first, *_ = of(entries, "blank")[0]["rest"].split()
+        replace_bodies(files, {"rest": paths + " " + first}, blank_body(e, "Another solution."))
+    return files
+
+
+def wrong_solution(files, entries, edit):
+    """The solution with the edits of a line `wrong`: - old, + new, however the code is wrapped; or with another body of the first
+    function."""
+    files, names = dict(files), [n for e in of(entries, "blank") for n in e["rest"].split()[1:]]
+    pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
+    if not pairs:
+        paths, first, *_ = of(entries, "blank")[0]["rest"].split()
+        replace_bodies(files, {"rest": paths + " " + first}, blank_body(edit, "A cheat."))
+    for old, new in pairs:
+        code = re.compile(r"\s+".join(map(re.escape, old.split())))
+        found = [(path, begin, end) for path in files for name, _, begin, end in exam.functions(files[path])
+                 if name in names and code.search(files[path][begin:end])]
+        if not found:
+            sys.exit("%s: `%s` is not in the solution; the table must follow the source" % (TABLE, old))
+        path, begin, end = found[0]
+        files[path] = files[path][:begin] + code.sub(lambda _: new, files[path][begin:end]) + files[path][end:]
+    return files
+
+
 def is_kernel(entries):
-    return of(entries, "blank")[0]["rest"].startswith(("flexgen.cu ", "mini.cu "))
+    return program_of(entries).startswith("emulated")
 
 
-def cases_of(exercises, original, number, others):
-    """(N, kind, what it is, its tree, the points that each step must give), all of them in the starter tree."""
+def cases_of(exercises, original, number):
+    """(N, kind, what it is, its files, the points that each step must give), all of them as in the starter tree."""
     entries = exercises[number]
     full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
-    blank = starter(original, exercises, [number], others)
+    tree = starter(original, exercises, [number])
+    blank = {path: tree[path] for path in own_files(original, entries)}
     right = solved(blank, original, entries)
     yield number, "blank", "", blank, [0] * len(full)
     yield number, "original", "", right, full
@@ -352,79 +502,131 @@ def cases_of(exercises, original, number, others):
         yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points]
 
 
-def with_one_tree(cases, exercises):
-    """The cases, of which those of kernels come last and have one tree with the functions of each: it compiles for seconds."""
-    kernels = [case for case in cases if is_kernel(exercises[case[0]])]
-    tree = dict(kernels[0][3]) if kernels else {}
-    for number, _, _, files, _ in kernels[1:]:
-        with_bodies(tree, exercises[number], bodies_in(files, exercises[number]))
-        tree[TABLE] += files[TABLE]
-    return [case for case in cases if not is_kernel(exercises[case[0]])] + [(*kernel[:3], tree, kernel[4]) for kernel in kernels]
+def points_of(kit, number, files, seed):
+    """Of each step, as a submission of these files gets them; what was said instead, if it did not get that far."""
+    spec = exam.read_kit(kit, number)
+    with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as dir:
+        work, log, root = (os.path.join(dir, name) for name in ("work", "log", "handed-in"))
+        os.mkdir(work)
+        write_tree(root, files)
+        code, note = exam.handed_in(root, spec, True)
+        if not code:
+            return [0] * len(spec["steps"]) if note.startswith("nothing found") else note
+        steps = exam.grade(spec, code, exam.Here(kit, work), seed, log)
+        if isinstance(steps, str):
+            with open(log, errors="replace") as f:
+                return steps + ": " + f.read()
+        return [points for points, _ in steps]
 
 
-def leaks(original, exercises):
-    """What starter trees give away: solutions that their grading does not run, and names of suites that they have not."""
-    for numbers in [list(exercises)] + [[n] for n in exercises]:
-        tree = starter(original, exercises, numbers)
-        runs, _ = runs_of(exercises, numbers)
+def leaks(original, exercises, weeks):
+    """What starter trees give away: solutions, what judges them, and names of suites that they have not."""
+    trees = [("all", list(exercises), [])] + [(n, [n], []) for n in exercises]
+    trees += [("week %d" % w, weeks[w], [n for v in weeks if v < w for n in weeks[v]]) for w in weeks]
+    for name, numbers, before in trees:
+        tree = starter(original, exercises, numbers, before)
         for other in exercises:
-            for e in of(exercises[other], "blank") if other in numbers or other not in runs else []:
-                paths, *names = e["rest"].split()
-                for path in matching(original, paths):
-                    for name, _, begin, end in functions(original[path]):
-                        if name in names and original[path][begin:end] in tree[path]:
-                            yield "the tree of %s has %s of exercise %d" % (numbers, name, other)
+            for e in of(exercises[other], "blank") + of(exercises[other], "shared") if other not in before else []:
+                for path, function, _, begin, end in functions_of(original, e):
+                    if original[path][begin:end] in tree[path]:
+                        yield "the tree %s has %s of exercise %d" % (name, function, other)
+        for path in TEACHERS:
+            if path in tree:
+                yield "the tree %s has %s" % (name, path)
         for suite in re.findall(r"\*\*Suite:\*\* `(\w+)`", tree["docs/EXERCISES.md"].decode()):
             if "tests/test_%s.c" % suite not in tree:
-                yield "the text of the tree of %s names the suite %s, which is not there" % (numbers, suite)
+                yield "the text of the tree %s names the suite %s, which is not there" % (name, suite)
 
 
 def check(numbers, sample=False):
-    """Whether all cases of these exercises get the points that they should. sample: of each a case, in a tree with the solutions of the
-    others, of which less is to be built; the originals are the suite `grade`."""
+    """Whether all cases of these exercises get the points that they should. sample: of each a case; the originals are the suite
+    `grade`."""
     exercises, original, draw = read_table(TABLE), tracked(), random.Random(SEED)
-    cases = [list(cases_of(exercises, original, number, not sample)) for number in numbers or exercises]
+    numbers = numbers or list(exercises)
+    kit = os.path.join(build_dir(), "kit")
+    make_kit(kit, original, exercises, numbers)
+    cases = [list(cases_of(exercises, original, number)) for number in numbers]
     if sample:
-        cases = [with_one_tree([draw.choice([case for case in c if case[1] != "original"]) for c in cases], exercises)]
+        cases = [[draw.choice([case for case in c if case[1] != "original"])] for c in cases]
     results, bad = [], []
-    given_away = list(leaks(original, exercises))
+    given_away = list(leaks(original, exercises, read_weeks(TABLE)))
     print("".join("%s\n" % leak for leak in given_away), end="")
-    os.environ.setdefault("GRADE_SEED", str(secrets.randbelow(10**6)))
-    print("GRADE_SEED=%s" % os.environ["GRADE_SEED"], flush=True)
-    waiting = iter(cases)
+    seed = os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6))
+    print("GRADE_SEED=%s" % seed, flush=True)
 
-    def work(_):
-        """Takes exercise after exercise, in a tree of its own: most of a case is one compiler or one linker."""
-        with tempfile.TemporaryDirectory() as dir:
-            there = write_tree(dir, original, {})
-            copy_objects(dir, ["libflexgen.a", "test_grade", "emulated/test_grade"] + sum(map(objects_of, original), []))
-            for number, kind, what, files, expected in itertools.chain.from_iterable(waiting):
-                again = [p for p in files if files[p] == original.get(p) != there.get(p)]  # as it was built here
-                there = write_tree(dir, files, there)
-                copy_objects(dir, sum(map(objects_of, again), []))
-                points = points_of(dir, number)
-                results.append((kind, points == expected))
-                line = "%2d %-60s %s" % (number, kind + what, points)
-                if points != expected:
-                    line += " INSTEAD OF %s" % expected
-                    bad.append(line + "\n")
-                print(line + "\n", end="", flush=True)
+    def work(case):
+        number, kind, what, files, expected = case
+        points = points_of(kit, number, files, seed)
+        results.append((kind, points == expected))
+        line = "%2d %-60s %s" % (number, kind + what, points)
+        if points != expected:
+            line += " INSTEAD OF %s" % expected
+            bad.append(line + "\n")
+        print(line + "\n", end="", flush=True)
 
-    workers = 1 if sample else min(len(cases), os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        list(pool.map(work, range(workers)))
+    with concurrent.futures.ThreadPoolExecutor(1 if sample else os.cpu_count() or 1) as pool:
+        list(pool.map(work, itertools.chain.from_iterable(cases)))
     print("".join(bad) + "%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
           "escapes none" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
     return not bad and not given_away
 
 
+# ---- the course -----------------------------------------------------------------------------------------------------
+
+
+def make(dir, *words):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name not in ("BUILD", "SUITE")}
+    run = subprocess.run(["make", "-s", "-C", dir, *words], capture_output=True, text=True, env=env)
+    return run.returncode, run.stdout + run.stderr
+
+
+def course(kernels=True):
+    """Whether a student who does each week's exercises in the tree of that week, and in the table's order, has all points; where an
+    exercise of the week is not yet done it has none, and others are not written there."""
+    exercises, original, weeks = read_table(TABLE), tracked(), read_weeks(TABLE)
+    good = True
+    with tempfile.TemporaryDirectory(prefix="flexgen-course-") as root:
+        for week, numbers in weeks.items():
+            dir = os.path.join(root, "week%d" % week)
+            write_starter(dir, original, exercises, numbers, [n for w in weeks if w < week for n in weeks[w]])
+            other = next(n for n in exercises if n not in numbers)
+            answers = [make(dir, "grade", "EX=%d" % other)[1]]
+            for n in numbers:
+                if is_kernel(exercises[n]) and not kernels:
+                    continue
+                answers.append(make(dir, "grade", "EX=%d" % n)[1])
+                own = own_files(original, exercises[n])
+                for path in own:
+                    with open(os.path.join(dir, path)) as f:
+                        own[path] = f.read()
+                for path, text in solved(own, original, exercises[n]).items():
+                    with open(os.path.join(dir, path), "w") as f:
+                        f.write(text)
+                status, said = make(dir, "grade", "EX=%d" % n)
+                points = re.search(r"^(\d+) of (\d+) points", said, re.M)
+                right = status == 0 and points and points[1] == points[2]
+                good &= bool(right)
+                print("week %d, exercise %d: %s" % (week, n, points[0] if right else said), flush=True)
+            wrong = [a for a in answers[1:] if "\n0 of 10 points" not in a]
+            if wrong or "exercise %d is not written here" % other not in answers[0]:
+                good = False
+                print("week %d, before it is done: %s" % (week, wrong or answers[0]))
+    return good
+
+
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:] or [""]
-    if command == "start" and len(arguments) == 2:
+    if command == "start" and len(arguments) > 1:
         start(*arguments)
-    elif command == "grade" and len(arguments) == 2:
-        sys.exit(not grade(int(arguments[0]) if arguments[0].isdigit() else 0, arguments[1]))
+    elif command == "kit":
+        table = read_table(TABLE)
+        wanted = [int(a) for a in arguments if a.isdigit()]
+        if len(wanted) < len(arguments) or not set(wanted) <= set(table):
+            sys.exit("make grade EX=N: N is 1 to %d" % len(table))
+        make_kit(os.path.join(build_dir(), "kit"), tracked(), table, wanted or list(table))
     elif command in ("check", "sample"):
         sys.exit(not check([int(a) for a in arguments], command == "sample"))
+    elif command == "course":
+        sys.exit(not course("nokernels" not in arguments))
     else:
         sys.exit(__doc__)

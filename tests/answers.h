@@ -1,13 +1,13 @@
-/* answers.h: the driver of the grades (test_grade.c): it draws the cases of a step, has a student's code answer them, and
- * has the answers checked.
+/* answers.h: the driver of the judge (test_grade.c): it draws the cases of a step, asks an exam, which is linked with a
+ * student's code, and has the answers checked.
  *
- * The code that is graded runs in a process of its own, which has no output and gives back values alone; what is expected,
- * and the verdict, are of the process that asked. So whatever the code prints, and however it ends, earns nothing. Cases
- * are drawn from the seed of the run, so a table of answers earns nothing either. */
+ * The exam is another program (exam.h), which the driver starts for each step, by the shell command GRADE_EXAM, or from the
+ * directory GRADE_EXAMS. It gets questions and gives back numbers: no memory, file or output of the judge is in its reach,
+ * so whatever the code does or prints earns nothing. Cases are drawn from the seed of the run, so a table of answers earns
+ * nothing either. What the exam prints goes to the file GRADE_LOG. */
 #ifndef ANSWERS_H
 #define ANSWERS_H
-#include <unistd.h>
-
+#include "exam.h"
 #include "tests.h"
 
 /* The steps of an exercise that have their cases in common. `step` is the one that is taken, from 1; `number` that of the
@@ -15,18 +15,16 @@
 enum { MOST_STEPS = 6 };
 extern int step, number;
 typedef struct {
+    const char *program;           /* the exam, in GRADE_EXAMS */
     const char *steps[MOST_STEPS]; /* sentences, the names of the tests */
     int cases;                     /* that are drawn, at most */
-    void *c;                       /* the case; 0 at first */
-    size_t bytes;                  /* the size of the case */
-    void *answer;        /* the last part of the case, which the graded code fills in; it must not write to others */
-    bool (*draw)(void);  /* fills in what is given; false: the step has no such case */
-    void (*work)(void);  /* in a child: has the code that is graded fill in the answer */
-    void (*check)(void); /* says what is wrong with the answer */
+    bool (*draw)(void);            /* calls `ask` and fills in the question; false: the step has no such case */
+    void (*check)(void);           /* says what is wrong with the answer, of which it trusts nothing */
 } Exercise;
-/* The three fields for struct c, whose answer begins at that field. */
-#define CASE(c, answer) &(c), sizeof(c), &(c).answer
 extern const Exercise exercises[]; /* up to one without steps; answers.c makes tests of their steps */
+
+/* Says which struct is the case, and sets it to 0. */
+void ask(AskKind kind, void *c);
 
 /* Says what the case is, before what is wrong with it. */
 void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));

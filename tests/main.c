@@ -1,17 +1,19 @@
 /* main.c: runs the one suite that this program is linked with; the exit status is 1 when a test failed.
  *
- *     test_NAME [--every N] [--only TEST]
+ *     test_NAME [--every N] [--only TEST]...
  *
  * A program that is linked with flexgen.cu, for a GPU or for the emulation, tests the cuda device. Without it the suite
  * `cuda` has nothing to test: its tests are counted as inactive. --every N: the suite takes every N-th combination of its
- * long lists. --only: of the tests only the one of that name runs (make grade). */
+ * long lists. --only: of the tests only those of these names run (make grade). */
 #include <CUnit/Basic.h>
 
 #include "tests.h"
 
 Gpu *test_gpu;
 int test_every = 1;
-static const char *only; /* the test to run; NULL: all */
+enum { MOST_ONLY = 8 };
+static const char *only[MOST_ONLY]; /* the tests to run */
+static int nonly;                   /* 0: all */
 
 enum { MOST_TESTS = 150 };
 static CU_TestInfo tests[MOST_TESTS + 1]; /* NULL is behind the last */
@@ -33,19 +35,20 @@ void cuda_cpu_forbid(const void *p, size_t bytes) __attribute__((weak));
 static void choose_tests(CU_pSuite suite) {
     const bool impossible = !cuda_open_gpu && !strcmp(suite->pName, "cuda");
     const char *said = NULL;
-    bool found = !only;
+    int found = 0;
     for (CU_pTest test = suite->pTest; test; test = test->pNext) {
         const char *missing = test_missing ? test_missing(test->pName) : NULL;
-        const bool chosen = !only || !strcmp(test->pName, only); /* CU_get_test does not tell a from A */
+        bool chosen = !nonly;
+        for (int o = 0; o < nonly; o++) chosen |= !strcmp(test->pName, only[o]); /* CU_get_test does not tell a from A */
         if (missing && missing != said) printf("SKIP: %s\n", said = missing);
         if (chosen && !missing && !impossible)
             printf("  Listed: %s\n", test->pName);
         else
             CU_set_test_active(test, CU_FALSE);
-        found |= chosen;
+        found += chosen;
     }
-    if (found) return;
-    fprintf(stderr, "no such test: %s\n", only);
+    if (!nonly || found == nonly) return;
+    fprintf(stderr, "no such test: %s\n", nonly > 1 ? "one of several" : only[0]);
     exit(EXIT_USAGE);
 }
 
@@ -56,14 +59,14 @@ int main(int argc, char **argv) {
     for (int a = 1; a < argc; a++)
         if (!strcmp(argv[a], "--every") && a + 1 < argc && atoi(argv[a + 1]) > 0) {
             test_every = atoi(argv[++a]);
-        } else if (!strcmp(argv[a], "--only") && a + 1 < argc) {
-            only = argv[++a];
+        } else if (!strcmp(argv[a], "--only") && a + 1 < argc && nonly < MOST_ONLY) {
+            only[nonly++] = argv[++a];
         } else {
             fprintf(stderr, "%s: unknown flag %s; it takes --every N and --only TEST\n", argv[0], argv[a]);
             return EXIT_USAGE;
         }
     setvbuf(stdout, NULL, _IONBF, 0); /* a crash must not take the name of its test with it */
-    if (!test_ended && cuda_open_gpu) {
+    if (cuda_open_gpu) {
         test_gpu = cuda_open_gpu(&err);
         if (!test_gpu) return fprintf(stderr, "%s\n", err.text), EXIT_FAILED;
         test_gpu->forbid = cuda_cpu_forbid;
@@ -78,6 +81,5 @@ int main(int argc, char **argv) {
     unsigned failures = CU_get_number_of_failures();
     CU_cleanup_registry();
     if (test_gpu) test_gpu->close(test_gpu);
-    if (test_ended) test_ended(failures);
     return failures ? EXIT_FAILED : 0;
 }

@@ -12,20 +12,27 @@ static void *to_gpu(const void *from, size_t bytes) {
 }
 
 /* Returns numbers as a cache keeps them. */
-static void *to_cache(const float *from, size_t n, bool halves) {
+static void *to_cache(const float *from, size_t n, int halves) {
     if (!halves) return to_gpu(from, n * sizeof *from);
     std::vector<half> rounded(n);
     for (size_t e = 0; e < n; e++) rounded[e] = __float2half(from[e]);
     return to_gpu(rounded.data(), n * sizeof(half));
 }
 
-__attribute__((visibility("default"))) void mini_attend(float *o, int room, const MiniAttention *a) {
+/* Returns flags as a kernel reads them. */
+static const bool *to_flags(const int *from, size_t n) {
+    std::vector<uint8_t> flags(n);
+    for (size_t e = 0; e < n; e++) flags[e] = from[e] != 0;
+    return (const bool *)to_gpu(flags.data(), n);
+}
+
+void mini_attend(float *o, int room, const MiniAttention *a) {
     const size_t tokens = a->first + a->rows - 1, n = tokens * a->nh * a->hd;
     const int head_bytes = a->hd * (a->halves ? sizeof(half) : sizeof(float));
     float *out = (float *)to_gpu(o, room * sizeof *o);
     const float *q = (float *)to_gpu(a->q, (size_t)a->rows * a->nh * a->hd * sizeof *q);
     const uint8_t *k = (uint8_t *)to_cache(a->k, n, a->halves), *v = (uint8_t *)to_cache(a->v, n, a->halves);
-    const bool *kept = a->kept ? (bool *)to_gpu(a->kept, tokens * a->nh) : NULL;
+    const bool *kept = a->kept ? to_flags(a->kept, tokens * a->nh) : NULL;
     LAUNCH(attend_kernel, dim3(a->nh, a->rows), out, q, k, v, a->halves ? HALVES : FLOATS, head_bytes, a->first, a->hd,
            kept);
     post_copy(o, out, room * sizeof *o);

@@ -35,7 +35,24 @@ $(SUITES:%=$(BUILD)/tests/test_%.o) $(patsubst %,$(BUILD)/tests/%.o,main local_n
 $(patsubst %,$(BUILD)/tests/%.o,test_host test_cuda test_events test_pipeline fixture): CFLAGS += -O2
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
-$(BUILD)/test_grade $(BUILD)/emulated/test_grade: $(patsubst %,$(BUILD)/tests/%.o,answers lessons mini_parts lp_parts)
+$(BUILD)/test_grade: $(BUILD)/tests/answers.o
+# The exams that it asks, which are programs of their own (tests/exam.c), here with the code that is there.
+EXAMS := $(patsubst %,$(BUILD)/%,exam_engine exam_lp exam_mini $(if $(EMULATION),emulated/exam_kernels emulated/exam_tiles))
+$(BUILD)/exam_engine: $(patsubst %,$(BUILD)/tests/%.o,exam exam_engine lessons fixture) $(LIB)
+	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+$(BUILD)/exam_lp $(BUILD)/exam_mini: $(BUILD)/exam_%: $(BUILD)/tests/exam.o $(BUILD)/tests/exam_%.o
+	$(CC) $(ALL) $^ -o $@ -lm -lpthread
+$(BUILD)/emulated/exam_kernels: $(BUILD)/flexgen_cpu.o $(patsubst %,$(BUILD)/tests/%.o,exam exam_kernels fixture) $(LIB)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
+# The kernels of mini.cu, and mini.c, which they call.
+$(BUILD)/emulated/exam_tiles: tests/mini_kernels.cpp $(patsubst %,$(BUILD)/tests/%.o,exam exam_tiles) $(BUILD)/mini_cpu.cpp mini.c tests/mini_kernels.h tests/cuda_cpu.h
+	@mkdir -p $(@D)
+	$(CC) $(DEVICE_O) $(SANITIZE) -DGPU -Dmain=mini_main -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
+	$(CXX) -std=c++17 $(DEVICE_O) $(SANITIZE) -DGPU $(NATIVE) -DCUDA_CPU_TABLE=0 -DMINI_CU='"$(BUILD)/mini_cpu.cpp"' -Wall -Wextra $(WERROR) -Wno-unknown-pragmas \
+	    -Wno-unused-function -fno-strict-aliasing -I. -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $(filter %.o,$^) $@.c.o -o $@ -rdynamic -lm -lpthread -ldl
+$(BUILD)/grade.log: $(EXAMS)
+$(BUILD)/grade.log $(BUILD)/mini.log: export GRADE_EXAMS := $(BUILD)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
 # of its long lists; all of them in `make sanitize`
@@ -103,12 +120,6 @@ $(BUILD)/mini_emulated_asan: CHECKS := -g1 -fsanitize=address,undefined -fno-san
 $(BUILD)/mini_emulated_tsan: CHECKS := -g1 -fsanitize=thread
 $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
 	$(emulated_mini)
-# The kernels of mini.cu in a library: only what a grade calls is seen of it, since its program has an emulation, too.
-$(BUILD)/mini_kernels.so: tests/mini_kernels.cpp tests/mini_kernels.h $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
-	$(CC) $(DEVICE_O) -DGPU -Dmain=mini_main -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
-	$(CXX) -std=c++17 $(DEVICE_O) -DGPU $(NATIVE) -DCUDA_CPU_TABLE=0 -DMINI_CU='"$(BUILD)/mini_cpu.cpp"' -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) \
-	    -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing -I. -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o \
-	    -shared -Wl,-Bsymbolic,-soname,$(@F) -o $@ -lm -lpthread -ldl
 # mini.c, which rounds to F16 what it multiplies
 $(BUILD)/mini_rounded: mini.c
 	@mkdir -p $(@D)
@@ -116,8 +127,8 @@ $(BUILD)/mini_rounded: mini.c
 	    $(CC) -O2 $(NATIVE) -x c - -o $@ -lm -lpthread
 ifneq ($(EMULATION),)
 $(BUILD)/mini.log $(BUILD)/gpu.log: $(BUILD)/mini_emulated
-$(BUILD)/mini.log: $(BUILD)/mini_rounded $(BUILD)/emulated/test_grade
-$(BUILD)/mini.log: export MINI_GRADER := $(BUILD)/emulated/test_grade
+$(BUILD)/mini.log: $(BUILD)/mini_rounded $(BUILD)/test_grade $(BUILD)/emulated/exam_tiles
+$(BUILD)/mini.log: export MINI_GRADER := $(BUILD)/test_grade
 $(BUILD)/mini.log $(BUILD)/gpu.log: export MINI_EMULATED := $(BUILD)/mini_emulated
 ifdef MINI_ALL
 $(BUILD)/mini.log: $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan
@@ -154,19 +165,21 @@ tape: $(BUILD)/tape
 	@OUT=$(OUT) FULL="$(FULL)" $(BUILD)/tape >$(OUT)/log 2>&1; status=$$?; LC_ALL=C sort $(OUT)/unsorted >$(OUT)/index; rm $(OUT)/unsorted; \
 	if test $$status != 0; then grep -v passed $(OUT)/log; exit $$status; fi
 
-# make grade EX=N: the points of exercise N of docs/EXERCISES.md. make exercises: whether all can be done, and mistakes are
-# seen; with EX="1 2" these alone; without it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
+# make grade EX=N: the points of exercise N of docs/EXERCISES.md, in a starter tree by its kit, here by one that is made (scripts/exercise.py).
+# make exercises: whether all can be done, in the weeks of docs/TEACHING.md, too, and mistakes are seen; with EX="1 2" these alone; without
+# it also a hostile course (scripts/grade_all.sh). What is about a kernel needs the emulation.
 KERNELS := 12 18 20
-GRADING := $(BUILD)/$(if $(filter $(KERNELS),$(EX)),emulated/)test_grade
-grade: $(GRADING)
-	@python3 -B scripts/exercise.py grade "$(EX)" $<
+export CUDA_INCLUDE
+grade exercises: | $(SETUP)
+grade:
+	@test -d kit || python3 -B scripts/exercise.py kit "$(EX)"
+	@python3 -B scripts/exam.py "$(EX)"
 GRADABLE = $(filter-out $(if $(EMULATION),,$(KERNELS)),$(shell sed -n 's/^exercise \([0-9]*\).*/\1/p' scripts/exercises.txt))
-GRADERS := $(BUILD)/test_grade $(if $(EMULATION),$(BUILD)/emulated/test_grade)
-$(BUILD)/exercises.log: $(GRADERS)
 $(BUILD)/exercises.log: export SAMPLE = $(GRADABLE)
-exercises: $(GRADERS)
+exercises:
 	$(if $(EMULATION),,@echo "exercises $(KERNELS) are left out: the CUDA toolkit's headers are not here")
 	@python3 -B scripts/exercise.py check $(or $(EX),$(GRADABLE))
+	$(if $(EX),,@python3 -B scripts/exercise.py course $(if $(EMULATION),,nokernels))
 	$(if $(EX),,@python3 -B scripts/grade_all.py --hostile)
 
 # The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS.
@@ -198,8 +211,6 @@ ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c bat
 $(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
-$(BUILD)/emulated/test_grade: $(LIB) | $(BUILD)/mini_kernels.so # whose exercises are about all of it
-$(BUILD)/emulated/test_grade: LIBS += -Wl,--no-as-needed $(BUILD)/mini_kernels.so -Wl,-rpath,'$$ORIGIN/..'
 
 # Four ways, since no single one sees everything. The slower a way, the fewer of the engine's combinations it takes: every so many-th,
 # which is prime to the lengths of the lists' inner loops, or these would never turn.

@@ -1,5 +1,6 @@
-/* test_exercises.c: a starter or a wrong solution of each exercise, always the same ones. `make exercises` takes all, and
- * the suite `grade` the originals. */
+/* test_exercises.c: a starter or a wrong solution of each exercise, always the same ones; and what scripts/exam.py takes
+ * from a student's files. `make exercises` takes all, the six weeks and a hostile course, and the suite `grade` the
+ * originals. */
 #include <sys/stat.h>
 
 #include "tests.h"
@@ -11,56 +12,103 @@ const char *test_missing(const char *name) {
                : NULL;
 }
 
+/* Runs lines of Python, which know the scripts, the tracked files, the table, and a temporary directory. */
+static int python(const char *lines) {
+    const char *dir = temp_dir();
+    const char begin[] =
+        "import os, sys\nsys.path.insert(0, 'scripts')\nimport exam, exercise, hostile\n"
+        "original, table = exercise.tracked(), exercise.read_table(exercise.TABLE)\n"
+        "dir = os.environ['DIR']\n"
+        "def same(found, expected):\n"
+        "    if found != expected: sys.exit('expected %r, found %r' % (expected, found))\n";
+    FILE *f = fopen(in_dir(dir, "lines.py"), "w");
+    CHECK(f && fprintf(f, "%s%s", begin, lines) > 0 && !fclose(f));
+    setenv("DIR", dir, 1);
+    return system("python3 -B $DIR/lines.py");
+}
+
 TEST(starters_have_no_points_and_mistakes_lose_theirs) {
     CU_ASSERT_EQUAL(system("python3 -B scripts/exercise.py sample $SAMPLE"), 0);
 }
 
-/* Each exercise has ten points, of which a program gets none that ends well but does not know the secret. */
-TEST(a_program_that_does_not_say_the_secret_has_no_points) {
+TEST(each_exercise_has_ten_points_and_each_week_its_exercises) {
+    CU_ASSERT_EQUAL(python("for n in table:\n"
+                           "    same(sum(int(e['rest'].split()[0]) for e in exercise.of(table[n], 'step')), 10)\n"
+                           "weeks = exercise.read_weeks(exercise.TABLE)\n"
+                           "same(sorted(weeks), [1, 2, 3, 4, 5, 6])\n"
+                           "text = open('docs/TEACHING.md').read()\n"
+                           "for w in weeks:\n"
+                           "    row = text[text.index('\\n| %d ' % w) + 1:].split('\\n')[0].split('|')[4]\n"
+                           "    for n in weeks[w]: same((w, n, str(n) in row.replace(',', ' ').split()), (w, n, True))\n"
+                           "same(len(table) >= 20, True)\n"),
+                    0);
+}
+
+/* What a judge prints decides: a step that it does not name as passed has no points, however it ends. */
+TEST(a_step_has_passed_if_the_judge_says_so) {
     CU_ASSERT_EQUAL(
-        system("python3 -B -c 'import contextlib, io, sys; sys.path.insert(0, \"scripts\"); import exercise\n"
-               "exercises = exercise.read_table(exercise.TABLE)\n"
-               "for n in exercises:\n"
-               "    with contextlib.redirect_stdout(io.StringIO()) as out: good = exercise.grade(n, \"/bin/true\")\n"
-               "    none = out.getvalue().splitlines()[-1].startswith(\"0 of 10 points; next: step 1, \")\n"
-               "    if good or not none: sys.exit(\"exercise %d: %s\" % (n, out.getvalue()))\n"
-               "sys.exit(len(exercises) < 20)'"),
+        python("judge = os.path.join(dir, 'judge')\n"
+               "def says(text):\n"
+               "    with open(judge, 'w') as f: f.write('#!/bin/sh\\ncat <<END\\n' + text + 'END\\n')\n"
+               "    os.chmod(judge, 0o755)\n"
+               "    return exam.run_steps(judge, ['one', 'two'], 1)\n"
+               "none = (False, ['the judge ended before this step'])\n"
+               "same(exam.run_steps('/bin/true', ['one', 'two'], 1), [none, none])\n"
+               "same(says('passed\\none passed\\n'), [none, none])\n"
+               "same(says('  Test: one ...passed\\n'), [(True, []), none])\n"
+               "same(says('  Test: one ...\\n    Found: a\\nFAILED\\n  Test: two ...passed\\n'), [(False, ['a']), (True, "
+               "[])])\n"
+               "same(says('  Test: one ...FAILED\\n    1. x.c:1  - bad\\n'), [(False, ['x.c:1  - bad']), none])\n"),
         0);
 }
 
-/* The points of exercise 1 are 3, 3 and 4. Scripts are in place of the suite `grade`: one reads the secret of a step first,
- * and is called with "--only" and a name. The first gets all points, which is success. */
-TEST(the_points_are_those_of_the_steps_that_passed) {
-    static const char *const cases[][2] = {
-        {"#!/bin/sh\nread secret\necho $secret passed\n", "10 of 10 points\n"},
-        {"#!/bin/sh\nread secret\ncase $2 in no*) ;; *) echo $secret passed ;; esac\n",
-         "7 of 10 points; next: step 2, no token sees the ones behind it\n"},
-        {"#!/bin/sh\nread secret\necho $secret passed\nexit 1\n",
-         "0 of 10 points; next: step 1, a token alone attends to itself\n"},
-        {"#!/bin/sh\nread secret\necho passed\n", "0 of 10 points; next: step 1, a token alone attends to itself\n"},
-    };
-    const char *dir = temp_dir();
-    setenv("DIR", dir, 1);
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        char line[200] = "";
-        write_file(dir, "grader.sh", cases[c][0], strlen(cases[c][0]));
-        CHECK(!chmod(in_dir(dir, "grader.sh"), 0755));
-        FILE *out = popen("python3 -B scripts/exercise.py grade 1 $DIR/grader.sh", "r");
-        CHECK(out);
-        while (fgets(line, sizeof line, out)) continue;
-        CU_ASSERT_EQUAL(pclose(out) == 0, c == 0);
-        CU_ASSERT_STRING_EQUAL(line, cases[c][1]);
-    }
+/* Six kinds of honest submissions are taken as they are, and what is nowhere, or elsewhere, is not. */
+TEST(what_a_student_hands_in_is_found_wherever_it_lies) {
+    CU_ASSERT_EQUAL(
+        python("trees, home = {}, os.path.join(exercise.build_dir(), 'kit')\n"
+               "def tree(n):\n"
+               "    trees[n] = trees.get(n) or exercise.starter(original, table, [n])\n"
+               "    return trees[n]\n"
+               "objects = exercise.Objects(original, home)\n"
+               "spec = {n: exercise.exam_of(original, table, n, objects)[0] for n in (1, 3, 5, 7, 14)}\n"
+               "def found(n, **files):\n"
+               "    at = os.path.join(dir, os.urandom(8).hex())\n"
+               "    exercise.write_tree(at, files['files'])\n"
+               "    return exam.handed_in(at, spec[n])\n"
+               "for name, (n, files) in hostile.honest(original, table, tree).items():\n"
+               "    code, note = found(n, files=files)\n"
+               "    same((name, sorted(code or {}), note), (name, sorted(spec[n]['files']), ''))\n"
+               "ledger, L = original['branches/ledger.c'], 'branches/ledger.c'\n"
+               "same(found(3, files={'a/ledger.c': ledger})[1], '')\n"
+               "same(found(3, files={'x': ''}), (None, 'nothing found: there is no ' + L))\n"
+               "same(found(3, files={L: tree(3)[L]})[1], 'nothing found: pages_fit in ' + L + ' is as it was given out')\n"
+               "same(found(3, files={L: tree(1)[L]})[1], 'nothing found: pages_fit in ' + L + ' is as it was given out')\n"
+               "same(found(3, files={L: 'int x;'})[1], 'nothing found: pages_fit is not in ' + L)\n"
+               "same(found(3, files={L: ledger[:ledger.index('x < q->n')]})[1], 'nothing found: pages_fit in %s has no "
+               "end; a brace is missing' % L)\n"
+               "two = {'a/' + L: ledger, 'b/' + L: ledger.replace('x < q->n', 'x <= q->n')}\n"
+               "same(found(3, files=two)[1], 'refused: %s is there more than once: a/%s, b/%s' % (L, L, L))\n"
+               "same(found(3, files={'ex3/' + L: ledger, 'ex5/' + L: two['b/' + L]})[0][L].startswith(ledger), True)\n"
+               "os.makedirs(dir + '/links/branches')\n"
+               "os.symlink(os.path.abspath(L), dir + '/links/' + L)\n"
+               "same(exam.handed_in(dir + '/links', spec[3])[0], None)\n"
+               "given = found(5, files={'schedule.c': original['schedule.c']})[0]['schedule.c']\n"
+               "same('attend_on_cpu' in exam.bodies_in(given, ['attend_on_cpu']) and 'given_attend_on_cpu(run)' in given, "
+               "True)\n"),
+        0);
 }
 
-/* Of two trees one is worked in, and the other has links to its files. */
-TEST(what_a_student_hands_in_does_not_come_from_elsewhere) {
-    setenv("DIR", temp_dir(), 1);
-    CU_ASSERT_EQUAL(system("mkdir $DIR/own $DIR/links && cp opt_model.c $DIR/own && ln -s ../own/opt_model.c $DIR/links && "
-                           "python3 -B -c 'import os, sys; sys.path.insert(0, \"scripts\"); import grade_all, exercise\n"
-                           "table, files = exercise.read_table(exercise.TABLE), exercise.tracked()\n"
-                           "trees = [os.environ[\"DIR\"] + name for name in (\"/own\", \"/links\")]\n"
-                           "own, links = (grade_all.submitted(tree, files, table[1]) for tree in trees)\n"
-                           "sys.exit(list(own[0]) != [\"plain_attention\"] or own[1] is not None or links != ({}, None))'"),
-                    0);
+/* Functions are found in any style, in time that grows with the text. */
+TEST(functions_are_found_in_any_style) {
+    CU_ASSERT_EQUAL(
+        python(
+            "names = lambda text: [name for name, *_ in exam.functions(text)]\n"
+            "same(names('int f(void)\\n{\\n  if (1) { }\\n  }\\nstatic int g(int a) { return \"}\"[0]; }'), ['f', 'g'])\n"
+            "same(names('/* int f() { */ int x = 3; struct s { int a; }; int h(int (*a)(int)) { // }\\n }'), ['h'])\n"
+            "same(names('extern \"C\" { void k() { const char *q = R\"(\")\"; } }'), ['k'])\n"
+            "same(names('__global__ void __launch_bounds__(8 * 4) k(int a) { }'), ['k'])\n"
+            "same(names('int __launch_bounds__(1) {\\n}'), [])\n"
+            "same(names('int f() { '), [])\n"
+            "for text in ('a)', '{', '(', 'R\"(', '/*', '\"', '\\\\\\n'): names(text * 100000)\n"),
+        0);
 }

@@ -144,8 +144,6 @@ void local_net_open(Net *net[], int stages, bool rendezvous, int delay_us);
 
 /* A suite whose tests cannot all run everywhere defines it: NULL, or why the test of that name cannot run here. */
 const char *test_missing(const char *name) __attribute__((weak));
-/* One whose tests run in children, each of which opens the GPU itself, defines it: called at the end. */
-void test_ended(unsigned failures) __attribute__((weak));
 
 /* What main.c found and was told. The engine's suites run on test_gpu, or where it is NULL on the host device; of long
  * lists of combinations they take every test_every-th. */

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Grades the exercises of docs/EXERCISES.md that are written in this tree.
+
+    exam.py N       the points of exercise N (make grade EX=N)
+
+A kit, the directory kit/ (in the complete repository build/kit), has for each exercise N.json, the objects that a student's code is
+linked with, and the judge, which asks the program that comes out (tests/test_grade.c). What is graded is the file that has the functions
+to be written, whole, with what else it has: helpers, headers of the standard library. Other exercises' functions in it come from the kit.
+
+GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may take for a question.
+"""
+import glob
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+
+SECONDS = 60  # that a step may take, of which the judge gives an exam 50
+BUILD_SECONDS = 120
+MOST_BYTES = 1 << 20  # of a file that is handed in
+MOST_PLACES = 20000  # that are looked at in what a student hands in
+
+# ---- functions in C -------------------------------------------------------------------------------------------------
+
+SKIPPED = re.compile(r"""
+    /\*.*?(?:\*/|\Z)  |  //[^\n]*
+  | R"([^()\\\s]{0,16})\(.*?(?:\)\1"|\Z)  |  "(?:\\.|[^"\\\n])*"?  |  '(?:\\.|[^'\\\n])*'?
+  | ^[ \t]*\#(?:[^\n\\]|\\.)*""", re.S | re.M | re.X)
+MARK = re.compile(r"[{}();=]|\w+")
+NO_NAMES = ("__launch_bounds__", "__attribute__", "__attribute", "_Alignas", "alignas")
+
+
+def code_of(text):
+    """The text with blanks in the place of comments, strings and lines of the preprocessor."""
+    return SKIPPED.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def functions(text):
+    """(name, head, begin, end) of every function: text[begin:end] is its body in braces. One that does not end is none."""
+    code = code_of(text)
+    depth = parens = start = 0
+    named = found = last = None
+    assigned = False
+    for m in MARK.finditer(code):
+        mark = m.group()
+        if depth:
+            depth += {"{": 1, "}": -1}.get(mark, 0)
+            if not depth:
+                if found:
+                    yield (*found, m.end())
+                start, named, found, last, assigned = m.end(), None, None, None, False
+        elif mark == "(":
+            if not parens and last and last not in NO_NAMES:
+                named = named or last
+            parens += 1
+        elif mark == ")":
+            parens = max(0, parens - 1)
+        elif parens:
+            continue
+        elif mark in ";}":
+            start, named, last, assigned = m.end(), None, None, False
+        elif mark == "=":
+            assigned = True
+        elif mark == "{":
+            head = code[start:m.start()]
+            first = head.split()[0] if head.split() else ""
+            if not named and first in ("extern", "namespace"):  # what is in these braces is outside of all functions
+                start, last = m.end(), None
+                continue
+            found = (named, head, m.start()) if named and not assigned and first != "typedef" else None
+            depth = 1
+        else:
+            last = mark
+
+
+def bodies_in(text, names):
+    """{name: body} of those functions that are there."""
+    return {name: text[begin:end] for name, _, begin, end in functions(text) if name in names}
+
+
+def with_bodies(text, bodies):
+    for name, _, begin, end in reversed(list(functions(text))):
+        if name in bodies:
+            text = text[:begin] + bodies[name] + text[end:]
+    return text
+
+
+def plain(body):
+    """A body without its comments and blanks, to be compared."""
+    return "".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", body, flags=re.S).split())
+
+
+# ---- what is handed in ----------------------------------------------------------------------------------------------
+
+
+def read_kit(kit, number):
+    with open(os.path.join(kit, "%d.json" % number)) as f:
+        return json.load(f)
+
+
+def places(root):
+    """The directories and files of a submission, its top first: no links, and nothing that was built."""
+    waiting, seen = [""], 0
+    while waiting:
+        dir = waiting.pop(0)
+        try:
+            entries = sorted(os.scandir(os.path.join(root, dir)), key=lambda e: e.name)
+        except OSError:
+            continue
+        for e in entries:
+            seen += 1
+            if seen > MOST_PLACES:
+                return
+            at = os.path.join(dir, e.name)
+            if e.is_dir(follow_symlinks=False):
+                if e.name not in ("build", "kit", ".git") and at.count(os.sep) < 5:
+                    waiting.append(at)
+            elif e.is_file(follow_symlinks=False):
+                yield at
+
+
+def read_file(path):
+    """The text of a plain file, or None."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(fd, "rb") as f:
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MOST_BYTES:
+            return None
+        return f.read().decode("utf-8", "replace").replace("\r\n", "\n").lstrip("\ufeff")
+
+
+def state(text, spec):
+    """Of a file the functions that were written, and those that are not there."""
+    bodies = bodies_in(text, spec["write"])
+    written = [n for n, body in bodies.items() if plain(body) not in (spec["write"][n], "{}") and "given_" + n not in body]
+    return written, [n for n in spec["write"] if n not in bodies]
+
+
+def choose(number, path, found):
+    """Of files with something written, {place: text}, one; or None, and why not."""
+    if len({plain(text) for text in found.values()}) == 1:
+        return min(found, key=lambda at: (at.count(os.sep), at)), None
+    own = [at for at in found if at == path]
+    own = own or [at for at in found if re.search(r"(?<!\d)0*%d(?!\d)" % number, os.path.dirname(at))]
+    if len(own) == 1:
+        return own[0], None
+    return None, "%s is there more than once: %s" % (path, ", ".join(sorted(found)[:3]))
+
+
+def handed_in(root, exam, whole_tree=False):
+    """({path: text to be compiled}, a note) of an exercise; or (None, why there is nothing to be graded). In a whole tree a file
+    has one place; elsewhere it may lie in a folder of its own, or without its own folder."""
+    files, missing = {}, []
+    for path, spec in exam["files"].items():
+        name = os.path.basename(path)
+        every = [path] if whole_tree else [at for at in places(root) if os.path.basename(at) == name]
+        own = [at for at in every if ("/" + at).endswith("/" + path)] or every
+        texts = {at: read_file(os.path.join(root, at)) for at in own}
+        texts = {at: text for at, text in texts.items() if text is not None}
+        if not texts:
+            return None, "nothing found: there is no %s" % path
+        states = {at: state(text, spec) for at, text in texts.items()}
+        written = {at: texts[at] for at in texts if states[at][0]}
+        if not written:
+            gone = min((states[at][1] for at in texts), key=len)
+            if any(re.search(r"\b%s\b" % n, text) for n in gone for text in texts.values()):
+                return None, "nothing found: %s in %s has no end; a brace is missing" % (", ".join(gone), path)
+            names = ", ".join(gone or spec["write"])
+            return None, "nothing found: %s %s" % (names, "is not in " + path if gone else "in %s is as it was given out" % path)
+        at, why = choose(exam["exercise"], path, written)
+        if not at:
+            return None, "refused: " + why
+        files[path] = with_bodies(texts[at], spec["given"])
+        files[path] += "" if "own_" + min(spec["write"]) + "(" in files[path] else spec["behind"]
+        missing += [n for n in spec["write"] if n not in states[at][0]]
+    return files, "without " + " ".join(missing) if missing else ""
+
+
+# ---- an exam --------------------------------------------------------------------------------------------------------
+
+
+def cuda_include():
+    """The headers of the CUDA toolkit, for the emulation of a GPU; or None."""
+    nvcc = shutil.which("nvcc")
+    dirs = [os.environ.get("CUDA_INCLUDE"), os.path.join(os.environ.get("CUDA_HOME") or "/usr/local/cuda", "include"),
+            nvcc and os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(nvcc))), "include"), "/usr/local/cuda/include"]
+    return next((d for d in dirs if d and os.path.isfile(os.path.join(d, "cublasLt.h"))), None)
+
+
+NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
+
+
+def build_script(exam, kit, work):
+    """The shell's commands that make the program `exam` of the files in `work`."""
+    c, objects = [], " ".join(exam["objects"])
+    include = "-I%s -I%s/include" % (work, kit)
+    flags = "-O1 -w -std=c11 -D_GNU_SOURCE " + include
+    libraries = "-lcjson -lcunit -lm -lpthread -ldl"
+    if exam["program"] == "exam_engine":
+        sources = ["%s/%s" % (work, path) for path in exam["files"]]
+    elif exam["program"].startswith("emulated"):
+        cu, = exam["files"]
+        source = "%s/flexgen.cpp" % work
+        if cu == "mini.cu":
+            source = "-DGPU -DCUDA_CPU_TABLE=0 -DMINI_CU='\"mini.cpp\"' %s/include/tests/mini_kernels.cpp" % kit
+        c.append("sed -E -f %s/include/tests/cuda2cpp.sed %s/%s >%s/%s" % (kit, work, cu, work, cu.replace(".cu", ".cpp")))
+        c.append("$CXX -std=c++17 -O0 -w -fno-strict-aliasing %s -isystem %s -include %s/include/tests/cuda_cpu.h -c %s "
+                 "-o %s/0.o" % (include, cuda_include(), kit, source, work))
+        sources = []
+    else:
+        sources = ["%s/include/tests/%s.c" % (kit, exam["program"])]
+        libraries = "-lm -lpthread"
+        flags = flags.replace("-O1", "-O3 -march=native")  # mini.c runs a whole model
+    beside = ["-iquote %s/include/%s" % (kit, os.path.dirname(path) or ".") for path in exam["files"]]
+    for i, source in enumerate(sources):
+        c.append("$CC %s %s -c %s -o %s/%d.o" % (flags, beside[i], source, work, i))
+    linker = "$CXX -rdynamic" if exam["program"].startswith("emulated") else "$CC"
+    c.append("cd %s/objects" % kit)
+    c.append("%s %s/[0-9].o %s -o %s/exam %s" % (linker, work, objects, work, libraries))
+    return "CC=%s CXX=%s; " % (shlex.quote(os.environ.get("CC") or "cc"), shlex.quote(os.environ.get("CXX") or "c++")) + " &&\n".join(c)
+
+
+class Here:
+    """Where an exam is built and run: this computer, without any limits."""
+
+    def __init__(self, kit, work):
+        self.kit, self.work, self.inside = os.path.abspath(kit), work, (os.path.abspath(kit), work)
+        self.judge = os.path.join(self.kit, "judge")
+
+    def words(self, script, writes):
+        return ["sh", "-c", script]
+
+    def own(self):
+        pass
+
+
+def build(exam, place, log):
+    """None, or the compiler's message, and in a line where it first stopped."""
+    kit, work = place.inside
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADE_")}
+    with open(log, "ab") as out:
+        run = subprocess.Popen(place.words(build_script(exam, kit, work), True), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env,
+                               start_new_session=True)
+        try:
+            status = run.wait(BUILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            return "compiling took more than %d s" % BUILD_SECONDS
+    if not status:
+        return None
+    with open(log, errors="replace") as said:
+        at = re.search(r"^(?:\S*/)?([\w.]+):(\d+):\d+: (?:fatal )?error:", said.read(MOST_BYTES), re.M)
+    known = [os.path.basename(path) for path in exam["files"]]
+    return "it does not compile: %s, line %s" % at.groups() if at and at[1] in known else "it does not compile, or not link"
+
+
+def run_steps(program, tests, seed, command=None, log=None):
+    """Of each test whether it passed, and what the judge said if not."""
+    env = dict(os.environ, GRADE_SEED=str(seed))
+    env.update({"GRADE_EXAM": command, "GRADE_LOG": log} if command else {})
+    only = [word for test in tests for word in ("--only", test)]
+    try:
+        run = subprocess.run([program, *only], capture_output=True, text=True, errors="replace", timeout=SECONDS * len(tests),
+                             stdin=subprocess.DEVNULL, env=env)
+        said = run.stdout
+    except subprocess.TimeoutExpired:
+        said = ""
+    results = {test: (False, ["the judge ended before this step"]) for test in tests}
+    for part in re.split(r"^  Test: ", said, flags=re.M)[1:]:
+        test = part[:part.index(" ...")]
+        passed = part.startswith(test + " ...passed")
+        results[test] = (passed, re.findall(r"^ *Found: (.*)$", part, re.M)[:3] or re.findall(r"^ +\d+\. (\S+  - .*)$", part, re.M)[:1])
+    return [results[test] for test in tests]
+
+
+def grade(exam, files, place, seed, log):
+    """[(points, what was said)] of each step, in a directory that has nothing else; or what the compiler said."""
+    for path, text in files.items():
+        to = os.path.join(place.work, path)
+        os.makedirs(os.path.dirname(to), exist_ok=True)
+        with open(to, "w", encoding="utf-8") as f:
+            f.write(text)
+    place.own()
+    if exam["program"].startswith("emulated") and not cuda_include():
+        return NO_EMULATION
+    why = build(exam, place, log)
+    if why:
+        return why
+    run = shlex.join(place.words("exec %s/exam" % place.inside[1], False))
+    results = run_steps(place.judge, [test for _, test, _ in exam["steps"]], seed, run, log)
+    return [(worth if passed else 0, said) for (worth, _, _), (passed, said) in zip(exam["steps"], results)]
+
+
+# ---- make grade -----------------------------------------------------------------------------------------------------
+
+
+def print_grade(exam, seed):
+    kit = kit_dir()
+    log = os.path.join(os.environ.get("BUILD", "build"), "exam.log")
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    print("exercise %d, %s%s" % (exam["exercise"], exam["title"], "" if "GRADE_SEED" in os.environ else " (cases of GRADE_SEED=%s)" % seed))
+    files, note = handed_in(".", exam, True)
+    if note:
+        print("  %s" % note)
+    steps = [(0, [])] * len(exam["steps"])
+    if files:
+        open(log, "w").close()
+        with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as work:
+            steps = grade(exam, files, Here(kit, work), seed, log)
+    if isinstance(steps, str):
+        print("  %s. The compiler says:" % steps)
+        with open(log, errors="replace") as said:
+            print("".join("    " + line for line in said.readlines()[:20]), end="")
+        steps = [(0, [])] * len(exam["steps"])
+    following, points, most = None, sum(p for p, _ in steps), sum(worth for worth, _, _ in exam["steps"])
+    for i, ((worth, test, expected), (got, said)) in enumerate(zip(exam["steps"], steps), 1):
+        print("  step %d: %d of %d points: %s" % (i, got, worth, test))
+        if got < worth:
+            following = following or "next: step %d, %s" % (i, test)
+            print("    expected: %s" % expected)
+            print("".join("    found: %s\n" % s for s in said), end="")
+    if files and os.path.getsize(log):
+        print("what your code printed is in %s" % log)
+    print("%d of %d points%s" % (points, most, "; " + following if following else ""))
+    return points == most
+
+
+def kit_dir():
+    return "kit" if os.path.isdir("kit") else os.path.join(os.environ.get("BUILD", "build"), "kit")
+
+
+def main(number):
+    kit = kit_dir()
+    here = sorted(int(os.path.basename(path)[:-5]) for path in glob.glob(os.path.join(kit, "[0-9]*.json")))
+    if not number.isdigit() or int(number) not in here:
+        sys.exit("exercise %s is not written here. make grade EX=N: the exercises of this tree are %s"
+                 % (number or "?", ", ".join(map(str, here))))
+    exam = read_kit(kit, int(number))
+    if exam["program"].startswith("emulated") and not cuda_include():
+        sys.exit(NO_EMULATION)
+    return print_grade(exam, os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6)))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(not main(sys.argv[1]))
